@@ -1,4 +1,4 @@
-"""Prints a table of all methods: paper, settings, lines of code, bytes sent, accuracy.
+"""Prints a table of all methods: lines of code, bytes sent, accuracy.
 
     python launch/method_table.py --out=DIR [--config=configs/digit_domains.py]
         [--methods=fedavg,ditto,...] [--seeds=0] [--config.run.rounds=30 ...]
@@ -21,7 +21,6 @@ if __name__ == "__main__":  # before the slow imports, so that an interrupt duri
 
 import argparse
 import inspect
-import re
 import sys
 from pathlib import Path
 
@@ -34,10 +33,10 @@ from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import parse
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.registry import METHODS, keyword_defaults
+from fedjax_lab.registry import METHODS
 from fedjax_lab.running.sweep_plan import Cell
 
-HEADER = ["method", "paper", "settings and their defaults", "lines", "up", "down", "accuracy"]
+HEADER = ["method", "lines", "up", "down", "accuracy"]
 
 
 def main(argv: list[str]) -> int:
@@ -88,20 +87,11 @@ def last(folder: Path) -> tuple[float, float, float] | None:
 
 def row(method: str, measured, plain) -> list[str]:
     """The row of a method. measured, plain: the values of `last` for it and for FedAvg."""
-    function = METHODS[method]
-    settings = ", ".join(f"{k}={v}" for k, v in keyword_defaults(function).items())
-    described = [method, paper(function), settings, str(lines(function))]
+    of_file = [method, str(lines(METHODS[method]))]
     if measured is None or plain is None:
-        return [*described, formats.NONE, formats.NONE, formats.NONE]
+        return [*of_file, formats.NONE, formats.NONE, formats.NONE]
     wire = [f"{a / b:.3g}" for a, b in zip(measured[:2], plain[:2], strict=True)]
-    return [*described, *wire, f"{measured[2]:.1f}"]
-
-
-def paper(function) -> str:
-    """The text in parentheses on the first line of the method's file, or else that whole line."""
-    sentence = (inspect.getmodule(function).__doc__ or "").split("\n\n")[0].split("\n")[0]
-    named = re.search(r"\((.*)\)", sentence)
-    return named.group(1) if named else sentence.rstrip(".")
+    return [*of_file, *wire, f"{measured[2]:.1f}"]
 
 
 def lines(function) -> int:

@@ -1,4 +1,4 @@
-"""Engines of small runs for accelerators that are not there."""
+"""Helpers that compile small runs for accelerators that this machine does not have."""
 
 import numpy as np
 import pytest
@@ -10,31 +10,31 @@ from fedjax_lab.config_files import load_config
 from fedjax_lab.engine import Engine
 from fedjax_lab.width import client_bytes
 
-TEXTS = {"char_lstm", "fasttext", "text_cnn", "transformer", "word_lstm"}  # models of texts
+TEXTS = {"char_lstm", "fasttext", "text_cnn", "transformer", "word_lstm"}  # models for text
 SLOW = {"resnet18", "resnet50", "mobilenet_v2", "cct7"}
 
 
 def engines(config, devices):
-    """An abstract engine in each stage of the run of a config."""
+    """Yields an abstract engine at each stage of the run that a config describes."""
     simulation = experiment.build(config, devices=devices).simulation
-    beside = None
-    if any(stage.prepare for stage in simulation.stages):  # facts follow from the data
-        beside = Engine(experiment.build(config).simulation)
-    engine = Engine(simulation, abstract=True, facts=beside and beside.first_facts)
+    concrete = None
+    if any(stage.prepare for stage in simulation.stages):  # the facts are computed from the data
+        concrete = Engine(experiment.build(config).simulation)
+    engine = Engine(simulation, abstract=True, facts=concrete and concrete.first_facts)
     for number in range(len(simulation.stages)):
         if number:
-            engine.next_stage(beside and beside.next_stage())
+            engine.next_stage(concrete and concrete.next_stage())
         yield engine
 
 
 def models():
-    """The names of all models as parameters of a test; those that compile slowly are marked."""
+    """The names of all models as parameters of a test; those that compile slowly are slow tests."""
     marks = {True: [pytest.mark.slow], False: []}
     return [pytest.param(name, marks=marks[name in SLOW]) for name in registry.NAMED["model"]]
 
 
 def model_config(folder, name):
-    """A config of FedAvg with the model on four clients, each with two batches of its inputs."""
+    """A config of FedAvg with this model and four clients, each with two batches of examples."""
     rng = np.random.default_rng(0)
     side = 64 if name == "alexnet_bn" else 32
     x = rng.integers(0, 256, (4 * 64 + 16, side, side, 3), dtype=np.uint8)
@@ -53,9 +53,9 @@ def model_config(folder, name):
 
 
 def check_compiles(folder, name, devices, padded):
-    """A round and an evaluation with the model compile; the round's memory is what width.py says.
+    """Checks that a round and an evaluation compile, and that width.py bounds the round's memory.
 
-    padded: how many times as much what the compiler lays out with padding may take.
+    padded: by how many times the compiled program, with its padding, may exceed that bound.
     """
     job = experiment.build(model_config(folder, name), devices=devices)
     (programs,) = Engine(job.simulation, abstract=True).lower().values()
@@ -66,11 +66,11 @@ def check_compiles(folder, name, devices, padded):
 
 
 def fedavg_with(folder, devices, clients=8, **sections):
-    """An abstract engine of FedAvg with a wide MLP, all clients in each round.
+    """An abstract engine of FedAvg with a wide MLP and all clients in each round.
 
-    Under correlated noise half of them are, since clients take turns.
+    With correlated noise half of the clients are in a round, because clients take turns.
 
-    sections: of the config, which name transforms or say where things are kept.
+    sections: sections of the config, such as a transform or where state and data are stored.
     """
     toys.write_examples(folder / "data.npz")
     model = {"name": "mlp", "width": 4096}
@@ -90,5 +90,5 @@ def transforms():
         pytest.param(section, name, settings.get(name, {}), id=name)
         for section in transforming.TRANSFORMS
         for name in registry.NAMED[section]
-        if name not in ("none", "backdoor")  # which needs images, and else does what others do
+        if name not in ("none", "backdoor")  # backdoor needs images; otherwise it is like others
     ]

@@ -1,4 +1,4 @@
-"""A run started as by the command line, and its metrics."""
+"""Helpers that start a run as the command line does, and that read its metrics."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from fedjax_lab.running import metrics
 
 
 def call(*arguments):
-    """main in this process; returns the exit code."""
+    """Calls main in this process and returns the exit code."""
     with flagsaver.flagsaver():
         return main.main(["main", *arguments])
 
 
 def comparable(workdir):
-    """The metrics rows without the clock."""
+    """The rows of metrics.jsonl without the times, which differ between runs."""
     rows = metrics.read_metrics(Path(workdir) / "metrics.jsonl")
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]

@@ -1,11 +1,13 @@
-"""Eight virtual devices, quick compilation, and caches that are the session's own.
+"""Sets up eight virtual devices, fast compilation, and caches for this session only.
 
-Compiling is most of a test's time. Two flags of XLA make it three to four times quicker; processes
-that tests start inherit them. A jaxlib without one of them ends with "Unknown flag in XLA_FLAGS".
+Compilation takes most of a test's time. Two flags of XLA make it three to four times faster;
+processes that tests start inherit them. A jaxlib without one of the flags ends with "Unknown flag
+in XLA_FLAGS".
 
-With FEDJAX_LAB_TEST_DEVICE=1 the tests run on the device that jax finds instead, compiled as a run
-is. Its products are as exact as it can make them, because formulas are compared with NumPy's. What
-needs more devices is skipped. Processes that tests start get a CPU: many a device serves only one.
+With FEDJAX_LAB_TEST_DEVICE=1 the tests run on the device that JAX finds, and programs are compiled
+as in a run. Matrix products then have the highest precision, because formulas are compared with
+NumPy's. Tests that need more devices are skipped. Processes that tests start use the CPU, because
+many devices serve only one process.
 """
 
 import os
@@ -30,7 +32,7 @@ from fedjax_lab import parallel  # noqa: E402
 
 
 def use_device():
-    """What there is, with a skip in the place of a mesh of more devices."""
+    """Uses the present devices; a test that makes a mesh of more devices is skipped."""
     number = len(jax.devices())
     jax.config.update("jax_default_matmul_precision", "highest")
     os.environ["JAX_PLATFORMS"] = "cpu"  # jax has read it; this is for processes that tests start
@@ -51,8 +53,8 @@ else:
     jax.config.update("jax_num_cpu_devices", 8)
     jax.config.update("jax_disable_most_optimizations", True)
 
-PROGRAMS = "FEDJAX_LAB_TEST_PROGRAMS"  # one and the same program is compiled once in a session
-if PROGRAMS not in os.environ:  # in the first process, before its workers start
+PROGRAMS = "FEDJAX_LAB_TEST_PROGRAMS"  # each program is compiled once in a session
+if PROGRAMS not in os.environ:  # only in the first process, before its workers start
     programs = tempfile.TemporaryDirectory()
     os.environ[PROGRAMS] = programs.name
 jax.config.update("jax_compilation_cache_dir", os.environ[PROGRAMS])
@@ -62,7 +64,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory):
-    """Nothing is read from or left in the user's cache."""
+    """Tests neither read nor write the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDJAX_LAB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -70,11 +72,11 @@ def session_cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def as_users_compile():
-    """Programs are compiled as users compile them, and not as quickly as can be."""
+    """Compiles programs as users compile them, instead of as fast as possible."""
     if ON_DEVICE:
         pytest.skip("compiles for devices that are not there")
     jax.config.update("jax_disable_most_optimizations", False)
-    jax.config.update("jax_enable_compilation_cache", False)  # it has programs for present devices
+    jax.config.update("jax_enable_compilation_cache", False)  # it is for present devices only
     yield
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_enable_compilation_cache", True)
@@ -82,7 +84,7 @@ def as_users_compile():
 
 @pytest.fixture
 def small_network(monkeypatch):
-    """DSA-IGN of one layer of width 16."""
+    """DSA-IGN with one layer of width 16."""
     from fedjax_lab.models import dsa_ign
 
     monkeypatch.setattr(dsa_ign, "HIDDEN", 16)
@@ -113,7 +115,7 @@ def four_domains(tmp_path_factory):
 
 @pytest.fixture
 def pacs(tmp_path):
-    """A small PACS as its archive unpacks, with all that an archive may hold besides."""
+    """A small PACS as unpacked from its archive, with other files that an archive may contain."""
     root = make_folders(tmp_path / "kfold")
     rng = np.random.default_rng(1)
     picture(rng, "RGBA").save(root / "photo" / "dog" / "pic_900.png")

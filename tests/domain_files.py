@@ -1,4 +1,4 @@
-"""Files of domain sets, and resizing in NumPy."""
+"""Helpers that write files of domain data sets and resize images in NumPy."""
 
 import functools
 import pickle
@@ -14,7 +14,7 @@ def write(file: Path, value, protocol: int = 4):
 
 @functools.cache
 def triangles(old: int, new: int) -> np.ndarray:
-    """Pillow's bilinear filter along one axis, [new, old]: a triangle as wide as the step."""
+    """The weights [new, old] of Pillow's triangular bilinear filter along one axis."""
     step = old / new
     distance = np.arange(old) + 0.5 - step * (np.arange(new)[:, None] + 0.5)
     weights = np.maximum(1 - np.abs(distance) / max(step, 1), 0)
@@ -22,6 +22,6 @@ def triangles(old: int, new: int) -> np.ndarray:
 
 
 def naive_resize(image: np.ndarray, size: int) -> np.ndarray:
-    """An image [H, W, C] as [size, size, C], not rounded."""
+    """Resizes an image [H, W, C] to [size, size, C], without rounding."""
     rows, columns = (triangles(old, size) for old in image.shape[:2])
     return np.einsum("ai,ijc->ajc", rows, np.einsum("bj,ijc->ibc", columns, image.astype(float)))

@@ -1,4 +1,4 @@
-"""Folders of cells of a sweep as finished runs leave them, made without training."""
+"""Helpers that write the folders of finished cells of a sweep, without any training."""
 
 import toys
 
@@ -6,7 +6,11 @@ from fedjax_lab.running import growth, metrics
 
 
 def finish(cell, out, accuracies, validation=None, **more):
-    """A finished run of the cell: accuracies by seed, and those on validation examples."""
+    """Writes a finished run of the cell; `accuracies` and `validation` are its scores.
+
+    accuracies: {seed: mean accuracy}.
+    validation: the score `id` in `best_by_validation`, for all seeds; None: no such entry.
+    """
     folder = out / cell.name
     metrics.make_folder(folder)
     seeds = list(accuracies)
@@ -24,7 +28,7 @@ def _way(rows):
 
 
 def begin_more(cell, out, seeds):
-    """What a command leaves that was killed while it trained more seeds of a finished run."""
+    """Writes what a command leaves that is killed while training more seeds of a finished run."""
     inner = out / cell.name / growth.ADDED
     metrics.make_folder(inner)
     metrics.write_json(inner / "config.json", cell._replace(seeds=seeds).saved)

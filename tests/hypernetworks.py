@@ -24,7 +24,7 @@ ALL_CLIENTS = naive.FULL._replace(cohort=toys.C)
 
 
 def clients(M=4, inputs=2):
-    """Embeddings and pseudo-gradients."""
+    """Returns random embeddings and pseudo-gradients of M clients."""
     nu = jax.random.normal(jax.random.fold_in(KEY, 1), (M, inputs))
     leaves, shape = jax.tree.flatten(PARAMS)
     keys = jax.random.split(jax.random.fold_in(KEY, 2), len(leaves))
@@ -33,7 +33,7 @@ def clients(M=4, inputs=2):
 
 
 def gradients(theta, nu, delta, with_nu=True):
-    """The g_i, formed one by one and flattened: [M, all]."""
+    """Returns the gradients g_i, computed one by one and flattened: [M, all]."""
     rows = []
     for i in range(len(nu)):
         _, pull = jax.vjp(lambda t, n: generate(t, n[i], leaky), theta, nu)  # noqa: B023

@@ -1,4 +1,4 @@
-"""Images, labels and files of image sets."""
+"""Images, labels and files of image data sets, and checks of these data sets."""
 
 import io
 import pickle
@@ -11,7 +11,7 @@ from fedjax_lab.data import images
 
 
 def check_one_domain(data, name: str, training: int, total: int):
-    """Types and sizes; training examples first."""
+    """Checks types and sizes, and that the training examples come first."""
     assert (data.x.dtype, data.y.dtype, data.domain.dtype) == (np.uint8, np.int32, np.int32)
     assert data.x.flags.c_contiguous and len(data.x) == len(data.y) == total
     assert data.test.tolist() == [False] * training + [True] * (total - training)
@@ -19,7 +19,7 @@ def check_one_domain(data, name: str, training: int, total: int):
 
 
 def check_listing(source, **settings):
-    """The source can list its files without decoding any; decoded, they are its examples."""
+    """Checks that the source can list its files without decoding, and that they match its data."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images, "decode", None)
         listed = source.listing(**settings)
@@ -29,7 +29,7 @@ def check_listing(source, **settings):
 
 
 class Python2Pickler(pickle._Pickler):
-    """Writes what Python 2's pickler did: its str, here str and bytes, has opcodes of its own."""
+    """Pickles like Python 2, whose str (here str and bytes) has separate opcodes."""
 
     dispatch = dict(pickle._Pickler.dispatch)
 
@@ -44,14 +44,14 @@ class Python2Pickler(pickle._Pickler):
 
 
 def python2(value, protocol: int = 2) -> bytes:
-    """A pickle of Python 2 with the NumPy of then."""
+    """Returns a pickle as written by Python 2 with an old version of NumPy."""
     file = io.BytesIO()
     Python2Pickler(file, protocol).dump(value)
     return file.getvalue().replace(b"numpy._core", b"numpy.core")
 
 
 class Call:
-    """Pickled, it is a call of a function."""
+    """An object whose pickle calls a function when it is loaded."""
 
     def __init__(self, *call):
         self.call = call
@@ -61,7 +61,7 @@ class Call:
 
 
 def planes(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images [count, 32, 32, 3], and as CIFAR's files have them: plane, row, column."""
+    """Returns images [count, 32, 32, 3], and the same in CIFAR's order: plane, row, column."""
     images = np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3)).astype(np.uint8)
     flat = np.zeros((count, 3072), np.uint8)
     for n in range(count):
@@ -76,4 +76,4 @@ def planes(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 IMAGES, FLAT = planes(0, 7)
 
 
-LABELS = [3, 9, 0, 0, 5, 1, 2]  # 1 to a training batch, 2 in the test batch
+LABELS = [3, 9, 0, 0, 5, 1, 2]  # 1 in each training batch, 2 in the test batch

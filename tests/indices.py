@@ -1,4 +1,4 @@
-"""Toy indices of clients, and the stages that find and use them."""
+"""Toy indices of clients, and the stages that compute and use them."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What tests of bad input share."""
+"""A helper for tests of invalid input."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from fedjax_lab.errors import BadInput
 
 
 def complaint(function, *args, **settings) -> str:
-    """The message of the BadInput that a call must raise: one line."""
+    """Returns the message, of one line, of the BadInput that a call must raise."""
     with pytest.raises(BadInput) as caught:
         function(*args, **settings)
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""Small files in the form that LEAF's preprocess.sh and TensorFlow Federated write."""
+"""Writes small files in the formats of LEAF's preprocess.sh and of TensorFlow Federated."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def write_leaf(file: Path, users: dict) -> Path:
-    """A JSON file with the lists x and y of these users."""
+    """Writes a JSON file with the lists x and y of these users."""
     content = {
         "users": list(users),
         "num_samples": [len(data["y"]) for data in users.values()],
@@ -19,13 +19,13 @@ def write_leaf(file: Path, users: dict) -> Path:
 
 
 def characters(count: int, labels: list[int], seed: int = 0) -> dict:
-    """Images of FEMNIST: 784 gray levels, multiples of 1/255 as LEAF writes them."""
+    """A user's images of FEMNIST: 784 gray levels, multiples of 1/255 as LEAF writes them."""
     levels = np.random.default_rng(seed).integers(0, 256, (count, 784))
     return {"x": (levels / 255).tolist(), "y": labels}
 
 
 def write_femnist(folder: Path, highest: int = 61) -> Path:
-    """Two writers, split by example; a third one has too few for LEAF and is not listed."""
+    """Writes two users, split by example; a third has too few examples for LEAF's list of users."""
     for name, count in (("train", 3), ("test", 1)):
         users = {
             "f0001_02": characters(count, [highest, 3, 5][:count], count),
@@ -45,7 +45,7 @@ COMMENTS = {  # sequences of 4 words, as LEAF's preprocess.py cuts and pads them
 
 
 def write_reddit(folder: Path) -> Path:
-    """Comments of two users; the second one writes a new word in the test file."""
+    """Writes comments of two users; the second user's test file has a new word."""
     extra = {"subreddit": "a", "created_utc": "1", "score": 1, "count_tokens": []}
     train = {user: {"x": x, "y": [extra] * len(x)} for user, x in COMMENTS.items()}
     test = {"2": {"x": [[["<BOS>", "the", "whale", "<EOS>"]]], "y": [extra]}}
@@ -54,7 +54,7 @@ def write_reddit(folder: Path) -> Path:
 
 
 def write_tweets(folder: Path) -> Path:
-    """Rows of Sent140: number, date, query, user, text."""
+    """Writes rows of Sent140: number, date, query, user, text."""
 
     def row(user, text):
         return ["1467810369", "Mon Apr 06 22:19:45 PDT 2009", "NO_QUERY", user, text]
@@ -67,7 +67,7 @@ def write_tweets(folder: Path) -> Path:
 
 
 def write_celeba(folder: Path) -> Path:
-    """Names of images and whether somebody smiles, as LEAF writes it: 0.0 or 1.0."""
+    """Writes images, and their names with the label of smiling as LEAF writes it: 0.0 or 1.0."""
     from PIL import Image
 
     pictures = folder / "raw" / "img_align_celeba"
@@ -84,7 +84,7 @@ def write_celeba(folder: Path) -> Path:
 
 
 def write_hdf5(folder: Path, prefix: str, **splits: dict) -> Path:
-    """The files PREFIX_train.h5 and PREFIX_test.h5 of these users, {user: {field: values}}."""
+    """Writes PREFIX_train.h5 and PREFIX_test.h5 with these users, {user: {field: values}}."""
     import h5py
 
     for split, users in splits.items():
@@ -98,7 +98,7 @@ def write_hdf5(folder: Path, prefix: str, **splits: dict) -> Path:
 
 
 def write_fed_emnist(folder: Path) -> Path:
-    """Two writers of FEMNIST, in both files."""
+    """Writes two users of Federated EMNIST, each in both files."""
 
     def fields(count, seed):
         levels = np.random.default_rng(seed).integers(0, 256, (count, 28, 28))

@@ -1,4 +1,4 @@
-"""A web server on this machine whose answers go wrong as told."""
+"""A local web server whose responses have the requested faults."""
 
 import contextlib
 import re
@@ -9,12 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server:
-    """Files by path, and what goes wrong with the next requests of a path.
+    """A server with files by path, and with the faults of the next requests of a path.
 
-    A fault is one of: ("cut", bytes), a connection that ends after so many bytes of the body;
-    ("status", code, headers); ("to", path), a redirect; ("send", bytes), other bytes in the place
-    of the file; ("range", text), another Content-Range; ("stall", seconds) before the body;
-    ("slow", seconds) before each of ten pieces.
+    A fault is one of: ("cut", number), a connection that ends after this many bytes of the body;
+    ("status", code, headers); ("to", path), a redirect; ("send", bytes), other bytes instead of
+    the file; ("range", text), another Content-Range; ("stall", seconds), a pause before the body;
+    ("slow", seconds), a pause before each of ten pieces.
     """
 
     def __init__(self):
@@ -24,7 +24,7 @@ class Server:
         self.address = f"http://127.0.0.1:{self._server.server_port}"
 
     def starts(self, path):
-        """Of each request of a path the first byte that it asked for."""
+        """The first byte that each request of a path asked for."""
         return [start for at, start in self.requests if at == path]
 
     @contextlib.contextmanager
@@ -77,7 +77,7 @@ def answer(server, request):
         body = body[: how[0]]
     pieces = 10 if kind == "slow" else 1
     size = -(-len(body) // pieces) or 1
-    with contextlib.suppress(OSError):  # the client may leave
+    with contextlib.suppress(OSError):  # the client may close the connection
         for begin in range(0, len(body), size):
             time.sleep(how[0] if kind == "slow" else 0)
             request.wfile.write(body[begin : begin + size])
@@ -86,7 +86,7 @@ def answer(server, request):
 
 
 def head(request, code, headers):
-    """Sends the head of an answer."""
+    """Sends the status and the headers of a response."""
     request.send_response(code)
     for name, value in headers.items():
         request.send_header(name, str(value))

@@ -1,6 +1,6 @@
-"""A two-layer perceptron and its training in plain NumPy, to compare one round of a method with.
+"""A two-layer perceptron and its training in plain NumPy, a reference for a round of a method.
 
-Steps use all of a client's data, so that no shuffling matters.
+Each step uses all data of a client, so that the order of the examples does not matter.
 """
 
 import jax
@@ -33,12 +33,12 @@ def sub(w, v):
 
 
 def features(w, x):
-    """What the head sees."""
+    """The features, which are the input of the head."""
     return np.maximum(x @ w[0] + w[1], 0)
 
 
 def predict(w, x):
-    """The likeliest class."""
+    """The most likely class of each example."""
     return (features(w, x) @ w[2] + w[3]).argmax(1)
 
 
@@ -59,7 +59,7 @@ def gradient(w, x, y, scale=1.0, shift=0.0, pull=lambda z: 0.0):
 
 
 def descend(w, gradient_at, steps=STEPS, lr=LR, momentum=MOMENTUM, decay=DECAY):
-    """PyTorch's SGD."""
+    """Takes steps as PyTorch's SGD does, with momentum and weight decay."""
     w, m = [a.copy() for a in w], None
     for _ in range(steps):
         g = add(gradient_at(w), w, decay)
@@ -69,7 +69,7 @@ def descend(w, gradient_at, steps=STEPS, lr=LR, momentum=MOMENTUM, decay=DECAY):
 
 
 def sgd(w, x, y, extra=lambda w: 0, **how):
-    """STEPS full-batch steps; `extra` is added to the gradient."""
+    """Takes full-batch steps of SGD; `extra(w)` is added to the gradient."""
 
     def gradient_at(w):
         _, g = gradient(w, x, y)
@@ -87,7 +87,7 @@ def data_of(i, federation=toys.FEDERATION):
 
 
 def cohort(method, t, size=FULL.cohort):
-    """Who takes part in round t."""
+    """The ids of the clients that take part in round t."""
     state = simulate.init(method, KEYS, toys.C)
     key = jax.random.fold_in(KEYS.cohort, t)
     ids, _ = method.sample(key, state.server, toys.POPULATION, size)
@@ -95,32 +95,32 @@ def cohort(method, t, size=FULL.cohort):
 
 
 def first_weights():
-    """What every method on the toy MLP starts from."""
+    """The initial weights of every method on the toy MLP."""
     return weights_of(toys.TASK.init(KEYS.init))
 
 
 def counts(i, federation=toys.SKEWED):
-    """Client i's training examples of each class."""
+    """The number of training examples of client i in each class."""
     return np.bincount(data_of(i, federation)[1], minlength=toys.K)
 
 
 def shares(ids, federation=toys.FEDERATION):
-    """n_i / n over these clients."""
+    """The shares n_i / n of these clients in their examples."""
     n = np.array([len(data_of(i, federation)[1]) for i in ids], float)
     return n / n.sum()
 
 
 def mean(weight, models):
-    """Sum over models of weight times model."""
+    """The sum of the models, each times its weight."""
     return [np.tensordot(np.asarray(weight), np.stack(a), 1) for a in zip(*models, strict=True)]
 
 
 def mean_by_size(ids, models, federation=toys.FEDERATION):
-    """FedAvg's."""
+    """The mean of FedAvg: each model is weighted by the size of its client."""
     return mean(shares(ids, federation), models)
 
 
 def close(w, expected, rtol=1e-4, atol=1e-5):
-    """A method's weights against a list of arrays."""
+    """Asserts that the weights of a method are close to a list of arrays."""
     for a, b in zip(weights_of(w), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)

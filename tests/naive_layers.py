@@ -1,4 +1,4 @@
-"""Layers in plain NumPy, and small nets to compare with them."""
+"""Layers in plain NumPy, and small models to compare with them."""
 
 from functools import cache
 
@@ -65,7 +65,7 @@ def one_client(weights, x, i=0):
 
 
 def convolve(x, kernel, stride=1, depthwise=False):
-    """[B, H, W, C] padded by half the kernel on each side; one output pixel after the other."""
+    """Convolves x [B, H, W, C], padded by half the kernel on each side, pixel by pixel."""
     pad, size = len(kernel) // 2, len(kernel)
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     rows = range(0, x.shape[1] - size + 1, stride)
@@ -77,7 +77,7 @@ def convolve(x, kernel, stride=1, depthwise=False):
 
 
 def by_hand(variables, x, i, stride=1, depthwise=False):
-    """Convolution and BatchNorm number i of a block, in evaluation mode."""
+    """Applies convolution and BatchNorm number i of a block in evaluation mode."""
     p, s = variables["params"], variables["batch_stats"][f"BatchNorm_{i}"]
     y = convolve(x, p[f"Conv_{i}"]["kernel"], stride, depthwise)
     norm = p[f"BatchNorm_{i}"]
@@ -85,7 +85,7 @@ def by_hand(variables, x, i, stride=1, depthwise=False):
 
 
 def pool_by_hand(x, out):
-    """One bin after the other."""
+    """Averages x [B, H, W, C] over out x out bins, one bin at a time."""
     ends = [
         [(int(np.floor(k * n / out)), int(np.ceil((k + 1) * n / out))) for k in range(out)]
         for n in x.shape[1:3]
@@ -108,14 +108,14 @@ def dense(x, p):
 
 
 def attention(x, p, heads):
-    """One example and one head after the other. x [B, N, D]."""
+    """Self-attention on x [B, N, D], one example and one head at a time."""
     q, k, v = np.split(dense(x, p["qkv"]), 3, axis=-1)
-    seen, size = np.empty_like(x), x.shape[-1] // heads
+    attended, size = np.empty_like(x), x.shape[-1] // heads
     for b in range(len(x)):
         for part in (slice(h * size, (h + 1) * size) for h in range(heads)):
             weights = softmax(q[b, :, part] @ k[b, :, part].T / np.sqrt(size), axis=-1)
-            seen[b, :, part] = weights @ v[b, :, part]
-    return dense(seen, p["out"])
+            attended[b, :, part] = weights @ v[b, :, part]
+    return dense(attended, p["out"])
 
 
 def gelu(x):

@@ -1,4 +1,4 @@
-"""A file such as a researcher writes beside a config: a part of each kind."""
+"""A Python file with a user-defined part of each kind, as a researcher would write it."""
 
 from pathlib import Path
 
@@ -103,6 +103,6 @@ PARTIAL = jax.tree_util.Partial(near, pull=0.25)
 
 
 def write(folder: Path, name: str = "own.py") -> Path:
-    """The path of such a file."""
+    """Writes the file into a folder and returns its path."""
     (folder / name).write_text(OWN)
     return folder / name

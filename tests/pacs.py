@@ -1,4 +1,4 @@
-"""A small PACS."""
+"""A small data set in the layout of PACS."""
 
 import numpy as np
 from PIL import Image
@@ -22,7 +22,7 @@ def picture(rng, mode="RGB", size=(40, 30)):
 
 
 def make_folders(root, domains=DOMAINS, classes=CLASSES, sizes=SIZES):
-    """root/DOMAIN/CLASS/IMAGE, each domain in a type of its own as far as there are."""
+    """Writes root/DOMAIN/CLASS/IMAGE, with a different type of image file for each domain."""
     rng = np.random.default_rng(0)
     kinds = [("RGB", ".jpg"), ("RGB", ".JPEG"), ("RGB", ".JPG"), ("L", ".png")]
     for domain, (mode, ending), count in zip(domains, kinds, sizes, strict=False):

@@ -1,4 +1,4 @@
-"""A process that holds the lock of a folder."""
+"""A separate process that holds a file lock."""
 
 import contextlib
 import subprocess
@@ -14,7 +14,7 @@ with filelock.FileLock(sys.argv[1]):
 
 @contextlib.contextmanager
 def another_process(path):
-    """Holds the lock; yields the process."""
+    """Yields a process that holds the lock of this path."""
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], **options)
     assert process.stdout.readline()

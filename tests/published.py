@@ -1,4 +1,4 @@
-"""Tiny sets in the formats of the published ones, and a catalog that has their checksums."""
+"""Tiny data sets in the formats of the published ones, and catalog entries for them."""
 
 import functools
 import gzip
@@ -23,7 +23,7 @@ WNIDS = ("n01", "n02")
 
 @functools.cache
 def contents(name):
-    """{file name: bytes} of what a publisher offers."""
+    """{file name: bytes} of the files that a publisher offers, with tiny content."""
     if name in ("cifar10", "cifar100"):
         return _cifar(cifar.CIFAR10 if name == "cifar10" else cifar.CIFAR100)
     if name in ("fashion_mnist", "mnist", "kmnist"):
@@ -36,7 +36,7 @@ def contents(name):
 
 
 def offered(name, server):
-    """The data set of the catalog, as a server offers a tiny one: {path: bytes} is added to it."""
+    """The catalog entry of a tiny copy of the data set, whose files are added to the server."""
     files, made = [], contents(name)
     for file in catalog.PUBLISHED[name].files:
         content = made[file.name]
@@ -57,7 +57,7 @@ def zipped(files):
 
 
 def tarred(files):
-    """A gzipped tar archive of {path: bytes}, with the folder that tar -C FOLDER . puts first."""
+    """A gzipped tar archive of {path: bytes}; like `tar -C FOLDER .`, it starts with a folder."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as archive:
         first = tarfile.TarInfo("./")
@@ -159,7 +159,7 @@ def emnist_files():
 
 
 def k49_arrays():
-    """Of each file of Kuzushiji-49 the array."""
+    """The array of each file of Kuzushiji-49."""
     rng = np.random.default_rng(0)
     shapes = [(5, 28, 28), (5,), (3, 28, 28), (3,)]
     return [rng.integers(0, 49, shape).astype(np.uint8) for shape in shapes]
@@ -189,7 +189,7 @@ TITLE = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
 
 
 def gtsrb_files(box="2;3;9;11"):
-    """{path: bytes} of GTSRB: one image of 12 x 12 pixels of each class, and five for tests."""
+    """{path: bytes} of GTSRB: one training image of each class, and five test images, 12 x 12."""
     made, row = {}, f"{{}};12;12;{box};{{}}\n"
     for label in range(len(signs.CLASSES)):
         folder = f"GTSRB/{signs.IMAGES}/{label:05}"

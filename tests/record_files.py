@@ -1,4 +1,4 @@
-"""Small data sets, written as records."""
+"""Small data sets that are written as records."""
 
 import numpy as np
 import pytest
@@ -16,13 +16,13 @@ def make(count=23, kind=np.uint8, shape=(8, 8, 3)):
 
 
 def with_users(data):
-    """The same examples, said by four users, of whom the third says nothing."""
+    """The same examples, divided among four users, of whom the third has none."""
     client = np.array([3, 0, 1], np.int32)[np.arange(len(data.y)) % 3]
     return data._replace(client=client, users=("ada", "bob", "cy", "zoë"))
 
 
 def write(data, folder, of_shard=5):
-    """Writes it in shards of so many examples."""
+    """Writes the data set in shards of this many examples."""
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_writer, "SHARD", of_shard * data.x[0].nbytes)

@@ -1,4 +1,4 @@
-"""Rounds of a method on the toy federation, beside FedAvg's computed in NumPy."""
+"""Rounds of a method on the toy federation, and rounds of FedAvg to compare them with."""
 
 import functools
 
@@ -15,13 +15,13 @@ PLAIN = naive.FULL._replace(optimizer=optim.sgd(naive.LR, 0.0, naive.DECAY))
 
 @functools.cache
 def averaged(skewed=False):
-    """FedAvg after three rounds."""
+    """The state and the progress of FedAvg after three rounds."""
     federation = toys.SKEWED if skewed else toys.FEDERATION
     return toys.player(toys.make("fedavg"), federation=federation)(KEYS, 0, 3)
 
 
 def check_averages(method):
-    """That the method is FedAvg up to rounding, with its server and its measurements."""
+    """Asserts that the server state and the progress are those of FedAvg up to rounding."""
     state, sums = toys.player(method)(KEYS, 0, 3)
     expected, expected_sums = averaged()
     toys.close((state.server, sums), (expected.server, expected_sums), rtol=1e-5, atol=1e-7)
@@ -34,13 +34,13 @@ def rounds(method, count, plan=naive.FULL, federation=toys.FEDERATION, scheduled
 
 
 def averaged_by_hand(method, t, w):
-    """FedAvg's mean in round t for the sent weights w."""
+    """The mean of FedAvg in NumPy, in round t and from the weights w that were sent."""
     ids = naive.cohort(method, t)
     return naive.mean_by_size(ids, [naive.sgd(w, *naive.data_of(i)) for i in ids])
 
 
 def skewed_rounds(method, count, gradient_of):
-    """Rounds of a FedAvg whose clients descend gradient_of(i, w, x, y), on skewed classes."""
+    """Rounds of FedAvg in NumPy on skewed classes; clients descend gradient_of(i, w, x, y)."""
     w = naive.first_weights()
     for t in range(count):
         ids = naive.cohort(method, t)
@@ -54,7 +54,7 @@ def skewed_rounds(method, count, gradient_of):
 
 
 def averages(members, ids, models, centers):
-    """By size inside each cluster; a cluster without participants keeps its center."""
+    """The mean by size in each cluster; a cluster without participants keeps its center."""
     out = []
     for k in range(len(members)):
         positions = [j for j, i in enumerate(ids) if members[k][i]]

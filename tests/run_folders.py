@@ -1,4 +1,4 @@
-"""Folders of runs made up by hand, and the command `report` called on them."""
+"""Run folders with made-up numbers, and calls of the command `report` on them."""
 
 import json
 
@@ -23,7 +23,7 @@ def config(method="fedavg", seeds=(0,), data=None, partition=None, **settings):
 
 
 def evaluation(seed, after, mean, seeds, stage="train"):
-    """Three clients: 10 percent around the mean. Domains: 1 around it. Bytes: 1e6 a round."""
+    """An evaluation of three clients, mean - 10 to mean + 10, with 1e6 bytes a round."""
     each = [mean - 10, mean, mean + 10]
     return {
         "round": after,
@@ -40,7 +40,7 @@ def evaluation(seed, after, mean, seeds, stage="train"):
 
 
 def write(folder, scores, done=True, cut="", **settings):
-    """A run folder. scores: {seed: accuracy after each of ROUNDS}."""
+    """Writes a run folder. scores: {seed: accuracy after each of ROUNDS}."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config(seeds=list(scores), **settings)))
     rows = [
@@ -56,7 +56,7 @@ def write(folder, scores, done=True, cut="", **settings):
 
 
 def call(capsys, *arguments):
-    """What the report prints."""
+    """The output of a report that succeeds."""
     code = report.main([*map(str, arguments)])
     out, err = capsys.readouterr()
     assert code == 0 and not err, err
@@ -64,7 +64,7 @@ def call(capsys, *arguments):
 
 
 def refusal(capsys, *arguments):
-    """The one line with which the report refuses."""
+    """The one-line error of a report that is rejected."""
     assert report.main([*map(str, arguments)]) == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""A run that is interrupted at a given round."""
+"""Interrupts a run at a given round."""
 
 import threading
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from fedjax_lab.running import runner
 
 
 def stopping_after(rounds, monkeypatch):
-    """The run is interrupted as soon as so many rounds are played."""
+    """Interrupts the next run as soon as it has played this many rounds."""
     stop = threading.Event()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Augmentations against NumPy's padding and mirrors and Pillow's rotation, resizing and colors."""
+"""Checks augmentations against NumPy (padding, flips) and Pillow (rotation, resizing, colors)."""
 
 import colorsys
 from functools import cache
@@ -21,15 +21,15 @@ PIXELS = RNG.permutation(7 * 6 * 3).reshape(1, 7, 6, 3).astype(np.uint8)  # all 
 
 
 def copies(n):
-    """One image n times, [n, 7, 6, 3]."""
+    """The same image n times, [n, 7, 6, 3]."""
     return jnp.asarray(np.repeat(PIXELS, n, 0), jnp.float32)
 
 
 def crops(pad, mode):
     """All crops of the padded image, by offset."""
-    grown = np.pad(PIXELS[0], ((pad, pad), (pad, pad), (0, 0)), mode)
+    padded = np.pad(PIXELS[0], ((pad, pad), (pad, pad), (0, 0)), mode)
     offsets = range(2 * pad + 1)
-    return {(i, j): grown[i : i + 7, j : j + 6] for i in offsets for j in offsets}
+    return {(i, j): padded[i : i + 7, j : j + 6] for i in offsets for j in offsets}
 
 
 def matches(image, candidates):
@@ -38,7 +38,7 @@ def matches(image, candidates):
 
 
 @pytest.mark.parametrize("mode", ["reflect", "constant"])
-def test_crop_is_numpys_at_some_offset_and_all_occur(mode):
+def test_a_random_crop_is_a_crop_of_the_padded_image_at_any_offset(mode):
     y = np.asarray(augment.random_crop(KEY, copies(200), 1, mode))
     offsets = [matches(image, crops(1, mode)) for image in y]
     assert all(len(names) == 1 for names in offsets)
@@ -58,8 +58,8 @@ def pillow(image, degrees):
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (17, 24, 3)])
-def test_rotation_is_pillows(shape):
-    """But for pixels whose source lies on an edge: Pillow computes in fixed point."""
+def test_rotation_matches_pillow(shape):
+    """Pixels whose source lies on an edge may differ, since Pillow computes in fixed point."""
     image = RNG.integers(1, 256, shape).astype(np.uint8)
     angles = np.array([-15, -7.3, -0.5, 3, 11.1, 15, 40, 200], np.float32)
     ours = jax.jit(jax.vmap(augment.rotate, (None, 0)))(jnp.asarray(image, jnp.float32), angles)
@@ -68,15 +68,15 @@ def test_rotation_is_pillows(shape):
         assert unequal.sum() <= 4, angle
 
 
-def test_rotation_by_nothing_is_the_identity():
+def test_rotation_by_zero_degrees_is_the_identity():
     image = copies(1)[0]
     np.testing.assert_array_equal(augment.rotate(image, 0.0), image)
 
 
-def test_random_rotation_is_by_angles_within_its_bounds():
-    """The column of a point on the upper edge, by image, gives the sine of its angle."""
+def test_random_rotation_draws_angles_within_its_bounds():
+    """In each image, the column of a point near the upper edge gives the sine of the angle."""
     x = jnp.zeros((300, 101, 101, 1)).at[:, 5, 50].set(1)
-    x = jnp.maximum(x, jnp.roll(x, 1, 1))  # two pixels, so that one is always met
+    x = jnp.maximum(x, jnp.roll(x, 1, 1))  # two pixels, so that at least one is always sampled
     y = np.asarray(jax.jit(augment.random_rotation)(KEY, x, 15))[..., 0]
     assert y.any((1, 2)).all()
     column = np.array([np.nonzero(image)[1].mean() for image in y]) - 50
@@ -92,13 +92,13 @@ def compiled(name):
     return jax.jit(augment.AUGMENTATIONS[name])
 
 
-def test_cifar10_is_a_reflected_crop_and_a_flip():
+def test_cifar10_is_a_crop_with_reflection_padding_and_a_flip():
     y = np.asarray(compiled("cifar10")(KEY, copies(30)))
     for image in y:
         assert matches(image, crops(4, "reflect")) or matches(image[:, ::-1], crops(4, "reflect"))
 
 
-def test_cifar100_is_a_crop_with_zeros_a_flip_and_a_rotation(monkeypatch):
+def test_cifar100_is_a_zero_padded_crop_a_flip_and_a_rotation(monkeypatch):
     x, bounds = copies(30), []
     y = np.asarray(compiled("cifar100")(KEY, x))
     monkeypatch.setattr(augment, "random_rotation", lambda key, x, d: bounds.append(d) or x)
@@ -109,7 +109,7 @@ def test_cifar100_is_a_crop_with_zeros_a_flip_and_a_rotation(monkeypatch):
     assert any(not np.array_equal(a, b) for a, b in zip(y, upright, strict=True))
 
 
-# DomainBed's, part by part.
+# The steps of DomainBed's augmentation.
 
 SMOOTH = np.asarray(
     Image.fromarray(RNG.integers(0, 256, (6, 7, 3)).astype(np.uint8)).resize((28, 24))
@@ -125,7 +125,7 @@ def crop(key, x, scale, ratio):
 
 
 @pytest.mark.parametrize("top, left, height, width", [(0, 0, 20, 28), (5, 3, 17, 19), (9, 1, 1, 2)])
-def test_a_stretched_part_is_pillows(top, left, height, width):
+def test_a_stretched_rectangle_matches_pillow(top, left, height, width):
     """Pillow rounds to whole numbers after each axis."""
     part = Image.fromarray(SMOOTH[top : top + height, left : left + width])
     expected = np.asarray(part.resize((28, 24), Image.Resampling.BILINEAR), float)
@@ -138,16 +138,16 @@ def test_a_stretched_part_is_pillows(top, left, height, width):
     np.testing.assert_array_equal(actual, alone)
 
 
-def test_the_whole_of_an_image_is_the_image():
+def test_a_crop_of_the_whole_image_is_the_image():
     x = floats(np.stack([SMOOTH, SMOOTH[::-1]]))
     whole = jax.jit(augment.stretch)(x[0], jnp.array([0, 0]), jnp.array([24, 28]))
     np.testing.assert_array_equal(whole, x[0])
     np.testing.assert_array_equal(crop(KEY, x, (1.0, 1.0), (28 / 24, 28 / 24)), x)
-    np.testing.assert_array_equal(crop(KEY, x, (1.0, 1.0), (3.0, 4.0)), x)  # none fits
+    np.testing.assert_array_equal(crop(KEY, x, (1.0, 1.0), (3.0, 4.0)), x)  # no crop fits
 
 
-def test_parts_of_images_have_the_areas_and_ratios_asked_for():
-    """Measured on an image of its own coordinates: opposite corners tell the rectangle."""
+def test_random_resized_crops_have_the_given_areas_and_aspect_ratios():
+    """The pixels are their own coordinates, so that opposite corners give the rectangle."""
     n, count = 32, 3000
     ramp = np.stack(np.broadcast_arrays(*np.ogrid[:n, :n], 0), -1)
     x = jnp.broadcast_to(floats(ramp), (count, n, n, 3))
@@ -162,7 +162,7 @@ def test_parts_of_images_have_the_areas_and_ratios_asked_for():
     assert 3 / 4 - slack < ratio.min() < 0.8 and 1.25 < ratio.max() < 4 / 3 + slack
     assert abs(np.log(ratio).mean()) < 0.02
     free = n - sides
-    place = (first[free > 4] / free[free > 4]).mean()  # uniform: a half
+    place = (first[free > 4] / free[free > 4]).mean()  # the mean of a uniform distribution
     assert abs(place - 0.5) < 0.03
 
 
@@ -182,7 +182,7 @@ def naive_draws(count, seed=0):
     return np.array(sides)
 
 
-def test_sides_are_distributed_as_torchvisions():
+def test_sides_of_crops_are_distributed_as_in_torchvision():
     """Means and deviations of height, width and area, within four standard errors."""
     ramp = np.stack(np.broadcast_arrays(*np.ogrid[:32, :32], 0), -1)
     x = jnp.broadcast_to(floats(ramp), (3000, 32, 32, 3))
@@ -194,7 +194,7 @@ def test_sides_are_distributed_as_torchvisions():
         np.testing.assert_allclose(a.std(0), b.std(0), rtol=0.07)
 
 
-def test_gray_is_pillows():
+def test_gray_matches_pillow():
     expected = np.asarray(Image.fromarray(SMOOTH).convert("L"), float)
     assert np.abs(augment.gray(floats(SMOOTH))[..., 0] - expected).max() < 0.51
 
@@ -208,7 +208,7 @@ def test_gray_is_pillows():
         (augment.saturation, ImageEnhance.Color),
     ],
 )
-def test_colors_are_mixed_as_by_pillow(ours, theirs, factor):
+def test_brightness_contrast_and_saturation_match_pillow(ours, theirs, factor):
     """Pillow rounds gray levels and the result."""
     expected = np.asarray(theirs(Image.fromarray(SMOOTH)).enhance(factor), float)
     actual = np.asarray(jax.jit(ours)(floats(SMOOTH), factor))
@@ -218,7 +218,7 @@ def test_colors_are_mixed_as_by_pillow(ours, theirs, factor):
 
 
 @pytest.mark.parametrize("turn", [0.0, 0.3, -0.25, 1 / 3])
-def test_hues_are_turned_as_by_colorsys(turn):
+def test_hue_rotation_matches_colorsys(turn):
     special = [[0, 0, 0], [255, 255, 255], [9, 9, 9], [255, 0, 0], [0, 7, 7], [3, 200, 3]]
     pixels = np.concatenate([SMOOTH.reshape(-1, 3)[::5], special]) / 255
     hsv = [colorsys.rgb_to_hsv(*p) for p in pixels]
@@ -231,19 +231,19 @@ def test_hues_are_turned_as_by_colorsys(turn):
         np.testing.assert_allclose(actual[-3], [0, 255, 0], atol=1e-3)
 
 
-def test_jitter_makes_its_steps_in_the_order_asked_for():
+def test_jitter_applies_its_steps_in_the_given_order():
     x, amounts = floats(SMOOTH), jnp.array([1.3, 0.7, 1.2, 0.2])
     steps = [jax.jit(getattr(augment, n)) for n in ("brightness", "contrast", "saturation", "hue")]
-    run, seen = jax.jit(augment.jitter), []
+    run, results = jax.jit(augment.jitter), []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
         expected = x
         for k in order:
             expected = steps[k](expected, amounts[k])
-        seen.append(np.asarray(run(x, amounts, jnp.array(order))))
-        np.testing.assert_allclose(seen[-1], expected, atol=1e-2)
-    assert np.abs(seen[0] - seen[1]).max() > 1  # they do not commute
-    still = run(x, jnp.array([1.0, 1, 1, 0]), jnp.array([2, 0, 3, 1]))
-    np.testing.assert_allclose(still, x, atol=1e-3)
+        results.append(np.asarray(run(x, amounts, jnp.array(order))))
+        np.testing.assert_allclose(results[-1], expected, atol=1e-2)
+    assert np.abs(results[0] - results[1]).max() > 1  # they do not commute
+    unchanged = run(x, jnp.array([1.0, 1, 1, 0]), jnp.array([2, 0, 3, 1]))
+    np.testing.assert_allclose(unchanged, x, atol=1e-3)
 
 
 def test_random_jitter_draws_amounts_and_orders_for_each_image(monkeypatch):
@@ -260,7 +260,7 @@ def test_random_jitter_draws_amounts_and_orders_for_each_image(monkeypatch):
     assert ((counts - 2000 / 24) ** 2 / (2000 / 24)).sum() < 56  # chi-square, p > 1e-4
 
 
-def test_a_share_of_the_images_loses_its_colors():
+def test_random_gray_converts_a_share_of_the_images():
     x = jnp.broadcast_to(floats(SMOOTH), (2000, 24, 28, 3))[:, :2, :2]
     y = np.asarray(jax.jit(augment.random_gray)(KEY, x, 0.1))
     lost = (y == y[..., :1]).all((1, 2, 3))
@@ -270,12 +270,12 @@ def test_a_share_of_the_images_loses_its_colors():
     np.testing.assert_allclose(y[lost], np.stack(lost.sum() * [expected]), rtol=1e-6)
 
 
-def test_domainbed_is_its_parts_with_its_numbers(monkeypatch):
-    seen = []
+def test_domainbed_applies_its_steps_with_their_settings(monkeypatch):
+    calls = []
     for name in ("random_resized_crop", "random_flip", "random_jitter", "random_gray"):
-        monkeypatch.setattr(augment, name, lambda k, x, *a, n=name: seen.append((n, *a)) or x + 1)
+        monkeypatch.setattr(augment, name, lambda k, x, *a, n=name: calls.append((n, *a)) or x + 1)
     assert float(augment.domainbed(KEY, jnp.zeros(()))) == 4
-    assert seen == [
+    assert calls == [
         ("random_resized_crop", (0.7, 1.0), (3 / 4, 4 / 3)),
         ("random_flip",),
         ("random_jitter", 0.3),
@@ -292,8 +292,8 @@ def color_config(tmp_path, x, **data):
 
 
 @pytest.mark.slow
-def test_domainbed_then_imagenets_normalization_reach_a_batch(tmp_path):
-    """DomainBed's own pipeline, and nothing of it where images are scored."""
+def test_training_batches_are_augmented_by_domainbed_and_then_normalized(tmp_path):
+    """This is the pipeline of DomainBed; in evaluation, images are only normalized."""
     x = RNG.integers(0, 256, (40, 8, 8, 3)).astype(np.uint8)
     e = experiment.build(color_config(tmp_path, x, normalize="imagenet"))
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -312,7 +312,7 @@ def test_domainbed_then_imagenets_normalization_reach_a_batch(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gray", "floats"])
-def test_domainbed_needs_colors_in_eight_bits(kind, tmp_path):
+def test_domainbed_requires_8_bit_color_images(kind, tmp_path):
     x = RNG.integers(0, 256, (40, 8, 8, 1 if kind == "gray" else 3))
     x = x.astype(np.uint8 if kind == "gray" else np.float32)
     message = complaint(experiment.build, color_config(tmp_path, x))
@@ -320,7 +320,7 @@ def test_domainbed_needs_colors_in_eight_bits(kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "domainbed"])
-def test_keys_decide_image_by_image(name):
+def test_the_key_determines_a_different_augmentation_for_each_image(name):
     x = copies(30)
     y = compiled(name)(KEY, x)
     assert y.shape == x.shape and y.dtype == x.dtype
@@ -329,20 +329,20 @@ def test_keys_decide_image_by_image(name):
     assert len({image.tobytes() for image in np.asarray(y)}) > 20
 
 
-def test_clients_at_once_equal_clients_alone():
+def test_vectorized_clients_are_augmented_as_in_separate_calls():
     keys, x = jax.random.split(KEY, 2), jnp.stack([copies(30), copies(30) / 2])
     together = jax.jit(jax.vmap(augment.cifar100))(keys, x)
     for i in (0, 1):
         np.testing.assert_array_equal(together[i], compiled("cifar100")(keys[i], x[i]))
 
 
-def test_none_is_in_the_table():
+def test_names_of_the_augmentations():
     names = {"none", "cifar10", "cifar100", "office", "domainbed"}
     assert set(augment.AUGMENTATIONS) == names
     assert augment.AUGMENTATIONS["none"] is None
 
 
-def test_office_flips_and_rotates_by_thirty(monkeypatch):
+def test_office_is_a_flip_and_a_rotation_of_up_to_30_degrees(monkeypatch):
     x = jnp.asarray(np.random.default_rng(0).integers(1, 256, (30, 8, 7, 3)), jnp.float32)
     turned = np.asarray(jax.jit(augment.AUGMENTATIONS["office"])(KEY, x))
     assert turned.shape == x.shape

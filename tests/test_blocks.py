@@ -1,4 +1,4 @@
-"""Rounds on the clients of a block: the numbers of those with everybody on the devices."""
+"""Rounds on blocks of clients give the numbers of rounds with all clients on the devices."""
 
 from functools import partial
 
@@ -38,16 +38,16 @@ def make_player(method, rounds, stream=False, folder=None, plan=toys.PLAN, cohor
     return player, store, State(jax.tree.map(jnp.copy, state.server), ())
 
 
-def everything(player, store, state, like):
+def complete_state(player, store, state, like):
     player.flush()
     return State(state.server, from_bits(store.read(np.arange(toys.C)), like.private))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("rounds", [1, 2, 4])
-def test_same_numbers_where_consecutive_blocks_share_clients(rounds, stream):
-    """Five of eight clients a round: every block has clients of the one before. Calls of any
-    length, with a flush between them, as before an evaluation or a checkpoint."""
+def test_blocks_that_share_clients_do_not_change_the_numbers(rounds, stream):
+    """With five of eight clients in each round, consecutive blocks share clients. Calls play any
+    number of rounds, with a flush after each, as before an evaluation or a checkpoint."""
     method = toys.make("scaffold")
     expected, sums_expected = toys.player(method)(KEYS, 0, 6)
     player, store, state = make_player(method, rounds, stream)
@@ -55,11 +55,11 @@ def test_same_numbers_where_consecutive_blocks_share_clients(rounds, stream):
     for start, count in ((0, 0), (0, 1), (1, 3), (4, 0), (4, 2)):
         state, sums = player.play(state, sums, start, count)
         player.flush()
-    toys.same(everything(player, store, state, expected), expected)
+    toys.same(complete_state(player, store, state, expected), expected)
     toys.same(sums, sums_expected)
 
 
-def test_a_cohort_that_depends_on_the_server_is_drawn_when_it_is_known():
+def test_a_cohort_may_depend_on_the_current_server_state():
     method = toys.make("moon")
 
     def sample(key, server, population, m):
@@ -70,14 +70,14 @@ def test_a_cohort_that_depends_on_the_server_is_drawn_when_it_is_known():
     expected, _ = toys.player(method)(KEYS, 0, 4)
     player, store, state = make_player(method, 1)
     state, _ = player.play(state, simulate.no_progress(), 0, 4)
-    toys.same(everything(player, store, state, expected), expected)
+    toys.same(complete_state(player, store, state, expected), expected)
 
 
-def test_a_block_has_the_rounds_that_fit(monkeypatch):
-    """By the private state, by the largest clients' examples, and never less than one round."""
+def test_a_block_has_as_many_rounds_as_memory_allows(monkeypatch):
+    """Private states and examples of the largest clients limit it; it has at least one round."""
     monkeypatch.setattr(blocks, "STATE_BYTES", 100)
     monkeypatch.setattr(blocks, "EXAMPLE_BYTES", 60)
-    counts = [np.array([1, 5, 2]), np.array([0, 3, 4])]  # the largest have 9, 5 and 1
+    counts = [np.array([1, 5, 2]), np.array([0, 3, 4])]  # sorted and added: 9, 5 and 1
     assert blocks.clients_that_fit(10, 0, []) == 10
     assert blocks.clients_that_fit(10, 4, counts) == 3
     assert blocks.clients_that_fit(10, 5, counts) == 1

@@ -1,4 +1,4 @@
-"""Checkpoints: whatever has happened to their files, what is restored is what was saved."""
+"""Checkpoints: a restored state is the saved one, whatever has happened to the files."""
 
 import errno
 import logging
@@ -42,7 +42,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def folder(saved, tmp_path):
-    """A copy of it."""
+    """A copy of the folder `saved`."""
     return shutil.copytree(saved, tmp_path / "checkpoints")
 
 
@@ -70,8 +70,8 @@ def flip(path, choose):
     path.write_bytes(content)
 
 
-def test_typed_keys_are_restored_with_their_type_and_seeds_axis(tmp_path):
-    """One key, keys of several clients and seeds, and keys of another generator."""
+def test_typed_keys_are_restored_with_their_type_and_shape(tmp_path):
+    """The state has one key, keys with two axes, and a key of another generator."""
     keys = jax.random.split(jax.random.key(3), (2, 5))
     state = {"one": keys[0, 0], "all": keys, "rbg": jax.random.key(1, impl="rbg"), "n": np.ones(2)}
     checkpoints = Checkpoints(tmp_path / "checkpoints")
@@ -80,10 +80,10 @@ def test_typed_keys_are_restored_with_their_type_and_seeds_axis(tmp_path):
     saved = checkpoints.newest()[1]
     checkpoints.close()
     like, tree = jax.tree.flatten(state)
-    again = tree.unflatten(placed(saved, like))
-    assert jax.tree.map(lambda a: a.dtype, again) == jax.tree.map(lambda a: a.dtype, state)
-    toys.same(again, state)
-    assert jax.random.normal(again["one"]) == jax.random.normal(keys[0, 0])
+    restored = tree.unflatten(placed(saved, like))
+    assert jax.tree.map(lambda a: a.dtype, restored) == jax.tree.map(lambda a: a.dtype, state)
+    toys.same(restored, state)
+    assert jax.random.normal(restored["one"]) == jax.random.normal(keys[0, 0])
 
 
 def test_every_kind_of_leaf_is_restored_and_two_checkpoints_are_kept(folder):
@@ -94,16 +94,16 @@ def test_every_kind_of_leaf_is_restored_and_two_checkpoints_are_kept(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_a_flipped_bit_is_never_restored(seed, folder, capsys):
-    """Any bit of any file; a flip in what is not the state (a time stamp) may go unnoticed."""
+    """Flips any bit of any file; only a flip outside of the state (a time stamp) may be missed."""
     choose = random.Random(seed)
     flip(choose.choice(files_of(folder / "5")), choose)
     rounds = newest(folder)
-    said = capsys.readouterr().err
-    assert rounds in (2, 5) and said.count("\n") == (rounds == 2)
-    assert rounds == 5 or f"checkpoint 5 in {folder} is damaged, so checkpoint 2 is" in said
+    message = capsys.readouterr().err
+    assert rounds in (2, 5) and message.count("\n") == (rounds == 2)
+    assert rounds == 5 or f"checkpoint 5 in {folder} is damaged, so checkpoint 2 is" in message
 
 
-def test_a_checkpoint_of_lost_or_empty_files_is_damaged(folder, capsys):
+def test_a_checkpoint_with_missing_or_empty_files_counts_as_damaged(folder, capsys):
     for path in files_of(folder / "5"):
         path.write_bytes(b"")
     assert newest(folder) == 2
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_lost_or_empty_files_is_damaged(folder, capsys):
     assert newest(folder) == 2
 
 
-def test_without_a_whole_checkpoint_there_is_one_line(folder, capsys):
+def test_an_error_is_raised_if_all_checkpoints_are_damaged(folder, capsys):
     for rounds in "25":
         shutil.rmtree(folder / rounds / "leaves")
     with pytest.raises(BadInput, match="all checkpoints in .* are damaged"):
@@ -121,7 +121,7 @@ def test_without_a_whole_checkpoint_there_is_one_line(folder, capsys):
     assert (folder / "5").exists() and (folder / "2").exists()
 
 
-def test_what_is_no_checkpoint_is_no_obstacle(folder, capsys):
+def test_other_files_in_the_folder_of_checkpoints_are_ignored(folder, capsys):
     for name in ("7", "notes", "6.orbax-checkpoint-tmp-1"):
         (folder / name).mkdir()
     (folder / "9").write_text("")
@@ -134,14 +134,14 @@ def test_what_is_no_checkpoint_is_no_obstacle(folder, capsys):
     assert newest(folder) == 7
 
 
-def test_a_copy_under_another_number_is_not_that_checkpoint(folder, capsys):
+def test_a_checkpoint_copied_to_another_number_counts_as_damaged(folder, capsys):
     shutil.copytree(folder / "5", folder / "8")
     assert newest(folder) == 5
-    said = f"checkpoint 8 in {folder} is damaged, so checkpoint 5 is used"
-    assert said in capsys.readouterr().err
+    message = f"checkpoint 8 in {folder} is damaged, so checkpoint 5 is used"
+    assert message in capsys.readouterr().err
 
 
-def test_an_empty_folder_holds_none(tmp_path):
+def test_an_empty_folder_has_no_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.newest() == (0, [])
     checkpoints.close()
@@ -151,8 +151,8 @@ def test_an_empty_folder_holds_none(tmp_path):
     checkpoints.close()
 
 
-def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
-    """Threads of orbax and tensorstore would tell of it too, in hundreds of lines."""
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatch):
+    """Otherwise threads of Orbax and TensorStore would print hundreds of lines about it."""
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     full = SimpleNamespace(total=2**30, free=2**10)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
@@ -160,13 +160,13 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
         checkpoints.save(1, STATE)
     assert caught.value.errno == errno.ENOSPC
     assert not any((tmp_path / "checkpoints").iterdir())
-    full.total = full.free = 0  # a file system that does not say
+    full.total = full.free = 0  # a file system that does not report its size
     checkpoints.save(1, state_after(1))
     checkpoints.close()
     assert newest(tmp_path / "checkpoints") == 1
 
 
-def test_what_orbax_raises_is_not_logged_as_well(tmp_path, caplog):
+def test_errors_that_orbax_raises_are_not_also_logged(tmp_path, caplog):
     Checkpoints(tmp_path / "checkpoints").close()
     log = logging.getLogger("absl")
     for path, count in (("site-packages/orbax/checkpoint/x.py", 0), ("mine.py", 1)):
@@ -180,7 +180,7 @@ CLIENTS = 10
 
 
 def spread(devices, wide=1):
-    """A state of 10 clients on so many devices, filled up with zeros to a multiple of them."""
+    """A state of 10 clients on this many devices, padded with zeros to a multiple of them."""
     rows = CLIENTS + -CLIENTS % devices
     private = np.zeros((rows, 3 * wide), np.float32)
     private[:CLIENTS] = np.arange(CLIENTS * 3 * wide).reshape(CLIENTS, -1) + 1
@@ -228,44 +228,44 @@ def restore(folder, like, sharding):
 
 @pytest.fixture(scope="module", params=[8, 1])
 def by_devices(request, tmp_path_factory):
-    """The folder of a checkpoint that so many devices have saved."""
+    """The folder of a checkpoint that this many devices have saved."""
     folder = tmp_path_factory.mktemp("spread")
     save(folder, spread(request.param))
     return folder
 
 
 @pytest.mark.parametrize("devices", [8, 4, 3, 2, 1])
-def test_restored_on_another_number_of_devices(by_devices, devices):
+def test_a_checkpoint_is_restored_on_another_number_of_devices(by_devices, devices):
     like = spread(devices)
-    again = restore(by_devices, like, everywhere(devices))
-    toys.same(again, like)
+    restored = restore(by_devices, like, everywhere(devices))
+    toys.same(restored, like)
     for name, a in like.items():
-        assert type(again[name]) is type(a)
+        assert type(restored[name]) is type(a)
         if isinstance(a, jax.Array):
-            assert again[name].sharding.is_equivalent_to(a.sharding, a.ndim), name
+            assert restored[name].sharding.is_equivalent_to(a.sharding, a.ndim), name
 
 
-def test_restored_to_a_replicated_state(by_devices):
+def test_a_checkpoint_is_restored_to_a_replicated_state(by_devices):
     state = spread(1)
     like = {
         name: jax.device_put(a, everywhere(4)) if isinstance(a, jax.Array) else a
         for name, a in state.items()
     }
-    again = restore(by_devices, like, everywhere(4))
-    toys.same(again, state)
-    assert again["private"].sharding.is_fully_replicated
+    restored = restore(by_devices, like, everywhere(4))
+    toys.same(restored, state)
+    assert restored["private"].sharding.is_fully_replicated
 
 
-def test_restored_to_the_host(by_devices):
-    """Where the new run keeps there what the earlier one had on its devices, and back."""
+def test_a_checkpoint_is_restored_to_the_host(by_devices):
+    """The new run keeps arrays on the host that the earlier run had on its devices."""
     state = spread(1)
     like = state | {name: np.asarray(state[name]) for name in ("server", "private", "seeds")}
-    again = restore(by_devices, like, everywhere(1))
-    toys.same(again, state)
-    assert all(isinstance(again[name], np.ndarray) for name in ("server", "private", "seeds"))
+    restored = restore(by_devices, like, everywhere(1))
+    toys.same(restored, state)
+    assert all(isinstance(restored[name], np.ndarray) for name in ("server", "private", "seeds"))
 
 
-def test_a_device_without_room_is_no_damage(by_devices, monkeypatch):
+def test_a_lack_of_device_memory_does_not_count_as_damage(by_devices, monkeypatch):
     def full(*_):
         error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
         raise ValueError("while reading array index") from error
@@ -286,8 +286,8 @@ def test_a_device_without_room_is_no_damage(by_devices, monkeypatch):
         {"private": jax.device_put(np.zeros((8, 3), np.float32), place(8, "private"))},
     ],
 )
-def test_arrays_of_another_run_are_refused(change, tmp_path):
-    """Only zeros may be added to, or left out of, an axis of clients."""
+def test_arrays_of_another_run_are_rejected(change, tmp_path):
+    """Only padding with zeros may be added to, or removed from, an axis of clients."""
     save(tmp_path, spread(8))
     with pytest.raises(BadInput, match="its arrays"):
         restore(tmp_path, spread(8) | change, everywhere(8))
@@ -307,8 +307,8 @@ def swapped(a):
 @pytest.mark.parametrize(
     "name, change", [("private", flipped), ("private", swapped), ("server", flipped)]
 )
-def test_changed_entries_are_found(name, change, tmp_path, monkeypatch):
-    """Files that are whole, but not of this state: what orbax itself cannot tell."""
+def test_changed_entries_are_detected(name, change, tmp_path, monkeypatch):
+    """The files are intact but hold another state, which Orbax itself cannot detect."""
     state = spread(8)
     wrong = state | {name: jax.device_put(change(np.asarray(state[name])), place(8, name))}
     description = checkpoint._description
@@ -321,7 +321,7 @@ def test_changed_entries_are_found(name, change, tmp_path, monkeypatch):
         restore(tmp_path, state, everywhere(8))
 
 
-def test_files_that_are_cut_off_are_found(by_devices, tmp_path):
+def test_truncated_files_are_detected(by_devices, tmp_path):
     folder = shutil.copytree(by_devices, tmp_path / "copy")
     path = max(folder.rglob("d/*"), key=lambda path: path.stat().st_size)
     with path.open("ab") as file:
@@ -331,8 +331,8 @@ def test_files_that_are_cut_off_are_found(by_devices, tmp_path):
 
 
 @pytest.mark.parametrize("devices", [8, 1])
-def test_what_is_saved_may_be_given_away_at_once(devices, tmp_path):
-    """The next rounds reuse the state's memory while it is still written."""
+def test_a_state_may_be_donated_while_it_is_being_saved(devices, tmp_path):
+    """The next rounds reuse the memory of the state while it is still being written."""
     state = {name: a for name, a in spread(devices, wide=50_000).items() if name != "keys"}
     like = jax.tree.map(np.array, state)
     play = jax.jit(partial(jax.tree.map, lambda a: a + 1), donate_argnums=0)
@@ -345,8 +345,8 @@ def test_what_is_saved_may_be_given_away_at_once(devices, tmp_path):
     toys.same(restore(tmp_path, like, everywhere(devices)), like)
 
 
-def test_no_process_holds_a_spread_array_whole(tmp_path, monkeypatch):
-    """Neither saving nor restoring brings it to the host."""
+def test_a_sharded_array_is_never_gathered_on_the_host(tmp_path, monkeypatch):
+    """Neither saving nor restoring copies the whole array to the host."""
     state = {name: a for name, a in spread(8).items() if name in ("private", "seeds")}
     monkeypatch.setattr(digest, "PIECE", 0)
     shape, asarray = state["seeds"].shape, np.asarray
@@ -357,13 +357,13 @@ def test_no_process_holds_a_spread_array_whole(tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "asarray", watched)
     save(tmp_path, state)
-    again = restore(tmp_path, state, everywhere(8))
+    restored = restore(tmp_path, state, everywhere(8))
     monkeypatch.undo()
-    toys.same(again, state)
+    toys.same(restored, state)
 
 
 def test_a_checkpoint_of_version_0_1_0_is_restored(tmp_path):
-    """Whole arrays of the host, with one digest."""
+    """That version saved whole arrays of the host, with one digest for all."""
     state = spread(1)
     leaves = {str(i): np.asarray(numbers(a)) for i, a in enumerate(jax.tree.leaves(state))}
     whole = {"sha256": checksum({"rounds": np.array(4), **leaves})}

@@ -1,4 +1,4 @@
-"""Folders in the cloud: what the store holds, in which order it comes there, and who writes."""
+"""Folders in the cloud: the files of the store, the order of uploads, and who may write."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def save_often():
 
 @pytest.fixture(autouse=True)
 def copies(tmp_path_factory, monkeypatch):
-    """The folder for working copies."""
+    """The folder for local working copies."""
     folder = tmp_path_factory.mktemp("copies")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     cloud._root.cache_clear()
@@ -43,7 +43,7 @@ def copies(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def store():
-    """{path: bytes} of the files in the store, read anew by each call."""
+    """A function that reads the files of the store as {path: bytes}."""
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
     return lambda: {path: file.getvalue() for path, file in MemoryFileSystem.store.items()}
@@ -51,7 +51,7 @@ def store():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with data and a config on them."""
+    """A folder with a data set and a config that uses it."""
     folder = tmp_path_factory.mktemp("cloud")
     toys.write_examples(folder / "data.npz")
     toys.write_config(folder, run=RUN)
@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder):
-    """The rows of a run in a local folder."""
+    """The metrics of an uninterrupted run in a local folder."""
     assert call(f"--config={folder / 'toy.py'}", f"--workdir={folder / 'local'}") == 0
     return comparable(folder / "local")
 
@@ -75,14 +75,14 @@ def rows(place=f"{BUCKET}/run"):
 
 
 def put_back(before):
-    """Makes the store what it was."""
+    """Restores an earlier content of the store."""
     MemoryFileSystem.store.clear()
     for path, content in before.items():
         fsspec.filesystem("memory").pipe_file(path, content)
 
 
 class Journal:
-    """Counts what is written and removed in the store; keeps what it held before each of it."""
+    """Records the content of the store before each write and removal; one of them may fail."""
 
     def __init__(self, store, monkeypatch, fails_at=None):
         self.before, self.fails_at = [], fails_at
@@ -101,13 +101,13 @@ class Journal:
         return noted
 
 
-def without_random(names):
-    """Those that are the same in every run."""
+def without_random_names(names):
+    """The names of the files that have the same name in every run."""
     return {name for name in names if "/d/" not in name}
 
 
-def at_rest(before):
-    """After how many rounds a run would go on, of which rows are there, from a store."""
+def resume_round(before):
+    """The round after which a run would resume from this content of the store, or -1."""
     put_back(before)
     with cloud.staged(f"{BUCKET}/run", writes=False) as local:
         if not (local / "config.json").exists():
@@ -117,13 +117,13 @@ def at_rest(before):
         saved = checkpoint.Checkpoints(local / "checkpoints")
         rounds, _ = saved.newest()
         saved.close()
-        there = [row["round"] for row in metrics.read_metrics(local / "metrics.jsonl")]
-        assert there[: rounds // 2] == list(range(2, rounds + 1, 2))
+        evaluated = [row["round"] for row in metrics.read_metrics(local / "metrics.jsonl")]
+        assert evaluated[: rounds // 2] == list(range(2, rounds + 1, 2))
         return rounds
 
 
 def taken_after_round(number, store, monkeypatch):
-    """Another command takes the run, after this one's evaluation of a round."""
+    """Lets another command take over the run after the evaluation of a round."""
     append = workdir.Workdir.append
 
     def appended(self, new):
@@ -138,7 +138,9 @@ def taken_after_round(number, store, monkeypatch):
 # A run.
 
 
-def test_a_run_in_the_cloud_is_that_of_a_local_folder(folder, undisturbed, store, copies, capsys):
+def test_a_run_in_the_cloud_equals_one_in_a_local_folder(
+    folder, undisturbed, store, copies, capsys
+):
     assert run(folder) == 0
     assert (
         "results: memory://bucket/run  (curve: memory://bucket/run/plots" in capsys.readouterr()[0]
@@ -146,13 +148,13 @@ def test_a_run_in_the_cloud_is_that_of_a_local_folder(folder, undisturbed, store
     assert rows() == undisturbed
     local = folder / "local"
     names = {path.relative_to(local).as_posix() for path in local.rglob("*") if path.is_file()}
-    assert without_random(name.removeprefix("/bucket/run/") for name in store()) == (
-        without_random(names)
+    assert without_random_names(name.removeprefix("/bucket/run/") for name in store()) == (
+        without_random_names(names)
     )
     assert not list(Path().glob("memory:*")) and not list(copies.iterdir())
 
 
-def test_a_run_goes_on_where_nothing_local_is_left(folder, undisturbed, monkeypatch, capsys):
+def test_a_run_in_the_cloud_resumes_without_local_files(folder, undisturbed, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         stopping_after(5, patch)
         assert run(folder) == 130
@@ -182,18 +184,18 @@ def test_a_kill_between_any_two_uploads_loses_no_checkpoint(
     with monkeypatch.context() as patch:
         journal = Journal(store, patch)
         assert run(folder, *["--resume"] * (begins != "anew")) == 0
-    states = [at_rest(before) for before in journal.before]
+    states = [resume_round(before) for before in journal.before]
     least = {"anew": -1, "from a damaged checkpoint": 6}[begins]
     assert states == sorted(states) and states[0] == least and states[-1] == 8
     assert "damaged" not in capsys.readouterr().err or begins != "anew"
-    for rounds in set(states) - {-1}:  # with as much as possible of the next checkpoint
+    for rounds in set(states) - {-1}:  # with as much of the next checkpoint as possible
         put_back(journal.before[len(states) - 1 - states[::-1].index(rounds)])
         assert run(folder, "--resume") == 0 and rows() == undisturbed
 
 
 @pytest.mark.slow
-def test_a_kill_while_a_run_in_the_cloud_gets_a_seed(folder, store, monkeypatch):
-    """Between any two uploads of the merge, of which some are tried."""
+def test_a_kill_while_a_seed_is_merged_into_a_run_in_the_cloud(folder, store, monkeypatch):
+    """The kill is between two uploads of the merge; some of these moments are tried."""
     assert run(folder) == 0
     with monkeypatch.context() as patch:
         journal = Journal(store, patch)
@@ -212,23 +214,23 @@ def test_a_kill_while_a_run_in_the_cloud_gets_a_seed(folder, store, monkeypatch)
 
 
 @pytest.mark.parametrize("fails_at", [0, 2, 30])
-def test_a_store_that_fails_ends_a_run_with_one_line(
+def test_a_failing_store_ends_a_run_with_a_one_line_error(
     fails_at, folder, undisturbed, store, monkeypatch, capsys
 ):
     with monkeypatch.context() as patch:
         Journal(store, patch, fails_at)
         assert run(folder) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: memory://bucket/run cannot be written: the network is down")
-    assert said.count("\n") == 1
-    copy = re.search("all files are in ([^;\n]+)", said)[1]
+    message = capsys.readouterr().err
+    assert message.startswith("error: memory://bucket/run cannot be written: the network is down")
+    assert message.count("\n") == 1
+    copy = re.search("all files are in ([^;\n]+)", message)[1]
     if (Path(copy) / "config.json").exists():
         assert run(folder, "--resume", place=copy) == 0 and comparable(copy) == undisturbed
     if fails_at == 30:
         assert run(folder, "--resume") == 0 and rows() == undisturbed
 
 
-def test_files_that_are_cut_off_on_their_way_are_not_used(folder, monkeypatch, capsys):
+def test_truncated_downloads_are_rejected(folder, monkeypatch, capsys):
     assert run(folder) == 0
     get_file = MemoryFileSystem.get_file
 
@@ -239,26 +241,28 @@ def test_files_that_are_cut_off_on_their_way_are_not_used(folder, monkeypatch, c
     monkeypatch.setattr(MemoryFileSystem, "get_file", cut)
     capsys.readouterr()
     assert run(folder, "--resume") == 2
-    said = capsys.readouterr().err
-    assert re.match("error: memory://bucket/run cannot be read: .* was truncated", said)
+    message = capsys.readouterr().err
+    assert re.match("error: memory://bucket/run cannot be read: .* was truncated", message)
 
 
-def test_an_earlier_command_ends_where_another_one_takes_its_run(
+def test_a_command_ends_if_another_command_takes_over_its_run(
     folder, undisturbed, store, monkeypatch, capsys
 ):
     with monkeypatch.context() as patch:
         taken_after_round(6, store, patch)
         assert run(folder) == 2
-    said = capsys.readouterr().err
-    assert "memory://bucket/run was taken over by another command, process 7 on other; th" in said
-    assert [row["round"] for row in rows()] == [2, 4]  # what it had uploaded before
+    message = capsys.readouterr().err
+    assert (
+        "memory://bucket/run was taken over by another command, process 7 on other; th" in message
+    )
+    assert [row["round"] for row in rows()] == [2, 4]  # the rows that it had uploaded before
     assert [path for path in store() if path.endswith(".owner")]
     assert run(folder, "--resume") == 0 and rows() == undisturbed
     assert not [path for path in store() if path.endswith(".owner")]
 
 
 @pytest.mark.slow
-def test_what_clients_keep_on_the_host_is_in_the_cloud_too(folder, undisturbed, monkeypatch):
+def test_client_states_on_the_host_are_saved_in_the_cloud(folder, undisturbed, monkeypatch):
     more = ["--config.method.name=scaffold", "--config.engine.state=host"]
     with monkeypatch.context() as patch:
         stopping_after(5, patch)
@@ -268,21 +272,21 @@ def test_what_clients_keep_on_the_host_is_in_the_cloud_too(folder, undisturbed, 
     assert rows() == comparable(folder / "host")
 
 
-def test_from_python_too(folder):
+def test_a_run_from_python_writes_into_the_cloud(folder):
     config = load_config(str(folder / "toy.py"))
     result = fedjax_lab.run(config, workdir=Path(f"{BUCKET}/run"), quiet=True)  # memory:/bucket
     assert str(result.workdir) == "memory:/bucket/run"
     assert rows() == [{k: v for k, v in row.items() if k != "seconds"} for row in result.metrics]
 
 
-def test_a_partition_is_drawn_into_the_cloud(folder, store, capsys):
+def test_partition_only_writes_its_table_and_picture_into_the_cloud(folder, store, capsys):
     assert run(folder, "--partition_only") == 0
     assert sorted(store()) == ["/bucket/run/partition.csv", "/bucket/run/partition.png"]
     assert "picture: memory://bucket/run/partition.png" in capsys.readouterr().out
     assert run(folder) == 0
 
 
-def test_one_process_alone_writes_into_the_cloud(folder, monkeypatch):
+def test_several_processes_cannot_share_a_run_in_the_cloud(folder, monkeypatch):
     with cloud.staged(f"{BUCKET}/run") as local:
         monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
         with pytest.raises(BadInput, match="cannot hold a run of several processes"):
@@ -292,7 +296,7 @@ def test_one_process_alone_writes_into_the_cloud(folder, monkeypatch):
 # Many runs.
 
 
-def test_a_sweep_in_the_cloud_and_its_readers(folder, store, tmp_path, capsys):
+def test_report_figures_and_tensorboard_read_a_sweep_in_the_cloud(folder, store, tmp_path, capsys):
     words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep", "--methods=fedavg,fedprox"]
     assert sweep.main(["sweep", *words]) == 0
     assert "results: memory://bucket/sweep" in capsys.readouterr().out
@@ -318,7 +322,7 @@ def test_a_sweep_in_the_cloud_and_its_readers(folder, store, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_cell_that_failed_in_the_cloud_is_tried_again(folder, store, monkeypatch):
+def test_a_failed_cell_in_cloud_storage_is_retried(folder, store, monkeypatch):
     words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep"]
     with monkeypatch.context() as patch:
         patch.setattr(sweep.runner, "run", lambda *args, **more: 1 / 0)
@@ -330,7 +334,7 @@ def test_a_cell_that_failed_in_the_cloud_is_tried_again(folder, store, monkeypat
     (summary,) = (path for path in store() if path.endswith("summary.json"))
 
 
-def test_a_cell_that_another_command_takes_is_left_to_it(folder, store, monkeypatch, capsys):
+def test_a_cell_taken_over_by_another_command_is_left_to_it(folder, store, monkeypatch, capsys):
     words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep"]
     with monkeypatch.context() as patch:
         taken_after_round(6, store, patch)
@@ -342,7 +346,7 @@ def test_a_cell_that_another_command_takes_is_left_to_it(folder, store, monkeypa
 
 
 @pytest.mark.slow
-def test_cells_that_run_together_and_shares_are_in_the_cloud(folder, store, capsys):
+def test_cells_run_together_and_in_shares_are_written_to_the_cloud(folder, store, capsys):
     words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep", "--grid=local.lr=0.1,0.2"]
     assert sweep.main(["sweep", *words, "--together"]) == 0
     assert "one by one instead" not in capsys.readouterr().out
@@ -358,7 +362,7 @@ def test_cells_that_run_together_and_shares_are_in_the_cloud(folder, store, caps
 @pytest.mark.parametrize(
     "fails_at", [60, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 90))]
 )
-def test_cells_go_on_one_by_one_after_an_upload_that_failed(
+def test_cells_continue_one_by_one_after_a_failed_upload(
     fails_at, folder, undisturbed, store, monkeypatch, copies, capsys
 ):
     Journal(store, monkeypatch, fails_at)
@@ -369,7 +373,7 @@ def test_cells_go_on_one_by_one_after_an_upload_that_failed(
     assert not list(copies.iterdir())
 
 
-def test_what_others_write_is_fetched_again(store):
+def test_refresh_downloads_files_that_others_have_written(store):
     bucket = fsspec.filesystem("memory")
     bucket.pipe_file("/bucket/run/config.json", b"1")
     bucket.pipe_file("/bucket/run/checkpoints/2/d/a", b"1")
@@ -385,11 +389,11 @@ def test_what_others_write_is_fetched_again(store):
 
 
 @pytest.mark.slow
-def test_workers_write_their_cells_into_the_cloud(folder, tmp_path, capsys):
+def test_workers_write_their_cells_into_remote_storage(folder, tmp_path, capsys):
     words = [f"--config={folder / 'toy.py'}", "--methods=fedavg,fedprox", "--workers=2"]
     assert sweep.main(["sweep", *words, f"--out=file://{tmp_path}/sweep"]) == 0
-    said = capsys.readouterr().out
-    assert "failed" not in said and "not finished" not in said
+    printed = capsys.readouterr().out
+    assert "failed" not in printed and "not finished" not in printed
     assert len(list(tmp_path.glob("sweep/*/summary.json"))) == 2
     assert not list(tmp_path.glob("sweep/**/.owner"))
     assert sweep.main(["sweep", *words, f"--out={BUCKET}/sweep"]) == 2
@@ -399,7 +403,7 @@ def test_workers_write_their_cells_into_the_cloud(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "place, said",
+    "place, message",
     [
         ("gs://", "names no bucket: gs://BUCKET/FOLDER"),
         ("s3:///folder", "names no bucket: s3://BUCKET/FOLDER"),
@@ -408,15 +412,15 @@ def test_workers_write_their_cells_into_the_cloud(folder, tmp_path, capsys):
         ("memory://bucket/file", "is a file, not a folder"),
     ],
 )
-def test_a_place_that_cannot_be_is_one_line(place, said, folder, capsys):
+def test_an_invalid_address_is_a_one_line_error(place, message, folder, capsys):
     fsspec.filesystem("memory").pipe_file("/bucket/file", b"1")
     assert run(folder, place=place) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not list(Path().glob("*:"))
 
 
-def test_a_package_that_is_missing_is_named(folder, monkeypatch, capsys):
+def test_the_missing_package_of_a_scheme_is_named(folder, monkeypatch, capsys):
     def missing(*_, **__):
         raise ImportError("no gcsfs")
 
@@ -425,32 +429,32 @@ def test_a_package_that_is_missing_is_named(folder, monkeypatch, capsys):
     assert "needs the package gcsfs: pip install gcsfs" in capsys.readouterr().err
 
 
-def test_credentials_that_are_missing_are_one_line(folder, monkeypatch, copies, capsys):
+def test_missing_credentials_are_a_one_line_error(folder, monkeypatch, copies, capsys):
     def refused(*_, **__):
         raise RuntimeError("Your default credentials\nwere not found")
 
     monkeypatch.setattr(MemoryFileSystem, "find", refused)
     assert run(folder) == 2
-    said = capsys.readouterr().err
-    assert "cannot be read: Your default credentials were not found (RuntimeError)" in said
+    message = capsys.readouterr().err
+    assert "cannot be read: Your default credentials were not found (RuntimeError)" in message
     assert not list(copies.iterdir())
 
 
-def test_local_paths_are_no_addresses():
+def test_local_paths_are_distinguished_from_addresses():
     for path in ("runs/a", "/tmp/x:y", "a:b/c", "C:/x", None, ""):
         assert cloud.split(path) is None
     assert cloud.split("file:///b/x") == cloud.split(Path("file:///b/x")) == ("file", "/b/x")
     assert cloud.split("gs://b/x/") == cloud.split(Path("gs://b/x")) == ("gs", "b/x")
 
 
-def test_commands_that_need_a_local_folder_say_so(capsys):
+def test_a_cloud_address_is_rejected_where_a_local_path_is_needed(capsys):
     assert report.main(["runs", "--out=gs://bucket/table.md"]) == 2
     assert "--out must be a local path, got gs:" in capsys.readouterr().err
     with pytest.raises(BadInput, match="must be a local path"):
         metrics.make_folder(Path("gs://bucket/x"))
 
 
-def test_a_run_in_the_cloud_is_loaded_and_its_store_stays_as_it_is(folder, store):
+def test_a_run_in_the_cloud_is_loaded_without_changing_the_store(folder, store):
     assert run(folder) == 0
     before = store()
     loaded = fedjax_lab.load(f"{BUCKET}/run")

@@ -1,4 +1,4 @@
-"""k-means, balanced clusters against a plain reference, the elbow."""
+"""k-means, balanced clusters against a plain reference, and the elbow criterion."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def rng():
     return np.random.default_rng(0)
 
 
-def test_kmeans_finds_what_is_there():
+def test_kmeans_finds_well_separated_clusters():
     labels = clusters.assign(blobs([5, 3, 7]), 3, rng())
     blocks = [set(labels[a:b]) for a, b in ((0, 5), (5, 8), (8, 15))]
     assert [len(block) for block in blocks] == [1, 1, 1] and len(set.union(*blocks)) == 3
@@ -35,8 +35,8 @@ def test_equal_points_share_a_cluster():
 
 
 @pytest.mark.parametrize("sizes", [[18, 1, 1], [10, 10, 1], [7, 7, 7], [30, 2, 2, 2, 4]])
-def test_balanced_clusters_keep_below_their_cap(sizes):
-    """cap = max(floor(1.2 n / K), ceil(n / K)); nobody is lost, and who fits stays."""
+def test_balanced_clusters_do_not_exceed_their_cap(sizes):
+    """cap = max(floor(1.2 n / K), ceil(n / K)); clusters that fit are left as they are."""
     points, K = blobs(sizes), len(sizes)
     labels = clusters.assign(points, K, rng(), balanced=True)
     n = sum(sizes)
@@ -49,24 +49,24 @@ def test_balanced_clusters_keep_below_their_cap(sizes):
 
 
 def reference_balance(points, centers, rng):
-    """Section 5.6, step by step, with the clusters forbidden to a member written down."""
+    """Section 5.6, step by step; each member has a set of clusters that it must not join."""
     n, K = len(points), len(centers)
     cap, centers, last = max(int(1.2 * n / K), -(-n // K)), centers.copy(), None
     for _ in range(100):
-        far = [[np.sqrt(((p - c) ** 2).sum()) for c in centers] for p in points]
-        a = [min(range(K), key=lambda k: (far[i][k], k)) for i in range(n)]  # noqa: B023
+        distance = [[np.sqrt(((p - c) ** 2).sum()) for c in centers] for p in points]
+        a = [min(range(K), key=lambda k: (distance[i][k], k)) for i in range(n)]  # noqa: B023
         forbidden = [set() for _ in range(n)]
         empty = [k for k in range(K) if k not in a]
         for k in range(K):
             while a.count(k) > cap:
                 members = [i for i in range(n) if a[i] == k]
-                i = max(members, key=lambda i: (far[i][k], -i))  # noqa: B023
+                i = max(members, key=lambda i: (distance[i][k], -i))  # noqa: B023
                 a[i] = -1
                 forbidden[i].add(k)
         for i in range(n):
             if a[i] < 0:
                 free = [k for k in range(K) if k not in forbidden[i] and a.count(k) < cap]
-                a[i] = min(free, key=lambda k: (far[i][k], k))  # noqa: B023
+                a[i] = min(free, key=lambda k: (distance[i][k], k))  # noqa: B023
         for k in range(K):
             members = [i for i in range(n) if a[i] == k]
             centers[k] = points[members].mean(0) if members else points[rng.integers(n)]
@@ -76,8 +76,8 @@ def reference_balance(points, centers, rng):
     return np.array(a)
 
 
-def test_balanced_clusters_against_a_plain_reference():
-    """40 cases: ties of integers, centers far away that stay empty, crowded ones."""
+def test_balanced_clusters_equal_those_of_a_plain_reference():
+    """40 cases: ties between integer points, distant centers that stay empty, full clusters."""
     for seed in range(40):
         draw = np.random.default_rng(seed)
         n, K = int(draw.integers(6, 30)), int(draw.integers(2, 6))
@@ -89,35 +89,35 @@ def test_balanced_clusters_against_a_plain_reference():
         np.testing.assert_array_equal(actual, expected)
 
 
-def test_balanced_clusters_split_what_is_equal():
+def test_balanced_clusters_split_equal_points():
     """Six equal points in four clusters of at most two."""
     labels = clusters.assign(np.ones((6, 3)), 4, rng(), balanced=True)
     assert np.bincount(labels).max() == 2
 
 
-def test_a_full_cluster_gives_away_its_farthest():
-    """Six points on a line, two centers, room for three each: the one nearest to 10 moves."""
+def test_an_overfull_cluster_gives_away_its_farthest_member():
+    """Six points on a line and two centers with at most three members: the point at 4 moves."""
     points = np.array([[0.0], [0.1], [0.2], [4.0], [10.0], [10.1]])
     labels = clusters.balance(points, np.array([[0.0], [10.0]]), rng())
     np.testing.assert_array_equal(labels, [0, 0, 0, 1, 1, 1])
 
 
 @pytest.mark.slow
-def test_the_elbow_is_where_the_curve_bends():
+def test_the_elbow_is_the_point_farthest_from_the_chord():
     K, inertia = clusters.elbow(blobs([6, 6, 6, 6]), rng())
     assert K == 4
     n = len(inertia)
     assert n == 12 and (np.diff(inertia) < 0).all()
     ends = np.array([[1, inertia[0]], [n, inertia[-1]]])
     along = (ends[1] - ends[0]) / np.linalg.norm(ends[1] - ends[0])
-    far = [
+    distances = [
         abs(np.cross(np.append(along, 0), np.append(np.array([k + 1, inertia[k]]) - ends[0], 0))[2])
         for k in range(n)
     ]
-    assert K == 1 + int(np.argmax(far))
+    assert K == 1 + int(np.argmax(distances))
 
 
-def test_the_elbow_of_few_points():
+def test_the_elbow_of_few_or_equal_points():
     assert clusters.elbow(np.ones((5, 2)), rng())[0] == 1
     assert clusters.elbow(np.array([[0.0], [1.0]]), rng())[0] == 1
     assert clusters.elbow(np.array([[0.0], [0.5], [1.0]]), rng())[0] == 1  # a tie

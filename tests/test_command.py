@@ -1,4 +1,4 @@
-"""What commands share: streams that close, interrupts at any moment, failures of the machine."""
+"""The behavior of all commands: interrupts, closed streams, machine failures, compiled programs."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZA
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A config file that trains in a moment."""
+    """A config file whose run takes only a moment."""
     folder = tmp_path_factory.mktemp("toy")
     toys.write_examples(folder / "data.npz")
     return toys.write_config(folder, run={"rounds": 2, "eval_every": 1, "cohort": 3})
@@ -40,13 +40,13 @@ def finished(toy, tmp_path_factory):
 
 
 def call(*arguments):
-    """main in this process; its flags are forgotten afterward. Returns the exit code."""
+    """Calls main in this process, restores its flags, and returns the exit code."""
     with flagsaver.flagsaver():
         return main.main(["main", *arguments])
 
 
 def start(*words, run="-m", **options):
-    """A command in a process of its own."""
+    """Starts a command in a separate process."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(
         [sys.executable, run, *words], **{"env": ENVIRONMENT, **pipes, **options}
@@ -57,8 +57,8 @@ def start(*words, run="-m", **options):
 
 
 @pytest.mark.parametrize("module", ["main", "sweep", "report", "paper", "tensorboard"])
-def test_every_command_watches_before_it_imports(module):
-    """Its first imports are those of `command`, which needs the standard library alone."""
+def test_every_command_handles_interrupts_before_its_other_imports(module):
+    """The first import of each one is `command`, which needs only the standard library."""
     lines = (ROOT / f"fedjax_lab/{module}.py").read_text().split('"""', 2)[2].strip().splitlines()
     assert lines[0].startswith('if __name__ == "__main__":')
     assert lines[3].strip() == "command.begin()"
@@ -83,8 +83,8 @@ command.run(lambda arguments: command.call(main, arguments, "do it again"), [])
 
 @pytest.mark.parametrize("number", interrupts.SIGNALS)
 @pytest.mark.parametrize("body", ["time.sleep(60)", "while True: pass", "compiled()"])
-def test_an_interrupt_ends_any_command_at_once_in_one_line(body, number):
-    """Asleep, in Python's loops, in compiled code that holds no lock; nothing can swallow it."""
+def test_an_interrupt_ends_any_command_at_once_with_one_line(body, number):
+    """The command sleeps, loops in Python or runs compiled code, and swallows any exception."""
     setup = (
         "import jax; compiled = lambda: jax.jit(lambda: jax.lax.while_loop("
         "lambda i: i < 1 << 30, lambda i: i + jax.random.bits(jax.random.key(i)) % 2, 0))"
@@ -95,13 +95,13 @@ def test_an_interrupt_ends_any_command_at_once_in_one_line(body, number):
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.3)
     process.send_signal(number)
-    _, said = process.communicate(timeout=30)
+    _, message = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said == "interrupted; do it again\n"
+    assert message == "interrupted; do it again\n"
 
 
-def test_an_interrupt_after_all_is_done_changes_nothing():
-    """Python ends threads and then handlers of signals; without them SIGINT would kill."""
+def test_an_interrupt_during_the_exit_has_no_effect():
+    """At exit, Python removes signal handlers; SIGINT must not kill the process after that."""
     code = """
 import atexit, os, signal
 from fedjax_lab import command
@@ -109,11 +109,11 @@ atexit.register(os.kill, os.getpid(), signal.SIGINT)
 command.begin()
 """
     process = start(code, run="-c")
-    _, said = process.communicate(timeout=100)
-    assert (process.returncode, said) == (0, "")
+    _, message = process.communicate(timeout=100)
+    assert (process.returncode, message) == (0, "")
 
 
-def test_a_second_interrupt_says_nothing_again_and_leaves_no_children():
+def test_a_second_interrupt_prints_nothing_and_leaves_no_child_processes():
     code = """
 import os, signal, subprocess, sys, time
 from fedjax_lab import command, interrupts
@@ -128,14 +128,14 @@ os.kill(os.getpid(), signal.SIGINT)
 time.sleep(60)
 """
     process = start(code, run="-c")
-    out, said = process.communicate(timeout=100)
-    assert (process.returncode, said) == (130, "interrupted after round 3\n")
+    out, message = process.communicate(timeout=100)
+    assert (process.returncode, message) == (130, "interrupted after round 3\n")
     with pytest.raises(ProcessLookupError):
         os.kill(int(out), 0)
 
 
 @pytest.mark.slow
-def test_an_interrupt_while_rounds_are_played_saves_the_state(toy, tmp_path, monkeypatch, capfd):
+def test_an_interrupt_during_the_rounds_saves_the_state(toy, tmp_path, monkeypatch, capfd):
     before = signal.getsignal(signal.SIGINT)
     play = Engine.play
 
@@ -146,16 +146,16 @@ def test_an_interrupt_while_rounds_are_played_saves_the_state(toy, tmp_path, mon
     monkeypatch.setattr(Engine, "play", interrupted)
     folder = tmp_path / "run"
     assert call(f"--config={toy}", f"--workdir={folder}") == 130
-    said = capfd.readouterr()
-    assert said.out.count(interrupts.STOPPING) == 1
+    printed = capfd.readouterr()
+    assert printed.out.count(interrupts.STOPPING) == 1
     again = f"continue with the same command and --workdir={folder} --resume"
-    assert said.err == f"interrupted after round 1 of 2; {again}\n"
+    assert printed.err == f"interrupted after round 1 of 2; {again}\n"
     assert (folder / "checkpoints/1").is_dir()
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_what_is_said_where_nothing_was_saved(toy, tmp_path, monkeypatch, capsys):
-    """Before config.json there is nothing to resume, and a new folder goes away."""
+def test_an_interrupt_before_anything_is_saved_leaves_no_folder(toy, tmp_path, monkeypatch, capsys):
+    """Before config.json is written there is nothing to resume, and a new folder is removed."""
 
     def interrupted(*_, **options):
         raise KeyboardInterrupt
@@ -171,8 +171,8 @@ def test_what_is_said_where_nothing_was_saved(toy, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_does_not_end_training(toy, finished, tmp_path):
-    """`main ... | head -1`: the run goes on, and its files are those of any other run."""
+def test_a_closed_output_pipe_does_not_end_training(toy, finished, tmp_path):
+    """With `main ... | head -1` the run continues, and its files equal those of another run."""
     process = start("fedjax_lab.main", f"--config={toy}", f"--workdir={tmp_path / 'run'}")
     process.stdout.close()
     assert process.wait(200) == 0, process.stderr.read()
@@ -181,7 +181,7 @@ def test_a_reader_that_leaves_does_not_end_training(toy, finished, tmp_path):
 
 
 def same_run(folder, other):
-    """Both are finished, with the same numbers up to rounding: their devices differ in number."""
+    """Asserts that both finished with equal numbers, up to rounding since their devices differ."""
     assert (folder / "summary.json").exists() and (folder / "plots/learning_curve.png").exists()
     rows, others = (metrics.read_metrics(path / "metrics.jsonl") for path in (folder, other))
     for row, expected in zip(rows, others, strict=True):
@@ -191,13 +191,13 @@ def same_run(folder, other):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_for_the_output(finished):
-    """A report is its output: it fails. With an output closed by its reader it does not."""
+def test_a_report_fails_if_the_disk_of_its_output_is_full(finished):
+    """The output is all that a report produces. If its reader closes it, the report succeeds."""
     with open("/dev/full", "w") as full:
         process = start("fedjax_lab.report", str(finished), stdout=full)
         assert process.wait(100) == 1
-    said = process.stderr.read()
-    assert "No space left on device" in said and said.count("\n") == 1
+    message = process.stderr.read()
+    assert "No space left on device" in message and message.count("\n") == 1
     process = start("fedjax_lab.report", str(finished))
     process.stdout.close()
     assert process.wait(100) == 0 and process.stderr.read() == ""
@@ -219,8 +219,8 @@ command.run(main, sys.argv[1:])
 
 
 @pytest.mark.parametrize("close", ["os.close(1)", "os.close(2)", "os.closerange(0, 3)", "pass"])
-def test_closed_streams_and_names_that_a_terminal_cannot_show(close, tmp_path):
-    """No file of ours takes the place of a closed stream; an ASCII terminal gets escapes."""
+def test_commands_work_with_closed_streams_and_ascii_terminals(close, tmp_path):
+    """No file gets the descriptor of a closed stream; an ASCII terminal gets escape sequences."""
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
     words = [sys.executable, "-c", CLOSED.format(close=close), str(tmp_path / "file")]
     done = subprocess.run(words, env=environment, capture_output=True)
@@ -230,7 +230,7 @@ def test_closed_streams_and_names_that_a_terminal_cannot_show(close, tmp_path):
         assert done.stdout.strip() == done.stderr.strip() == b"caf\\xe9 \\udcff"
 
 
-# The machine.
+# Machine failures.
 
 
 def failing(error):
@@ -258,53 +258,53 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("error, said", FAILURES, ids=lambda value: str(value)[:40])
-def test_a_failure_of_the_machine_is_one_line_and_exit_code_1(
-    error, said, finished, toy, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize("error, message", FAILURES, ids=lambda value: str(value)[:40])
+def test_a_machine_failure_is_a_one_line_error_with_exit_code_1(
+    error, message, finished, toy, tmp_path, monkeypatch, capsys
 ):
-    """In a run, in a sweep, in a report. What was saved is kept, and the line says how to go on."""
+    """In a run, a report and a sweep. The error of the run adds that nothing was saved."""
     monkeypatch.setattr(runner, "run", failing(error))
     monkeypatch.setattr(report, "report", failing(error))
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'run'}"]
     assert call(*arguments) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {said}") and err.count("\n") == 1
+    assert err.startswith(f"error: {message}") and err.count("\n") == 1
     assert err.endswith("; nothing was saved\n")
     assert report.main([str(finished)]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {said}")
+    assert capsys.readouterr().err.startswith(f"error: {message}")
     if not isinstance(error, BadInput):
         assert sweep.main(["sweep", f"--config={toy}", f"--out={tmp_path / 'sweep'}"]) == 1
-        assert f"failed: {said}"[:40] in capsys.readouterr().out
+        assert f"failed: {message}"[:40] in capsys.readouterr().out
 
 
-def test_a_model_that_memory_cannot_hold_is_told_before_the_run_is_killed(toy, tmp_path, capsys):
-    """A CPU's memory is promised to everybody: no allocation would fail."""
+def test_a_model_too_large_for_memory_is_a_one_line_error(toy, tmp_path, capsys):
+    """The memory of a CPU is overcommitted: without a check, the process would be killed."""
     assert (
         call(f"--config={toy}", "--config.model.width=2000000000", f"--workdir={tmp_path / 'w'}")
         == 1
     )
-    said = capsys.readouterr().err
-    assert "out of memory; the model and the clients' states need" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "out of memory; the model and the clients' states need" in message
+    assert message.count("\n") == 1
 
 
-def test_a_round_that_memory_cannot_hold(toy, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(safe, "free_memory", lambda: 10_000)  # room for the states alone
+def test_a_round_too_large_for_memory_is_an_error(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(safe, "free_memory", lambda: 10_000)  # enough for the states only
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'run'}") == 1
     assert "out of memory; a round needs 0.0 GiB, and 0.0 GiB are free" in capsys.readouterr().err
 
 
-def test_mistakes_in_data_and_faults_of_the_program_are_not_the_machines(capsys):
+def test_bad_data_and_program_bugs_are_not_reported_as_machine_failures(capsys):
     too_large = caused(BadInput("x.npz claims 64 GB"), MemoryError())
     assert command.call(failing(too_large), []) == 2
     assert capsys.readouterr().err == "error: x.npz claims 64 GB\n"
-    with pytest.raises(ZeroDivisionError):  # of text: a file beside the package is a user's
+    with pytest.raises(ZeroDivisionError):  # from text: this file would be user code
         command.call(eval("lambda _: 1 // 0"), [])
     with pytest.raises(OSError, match="Bad file descriptor"):
         command.call(eval("lambda _: os.fstat(-1)"), [])
 
 
-OWN = """
+USER_CODE = """
 import sys
 from fedjax_lab.methods.fedavg import fedavg
 
@@ -320,59 +320,61 @@ def while_traced(task):
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, message",
     [
         ("raises", "line 6: AttributeError: 'Task' object has no attribute 'nothing'"),
         ("leaves", "line 9: SystemExit: bye"),
         ("while_traced", "line 12: AttributeError: 'Work' object has no attribute 'trian'"),
     ],
 )
-def test_what_code_of_the_users_own_raises_is_told_with_its_place(
-    name, said, toy, tmp_path, monkeypatch, capsys
+def test_an_error_in_user_code_is_reported_with_its_file_and_line(
+    name, message, toy, tmp_path, monkeypatch, capsys
 ):
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.py").write_text(USER_CODE)
     method = f"--config.method.name={tmp_path / 'own.py'}:{name}"
     assert call(f"--config={toy}", method, f"--workdir={tmp_path / 'run'}") == 2
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line != "compiling"] == [f"error: own.py, {said}"]
+    assert [line for line in lines if line != "compiling"] == [f"error: own.py, {message}"]
 
 
-def test_a_path_that_cannot_be_used_is_named(capsys):
+def test_an_unusable_path_is_a_one_line_error(capsys):
     for error in (
         OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300),
         PermissionError(13, "Permission denied", "b"),
     ):
         assert command.call(failing(error), []) == 2
-        said = capsys.readouterr().err
-        assert error.strerror in said and said.count("\n") == 1
+        message = capsys.readouterr().err
+        assert error.strerror in message and message.count("\n") == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [700, 4000])
-def test_a_disk_that_fills_up_and_then_has_room_again(limit, toy, finished, tmp_path):
-    """A limit on the size of files stands for the disk: config.json fails, or a picture does."""
+def test_a_run_is_repeated_or_resumed_after_a_full_disk(limit, toy, finished, tmp_path):
+    """A limit on file sizes stands for the disk: config.json or a picture cannot be written."""
     words = ["fedjax_lab.main", f"--config={toy}", f"--workdir={tmp_path / 'run'}"]
     code = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
     code += "; runpy.run_module('fedjax_lab.main', run_name='__main__', alter_sys=True)"
     process = start(code, *words[1:], run="-c")
-    _, said = process.communicate(timeout=200)
-    assert process.returncode == 1, said
-    assert said.startswith("error: ") and said.count("\n") == 1 and "File too large" in said
-    assert ("--resume" in said) == (tmp_path / "run/config.json").exists()
-    assert call(*words[1:], *["--resume"] * ("--resume" in said)) == 0
+    _, message = process.communicate(timeout=200)
+    assert process.returncode == 1, message
+    assert (
+        message.startswith("error: ") and message.count("\n") == 1 and "File too large" in message
+    )
+    assert ("--resume" in message) == (tmp_path / "run/config.json").exists()
+    assert call(*words[1:], *["--resume"] * ("--resume" in message)) == 0
     same_run(tmp_path / "run", finished)
 
 
 @pytest.mark.slow
-def test_a_platform_that_is_not_there(toy):
+def test_an_unknown_platform_is_a_one_line_error(toy):
     environment = {**ENVIRONMENT, "JAX_PLATFORMS": "abacus"}
     process = start("fedjax_lab.main", f"--config={toy}", env=environment)
-    _, said = process.communicate(timeout=100)
+    _, message = process.communicate(timeout=100)
     assert process.returncode == 2
-    assert said.startswith("error: JAX_PLATFORMS=abacus: ") and said.count("\n") == 1
+    assert message.startswith("error: JAX_PLATFORMS=abacus: ") and message.count("\n") == 1
 
 
-def test_a_platform_without_a_plugin(monkeypatch):
+def test_a_platform_without_its_plugin_is_an_error(monkeypatch):
     def devices():
         raise AssertionError  # as jax does under JAX_PLATFORMS=cuda without its package
 
@@ -384,7 +386,7 @@ def test_a_platform_without_a_plugin(monkeypatch):
 # Compiled programs.
 
 
-def test_compiled_programs_are_kept_in_the_users_cache_and_repaired(tmp_path, monkeypatch):
+def test_compiled_programs_are_cached_and_damaged_entries_are_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path))
     keys = ("compilation_cache_dir", "compilation_cache_max_size")
     keys = [f"jax_{key}" for key in (*keys, "persistent_cache_min_compile_time_secs")]
@@ -412,7 +414,7 @@ def test_compiled_programs_are_kept_in_the_users_cache_and_repaired(tmp_path, mo
 
 
 @pytest.mark.parametrize("name", ["file", "not utf-8 \udcff"])
-def test_a_cache_that_cannot_be_written_is_no_obstacle(name, tmp_path, monkeypatch):
+def test_an_unwritable_cache_folder_is_ignored(name, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / name))
     before = jax.config.jax_compilation_cache_dir

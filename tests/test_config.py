@@ -1,4 +1,4 @@
-"""Configs: defaults, files, overrides, mistakes told in one line."""
+"""Configs: defaults, overrides, earlier names, and one-line errors."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ from fedjax_lab.registry import METHODS, NAMED
 
 
 def str_of(value):
-    """As a shell passes it."""
+    """The value as text, as a shell passes it."""
     return "9" * 5000 if isinstance(value, int) and value > 10**4000 else str(value)
 
 
-def test_a_config_is_filled_with_every_default():
+def test_missing_settings_get_their_defaults():
     config = resolve({"method": {"name": "fedprox"}, "local": {"lr": 1}})
     assert config.method.mu == METHODS["fedprox"].__kwdefaults__["mu"]
     assert config.local.lr == 1.0 and isinstance(config.local.lr, float)
@@ -27,7 +27,7 @@ def test_a_config_is_filled_with_every_default():
 
 
 @pytest.mark.parametrize(
-    "config, said",
+    "config, message",
     [
         ({"model": {"name": ["mlp"]}}, r"config.model.name must be text, got \['mlp'\]"),
         ({"data": {"name": {}}}, "config.data.name must be text, got {}"),
@@ -53,12 +53,12 @@ def test_a_config_is_filled_with_every_default():
         ),
     ],
 )
-def test_a_config_with_a_mistake_is_told(config, said):
-    with pytest.raises(BadInput, match=said):
+def test_a_config_with_a_mistake_is_rejected(config, message):
+    with pytest.raises(BadInput, match=message):
         resolve(config)
 
 
-def test_a_path_is_taken_as_it_is_written():
+def test_a_path_is_not_parsed_as_a_number():
     config = resolve({"data": {"name": "arrays"}}, [("data.path", "1e3")])
     assert config.data.path == "1e3"
 
@@ -73,17 +73,17 @@ def test_a_whole_number_may_be_written_as_a_float(number):
 
 
 @pytest.mark.parametrize("given", [True, "True", "true", "T", "1"])
-def test_what_is_true_or_false_is_written_as_for_absl(given):
+def test_booleans_are_written_as_in_absl_flags(given):
     fedlc = {"method": {"name": "fedlc"}}
     assert resolve(fedlc, [("method.exclude_true", given)]).method.exclude_true is True
     opposite = {True: False, "True": "False", "true": "false", "T": "F", "1": "0"}[given]
     assert resolve(fedlc, [("method.exclude_true", opposite)]).method.exclude_true is False
-    said = complaint(resolve, fedlc, [("method.exclude_true", "yes")])
-    assert said == "config.method.exclude_true must be of type bool, got 'yes'"
+    message = complaint(resolve, fedlc, [("method.exclude_true", "yes")])
+    assert message == "config.method.exclude_true must be of type bool, got 'yes'"
 
 
 @pytest.mark.parametrize("key", ["local.lr", "method.name", "data.unseen", "run.rounds"])
-def test_a_flag_without_a_value_is_for_what_is_true_or_false(key):
+def test_only_boolean_flags_may_be_given_without_a_value(key):
     use = f"use --config.{key}=VALUE"
     assert complaint(resolve, {}, [(key, True)]) == f"--config.{key} needs a value; {use}"
     assert complaint(resolve, {}, [(key, False)]) == f"--noconfig.{key} is not a flag; {use}"
@@ -96,7 +96,7 @@ def test_a_flag_without_a_value_is_for_what_is_true_or_false(key):
         *(("(a, b)", ("a", "b")), ("a", ("a",)), ("'a','b'", ("a", "b")), ("", ())),
     ],
 )
-def test_a_tuple_is_written_as_for_config_flags(text, value, monkeypatch):
+def test_tuples_are_written_as_in_config_flags(text, value, monkeypatch):
     def toy(num_classes, *, sizes: tuple = ()):
         pass
 
@@ -106,13 +106,13 @@ def test_a_tuple_is_written_as_for_config_flags(text, value, monkeypatch):
 
 
 @pytest.mark.parametrize("key", ["strategy", "seeds"])
-def test_the_earlier_name_of_a_value_goes_on_working(key):
+def test_the_earlier_name_of_a_value_still_works(key):
     in_file = resolve({"engine": {key: "vectorised"}})
     given = resolve({}, [(f"engine.{key}", "vectorised")])
     assert in_file.engine[key] == given.engine[key] == "vectorized"
 
 
-def test_metrics_are_named_with_and_without_brackets():
+def test_metrics_are_listed_with_or_without_brackets():
     for text in ("ece,top5", "('ece', 'top5')", "['ece', 'top5']"):
         assert resolve({}, [("run.metrics", text)]).run.metrics == ("ece", "top5")
     assert resolve({"run": {"metrics": ["ece"]}}).run.metrics == ("ece",)
@@ -120,16 +120,16 @@ def test_metrics_are_named_with_and_without_brackets():
     assert complaint(resolve, {"run": {"metrics": (1,)}}).endswith("must be text, got 1")
 
 
-def test_the_earlier_name_of_a_key_goes_on_working(monkeypatch):
+def test_the_earlier_name_of_a_key_still_works(monkeypatch):
     monkeypatch.setitem(aliases.ALIASES, "local.rate", "local.lr")
     assert resolve({"local": {"rate": 0.5}}).local.lr == 0.5
     assert resolve({"local": {"lr": 0.2}}, [("local.rate", "0.5")]).local.lr == 0.5
-    said = complaint(resolve, {"local": {"rate": 0.5, "lr": 0.2}})
-    assert said == "config.local.lr is given twice, once under its earlier name"
+    message = complaint(resolve, {"local": {"rate": 0.5, "lr": 0.2}})
+    assert message == "config.local.lr is given twice, once under its earlier name"
 
 
-def test_every_alias_is_of_something_there_is():
-    """And it is no longer a name itself."""
+def test_every_alias_stands_for_an_existing_name():
+    """An alias is not a current name itself."""
     config = resolve({})
     for old, new in aliases.ALIASES.items():
         key, _, value = new.partition("=")
@@ -162,7 +162,7 @@ SECTIONS = st.sampled_from(list(DEFAULTS))
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(st.dictionaries(SECTIONS, st.dictionaries(KEYS, VALUES, max_size=2), max_size=3))
-def test_any_config_is_resolved_or_told_in_one_line(config):
+def test_any_config_is_resolved_or_rejected_with_a_short_error(config):
     try:
         resolve(config)
     except BadInput as error:
@@ -179,7 +179,7 @@ def test_any_config_is_resolved_or_told_in_one_line(config):
         max_size=3,
     )
 )
-def test_any_override_is_taken_or_told_in_one_line(overrides):
+def test_any_override_is_accepted_or_rejected_with_a_short_error(overrides):
     try:
         resolve({}, overrides)
     except BadInput as error:

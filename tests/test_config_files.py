@@ -1,4 +1,4 @@
-"""Config files: how they are read, mistakes told in one line."""
+"""Config files: how they are found and read, and one-line errors."""
 
 import pytest
 from inputs import complaint
@@ -10,7 +10,7 @@ from fedjax_lab.configs import hfedf_digits, quickstart
 NESTED = "x = []\n    for _ in range(10**5): x = [x]\n    "
 
 
-FILES = {  # what a config file holds, and what is said of it
+FILES = {  # {content of a config file: part of the error}
     "import sys; sys.exit(0)": "cannot be loaded: SystemExit: 0",
     "def get_config():\n    raise SystemExit": "cannot be loaded: SystemExit",
     "def get_config(:": "SyntaxError",
@@ -28,18 +28,22 @@ FILES = {  # what a config file holds, and what is said of it
 
 
 @pytest.mark.parametrize("text", FILES, ids=range(len(FILES)))
-def test_a_config_file_with_a_mistake_is_told_in_one_line(tmp_path, text):
+def test_a_config_file_with_a_mistake_is_a_one_line_error(tmp_path, text):
     path = tmp_path / "config.py"
     path.write_bytes(text.replace("\udcff", "\xff").encode("latin-1"))
-    said = complaint(lambda: resolve(load_config(str(path))))
-    assert FILES[text].lower() in said.lower() and len(said) < 500
+    message = complaint(lambda: resolve(load_config(str(path))))
+    assert FILES[text].lower() in message.lower() and len(message) < 500
 
 
-def test_a_config_path_that_is_no_file(tmp_path):
+def test_a_config_path_that_is_not_a_file_is_rejected(tmp_path):
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "folders.py").touch()
-    said = complaint(load_config, str(tmp_path / "folder.py"))
-    assert said.startswith("no config file ") and "did you mean" in said and "folders.py'?" in said
+    message = complaint(load_config, str(tmp_path / "folder.py"))
+    assert (
+        message.startswith("no config file ")
+        and "did you mean" in message
+        and "folders.py'?" in message
+    )
     for path in ("a" * 5000, "a\0b"):
         assert len(complaint(load_config, path)) < 500
 
@@ -57,7 +61,7 @@ def test_a_config_path_may_have_colons(tmp_path, monkeypatch):
     assert name == "near.py:near"
 
 
-def test_a_config_file_may_have_any_ending_and_ctrl_c_stays_one(tmp_path):
+def test_a_config_file_may_have_any_suffix_and_be_interrupted(tmp_path):
     path = tmp_path / "config.txt"
     path.write_text("def get_config():\n    return {'run': {'rounds': 3}}")
     assert load_config(str(path)) == {"run": {"rounds": 3}}
@@ -66,12 +70,12 @@ def test_a_config_file_may_have_any_ending_and_ctrl_c_stays_one(tmp_path):
         load_config(str(path))
 
 
-def test_a_packaged_config_is_found_by_name_and_a_path_wins(tmp_path, monkeypatch):
+def test_packaged_configs_are_found_by_name_and_files_take_precedence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert {"quickstart", "hfedf_digits"} <= packaged().keys() and "__init__" not in packaged()
     assert load_config("quickstart") == quickstart.get_config()
     assert load_config("hfedf_digits:fedprox") == hfedf_digits.get_config("fedprox")
-    (tmp_path / "quickstart").mkdir()  # a folder is no config
+    (tmp_path / "quickstart").mkdir()  # a folder is not a config
     assert load_config("quickstart") == quickstart.get_config()
     (tmp_path / "quickstart").rmdir()
     (tmp_path / "quickstart").write_text("def get_config():\n    return {'run': {'rounds': 3}}")
@@ -79,6 +83,6 @@ def test_a_packaged_config_is_found_by_name_and_a_path_wins(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["quickstrat", "quickstrat:fedavg", "configs/quickstart.py"])
-def test_a_mistyped_name_gets_the_nearest_packaged_config(name, tmp_path, monkeypatch):
+def test_a_mistyped_name_suggests_the_nearest_packaged_config(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert complaint(load_config, name).endswith("did you mean 'quickstart'?")

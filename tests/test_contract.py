@@ -1,4 +1,4 @@
-"""What a method's functions must take and return, told in one line before anything is compiled."""
+"""What a method's functions must take and return; errors are reported before any compilation."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ def stages_of(method):
     return (Stage("train", method, 1),)
 
 
-def test_what_a_method_of_ours_takes_is_right():
+def test_built_in_methods_satisfy_the_contract():
     for name in ("fedavg", "scaffold", "hfedf", "fediir", "pfedhn", "fedrep", "client2vec"):
         method = toys.make(name)
         stages = method(4) if callable(method) else stages_of(method)
@@ -33,7 +33,7 @@ def test_what_a_method_of_ours_takes_is_right():
 
 
 @pytest.mark.parametrize(
-    "method, said",
+    "method, error",
     [
         (
             with_exchange(local=lambda w, client: w),
@@ -50,34 +50,34 @@ def test_what_a_method_of_ours_takes_is_right():
         (3, "must be a Method, not 3"),
     ],
 )
-def test_a_function_that_cannot_be_called_is_named(method, said):
-    assert said in complaint(contract.check_stages, stages_of(method))
+def test_an_invalid_method_is_rejected_with_the_reason(method, error):
+    assert error in complaint(contract.check_stages, stages_of(method))
 
 
-def test_stages_are_a_tuple_of_stages():
+def test_stages_must_be_a_tuple_of_stages():
     assert "must be a tuple of Stage, not 3" in complaint(contract.check_stages, 3)
 
 
-def test_embeddings_have_no_validation_rows():
+def test_a_stage_on_embeddings_must_not_use_validation_rows():
     stages = (Stage("train", PLAIN._replace(validation=True), 1, view=View(embedded=True)),)
     assert "which have no validation rows" in complaint(contract.check_stages, stages)
 
 
 @pytest.mark.parametrize(
-    "state, said",
+    "state, error",
     [
         (3, "must return a State, not 3"),
         (State((), jnp.zeros(toys.C + 1)), "each array [8, ...], not [9]"),
         (State((), 0.5), "each array [8, ...], not []"),
     ],
 )
-def test_the_first_state(state, said):
+def test_init_must_return_a_state_with_an_axis_of_clients(state, error):
     method = PLAIN._replace(init=lambda key, num_clients: state)
-    assert said in complaint(simulate.init, method, KEYS, toys.C)
+    assert error in complaint(simulate.init, method, KEYS, toys.C)
 
 
 @pytest.mark.parametrize(
-    "fields, said",
+    "fields, error",
     [
         (
             {"local": lambda w, client, work: jnp.zeros(3)},
@@ -91,32 +91,32 @@ def test_the_first_state(state, said):
         ({"aggregate": lambda server, uploads, cohort: 1}, "must return the server's state"),
     ],
 )
-def test_what_a_round_gives_is_like_what_it_was_given(fields, said):
-    assert said in complaint(toys.player(with_exchange(**fields)), KEYS, 0, 1)
+def test_a_round_must_keep_the_structure_of_the_states(fields, error):
+    assert error in complaint(toys.player(with_exchange(**fields)), KEYS, 0, 1)
 
 
 @pytest.mark.parametrize(
-    "drawn, said",
+    "drawn, error",
     [
         (jnp.arange(5), "not int32[5]"),
         ((jnp.zeros(5), jnp.zeros(5)), "not ('float32[5]', 'float32[5]')"),
         ((jnp.arange(5), jnp.zeros(6)), "not ('int32[5]', 'float32[6]')"),
     ],
 )
-def test_a_sampling_draws_ids_and_shares(drawn, said):
+def test_a_sampling_must_return_ids_and_shares(drawn, error):
     method = PLAIN._replace(sample=lambda key, server, population, m: drawn)
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
     lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
     state = simulate.init(method, KEYS, toys.C)
-    assert said in complaint(simulate.cohort_size, program, lane, state)
-    assert said in complaint(simulate.draw, program, lane, state.server, jnp.int32(0))
+    assert error in complaint(simulate.cohort_size, program, lane, state)
+    assert error in complaint(simulate.draw, program, lane, state.server, jnp.int32(0))
 
 
-@pytest.mark.parametrize("made, said", [(None, "None"), (jnp.zeros((2, 3)), "float32[2, 3]")])
-def test_an_augmentation_keeps_the_shape_of_the_examples(made, said):
+@pytest.mark.parametrize("made, shown", [(None, "None"), (jnp.zeros((2, 3)), "float32[2, 3]")])
+def test_an_augmentation_must_keep_the_shape_of_the_examples(made, shown):
     plan = toys.PLAN._replace(augment=lambda key, x: made)
-    fetched = complaint(local.fetch, toys.FEDERATION, jnp.arange(2), plan, jax.random.key(0))
-    assert fetched.endswith(f"examples of the same shape, [2, {toys.D}], not {said}")
+    message = complaint(local.fetch, toys.FEDERATION, jnp.arange(2), plan, jax.random.key(0))
+    assert message.endswith(f"examples of the same shape, [2, {toys.D}], not {shown}")
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_an_augmentation_keeps_the_shape_of_the_examples(made, said):
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_a_client_is_scored_with_a_message_and_a_private_state(fields):
-    """Weights alone are a pair as well, but not that one."""
+def test_newcomer_tune_and_join_must_return_a_message_and_a_private_state(fields):
+    """Weights alone are a pair as well, but not of a message and a private state."""
     federation = toys.with_new(toys.FEDERATION)
     new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
     lane = simulate.Lane(federation, toys.POPULATION, KEYS, new=new)
     program = simulate.Program(PLAIN._replace(**fields), toys.PLAN, toys.VECTORIZED)
     state = simulate.init(PLAIN, KEYS, toys.C)
-    scored = complaint(jax.eval_shape, partial(evaluate.score, program), lane, state, jnp.int32(0))
-    assert scored.startswith(
+    message = complaint(jax.eval_shape, partial(evaluate.score, program), lane, state, jnp.int32(0))
+    assert message.startswith(
         f"`{next(iter(fields))}` of a method must return (message, private), not"
     )

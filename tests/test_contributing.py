@@ -1,4 +1,4 @@
-"""The pages for developers: the skeleton of a method runs and learns, and named files exist."""
+"""The developer pages: the method skeleton runs and learns, and the files they name exist."""
 
 import re
 import textwrap
@@ -16,14 +16,14 @@ from fedjax_lab.methods.fedavg import fedavg
 KEYS = streams.make_keys(jax.random.key(0))
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-SKELETON, ITS_TEST = (
+SKELETON, EXAMPLE_TEST = (
     textwrap.dedent(block) for block in re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.S | re.M)
 )
 
 
 @pytest.fixture(scope="module")
 def ditto():
-    """The method of the page, as a module of its own."""
+    """The method of the page, compiled as a separate module."""
     module = ModuleType("skeleton")
     exec(compile(SKELETON, "CONTRIBUTING.md", "exec"), vars(module))
     return module.ditto
@@ -40,8 +40,8 @@ def test_the_skeleton_learns_and_keeps_a_model_on_each_client(ditto):
 
 
 @pytest.mark.slow
-def test_the_pull_towards_the_shared_model_is_the_setting(ditto):
-    """With a larger lam the personal models end nearer to it."""
+def test_a_larger_lam_pulls_the_personal_models_to_the_shared_one(ditto):
+    """With a larger lam, the personal models end closer to the shared model."""
 
     def distance(lam):
         state, _ = toys.player(ditto(toys.NORM, lam=lam))(KEYS, 0, 3)
@@ -51,9 +51,9 @@ def test_the_pull_towards_the_shared_model_is_the_setting(ditto):
     assert distance(3.0) < 0.9 * distance(0.0)
 
 
-def test_the_test_of_the_page_passes(ditto):
+def test_the_example_test_of_the_page_passes(ditto):
     names = {"ditto": ditto, "fedavg": fedavg, "toys": toys, "KEYS": KEYS}
-    exec(compile(ITS_TEST, "CONTRIBUTING.md", "exec"), names)
+    exec(compile(EXAMPLE_TEST, "CONTRIBUTING.md", "exec"), names)
     (test,) = (value for name, value in names.items() if name.startswith("test_"))
     test()
 

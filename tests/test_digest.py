@@ -1,4 +1,4 @@
-"""The digest of spread arrays: the same wherever they lie, another after any change."""
+"""Digests of arrays do not depend on the sharding, and differ after any change."""
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,11 @@ A[100:] = 0
 
 @pytest.fixture(params=[0, 1 << 18])
 def piece(request, monkeypatch):
-    """Arrays on devices are digested by a program (0), or on the host as small ones are."""
+    """Device arrays are digested by a compiled program (0), or on the host like small arrays."""
     monkeypatch.setattr(digest, "PIECE", request.param)
 
 
-def places():
+def shardings():
     mesh = parallel.make_mesh(8)
     both = jax.make_mesh((4, 2), ("client", "fsdp"), axis_types=mesh.axis_types * 2)
     yield from (NamedSharding(mesh, spec) for spec in (P(), P("client")))
@@ -28,22 +28,22 @@ def places():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
-def test_neither_the_sharding_nor_zeros_at_the_end_matter(dtype, piece):
+def test_the_digest_ignores_the_sharding_and_trailing_zeros(dtype, piece):
     a = jnp.asarray(A, dtype)
     (whole,) = digest.of([np.asarray(a)])
     assert digest.of([np.asarray(a)[:100]]) == digest.of([a[:100]]) == digest.of([a]) == [whole]
-    for sharding in places():
+    for sharding in shardings():
         assert digest.of([jax.device_put(a, sharding)]) == [whole]
 
 
-def test_a_host_array_is_digested_in_pieces(monkeypatch):
+def test_digesting_a_host_array_in_pieces_gives_the_same_digest(monkeypatch):
     whole = digest.of([A, A.T, np.float64(3), np.ones(3), np.zeros(0)])
     monkeypatch.setattr(digest, "PIECE", 64)
     assert digest.of([A, A.T, np.float64(3), np.ones(3), np.zeros(0)]) == whole
 
 
 def changed():
-    """A with one or two bits flipped, or with entries or rows that changed places."""
+    """Copies of A with one or two bits flipped, or with swapped entries or rows, and others."""
     rng = np.random.default_rng(1)
     for _ in range(300):
         b = A.copy()
@@ -55,17 +55,17 @@ def changed():
             b = A.copy()
             b[index], b[other] = A[other], A[index]
             yield b
-    yield -A  # all signs: flips of the highest bit, which a sum of products would let cancel
+    yield -A  # all signs: flips of the highest bit, which would cancel in a sum of products
     yield np.concatenate([A[:1] * 0, A[:-1]])
 
 
-def test_what_changes_is_found():
+def test_every_change_gives_another_digest():
     whole = digest.of([A])
     for b in changed():
         assert (digest.of([b]) == whole) == (b.tobytes() == A.tobytes())
 
 
-def test_the_order_of_arrays_matters():
+def test_the_digest_depends_on_the_order_of_arrays():
     assert digest.of([A, -A]) != digest.of([-A, A])
     assert digest.of([A, A])[0] != digest.of([A, A])[1]
 

@@ -1,4 +1,4 @@
-"""Messages about bad input: one readable line, whatever was given."""
+"""Error messages about bad input are one readable line, whatever the input is."""
 
 import argparse
 
@@ -22,7 +22,7 @@ def test_a_long_message_keeps_its_beginning_and_its_end(capsys):
 
 @settings(deadline=None, derandomize=True, database=None)
 @given(st.text(max_size=60), st.integers(10, 40))
-def test_a_cut_text_is_never_longer(text, longest):
+def test_a_text_is_cut_to_its_limit_and_keeps_both_ends(text, longest):
     cut = errors.cut(text, longest)
     assert len(cut) <= longest and cut[:2] == text[:2] and cut[-2:] == text[-2:]
     assert cut == text or len(text) > longest
@@ -39,17 +39,17 @@ def test_a_value_is_shown_briefly_or_named_by_its_type():
     assert len(complaint(errors.check_not_negative, "a.b", -(10**4000))) < 150
 
 
-def test_an_unknown_flag_is_told_once():
+def test_an_unknown_flag_is_reported_once():
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("folders", nargs="*")
     parser.add_argument("--follow")
-    said = complaint(errors.parse, parser, ["a", *["--folow=1"] * 400])
-    assert said == "unexpected argument '--folow=1'; did you mean '--follow'?"
+    message = complaint(errors.parse, parser, ["a", *["--folow=1"] * 400])
+    assert message == "unexpected argument '--folow=1'; did you mean '--follow'?"
     assert errors.parse(parser, ["a", "--follow=b"]).folders == ["a"]
 
 
 @pytest.mark.parametrize("path", ["a" * 5000, "a\0b"])
-def test_a_path_that_no_file_can_have(path, tmp_path):
+def test_an_impossible_path_is_rejected(path, tmp_path):
     assert complaint(errors.check_path, "--out", path).startswith("--out")
     errors.check_path("--out", str(tmp_path / "new"))
     errors.check_path("--out", None)

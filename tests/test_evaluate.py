@@ -1,4 +1,4 @@
-"""Scores against NumPy."""
+"""Checks scores and metrics against NumPy and scikit-learn."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Stage
 
 
-def test_clients_are_told_apart():
+def test_validation_and_unseen_domain_scores_are_given_for_each_client():
     def hits(right, asked):
         right, asked = np.array(right, float), np.array(asked, float)
         return evaluate.Counts(right, asked, {"loss": right / 2})
@@ -49,7 +49,7 @@ def hits_of(w, rows):
 
 @pytest.mark.slow
 def test_scores_against_numpy():
-    """FedAvg on own test rows of different lengths, validation, the world, an unseen domain."""
+    """FedAvg on test rows, validation rows, the global test set and an unseen domain."""
     test = np.asarray(toys.FEDERATION.test).copy()
     test[1, 7:] = -1
     test[4, :] = -1  # a client without test rows is left out
@@ -81,14 +81,14 @@ def test_scores_against_numpy():
     for k, name in enumerate("abc"):
         of_domain = every[domain[every] == k]
         assert got["domains"][name] == pytest.approx(100 * hits_of(state.server, of_domain).mean())
-    world = 100 * hits_of(state.server, np.arange(400, 600)).mean()
-    assert got["global"] == pytest.approx(world)
+    on_global = 100 * hits_of(state.server, np.arange(400, 600)).mean()
+    assert got["global"] == pytest.approx(on_global)
     assert got["ood"] == pytest.approx(100 * hits_of(state.server, np.arange(500, 533)).mean())
-    held = [100 * hits_of(state.server, r[:9]).mean() for r in rows if len(r)]
-    assert got["id"] == pytest.approx(np.mean(held))
+    on_validation = [100 * hits_of(state.server, r[:9]).mean() for r in rows if len(r)]
+    assert got["id"] == pytest.approx(np.mean(on_validation))
 
 
-def test_worst_tenth_of_many_clients():
+def test_worst10_is_the_mean_over_the_worst_tenth_of_the_clients():
     right = np.arange(25.0)[:, None]
     hits = evaluate.Counts(right, np.full((25, 1), 100.0), {"loss": right})
     got = evaluate.summarize(evaluate.Scores(None, hits, None, None), ("all",))
@@ -97,7 +97,7 @@ def test_worst_tenth_of_many_clients():
     assert "domains" not in got and "global" not in got
 
 
-def test_global_of_a_personal_method_is_the_mean_over_clients():
+def test_global_score_of_a_personal_method_is_the_mean_over_clients():
     method = toys.make("local", toys.TASK)
     state = toys.player(method)(KEYS, 0, 3)[0]
     scores = jax.jit(partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED)))(
@@ -124,16 +124,16 @@ def test_scores_do_not_depend_on_the_strategy(strategy):
     )
     for form in ("test", "global_test", "new_tuned"):
         toys.same(getattr(a, form)[:2], getattr(b, form)[:2])
-    toys.close(a, b, rtol=1e-5)  # sums of losses may be rounded otherwise
+    toys.close(a, b, rtol=1e-5)  # sums of losses may be rounded differently
 
 
 def brier(logits, labels, mask):
-    """A metric of one's own that has a value for each example."""
+    """A user-defined metric that has a value for each example."""
     return jnp.sum((jax.nn.softmax(logits) - jax.nn.one_hot(labels, toys.K)) ** 2, 1)
 
 
 def hardest(logits, labels, mask):
-    """One that needs all of them."""
+    """A user-defined metric that needs all examples at once."""
     margin = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0] - jnp.max(logits, 1)
     return jnp.min(jnp.where(mask > 0, margin, jnp.inf))
 
@@ -143,7 +143,7 @@ def all_metrics():
 
 
 def in_sklearn(w, rows):
-    """Every metric of a model on rows, as scikit-learn and NumPy have it."""
+    """Every metric of a model on these rows, computed by scikit-learn and NumPy."""
     logits = np.asarray(toys.TASK.apply(w, np.asarray(toys.FEDERATION.x)[rows]).logits, float)
     y, classes = np.asarray(toys.FEDERATION.y)[rows], np.arange(toys.K)
     p = softmax(logits, 1)
@@ -186,25 +186,25 @@ def with_all_metrics():
 
 
 def test_metrics_equal_scikit_learn(with_all_metrics):
-    """By client, in the global test set (eight examples at a time), on an unseen domain."""
+    """For each client, on the global test set (in batches of eight) and on an unseen domain."""
     state, rows, got = with_all_metrics
     of_clients = [in_sklearn(state.server, r) if len(r) else None for r in rows]
-    world, unseen = (in_sklearn(state.server, np.arange(*r)) for r in ((400, 600), (500, 533)))
-    for name in world:
+    on_global, unseen = (in_sklearn(state.server, np.arange(*r)) for r in ((400, 600), (500, 533)))
+    for name in on_global:
         each = [None if client is None else client[name] for client in of_clients]
         near = partial(pytest.approx, rel=2e-5, abs=2e-5)
         assert got[name]["per_client"] == [None if v is None else near(v) for v in each], name
-        there = [value for value in each if value is not None]
-        assert got[name]["mean"] == near(np.mean(there))
+        values = [value for value in each if value is not None]
+        assert got[name]["mean"] == near(np.mean(values))
         worst = max if name in ("loss", "perplexity", "ece") else min
-        assert got[name]["worst10"] == near(worst(there))
-        assert got[f"global_{name}"] == near(world[name])
+        assert got[name]["worst10"] == near(worst(values))
+        assert got[f"global_{name}"] == near(on_global[name])
         assert got[f"ood_{name}"] == near(unseen[name])
         assert got[f"ood_{name}_per_client"][0] == near(unseen[name])
 
 
-def test_metrics_of_all_examples_and_of_domains(with_all_metrics):
-    """`weighted` and the domains are of all clients' examples together where sums are enough."""
+def test_weighted_and_domain_metrics_pool_the_examples_of_all_clients(with_all_metrics):
+    """Where sums suffice, `weighted` and the domains pool all examples; AUROC is averaged."""
     state, rows, got = with_all_metrics
     every = np.concatenate(rows)
     expected = in_sklearn(state.server, every)
@@ -221,14 +221,14 @@ def test_metrics_of_all_examples_and_of_domains(with_all_metrics):
     assert "domains_auroc" not in got
 
 
-def test_metrics_leave_the_accuracy_alone(with_all_metrics):
+def test_additional_metrics_do_not_change_the_accuracy(with_all_metrics):
     state, rows, got = with_all_metrics
     each = [100 * hits_of(state.server, r).mean() for r in rows if len(r)]
     assert got["accuracy"]["mean"] == np.mean(each)
 
 
 def test_a_loss_that_is_not_finite_is_null():
-    """One client's is infinite: its own value and the mean are null, the numbers of others stay."""
+    """The loss of one client is infinite: its value and the mean are null, the others are not."""
     counts = evaluate.Counts(
         np.ones((3, 1)), np.full((3, 1), 2.0), {"loss": np.array([[1.0], [np.inf], [4.0]])}
     )
@@ -238,8 +238,8 @@ def test_a_loss_that_is_not_finite_is_null():
 
 
 @pytest.mark.slow
-def test_numbers_of_many_clients_are_vectorized():
-    """100,000 clients: as many calls of NumPy as for three."""
+def test_metrics_of_many_clients_are_computed_by_few_vectorized_calls():
+    """100,000 clients take only a few calls of the `value` of each metric."""
     made = all_metrics()
     totals = np.ones((100_000, 1))
 
@@ -260,9 +260,9 @@ def test_numbers_of_many_clients_are_vectorized():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("finetune", marks=pytest.mark.slow), "fedper"])
-def test_metrics_do_not_depend_on_devices_and_seeds(name):
-    """On a mesh of four that divides clients, three new ones too, and examples; for two seeds at
-    once. A method has newcomers or has none."""
+def test_metrics_do_not_depend_on_devices_or_vectorized_seeds(name):
+    """On a mesh of four devices that divides clients, new clients and examples, with two seeds at
+    once, for a method with and one without a model for new clients."""
     method = toys.make(name)
     federation = toys.with_new(toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
     federation = jax.tree.map(np.asarray, federation)
@@ -292,8 +292,8 @@ def test_metrics_do_not_depend_on_devices_and_seeds(name):
         toys.close(ours, theirs, rtol=1e-5)
 
 
-def test_a_method_that_predicts_classes_for_logits_is_found():
-    """Their argmax would be one class for the whole batch, and the accuracy nonsense."""
+def test_a_method_that_predicts_classes_instead_of_logits_is_rejected():
+    """Their argmax would be one class for the whole batch, and the accuracy meaningless."""
     plain = fedavg(toys.TASK)
     method = plain._replace(predict=lambda *args: jnp.argmax(plain.predict(*args), -1))
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
@@ -313,9 +313,9 @@ def score_new(method, state, t=0):
     return federation, scores, evaluate.summarize(scores, ("all",))
 
 
-def test_new_clients_are_scored_before_and_after_they_tune():
-    """By hand: the global model, and what one gradient step a pass on a client's own rows makes of
-    it. A new client without test rows has no score."""
+def test_new_clients_are_scored_before_and_after_tuning():
+    """In NumPy: the global model, and the same model after one gradient step per pass on the rows
+    of the client. A new client without test rows has no score."""
     method = toys.make("finetune", toys.TASK, epochs=naive.STEPS)
     state = simulate.init(method, KEYS, toys.C)
     federation, scores, got = score_new(method, state)
@@ -337,8 +337,8 @@ def test_new_clients_are_scored_before_and_after_they_tune():
     assert plain == {key: value for key, value in got.items() if not key.startswith("new")}
 
 
-def test_a_new_client_knows_its_own_labels_and_that_it_is_nobody():
-    """`predict` gets its counts of labels and the number -1; it has no share in a mean."""
+def test_predict_of_a_new_client_gets_its_label_counts_and_the_id_minus_1():
+    """Such a client has no weight in a mean."""
     plain = fedavg(toys.TASK)
 
     def predict(message, client, x):
@@ -363,7 +363,7 @@ def test_a_new_client_knows_its_own_labels_and_that_it_is_nobody():
     assert scores.new_tuned is None
 
 
-def test_a_method_without_newcomers_does_not_score_new_clients():
+def test_a_method_without_a_model_for_new_clients_does_not_score_them():
     method = toys.make("fedper")
     _, scores, got = score_new(method, simulate.init(method, KEYS, toys.C))
     assert scores.new is None and scores.new_tuned is None and "new" not in got

@@ -1,4 +1,4 @@
-"""The worked example runs from outside of the package exactly as its README says."""
+"""The worked example runs outside of the package, with the commands of its README."""
 
 import json
 import os
@@ -20,7 +20,7 @@ BLOCKS = re.findall(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A copy of the example, and beside it the commands that an installed package has."""
+    """A copy of the example, and next to it the commands of an installed package."""
     folder = tmp_path_factory.mktemp("elsewhere") / "own_parts"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__", "runs"))
     commands = folder.parent / "bin"
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outputs(folder):
-    """What each block of the README has printed. A command that fails fails the tests."""
+    """{block of the README: its output}. A command that fails makes the tests fail."""
     path = f"{folder.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {
         **os.environ,
@@ -62,23 +62,23 @@ def outputs(folder):
 
 
 def printed(outputs, text):
-    """By the one block with that text."""
+    """The output of the one block that contains this text."""
     (output,) = (output for block, output in outputs.items() if text in block)
     return output
 
 
 def rows(folder):
-    """The metrics of a run by round, without the clock."""
+    """{round: metrics} of a run, without the elapsed time."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return {row["round"]: {**row, "seconds": 0} for row in map(json.loads, lines)}
 
 
-def test_all_parts_together_take_about_a_hundred_lines():
+def test_all_parts_together_have_about_a_hundred_lines():
     assert len((EXAMPLE / "own.py").read_text().splitlines()) <= 105
 
 
 @pytest.mark.slow
-def test_runs_say_where_the_parts_came_from(folder, outputs):
+def test_a_run_records_the_file_of_each_user_defined_part(folder, outputs):
     config = json.loads((folder / "runs/first/config.json").read_text())
     assert set(config["parts"]) == {
         f"own.py:{name}" for name in ("tilted", "SmallCNN", "rotated_digits", "power_law", "margin")
@@ -97,7 +97,7 @@ def test_the_sweep_has_a_cell_for_each_point_and_the_report_compares_them(folder
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_numbers_of_one_that_was_not(folder, outputs):
+def test_a_killed_run_resumes_with_the_numbers_of_an_uninterrupted_run(folder, outputs):
     first, killed = rows(folder / "runs/first"), rows(folder / "runs/killed")
     assert max(killed) == 200 and first == {round: killed[round] for round in first}
     resumed = printed(outputs, "--resume").rpartition("compiling")[2]
@@ -105,12 +105,12 @@ def test_a_killed_run_goes_on_with_the_numbers_of_one_that_was_not(folder, outpu
 
 
 @pytest.mark.slow
-def test_the_loaded_model_is_the_one_that_was_scored(folder, outputs):
+def test_the_loaded_model_has_the_score_of_its_run(folder, outputs):
     (line,) = printed(outputs, "fedjax_lab.load").splitlines()
     assert float(line) == pytest.approx(rows(folder / "runs/first")[20]["global"], abs=0.01)
     assert (folder / "global.safetensors").is_file()
 
 
 @pytest.mark.slow
-def test_its_own_tests_pass(outputs):
+def test_the_tests_of_the_example_pass(outputs):
     assert "4 passed" in printed(outputs, "pytest")

@@ -1,4 +1,4 @@
-"""From configs to what runs need: plans, training federations; nothing here is compiled."""
+"""Experiments that are built from configs: plans, federations, and errors about them."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from fedjax_lab.local import fetch
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """300 images 4x4, three classes, three domains, a fifth for testing."""
+    """A file of 300 4x4 images of three classes and three domains, a fifth of them for testing."""
     path = tmp_path_factory.mktemp("data") / "small.npz"
     rng = np.random.default_rng(0)
     split = np.where(np.arange(300) % 5 == 0, "test", "train")
@@ -35,12 +35,12 @@ def build(data, seeds=(0,), **sections):
     return experiment.build(resolve(config), list(seeds))
 
 
-def held(rows):
+def without_padding(rows):
     rows = np.asarray(rows)
     return rows[rows >= 0]
 
 
-def test_partitions_follow_the_seed_alone(data):
+def test_partitions_depend_only_on_the_seed(data):
     a = build(data, (3, 4))
     b = build(data, (4,), method={"name": "ifca"}, run={"rounds": 7})
     np.testing.assert_array_equal(
@@ -60,7 +60,7 @@ def test_a_batch_has_the_shape_of_the_datasets_examples(data, tmp_path):
     assert fetch(e.simulation.federations[0], rows, e.simulation.plan).x.shape == (2, 5)
 
 
-def test_color_channels_have_a_mean_and_a_deviation(tmp_path):
+def test_each_color_channel_has_its_mean_and_standard_deviation(tmp_path):
     x = np.zeros((50, 2, 2, 3), np.uint8)
     np.savez(tmp_path / "color.npz", x=x, y=np.arange(50) % 2)
     e = build(str(tmp_path / "color.npz"), data_more={"normalize": "cifar100"})
@@ -77,34 +77,34 @@ def test_color_channels_have_a_mean_and_a_deviation(tmp_path):
         ({"augment": "cifar"}, "did you mean 'cifar10"),
     ],
 )
-def test_what_does_not_fit_the_images_is_named(data, more, message):
+def test_a_setting_that_does_not_fit_the_images_is_rejected(data, more, message):
     with pytest.raises(BadInput, match=message):
         build(data, data_more=more)
 
 
-def test_only_images_are_augmented(tmp_path):
+def test_augmentation_requires_images(tmp_path):
     np.savez(tmp_path / "flat.npz", x=np.zeros((50, 5), np.float32), y=np.arange(50) % 2)
     with pytest.raises(BadInput, match="config.data.augment=cifar10 needs images"):
         build(str(tmp_path / "flat.npz"), data_more={"augment": "cifar10"})
 
 
 @pytest.mark.parametrize("batch_size, equal", [(1, False), (2, False), (3, True), (64, True)])
-def test_equal_steps_only_where_all_have_as_many_batches(data, batch_size, equal):
-    """240 examples on 7 clients: some hold 34, some 35; in threes both are 12 batches."""
+def test_equal_steps_requires_equally_many_batches_on_all_clients(data, batch_size, equal):
+    """Of 240 examples, 7 clients have 34 or 35: with a batch size of three, both are 12 batches."""
     e = build(data, partition={"num_clients": 7}, local={"batch_size": batch_size})
     assert e.simulation.plan.equal_steps is equal
 
 
-def test_a_pooled_method_trains_on_everything(data):
+def test_a_pooled_method_trains_on_all_training_examples(data):
     e = build(data, method={"name": "central"}, partition={"validation": 0.2})
     (row,) = np.asarray(e.simulation.training[0].train)
-    assert sorted(row) == sorted(held(e.simulation.federations[0].train))
+    assert sorted(row) == sorted(without_padding(e.simulation.federations[0].train))
     assert e.simulation.plan.cohort == 1 and e.simulation.plan.equal_steps
 
 
 @pytest.mark.parametrize("num_clients", [6, 8])
-def test_a_pooled_method_trains_on_everything_on_divided_devices(data, num_clients):
-    """As where there are several processes, each of which must take part."""
+def test_a_pooled_method_trains_on_all_examples_on_a_device_mesh(data, num_clients):
+    """The mesh divides clients as with several processes, each of which must take part."""
     e = build(data, method={"name": "central"}, partition={"num_clients": num_clients})
     mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.sequential(), by_client=True)
     engine = Engine(toys.changed(e, strategy=mesh).simulation)
@@ -121,7 +121,7 @@ def test_a_pooled_method_trains_on_everything_on_divided_devices(data, num_clien
         ({"lr": 0.5, "optimizer": "adam"}, [-0.5, -0.5]),
     ],
 )
-def test_the_clients_optimizer_is_the_configs(data, settings, steps):
+def test_the_local_optimizer_follows_the_config(data, settings, steps):
     optimizer, w = build(data, local=settings).simulation.plan.optimizer, jnp.float32(2.0)
     state = optimizer.init(w)
     for expected in steps:  # gradient 1: sgd moves by lr * m, m = 1.2, then 1.08 + 1.14
@@ -131,7 +131,7 @@ def test_the_clients_optimizer_is_the_configs(data, settings, steps):
 
 
 def products(data, **engine):
-    """The products in the lowered rounds and evaluation of a run, as StableHLO writes them."""
+    """The matrix products in the lowered rounds and evaluation of a run, as lines of StableHLO."""
     e = build(data, engine=engine)
     (programs,) = Engine(e.simulation, abstract=True).lower().values()
     text = programs.play.as_text() + programs.score.as_text()
@@ -139,23 +139,23 @@ def products(data, **engine):
 
 
 @pytest.mark.parametrize("precision", ["high", "highest"])
-def test_the_precision_of_products_is_the_configs(data, precision):
+def test_the_precision_of_matrix_products_follows_the_config(data, precision):
     assert any("DEFAULT" in line for line in products(data))
     assert not any("DEFAULT" in line for line in products(data, precision=precision))
     exact = [line for line in products(data, precision=precision) if precision.upper() in line]
     assert len(exact) > 3
 
 
-def test_a_model_computes_in_the_configs_type(data):
+def test_a_model_computes_in_the_dtype_of_the_config(data):
     assert not any("bf16" in line for line in products(data))
     in_bfloat16 = products(data, dtype="bfloat16")
     assert sum("bf16" in line for line in in_bfloat16) > 3
-    server = [line for line in in_bfloat16 if "HIGHEST" in line]  # its mean of the uploads
+    server = [line for line in in_bfloat16 if "HIGHEST" in line]  # the server's mean of the uploads
     assert server and not any("bf16" in line for line in server)
 
 
 def test_vectorized_seeds_share_the_memory_of_a_device(data):
-    """An MLP 16-64-3 is 5 KiB: 30 clients on a device fit its caches, 100 times as many do not."""
+    """An MLP 16-64-3 has 5 KiB: 30 clients fit the caches of a device, 100 times as many do not."""
     many = {"partition": {"num_clients": 240}, "local": {"batch_size": 1, "epochs": 1}}
     names = [build(data, seeds, **many).simulation.strategy.name for seeds in ((0,), range(100))]
     assert names[0].endswith("vectorized") and not names[1].endswith("vectorized")
@@ -171,13 +171,13 @@ def test_vectorized_seeds_share_the_memory_of_a_device(data):
         (2, {"method": {"name": "pfedhn"}}, "method pfedhn trains its clients one by one"),
     ],
 )
-def test_groups_that_cannot_share_a_clients_work_are_refused(data, fsdp, more, message):
+def test_an_invalid_fsdp_setting_is_rejected(data, fsdp, more, message):
     more = {"local": {"batch_size": 48}, **more}
     with pytest.raises(BadInput, match=message):
         build(data, engine={"fsdp": fsdp}, **more)
 
 
-def test_a_group_of_devices_takes_as_much_as_a_client_needs(data):
+def test_each_fsdp_group_of_devices_trains_one_client_at_a_time(data):
     """Eight devices as groups of four train two clients at a time."""
     job = build(data, engine={"fsdp": 4}, local={"batch_size": 16})
     assert job.simulation.strategy.name == "mesh(2 x fsdp 4) x sequential"
@@ -187,7 +187,7 @@ def test_a_group_of_devices_takes_as_much_as_a_client_needs(data):
 
 
 @pytest.mark.parametrize(
-    "fields, said",
+    "fields, message",
     [
         ({"x": [[0.0]]}, "the dataset's x must be an array, not [[0.0]]"),
         ({"x": np.array([object()] * 240)}, "the dataset's x must be numbers, not object"),
@@ -196,29 +196,29 @@ def test_a_group_of_devices_takes_as_much_as_a_client_needs(data):
         ({"classes": 3}, "the label names must be a tuple of text, not 3"),
     ],
 )
-def test_a_dataset_of_ones_own_is_checked(fields, said, tmp_path, monkeypatch):
+def test_a_user_defined_dataset_is_validated(fields, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own_parts.write(tmp_path)
     blobs = references.find("own.py:blobs")
     config = resolve({"data": {"name": lambda: blobs()._replace(**fields)}})
-    assert complaint(experiment.load_data, config.data) == said
+    assert complaint(experiment.load_data, config.data) == message
 
 
-def test_a_method_that_needs_validation_rows_says_how_to_get_them(data):
+def test_the_error_for_missing_validation_rows_names_the_setting(data):
     choosing = {"name": "knn_per", "weight": "validation"}
     for method in ({"name": "fedfomo"}, choosing):
-        said = complaint(build, data, method=method)
-        assert f"method {method['name']} needs validation examples of its clients" in said
-        assert "--config.partition.validation=0.2" in said
+        message = complaint(build, data, method=method)
+        assert f"method {method['name']} needs validation examples of its clients" in message
+        assert "--config.partition.validation=0.2" in message
         build(data, method=method, partition={"validation": 0.2})
     build(data, method={"name": "knn_per"}, partition={"new_clients": 0.2})
     partition = {"validation": 0.2, "new_clients": 0.2}
-    said = complaint(build, data, method=choosing, partition=partition)
-    assert "of new clients, which have none" in said
+    message = complaint(build, data, method=choosing, partition=partition)
+    assert "of new clients, which have none" in message
 
 
-def test_a_number_for_each_pair_of_clients_is_bounded(data, monkeypatch):
+def test_a_method_with_pairwise_numbers_has_a_limit_of_clients(data, monkeypatch):
     monkeypatch.setattr(errors, "MOST_PAIRS", 25)
     partition = {"num_clients": 6, "validation": 0.2}
-    said = complaint(build, data, method={"name": "fedfomo"}, partition=partition)
-    assert "6 clients; it takes at most 5" in said
+    message = complaint(build, data, method={"name": "fedfomo"}, partition=partition)
+    assert "6 clients; it takes at most 5" in message

@@ -1,4 +1,4 @@
-"""Clients that fail: lost uploads teach the server nothing, and stragglers make fewer passes."""
+"""Clients that fail: the server ignores lost uploads, and stragglers make fewer passes."""
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +33,11 @@ def arrived(plan, t, ids):
     return np.asarray(failures.arrivals(plan, in_round(t, ids)))
 
 
-# Who fails.
+# Which clients fail.
 
 
-def test_each_upload_is_lost_with_the_probability_that_is_asked_for():
-    """Ten thousand rounds of eight clients: neither clients nor rounds have anything in common."""
+def test_each_upload_is_lost_independently_with_the_given_probability():
+    """In ten thousand rounds of eight clients, neither clients nor rounds are correlated."""
     lost = ~np.asarray(
         jax.vmap(lambda t: failures.arrivals(LOSSY, in_round(t, np.arange(toys.C))))(
             jnp.arange(10_000)
@@ -48,7 +48,7 @@ def test_each_upload_is_lost_with_the_probability_that_is_asked_for():
     assert abs(np.corrcoef(lost[1:, 0], lost[:-1, 0])[0, 1]) < 0.05
 
 
-def test_a_straggler_makes_one_to_all_but_one_of_its_passes():
+def test_a_straggler_makes_at_least_one_pass_and_not_all_passes():
     passes = np.asarray(
         jax.vmap(lambda t: failures.passes(LATE, in_round(t, [3])))(jnp.arange(20_000))
     ).ravel()
@@ -56,26 +56,26 @@ def test_a_straggler_makes_one_to_all_but_one_of_its_passes():
     np.testing.assert_allclose(shares, [0, 0.2, 0.2, 0.2, 0.4], atol=0.012)
 
 
-def test_who_fails_depends_on_seed_round_and_client_alone():
-    """Not on who else takes part, and stragglers are not those whose uploads are lost."""
+def test_failures_depend_only_on_the_seed_the_round_and_the_client():
+    """The other participants do not matter, and stragglers and lost uploads are uncorrelated."""
     plan = LATE._replace(dropout=0.6)
-    everybody = np.arange(400)
-    whole, part = (arrived(plan, 3, ids) for ids in (everybody, everybody[5::7]))
+    all_clients = np.arange(400)
+    whole, part = (arrived(plan, 3, ids) for ids in (all_clients, all_clients[5::7]))
     assert whole[5::7].tolist() == part.tolist()
-    late = np.asarray(failures.passes(plan, in_round(3, everybody))) < 4
+    late = np.asarray(failures.passes(plan, in_round(3, all_clients))) < 4
     assert abs(np.corrcoef(late, ~whole)[0, 1]) < 0.15
-    assert (whole != arrived(plan, 4, everybody)).any()
+    assert (whole != arrived(plan, 4, all_clients)).any()
 
 
-def test_nobody_fails_by_default():
+def test_no_client_fails_by_default():
     keys = in_round(0, [1, 2])
     assert failures.arrivals(toys.PLAN, keys) is None is failures.passes(toys.PLAN, keys)
 
 
-# What the server gets.
+# What the server receives.
 
 
-def test_the_entry_of_a_lost_upload_is_empty():
+def test_a_lost_upload_becomes_zeros_without_weight():
     cohort = tree.take(toys.POPULATION, jnp.arange(5))._replace(weight=jnp.arange(1, 6) / 15)
     w = jnp.where(ARRIVED[:, None], jnp.ones((5, 2)), jnp.nan)
     sent = {"w": w, "key": jax.random.split(KEYS.init, 5)}
@@ -87,22 +87,22 @@ def test_the_entry_of_a_lost_upload_is_empty():
 
 
 def check_a_round(method, plan, federation, population, state):
-    """Its state is the one after a round in which the lost clients do not take part at all."""
+    """Asserts that the server state is that of a round without the clients of lost uploads."""
     client = tree.take(population, 0)._replace(private=tree.take(state.private, 0), arrived=None)
     entry, rng = (client, KEYS.local, None), np.random.default_rng(0)
     cohort = tree.take(population, jnp.array([5, 0, 3, 1, 4]))
     cohort = cohort._replace(weight=cohort.n / cohort.n.sum(), key=tree.repeat(KEYS.init, 5))
     rows = WorkRows(*(a if a is None else a[0] for a in work_rows(method, federation)))
-    here = np.flatnonzero(ARRIVED)
-    few = tree.take(cohort, here)
-    few = few._replace(weight=few.weight / few.weight.sum(), arrived=jnp.ones(len(here), bool))
+    positions = np.flatnonzero(ARRIVED)
+    few = tree.take(cohort, positions)
+    few = few._replace(weight=few.weight / few.weight.sum(), arrived=jnp.ones(len(positions), bool))
     whole = partial = state.server
     for exchange in method.round:
         run = simulate.one_client(exchange, plan)
         shapes, _, _ = jax.eval_shape(run, whole, federation, rows, entry)
         uploads = jax.tree.map(lambda a: values(rng, a), shapes)
         whole = exchange.aggregate(whole, *failures.received(uploads, cohort, ARRIVED))
-        partial = exchange.aggregate(partial, tree.take(uploads, here), few)
+        partial = exchange.aggregate(partial, tree.take(uploads, positions), few)
     toys.close(whole, partial)
     if jax.tree.leaves(uploads):
         pairs = zip(jax.tree.leaves(whole), jax.tree.leaves(state.server), strict=True)
@@ -110,14 +110,14 @@ def check_a_round(method, plan, federation, population, state):
 
 
 def values(rng, shape):
-    """[5, ...] near 1, or whole numbers below 2."""
+    """Random values [5, ...]: numbers near 1, or integers below 2."""
     size = (5, *shape.shape)
     if jnp.issubdtype(shape.dtype, jnp.integer):
         return jnp.asarray(rng.integers(0, 2, size), shape.dtype)
     return jnp.asarray(rng.uniform(0.5, 1.5, size), shape.dtype)
 
 
-# Those that count clients in different ways, or scatter by their id.
+# Methods that count clients in different ways, or scatter by their id.
 COUNTING = "cfl fedavg feddyn fedgma fednova fedproto ifca pfedhn scaffold".split()
 
 
@@ -125,7 +125,7 @@ COUNTING = "cfl fedavg feddyn fedgma fednova fedproto ifca pfedhn scaffold".spli
     "name",
     [n if n in COUNTING else pytest.param(n, marks=pytest.mark.slow) for n in AT_ONCE],
 )
-def test_the_server_learns_what_it_learns_from_those_that_arrive(name):
+def test_the_server_learns_only_from_uploads_that_arrive(name):
     method = toys.make(name)
     state = simulate.init(method, KEYS, toys.C)
     federation, *_ = toys.pooled(method)
@@ -148,7 +148,7 @@ SETTINGS = {
 @pytest.mark.parametrize(
     ("name", "settings"), [(name, each) for name, those in SETTINGS.items() for each in those]
 )
-def test_and_so_it_does_with_every_setting_of_its_mean(name, settings):
+def test_every_setting_of_the_mean_uses_only_uploads_that_arrive(name, settings):
     method = toys.make(name, **settings)
     state = simulate.init(method, KEYS, toys.C)
     check_a_round(method, toys.PLAN, toys.FEDERATION, toys.POPULATION, state)
@@ -168,8 +168,8 @@ STAGED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", STAGED, ids=lambda m: "-".join(map(str, m.values())))
-def test_the_server_of_each_stage_learns_from_those_that_arrive(method, data, small_network):
-    """But in a stage that needs an upload of every client, none is lost."""
+def test_the_server_of_each_stage_learns_only_from_uploads_that_arrive(method, data, small_network):
+    """A stage that needs an upload of every client is left out: it loses none."""
     engine = Engine(build(data, method).simulation)
     for stage in engine.simulation.stages:
         if stage is not engine.simulation.stages[0]:
@@ -183,25 +183,25 @@ def test_the_server_of_each_stage_learns_from_those_that_arrive(method, data, sm
 
 
 def without_the_lost(method, plan, t):
-    """The method that draws those of round t alone whose uploads arrive; and the others' ids."""
+    """The method that draws only clients whose uploads arrive in round t, and the other ids."""
     state = simulate.init(method, KEYS, toys.C)
     key = jax.random.fold_in(KEYS.cohort, t)
     ids, share = method.sample(key, state.server, toys.POPULATION, plan.cohort)
-    here = arrived(plan, t, ids)
-    assert 0 < here.sum() < len(ids)
+    arriving = arrived(plan, t, ids)
+    assert 0 < arriving.sum() < len(ids)
 
     def sample(key, server, population, m):
-        return ids[here], share[here] / share[here].sum()
+        return ids[arriving], share[arriving] / share[arriving].sum()
 
-    return method._replace(sample=sample), np.asarray(ids)[~here]
+    return method._replace(sample=sample), np.asarray(ids)[~arriving]
 
 
 @pytest.mark.parametrize(
     "name",
     ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fediir", "pfedhn"))],
 )
-def test_a_round_is_that_of_the_clients_whose_uploads_arrive(name):
-    """Also of several exchanges, and one by one; the others train nevertheless and keep theirs."""
+def test_a_round_equals_one_of_the_clients_whose_uploads_arrive(name):
+    """Also with several exchanges or one by one; the others still train and keep private states."""
     method = toys.make(name)
     few, lost = without_the_lost(method, LOSSY, 2)
     state, sums = toys.player(method, plan=LOSSY)(KEYS, 2, 1)
@@ -218,15 +218,15 @@ def test_a_round_is_that_of_the_clients_whose_uploads_arrive(name):
 
 
 @pytest.mark.parametrize("name", ["fedopt", "pfedhn"])
-def test_where_all_uploads_are_lost_the_server_stays_as_it_is(name):
+def test_the_server_is_unchanged_if_all_uploads_are_lost(name):
     method, plan = toys.make(name), toys.PLAN._replace(dropout=1 - 1e-6)
     state, sums = toys.player(method, plan=plan)(KEYS, 0, 2)
     toys.same(state.server, simulate.init(method, KEYS, toys.C).server)
     assert int(sums.diverged) == -1 and float(sums.examples) > 0
 
 
-def test_an_exchange_whose_result_is_no_server_state_is_refused():
-    """Where all uploads are lost there is nothing that could take its place."""
+def test_an_aggregate_that_returns_no_server_state_is_rejected():
+    """If all uploads are lost, nothing could take the place of such a result."""
     method = toys.make("fedavg")
     (plain,) = method.round
     ask = Exchange(plain.send, plain.local, lambda server, uploads, cohort: (server, server))
@@ -237,11 +237,11 @@ def test_an_exchange_whose_result_is_no_server_state_is_refused():
         toys.player(method, plan=LOSSY)(KEYS, 0, 1)
 
 
-# What stragglers do.
+# Stragglers.
 
 
 def test_a_straggler_makes_fewer_passes():
-    """FedAvg by hand, every client with its own number of full-batch steps."""
+    """FedAvg in NumPy, where each client makes its number of full-batch steps."""
     method, plan = toys.make("fedavg", toys.TASK), naive.FULL._replace(straggler=0.7, epochs=4)
     ids = naive.cohort(method, 0)
     passes = [int(p) for p in failures.passes(plan, in_round(0, ids))]
@@ -254,7 +254,7 @@ def test_a_straggler_makes_fewer_passes():
 
 
 @pytest.mark.slow
-def test_fednova_knows_how_many_steps_a_straggler_made():
+def test_fednova_uses_the_number_of_steps_of_each_straggler():
     plan = naive.FULL._replace(straggler=0.7, epochs=4)
     method = toys.make("fednova", toys.TASK)
     ids, rho = naive.cohort(method, 0), naive.MOMENTUM
@@ -270,14 +270,14 @@ def test_fednova_knows_how_many_steps_a_straggler_made():
     naive.close(toys.player(method, plan=plan)(KEYS, 0, 1)[0].server, expected)
 
 
-@pytest.mark.parametrize(("own", "done"), [(4, [1, 2, 3, 4]), (10, [3, 5, 8, 10]), (1, [1] * 4)])
-def test_of_a_methods_own_number_of_passes_a_straggler_makes_the_same_share(own, done):
-    """Rounded up: of FedRep's single pass over the head all of it."""
+@pytest.mark.parametrize(("epochs", "done"), [(4, [1, 2, 3, 4]), (10, [3, 5, 8, 10]), (1, [1] * 4)])
+def test_a_straggler_makes_the_same_share_of_a_methods_number_of_passes(epochs, done):
+    """It is rounded up: a straggler makes FedRep's single pass over the head completely."""
     rows, risk = toys.FEDERATION.train[0], losses.risk(toys.TASK)
     w = toys.TASK.init(KEYS.init)
     for passes in range(1, 5):
         work, trainings = make_work(toys.FEDERATION, rows, LATE, KEYS.local, jnp.int32(passes))
-        work.train(w, risk, epochs=own)
+        work.train(w, risk, epochs=epochs)
         of_pass = int(work.steps) / passes
         assert float(trainings[0].steps) / of_pass == done[passes - 1]
 
@@ -317,8 +317,8 @@ def counted(engine):
     return engine.final_states(), engine.progress(), engine.bytes
 
 
-def test_bytes_up_are_those_that_arrived():
-    """And all that was sent to the clients is counted, whoever answers."""
+def test_bytes_up_count_only_uploads_that_arrive():
+    """Bytes down count every message to a client, even if its upload is lost."""
     engine = played()
     for seed, (up, down) in enumerate(engine.bytes):
         keys = streams.make_keys(jax.random.key(seed))
@@ -349,7 +349,7 @@ def arrived_of(keys, t, ids):
     ],
     ids=["blocks", "host", "stream", "together", "chunked", "mesh"],
 )
-def test_however_it_is_run_the_same_clients_fail(other):
+def test_the_same_clients_fail_however_the_run_is_executed(other):
     if other.get("strategy") == "mesh":
         mesh = parallel.make_mesh(4)
         other = {"strategy": parallel.on_mesh(mesh, parallel.chunked(2), by_client=True)}
@@ -363,7 +363,7 @@ def test_however_it_is_run_the_same_clients_fail(other):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_counts_what_arrived_before():
+def test_a_resumed_run_counts_uploads_that_arrived_before():
     whole, first = played(), played(blocks=(2, 1))
     snapshot = jax.tree.map(np.array, first.snapshot())
     engine = Engine(simulation())
@@ -396,8 +396,8 @@ def build(data, method, **run):
     return experiment.build(resolve(config))
 
 
-def test_what_every_client_has_to_report_is_never_lost(data):
-    """FedConcat-ID's first round makes the clusters: an upload of every client is needed."""
+def test_no_upload_is_lost_in_a_stage_that_needs_every_client(data):
+    """The first round of FedConcat-ID forms the clusters and needs an upload of every client."""
     engine = Engine(build(data, "fedconcat_id", dropout=0.5).simulation)
     assert engine.simulation.plan.dropout == 0.5
     first = engine.simulation.stages[0]
@@ -408,7 +408,7 @@ def test_what_every_client_has_to_report_is_never_lost(data):
     assert engine.bytes.tolist() == [[6 * size for size in programs.message_bytes]]
 
 
-def test_a_pooled_method_has_no_client_that_could_fail(data):
+def test_a_pooled_method_has_no_clients_that_fail(data):
     plan = build(data, "central", dropout=0.5, straggler=0.5).simulation.plan
     assert plan.dropout == plan.straggler == 0
     plan = build(data, "fedavg", dropout=0.5, straggler=0.25).simulation.plan
@@ -416,7 +416,7 @@ def test_a_pooled_method_has_no_client_that_could_fail(data):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("run.dropout", "1", "config.run.dropout must be at least 0 and below 1, got 1.0"),
         ("run.dropout", "-0.1", "config.run.dropout must be at least 0 and below 1, got -0.1"),
@@ -424,5 +424,5 @@ def test_a_pooled_method_has_no_client_that_could_fail(data):
         ("run.straggler", "0.5", "config.run.straggler=0.5 needs config.local.epochs of at least"),
     ],
 )
-def test_what_cannot_be_is_told(key, value, said):
-    assert complaint(resolve, {}, [(key, value)]).startswith(said)
+def test_an_impossible_failure_setting_is_rejected(key, value, message):
+    assert complaint(resolve, {}, [(key, value)]).startswith(message)

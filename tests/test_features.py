@@ -1,4 +1,4 @@
-"""Figures of FedPick's features against loops, scikit-learn and examples worked out by hand."""
+"""Checks FedPick's measures of features against loops, scikit-learn and worked examples."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def relu_features(n, d, seed=0):
 # Sparsity
 
 
-def test_sparsity_of_plain_vectors():
+def test_sparsity_of_simple_vectors():
     one_hot, zero, flat = np.eye(8)[:1] * 3, np.zeros((1, 8)), np.ones((1, 8))
     assert features.sparsity(one_hot) == 7 / 8
     assert features.sparsity(zero) == 1
@@ -27,8 +27,8 @@ def test_sparsity_of_plain_vectors():
     assert features.sparsity(np.concatenate([one_hot, zero, flat])) == pytest.approx(1.875 / 3)
 
 
-def test_sparsity_is_the_count_of_small_shares():
-    z = relu_features(20, 30) * np.logspace(0, -6, 20)[:, None]  # the norm of a row is no matter
+def test_sparsity_is_the_share_of_small_entries_of_unit_vectors():
+    z = relu_features(20, 30) * np.logspace(0, -6, 20)[:, None]  # the norm of a row does not matter
     shares = []
     for row in z.astype(np.float64):
         unit = row / np.sqrt((row**2).sum())
@@ -62,16 +62,17 @@ def test_fisher_score_of_two_classes():
     np.testing.assert_allclose(features.fisher_score(z[order], y[order] * 7), [1.92])
 
 
-def test_fisher_score_is_the_formula():
+def test_fisher_score_matches_loops_and_scikit_learn():
     z, y = relu_features(40, 6), RNG.integers(0, 3, 40) + 4
     score = features.fisher_score(z, y)
     np.testing.assert_allclose(score, fisher_by_hand(z, y))
-    np.testing.assert_allclose(score, f_classif(z, y)[0] * 2 / 37, rtol=1e-4)  # per freedom
+    # scikit-learn divides each sum by its degrees of freedom.
+    np.testing.assert_allclose(score, f_classif(z, y)[0] * 2 / 37, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_dimensions_without_spread(dtype):
-    """Constant: 0. Constant within each class: infinite."""
+def test_fisher_score_of_constant_dimensions(dtype):
+    """It is 0 if the dimension is constant, and infinite if it is constant within each class."""
     y = np.arange(30) % 3
     z = np.stack([np.full(30, 0.1), np.zeros(30), 0.1 + 0.7 * y, RNG.uniform(size=30)], 1)
     z = z.astype(dtype)
@@ -83,15 +84,15 @@ def test_dimensions_without_spread(dtype):
     assert mean == pytest.approx(score[3] / 3)
 
 
-def test_rounding_is_no_spread():
-    """Means of equal floats may differ from them in the last digit."""
+def test_rounding_errors_do_not_count_as_variance():
+    """The mean of equal floats may differ from them in the last digit."""
     z, y = np.tile(RNG.uniform(size=50), (101, 1)), RNG.integers(0, 7, 101)
     assert (z.mean(0) != z[0]).any()
     np.testing.assert_array_equal(features.fisher_score(z, y), 0)
     assert (features.fisher_score(z + y[:, None], y) == np.inf).all()
 
 
-def test_mean_fisher_of_nothing_is_nan():
+def test_mean_fisher_is_nan_if_no_dimension_is_left():
     mean, left_out = features.mean_fisher(np.array([[1.0], [2.0]]), np.array([0, 1]))
     assert np.isnan(mean) and left_out == 1
 
@@ -99,7 +100,7 @@ def test_mean_fisher_of_nothing_is_nan():
 # Selection and probe
 
 
-def test_top_dimensions_are_the_best_first():
+def test_top_dimensions_are_sorted_from_the_best():
     score = np.array([0.5, np.inf, 0.0, 2.0, 0.5])
     assert features.top_dimensions(score, 1.0).tolist() == [1, 3, 0, 4, 2]
     assert features.top_dimensions(score, 0.6, ties=np.arange(5)).tolist() == [1, 3, 4]
@@ -109,19 +110,19 @@ def test_top_dimensions_are_the_best_first():
     ("ratio", "d", "count"),
     [(0.5, 5, 3), (0.1, 14, 1), (0.1, 15, 2), (0.145, 100, 15), (0.7, 10, 7), (1.0, 3, 3)],
 )
-def test_dimensions_are_rounded_half_up(ratio, d, count):
+def test_the_number_of_top_dimensions_is_rounded_half_up(ratio, d, count):
     assert len(features.top_dimensions(np.arange(d), ratio)) == count
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 1.5, -1.0])
-def test_a_ratio_that_keeps_none_is_refused(ratio):
+def test_an_invalid_ratio_of_dimensions_is_rejected(ratio):
     with pytest.raises(BadInput, match="keep") as error:
         features.top_dimensions(np.arange(4), ratio)
     assert str(ratio) in str(error.value)
 
 
 def vote_by_hand(z, y, point):
-    """Ten nearest, one after the other; the first to reach the most votes in order of distance."""
+    """The most frequent of the ten nearest labels; the nearest of them if several are tied."""
     distances = [np.sqrt(((row - point) ** 2).sum()) for row in z]
     labels = [y[i] for i in sorted(range(len(z)), key=distances.__getitem__)[:10]]
     most = max(labels.count(label) for label in labels)
@@ -140,20 +141,20 @@ def test_probe_is_the_vote_of_ten_neighbors():
     assert (lowest != votes).any()  # scikit-learn's own rule for ties
 
 
-def test_probe_sees_the_kept_dimensions_only():
+def test_probe_uses_only_the_kept_dimensions():
     y = np.arange(40) % 2
     z = np.stack([y + 0.01 * RNG.normal(size=40), 100 * RNG.normal(size=40)], 1)
     assert features.probe(z, y, z, y, features.top_dimensions([1, 0], 0.5)) == 100
     assert features.probe(z, y, z, y, np.array([False, True])) < 90
 
 
-def test_equal_votes_go_to_the_nearer_neighbor():
+def test_tied_votes_go_to_the_nearer_neighbor():
     z = np.array([-1.0, -4, -5, -6, -7, 2, 3, 3.5, 4.5, 5.5])[:, None]
     labels = np.array([1] * 5 + [0] * 5)
     assert features.probe(z, labels, np.zeros((1, 1)), np.array([1]), [0]) == 100
 
 
-def test_a_probe_of_few_examples_is_refused():
+def test_a_probe_on_too_few_examples_is_rejected():
     z, y = relu_features(9, 2), np.zeros(9)
     with pytest.raises(BadInput, match="at least 10 training examples, not 9"):
         features.probe(z, y, z, y, [0])
@@ -180,7 +181,7 @@ def test_overlap_of_random_halves_is_a_third():
 
 
 def test_equal_frequencies_are_ordered_by_logits():
-    """By index, domains that always select everything would agree completely."""
+    """Ordered by index, domains that always select everything would agree completely."""
     always, i, j = np.ones(10_000), *RNG.normal(size=(2, 10_000))
     assert features.overlap(always, always, i, i) == 1
     assert features.overlap(always, always, i, -i) == 0

@@ -1,4 +1,4 @@
-"""Who holds which example; a federation is made of values, without a config."""
+"""Which client holds which example; a federation is made from values, without a config."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def held(rows):
     return rows[rows >= 0]
 
 
-def test_every_example_has_one_place():
+def test_every_example_is_held_by_one_client_in_one_split():
     (f,) = make(validation=0.25)
     train, validation = held(f.train), held(f.validation)
     assert not set(train) & set(validation)
@@ -50,25 +50,25 @@ def test_every_example_has_one_place():
     ],
     ids=["gray images", "color images", "text", "vectors", "one number"],
 )
-def test_the_pool_is_flat_and_keeps_its_type(shape, dtype):
-    """What the sources give is neither converted nor changed before it is fetched."""
+def test_the_pool_of_examples_is_flat_and_keeps_its_dtype(shape, dtype):
+    """The examples of a data source are neither converted nor changed before they are fetched."""
     x = RNG.integers(0, 100, (300, *shape)).astype(dtype)
     (f,) = make_federations(DATASET._replace(x=x), partition.iid, (0,), num_clients=4)
     assert f.x.dtype == x.dtype and f.x.shape == (300, np.prod(shape))
     np.testing.assert_array_equal(f.x.reshape(x.shape), x)
 
 
-def test_an_unseen_domain_is_seen_by_nobody():
+def test_no_split_contains_the_unseen_domain():
     (f,) = make(unseen="b", validation=0.1)
     for rows in (f.train, f.validation, f.test, f.global_test):
         assert 1 not in DATASET.domain[held(rows)]
     np.testing.assert_array_equal(f.unseen, np.flatnonzero(DATASET.domain == 1))
-    said = complaint(make, unseen="d")
-    assert "config.data.unseen: no domain 'd'" in said
+    error = complaint(make, unseen="d")
+    assert "config.data.unseen: no domain 'd'" in error
 
 
-def test_seeds_share_a_pool_and_have_rows_of_one_width():
-    """Sizes differ between seeds; the rows of a seed alone are the same but for their padding."""
+def test_seeds_share_the_pool_and_have_rows_of_equal_width():
+    """Sizes differ between seeds. A seed alone has the same rows, apart from their padding."""
     a, b = make((3, 4), deal=partition.quantity)
     assert a.x is b.x and a.global_test is b.global_test and a.train.shape == b.train.shape
     (alone,) = make((4,), deal=partition.quantity)
@@ -84,15 +84,15 @@ def test_pixels_are_normalized(normalize, low, high):
     assert float((255 - f.center) * f.scale) == pytest.approx(high)
 
 
-def test_a_client_without_examples_is_told_with_the_partition_that_made_it():
+def test_the_error_about_an_empty_client_names_its_partition():
     def to_the_first(y, domain, num_clients, rng):
         return [np.arange(len(y)), *[np.zeros(0, int)] * (num_clients - 1)]
 
-    said = complaint(make, deal=to_the_first)
-    assert "partition 'to_the_first' leaves client 1 (and 2 more) without examples" in said
+    error = complaint(make, deal=to_the_first)
+    assert "partition 'to_the_first' leaves client 1 (and 2 more) without examples" in error
 
 
-def test_a_pool_is_one_client_with_all_training_examples():
+def test_pool_makes_one_client_with_all_training_examples():
     federations = make((0, 1), deal=partition.quantity, validation=0.2)
     for one, many in zip(federation.pool(federations), federations, strict=True):
         assert one.train.shape == (1, len(held(many.train)))
@@ -107,14 +107,14 @@ def test_classes_are_counted_for_each_client():
     np.testing.assert_array_equal(counts, expected)
 
 
-def test_a_federation_without_rows_to_score_is_told():
+def test_a_federation_without_rows_to_score_is_an_error():
     (f,) = make()
     federation.check_scored(f)
     assert "nothing to score" in complaint(federation.check_scored, f._replace(global_test=None))
 
 
 def dealt(**options):
-    """A federation with four new clients of ten, and the same without new ones."""
+    """A federation with four new clients out of ten, and the same one without new clients."""
     options = {"num_clients": 10, "validation": 0.2, "deal": partition.quantity, **options}
     return make(new_clients=0.4, **options)[0], make(**options)[0]
 
@@ -123,14 +123,14 @@ def sets(rows):
     return [set(of_one[of_one >= 0].tolist()) for of_one in rows]
 
 
-def test_new_clients_leave_the_others_what_they_hold():
-    """Of ten clients the six that remain hold what they held, in their order."""
+def test_new_clients_do_not_change_the_examples_of_the_others():
+    """The six remaining clients of ten keep their examples and their order."""
     f, whole = dealt()
     trained = [i for i, rows in enumerate(sets(whole.train)) if rows in sets(f.train)]
     assert len(trained) == len(f.train) == 6
     for name in ("train", "validation", "test"):
-        everybody = sets(getattr(whole, name))
-        assert sets(getattr(f, name)) == [everybody[i] for i in trained]
+        every_client = sets(getattr(whole, name))
+        assert sets(getattr(f, name)) == [every_client[i] for i in trained]
     others = [i for i in range(10) if i not in trained]
     assert sets(f.new_train) == [sets(whole.train)[i] for i in others]
     assert sets(f.new_test) == [sets(whole.test)[i] for i in others]
@@ -146,7 +146,7 @@ def test_new_clients_differ_between_seeds_but_not_in_number():
     assert sets(alone.new_train) == sets(b.new_train)
 
 
-def test_new_clients_are_scored_on_what_is_held_out_where_there_is_no_test_set(monkeypatch):
+def test_new_clients_are_scored_on_validation_rows_without_a_test_set(monkeypatch):
     monkeypatch.setattr(f"{__name__}.DATASET", DATASET._replace(test=np.zeros(300, bool)))
     f, whole = dealt()
     assert f.test is None and f.new_test is not None
@@ -154,8 +154,8 @@ def test_new_clients_are_scored_on_what_is_held_out_where_there_is_no_test_set(m
     assert sorted(map(sorted, [*sets(f.new_test), *sets(f.validation)])) == sorted(
         map(sorted, held_out)
     )
-    said = complaint(dealt, validation=0.0)
-    assert "new clients of seed 0" in said and "--config.partition.validation=0.1" in said
+    error = complaint(dealt, validation=0.0)
+    assert "new clients of seed 0" in error and "--config.partition.validation=0.1" in error
 
 
 def test_a_pooled_method_does_not_train_on_new_clients():

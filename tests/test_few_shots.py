@@ -1,4 +1,4 @@
-"""Few examples of the unseen domain given to the clients."""
+"""Few-shot examples of the unseen domain, which are given to the clients."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(four_domains):
 
 
 def unequal_classes(path, counts):
-    """So many of each class in the domain b; a has 30 of each."""
+    """Writes data with `counts` examples of each class in domain b, and 30 of each in domain a."""
     y = np.concatenate([np.tile([0, 1, 2], 30), np.repeat([0, 1, 2], counts)])
     domain = np.array(["a"] * 90 + ["b"] * sum(counts))
     split = np.where(np.arange(len(y)) < 10, "test", "train")
@@ -40,8 +40,8 @@ def unequal_classes(path, counts):
     return path / "data.npz"
 
 
-def test_few_shots_of_unequal_classes_are_as_even_as_can_be(tmp_path):
-    """Two, six and 92 of a class; six for each of three clients: 2, 6 and 10 in all."""
+def test_few_shots_of_unequal_classes_are_as_balanced_as_possible(tmp_path):
+    """The classes have 2, 6 and 92 examples. Three clients with six shots each get 2, 6 and 10."""
     e = setting(unequal_classes(tmp_path, [2, 6, 92]), "fedavg", shots=6)
     y = e.dataset.y
     rows = [r[r >= 90] for r in np.asarray(e.simulation.federations[0].train)]
@@ -50,8 +50,8 @@ def test_few_shots_of_unequal_classes_are_as_even_as_can_be(tmp_path):
     assert (counts.max(0) - counts.min(0) <= 1).all()
 
 
-def test_few_shots_of_each_class(four_domains):
-    """Two of each of four classes for each of three clients, disjoint, no longer unseen."""
+def test_few_shots_per_class_are_disjoint_and_no_longer_unseen(four_domains):
+    """Each of three clients gets two examples of each of four classes."""
     plain, few = (
         setting(four_domains, "fedavg", shots=k, shots_per="class").simulation.federations[0]
         for k in (0, 2)
@@ -79,7 +79,7 @@ def test_few_shots_of_each_class(four_domains):
         ([6, 6, 6], 2, "config.data.shots=2 for 3 clients is more than the 18 unseen examples"),
     ],
 )
-def test_classes_with_too_few_shots_are_named(counts, shots, message, tmp_path):
+def test_too_many_shots_per_class_are_an_error(counts, shots, message, tmp_path):
     path = unequal_classes(tmp_path, counts)
     with pytest.raises(BadInput, match=message):
         setting(path, "fedavg", shots=shots, shots_per="class")
@@ -87,6 +87,6 @@ def test_classes_with_too_few_shots_are_named(counts, shots, message, tmp_path):
         setting(path, "fedavg", shots=shots, shots_per="clas")
 
 
-def test_the_last_shot_of_a_class_may_be_given(tmp_path):
+def test_all_examples_of_a_class_may_be_given_as_shots(tmp_path):
     e = setting(unequal_classes(tmp_path, [6, 6, 7]), "fedavg", shots=2, shots_per="class")
     assert np.asarray(e.dataset.y)[np.asarray(e.simulation.federations[0].unseen)].tolist() == [2]

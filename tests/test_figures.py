@@ -1,4 +1,4 @@
-"""The command that draws from finished runs: its arguments, and what it writes."""
+"""The command that draws figures from finished runs: its arguments and its output files."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_bad_input_is_told_in_one_line(words, tmp_path, capsys):
+def test_bad_input_is_a_one_line_error(words, tmp_path, capsys):
     assert figures.main(words.format(run=tmp_path).split()) == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and err.count("\n") == 1
@@ -36,11 +36,11 @@ def test_bad_input_is_told_in_one_line(words, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
-def test_every_option_is_in_the_help_of_its_figures(name, capsys):
+def test_the_help_of_figures_lists_all_their_options(name, capsys):
     assert figures.main([name, "--help"]) == 0
-    told = capsys.readouterr().out
-    assert f"python -m fedjax_lab.figures {name} FOLDER" in told
-    assert all(f"--{option}" in told for option in figures.options_of(figures.FIGURES[name]))
+    text = capsys.readouterr().out
+    assert f"python -m fedjax_lab.figures {name} FOLDER" in text
+    assert all(f"--{option}" in text for option in figures.options_of(figures.FIGURES[name]))
     assert figures.main(["--help"]) == 0
     assert f"\n{name} " in capsys.readouterr().out
 
@@ -63,7 +63,7 @@ def test_options_reach_the_figures_and_results_are_written(tmp_path, monkeypatch
     assert (out / "strip.png").stat().st_size > 1000
 
 
-def test_pictures_are_written_in_every_format_and_always_alike(tmp_path, monkeypatch, capsys):
+def test_figures_are_written_reproducibly_in_all_requested_formats(tmp_path, monkeypatch, capsys):
     def draw(folder):
         return Drawn({"strip": plots.draw_strips({"a": np.ones(3)}, "x", "title")})
 

@@ -1,4 +1,4 @@
-"""Damaged files of runs and sweeps: every command names them, and shows what is whole."""
+"""Damaged files of runs and sweeps: every command names them and shows the undamaged runs."""
 
 import contextlib
 import copy
@@ -45,7 +45,7 @@ def evaluation(seed, after):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of a sweep of two finished runs, written by hand; and what its command names."""
+    """The folder of a sweep of two finished runs, what its cells have in common, and its cells."""
     folder = tmp_path_factory.mktemp("whole")
     shared = Shared(toys.write_config(folder, run={"rounds": 4}), seeds=[0, 1])
     cells = sweep.plan(shared, ["fedavg", "fedprox"], {"method.mu": ["0.1"]})
@@ -63,13 +63,13 @@ def whole(tmp_path_factory):
 
 @contextlib.contextmanager
 def copied(whole):
-    """A copy of the sweep's folder, to be damaged."""
+    """Yields a copy of the sweep's folder, which may be damaged."""
     with tempfile.TemporaryDirectory() as name:
         yield shutil.copytree(whole[0], Path(name) / "out")
 
 
 def call(main, *arguments):
-    """The exit code, stdout and stderr of a command."""
+    """Returns the exit code, stdout and stderr of a command."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(argument) for argument in arguments])
@@ -80,7 +80,7 @@ def content(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-# Damage at random.
+# Random damage.
 
 STRANGE = st.sampled_from(
     [None, True, -1, 2.5, "text", "", [], {}, [[]], float("nan"), float("inf"), 10**400]
@@ -88,7 +88,7 @@ STRANGE = st.sampled_from(
 
 
 def places(value, at=()):
-    """The paths to all parts of a JSON value."""
+    """Yields the paths to all parts of a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value)
     for key, each in inner:
         yield (*at, key)
@@ -97,7 +97,7 @@ def places(value, at=()):
 
 
 def altered(value, path, new, drop):
-    """The value with one part replaced, or left out."""
+    """Returns a copy of the value with one part replaced or removed."""
     value = copy.deepcopy(value)
     *before, last = path
     part = value
@@ -112,7 +112,7 @@ def altered(value, path, new, drop):
 
 @st.composite
 def damage(draw, names):
-    """(name of a file, what is done to its path)"""
+    """Draws the name of a file, and a function that damages the file at a path."""
     name = draw(st.sampled_from(names))
     kind = draw(st.sampled_from(["part", "drop", "whole", "cut", "bytes", "folder", "pipe"]))
     new, place = draw(STRANGE), draw(st.integers(0, 10**6))
@@ -146,13 +146,13 @@ RUN_FILES = ["config.json", "metrics.jsonl", "summary.json"]
 
 @quick
 @given(harm=damage(RUN_FILES))
-def test_a_comparison_shows_the_whole_runs(whole, harm):
+def test_a_comparison_shows_the_undamaged_runs(whole, harm):
     name, do = harm
     with copied(whole) as out:
         do(out / RUNS[0] / name)
         before = content(out)
-        code, said, err = call(report.main, out)
-        assert code == 0 and not err and "fedprox" in said
+        code, shown, err = call(report.main, out)
+        assert code == 0 and not err and "fedprox" in shown
         assert call(report.main, out, "--way=max_per_domain", "--target=60", "--format=csv")[0] == 0
         code, _, err = call(report.main, out / RUNS[0])
         assert code == 0 or (code == 2 and err.startswith("error: ") and err.count("\n") == 1)
@@ -161,21 +161,21 @@ def test_a_comparison_shows_the_whole_runs(whole, harm):
 
 @quick
 @given(harm=damage(RUN_FILES))
-def test_tensorboard_shows_the_whole_runs(whole, harm):
+def test_tensorboard_shows_the_undamaged_runs(whole, harm):
     pytest.importorskip("tensorboardX")
     name, do = harm
     with copied(whole) as out:
         do(out / RUNS[0] / name)
         before = content(out)
-        code, said, err = call(tensorboard.main, out, f"--logdir={out.parent / 'log'}")
-        assert code == 0 and err.count("\n") <= 1 and f"in {out.parent / 'log'}" in said
-        assert said.startswith("1 run " if err else "2 runs ")
+        code, shown, err = call(tensorboard.main, out, f"--logdir={out.parent / 'log'}")
+        assert code == 0 and err.count("\n") <= 1 and f"in {out.parent / 'log'}" in shown
+        assert shown.startswith("1 run " if err else "2 runs ")
         assert content(out) == before
 
 
 @quick
 @given(harm=damage([*RUN_FILES, "error.txt"]))
-def test_a_sweep_shows_the_whole_cells(whole, harm):
+def test_a_sweep_shows_the_undamaged_cells(whole, harm):
     name, do = harm
     _, shared, cells = whole
     with copied(whole) as out:
@@ -183,7 +183,7 @@ def test_a_sweep_shows_the_whole_cells(whole, harm):
             (out / RUNS[0] / "summary.json").unlink()
         do(out / RUNS[0] / name)
         before = content(out)
-        with contextlib.suppress(BadInput):  # another run, or a folder in the place of error.txt
+        with contextlib.suppress(BadInput):  # a config of another run, or error.txt is a folder
             sweep.check_folder(shared, cells, out)
         assert (
             sweep_folder.ended(out / RUNS[0]) in (None, Outcome(0), Outcome(3))
@@ -197,7 +197,7 @@ def test_a_sweep_shows_the_whole_cells(whole, harm):
 
 @quick
 @given(harm=damage(["sweep.json"]))
-def test_a_damaged_plan_is_refused(whole, harm):
+def test_a_damaged_plan_only_raises_bad_input_and_changes_no_file(whole, harm):
     _, shared, cells = whole
     with copied(whole) as out:
         harm[1](out / "sweep.json")
@@ -207,7 +207,7 @@ def test_a_damaged_plan_is_refused(whole, harm):
         assert content(out) == before
 
 
-# What is said.
+# Error messages.
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_damaged_plan_is_refused(whole, harm):
         (b'{"a": ' + b"9" * 5000 + b"}", "integer string conversion"),
     ],
 )
-def test_a_damaged_file_is_named_with_the_reason(tmp_path, text, reason):
+def test_the_error_names_the_damaged_file_and_the_reason(tmp_path, text, reason):
     path = tmp_path / "config.json"
     path.write_bytes(text)
     with pytest.raises(files.Damaged, match=reason) as caught:
@@ -248,14 +248,14 @@ def test_scores_of_new_clients_are_checked(changed, reason):
         files.check({**row, **changed}, files.EVALUATION)
 
 
-def test_no_file_is_no_damage(tmp_path):
+def test_a_missing_file_is_not_an_error(tmp_path):
     assert files.read_json(tmp_path / "x", files.CONFIG) is None
     assert files.read_json(tmp_path / "x" / "y", files.CONFIG) is None
     assert files.read_rows(tmp_path / "x", files.EVALUATION) == []
     assert files.read_text(tmp_path / "x") is None
 
 
-def test_a_place_in_a_value_is_named():
+def test_an_error_names_the_position_in_a_json_value():
     def fault(value, shape):
         with pytest.raises(ValueError) as caught:
             files.check(value, shape)
@@ -263,16 +263,16 @@ def test_a_place_in_a_value_is_named():
 
     row = evaluation(0, 2)
     row["accuracy"]["per_client"][1] = "60"
-    said = fault(row, files.EVALUATION)
-    assert said == "accuracy.per_client[1] must be a finite number or null, not '60'"
-    said = fault({"round": True}, {"round": files.COUNT})
-    assert said == "round must be a whole number >= 0, not True"
+    error = fault(row, files.EVALUATION)
+    assert error == "accuracy.per_client[1] must be a finite number or null, not '60'"
+    error = fault({"round": True}, {"round": files.COUNT})
+    assert error == "round must be a whole number >= 0, not True"
     assert fault({"a": {"b": None}}, {"*": {"*": files.NUMBER}}).startswith("a.b must be a finite")
     assert fault([], [files.COUNT]) == "it must be a list with at least one value, not []"
     files.check({"more": None}, {"last?": files.NUMBER})
 
 
-def test_a_cut_last_line_is_normal_and_another_one_is_damage(tmp_path):
+def test_only_a_truncated_last_line_is_not_an_error(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps(evaluation(0, after)) for after in (2, 4, 6)]
     for cut in (0, 1, 30, len(lines[2]) - 1):
@@ -289,17 +289,17 @@ def test_a_cut_last_line_is_normal_and_another_one_is_damage(tmp_path):
     other = evaluation(0, 4)
     del other["id"]
     path.write_text("\n".join([lines[0], json.dumps(other), ""]))
-    said = complaint(metrics.read_metrics, path)
-    assert "rounds 2 and 4 of one stage do not have the same measurements" in said
+    error = complaint(metrics.read_metrics, path)
+    assert "rounds 2 and 4 of one stage do not have the same measurements" in error
 
 
-def test_a_damaged_run_is_noted_in_every_format(whole):
+def test_a_comparison_mentions_a_damaged_run_in_every_format(whole):
     with copied(whole) as out:
         (out / RUNS[0] / "metrics.jsonl").write_text("{}\n")
         note = f"{out / RUNS[0] / 'metrics.jsonl'} cannot be used: line 1: it lacks"
         for form in ("terminal", "markdown", "latex", "html"):
-            code, said, err = call(report.main, out, f"--format={form}")
-            assert code == 0 and not err and "left out" in said
+            code, shown, err = call(report.main, out, f"--format={form}")
+            assert code == 0 and not err and "left out" in shown
         assert note in call(report.main, out)[1]
         assert call(report.main, out, "--format=csv")[2].startswith(note)
         (out / RUNS[1] / "config.json").write_text("")
@@ -307,24 +307,24 @@ def test_a_damaged_run_is_noted_in_every_format(whole):
         assert code == 2 and err.startswith(f"error: {note}") and err.count("\n") == 1
 
 
-def test_tensorboard_follows_a_run_that_is_mended(whole, capsys):
+def test_tensorboard_follows_a_run_again_after_its_repair(whole, capsys):
     pytest.importorskip("tensorboardX")
     with copied(whole) as out:
         path = out / RUNS[0] / "metrics.jsonl"
-        mended = path.read_text()
+        undamaged = path.read_text()
         path.write_text("{}\n")
         written = tensorboard.update([out], out.parent / "log", {})
         written = tensorboard.update([out], out.parent / "log", written)
         assert capsys.readouterr().err.count("left out") == 1
         assert not (out.parent / "log" / RUNS[0]).exists()
-        path.write_text(mended)
+        path.write_text(undamaged)
         tensorboard.update([out], out.parent / "log", written)
         assert not capsys.readouterr().err
         assert list((out.parent / "log" / RUNS[0] / "seed-1").iterdir())
 
 
 @pytest.mark.parametrize("text", ["", "exit code", "exit code x\n", "\0" * 40, "{}", "exit code 1"])
-def test_an_unreadable_error_file_means_that_the_cell_is_tried_again(tmp_path, text):
+def test_a_cell_with_an_unreadable_error_file_is_retried(tmp_path, text):
     (tmp_path / "error.txt").write_text(text)
     assert sweep_folder.failure(tmp_path) is sweep_folder.ended(tmp_path) is None
     assert sweep.shown(tmp_path) == "not finished"
@@ -332,7 +332,7 @@ def test_an_unreadable_error_file_means_that_the_cell_is_tried_again(tmp_path, t
     assert sweep_folder.failure(tmp_path) == Outcome(-9, "killed �")
 
 
-def test_an_error_file_is_written_at_once(tmp_path, monkeypatch):
+def test_an_error_file_is_written_atomically(tmp_path, monkeypatch):
     sweep.record(Outcome(1, "first"), tmp_path)
 
     def fail(*_):
@@ -344,17 +344,17 @@ def test_an_error_file_is_written_at_once(tmp_path, monkeypatch):
     assert sweep_folder.failure(tmp_path) == Outcome(1, "first")
 
 
-def test_a_folder_in_the_place_of_an_error_file_is_refused_before_anything_is_run(whole):
+def test_a_folder_named_error_txt_is_rejected_before_any_run(whole):
     _, shared, cells = whole
     with copied(whole) as out:
         (out / RUNS[1] / "error.txt").mkdir()
-        said = complaint(sweep.check_folder, shared, cells, out)
-        assert said == f"{out / RUNS[1] / 'error.txt'} is a folder; remove it"
+        message = complaint(sweep.check_folder, shared, cells, out)
+        assert message == f"{out / RUNS[1] / 'error.txt'} is a folder; remove it"
 
 
 @pytest.mark.parametrize("name", ["summary.json", "config.json"])
-def test_a_damaged_cell_fails_alone(whole, name, monkeypatch):
-    """The sweep's exit code is 1; the other cell is shown."""
+def test_a_damaged_cell_does_not_stop_the_other_cells(whole, name, monkeypatch):
+    """The sweep's exit code is 1, and the other cell is shown."""
     _, shared, _ = whole
 
     def run(job, folder, resume, quiet, log):
@@ -367,7 +367,7 @@ def test_a_damaged_cell_fails_alone(whole, name, monkeypatch):
     arguments = [f"--config={shared.path}", "--methods=fedavg,fedprox", "--grid=method.mu=0.1"]
     with copied(whole) as out:
         (out / RUNS[0] / name).write_text("")
-        code, said, err = call(sweep.main, "sweep", *arguments, "--seeds=0,1", f"--out={out}")
+        code, printed, err = call(sweep.main, "sweep", *arguments, "--seeds=0,1", f"--out={out}")
         assert code == 1 and not err, err
-        assert f"failed: {out / RUNS[0] / name} cannot be used: it is empty" in said
-        assert "fedprox  0.1        65.50 +- 0.71" in said
+        assert f"failed: {out / RUNS[0] / name} cannot be used: it is empty" in printed
+        assert "fedprox  0.1        65.50 +- 0.71" in printed

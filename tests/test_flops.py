@@ -1,4 +1,4 @@
-"""The floating-point operations of rounds, against products that are counted by hand."""
+"""The numbers of floating-point operations of rounds, against products counted by hand."""
 
 import json
 
@@ -25,7 +25,7 @@ def lane():
 
 
 def cost(method, **fields):
-    """Of a round of four clients."""
+    """The cost of a round of four clients, with the program, lane and state of the round."""
     plan = toys.PLAN._replace(cohort=4, batch_size=BATCH, **fields)
     program = simulate.Program(method, plan, toys.VECTORIZED)
     state = jax.eval_shape(lambda: simulate.init(method, lane().keys, toys.C))
@@ -33,7 +33,7 @@ def cost(method, **fields):
 
 
 def products(task, batch):
-    """Of a step of plain training: forward, and backward without the gradient of the input."""
+    """The operations of the products in a training step, which needs no input gradient."""
     params = jax.eval_shape(task.init, jax.random.key(0)).params
     first, *others = [a.size for a in jax.tree.leaves(params) if a.ndim == 2]
     first, others = max(first, *others), min(first, *others)
@@ -41,8 +41,8 @@ def products(task, batch):
     return 2 * batch * (2 * first + 3 * others)
 
 
-def test_the_turns_of_a_loop_inside_a_loop_count():
-    """Three turns of two products 4x8 by 8x8, the second of them in a loop of five turns."""
+def test_the_iterations_of_nested_loops_are_counted():
+    """Three iterations of two products 4x8 by 8x8, the second in a loop of five iterations."""
 
     def inner(x, w):
         return x @ w, None
@@ -53,13 +53,13 @@ def test_the_turns_of_a_loop_inside_a_loop_count():
     shapes = like((4, 8), jnp.float32), like((3, 5, 8, 8), jnp.float32)
     program = jax.make_jaxpr(lambda x, w: jax.lax.scan(outer, x, w)[0])(*shapes)
     made = 3 * (1 + 5) * 2 * 4 * 8 * 8
-    assert made <= flops.count(program) < 1.05 * made  # the counters of the loops
+    assert made <= flops.count(program) < 1.05 * made  # loop counters are also counted
 
 
-def test_a_step_of_fedavg_is_its_products():
+def test_a_step_of_fedavg_costs_little_more_than_its_matrix_products():
     made = products(WIDE, BATCH)
     of_round, *_ = cost(toys.make("fedavg", WIDE))
-    assert made <= of_round.step < 1.4 * made  # activations, the loss, the update
+    assert made <= of_round.step < 1.4 * made  # also activations, the loss and the update
     parameters = 256 * toys.D + 256 + 256 * toys.K + toys.K
     assert 2 * 4 * parameters <= of_round.fixed < 4 * 4 * parameters  # the mean of four clients
 
@@ -68,8 +68,8 @@ def test_a_step_of_fedavg_is_its_products():
     ("name", "epochs"),
     [("fedavg", 1), ("fedavg", 3), ("scaffold", 3), ("fedrep", 3), ("fediir", 1), ("hfedf", 1)],
 )
-def test_a_client_with_five_batches_costs_what_one_and_two_batches_predict(name, epochs):
-    """All but the order of the examples, whose cost is not linear."""
+def test_the_cost_of_a_client_is_linear_in_its_number_of_batches(name, epochs):
+    """Only the cost of shuffling the examples is not linear."""
     _, *played = cost(toys.make(name), epochs=epochs)
     one, two, five = (flops.of_client(*played, batches) for batches in (1, 2, 5))
     assert five.steps == 5 * one.steps > 0
@@ -78,8 +78,8 @@ def test_a_client_with_five_batches_costs_what_one_and_two_batches_predict(name,
 
 
 @pytest.mark.slow
-def test_rows_add_up_the_steps_that_clients_made(tmp_path, capsys):
-    """Of unequal clients, of whom three take part; two seeds together and each alone."""
+def test_rows_sum_the_operations_of_the_clients_that_took_part(tmp_path, capsys):
+    """Three of the unequal clients take part in a round; two seeds run together and alone."""
     toys.write_examples(tmp_path / "data.npz")
     config = toys.write_config(tmp_path, run={"rounds": 5, "cohort": 3, "eval_every": 2})
     rows = {}
@@ -101,8 +101,8 @@ def test_rows_add_up_the_steps_that_clients_made(tmp_path, capsys):
     assert summary["round_seconds"]["intervals"] == 2
 
 
-def test_the_pace_is_that_of_the_intervals_after_a_warm_up():
-    """Two seeds together; the first interval of a stage that has others is left out."""
+def test_the_pace_leaves_out_warm_up_intervals():
+    """Two seeds run together. A stage's first interval is left out if the stage has others."""
     timed = [
         (5, "a", 9.0, 10.0),
         (10, "a", 10.0, 20.0),
@@ -115,7 +115,7 @@ def test_the_pace_is_that_of_the_intervals_after_a_warm_up():
         for seed in (0, 1)
     ]
     pace = metrics.pace(rows, [0, 1])
-    each = np.array([1 / 5, 2 / 5, 3 / 1]) / 2  # of one seed
+    each = np.array([1 / 5, 2 / 5, 3 / 1]) / 2  # seconds per round of one seed
     low, median, high = np.percentile(each, (25, 50, 75))
     expected = {"median": median, "low": low, "high": high, "intervals": 3}
     assert pace["round_seconds"] == pytest.approx(expected)

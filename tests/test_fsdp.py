@@ -1,4 +1,4 @@
-"""Models that a group of devices holds together: what each holds and does, and the same numbers."""
+"""Models sharded over groups of devices: what a device stores and computes, and the results."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def even_small_arrays_are_divided(monkeypatch):
         ((20, 512, 2048), P(None, None, "fsdp")),
         ((64, 30), P("fsdp")),
         ((64, 64), P(None, "fsdp")),
-        ((16, 30), P("fsdp")),  # 4 does not divide the longest
+        ((16, 30), P("fsdp")),  # 4 does not divide the longest axis
         ((30, 6), P()),
         ((4,), P()),  # small
         ((), P()),
@@ -47,7 +47,7 @@ def test_an_array_is_divided_along_its_longest_divisible_axis(shape, divided):
 
 
 def player(name, strategy):
-    """(method, play) of FedAvg with that net on examples of random numbers."""
+    """Returns FedAvg with the named net, and a function that plays it on random examples."""
     net, shape = NETS[name]
     method = toys.make("fedavg", task=make_task(net, shape, toys.K))
     x = np.random.default_rng(0).integers(0, toys.K, (600, int(np.prod(shape))))
@@ -67,7 +67,7 @@ def on_groups(group, inner, **divided):
         *(pytest.param(*each, marks=pytest.mark.slow) for each in (("vit", 8), ("cnn", 4))),
     ],
 )
-def test_groups_of_devices_give_what_one_device_gives(name, group):
+def test_groups_of_devices_give_the_results_of_one_device(name, group):
     method, alone = player(name, toys.VECTORIZED)
     strategy = on_groups(group, parallel.sequential())
     first = simulate.init(method, KEYS, toys.C)
@@ -79,7 +79,7 @@ def test_groups_of_devices_give_what_one_device_gives(name, group):
 
 
 @pytest.mark.slow
-def test_clients_of_a_group_may_run_at_once():
+def test_clients_of_a_group_may_run_in_parallel():
     _, alone = player("vit", toys.VECTORIZED)
     _, together = player("vit", on_groups(2, parallel.chunked(2)))
     toys.close(together(KEYS, 0, 2)[0], alone(KEYS, 0, 2)[0], rtol=1e-3, atol=1e-4)
@@ -93,7 +93,7 @@ def data(tmp_path_factory):
 
 
 def build(data_folder, method="fedavg", run_seeds=(0,), width=8, **engine):
-    """A run on six clients, four a round."""
+    """Builds a run with six clients, of which four take part in each round."""
     config = {
         "data": {"name": "arrays", "path": str(data_folder / "data.npz")},
         "partition": {"name": "iid", "num_clients": 6},
@@ -112,7 +112,7 @@ def alone(job):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["scaffold", "fedconcat"])
-def test_a_run_on_groups_is_the_run_on_one_device(data, method):
+def test_a_run_on_groups_equals_the_run_on_one_device(data, method):
     job = build(data, method, fsdp=2)
     result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
     toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
@@ -121,7 +121,7 @@ def test_a_run_on_groups_is_the_run_on_one_device(data, method):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_on_groups_goes_on_as_if_it_had_not_been(data, tmp_path, monkeypatch):
+def test_an_interrupted_run_on_groups_resumes_exactly(data, tmp_path, monkeypatch):
     whole = runner.run(build(data, "scaffold", fsdp=4), quiet=True)
     with monkeypatch.context() as patch:
         stopping_after(2, patch)
@@ -137,14 +137,14 @@ def test_the_command_runs_on_groups(data, tmp_path, capsys):
     assert call(f"--config={config}", f"--workdir={tmp_path / 'run'}") == 0
     assert "mesh(2 x fsdp 4)" in (tmp_path / "run/summary.json").read_text()
     assert call(f"--config={config}", "--config.engine.fsdp=3") == 2
-    said = capsys.readouterr().err.splitlines()[-1]
+    text = capsys.readouterr().err.splitlines()[-1]
     assert (
-        said == "error: config.engine.fsdp=3 does not divide the 8 devices; choose 1 or 2 or 4 or 8"
+        text == "error: config.engine.fsdp=3 does not divide the 8 devices; choose 1 or 2 or 4 or 8"
     )
 
 
 @pytest.mark.slow
-def test_seeds_of_groups_can_be_one_computation(data):
+def test_seeds_on_groups_can_be_vectorized(data):
     job = build(data, run_seeds=(0, 1), fsdp=4, seeds="vectorized")
     assert job.simulation.vectorized_seeds
     result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
@@ -152,20 +152,20 @@ def test_seeds_of_groups_can_be_one_computation(data):
 
 
 @pytest.mark.slow
-def test_a_device_holds_its_part_of_the_states(data):
-    """SCAFFOLD keeps a model for each client: eight devices as four groups of two divide them."""
+def test_a_device_stores_only_its_part_of_the_states(data):
+    """SCAFFOLD keeps a state for each client; four groups of two devices divide these states."""
     job = build(data, "scaffold", fsdp=2, width=64, state="sharded", data="sharded")
     (state,) = Engine(job.simulation).states
     whole = tree.num_bytes(state.server) / 2 + tree.num_bytes(state.private) / 8
     held = tree.num_bytes([a.addressable_shards[0].data for a in jax.tree.leaves(state)])
-    assert held < 1.1 * whole  # the head's bias has three numbers
+    assert held < 1.1 * whole  # the head's bias, of three numbers, is not divided
     result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
     toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
-def test_a_device_works_on_its_part_of_a_model():
-    """One client of a transformer on a group of eight: weights, gradients and moments of Adam."""
+def test_a_device_needs_memory_only_for_its_part_of_a_model():
+    """One client trains a transformer with Adam on a group of eight devices."""
     net = vit.vit(toys.K, width=64, depth=4, heads=2, patch=3, remat=True)
     method = toys.make("fedavg", task=make_task(net, (6, 6, 1), toys.K))
     federation = toys.FEDERATION._replace(x=jnp.zeros((600, 36)))
@@ -176,8 +176,8 @@ def test_a_device_works_on_its_part_of_a_model():
     def memory(strategy, server):
         run = toys.compiled(method, plan, strategy)
         lane = simulate.Lane(federation, toys.POPULATION, KEYS)
-        none, number = simulate.no_progress(), jnp.int32(0)
-        lowered = run.lower(lane, state._replace(server=server), none, number, number)
+        progress, number = simulate.no_progress(), jnp.int32(0)
+        lowered = run.lower(lane, state._replace(server=server), progress, number, number)
         sizes = lowered.compile().memory_analysis()
         return sizes.argument_size_in_bytes, sizes.temp_size_in_bytes
 

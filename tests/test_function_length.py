@@ -1,4 +1,4 @@
-"""Functions of the package stay short enough to be read at once."""
+"""The functions of the package are short."""
 
 import ast
 import io
@@ -6,8 +6,8 @@ import tokenize
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
-LONGEST = 30  # lines of code of a body, those of inner functions included
-LONGER = {  # lines: nearly all of it is the list of settings that become the command line
+LONGEST = 30  # lines of code in a body, including those of inner functions
+LONGER = {  # functions that consist mostly of their list of settings, with their lines of code
     "methods/client2vec.py:client2vec": 48,
     "methods/hfedf.py:hfedf": 33,
 }
@@ -22,7 +22,7 @@ NO_CODE = {
 
 
 def lines_of_code(text):
-    """The numbers of the lines that have code: no blank lines, comments and docstrings."""
+    """Returns the numbers of the lines with code, without blank lines, comments and docstrings."""
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in NO_CODE:
@@ -34,7 +34,7 @@ def lines_of_code(text):
 
 
 def long_functions(text):
-    """{name: lines of code of the body} of the functions that are longer than LONGEST."""
+    """Returns {name: lines of code of the body} of the functions longer than LONGEST."""
     code = lines_of_code(text)
     bodies = {
         node.name: sum(node.body[0].lineno <= line <= node.end_lineno for line in code)
@@ -44,7 +44,7 @@ def long_functions(text):
     return {name: length for name, length in bodies.items() if length > LONGEST}
 
 
-def test_the_measure_leaves_out_what_is_no_code():
+def test_only_lines_of_code_are_counted():
     body = ['    """Says', '    more."""', "", "    # nothing", *["    x = 1"] * 31]
     assert long_functions("\n".join(["def f(", "    a,", "):", *body])) == {"f": 31}
     assert long_functions("\n".join(["def f():", *body[:-1]])) == {}

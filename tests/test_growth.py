@@ -1,4 +1,4 @@
-"""Runs that are resumed with more rounds, other evaluations or more seeds, and kills meanwhile."""
+"""Runs that are resumed with more rounds, other evaluations or more seeds, also after a kill."""
 
 import functools
 import json
@@ -17,19 +17,19 @@ from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import growth, metrics, runner
 
-EXACT = {"seeds": "sequential"}  # seeds that are one computation differ in the order of sums
+EXACT = {"seeds": "sequential"}  # vectorized seeds compute sums in another order
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A config file: six clients, an evaluation every second round."""
+    """The config file of a run with six clients and an evaluation every second round."""
     folder = tmp_path_factory.mktemp("toy")
     toys.write_examples(folder / "data.npz")
     return toys.write_config(folder, run={"cohort": 3, "eval_every": 2}, engine=EXACT)
 
 
 def play(toy, folder, rounds, seeds=(0,), method="fedavg", resume=True, **run):
-    """Plays or goes on with a run; overrides of `run` are among its keyword arguments."""
+    """Plays or resumes a run; `run`, `settings` and `engine` override keys of its config."""
     config = load_config(f"{toy}:{method}")
     config["run"] = {**config["run"], "rounds": rounds, **run.pop("run", {})}
     config["method"] = {**config["method"], **run.pop("settings", {})}
@@ -39,7 +39,7 @@ def play(toy, folder, rounds, seeds=(0,), method="fedavg", resume=True, **run):
 
 
 def check_same_run(folder, other, result=None, expected=None):
-    """The folders are of the same run, but for how long it took."""
+    """Checks that two folders hold the same run, apart from its timings."""
     assert comparable(folder) == comparable(other)
     for name in ("config.json", "fingerprint.json"):
         assert (folder / name).read_bytes() == (other / name).read_bytes()
@@ -56,7 +56,7 @@ def check_same_run(folder, other, result=None, expected=None):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_more_rounds_are_as_if_asked_for_at_once(method, toy, tmp_path):
+def test_a_run_resumed_with_more_rounds_equals_an_uninterrupted_run(method, toy, tmp_path):
     whole = play(toy, tmp_path / "whole", 8, (0, 1), method)
     play(toy, tmp_path / "grown", 4, (0, 1), method)
     result = play(toy, tmp_path / "grown", 8, (0, 1), method)
@@ -66,7 +66,7 @@ def test_more_rounds_are_as_if_asked_for_at_once(method, toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_additional_evaluation_remains_where_the_shorter_run_ended(toy, tmp_path):
+def test_the_evaluation_at_the_end_of_the_shorter_run_remains(toy, tmp_path):
     whole = play(toy, tmp_path / "whole", 8)
     play(toy, tmp_path / "grown", 3)
     result = play(toy, tmp_path / "grown", 8)
@@ -82,7 +82,7 @@ def test_an_additional_evaluation_remains_where_the_shorter_run_ended(toy, tmp_p
     assert len(fedjax_lab.load(tmp_path / "grown").rows) == 5
 
 
-def test_a_run_is_not_made_shorter_than_it_is(toy, tmp_path):
+def test_a_run_cannot_have_fewer_rounds_than_it_has_played(toy, tmp_path):
     play(toy, tmp_path / "run", 4)
     before = comparable(tmp_path / "run")
     with pytest.raises(BadInput, match="has already played 4 rounds, more than the 2 of"):
@@ -91,7 +91,7 @@ def test_a_run_is_not_made_shorter_than_it_is(toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_unfinished_run_may_end_earlier(toy, tmp_path, monkeypatch):
+def test_an_unfinished_run_may_be_resumed_with_fewer_rounds(toy, tmp_path, monkeypatch):
     play(toy, tmp_path / "whole", 6)
     interrupted(toy, tmp_path / "run", monkeypatch, after=5, rounds=20)
     play(toy, tmp_path / "run", 6)
@@ -108,8 +108,8 @@ ENCODERS = {"encoder_rounds": 2, "num_clusters": 2}
 
 
 @pytest.mark.slow
-def test_stages_that_move_are_refused_with_the_reason(toy, tmp_path):
-    """FedConcat's encoders take a part of config.run.rounds, unless their rounds are given."""
+def test_more_rounds_that_would_move_a_played_stage_are_rejected(toy, tmp_path):
+    """FedConcat's encoders take a share of config.run.rounds, unless their rounds are given."""
     play(toy, tmp_path / "run", 4, method="fedconcat")
     before = comparable(tmp_path / "run")
     with pytest.raises(BadInput, match="stage encoders ended after round 2, but .* after round 6"):
@@ -119,7 +119,7 @@ def test_stages_that_move_are_refused_with_the_reason(toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_stages_grows_in_its_last_one(toy, tmp_path):
+def test_a_finished_run_with_stages_gets_more_rounds_in_its_last_stage(toy, tmp_path):
     how = {"method": "fedconcat", "settings": ENCODERS}
     whole = play(toy, tmp_path / "whole", 8, **how)
     play(toy, tmp_path / "grown", 4, **how)
@@ -129,7 +129,7 @@ def test_a_run_of_stages_grows_in_its_last_one(toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_grows_in_a_stage_that_is_not_over(toy, tmp_path, monkeypatch):
+def test_a_run_gets_more_rounds_in_a_stage_that_has_not_ended(toy, tmp_path, monkeypatch):
     whole = play(toy, tmp_path / "whole", 10, method="fedconcat")
     interrupted(toy, tmp_path / "grown", monkeypatch, after=2, rounds=8, method="fedconcat")
     result = play(toy, tmp_path / "grown", 10, method="fedconcat")
@@ -138,8 +138,8 @@ def test_a_run_grows_in_a_stage_that_is_not_over(toy, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_a_kill_while_a_config_is_replaced(left, toy, tmp_path, monkeypatch):
-    """After the first files; the run goes on both as it was and as it was to be."""
+def test_a_run_resumes_after_a_kill_while_its_config_is_replaced(left, toy, tmp_path, monkeypatch):
+    """The kill comes after `left` written files. The run resumes with the new or the old config."""
     play(toy, tmp_path / "whole", 6, run={"eval_every": 1})
     interrupted(toy, tmp_path / "run", monkeypatch, after=5, rounds=10)
     replace, written = metrics.replace, []
@@ -165,12 +165,12 @@ def test_a_kill_while_a_config_is_replaced(left, toy, tmp_path, monkeypatch):
     assert [row["round"] for row in comparable(tmp_path / "other")][-1] == 10
 
 
-# Other evaluations, other places.
+# Other evaluations, and state in other places.
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_evaluations(toy, tmp_path, monkeypatch):
-    """Also in other metrics; what was trained is the same."""
+def test_a_run_resumes_with_other_evaluations(toy, tmp_path, monkeypatch):
+    """It may also resume with other metrics; the training is the same."""
     whole = play(toy, tmp_path / "whole", 9, run={"eval_every": 3})
     interrupted(toy, tmp_path / "run", monkeypatch, after=5, rounds=9, run={"eval_every": 3})
     often = {"eval_every": 1, "metrics": ("macro_f1",)}
@@ -183,7 +183,7 @@ def test_a_run_goes_on_with_other_evaluations(toy, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "run/config.json").read_text())["run"]["eval_every"] == 1
 
 
-def test_a_finished_run_is_left_as_it_is(toy, tmp_path):
+def test_resuming_a_finished_run_changes_no_file(toy, tmp_path):
     play(toy, tmp_path / "run", 4)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     play(toy, tmp_path / "run", 4, run={"eval_every": 1, "metrics": ("macro_f1",)})
@@ -192,7 +192,7 @@ def test_a_finished_run_is_left_as_it_is(toy, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("old, new", [("replicated", "sharded"), ("host", "disk")])
-def test_arrays_may_lie_elsewhere(old, new, toy, tmp_path):
+def test_a_run_resumes_with_its_state_in_another_place(old, new, toy, tmp_path):
     how = {"method": "scaffold", "seeds": (0, 1)}
     whole = play(toy, tmp_path / "whole", 6, engine={"state": new}, **how)
     play(toy, tmp_path / "run", 4, engine={"state": old}, **how)
@@ -201,7 +201,7 @@ def test_arrays_may_lie_elsewhere(old, new, toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_the_host_keeps_does_not_move_to_the_devices(toy, tmp_path):
+def test_state_does_not_move_between_the_host_and_the_devices(toy, tmp_path):
     for old, new in (("replicated", "host"), ("host", "auto")):
         play(toy, tmp_path / old, 4, method="scaffold", engine={"state": old})
         place = "host" if old == "host" else "devices"
@@ -210,17 +210,17 @@ def test_what_the_host_keeps_does_not_move_to_the_devices(toy, tmp_path):
         play(toy, tmp_path / old, 6, method="scaffold", engine={"state": old})
 
 
-def test_free_keys_are_keys(toy):
+def test_every_key_that_a_resumed_run_may_change_exists(toy):
     for key in growth.FREE:
         value_at(DEFAULTS, key)
 
 
-# Configs of other versions, and none at all.
+# Configs of other versions, and resuming without a config.
 
 
 @pytest.mark.slow
-def test_a_config_without_a_key_has_its_default(toy, tmp_path):
-    """Of a section and of a method's settings alike; no table has to name it."""
+def test_a_key_missing_from_a_saved_config_has_its_default(toy, tmp_path):
+    """This holds for keys of sections and for settings of methods; no table has to list them."""
     how = {"method": "fedprox"}
     play(toy, tmp_path / "run", 2, **how)
     saved = json.loads((tmp_path / "run/config.json").read_text())
@@ -233,7 +233,7 @@ def test_a_config_without_a_key_has_its_default(toy, tmp_path):
         play(toy, tmp_path / "run", 4, settings={"mu": 7.0}, **how)
 
 
-def test_a_key_whose_default_is_new_has_what_earlier_versions_did(toy, tmp_path, monkeypatch):
+def test_a_missing_key_with_a_new_default_has_the_earlier_value(toy, tmp_path, monkeypatch):
     play(toy, tmp_path / "run", 2)
     saved = json.loads((tmp_path / "run/config.json").read_text())
     del saved["local"]["clip"]
@@ -243,7 +243,7 @@ def test_a_key_whose_default_is_new_has_what_earlier_versions_did(toy, tmp_path,
         play(toy, tmp_path / "run", 2)
 
 
-def test_resume_alone_takes_config_and_seeds_from_the_folder(toy, tmp_path, capsys):
+def test_resume_without_a_config_takes_config_and_seeds_from_the_folder(toy, tmp_path, capsys):
     folder = f"--workdir={tmp_path / 'run'}"
     config = [f"--config={toy}:scaffold", "--config.run.rounds=4", "--seeds=0,1"]
     assert call(*config, folder) == 0
@@ -268,8 +268,8 @@ def test_resume_alone_takes_config_and_seeds_from_the_folder(toy, tmp_path, caps
     "method, engine, settings",
     [("fedavg", {}, {}), ("scaffold", {"state": "host"}, {}), ("fedconcat", {}, ENCODERS)],
 )
-def test_more_seeds_are_as_all_at_once(method, engine, settings, toy, tmp_path):
-    """Only the new ones are trained; then the run can have more rounds, or still more seeds."""
+def test_seeds_added_on_resume_equal_seeds_run_at_once(method, engine, settings, toy, tmp_path):
+    """Only the new seeds are trained; afterwards the run can be resumed with more rounds."""
     how = {"method": method, "engine": engine, "settings": settings}
     whole = play(toy, tmp_path / "whole", 4, (0, 1, 2), **how)
     play(toy, tmp_path / "grown", 4, (0,), **how)
@@ -282,18 +282,18 @@ def test_more_seeds_are_as_all_at_once(method, engine, settings, toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_seeds_that_are_one_computation(toy, tmp_path):
+def test_vectorized_seeds_may_be_added_on_resume(toy, tmp_path):
     how = {"engine": {"seeds": "vectorized"}, "method": "scaffold"}
     whole = play(toy, tmp_path / "whole", 6, (0, 1, 2), **how)
     play(toy, tmp_path / "grown", 4, (0, 1), **how)
-    result = play(toy, tmp_path / "grown", 6, (2, 0, 1), **how)  # rounds as well
+    result = play(toy, tmp_path / "grown", 6, (2, 0, 1), **how)  # and more rounds
     toys.close(result.states, whole.states)
     assert seeds_in(tmp_path / "grown") == [0, 1, 2]
     assert len(fedjax_lab.load(tmp_path / "grown").states) == 3
 
 
 @pytest.mark.slow
-def test_new_seeds_are_evaluated_when_the_first_ones_were(toy, tmp_path):
+def test_new_seeds_are_evaluated_after_the_same_rounds_as_the_first(toy, tmp_path):
     play(toy, tmp_path / "run", 3)
     play(toy, tmp_path / "run", 6)
     play(toy, tmp_path / "run", 6, (0, 1))
@@ -304,7 +304,7 @@ def test_new_seeds_are_evaluated_when_the_first_ones_were(toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_seeds_are_never_dropped(toy, tmp_path, monkeypatch):
+def test_seeds_cannot_be_removed_on_resume(toy, tmp_path, monkeypatch):
     play(toy, tmp_path / "run", 4, (0, 1))
     with pytest.raises(BadInput, match=r"config.seeds is \[0, 1\], not \[1, 2\]"):
         play(toy, tmp_path / "run", 4, (1, 2))
@@ -321,7 +321,7 @@ def seeds_in(folder):
 
 
 @pytest.mark.slow
-def test_resume_alone_goes_on_with_the_seeds_that_were_begun(toy, tmp_path, monkeypatch):
+def test_resume_without_a_config_finishes_seeds_that_have_begun(toy, tmp_path, monkeypatch):
     play(toy, tmp_path / "whole", 4, (0, 1, 2))
     play(toy, tmp_path / "run", 4, (0,))
     interrupted(toy, tmp_path / "run", monkeypatch, after=2, rounds=4, seeds=(0, 1, 2))
@@ -330,7 +330,7 @@ def test_resume_alone_goes_on_with_the_seeds_that_were_begun(toy, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_seeds_that_end_early_say_how_their_run_goes_on(toy, tmp_path):
+def test_the_error_about_new_seeds_that_end_early_says_how_to_resume(toy, tmp_path):
     play(toy, tmp_path, 4)
     config = {**load_config(toy), "run": {"rounds": 4, "cohort": 3, "eval_every": 2}}
     more = functools.partial(fedjax_lab.run, config, workdir=tmp_path, resume=True, quiet=True)
@@ -340,7 +340,7 @@ def test_seeds_that_end_early_say_how_their_run_goes_on(toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_new_seed_that_diverges_leaves_the_others(toy, tmp_path, monkeypatch):
+def test_a_new_seed_that_diverges_does_not_change_the_others(toy, tmp_path, monkeypatch):
     play(toy, tmp_path / "run", 4, (0,))
     before = comparable(tmp_path / "run")
 

@@ -1,4 +1,4 @@
-"""What a private run tells of its promise: in rows, in the summary, when it is gone on with."""
+"""The privacy guarantee of a run: in its rows, in its summary, and when the run is resumed."""
 
 import json
 
@@ -19,12 +19,12 @@ from fedjax_lab.transforms import accounting
 
 pytest.importorskip("dp_accounting")
 
-DELTA = 6**-1.1  # of six clients
+DELTA = 6**-1.1  # for six clients
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A config file: six clients, three a round, an evaluation every second round."""
+    """The config file of a run with six clients, three a round, evaluated every second round."""
     folder = tmp_path_factory.mktemp("toy")
     toys.write_examples(folder / "data.npz")
     run = {"cohort": 3, "rounds": 4, "eval_every": 2}
@@ -41,46 +41,46 @@ def central(toy, **overrides):
 
 
 def in_rows(made, rounds):
-    with guaranteed.told_in_rows(made, rounds) as told:
-        return [told(number) for number in rounds]
+    with guaranteed.told_in_rows(made, rounds) as entries_after:
+        return [entries_after(number) for number in rounds]
 
 
-def test_a_row_tells_epsilon_after_its_rounds_and_its_delta(toy):
+def test_a_row_has_delta_and_the_epsilon_after_its_rounds(toy):
     made = central(toy, privacy_noise="0.7", privacy_sampling="fixed")
     run = accounting.Run(6, 3, "fixed", capacity=6)
     expected = accounting.epsilons(run, 0.7, DELTA, (2, 4))
-    told = [{"epsilon": epsilon, "delta": DELTA} for epsilon in expected]
-    assert in_rows(made, (2, 4)) == told and expected[0] < expected[1]
+    rows = [{"epsilon": epsilon, "delta": DELTA} for epsilon in expected]
+    assert in_rows(made, (2, 4)) == rows and expected[0] < expected[1]
 
 
-def test_without_noise_epsilon_is_null_and_without_privacy_there_is_none(toy):
+def test_epsilon_is_null_without_noise_and_absent_without_privacy(toy):
     assert in_rows(central(toy, privacy_epsilon="inf"), (2,)) == [{"epsilon": None}]
     assert in_rows(built(toy), (2,)) == [{}] and guaranteed.in_summary(built(toy), [], 2) == {}
-    assert not measures.is_free("epsilon")  # no metric of one's own can have this name
+    assert not measures.is_free("epsilon")  # no user-defined metric can have this name
 
 
 @pytest.fixture(scope="module")
 def noise_found(toy):
-    """A run whose noise was found for epsilon 8 after its four rounds."""
+    """A run with the smallest noise for epsilon 8 after its four rounds."""
     return central(toy, privacy_epsilon="8", privacy_delta="0.01", privacy_sampling="fixed")
 
 
-def test_a_summary_has_the_promise_and_how_often_a_cohort_was_full(toy, noise_found):
+def test_a_summary_has_the_guarantee_and_the_number_of_full_cohorts(toy, noise_found):
     rows = [{"seed": 5, "recorded": {"full_cohorts": number}} for number in (1, 3)]
-    told = guaranteed.in_summary(noise_found, rows, 4)["privacy"]
-    assert 7 < told["epsilon"] <= 8 and told["delta"] == 0.01 and told["full"] == {"5": 3}
-    assert (told["unit"], told["neighbors"]) == ("client", accounting.NEIGHBORS["fixed"])
-    line = report._privacy(told)
-    assert line.startswith(f"epsilon {told['epsilon']:.4g} at delta 0.01 for each client, between")
-    assert line.endswith(f"noise multiplier {told['noise']:.4g}; 3 cohorts were full")
-    nothing = guaranteed.in_summary(central(toy, privacy_epsilon="inf"), [], 4)
-    assert nothing == {"privacy": {"epsilon": None, "noise": 0.0}}
-    assert report._privacy(nothing["privacy"]).startswith("epsilon is infinite")
+    entry = guaranteed.in_summary(noise_found, rows, 4)["privacy"]
+    assert 7 < entry["epsilon"] <= 8 and entry["delta"] == 0.01 and entry["full"] == {"5": 3}
+    assert (entry["unit"], entry["neighbors"]) == ("client", accounting.NEIGHBORS["fixed"])
+    line = report._privacy(entry)
+    assert line.startswith(f"epsilon {entry['epsilon']:.4g} at delta 0.01 for each client, between")
+    assert line.endswith(f"noise multiplier {entry['noise']:.4g}; 3 cohorts were full")
+    without_noise = guaranteed.in_summary(central(toy, privacy_epsilon="inf"), [], 4)
+    assert without_noise == {"privacy": {"epsilon": None, "noise": 0.0}}
+    assert report._privacy(without_noise["privacy"]).startswith("epsilon is infinite")
 
 
-def test_a_run_whose_noise_was_found_for_its_rounds_cannot_have_others(toy, noise_found):
-    said = complaint(experiment.check_noise, noise_found, 4, 8, 2)
-    assert "would have changed the noise of the first 2 rounds" in said
+def test_rounds_are_fixed_once_a_run_with_computed_noise_has_begun(toy, noise_found):
+    error = complaint(experiment.check_noise, noise_found, 4, 8, 2)
+    assert "would have changed the noise of the first 2 rounds" in error
     experiment.check_noise(noise_found, 4, 8, 0)
     experiment.check_noise(central(toy, privacy_noise="1"), 4, 8, 2)
 
@@ -94,7 +94,7 @@ def play(toy, folder, rounds=4, seeds=(0,), method="scaffold", **privacy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["central", "adaptive", "local"])
-def test_a_private_run_that_was_interrupted_and_grows_has_the_rows_of_a_whole_one(
+def test_a_resumed_private_run_with_more_rounds_equals_an_uninterrupted_one(
     name, toy, tmp_path, monkeypatch
 ):
     whole = play(toy, tmp_path / "whole", 8, name=name)
@@ -116,7 +116,7 @@ def test_a_private_run_that_was_interrupted_and_grows_has_the_rows_of_a_whole_on
 
 
 @pytest.mark.slow
-def test_more_rounds_with_other_noise_are_refused_and_change_nothing(toy, tmp_path):
+def test_more_rounds_that_need_other_noise_are_rejected_and_change_nothing(toy, tmp_path):
     play(toy, tmp_path, name="central", noise=0.0, epsilon=8.0)
     before = comparable(tmp_path)
     with pytest.raises(BadInput, match="the noise depends on config.run.rounds"):
@@ -125,7 +125,7 @@ def test_more_rounds_with_other_noise_are_refused_and_change_nothing(toy, tmp_pa
 
 
 @pytest.mark.slow
-def test_more_seeds_have_the_promise_of_the_first(toy, tmp_path):
+def test_added_seeds_have_the_guarantee_of_the_first_seed(toy, tmp_path):
     both = play(toy, tmp_path / "both", seeds=(0, 1), name="central")
     play(toy, tmp_path / "more", name="central")
     more = play(toy, tmp_path / "more", seeds=(0, 1), name="central")
@@ -136,8 +136,8 @@ def test_more_seeds_have_the_promise_of_the_first(toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_seeds_whose_clients_have_other_examples_are_not_added_to_a_promise(toy):
-    """Whose examples are protected depends on the seed, and so does the noise that does it."""
+def test_seeds_that_would_change_the_guarantee_cannot_be_added(toy):
+    """An example-level guarantee depends on the sizes of the clients, which differ by seed."""
     pytest.importorskip("jax_privacy")
     name, parts = {"privacy_name": "example_level", "privacy_noise": "1"}, ([0], [1])
     both = experiment.of_seeds(built(toy, **name), [0, 1])
@@ -148,7 +148,7 @@ def test_seeds_whose_clients_have_other_examples_are_not_added_to_a_promise(toy)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_a_config_without_clip_and_noise_is_the_plain_method_bit_for_bit(toy, tmp_path, method):
+def test_privacy_without_clip_and_noise_equals_the_plain_method_exactly(toy, tmp_path, method):
     settings = {"noise": 0.0, "epsilon": "inf", "clip": "inf", "sampling": "fixed"}
     private = play(toy, tmp_path / "private", method=method, name="central", **settings)
     config = load_config(f"{toy}:{method}")
@@ -162,7 +162,7 @@ def test_a_config_without_clip_and_noise_is_the_plain_method_bit_for_bit(toy, tm
     assert np.isfinite(private.summary["last"]["mean"]["accuracy"]["mean"])
 
 
-OWN = '''
+USER_FILE = '''
 from fedjax_lab.transforms.guarantee import Guarantee
 
 def trusted(method, task, setup, *, budget: float = 0.5):
@@ -175,8 +175,8 @@ def trusted(method, task, setup, *, budget: float = 0.5):
 '''
 
 
-def test_a_mechanism_may_be_ones_own(toy, tmp_path, monkeypatch):
-    (tmp_path / "own.py").write_text(OWN)
+def test_a_mechanism_may_be_user_defined(toy, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(USER_FILE)
     monkeypatch.chdir(tmp_path)
     made = built(toy, privacy_name="own.py:trusted", privacy_budget="0.25")
     assert in_rows(made, (4,)) == [{"epsilon": 1.0, "delta": 1e-6}]
@@ -185,7 +185,7 @@ def test_a_mechanism_may_be_ones_own(toy, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", registry.NAMED["privacy"])
-def test_every_setting_has_a_meaning(name):
+def test_every_privacy_setting_has_a_meaning(name):
     words = meanings.of_section("privacy", resolve({"privacy": {"name": name}}).privacy)
     assert [key for key, meaning in words.items() if not meaning] == []
 
@@ -204,5 +204,5 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("overrides", "said"), REFUSED)
-def test_what_cannot_be_private_is_refused_in_one_line(toy, overrides, said):
+def test_configs_that_cannot_be_private_are_one_line_errors(toy, overrides, said):
     assert said in complaint(central, toy, privacy_noise="1", **overrides)

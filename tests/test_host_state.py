@@ -1,4 +1,4 @@
-"""The private state of a population outside the devices."""
+"""The private state of a population, stored outside the devices."""
 
 import hashlib
 import os
@@ -28,32 +28,32 @@ def entries(ids):
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_what_was_written_is_read(on_disk, tmp_path, monkeypatch):
-    """In pieces of a few clients, the last of which overlaps; typed keys and odd types among it."""
+def test_written_entries_are_read_back(on_disk, tmp_path, monkeypatch):
+    """Pieces have a few clients, and the last overlaps; leaves include typed keys and bfloat16."""
     store = HostState(STATE, C, tmp_path if on_disk else None)
     monkeypatch.setattr(host_state, "PIECE_BYTES", 4 * store.bytes_of_one)
-    everybody = np.arange(C)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(store.read(everybody)))
+    all_ids = np.arange(C)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(store.read(all_ids)))
     assert [ids.tolist() for ids in store.pieces()] == [[0, 1, 2, 3], [4, 5, 6, 7], [7, 8, 9, 10]]
     store.fill(entries)
-    toys.same(from_bits(store.read(everybody), STATE), STATE)
+    toys.same(from_bits(store.read(all_ids), STATE), STATE)
     ids, others = np.array([1, 2, 3, 7, 10]), np.array([0, 4, 5, 6, 8, 9])
     store.write(ids, entries(ids[::-1]))
     toys.same(store.read(ids), entries(ids[::-1]))
     toys.same(store.read(others), entries(others))
-    assert not list(tmp_path.iterdir())  # the file has no name, so that nobody need remove it
+    assert not list(tmp_path.iterdir())  # the file has no name and need not be removed
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_method_may_keep_nothing(on_disk, tmp_path):
+def test_a_method_may_have_no_private_state(on_disk, tmp_path):
     store = HostState((), C, tmp_path if on_disk else None)
     store.write(np.arange(3), ())
     assert store.read(np.arange(3)) == store.everything() == ()
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_what_is_saved_is_loaded(on_disk, tmp_path, monkeypatch):
-    """Over what is there, in pieces; the digest is that of the file."""
+def test_saved_entries_are_loaded(on_disk, tmp_path, monkeypatch):
+    """Loading in pieces replaces stored entries; `save` returns the digest of the file."""
     folder = tmp_path if on_disk else None
     old, new = (HostState(STATE, C, folder) for _ in range(2))
     monkeypatch.setattr(host_state, "PIECE_BYTES", 4 * old.bytes_of_one)
@@ -67,8 +67,8 @@ def test_what_is_saved_is_loaded(on_disk, tmp_path, monkeypatch):
     assert old.layout == new.layout != HostState(STATE["wide"], C).layout
 
 
-def test_segments_are_saved_and_loaded_by_other_segments(tmp_path, monkeypatch):
-    """Two processes have saved what three read."""
+def test_saved_segments_are_loaded_into_other_segments(tmp_path, monkeypatch):
+    """Three processes load what two processes have saved."""
     old = [HostState(STATE, C, segment=segment) for segment in (range(5), range(5, C))]
     monkeypatch.setattr(host_state, "PIECE_BYTES", 2 * old[0].bytes_of_one)
     for i, store in enumerate(old):
@@ -84,7 +84,7 @@ def test_segments_are_saved_and_loaded_by_other_segments(tmp_path, monkeypatch):
         assert new.layout == old[0].layout and new.nbytes == old[0].nbytes
 
 
-def test_zeros_take_no_room_on_disk(tmp_path):
+def test_zeros_take_no_space_on_disk(tmp_path):
     store = HostState({"w": np.zeros((1000, 5000), np.float32)}, 1000, tmp_path)
     file = store._records._file
     store.fill(lambda ids: {"w": np.zeros((len(ids), 5000), np.float32)})
@@ -95,7 +95,7 @@ def test_zeros_take_no_room_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize(("on_disk", "error"), [(False, MemoryError), (True, OSError)])
-def test_what_does_not_fit_is_refused_at_once(on_disk, error, tmp_path):
+def test_state_that_does_not_fit_is_rejected_immediately(on_disk, error, tmp_path):
     like = {"w": jax.ShapeDtypeStruct((2**31 - 1, 2**16), jnp.float32)}
     with pytest.raises(error, match=r"private state needs 524,288.0 GiB"):
         HostState(like, 2**31 - 1, tmp_path if on_disk else None)

@@ -1,4 +1,4 @@
-"""Runs with private state and examples on the host: the numbers of those on the devices."""
+"""Runs with private state and examples on the host equal runs with both on the devices."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def simulation(method, host, seeds=(0, 1), strategy=toys.VECTORIZED, cohort=5, m
 
 
 def run(*args, folder=None, **options):
-    """States, scores and sums of a run that is evaluated in its middle."""
+    """Plays a run that is also evaluated halfway; returns its states, results and bytes."""
     return play(Engine(simulation(*args, **options), folder=folder))
 
 
@@ -51,22 +51,22 @@ def play(engine):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of two rounds of the toy population."""
+    """Limits blocks of the toy population to two rounds."""
     monkeypatch.setattr(blocks, "MOST_ROUNDS", 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", HOSTS)
 @pytest.mark.parametrize("name", ["scaffold", "fedper"])
-def test_same_numbers(name, kept, small_blocks, tmp_path):
+def test_runs_on_the_host_equal_runs_on_the_devices(name, kept, small_blocks, tmp_path):
     method = toys.make(name)
     toys.same(run(method, HOSTS[kept], folder=tmp_path), run(method, None))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["finetune", "moon", "ifca"])
-def test_same_numbers_of_every_kind_of_method(name, small_blocks):
-    """Tuned before it is scored, several leaves of private state, all clients in every round."""
+def test_every_kind_of_method_gives_the_same_numbers_on_the_host(name, small_blocks):
+    """They tune before scoring, have several private leaves, or use all clients in each round."""
     method = toys.make(name)
     host = Host(stream=True)
     toys.same(run(method, host, seeds=[0]), run(method, None, seeds=[0]))
@@ -77,8 +77,8 @@ def test_same_numbers_of_every_kind_of_method(name, small_blocks):
     ("name", "settings"), [("fedfomo", {}), ("knn_per", {"weight": "validation"})]
 )
 @pytest.mark.parametrize("kept", ["memory", "stream"])
-def test_same_numbers_of_methods_that_use_validation_rows(name, settings, kept, small_blocks):
-    """In `local` and in `tune`; new clients, who have none, are left out."""
+def test_methods_with_validation_rows_run_the_same_on_the_host(name, settings, kept, small_blocks):
+    """They use the rows in `local` and in `tune`. New clients have none and are left out."""
     held_out = toys.with_validation(toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
     federations = [jax.tree.map(np.asarray, held_out)]
 
@@ -90,7 +90,7 @@ def test_same_numbers_of_methods_that_use_validation_rows(name, settings, kept, 
 
 
 @pytest.mark.slow
-def test_what_is_kept_may_be_typed_keys(small_blocks, tmp_path):
+def test_private_state_on_the_host_may_have_typed_keys(small_blocks, tmp_path):
     method = toys.with_keys(toys.TASK)
     method = method._replace(
         predict=lambda message, client, x: toys.TASK.apply(message[0], x).logits
@@ -101,8 +101,8 @@ def test_what_is_kept_may_be_typed_keys(small_blocks, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [parallel.vectorized(), parallel.sequential()])
 @pytest.mark.parametrize("stream", [False, True])
-def test_same_numbers_on_a_mesh(inner, stream, small_blocks):
-    """Three devices divide eight clients, and a cohort of five."""
+def test_runs_on_the_host_give_the_same_numbers_on_a_mesh(inner, stream, small_blocks):
+    """Three devices divide eight clients and a cohort of five."""
     method, mesh = toys.make("scaffold"), parallel.make_mesh(3)
     whole, divided = (
         parallel.on_mesh(mesh, inner, by_client, by_client and stream)
@@ -113,7 +113,7 @@ def test_same_numbers_on_a_mesh(inner, stream, small_blocks):
 
 
 @pytest.mark.slow
-def test_a_block_is_one_round_where_cohorts_depend_on_the_server(small_blocks):
+def test_a_block_is_one_round_if_cohorts_depend_on_the_server(small_blocks):
     method = toys.make("moon")
 
     def sample(key, server, population, m):
@@ -126,8 +126,8 @@ def test_a_block_is_one_round_where_cohorts_depend_on_the_server(small_blocks):
 
 
 @pytest.mark.parametrize("part", ["newcomer", "record"])
-def test_a_method_that_reads_everybodys_state_is_refused(part):
-    """What only looks at its shape is not."""
+def test_a_method_that_reads_the_state_of_all_clients_is_rejected(part):
+    """A method that uses only the shapes of the state is accepted."""
     method = toys.make("scaffold")
 
     def reads(state):
@@ -153,7 +153,7 @@ def test_a_method_that_reads_everybodys_state_is_refused(part):
         ({"engine.seeds": "vectorized"}, "config.engine.state=host trains one seed after another"),
     ],
 )
-def test_what_cannot_be_is_refused(options, message, tmp_path):
+def test_configs_without_support_for_state_on_the_host_are_rejected(options, message, tmp_path):
     toys.write_examples(tmp_path / "data.npz")
     data = {"data": {"name": "arrays", "path": str(tmp_path / "data.npz")}}
     config = resolve(data, [("engine.state", "host"), *options.items()])
@@ -161,8 +161,8 @@ def test_what_cannot_be_is_refused(options, message, tmp_path):
         build(config, [0, 1])
 
 
-def test_the_state_is_as_large_as_what_was_played(small_blocks):
-    """Nothing of the size of the population is in the states that go through the rounds."""
+def test_the_engine_holds_no_private_state_of_all_clients(small_blocks):
+    """Nothing of the population's size is in the states that go through the rounds."""
     engine = Engine(simulation(toys.make("scaffold"), Host(), seeds=[0]))
     engine.compile()
     engine.play(1)
@@ -170,8 +170,8 @@ def test_the_state_is_as_large_as_what_was_played(small_blocks):
     assert not jax.tree.leaves(engine.states[0].private)
 
 
-def test_a_metric_of_all_answers_is_refused_where_they_come_in_pieces(monkeypatch):
-    """The global test set has 200 rows; a mean over them has no such need."""
+def test_a_metric_of_all_outputs_is_rejected_if_they_come_in_pieces(monkeypatch):
+    """The global test set has 200 rows. A metric that is a mean over them is accepted."""
     monkeypatch.setattr(blocks, "EXAMPLE_BYTES", 60 * 32)
     metrics = tuple(BUILT_IN[name] for name in ("ece", "auroc"))
     options = {"method": toys.make("fedavg"), "seeds": [0], "host": Host(stream=True)}

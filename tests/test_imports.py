@@ -1,4 +1,4 @@
-"""Which rooms of the package import which: one way, and never in a circle."""
+"""Checks which layers of the package import which others, and that the imports have no cycle."""
 
 import ast
 import graphlib
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
-ROOMS = {  # room: the modules and folders that it has
-    "tools": (  # to write methods with, and metrics
+LAYERS = {  # layer: its modules and folders
+    "tools": (  # for writing methods and metrics
         "types tree losses optim schedules sampling clusters streams errors measures metrics ranges"
         " wire"
     ),
@@ -23,7 +23,7 @@ ROOMS = {  # room: the modules and folders that it has
     "models": "models",
     "embedding": "embedding",
     "methods": "methods",
-    "transforms": "transforms",  # of methods
+    "transforms": "transforms",  # wrappers of methods
     "references": "references",
     "registry": "registry",
     "aliases": "aliases",  # earlier names in configs
@@ -31,22 +31,22 @@ ROOMS = {  # room: the modules and folders that it has
     "federation": "federation",
     "experiment": "experiment transforming",
     "running": "running",  # a run and its folder
-    "loaded": "loaded",  # one that is read again
-    "analysis": "analysis",  # what is made of many runs
-    "testing": "testing checks",  # checks of parts of one's own
+    "loaded": "loaded",  # a finished or running run that is loaded
+    "analysis": "analysis",  # tables and figures of many runs
+    "testing": "testing checks",  # checks of user-defined parts
 }
-MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must not import as a whole
+MAY_IMPORT = {  # layer: other layers, and single modules of layers that it must not import whole
     "tools": "",
-    "core": "tools data.safe data.stream processes",  # free memory, examples; what all agree on
+    "core": "tools data.safe data.stream processes",  # free memory, examples, processes
     "data": "tools",
-    "models": "tools data.safe",  # first weights are read from files
+    "models": "tools data.safe",  # reads initial weights from files
     "embedding": "tools data models",
     "methods": "tools models local",  # the number of batches of a client
     "transforms": "tools",
     "references": "tools",
     "registry": "tools data models embedding methods transforms references",
     "aliases": "tools",
-    "config": "tools data registry aliases references",  # the choices of normalizations
+    "config": "tools data registry aliases references",  # names of normalizations
     "federation": "tools data",
     "experiment": "tools core data models embedding registry config federation transforms",
     "running": (
@@ -63,7 +63,7 @@ MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must no
 
 
 def modules(package):
-    """{dotted name: file} of a package; a folder has the name of its __init__.py."""
+    """Returns {dotted name: file} of a package; a folder has the name of its __init__.py."""
     names = {}
     for path in package.rglob("*.py"):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -72,10 +72,10 @@ def modules(package):
 
 
 def imports(path, names):
-    """The modules of the package that a file imports, also those imported inside of functions.
+    """Returns the modules of the package that a file imports, also inside functions.
 
     `from toy.data import safe` imports toy.data.safe, and with it toy.data, whose __init__.py runs.
-    The package itself does not count: its `run` imports what it runs.
+    The package itself does not count, because its `run` imports what it runs.
     """
     imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -90,13 +90,13 @@ def imports(path, names):
 
 
 def graph(package=PACKAGE):
-    """{module: the modules that it imports}."""
+    """Returns {module: the modules that it imports}."""
     names = modules(package)
     return {name: imports(path, names) - {name} for name, path in names.items()}
 
 
-def circle(imported):
-    """A circle of imports as text, `a -> b -> a`; empty where there is none."""
+def find_cycle(imported):
+    """Returns a cycle of imports as text, `a -> b -> a`, or an empty text if there is none."""
     try:
         graphlib.TopologicalSorter(imported).prepare()
     except graphlib.CycleError as error:
@@ -105,54 +105,54 @@ def circle(imported):
 
 
 def has(parts, module):
-    """Whether one of the parts, separated by spaces, is that module or a folder above it."""
+    """Returns whether one of the space-separated parts is that module or a folder above it."""
     return any(f"{module}.".startswith(f"{part}.") for part in parts.split())
 
 
-def test_no_imports_go_in_a_circle():
-    assert circle(graph()) == ""
+def test_the_imports_have_no_cycle():
+    assert find_cycle(graph()) == ""
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_the_rooms_below_it(room):
-    allowed = f"{ROOMS[room]} {' '.join(ROOMS.get(at, at) for at in MAY_IMPORT[room].split())}"
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_only_the_layers_that_it_may_import(layer):
+    allowed = f"{LAYERS[layer]} {' '.join(LAYERS.get(at, at) for at in MAY_IMPORT[layer].split())}"
     short = {
         module.partition(".")[2]: {name.partition(".")[2] for name in imported}
         for module, imported in graph().items()
     }
-    beyond = {
+    forbidden = {
         f"{module} imports {name}"
         for module in short
-        if has(ROOMS[room], module) and not module.endswith(".__main__")  # which is a command
+        if has(LAYERS[layer], module) and not module.endswith(".__main__")  # a command
         for name in short[module]
-        if not has(allowed, name) and name not in ("data", "analysis")  # the folders
+        if not has(allowed, name) and name not in ("data", "analysis")  # the folders themselves
     }
-    assert beyond == set()
+    assert forbidden == set()
 
 
-def test_a_circle_is_named_also_where_it_closes_inside_of_a_function(tmp_path):
+def test_an_import_inside_a_function_can_be_part_of_a_cycle(tmp_path):
     package = tmp_path / "toy"
     (package / "inner").mkdir(parents=True)
     for file in ("__init__", "inner/__init__"):
         (package / f"{file}.py").touch()
     (package / "inner/one.py").write_text("from toy import two\n")
     (package / "two.py").write_text("def f():\n    import toy.inner.one\n")
-    named = circle(graph(package)).split(" -> ")
-    assert named[0] == named[-1] and sorted(named[1:]) == ["toy.inner.one", "toy.two"]
+    cycle = find_cycle(graph(package)).split(" -> ")
+    assert cycle[0] == cycle[-1] and sorted(cycle[1:]) == ["toy.inner.one", "toy.two"]
 
 
-def test_a_folder_that_imports_its_files_which_import_each_other_is_a_circle(tmp_path):
+def test_a_folder_and_one_of_its_files_can_form_a_cycle(tmp_path):
     package = tmp_path / "toy"
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "inner/__init__.py").write_text("from toy.inner.one import f\n")
     (package / "inner/one.py").write_text("from toy.inner.two import f\n")
     (package / "inner/two.py").write_text("def f(): pass\n")
-    assert set(circle(graph(package)).split(" -> ")) == {"toy.inner", "toy.inner.one"}
+    assert set(find_cycle(graph(package)).split(" -> ")) == {"toy.inner", "toy.inner.one"}
 
 
-def test_importing_the_package_starts_nothing():
-    """No extra, no backend: a library import must not touch the devices."""
+def test_importing_the_package_loads_no_extra_and_no_backend():
+    """Importing a library must not initialize the devices."""
 
     code = (
         "import sys, fedjax_lab, fedjax_lab.running.runner, jax._src.xla_bridge as b;"

@@ -18,14 +18,14 @@ from fedjax_lab.running import kept, runner, workdir
 
 @pytest.fixture(autouse=True)
 def every_evaluation(monkeypatch):
-    """A checkpoint after each; blocks of two rounds."""
+    """Saves a checkpoint after each evaluation, with blocks of two rounds."""
     monkeypatch.setattr(workdir, "SAVE_SECONDS", 0)
     monkeypatch.setattr(workdir, "SAVE_SHARE", 1)
     monkeypatch.setattr(blocks, "MOST_ROUNDS", 2)
 
 
 def play(folder, name, resume=False, **engine):
-    """The rows of a run of SCAFFOLD, and its states."""
+    """Plays a run of SCAFFOLD and returns its rows and its states."""
     toys.write_examples(folder / "data.npz")
     file = toys.write_config(folder, run={"rounds": 6, "eval_every": 2, "cohort": 3})
     overrides = [(f"engine.{key}", value) for key, value in engine.items()]
@@ -36,7 +36,7 @@ def play(folder, name, resume=False, **engine):
 
 
 def back_to(folder, rounds, last):
-    """As it was before the checkpoint of the last round was there."""
+    """Restores the folder to its content before the checkpoint of the last round."""
     (folder / "summary.json").unlink()
     shutil.rmtree(folder / "checkpoints" / str(last))
     assert (folder / "checkpoints" / str(rounds)).exists()
@@ -44,8 +44,8 @@ def back_to(folder, rounds, last):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["host", "disk"])
-def test_resumed_as_if_uninterrupted(state, tmp_path):
-    """With the numbers of a run on the devices; the newest two checkpoints are kept."""
+def test_a_resumed_run_equals_an_uninterrupted_run(state, tmp_path):
+    """The numbers equal those of a run on the devices. The newest two checkpoints are kept."""
     expected = play(tmp_path, "devices", seeds="sequential")
     toys.same(play(tmp_path, "run", state=state)[1], expected[1])
     assert sorted(os.listdir(tmp_path / "run" / "kept")) == ["4", "6"]
@@ -56,8 +56,8 @@ def test_resumed_as_if_uninterrupted(state, tmp_path):
 
 
 @pytest.mark.slow
-def test_damaged_files_are_not_taken(tmp_path, capsys):
-    """The checkpoint before is; where that is damaged as well, one line says so."""
+def test_a_damaged_checkpoint_is_not_loaded(tmp_path, capsys):
+    """The previous checkpoint is loaded instead. If it is damaged too, an error says so."""
     expected = play(tmp_path, "run", state="host")
     folder = tmp_path / "run" / "kept"
     (tmp_path / "run" / "summary.json").unlink()
@@ -71,7 +71,7 @@ def test_damaged_files_are_not_taken(tmp_path, capsys):
         play(tmp_path, "run", resume=True, state="host")
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+def test_a_pipe_in_place_of_a_checkpoint_file_does_not_block(tmp_path):
     (tmp_path / "6").mkdir()
     os.mkfifo(tmp_path / "6" / "0-0")
     with pytest.raises(OSError, match="it is a pipe"):
@@ -85,7 +85,7 @@ def damage(file):
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_the_checkpoints_before(tmp_path, monkeypatch):
+def test_a_full_disk_does_not_damage_earlier_checkpoints(tmp_path, monkeypatch):
     expected = play(tmp_path, "whole", state="host")
     save, calls = HostState.save, []
 

@@ -1,4 +1,4 @@
-"""`fedjax_lab.load`: a folder read again gives the run's own states, predictions and scores."""
+"""`fedjax_lab.load`: a folder gives the states, the predictions and the scores of its run."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def config_of(folder, name, *overrides):
 
 @pytest.fixture(scope="module")
 def runs(folder):
-    """(path, result) of a run of each name, played once."""
+    """A function from a name to the folder and the result of its run, which is played once."""
     played = {}
 
     def run(name):
@@ -63,7 +63,7 @@ SLOW = "fedconcat", "hfedf"
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in METHODS]
 )
-def test_states_rows_and_scores_are_those_of_the_run(name, runs):
+def test_loaded_states_rows_and_scores_equal_those_of_the_run(name, runs):
     path, result = runs(name)
     run = fedjax_lab.load(path)
     assert (run.rounds, run.seeds, run.rows) == (result.summary["rounds"], [0, 3], result.metrics)
@@ -77,7 +77,7 @@ def test_states_rows_and_scores_are_those_of_the_run(name, runs):
             assert scores[key] == pytest.approx(last[key], rel=1e-4)
 
 
-def test_predictions_are_those_of_the_named_model(runs):
+def test_predictions_use_the_model_of_the_given_client_and_seed(runs):
     run = fedjax_lab.load(runs("fedper")[0])
     x, task = run.experiment.dataset.x[:150], run.experiment.task  # more than a batch
     for client, seed in ((0, 3), (2, None)):
@@ -88,7 +88,7 @@ def test_predictions_are_those_of_the_named_model(runs):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model"])
-def test_an_exported_model_is_what_another_run_starts_from(file, runs, folder, tmp_path):
+def test_another_run_can_start_from_an_exported_model(file, runs, folder, tmp_path):
     if "." in file:
         pytest.importorskip("safetensors")
     run = fedjax_lab.load(runs("fedper")[0])
@@ -100,7 +100,7 @@ def test_an_exported_model_is_what_another_run_starts_from(file, runs, folder, t
     assert "no folder" in complaint(run.export, tmp_path / "nowhere" / file)
 
 
-MINE = """
+USER_FILE = """
 from flax import nnx
 
 class Net(nnx.Module):
@@ -116,8 +116,8 @@ class Net(nnx.Module):
 
 
 @pytest.mark.slow
-def test_an_nnx_class_of_a_file_is_run_loaded_exported_and_gone_on_from(folder, tmp_path):
-    (tmp_path / "mine.py").write_text(MINE)
+def test_an_nnx_class_from_a_file_can_be_run_loaded_exported_and_reused(folder, tmp_path):
+    (tmp_path / "mine.py").write_text(USER_FILE)
     name = ("model.name", f"{tmp_path}/mine.py:Net"), ("model.width", "3")
     fedjax_lab.run(config_of(folder, "fedbn", *name), workdir=tmp_path / "run", quiet=True)
     run = fedjax_lab.load(tmp_path / "run")
@@ -130,8 +130,8 @@ def test_an_nnx_class_of_a_file_is_run_loaded_exported_and_gone_on_from(folder, 
     np.testing.assert_allclose(task.apply(first, x).logits, run.predict(x, 2), atol=1e-5)
 
 
-def test_a_folder_is_read_while_its_run_goes_on(folder, monkeypatch, tmp_path):
-    """Under the lock of its owner, at either checkpoint, with nothing in it changed."""
+def test_a_folder_can_be_loaded_while_its_run_is_in_progress(folder, monkeypatch, tmp_path):
+    """The run holds its lock. Loading finds either checkpoint and changes nothing in the folder."""
     monkeypatch.setattr(workdir, "SAVE_SECONDS", 0)
     monkeypatch.setattr(workdir, "SAVE_SHARE", 1)
     config, path, seen = config_of(folder, "fedavg"), tmp_path / "run", []
@@ -159,7 +159,7 @@ def contents(path):
     return {file: file.stat().st_mtime_ns for file in path.rglob("*")}
 
 
-def test_what_cannot_be_loaded_or_asked_is_said_in_one_line(runs, tmp_path):
+def test_bad_folders_and_bad_arguments_are_one_line_errors(runs, tmp_path):
     assert "holds no run: it has no config.json" in complaint(fedjax_lab.load, tmp_path)
     path, _ = runs("fedavg")
     begun = shutil.copytree(path, tmp_path / "begun", ignore=lambda *_: ["checkpoints"])
@@ -184,7 +184,7 @@ def test_what_cannot_be_loaded_or_asked_is_said_in_one_line(runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_client_that_has_no_one_model_cannot_be_exported(runs, tmp_path):
+def test_a_client_without_exactly_one_model_cannot_be_exported(runs, tmp_path):
     run = fedjax_lab.load(runs("fedconcat")[0])
     assert "do not have exactly one model" in complaint(run.export, tmp_path / "m", 0)
     assert run.predict(run.experiment.dataset.x[:3], 0).shape == (3, 3)

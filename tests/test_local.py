@@ -1,4 +1,4 @@
-"""One client's work: order, steps, frozen parts, means, draws."""
+"""The local work of a client: order of examples, steps, frozen parts, means and draws."""
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def test_shuffle_is_uniform():
 
 
 def steps_of(plan, **options):
-    """Counts the steps: each adds 1 to a parameter whose gradient is -1."""
+    """Counts the steps: each step adds 1 to a parameter whose gradient is -1."""
 
     def loss(w, batch, key):
         return -w.params["count"], w
@@ -60,7 +60,7 @@ def steps_of(plan, **options):
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 8, 64])
-def test_a_client_takes_its_own_steps(batch_size):
+def test_the_number_of_steps_depends_on_the_examples_of_the_client(batch_size):
     plan = PLAN._replace(batch_size=batch_size)
     batches = -(-REAL // batch_size)
     assert int(num_batches(REAL, batch_size)) == batches
@@ -70,7 +70,7 @@ def test_a_client_takes_its_own_steps(batch_size):
 
 
 def test_an_epoch_sees_every_example_once_in_a_new_order():
-    """The rows that the batches of two epochs fetch, recorded as the gradient."""
+    """The gradient records the rows that the batches of two epochs fetch."""
     size = 8
     federation = toys.FEDERATION._replace(x=jnp.arange(600, dtype=jnp.float32)[:, None])
 
@@ -91,15 +91,15 @@ def test_an_epoch_sees_every_example_once_in_a_new_order():
 
 
 def test_equal_steps_only_drop_the_masking():
-    """With all rows real the static and the dynamic trip count give the same weights."""
+    """If all rows are real, static and dynamic numbers of steps give the same weights."""
     rows = jnp.arange(24)
     risk, w = losses.risk(toys.NORM), toys.NORM.init(KEY)
     a = work(PLAN._replace(equal_steps=True), rows).train(w, risk)
     toys.same(a, work(PLAN, rows).train(w, risk))
 
 
-def test_every_step_has_a_key_of_its_own():
-    """Each step adds a random number to a parameter; two passes of one batch add two of them."""
+def test_every_step_has_a_different_key():
+    """Each step adds a random number. A second step and a second epoch add different numbers."""
 
     def loss(w, batch, key):
         return -w.params["sum"] * jax.random.uniform(key), w
@@ -115,7 +115,7 @@ def test_every_step_has_a_key_of_its_own():
 
 
 def test_training_is_in_training_mode():
-    """The running statistics move, toward those of the client's own data."""
+    """The running statistics move toward those of the client's data."""
     w = toys.NORM.init(KEY)
     new = work().train(w, losses.risk(toys.NORM)).stats["BatchNorm_0"]
     assert float(jnp.abs(new["mean"]).max()) > 0.01
@@ -154,11 +154,11 @@ def brighter(key, x):
         ({}, {"steps": 2}),
     ],
 )
-def test_references_stay_beside_their_examples(changes, options):
-    """Counted as they are computed: one pass over the batches, or in each step where augmented."""
+def test_references_stay_aligned_with_their_examples(changes, options):
+    """They are computed in one pass over the batches, or with augmentation in each step."""
     plan = PLAN._replace(**changes)
     examples = len(ROWS) if plan.equal_steps else REAL
-    batches, computed, apart = -(-examples // plan.batch_size), [], []
+    batches, computed, mismatches = -(-examples // plan.batch_size), [], []
 
     def references(batch):
         jax.debug.callback(lambda: computed.append(1))
@@ -167,7 +167,7 @@ def test_references_stay_beside_their_examples(changes, options):
     def loss(w, batch, key):
         double, label = batch.references["double"], batch.references["label"]
         off = jnp.sum(jnp.abs(double - 2 * batch.x), 1) + (label != batch.y)
-        jax.debug.callback(lambda a: apart.append(float(a)), jnp.sum(batch.mask * off))
+        jax.debug.callback(lambda a: mismatches.append(float(a)), jnp.sum(batch.mask * off))
         return 0.0 * w.params["a"], w
 
     start, client = Weights({"a": jnp.float32(0)}, {}), work(plan)
@@ -175,7 +175,7 @@ def test_references_stay_beside_their_examples(changes, options):
     client.train(start, loss, epochs=1, references=references)
     jax.effects_barrier()
     assert len(computed) == (4 if plan.augment else 2) * batches
-    assert apart == [0.0] * (3 * options.get("steps", batches) + batches)
+    assert mismatches == [0.0] * (3 * options.get("steps", batches) + batches)
 
 
 def test_mean_weighs_examples_not_batches():
@@ -184,7 +184,7 @@ def test_mean_weighs_examples_not_batches():
     np.testing.assert_allclose(got, np.asarray(toys.FEDERATION.x)[real, 0].mean(), rtol=1e-5)
 
 
-def test_a_mean_that_is_not_due_is_zero_and_costs_no_batch():
+def test_a_mean_is_zero_if_its_condition_is_false():
     def mean(when):
         return work().mean(lambda batch: {"x": losses.masked_mean(batch.x, batch.mask)}, when=when)
 
@@ -195,8 +195,8 @@ def test_a_mean_that_is_not_due_is_zero_and_costs_no_batch():
     toys.same(run(False), tree.zeros(run(True)))
 
 
-def test_outputs_are_of_each_example_in_the_order_of_the_rows():
-    """Also in the last short batch; the mask says where there is no example."""
+def test_outputs_are_in_the_order_of_the_rows():
+    """This includes the last, short batch; the mask is 0 where there is no example."""
     x, y = (np.asarray(a) for a in toys.FEDERATION[:2])
     (double, label), mask = work().outputs(lambda batch: (2 * batch.x, batch.y))
     assert mask.tolist() == [1.0] * REAL + [0.0] * (len(ROWS) - REAL)
@@ -205,8 +205,8 @@ def test_outputs_are_of_each_example_in_the_order_of_the_rows():
     assert double.shape == (len(ROWS), toys.D)
 
 
-def test_validation_rows_are_seen_only_where_they_are_asked_for():
-    """More of them than training rows, in plans whose training steps are not masked too."""
+def test_validation_rows_are_used_only_on_request():
+    """There are more of them than training rows, also in plans without masked training steps."""
     few, more = jnp.arange(5), jnp.concatenate([jnp.arange(100, 119), jnp.full(9, -1)])
     for plan in (PLAN, PLAN._replace(equal_steps=True)):
         both, _ = make_work(toys.FEDERATION, few, plan, KEY, validation=more)
@@ -223,7 +223,7 @@ def test_validation_rows_are_seen_only_where_they_are_asked_for():
         np.testing.assert_array_equal(both.mean(first), both.mean(first, rows="train"))
 
 
-def test_rows_that_a_method_did_not_ask_for_are_refused():
+def test_rows_that_a_method_did_not_request_are_rejected():
     said = complaint(work().mean, lambda batch: 0.0, rows="validation")
     assert "no rows 'validation', but train; " in said and "Method(validation=True)" in said
     assert "no rows 'test'" in complaint(work().outputs, lambda batch: batch.y, rows="test")
@@ -239,8 +239,8 @@ def test_draw_is_without_replacement():
     assert float(short.mask.sum()) == 5
 
 
-def test_training_alone_sees_augmented_images():
-    """In every step another draw; raw pixels before normalization; `mean` and `draw` see none."""
+def test_only_training_sees_augmented_images():
+    """Each step draws anew on raw pixels before normalization; `mean` and `draw` do not augment."""
     federation = toys.FEDERATION._replace(
         x=jnp.full((600, 1), 51, jnp.uint8), center=jnp.float32(51), scale=jnp.float32(2)
     )
@@ -267,8 +267,8 @@ def test_training_alone_sees_augmented_images():
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "float32"])
 @pytest.mark.parametrize("shape", [(4, 5, 3), (4, 4, 1), (7,), (2, 3, 4, 5)])
-def test_a_flat_pool_gives_the_batch_of_the_images(shape, dtype):
-    """Bit for bit what NumPy makes of the images: augmented raw, then normalized by channel."""
+def test_a_flat_pool_gives_the_same_batches_as_the_images(shape, dtype):
+    """In NumPy, raw images are augmented and then normalized by channel; no bit differs."""
     images = np.random.default_rng(0).integers(0, 100, (600, *shape)).astype(dtype)
     center, scale = np.random.default_rng(1).normal(size=(2, shape[-1])).astype(np.float32)
     federation = toys.FEDERATION._replace(
@@ -295,7 +295,7 @@ def test_a_flat_pool_gives_the_batch_of_the_images(shape, dtype):
 
 @pytest.mark.slow
 def test_64_bit_mode_trains_on_the_same_batches():
-    """A client of 4 rows beside one of 20 learns from its rows, not from its padding."""
+    """A client with 4 rows, padded to 20, learns from its rows and not from the padding."""
     few = jnp.where(jnp.arange(20) < 4, jnp.arange(20), -1)
     plan = PLAN._replace(batch_size=4)
 
@@ -322,7 +322,7 @@ def test_64_bit_mode_shuffles_and_draws_the_same():
 
 
 @pytest.mark.slow
-def test_64_bit_weights_train():
+def test_64_bit_weights_can_be_trained():
     with jax.enable_x64(True):
         w = jax.tree.map(lambda a: a.astype(jnp.float64), toys.TASK.init(KEY))
         done = jax.jit(lambda w: work().train(w, losses.risk(toys.TASK)))(w)
@@ -331,32 +331,32 @@ def test_64_bit_weights_train():
     toys.close(done, narrow, rtol=1e-3, atol=1e-4)
 
 
-def clipped_sgd(w, x, y, largest, cut):
-    """NumPy's: the gradient is shortened before weight decay; notes who is cut."""
+def clipped_sgd(w, x, y, largest, clipped):
+    """SGD in NumPy that clips gradients before weight decay; `clipped` records which steps do."""
 
     def gradient_at(w):
         _, g = naive.gradient(w, x, y)
         norm = np.sqrt(sum((a**2).sum() for a in g))
-        cut.append(norm > largest)
+        clipped.append(norm > largest)
         return [a * min(1.0, largest / norm) for a in g]
 
     return naive.descend(w, gradient_at)
 
 
 def test_clipped_clients_against_numpy():
-    """Some steps are cut, some are not; momentum and weight decay are as ever."""
-    largest, cut, w = 0.9, [], naive.first_weights()
+    """Some steps are clipped and some are not; momentum and weight decay are as usual."""
+    largest, clipped, w = 0.9, [], naive.first_weights()
     method = toys.make("fedavg", toys.TASK)
     state, _ = toys.player(method, plan=naive.FULL._replace(clip=largest))(naive.KEYS, 0, 1)
     ids = naive.cohort(method, 0)
-    models = [clipped_sgd(w, *naive.data_of(i), largest, cut) for i in ids]
-    assert len(set(cut)) == 2
+    models = [clipped_sgd(w, *naive.data_of(i), largest, clipped) for i in ids]
+    assert len(set(clipped)) == 2
     naive.close(state.server, naive.mean_by_size(ids, models))
 
 
 @pytest.mark.slow
-def test_masked_steps_stay_without_effect_where_gradients_are_clipped():
-    """Clients of unequally many steps at once, and one by one."""
+def test_masked_steps_have_no_effect_with_gradient_clipping():
+    """Clients with different numbers of steps run at once, and one by one."""
     plan, method = toys.PLAN._replace(clip=0.3), toys.make("fedavg")
     at_once, _ = toys.player(method, plan=plan)(naive.KEYS, 0, 2)
     one_by_one, _ = toys.player(method, parallel.sequential(), plan)(naive.KEYS, 0, 2)
@@ -365,13 +365,13 @@ def test_masked_steps_stay_without_effect_where_gradients_are_clipped():
     assert float(tree.sq_norm(tree.sub(free.server.params, at_once.server.params))) > 1e-3
 
 
-def test_a_norm_that_nothing_reaches_changes_no_bit():
+def test_clipping_at_a_norm_that_is_never_reached_changes_no_bit():
     method = toys.make("fedavg")
     free, _ = toys.player(method)(naive.KEYS, 0, 2)
     toys.same(toys.player(method, plan=toys.PLAN._replace(clip=1e6))(naive.KEYS, 0, 2)[0], free)
 
 
-def test_clipping_is_a_key_of_local(tmp_path):
+def test_clip_is_a_key_of_the_section_local(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(
         path, x=np.zeros((40, 3), np.float32), y=np.arange(40) % 2, split=["train", "test"] * 20
@@ -405,8 +405,8 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("transformation", INSIDE)
-def test_training_inside_a_transformation_is_refused_in_one_line(transformation):
-    """Under the simulator's own vmap and jit, where the top level of `local` is a traced one."""
+def test_training_inside_a_jax_transformation_is_a_one_line_error(transformation):
+    """The simulator itself traces `local` inside vmap and jit, which is no error."""
 
     def local(weights, client, work):
         def train(w):
@@ -419,7 +419,7 @@ def test_training_inside_a_transformation_is_refused_in_one_line(transformation)
     assert "\n" not in said and said.startswith("work.train is called inside a jax transformation")
 
 
-def test_several_trainings_by_a_python_loop_are_fine():
+def test_a_python_loop_may_train_several_times():
     def local(weights, client, work):
         for _ in range(2):
             weights = work.train(weights, losses.risk(toys.TASK), epochs=1, steps=1)

@@ -1,4 +1,4 @@
-"""Loggers: what they are told, that they hold nothing up, and what the real services keep."""
+"""Loggers: what they receive, that they do not block a run, and what real services store."""
 
 import json
 import struct
@@ -22,7 +22,7 @@ CONFIG = {"method": {"name": "fedavg"}, "local": {"lr": 0.1}, "seeds": [0, 1]}
 
 
 def rows(after, seeds=(0, 1)):
-    """An evaluation."""
+    """The rows of an evaluation."""
     return [
         {
             "round": after,
@@ -46,7 +46,7 @@ def summary(after):
 
 
 def follow(log, folder, evaluations, end, already=(), seeds=(0, 1)):
-    """What a run of these evaluations tells a logger."""
+    """Sends the evaluations of a run to a logger; those in `already` precede a resume."""
     facts = Facts("a-run", "a-sweep", folder, {**CONFIG, "seeds": list(seeds)})
     following = followers.Followers(loggers.find(log), facts)
     for after in (*already, *evaluations):
@@ -54,54 +54,54 @@ def follow(log, folder, evaluations, end, already=(), seeds=(0, 1)):
     following.end(end)
 
 
-def recorder(said, id=None, round=0):
-    """A logger that writes down what it is told."""
+def recorder(calls, id=None, round=0):
+    """Returns a logger that appends to a list everything that it receives."""
 
     def begin(facts):
-        said.append(("begin", facts.id, facts.round))
-        log = [lambda each: said.append(each[0]["round"]), lambda summary: said.append(summary)]
+        calls.append(("begin", facts.id, facts.round))
+        log = [lambda each: calls.append(each[0]["round"]), lambda summary: calls.append(summary)]
         return Logger(*log, id=id, round=facts.round if round is None else round)
 
     return begin
 
 
-def test_a_logger_hears_of_everything_once(tmp_path):
-    said = []
-    log = {"mine": recorder(said)}
+def test_a_logger_receives_everything_once(tmp_path):
+    received = []
+    log = {"mine": recorder(received)}
     follow(log, tmp_path, [2, 4], {"rounds": 4})
-    assert said == [("begin", None, 0), 2, 4, {"rounds": 4}]
-    said.clear()
+    assert received == [("begin", None, 0), 2, 4, {"rounds": 4}]
+    received.clear()
     follow(log, tmp_path, [6], None, already=[2, 4])
-    assert said == [("begin", None, 4), 2, 4, 6, None]  # it had kept nothing of its own
+    assert received == [("begin", None, 4), 2, 4, 6, None]  # all rows again, without an id
 
 
 def test_a_service_that_has_the_earlier_rows_gets_only_new_ones(tmp_path):
-    said = []
-    log = {"mine": recorder(said, "an-id", round=None)}
+    received = []
+    log = {"mine": recorder(received, "an-id", round=None)}
     follow(log, tmp_path, [2, 4], None)
     follow(log, tmp_path, [6], {"rounds": 6}, already=[2, 4])
-    assert said == [("begin", None, 0), 2, 4, None, ("begin", "an-id", 4), 6, {"rounds": 6}]
+    assert received == [("begin", None, 0), 2, 4, None, ("begin", "an-id", 4), 6, {"rounds": 6}]
     assert json.loads((tmp_path / "loggers.json").read_text()) == {
         "mine": {"id": "an-id", "round": 6, "seeds": [0, 1]}
     }
-    (tmp_path / "loggers.json").write_text("{")  # then it begins anew
+    (tmp_path / "loggers.json").write_text("{")  # it then starts a new run
     follow(log, tmp_path, [], None, already=[2])
-    assert said[-3:] == [("begin", None, 0), 2, None]
+    assert received[-3:] == [("begin", None, 0), 2, None]
 
 
-def test_a_run_that_gets_more_seeds_begins_anew_in_a_service(tmp_path):
-    said = []
-    log = {"mine": recorder(said, "an-id", round=None)}
+def test_a_run_with_added_seeds_starts_a_new_run_in_a_service(tmp_path):
+    received = []
+    log = {"mine": recorder(received, "an-id", round=None)}
     follow(log, tmp_path, [2, 4], {"rounds": 4}, seeds=[0])
-    said.clear()
+    received.clear()
     follow(log, tmp_path, [], {"rounds": 4}, already=[2, 4], seeds=[0, 1])
-    assert said == [("begin", None, 0), 2, 4, {"rounds": 4}]
-    said.clear()
+    assert received == [("begin", None, 0), 2, 4, {"rounds": 4}]
+    received.clear()
     follow(log, tmp_path, [6], {"rounds": 6}, already=[2, 4], seeds=[0, 1])
-    assert said == [("begin", "an-id", 4), 6, {"rounds": 6}]
+    assert received == [("begin", "an-id", 4), 6, {"rounds": 6}]
 
 
-def test_what_a_logger_could_not_take_is_told_again_with_one_warning(tmp_path, capsys):
+def test_rows_that_a_logger_failed_to_take_are_sent_again_with_one_warning(tmp_path, capsys):
     taken, is_down = [], threading.Event()
 
     def log(each):
@@ -120,8 +120,8 @@ def test_what_a_logger_could_not_take_is_told_again_with_one_warning(tmp_path, c
     is_down.clear()
     following.end(None)
     assert taken == [2, 4, 6]
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and said.startswith("warning: --log=mine: ConnectionError: no rou")
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1 and text.startswith("warning: --log=mine: ConnectionError: no rou")
 
 
 def wait_for(condition):
@@ -131,50 +131,50 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
-def test_a_service_that_does_not_answer_is_left_behind(tmp_path, capsys, monkeypatch):
+def test_a_run_does_not_wait_for_a_service_that_does_not_answer(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(followers, "LAST_SECONDS", 0.1)
     answers = threading.Event()
-    said = []
+    received = []
 
     def begin(facts):
         answers.wait()
-        return recorder(said)(facts)
+        return recorder(received)(facts)
 
     before = set(threading.enumerate())
-    follow({"mine": begin}, tmp_path, [2], None)  # comes back
+    follow({"mine": begin}, tmp_path, [2], None)  # returns
     (left,) = set(threading.enumerate()) - before
     assert "--log=mine: logging takes too long" in capsys.readouterr().err
     answers.set()
     left.join()
-    assert not (tmp_path / "loggers.json").exists()  # the folder may be another command's by now
+    assert not (tmp_path / "loggers.json").exists()  # another command may own the folder by now
 
 
-def test_a_mistake_in_a_logger_of_ones_own_is_a_warning(tmp_path, capsys):
+def test_an_error_in_a_user_defined_logger_is_a_warning(tmp_path, capsys):
     follow(lambda facts: None, tmp_path, [2], None)
-    said = capsys.readouterr().err
-    assert said.startswith("warning: --log=") and "NoneType" in said and said.count("\n") == 1
+    text = capsys.readouterr().err
+    assert text.startswith("warning: --log=") and "NoneType" in text and text.count("\n") == 1
 
 
-def test_loggers_that_cannot_be(tmp_path, monkeypatch):
+def test_invalid_loggers_are_rejected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own_logger.py").write_text("x = 3\ndef begin(facts): ...\n")
     assert list(loggers.find("own_logger.py:begin")) == ["own_logger.py:begin"]
     assert loggers.find("") == loggers.find(()) == {}
-    for log, said in (
+    for log, message in (
         ("wand", "did you mean 'wandb'"),
         ("own_logger.py:x", "must be a function, not of type int"),
         ("own_logger.py:begun", "did you mean 'begin'"),
         ([3], "a name or a function, got 3"),
         (3, "a name or a function, got 3"),
     ):
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(BadInput, match=message):
             loggers.find(log)
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"pip install 'fedjax_lab\[wandb\]'"):
         loggers.find("wandb")
 
 
-def test_numbers_of_several_seeds_are_means_and_each_seeds_own():
+def test_scalars_of_several_seeds_are_means_and_values_by_seed():
     assert loggers.scalars(rows(2, seeds=[3])) == {
         "accuracy/mean": 55.0,
         "domains/sød, a": 40.0,
@@ -194,25 +194,25 @@ def test_numbers_of_several_seeds_are_means_and_each_seeds_own():
 
 
 def wandb_records(folder):
-    """The records of an offline run's file, which is a log of LevelDB's format."""
+    """Yields the records of an offline run's file, which is a log in LevelDB's format."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = folder.glob("*.wandb")
     data, at, parts = file.read_bytes(), 7, b""
     while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:  # the rest of a block that no header fits in
+        if 32768 - at % 32768 < 7:  # the end of a block, too short for a header
             at += 32768 - at % 32768
             continue
         length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
         parts += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record or its last part
             yield Record.FromString(parts)
             parts = b""
 
 
 def wandb_history(folder):
-    """{step: {tag: value}} and the run's own record."""
+    """Returns {step: {tag: value}} and the record of the run."""
     history, run = {}, None
     for record in wandb_records(folder):
         if record.HasField("run"):
@@ -224,17 +224,17 @@ def wandb_history(folder):
 
 
 @pytest.mark.slow
-def test_wandb_offline_has_the_whole_run_after_it_was_resumed(tmp_path, monkeypatch, capsys):
+def test_wandb_offline_has_all_rows_of_a_resumed_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))  # nobody is logged in
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))  # no user is logged in
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     follow("wandb", tmp_path, [2, 4], None)
     follow("wandb", tmp_path, [6], summary(6), already=[2, 4])
     assert capsys.readouterr().err.count("the run is logged offline") == 2
     _, folder = sorted(tmp_path.glob("wandb/offline-run-*"))
-    wait_for(lambda: sorted(wandb_history(folder)[0]) == [2, 4, 6])  # wandb's own process writes
+    wait_for(lambda: sorted(wandb_history(folder)[0]) == [2, 4, 6])  # written by another process
     history, run = wandb_history(folder)
     assert history[6]["seed-1/accuracy/mean"] == 57 and history[2]["train/loss"] == 0.5
     kept = json.loads((tmp_path / "loggers.json").read_text())
@@ -245,7 +245,7 @@ def test_wandb_offline_has_the_whole_run_after_it_was_resumed(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_mlflow_goes_on_in_the_same_run(tmp_path, monkeypatch):
+def test_mlflow_resumes_the_same_run(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
@@ -267,7 +267,7 @@ def test_mlflow_goes_on_in_the_same_run(tmp_path, monkeypatch):
 
 # Runs.
 
-OWN = """
+USER_FILE = """
 from fedjax_lab.running.loggers import Logger
 
 def begin(facts):
@@ -284,54 +284,54 @@ def begin(facts):
 def toy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
     toys.write_examples(folder / "data.npz")
-    (folder / "own.py").write_text(OWN)
+    (folder / "own.py").write_text(USER_FILE)
     return toys.write_config(folder, run={"rounds": 4, "eval_every": 2, "cohort": 3})
 
 
-def own(toy):
+def log_flag(toy):
     return f"--log={Path(toy).parent / 'own.py'}:begin"
 
 
-def told(folder):
+def notes_in(folder):
     return [eval(line) for line in (folder / "told.txt").read_text().splitlines()]
 
 
 @pytest.mark.slow
-def test_a_run_tells_its_loggers_also_when_it_goes_on_or_is_over(toy, tmp_path, monkeypatch):
+def test_a_run_is_logged_also_when_it_is_resumed_or_already_finished(toy, tmp_path, monkeypatch):
     pytest.importorskip("tensorboardX")
     here = [f"--config={toy}", f"--workdir={tmp_path / 'a'}", "--seeds=0,1"]
     begin = ("begin", "a", None, "fedavg")
     with monkeypatch.context() as patch:
         stopping_after(3, patch)
-        assert call(*here, own(toy)) == 130
-    assert told(tmp_path / "a") == [begin, [(2, 0), (2, 1)], None]
+        assert call(*here, log_flag(toy)) == 130
+    assert notes_in(tmp_path / "a") == [begin, [(2, 0), (2, 1)], None]
     (tmp_path / "a/told.txt").unlink()
-    assert call(*here, own(toy), "--resume") == 0
+    assert call(*here, log_flag(toy), "--resume") == 0
     both = [[(2, 0), (2, 1)], [(4, 0), (4, 1)]]
-    assert told(tmp_path / "a") == [begin, *both, 4]
+    assert notes_in(tmp_path / "a") == [begin, *both, 4]
     (tmp_path / "a/told.txt").unlink()
     before = comparable(tmp_path / "a")
-    assert call(*here, f"{own(toy)},tensorboard", "--resume") == 0  # there is nothing to run
-    assert told(tmp_path / "a") == [begin, *both, 4] and comparable(tmp_path / "a") == before
+    assert call(*here, f"{log_flag(toy)},tensorboard", "--resume") == 0  # no round is left to play
+    assert notes_in(tmp_path / "a") == [begin, *both, 4] and comparable(tmp_path / "a") == before
     files = {path.parent.name for path in tmp_path.rglob("events.out.tfevents.*")}
     assert files == {"tensorboard", "seed-0", "seed-1"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [[], ["--together"], ["--workers=1"]], ids=str)
-def test_each_cell_of_a_sweep_is_one_logged_run_of_a_group(way, toy, tmp_path):
+def test_each_cell_of_a_sweep_is_logged_as_one_run_of_a_group(way, toy, tmp_path):
     grid = ["--methods=fedprox", "--grid=method.mu=0.0,0.01", f"--out={tmp_path / 'sw'}"]
-    assert sweep.main(["sweep", f"--config={toy}", *grid, own(toy), *way]) == 0
+    assert sweep.main(["sweep", f"--config={toy}", *grid, log_flag(toy), *way]) == 0
     for name in ("fedprox,mu=0.0", "fedprox,mu=0.01"):
         begin = ("begin", name, "sw", "fedprox")
-        assert told(tmp_path / "sw" / name) == [begin, [(2, 0)], [(4, 0)], 4]
+        assert notes_in(tmp_path / "sw" / name) == [begin, [(2, 0)], [(4, 0)], 4]
 
 
 @pytest.mark.slow
-def test_functions_and_names_from_python(toy, tmp_path):
-    said = []
-    result = fedjax_lab.run(load_config(toy), quiet=True, log=recorder(said))
-    assert said[:3] == [("begin", None, 0), 2, 4] and said[3] == result.summary
+def test_run_accepts_a_logger_function_and_rejects_an_unknown_name(toy, tmp_path):
+    received = []
+    result = fedjax_lab.run(load_config(toy), quiet=True, log=recorder(received))
+    assert received[:3] == [("begin", None, 0), 2, 4] and received[3] == result.summary
     with pytest.raises(BadInput, match="no logger 'wand'"):
         fedjax_lab.run(load_config(toy), workdir=tmp_path / "new", log="wand")
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""Losses count real rows only."""
+"""Losses count only real rows."""
 
 import naive
 import pytest
@@ -10,8 +10,8 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_a_padded_batch_loses_nothing():
-    """The risk of a padded batch is that of its rows alone."""
+def test_padding_does_not_change_the_risk():
+    """The risk and the statistics of a padded batch are those of its real rows alone."""
     from fedjax_lab.local import fetch
 
     rows = toys.FEDERATION.train[0]

@@ -1,4 +1,4 @@
-"""The command line as scripts use it: files, exit codes, bad input in one line, kill and resume."""
+"""The command line as scripts use it: files, exit codes, one-line errors, kill and resume."""
 
 import json
 import os
@@ -29,7 +29,7 @@ QUICK = str(ROOT / "configs/quickstart.py")
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A user's own data, and a config on it that trains in a moment."""
+    """The config file of a short run on a user's data."""
     folder = tmp_path_factory.mktemp("toy")
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 600)
@@ -41,7 +41,7 @@ def toy(tmp_path_factory):
 
 
 def command(*arguments, **options):
-    """The real command in a process of its own, compiled as quickly as the tests are."""
+    """Starts the real command in a new process, which compiles as quickly as the tests."""
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **quick}
     return subprocess.Popen(
@@ -55,7 +55,7 @@ def command(*arguments, **options):
 
 
 @pytest.mark.slow
-def test_a_run_leaves_its_files(toy, tmp_path, capsys):
+def test_a_run_writes_its_files(toy, tmp_path, capsys):
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'a'}", "--seeds=0,1") == 0
     out = capsys.readouterr().out
     assert "round 8/8" in out and "north" in out and str(tmp_path / "a") in out
@@ -67,7 +67,7 @@ def test_a_run_leaves_its_files(toy, tmp_path, capsys):
     assert set(row["domains"]) == set(row["domains_loss"]) == {"north", "south"}
     assert 0 < row["global_loss"] < 2 and 0 < row["id_loss"] < 2
     assert 0 < row["global"] <= 100 and 0 < row["id"] <= 100
-    per_round = 3 * 4 * (5 * 8 + 8 + 8 * 3 + 3)  # three clients, four bytes, the net's parameters
+    per_round = 3 * 4 * (5 * 8 + 8 + 8 * 3 + 3)  # three clients, four bytes for each parameter
     assert row["bytes_up"] == row["bytes_down"] == 8 * per_round
     summary = json.loads((tmp_path / "a/summary.json").read_text())
     for way in ("last", "best_by_validation", "max_over_rounds"):
@@ -86,7 +86,7 @@ def test_a_run_leaves_its_files(toy, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_same_from_python_and_without_files(toy, tmp_path):
+def test_a_run_from_python_without_files_equals_that_of_the_command(toy, tmp_path):
     config = load_config(f"{toy}:fedprox")
     result = fedjax_lab.run(config, seeds=[0], quiet=True)
     assert result.workdir is None and result.metrics[-1]["round"] == 8
@@ -96,7 +96,7 @@ def test_the_same_from_python_and_without_files(toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_seeds_together_or_one_by_one(toy):
+def test_vectorized_and_sequential_seeds_give_similar_results(toy):
     config = load_config(toy)
     results = [
         fedjax_lab.run({**config, "engine": {"seeds": way}}, seeds=[0, 1], quiet=True)
@@ -108,7 +108,7 @@ def test_seeds_together_or_one_by_one(toy):
         assert a["accuracy"]["mean"] == pytest.approx(b["accuracy"]["mean"], abs=2)
 
 
-def test_partition_only_prints_and_draws(toy, tmp_path, capsys):
+def test_partition_only_prints_and_plots_the_partition(toy, tmp_path, capsys):
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'p'}", "--partition_only") == 0
     assert "examples per client" in capsys.readouterr().out
     assert (tmp_path / "p/partition.png").stat().st_size > 5000
@@ -179,16 +179,16 @@ BAD = [
 
 
 @pytest.mark.parametrize("arguments, said", BAD, ids=lambda value: str(value)[-40:])
-def test_bad_input_gets_one_line_and_exit_2(arguments, said, toy, tmp_path, capsys):
+def test_bad_input_is_a_one_line_error_with_exit_code_2(arguments, said, toy, tmp_path, capsys):
     arguments = [a.format(toy=toy) for a in arguments]
     assert call(*arguments, f"--workdir={tmp_path / 'new'}") == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
     assert said.replace("{{", "{").replace("}}", "}") in captured.err and len(captured.err) < 600
-    assert not (tmp_path / "new").exists()  # nothing is left behind
+    assert not (tmp_path / "new").exists()  # no folder is created
 
 
-def test_a_config_file_with_a_mistake_and_a_folder_that_cannot_be(
+def test_a_broken_config_file_and_an_unusable_workdir_are_errors(
     toy, tmp_path, capsys, monkeypatch
 ):
     broken = tmp_path / "broken.py"
@@ -217,7 +217,7 @@ def test_a_config_file_with_a_mistake_and_a_folder_that_cannot_be(
     ],
 )
 def test_a_damaged_run_is_not_resumed(name, text, said, finished, toy, tmp_path, capsys):
-    """It is left as it is."""
+    """Its files do not change."""
     shutil.copytree(finished, tmp_path / "w")
     (tmp_path / "w" / name).write_text(text)
     before = contents(tmp_path / "w")
@@ -248,7 +248,7 @@ def test_resuming_a_finished_run_changes_nothing(toy, tmp_path, capsys):
     assert (tmp_path / "w/summary.json").read_text() == before
 
 
-def test_help_and_a_resume_without_a_folder(toy, capsys):
+def test_help_is_printed_and_resume_needs_a_workdir(toy, capsys):
     assert call("--help") == 0
     assert "--workdir=DIR" in capsys.readouterr().out
     assert call(f"--config={toy}", "--resume") == 2
@@ -265,7 +265,7 @@ def test_help_explains_every_flag(capsys):
         assert re.search(rf"^--{name}\b( |$)", text, re.M), name
 
 
-def test_overrides_are_written_as_for_config_flags():
+def test_overrides_have_the_syntax_of_config_flags():
     words = [
         "--config.a.x=1",
         "--config.a.y",
@@ -302,7 +302,7 @@ def test_seeds_may_be_ranges(text, seeds):
 
 @pytest.mark.slow
 def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
-    """Two runs of one second: each in a folder of its own."""
+    """Two runs that start in the same second have different folders."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "now")
     for _ in range(2):
@@ -311,14 +311,14 @@ def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
     assert folders == ["toy-fedavg-now", "toy-fedavg-now-2"]
 
 
-def test_a_run_that_cannot_begin_leaves_no_default_folder(toy, tmp_path, monkeypatch):
+def test_a_run_that_cannot_begin_creates_no_default_folder(toy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call(f"--config={toy}:ifca", "--config.method.num_clusters=99") == 2
     assert not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.slow
-def test_lost_metrics_are_noticed(toy, tmp_path, capsys):
+def test_a_run_whose_metrics_are_missing_cannot_be_resumed(toy, tmp_path, capsys):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
     assert call(*arguments) == 0
     (tmp_path / "w/metrics.jsonl").unlink()
@@ -326,7 +326,7 @@ def test_lost_metrics_are_noticed(toy, tmp_path, capsys):
     assert "lacks round 2" in capsys.readouterr().err
 
 
-def test_overrides_of_names_bring_their_settings(toy):
+def test_overriding_a_name_brings_the_settings_of_the_new_name(toy):
     config = load_config(toy)
     names = [("method.name", "fedprox"), ("partition.name", "iid"), ("method.mu", "1")]
     resolved = resolve(config, names)
@@ -337,7 +337,7 @@ def test_overrides_of_names_bring_their_settings(toy):
 
 
 @pytest.mark.slow
-def test_a_used_workdir_is_refused_and_another_config_too(toy, tmp_path, capsys):
+def test_a_used_workdir_and_a_resume_with_another_config_are_rejected(toy, tmp_path, capsys):
     workdir = f"--workdir={tmp_path / 'w'}"
     assert call(f"--config={toy}", workdir, "--config.run.rounds=2") == 0
     before = comparable(tmp_path / "w")
@@ -350,12 +350,13 @@ def test_a_used_workdir_is_refused_and_another_config_too(toy, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_divergence_keeps_what_was_measured_and_exits_3(toy, tmp_path, capsys):
+def test_divergence_is_a_one_line_error_with_exit_code_3(toy, tmp_path, capsys):
     wild = ["--config.local.lr=1e25", "--config.run.eval_every=1"]
     code = call(f"--config={toy}:fedprox", f"--workdir={tmp_path / 'd'}", *wild)
     error = capsys.readouterr().err
     assert code == 3
     assert "fedprox diverged in round" in error and error.count("\n") == 1
+    assert "round" in json.loads((tmp_path / "d" / "metrics.jsonl").read_text().splitlines()[0])
 
 
 LONG = ["--config.run.rounds=60", "--config.run.eval_every=5", "--seeds=0,1"]
@@ -371,8 +372,8 @@ def uninterrupted(toy, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_killed_or_interrupted_and_resumed(number, code, toy, tmp_path, uninterrupted):
-    """The final metrics are those of an uninterrupted run, bit for bit."""
+def test_a_killed_or_interrupted_run_resumes_exactly(number, code, toy, tmp_path, uninterrupted):
+    """The final metrics equal those of an uninterrupted run, bit for bit."""
     workdir = tmp_path / "run"
     arguments = [f"--config={toy}:ifca", f"--workdir={workdir}", *LONG]
     process = command(*arguments)
@@ -390,8 +391,8 @@ def test_killed_or_interrupted_and_resumed(number, code, toy, tmp_path, uninterr
 
 
 @pytest.mark.slow
-def test_a_run_that_an_earlier_version_began_goes_on_with_the_loss(toy, tmp_path, capsys):
-    """It had neither config.run.metrics nor a loss; its accuracies stay."""
+def test_a_run_of_an_earlier_version_resumes_and_evaluates_the_loss(toy, tmp_path, capsys):
+    """That version had neither config.run.metrics nor a loss; the accuracies stay the same."""
     folder = tmp_path / "run"
     arguments = f"--config={toy}", f"--workdir={folder}", "--config.run.rounds=4"
     assert call(*arguments) == 0
@@ -420,8 +421,8 @@ def test_new_clients_are_shown_with_the_partition(toy, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_new_clients_are_scored_and_told(toy, tmp_path, capsys):
-    """In metrics.jsonl, in the closing table, in a comparison."""
+def test_scores_of_new_clients_are_written_and_shown(toy, tmp_path, capsys):
+    """They are in metrics.jsonl, in the closing table and in a comparison."""
     folder = tmp_path / "run"
     assert call(f"--config={toy}:finetune", *NEW, f"--workdir={folder}") == 0
     out = capsys.readouterr().out
@@ -437,7 +438,7 @@ def test_new_clients_are_scored_and_told(toy, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_method_without_a_model_for_new_clients_says_so(toy, tmp_path, capsys):
+def test_a_method_without_a_model_for_new_clients_is_reported(toy, tmp_path, capsys):
     assert call(f"--config={toy}:fedper", *NEW, f"--workdir={tmp_path / 'run'}") == 0
     out = capsys.readouterr().out
     assert "the 2 new clients (config.partition.new_clients) are not scored" in out

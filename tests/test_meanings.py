@@ -1,4 +1,4 @@
-"""What keys of a config mean, in words."""
+"""Descriptions of the keys of a config."""
 
 import own_parts
 import pytest
@@ -10,7 +10,7 @@ from fedjax_lab.config import DEFAULTS, resolve
 from fedjax_lab.methods.fedavg import fedavg
 
 
-def test_every_key_has_a_meaning():
+def test_every_config_key_has_a_meaning():
     general = {f"{section}.{key}" for section, keys in DEFAULTS.items() for key in keys}
     assert general <= meanings.MEANINGS.keys()
 
@@ -21,8 +21,8 @@ def test_every_setting_of_a_method_has_a_meaning(name):
     assert [key for key, meaning in words.items() if not meaning] == []
 
 
-def test_entries_of_docstrings_are_found():
-    said = """Summary, in which tau is not: described.
+def test_descriptions_of_settings_are_found_in_docstrings():
+    docstring = """Summary, in which tau is not: described.
 
     mu: weight of the term; 0 is
         FedAvg. tau, rho: both
@@ -35,7 +35,7 @@ def test_entries_of_docstrings_are_found():
     All is kept in `folder`. The end.
     """
     keys = ["mu", "tau", "rho", "k", "mode", "folder", "absent"]
-    assert meanings.described_in(said, keys) == {
+    assert meanings.described_in(docstring, keys) == {
         "mu": "weight of the term; 0 is FedAvg",
         "tau": "both temperatures",
         "rho": "both temperatures",
@@ -48,9 +48,9 @@ def test_entries_of_docstrings_are_found():
 
 def test_help_of_a_method_has_its_settings_and_docstrings(tmp_path, monkeypatch, capsys):
     assert call("--help-method", "fedprox") == 0
-    said = capsys.readouterr().out
-    assert "--config.method.mu=0.01\n      weight of the proximal term; 0 is FedAvg\n" in said
-    assert "FedProx (Li et al., MLSys 2020" in said
+    text = capsys.readouterr().out
+    assert "--config.method.mu=0.01\n      weight of the proximal term; 0 is FedAvg\n" in text
+    assert "FedProx (Li et al., MLSys 2020" in text
     own_parts.write(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert call("--help-method=own.py:near") == 0
@@ -60,28 +60,28 @@ def test_help_of_a_method_has_its_settings_and_docstrings(tmp_path, monkeypatch,
 
 
 def test_a_config_is_shown_as_flags_with_meanings(tmp_path, capsys, monkeypatch):
-    own = own_parts.write(tmp_path)
-    assert call(f"--config={own}", "--show_config", "--config.method.pull=2") == 0
-    said = capsys.readouterr().out
-    flags = [line for line in said.splitlines() if line.startswith("--config.")]
+    config_file = own_parts.write(tmp_path)
+    assert call(f"--config={config_file}", "--show_config", "--config.method.pull=2") == 0
+    text = capsys.readouterr().out
+    flags = [line for line in text.splitlines() if line.startswith("--config.")]
     assert "--config.method.pull=2.0" in flags and "--config.local.nesterov=False" in flags
     assert any(line.startswith("--config.run.metrics=") for line in flags)
-    assert "clients that take part in a round; 0: all" in said
+    assert "clients that take part in a round; 0: all" in text
 
 
-def test_help_lists_all_names(capsys):
+def test_help_lists_all_registered_names(capsys):
     assert call("--help") == 0
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     for kind in ("method", "data", "model", "partition"):
-        assert all(name in said for name in registry.names(kind))
+        assert all(name in text for name in registry.names(kind))
 
 
-def test_no_method_is_told_with_the_nearest():
+def test_the_error_about_an_unknown_method_names_the_nearest_one():
     assert "did you mean 'fedavg'?" in complaint(meanings.of_method, "fedavq")
     assert meanings.of_settings(fedavg, []) == {}
     assert "This method has no settings" in meanings.of_method("fedavg")
 
 
-def test_a_method_tells_from_which_ranges_its_settings_are_searched():
+def test_the_help_of_a_method_shows_its_tuning_ranges():
     assert "a sweep with --tune draws it from log:0.001,1.0" in meanings.of_method("fedprox")
     assert "--tune" not in meanings.of_method("fedbn")

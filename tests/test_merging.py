@@ -1,4 +1,4 @@
-"""A run takes over the files of other seeds, with a kill before any of its steps."""
+"""A run is merged with the files of added seeds, with a kill before any of the steps."""
 
 import os
 import shutil
@@ -12,11 +12,11 @@ FILES = ("fingerprint.json", "metrics.jsonl", "checkpoints/4/a/0", "kept/4/0-0",
 
 
 class Killed(BaseException):
-    """What no code of the package catches."""
+    """An exception that no code of the package catches."""
 
 
 def write_run(folder, seeds, text):
-    """A finished run as far as merging looks at it."""
+    """Writes the files of a finished run that merging uses."""
     for name in (*FILES, "plots/learning_curve.png", "summary.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{text} {name}")
@@ -40,7 +40,7 @@ def content(folder):
 
 
 def killed_at(step, patch):
-    """Ends the process, so to speak, before the step with this number that changes files."""
+    """Simulates a kill before the step with this number; steps are changes of files."""
     done = []
 
     def counted(change):
@@ -59,8 +59,8 @@ def killed_at(step, patch):
     return done
 
 
-def test_a_kill_at_any_step_leaves_the_merged_run(folder, tmp_path, monkeypatch):
-    """Whatever the first command has done, the next one ends it."""
+def test_a_merge_is_completed_after_a_kill_at_any_step(folder, tmp_path, monkeypatch):
+    """The next command completes the merge, whatever the first command has done."""
     write_run(tmp_path / "expected", [0, 1, 2], "merged")
     (tmp_path / "expected/partition.png").touch()
     expected = {**content(tmp_path / "expected"), "partition.png": ""}
@@ -80,7 +80,7 @@ def test_a_kill_at_any_step_leaves_the_merged_run(folder, tmp_path, monkeypatch)
     assert step > 30 and content(run) == expected
 
 
-def test_a_merged_run_that_is_not_whole_is_removed(folder, tmp_path, monkeypatch):
+def test_an_incomplete_merged_run_is_removed(folder, tmp_path, monkeypatch):
     (folder / merging.MERGED / "summary.json").unlink()
     old = {name: text for name, text in content(folder).items() if not name.startswith("merged/")}
     for step in range(1000):
@@ -97,7 +97,7 @@ def test_a_merged_run_that_is_not_whole_is_removed(folder, tmp_path, monkeypatch
     assert step > 8 and content(run) == old
 
 
-def test_seeds_that_never_began_or_were_merged_are_removed(folder):
+def test_added_seeds_that_never_began_or_were_merged_are_removed(folder):
     shutil.rmtree(folder / merging.MERGED)
     merging.settle(folder)
     assert (folder / growth.ADDED).exists()
@@ -111,7 +111,7 @@ def test_seeds_that_never_began_or_were_merged_are_removed(folder):
     assert not (folder / growth.ADDED).exists()
 
 
-def test_a_file_system_without_links(folder, monkeypatch):
+def test_merging_works_on_a_file_system_without_links(folder, monkeypatch):
     def no_links(*_):
         raise PermissionError("no links here")
 

@@ -1,4 +1,4 @@
-"""Definitions of metrics against scikit-learn, and functions of one's own."""
+"""Metrics against scikit-learn, and user-defined metrics."""
 
 from functools import partial
 
@@ -18,10 +18,10 @@ N, K = 300, 12
 
 
 def example(seed, ties=False, lacking=0):
-    """Logits, labels and a mask with holes; `lacking` classes are in no real example."""
+    """Logits, labels and a mask with gaps; the first `lacking` classes have no real example."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(N, K)) * 2
-    if ties:  # between the classes of an example, and between examples
+    if ties:  # between classes and between examples
         logits[:, K // 2 :] = logits[:, : K // 2]
         logits = logits[rng.integers(0, N // 4, N)]
     mask = (rng.random(N) < 0.7).astype(np.float32)
@@ -29,8 +29,8 @@ def example(seed, ties=False, lacking=0):
     return logits.astype(np.float32), labels, mask
 
 
-def compute(metric, logits, labels, mask, domains=1):
-    """As an evaluation does: of padding and of one domain."""
+def compute(metric, logits, labels, mask):
+    """Computes a metric as an evaluation with padding and one domain does."""
     if isinstance(metric, metrics.Whole):
         return float(jax.jit(metric.value)(logits, labels, mask))
     domain = jnp.asarray(mask)[:, None]
@@ -58,8 +58,8 @@ def in_sklearn(logits, y):
 
 @pytest.mark.parametrize("options", [{}, {"ties": True}, {"lacking": 3}], ids=str)
 @pytest.mark.parametrize("name", metrics.BUILT_IN)
-def test_definitions_are_scikit_learns(name, options):
-    """With padding; with equal logits; with classes that no example has."""
+def test_metrics_equal_those_of_scikit_learn(name, options):
+    """The examples include padding, equal logits and classes without an example."""
     for seed in range(3):
         logits, labels, mask = example(seed, **options)
         real = mask > 0
@@ -68,14 +68,14 @@ def test_definitions_are_scikit_learns(name, options):
         assert got == pytest.approx(expected, rel=1e-5), (name, seed)
 
 
-def test_the_accuracy_of_words_counts_neither_padding_nor_the_unknown_word():
+def test_word_accuracy_counts_neither_padding_nor_unknown_words():
     logits, y = np.eye(4, dtype=np.float32)[[1, 3, 2, 0]], np.array([1, 3, 3, 0])
     metric, mask = metrics.BUILT_IN["word_accuracy"], np.ones(4, np.float32)
     assert compute(metric, logits, y, mask) == 50
     assert np.isnan(compute(metric, logits, y % 2, mask))
 
 
-def test_auroc_of_two_classes_is_that_of_the_second():
+def test_auroc_of_two_classes_is_that_of_the_second_class():
     rng = np.random.default_rng(0)
     logits, y = rng.normal(size=(50, 2)).astype(np.float32), rng.integers(0, 2, 50)
     expected = 100 * roc_auc_score(y, softmax(logits, 1)[:, 1])
@@ -85,13 +85,13 @@ def test_auroc_of_two_classes_is_that_of_the_second():
     assert np.isnan(with_one_class)
 
 
-def test_logits_that_are_not_finite_are_no_hits_and_an_infinite_loss():
+def test_nonfinite_logits_are_wrong_answers_with_an_infinite_loss():
     logits = np.full((2, K), np.nan, np.float32)
     arguments = logits, np.array([0, 11]), np.ones(2, np.float32)
     assert compute(metrics.BUILT_IN["top5"], *arguments) == 0
     assert compute(metrics.LOSS, *arguments) == np.inf
     logits = np.zeros((2, K), np.float32)
-    logits[0, 0] = -np.inf  # the label's: its loss is infinite, but that of padding does not count
+    logits[0, 0] = -np.inf  # an infinite loss, but the example is padding
     arguments = logits, np.array([0, 11]), np.array([0, 1], np.float32)
     assert compute(metrics.LOSS, *arguments) == pytest.approx(np.log(K))
 
@@ -107,7 +107,7 @@ def spread(logits, labels, mask):
 spread.lower_is_better = True
 
 
-def test_a_function_of_ones_own_is_a_mean_or_sees_everything():
+def test_a_user_defined_metric_is_a_mean_or_sees_all_outputs():
     made = metrics.make([metrics.BUILT_IN["ece"], margin, spread, metrics.LOSS], K)
     assert [type(metric) for metric in made] == [metrics.Summed, metrics.Summed, metrics.Whole]
     assert [metric.name for metric in made] == ["ece", "margin", "spread"]
@@ -159,20 +159,20 @@ def imaginary(logits, labels, mask):
         (lambda logits, labels, mask: mask, "a metric cannot have the name '<lambda>'"),
     ],
 )
-def test_a_function_that_is_no_metric_gets_one_line(function, message):
-    with pytest.raises(BadInput, match=message) as refused:
+def test_a_function_that_is_not_a_metric_is_a_one_line_error(function, message):
+    with pytest.raises(BadInput, match=message) as caught:
         metrics.make([function], K)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_two_functions_of_one_name_are_refused():
+def test_two_metrics_with_the_same_name_are_rejected():
     other = jax.tree_util.Partial(margin)
     other.__name__ = "margin"
     with pytest.raises(BadInput, match="two metrics with the name 'margin'"):
         metrics.make([margin, other], K)
 
 
-def test_what_is_known_of_names_is_what_the_metrics_say():
+def test_properties_by_metric_name_match_the_metrics():
     of_attack = backdoor.success(lambda x: x, 0)
     lower = {name for name, metric in metrics.BUILT_IN.items() if metric.lower_is_better}
     assert lower == measures.LOWER_IS_BETTER
@@ -186,5 +186,5 @@ def test_what_is_known_of_names_is_what_the_metrics_say():
 
 
 @pytest.mark.parametrize("name", ["new", "tuned", "tuned_loss", "new_gap", "new_tuned_gap"])
-def test_a_name_that_would_be_a_measure_of_new_clients_is_refused(name):
+def test_names_of_measures_of_new_clients_are_reserved(name):
     assert not measures.is_free(name) and measures.is_free("gap_of_new")

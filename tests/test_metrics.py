@@ -1,4 +1,4 @@
-"""The round that a summary takes, and lines that were cut off."""
+"""The rounds that a summary reports, and truncated lines of metrics."""
 
 import json
 
@@ -15,7 +15,7 @@ ROWS = [
 ]
 
 
-def test_the_three_ways_to_choose_a_round():
+def test_a_summary_chooses_its_round_in_three_ways():
     got = metrics.summarize(ROWS, [0, 1])
     rounds = {way: [got[way]["per_seed"][s]["round"] for s in "01"] for way in got}
     assert rounds == {"last": [3, 3], "best_by_validation": [1, 2], "max_over_rounds": [2, 3]}
@@ -25,8 +25,8 @@ def test_the_three_ways_to_choose_a_round():
     assert not {"std", "ddof"} & set(metrics.summarize(ROWS[:3], [0])["last"])
 
 
-def test_the_best_round_of_each_domain_is_a_way_of_its_own():
-    """What FedPick reports. The mean is over each client's own best."""
+def test_a_summary_also_takes_the_best_round_of_each_domain():
+    """FedPick reports these values. The mean is over the best accuracy of each client."""
     rows = [
         {"round": r, "seed": 0, "train_loss": 1.0, "domains": {"a": a, "b": b}}
         | {"accuracy": {"mean": (a + b + 10) / 3, "per_client": [a, b, 10.0, None]}}
@@ -42,7 +42,7 @@ def test_the_best_round_of_each_domain_is_a_way_of_its_own():
     assert "max per domain" in table.splitlines()[0]
 
 
-def test_a_cut_off_line_is_left_out(tmp_path):
+def test_a_truncated_line_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     row = {"round": 1, "seed": 0, "bytes_up": 1, "bytes_down": 1, "seconds": 0.5}
     metrics.append(path, [row, {**row, "round": 2}])

@@ -1,4 +1,4 @@
-"""The notebooks: stored without outputs, and run in small from the first cell to the last."""
+"""The notebooks are stored without outputs, and run completely with small settings."""
 
 import ast
 import base64
@@ -42,7 +42,7 @@ ROUNDS, SIZE, EXAMPLES, WIDTH = 3, 16, 40, 2
     "hfedf_embeddings": OF_PAPERS,
     "client2vec_index": f"{OF_PAPERS}; EPOCHS, WIDTH = 1, 2",
 }
-ASKED = {  # of the finished notebook, as an expression
+ASKED = {  # an expression that a finished notebook evaluates
     "one_run": """{
     "metrics": result.metrics,
     "examples": int(counts.sum()),
@@ -70,18 +70,18 @@ print(json.dumps([fedjax_lab.__file__, %s], default=float))
 
 
 class Executed(NamedTuple):
-    """A notebook that has run in small."""
+    """A notebook that has run with small settings."""
 
     cells: dict[str, nbformat.NotebookNode]  # by id
-    package: str  # the file that it has imported
+    package: str  # the file of the package that it has imported
     asked: dict[str, Any]
 
     def text(self, id):
-        """What a cell has printed."""
+        """The text that a cell has printed."""
         return "".join(out.text for out in self.cells[id].outputs if out.output_type == "stream")
 
     def data(self, kind):
-        """All that is shown in a format such as image/png."""
+        """All outputs in a format such as image/png."""
         outputs = [out for cell in self.cells.values() for out in cell.get("outputs", [])]
         return [out.data[kind] for out in outputs if kind in out.get("data", {})]
 
@@ -97,17 +97,17 @@ def cell(notebook, id):
 
 @pytest.fixture(scope="module")
 def executed(session_cache, tmp_path_factory):
-    """executed(name), which runs a notebook once. A cell that fails fails the test.
+    """A function that runs a notebook once. If a cell fails, the test fails.
 
-    All run in one process, one after the other and without a name left of the one before: that
-    process starts once, and a program that two notebooks need is compiled once.
+    All notebooks run in one process, one after the other, and no name of the previous one is left.
+    The process starts once, and a program that two notebooks need is compiled once.
     """
     folder = tmp_path_factory.mktemp("notebooks")
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="nb") as short:
         for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
-            patch.setenv(variable, str(folder / "jupyter"))  # nothing of the user's
+            patch.setenv(variable, str(folder / "jupyter"))  # no files of the user
         patch.setenv("JUPYTER_RUNTIME_DIR", short)
-        # Sockets in files: the kernel warns of ports that others can listen to.
+        # Sockets are files: the kernel warns about ports that other users can listen to.
         sockets = Config({"KernelManager": {"transport": "ipc", "ip": f"{short}/kernel"}})
         environment = {
             **os.environ,
@@ -132,12 +132,12 @@ def executed(session_cache, tmp_path_factory):
             return done._replace(package=package, asked=asked)
 
         yield run
-        if client.km is not None:  # something has run
+        if client.km is not None:  # a notebook has run
             client._cleanup_kernel()
 
 
 def in_small(name, folder):
-    """The notebook, between a cell that forgets the last one and a cell that asks for results."""
+    """Returns the notebook with its small settings; it resets names first and ends with results."""
     notebook = read(name)
     place = notebook.cells.index(cell(notebook, "parameters")) + 1
     notebook.cells.insert(place, nbformat.v4.new_code_cell(SMALL[name], id="small"))
@@ -148,8 +148,8 @@ def in_small(name, folder):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stored_without_outputs(name):
-    """Valid, for the kernel that every Jupyter has, and with nothing of the machine it ran on."""
+def test_a_notebook_is_stored_without_outputs(name):
+    """It is valid, names the standard kernel, and has no trace of the machine that it ran on."""
     text = (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
     notebook = read(name)
     nbformat.validate(notebook)
@@ -165,15 +165,15 @@ def test_stored_without_outputs(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_links_lead_somewhere(name):
-    """To other notebooks beside this one; papers and the badge have addresses on the network."""
+def test_linked_files_exist(name):
+    """Links lead to files next to the notebook, or to https addresses, which are not opened."""
     sources = "".join(each.source for each in read(name).cells if each.cell_type == "markdown")
     for link in re.findall(r"\]\(([^)]+)\)", sources):
         assert link.startswith("https://") or (FOLDER / link).is_file(), link
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_badge_opens_this_file_of_the_repository_that_is_installed(name):
+def test_the_colab_badge_opens_this_notebook_of_the_installed_repository(name):
     first, install = read(name).cells[:2]
     badge = re.match(r"\[!\[Open in Colab\]\(https://[^)]+\.svg\)\]\(([^)]+)\)\n\n# ", first.source)
     repository = re.search(
@@ -185,8 +185,8 @@ def test_the_badge_opens_this_file_of_the_repository_that_is_installed(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_imports_exist(name):
-    """What is imported from this package, by name; importing a library is the libraries' test."""
+def test_imported_names_exist(name):
+    """Names imported from a module must be in it; imported libraries must be installed."""
     sources = [each.source for each in read(name).cells if each.cell_type == "code"]
     trees = [ast.parse(TransformerManager().transform_cell(source)) for source in sources]
     imports = [node for tree in trees for node in ast.walk(tree)]
@@ -201,10 +201,10 @@ def test_imports_exist(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_machine_without_the_package(name, monkeypatch):
-    """It is installed from the repository, with CUDA where there is a GPU.
+def test_a_notebook_installs_the_package_if_it_is_missing(name, monkeypatch):
+    """The package is installed from the repository, with CUDA if there is a GPU.
 
-    The others begin with the same cells.
+    All notebooks have the same cell for it.
     """
     source = cell(read(name), "install").source
     assert source == cell(read(NAMES[0]), "install").source
@@ -222,7 +222,7 @@ def test_a_machine_without_the_package(name, monkeypatch):
         address = f"git+{space['REPOSITORY']}"
         return [(magic, line.format(**space).replace(address, "HERE")) for magic, line in asked]
 
-    assert run() == []  # it is there
+    assert run() == []  # it is installed
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert run() == [("pip", 'install -q "fedjax_lab @ HERE"')]
@@ -232,8 +232,8 @@ def test_a_machine_without_the_package(name, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_to_the_end(name, executed):
-    """This package, no warning, pictures in the page."""
+def test_a_notebook_runs_to_the_end(name, executed):
+    """It imports this package, prints no warning and shows pictures."""
     done = executed(name)
     assert done.package == fedjax_lab.__file__
     for each in done.cells.values():
@@ -246,8 +246,8 @@ def test_runs_to_the_end(name, executed):
 
 
 @pytest.mark.slow
-def test_one_run(executed):
-    """Evaluations of both seeds; the model, used by hand, is right as often as the run measured."""
+def test_results_of_the_notebook_one_run(executed):
+    """Both seeds are evaluated; the accuracy computed by hand equals the measured one."""
     done = executed("one_run")
     rows = [(row["round"], row["seed"]) for row in done.asked["metrics"]]
     assert rows == [(2, 0), (2, 1), (4, 0), (4, 1)]
@@ -267,8 +267,8 @@ def test_one_run(executed):
 
 
 @pytest.mark.slow
-def test_add_a_method(executed):
-    """The checks say what the text says; the pairs are SciPy's."""
+def test_results_of_the_notebook_add_a_method(executed):
+    """The check of the method passes or fails as the text says; intervals equal SciPy's."""
     done = executed("add_a_method")
     assert done.text("check") == "q_fedavg passes\n"
     assert done.text("failure").startswith("CheckFailed: ")
@@ -282,8 +282,8 @@ def test_add_a_method(executed):
 
 
 @pytest.mark.slow
-def test_sweep_and_compare(executed):
-    """Four cells; a number of the table is that of the files; the page is inside the notebook."""
+def test_results_of_the_notebook_sweep_and_compare(executed):
+    """Four cells are run, the table agrees with the files, and the page is in the notebook."""
     done = executed("sweep_and_compare")
     folder = Path(done.asked["folder"])
     cells = sorted(path.parent.name for path in folder.glob("sweep/*/summary.json"))
@@ -301,8 +301,8 @@ def test_sweep_and_compare(executed):
 
 
 @pytest.mark.slow
-def test_the_ideas_of_papers(executed):
-    """What the pictures show has the right form."""
+def test_results_of_the_notebooks_about_papers(executed):
+    """The data behind the pictures have the right form."""
     fedpick = executed("fedpick_masks").asked
     assert len(fedpick["ratio"]) == 5 and all(0 < r < 1 for r in fedpick["ratio"].values())
     assert "selection" in fedpick["names"]

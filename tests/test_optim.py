@@ -1,4 +1,4 @@
-"""Optimizers against PyTorch's rules, and clipping."""
+"""Optimizers against the rules of PyTorch, and gradient clipping."""
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,15 @@ from fedjax_lab.types import Weights
     "momentum, steps, expected",
     [(0.0, 7, 7.0), (0.9, 1, 1.0), (0.9, 5, (5 - 0.9 * (1 - 0.9**5) / 0.1) / 0.1)],
 )
-def test_reach(momentum, steps, expected):
-    """FedNova's a_i times the learning rate; weight decay has no part in it."""
+def test_reach_is_fednovas_normalization_times_the_learning_rate(momentum, steps, expected):
+    """It is FedNova's a_i times the learning rate; weight decay does not change it."""
     reach = jax.jit(lambda k: optim.reach(optim.sgd(0.3, momentum, 0.1), k))
     assert float(reach(steps)) == pytest.approx(0.3 * expected, rel=1e-5)
     adam = optim.reach(optim.adam(0.3, 0.1), steps)
     assert float(adam) == pytest.approx(0.3 * steps, rel=1e-5)
 
 
-def test_sgd_is_pytorchs():
+def test_sgd_equals_that_of_pytorch():
     """d = g + decay w; m = d at first, then momentum m + d; w -= lr m."""
     tx, w = optim.sgd(0.1, 0.9, 0.01), 2.0
     params, opt = jnp.float32(w), None
@@ -44,7 +44,7 @@ def test_sgd_is_pytorchs():
 
 
 def test_adam_decay_is_coupled():
-    """Decay joins the gradient before the moments: torch.optim.Adam, not AdamW."""
+    """Decay is added to the gradient before the moments, as in torch.optim.Adam, not AdamW."""
     tx, w = optim.adam(0.1, 0.5), 2.0
     params = jnp.float32(w)
     opt, m, v = tx.init(params), 0.0, 0.0
@@ -111,7 +111,7 @@ def lion_step(t, d, s):
     return sign
 
 
-RULES = {  # a step's direction, as PyTorch computes it; whether weight decay is decoupled
+RULES = {  # PyTorch's direction of a step, settings, whether weight decay is decoupled
     "nesterov": (nesterov_step, {"momentum": 0.9}, False),
     "adamw": (adam_step, {}, True),
     "nadam": (nadam_step, {}, False),
@@ -124,8 +124,8 @@ RULES = {  # a step's direction, as PyTorch computes it; whether weight decay is
 
 @pytest.mark.parametrize("size", [1.0, 1e-6])
 @pytest.mark.parametrize("name", RULES)
-def test_steps_are_pytorchs(name, size):
-    """Of gradients of ordinary size and of tiny ones, where it matters what eps is added to."""
+def test_optimizer_steps_equal_those_of_pytorch(name, size):
+    """Gradients have ordinary sizes or are tiny; then it matters what eps is added to."""
     step, settings, decoupled = RULES[name]
     lr, decay = 0.1, 0.5 * size
     tx, w = getattr(optim, name)(lr, weight_decay=decay, **settings), 2.0
@@ -141,19 +141,19 @@ def test_steps_are_pytorchs(name, size):
 
 @pytest.mark.parametrize("name", NAMED["optimizer"])
 def test_every_optimizer_has_settings_in_the_config_and_a_reach(name):
-    """The reach is what FedNova and SCAFFOLD divide by."""
+    """FedNova and SCAFFOLD divide by the reach."""
     local = resolve({"local": {"optimizer": name, "lr": 0.2, "weight_decay": 0.1}}).local
     made = make_optimizer(local)
-    far = float(optim.reach(made, 6))
-    assert np.isfinite(far) and far > 0
+    reach = float(optim.reach(made, 6))
+    assert np.isfinite(reach) and reach > 0
     twice = make_optimizer({**local, "lr": 0.4})
-    assert float(optim.reach(twice, 6)) == pytest.approx(2 * far, rel=1e-5)
+    assert float(optim.reach(twice, 6)) == pytest.approx(2 * reach, rel=1e-5)
     words = of_section("local", local)
     assert all(words.values()), words
 
 
 @pytest.mark.parametrize("name", ["adamw", "nadam", "radam", "rmsprop"])
-def test_a_negative_eps_is_refused(name):
+def test_a_negative_eps_is_rejected(name):
     local = resolve({"local": {"optimizer": name, "eps": -1.0}}).local
     assert "config.local.eps must not be negative, got -1.0" in complaint(make_optimizer, local)
 
@@ -167,7 +167,7 @@ def test_settings_of_an_optimizer_are_checked():
 # Clipping.
 
 
-def test_a_gradient_is_shortened_as_a_whole():
+def test_a_gradient_is_clipped_by_its_global_norm():
     g = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
     assert optim.clip(g, 0.0) is g
     run = jax.jit(optim.clip)  # the norm is traced, as in a joint run
@@ -176,20 +176,20 @@ def test_a_gradient_is_shortened_as_a_whole():
     toys.same(optim.clip(g, 5.5), g)
     for clipped in (optim.clip(g, 0.5), run(g, 0.5)):
         toys.close(clipped, {"a": np.array([0.3, 0.0]), "b": np.array([[0.4]])}, rtol=1e-6)
-    nothing = tree.zeros(g)
-    toys.same(optim.clip(nothing, 0.5), nothing)
+    zero = tree.zeros(g)
+    toys.same(optim.clip(zero, 0.5), zero)
 
 
-def test_clipping_has_pytorchs_small_number():
-    """clip_grad_norm_ multiplies by norm / (||g|| + 1e-6): it matters for small gradients."""
+def test_clipping_adds_the_epsilon_of_pytorch_to_the_norm():
+    """clip_grad_norm_ multiplies by norm / (||g|| + 1e-6), which matters for small gradients."""
     g = {"a": jnp.array([3e-6, 4e-6])}
     factor = 2e-6 / (5e-6 + 1e-6)
     toys.close(optim.clip(g, 2e-6), {"a": factor * np.array([3e-6, 4e-6])}, rtol=1e-5, atol=0)
 
 
-def test_reach_does_not_know_of_clipping():
-    """SCAFFOLD's control variate of a client is the mean of its clipped gradients."""
-    largest, cut = 0.2, []
+def test_scaffold_control_variates_are_means_of_clipped_gradients():
+    """A control variate is a difference of weights divided by the reach, without clipping."""
+    largest, is_clipped = 0.2, []
     method, w = toys.make("scaffold", toys.TASK), naive.first_weights()
     plan = naive.FULL._replace(clip=largest, optimizer=optim.sgd(naive.LR))
     state, _ = toys.player(method, plan=plan)(naive.KEYS, 0, 1)
@@ -200,9 +200,9 @@ def test_reach_does_not_know_of_clipping():
     for _ in range(naive.STEPS):
         _, g = naive.gradient(v, x, y)
         norm = np.sqrt(sum((a**2).sum() for a in g))
-        cut.append(norm > largest)
+        is_clipped.append(norm > largest)
         seen.append([a * min(1.0, largest / norm) for a in g])
         v = naive.add(v, seen[-1], -naive.LR)
-    assert all(cut)
+    assert all(is_clipped)
     mean = naive.mean(np.full(naive.STEPS, 1 / naive.STEPS), seen)
     naive.close(Weights(tree.take(state.private, i), {}), mean, rtol=1e-3)

@@ -1,4 +1,4 @@
-"""Which process keeps which clients."""
+"""The division of clients among processes."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from fedjax_lab.owners import Owners
 
 @pytest.mark.parametrize(("bounds", "length"), [((0, 7), 3), ((0, 2), 5), ((0, 3, 7, 10), 2)])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_pieces_leave_nobody_out(bounds, length, devices):
+def test_every_client_is_in_a_piece(bounds, length, devices):
     owners = Owners(bounds, devices=devices)
     pieces = owners.pieces(length)
     segments = len(bounds) - 1
@@ -19,8 +19,8 @@ def test_pieces_leave_nobody_out(bounds, length, devices):
     for piece in pieces:
         assert np.all(np.diff(piece) >= 0)
         for process, segment in enumerate(owners.segments):
-            own = owners._replace(process=process).own(piece)
-            assert set(own.tolist()) <= set(segment)
+            ids = owners._replace(process=process).own(piece)
+            assert set(ids.tolist()) <= set(segment)
 
 
 def test_clients_are_lined_up_by_segment():
@@ -30,7 +30,7 @@ def test_clients_are_lined_up_by_segment():
     assert owners.segment == range(6, 9) and owners.largest == 3
 
 
-def test_the_same_processes_divide_new_clients():
+def test_new_clients_are_divided_among_the_same_processes():
     owners = Owners((0, 3, 7, 10), process=1, devices=2)
     assert owners.of_new(5) == Owners((0, 1, 3, 5), process=1, devices=2)
     with pytest.raises(BadInput, match="^2 new clients cannot be divided among 3 processes"):

@@ -1,4 +1,4 @@
-"""The package as it is installed: its commands by name, its configs, what its files say of it."""
+"""The installed package: its commands, its configs and its metadata."""
 
 import configparser
 import json
@@ -17,39 +17,39 @@ SETUP.read(ROOT / "setup.cfg")
 
 
 def fedjax_lab(*arguments, **options):
-    """`python -m fedjax_lab ...` in a process of its own."""
+    """Runs `python -m fedjax_lab ...` in a new process."""
     command = [sys.executable, "-m", "fedjax_lab", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_without_a_command_all_are_listed_with_a_line_each(arguments):
+def test_all_commands_are_listed_if_none_is_given(arguments):
     done = fedjax_lab(*arguments)
     assert done.returncode == 0 and done.stderr == ""
     for name, (_, what) in console.COMMANDS.items():
         assert re.search(rf"^  {name} +{what}$", done.stdout, re.M)
 
 
-def test_a_mistyped_command_gets_the_nearest():
+def test_the_error_about_a_mistyped_command_names_the_nearest_one():
     done = fedjax_lab("swep", "--config=quickstart")
     assert done.returncode == 2
     assert done.stderr == "error: no command 'swep'; did you mean 'sweep'?\n"
 
 
 @pytest.mark.parametrize("name", console.COMMANDS)
-def test_a_command_by_name_is_the_module_with_its_arguments_and_exit_codes(name):
+def test_the_name_of_a_command_runs_its_module(name):
     module, _ = console.COMMANDS[name]
     helped = fedjax_lab(name, "--help")
     assert helped.returncode == 0 and f"python -m {module} " in helped.stdout
 
 
-def test_a_mistake_in_a_command_by_name_is_told_by_its_module():
+def test_the_module_of_a_named_command_reports_its_errors():
     done = fedjax_lab("run", "--config=quickstart", "--config.local.lr=fast")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: config.local.lr must be of type float, got 'fast'\n"
 
 
-def test_listing_the_commands_imports_nothing_heavy():
+def test_listing_the_commands_imports_neither_jax_nor_numpy():
     code = (
         "import json, runpy, sys\nsys.argv = ['fedjax-lab', '--help']\n"
         "try: runpy.run_module('fedjax_lab', run_name='__main__')\n"
@@ -63,12 +63,12 @@ def test_listing_the_commands_imports_nothing_heavy():
 def test_the_wheel_has_every_folder_of_the_package_and_the_configs():
     """setup.cfg finds the packages, and takes the files of fedjax_lab.configs from configs/."""
     folders = {path.parent for path in (ROOT / "fedjax_lab").rglob("*.py")}
-    assert all((folder / "__init__.py").is_file() for folder in folders)  # `find:` asks for it
+    assert all((folder / "__init__.py").is_file() for folder in folders)  # `find:` requires it
     assert SETUP["options"]["package_dir"].split() == ["fedjax_lab.configs", "=", "configs"]
     assert [path.name for path in (ROOT / "fedjax_lab/configs").glob("*.py")] == ["__init__.py"]
 
 
-def test_the_metadata_say_what_the_citation_says():
+def test_the_metadata_agree_with_the_citation_file():
     citation, metadata = (ROOT / "CITATION.cff").read_text(), SETUP["metadata"]
     assert f"name: {metadata['author']}\n" in citation
     assert f"license: {metadata['license']}\n" in citation

@@ -1,4 +1,4 @@
-"""Published tables: what their cells are made of, and measured beside published numbers."""
+"""Published tables: the runs of their cells, and measured next to published numbers."""
 
 import json
 import re
@@ -34,11 +34,11 @@ def find(cells, name):
     return cell
 
 
-# The descriptions.
+# Descriptions of the runs.
 
 
 @pytest.mark.slow
-def test_every_row_has_a_run_or_a_reason(plans):
+def test_every_published_row_has_runs_or_a_reason_why_not(plans):
     assert sum(map(len, plans.values())) == len(published.results()) == 2107
     for cells in plans.values():
         assert len({cell.name for cell in cells}) == len(cells)
@@ -48,7 +48,7 @@ def test_every_row_has_a_run_or_a_reason(plans):
             assert cell.recipe.lacks or cell.recipe.measure
 
 
-def test_every_rule_says_something_about_some_row():
+def test_every_rule_applies_to_a_row():
     for name, rules in published.RULES.items():
         rows = [published.facts(row) for row in published.results() if row.paper == name]
         over = {target for rule in rules for target in rule.over}
@@ -57,7 +57,7 @@ def test_every_rule_says_something_about_some_row():
             assert any(published._fits(rule, row) for row in rows), rule
 
 
-def test_runs_of_a_name_are_one(plans):
+def test_runs_with_the_same_name_are_the_same(plans):
     for cells in plans.values():
         by_name = {}
         for cell in cells:
@@ -65,7 +65,7 @@ def test_runs_of_a_name_are_one(plans):
                 assert by_name.setdefault(spec.name, (run, spec)) == (run, spec)
 
 
-def test_a_published_number():
+def test_a_published_number_has_its_mean_and_standard_deviation():
     (row,) = [
         row
         for row in published.find("fedconcat", "Table 1")
@@ -158,13 +158,13 @@ def test_a_published_number():
         ),
     ],
 )
-def test_settings(plans, table, cell, expected):
+def test_runs_of_a_cell_have_the_settings_of_the_paper(plans, table, cell, expected):
     (run,) = find(plans[table], cell).runs
     actual = {key: value_at(run.cell.config, key) for key in expected}
     assert actual == expected
 
 
-def test_a_mean_over_targets_has_a_run_for_each(plans):
+def test_a_mean_over_target_domains_has_a_run_for_each_of_them(plans):
     cell = find(plans["hfedf", "3"], "d=2/fedsr/ood:avg")
     unseen = [run.cell.config.data.unseen for run in cell.runs]
     assert unseen == ["Art", "Clipart", "Product", "Real World"]
@@ -184,14 +184,14 @@ def test_a_mean_over_targets_has_a_run_for_each(plans):
         (("client2vec", "1"), "shakespeare/index=none/cases=none/fedavg", None),
     ],
 )
-def test_cost(plans, table, cell, expected):
+def test_the_cost_is_the_number_of_examples_trained_on(plans, table, cell, expected):
     assert requirements.cost(find(plans[table], cell).runs[0].cell.config) == expected
 
 
 # Choosing cells.
 
 
-def test_cells_are_chosen_by_name_or_part(plans):
+def test_cells_are_chosen_by_full_or_partial_names(plans):
     cells = plans["fedconcat", "1"]
 
     def names(*patterns):
@@ -208,7 +208,7 @@ def test_cells_are_chosen_by_name_or_part(plans):
     assert complaint(paper.choose, cells, ["fedagv"]).endswith("did you mean 'fedavg'?")
 
 
-# The numbers.
+# Measured numbers.
 
 
 def result(mean=80.0, std=2.0, **changes):
@@ -216,10 +216,10 @@ def result(mean=80.0, std=2.0, **changes):
     return row._replace(**changes)
 
 
-def test_differences_in_published_stds():
+def test_differences_are_in_units_of_the_published_standard_deviation():
     line = paper.compare(result(), [81.0, 83.0, 88.0], 3)
     assert line.mean == pytest.approx(84)
-    assert line.std == pytest.approx(np.sqrt((9 + 1 + 16) / 3))  # of the population
+    assert line.std == pytest.approx(np.sqrt((9 + 1 + 16) / 3))  # population standard deviation
     assert (line.n, line.difference, line.in_stds) == (3, pytest.approx(4), pytest.approx(2))
     assert paper.compare(result(std=None), [81.0], 1) == (81, None, 1, 1, None)
     assert paper.compare(result(std=0.0), [81.0], 1).in_stds is None
@@ -227,7 +227,7 @@ def test_differences_in_published_stds():
 
 
 def write(folder, seeds):
-    """A finished run: {seed: two values of everything}, of the first and of the last round."""
+    """Writes a finished run; `seeds` gives two values of all measures, one for each round."""
     folder.mkdir(parents=True)
     config = {name: {"name": "x"} for name in ("data", "partition", "method", "run")}
     (folder / "config.json").write_text(json.dumps(config | {"seeds": list(seeds)}))
@@ -261,11 +261,11 @@ def cell(*names, way="last", measure="global", per_client=False):
     return paper.Cell("cell", result(), recipe, made)
 
 
-def test_values_of_finished_runs(tmp_path):
+def test_values_are_read_from_finished_runs(tmp_path):
     write(tmp_path / "a", {0: (90, 70), 1: (80, 60)})
     write(tmp_path / "b", {0: (10, 30), 1: (20, 40)})
     assert paper.values(cell("a"), tmp_path) == [70, 60]
-    assert paper.values(cell("a", "b"), tmp_path) == [50, 50]  # seed by seed
+    assert paper.values(cell("a", "b"), tmp_path) == [50, 50]  # a mean for each seed
     assert paper.values(cell("a", measure="domains.north", way="max_per_domain"), tmp_path) == [
         91,
         81,
@@ -276,14 +276,14 @@ def test_values_of_finished_runs(tmp_path):
     ]
     of_clients = cell("a", measure="id", per_client=True)
     assert paper.values(of_clients, tmp_path) == [67, 73, 57, 63]
-    assert paper.values(cell("a", "c"), tmp_path) is None  # one is not there
+    assert paper.values(cell("a", "c"), tmp_path) is None  # one run is missing
     assert paper.values(cell("a", measure="ood"), tmp_path) is None
     assert paper.values(cell(), tmp_path) is None
     (tmp_path / "a" / "summary.json").write_text(json.dumps({**toys.SUMMARY, "diverged": {}}))
     assert paper.values(cell("a"), tmp_path) is None
 
 
-def test_a_damaged_run_is_named_beside_the_others(tmp_path):
+def test_a_damaged_run_is_shown_next_to_the_others(tmp_path):
     write(tmp_path / "a", {0: (90, 70)})
     write(tmp_path / "b", {0: (90, 70)})
     (tmp_path / "a" / "metrics.jsonl").write_text("{}\n")
@@ -293,12 +293,12 @@ def test_a_damaged_run_is_named_beside_the_others(tmp_path):
     (note,) = paper.damaged(both, tmp_path)
     assert note.startswith(f"{tmp_path / 'a' / 'metrics.jsonl'} cannot be used: line 1")
     (tmp_path / "b" / "summary.json").write_text("")
-    assert paper.values(both[1], tmp_path) is None  # its run has not ended
+    assert paper.values(both[1], tmp_path) is None  # its run is not finished
 
 
-# What is on this machine.
+# Data files on this machine.
 
-FIRST_FILES = {  # of each source one layout that is found
+FIRST_FILES = {  # for each source, one layout of its files
     "fashion_mnist": [f"{name}.gz" for name in at_hand.idx.FILES],
     "mnist": [f"mnist/{name}" for name in at_hand.idx.FILES],
     "kmnist": [f"KMNIST/raw/{name}" for name in at_hand.idx.FILES],
@@ -324,26 +324,26 @@ FIRST_FILES = {  # of each source one layout that is found
 
 
 @pytest.mark.parametrize("name", at_hand.FIRST)
-def test_files_are_looked_for_where_their_source_does(tmp_path, name):
+def test_files_are_found_where_their_source_reads_them(tmp_path, name):
     config = resolve({"data": {"name": name, "folder": str(tmp_path)}})
     assert not at_hand.has_files(name, str(tmp_path))
-    nothing = complaint(experiment.load_data, config.data)
+    without_files = complaint(experiment.load_data, config.data)
     for file in FIRST_FILES[name]:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     assert at_hand.has_files(name, str(tmp_path))
-    assert complaint(experiment.load_data, config.data) != nothing  # it went further
+    assert complaint(experiment.load_data, config.data) != without_files  # loading fails later
 
 
 @pytest.mark.slow
-def test_first_weights_and_clip_are_missed(plans):
+def test_missing_initial_weights_and_a_missing_clip_model_are_reported(plans):
     base = {"data": {"name": "digit_domains"}, "model": {"name": "mobilenet_v2"}}
     config = resolve(base, [("model.pretrained", "nowhere.safetensors")])
     assert requirements.missing(config).startswith("no file nowhere.safetensors with first")
     clip = {"data": {"name": "digit_domains"}, "embedding": {"name": "clip", "folder": "nowhere"}}
     config = resolve({**clip, "method": {"name": "client2vec"}})
     assert requirements.missing(config).startswith("CLIP is not available")
-    assert requirements.missing(resolve(clip)) == ""  # fedavg takes none
+    assert requirements.missing(resolve(clip)) == ""  # FedAvg needs no embedding
 
 
 # The command.
@@ -351,7 +351,7 @@ def test_first_weights_and_clip_are_missed(plans):
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """The arguments of a table of four cells, two of them on data that are there."""
+    """The arguments for a table of four cells; the data of two of them are available."""
     toys.write_examples(tmp_path / "data.npz")
     run = {"rounds": 2, "eval_every": 2, "cohort": 3}
     held_out = {"validation": 0.2}
@@ -393,7 +393,7 @@ def test_a_table_is_run_once_and_shown(toy, tmp_path, capsys, monkeypatch):
     assert "1 cell not run: nobody knows how" in first
     assert f"1 cell not run: no train_32x32.mat or svhn/train_32x32.mat in {tmp_path}" in first
 
-    monkeypatch.setattr(runner, "run", None)  # nothing is left to run
+    monkeypatch.setattr(runner, "run", None)  # no run is left to play
     assert paper.main(toy) == 0
     again = capsys.readouterr().out
     assert first.partition("\n\n")[2] == again.partition("\n\n")[2]
@@ -409,15 +409,15 @@ def test_a_table_is_run_once_and_shown(toy, tmp_path, capsys, monkeypatch):
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_exit_codes_of_runs(toy, capsys, monkeypatch, error, code, shown):
+def test_an_unsuccessful_run_sets_the_exit_code(toy, capsys, monkeypatch, error, code, shown):
     def run(*_, **__):
         raise error
 
     monkeypatch.setattr(runner, "run", run)
     assert paper.main([*toy, "--cells=cifar10/fedavg"]) == code
-    said = capsys.readouterr()
-    assert shown in said.out
-    assert ("the same command continues" in said.err) == (code == 130)
+    captured = capsys.readouterr()
+    assert shown in captured.out
+    assert ("the same command continues" in captured.err) == (code == 130)
 
 
 @pytest.mark.parametrize(
@@ -435,19 +435,19 @@ def test_exit_codes_of_runs(toy, capsys, monkeypatch, error, code, shown):
         ([], "name a table"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments, said, capsys):
+def test_bad_arguments_are_one_line_errors(arguments, said, capsys):
     assert paper.main(arguments) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
 
 
-def test_tables_have_the_names_that_people_use():
+def test_names_of_tables_ignore_case_and_the_word_table():
     for name in ("table1", "Table 1", "1", "TABLE1"):
         assert published.find("fedconcat", name)[0].table == "1"
     assert published.find("fedpick", "tableii")[0].table == "II"
 
 
-def test_dry_run_prints_commands_of_these_configs(capsys):
+def test_a_dry_run_prints_commands_with_the_given_configs(capsys):
     name = "fmnist/partition=Dir(0.1)/fedconcat"
     arguments = ["fedconcat", "table11", f"--cells={name}", "--seeds=4", "--out=/x y"]
     assert paper.main([*arguments, f"--configs={CONFIGS}", "--dry_run"]) == 0

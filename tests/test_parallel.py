@@ -1,4 +1,4 @@
-"""Strategies: what runs where, at what cost, and that nothing else changes."""
+"""Checks strategies: what runs where, at what cost, and that results do not change."""
 
 from functools import partial
 
@@ -25,18 +25,18 @@ def lane_steps(strategy):
     return int(strategy.lane_steps(jnp.asarray(STEPS)[order]))
 
 
-def test_lane_steps():
+def test_lane_steps_of_each_strategy():
     assert lane_steps(parallel.vectorized()) == 7 * 9
     assert lane_steps(parallel.sequential()) == STEPS.sum()
-    assert lane_steps(parallel.chunked(3)) == 3 * (9 + 4 + 1)  # 9 7 5, 4 3 2, 1 and two more
+    assert lane_steps(parallel.chunked(3)) == 3 * (9 + 4 + 1)  # 9 7 5, 4 3 2, 1 and two of padding
     mesh = parallel.make_mesh(2)
     assert lane_steps(parallel.on_mesh(mesh, parallel.sequential())) == STEPS.sum()
-    # 9 4 2 1 on one device; 7 5 3 on the other, whose fourth place is empty but runs along
+    # 9 4 2 1 on one device; 7 5 3 on the other, whose fourth place is padding that runs too
     assert lane_steps(parallel.on_mesh(mesh, parallel.vectorized())) == 4 * 9 + 4 * 7
 
 
-def test_devices_get_equal_shares():
-    """The longest first, to who has least: no device has much more than its part of W3's sizes."""
+def test_devices_get_nearly_equal_work():
+    """Dealing the longest first to the device with the least work balances the sizes of W3."""
     sizes = np.clip(np.random.default_rng(0).lognormal(5, 1, 40), 20, 3000).astype(int)
     strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.sequential())
     dealt = sizes[np.asarray(strategy.deal(jnp.asarray(sizes)))].reshape(4, 10).sum(1)
@@ -56,7 +56,7 @@ def test_devices_get_equal_shares():
         "divided groups",
     ],
 )
-def test_strategies_give_what_vmap_gives(name, m):
+def test_strategies_give_the_results_of_vmap(name, m):
     four, two = parallel.make_mesh(4), parallel.make_mesh(2)
     inner = {
         "chunked(3)": parallel.chunked(3),
@@ -91,13 +91,13 @@ INNER |= {"sequential": parallel.sequential()}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", INNER)
-def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
-    """Five and seven clients on four devices cost what eight cost, not a pool for each client."""
+def test_a_cohort_not_divisible_by_the_devices_needs_no_more_memory(name):
+    """Five or seven clients on four devices take the memory of eight, not a pool per client."""
     big = toys.FEDERATION._replace(x=jnp.zeros((200_000, toys.D)))
     method, strategy = fedavg(toys.TASK), parallel.on_mesh(parallel.make_mesh(4), INNER[name])
     state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
 
-    def temporary(cohort):
+    def temporary_bytes(cohort):
         plan = toys.PLAN._replace(cohort=cohort, equal_steps=True)
         train, test = (toys.as_rows(np.asarray(rows)[:cohort]) for rows in (big.train, big.test))
         few = big._replace(train=train, test=test)
@@ -110,18 +110,18 @@ def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
         ]
         return [program.memory_analysis().temp_size_in_bytes for program in programs]
 
-    whole = temporary(8)
+    of_eight = temporary_bytes(8)
     for cohort in (5, 7):
-        for part, full in zip(temporary(cohort), whole, strict=True):
+        for part, full in zip(temporary_bytes(cohort), of_eight, strict=True):
             assert part < full + big.x.nbytes / 4
 
 
 @pytest.mark.slow
 def test_convolutions_are_not_replicated():
-    """Eight devices with one client each: a device does an eighth of the work, give or take."""
+    """With eight devices and one client each, a device does about an eighth of the work."""
     net = nets.simple_cnn(toys.K).clone(
         kernels=kernels.choose("gpu", "grouped")
-    )  # no loop: all of it is counted
+    )  # without a loop, so that all operations are counted
     task = make_task(net, (24, 24, 1), toys.K)
     federation = toys.FEDERATION._replace(x=jnp.zeros((600, 24 * 24)))
     plan = toys.PLAN._replace(cohort=8, batch_size=32, example_shape=(24, 24, 1))
@@ -165,16 +165,16 @@ def chosen(name="auto", *, cohort=6400, convolutional=False, equal_steps=True, *
         ({"cohort": 32, "equal_steps": False}, "chunked(4)"),
     ],
 )
-def test_the_width_is_chosen_from_memory_unless_it_is_named(asked, name):
+def test_the_chunk_size_is_chosen_from_memory_unless_it_is_set(asked, name):
     assert chosen(**asked) == f"mesh(2) x {name}"
 
 
-def test_a_mesh_takes_devices_for_which_jax_has_no_order(monkeypatch):
-    """Of a TPU, JAX orders only what forms a box: not three chips of four."""
+def test_make_mesh_accepts_devices_that_jax_cannot_order(monkeypatch):
+    """On a TPU, JAX orders only devices that form a box, so not three of four chips."""
 
-    def refuse(*args, **options):
+    def fail(*args, **options):
         raise AssertionError(args)
 
-    monkeypatch.setattr(jax, "make_mesh", refuse)
+    monkeypatch.setattr(jax, "make_mesh", fail)
     mesh = parallel.make_mesh(3)
     assert (mesh.axis_names, list(mesh.devices)) == (("client",), jax.devices()[:3])

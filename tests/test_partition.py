@@ -1,4 +1,4 @@
-"""Partitioners: invariants of the specification, and naive re-implementations of their rules."""
+"""Checks partitioners: their invariants, and their rules against naive re-implementations."""
 
 import inspect
 
@@ -9,7 +9,7 @@ from fedjax_lab.data import dealing, label_skews, partition
 from fedjax_lab.errors import BadInput
 from fedjax_lab.registry import NAMED
 
-PARTITIONS = {  # of the first form
+PARTITIONS = {  # with the first signature: y, domain, num_clients, rng
     name: function
     for name, function in NAMED["partition"].items()
     if not dealing.takes_examples(function)
@@ -57,7 +57,7 @@ def make(name, num_clients=9, seed=0, **settings):
     return PARTITIONS[name](y, domain, num_clients, rng(seed), **settings)
 
 
-# What holds for all of them
+# Properties of all partitioners
 
 
 def test_every_partitioner_has_a_case():
@@ -81,7 +81,7 @@ def test_each_example_is_used_once(name, num_clients):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_generator_decides_everything(name):
+def test_the_generator_determines_the_partition(name):
     a, again, other = (make(name, seed=seed) for seed in (0, 0, 1))
     for one, two in zip(a, again, strict=True):
         np.testing.assert_array_equal(one, two)
@@ -99,7 +99,7 @@ def test_a_client_holds_its_examples_in_random_order(name):
             assert (np.diff(values) > 0).any() and (np.diff(values) < 0).any()
 
 
-# One by one
+# Single partitioners
 
 
 def test_iid_sizes_are_those_of_array_split():
@@ -137,7 +137,7 @@ def test_dirichlet_equals_the_loop_of_niid_bench(seed):
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "quantity"])
-def test_the_accepted_try_does_not_depend_on_how_many_are_drawn_at_once(name, monkeypatch):
+def test_the_accepted_try_does_not_depend_on_the_number_drawn_at_once(name, monkeypatch):
     settings = {"alpha": 0.5, "min_size": 40}
     many = make(name, **settings)
     monkeypatch.setattr(partition, "CHUNK", 1)
@@ -151,14 +151,14 @@ def test_the_accepted_try_does_not_depend_on_how_many_are_drawn_at_once(name, mo
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_dirichlet_reaches_the_minimum_and_keeps_the_balance(seed):
+def test_dirichlet_reaches_the_minimum_size_and_adds_nothing_to_full_clients(seed):
     y, domain = examples(seed, 3000)
     parts = partition.dirichlet(y, domain, 20, rng(seed), alpha=0.1, min_size=10)
     held = partition.counts(parts, y, 13)[:, ::2]
     assert held.sum(1).min() >= 10
     before = np.cumsum(held, 1) - held
     assert (before >= 150).any()
-    assert held[before >= 150].max() <= 1  # a full client: nothing but the floor's leftover
+    assert held[before >= 150].max() <= 1  # a full client gets only what rounding down leaves
 
 
 def test_dirichlet_with_a_tiny_alpha_still_deals_every_example():
@@ -167,7 +167,7 @@ def test_dirichlet_with_a_tiny_alpha_still_deals_every_example():
     assert_each_once(parts, 1200)
 
 
-def test_dirichlet_concentration():
+def test_a_large_alpha_makes_dirichlet_even():
     y, domain = examples(size=6000)
 
     def spread(alpha):
@@ -178,7 +178,7 @@ def test_dirichlet_concentration():
 
 
 @pytest.mark.parametrize("chunk", [1, partition.CHUNK])
-def test_dirichlet_that_never_reaches_its_minimum(chunk, monkeypatch):
+def test_dirichlet_that_never_reaches_its_minimum_is_an_error(chunk, monkeypatch):
     monkeypatch.setattr(partition, "CHUNK", chunk)
     y, domain = examples(size=400)
     with pytest.raises(BadInput) as error:
@@ -196,7 +196,7 @@ def test_dirichlet_that_never_reaches_its_minimum(chunk, monkeypatch):
 
 
 @pytest.mark.parametrize("classes", range(1, 8))
-def test_classes_per_client(classes):
+def test_classes_per_client_gives_each_client_that_many_classes(classes):
     y, domain = examples()
     parts = partition.classes_per_client(y, domain, 17, rng(classes), classes=classes)
     assert_each_once(parts, len(y))
@@ -210,21 +210,21 @@ def test_classes_per_client(classes):
         np.testing.assert_array_equal(sizes, [len(part) for part in split])
 
 
-def test_classes_per_client_draws_the_others_uniformly():
+def test_classes_per_client_draws_the_other_classes_uniformly():
     y, domain = np.repeat(np.arange(5), 4000), np.zeros(20_000, int)
     parts = partition.classes_per_client(y, domain, 5000, rng(), classes=2)
     owned = partition.counts(parts, y, 5)[::5] > 0  # clients that have class 0 for certain
     np.testing.assert_allclose(owned[:, 1:].mean(0), 0.25, atol=0.05)
 
 
-def test_client_dirichlet_has_equal_sizes_and_leaves_the_remainder():
+def test_client_dirichlet_gives_equal_sizes_and_drops_the_remainder():
     parts = make("client_dirichlet", 11)
     assert [len(part) for part in parts] == [1200 // 11] * 11
     rows = np.concatenate(parts)
     assert len(set(rows.tolist())) == len(rows) and rows.min() >= 0 and rows.max() < 1200
 
 
-def test_client_dirichlet_follows_alpha():
+def test_alpha_sets_the_skew_of_client_dirichlet():
     y, domain = np.repeat(np.arange(10), 1000), np.zeros(10_000, int)
     for alpha, low, high in ((1e6, 0.1, 0.13), (0.01, 0.8, 1.0)):
         parts = partition.client_dirichlet(y, domain, 20, rng(), alpha=alpha)
@@ -232,14 +232,14 @@ def test_client_dirichlet_follows_alpha():
         assert low <= share.max(1).mean() <= high
 
 
-def test_client_dirichlet_goes_on_when_the_mix_is_exhausted():
+def test_client_dirichlet_continues_when_the_wanted_classes_are_exhausted():
     y, domain = np.repeat([0, 1], 50), np.zeros(100, int)
-    parts = partition.client_dirichlet(y, domain, 4, rng(), alpha=1e-300)  # each wants one class
+    parts = partition.client_dirichlet(y, domain, 4, rng(), alpha=1e-300)  # each client wants one
     assert_each_once(parts, 100)
 
 
 def naive_fill(slots, mix, left, random):
-    """Slot by slot: renormalize over what is left, draw one class."""
+    """Draws one class for each slot, from the mix renormalized over the classes that are left."""
     left, taken = list(left), np.zeros(len(left), int)
     for _ in range(slots):
         share = np.where(np.array(left) > 0, mix, 0)
@@ -249,7 +249,7 @@ def naive_fill(slots, mix, left, random):
     return taken
 
 
-def test_client_dirichlet_fills_as_slot_by_slot_drawing_does():
+def test_client_dirichlet_has_the_distribution_of_slot_by_slot_drawing():
     mix, left = np.array([0.6, 0.25, 0.15]), np.array([2, 3, 5])
     random = rng()
     ours = np.array([partition._fill(6, mix, left, random) for _ in range(4000)])
@@ -274,7 +274,7 @@ def test_quantity_equals_a_naive_loop():
     assert min(len(part) for part in parts) >= 10 and tries > 1
 
 
-def test_quantity_that_never_reaches_its_minimum():
+def test_quantity_that_never_reaches_its_minimum_is_an_error():
     with pytest.raises(BadInput, match="min_size 130 .* 50 tries.* alpha 0.1"):
         make("quantity", alpha=0.1, min_size=130, tries=50)
 
@@ -292,7 +292,7 @@ class NoDraws(np.random.Generator):
 @pytest.mark.parametrize(
     "num_clients, settings", [(3000, {"min_size": 10}), (100, {"alpha": 0.01})]
 )
-def test_quantity_refuses_at_once_what_is_hopeless(num_clients, settings):
+def test_quantity_rejects_an_unreachable_minimum_without_drawing(num_clients, settings):
     y = np.zeros(60_000, int)
     with pytest.raises(BadInput) as error:
         partition.quantity(y, y, num_clients, NoDraws(), **settings)
@@ -313,7 +313,7 @@ def test_the_bound_on_the_smallest_share_is_never_too_low(num_clients, alpha):
 
 
 @pytest.mark.parametrize("name, numbers", [("dirichlet", 63), ("quantity", 9)])
-def test_tries_are_limited_by_the_numbers_that_they_take(name, numbers, monkeypatch):
+def test_tries_are_limited_by_the_random_numbers_that_they_take(name, numbers, monkeypatch):
     monkeypatch.setattr(partition, "CHUNK", 200)
     monkeypatch.setattr(partition, "MOST_DRAWN", 10_000)
     with pytest.raises(BadInput) as error:
@@ -322,13 +322,13 @@ def test_tries_are_limited_by_the_numbers_that_they_take(name, numbers, monkeypa
     assert "raise alpha, or lower num_clients or min_size" in str(error.value)
 
 
-def test_by_domain_one_client_each():
+def test_by_domain_with_one_client_per_domain():
     _, domain = examples()
     for part, name in zip(make("by_domain", 3), [1, 3, 4], strict=True):
         assert sorted(part) == np.flatnonzero(domain == name).tolist()
 
 
-def test_by_domain_several_clients_each():
+def test_by_domain_with_several_clients_per_domain():
     _, domain = examples()
     held = domain_counts(make("by_domain", 12), domain)[:, [1, 3, 4]]
     for i, row in enumerate(held):
@@ -356,7 +356,7 @@ def allocate(sizes, num_clients, domains, seed=0):
         (2, 2, [[2048, 0, 1965], [0, 2344, 1964]]),
     ],
 )
-def test_domains_per_client_worked_examples(num_clients, domains, expected):
+def test_domains_per_client_matches_worked_examples(num_clients, domains, expected):
     counts = allocate(list(PACS.values()), num_clients, domains)
     np.testing.assert_array_equal(counts, expected)
 
@@ -398,12 +398,12 @@ def test_domains_per_client_never_gives_two_parts_of_one_domain():
 # Test examples, validation
 
 
-def test_deal_like_follows_each_clients_cells():
+def test_deal_like_follows_the_labels_and_domains_of_each_client():
     y, domain = examples(0, 3000)
     test_y, test_domain = examples(1, 700)
     random = rng(3)
     parts = partition.dirichlet(y, domain, 8, random, alpha=0.3)
-    parts = [part[domain[part] != 4] for part in parts]  # nobody trains on domain 4
+    parts = [part[domain[part] != 4] for part in parts]  # no client trains on domain 4
     dealt = partition.deal_like(parts, y, domain, test_y, test_domain, random)
     seen_rows = np.flatnonzero(test_domain != 4)
     np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), seen_rows)
@@ -417,7 +417,7 @@ def test_deal_like_follows_each_clients_cells():
             assert (test[train == 0] == 0).all()
 
 
-def test_deal_like_meets_whole_shares_exactly_and_disfavors_nobody():
+def test_deal_like_meets_whole_shares_exactly_and_favors_no_client():
     y, test_y = np.repeat(np.arange(50), 20), np.repeat(np.arange(50), 10)
     parts = [np.arange(i, 1000, 20, dtype=np.int32) for i in range(20)]  # one of each class
     args = (y, np.zeros_like(y), test_y, np.zeros_like(test_y))
@@ -429,7 +429,7 @@ def test_deal_like_meets_whole_shares_exactly_and_disfavors_nobody():
     assert (partition.counts(dealt, test_y, 50) == 2).all()
 
 
-def test_deal_like_shuffles_and_copes_with_no_test_examples():
+def test_deal_like_shuffles_and_accepts_no_test_examples():
     y, domain = examples()
     parts = make("iid")
     one, two = (partition.deal_like(parts, y, domain, y, domain, rng(s)) for s in (0, 1))
@@ -439,8 +439,8 @@ def test_deal_like_shuffles_and_copes_with_no_test_examples():
     assert [len(part) for part in dealt] == [0] * 9
 
 
-def test_whole_texts_are_held_out():
-    """The examples of a text are on one side, and as near to the share as whole texts can be."""
+def test_hold_out_does_not_split_texts():
+    """The examples of a text stay together, and the fraction is met as closely as texts allow."""
     origin = np.repeat(np.arange(40), np.arange(40) % 7 + 1)
     order = np.random.default_rng(3).permutation(len(origin))
     parts = [order[:100], order[100:], np.flatnonzero(origin == 5)]
@@ -448,12 +448,12 @@ def test_whole_texts_are_held_out():
     for part, a, b in zip(parts[:2], train, validation, strict=False):
         assert sorted([*a, *b]) == sorted(part)
         assert not {*origin[a]} & {*origin[b]} and abs(len(b) - len(part) / 4) <= 4
-    assert len(train[2]) == 6 and len(validation[2]) == 0  # one text alone
+    assert len(train[2]) == 6 and len(validation[2]) == 0  # this client has a single text
     assert validation[0].tolist() != partition.hold_out(parts, 0.25, rng(1), origin)[1][0].tolist()
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.29, 0.5, 0.99])
-def test_hold_out(fraction):
+def test_hold_out_takes_the_fraction_and_leaves_at_least_one_example(fraction):
     sizes = [1, 2, 3, 10, 100]
     rows = np.split(rng().permutation(sum(sizes)).astype(np.int32), np.cumsum(sizes)[:-1])
     train, validation = partition.hold_out(rows, fraction, rng())
@@ -474,19 +474,19 @@ def test_hold_out_is_random():
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
-def test_hold_out_refuses(fraction):
+def test_hold_out_rejects_an_invalid_fraction(fraction):
     with pytest.raises(BadInput, match="validation fraction"):
         partition.hold_out([np.arange(5)], fraction, rng())
 
 
-# Arrays, text, picture
+# New clients, padding, counts and tables
 
 
 @pytest.mark.parametrize(
     "num_clients, share, count",
     [(10, 0.0, 0), (10, 0.2, 2), (10, 0.29, 2), (10, 0.3, 3), (10, 0.01, 1), (2, 0.99, 1)],
 )
-def test_new_clients_are_a_share_of_all_and_leave_somebody(num_clients, share, count):
+def test_new_clients_are_a_share_of_all_and_leave_at_least_one_client(num_clients, share, count):
     assert partition.count_new(num_clients, share) == count
     new = partition.choose_new(num_clients, share, np.random.default_rng(0))
     assert new.shape == (num_clients,) and new.sum() == count
@@ -501,7 +501,7 @@ def test_new_clients_are_chosen_at_random():
     assert rng.bit_generator.state == before
 
 
-def test_pad():
+def test_pad_fills_rows_with_minus_one():
     parts = [np.array(p, np.int32) for p in ([4, 2, 9], [], [7])]
     rows = partition.pad(parts)
     assert rows.dtype == np.int32
@@ -509,14 +509,14 @@ def test_pad():
     np.testing.assert_array_equal(partition.pad([np.zeros(0, np.int32)] * 2), [[-1], [-1]])
 
 
-def test_counts():
+def test_counts_per_client_and_class():
     y = np.array([0, 2, 2, 1, 0], np.int32)
     parts = [np.array([1, 2, 4], np.int32), np.zeros(0, np.int32), np.array([3], np.int32)]
     expected = [[1, 0, 2, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
     np.testing.assert_array_equal(partition.counts(parts, y, 4), expected)
 
 
-def test_table():
+def test_table_of_counts_and_sizes():
     text = partition.table(np.array([[5, 0], [1, 30], [2, 2]]), ["cat", "dog"])
     cells = [line.split() for line in text.splitlines()]
     assert cells[:5] == [
@@ -527,7 +527,7 @@ def test_table():
         ["all", "8", "32", "40"],
     ]
     assert text.splitlines()[5] == "examples per client: min 4, median 5, max 31"
-    assert len({len(line) for line in text.splitlines()[:5]}) == 1  # columns line up
+    assert len({len(line) for line in text.splitlines()[:5]}) == 1  # the columns are aligned
 
 
 def test_table_of_many_clients_and_classes_is_short():
@@ -540,10 +540,10 @@ def test_table_of_many_clients_and_classes_is_short():
     assert "more" not in partition.table(np.ones((20, 12), int), ["a"] * 12)
 
 
-# What the user got wrong
+# Invalid input
 
 
-def test_check_names_partition_and_client():
+def test_check_names_the_partition_and_the_client_without_examples():
     full, empty = np.arange(3), np.zeros(0, int)
     partition.check([full, full], "iid")
     with pytest.raises(BadInput, match="^partition leaves client 3 without examples"):
@@ -552,7 +552,7 @@ def test_check_names_partition_and_client():
         partition.check([empty, full, empty], "by_domain")
 
 
-def test_more_clients_than_a_domain_has_examples_is_found_by_check():
+def test_check_finds_more_clients_than_a_domain_has_examples():
     domain = np.array([0] * 20 + [1] * 2)
     parts = partition.by_domain(np.zeros_like(domain), domain, 6, rng())
     with pytest.raises(BadInput, match="client 5"):
@@ -583,14 +583,14 @@ def test_more_clients_than_a_domain_has_examples_is_found_by_check():
         ("domains_per_client", 2, {"domains": 1}, "domains=1 with 2 clients leaves some of the 3"),
     ],
 )
-def test_a_bad_setting_is_one_line_that_names_its_key(name, num_clients, settings, message):
+def test_a_bad_setting_is_a_one_line_error_that_names_its_key(name, num_clients, settings, message):
     with pytest.raises(BadInput) as error:
         make(name, num_clients, **settings)
     assert str(error.value).startswith(f"config.partition.{message}")
     assert "\n" not in str(error.value)
 
 
-def test_table_shows_unprintable_classes():
+def test_table_escapes_unprintable_classes():
     """The first class of Shakespeare's characters is the line feed."""
     text = partition.table(np.array([[1, 2]]), ["\n", "a"])
     assert r"\n" in text and text.splitlines()[0].split() == ["client", r"\n", "a", "all"]
@@ -599,8 +599,8 @@ def test_table_shows_unprintable_classes():
 # Shards, the extended Dirichlet distribution, and measures of skew
 
 
-def test_shards_are_runs_of_the_sorted_labels():
-    """The federation of McMahan et al.: two shards each, most of them of one label."""
+def test_shards_are_contiguous_pieces_of_the_sorted_labels():
+    """The federation of McMahan et al.: each client has two shards, each of one label."""
     y = rng().permutation(np.repeat(np.arange(10), 60))
     parts = label_skews.shards(y, y, 10, rng(1))
     assert_each_once(parts, 600)
@@ -610,11 +610,17 @@ def test_shards_are_runs_of_the_sorted_labels():
     assert ((held > 0).sum(1) <= 2).all() and (held > 0).sum(1).mean() > 1.5
 
 
-def test_a_shard_may_reach_over_labels_and_be_one_larger():
+def test_shards_may_differ_in_size_by_one():
     y = rng().permutation(np.repeat(np.arange(3), [7, 7, 6]))
     parts = label_skews.shards(y, y, 3, rng(1), shards_per_client=1)
     assert sorted(len(part) for part in parts) == [6, 7, 7]
     assert sorted(map(tuple, partition.counts(parts, y, 3))) == [(0, 0, 6), (0, 7, 0), (7, 0, 0)]
+
+
+def test_a_shard_may_span_several_labels():
+    y = rng().permutation(np.repeat(np.arange(3), [9, 3, 8]))
+    parts = label_skews.shards(y, y, 3, rng(1), shards_per_client=1)
+    assert sorted(map(tuple, partition.counts(parts, y, 3))) == [(0, 0, 6), (2, 3, 2), (7, 0, 0)]
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 10])
@@ -623,7 +629,7 @@ def test_extended_dirichlet_gives_each_class_equally_many_owners(classes):
     parts = label_skews.extended_dirichlet(y, y, 25, rng(), classes=classes, alpha=50.0)
     assert_each_once(parts, 10_000)
     held = partition.counts(parts, y, 10)
-    assert ((held > 0).sum(1) == classes).all()  # a large alpha leaves nobody without examples
+    assert ((held > 0).sum(1) == classes).all()  # a large alpha gives every owner examples
     owners = (held > 0).sum(0)
     assert owners.max() - owners.min() <= 1 and owners.sum() == 25 * classes
 
@@ -638,7 +644,7 @@ def test_a_small_alpha_divides_a_class_unevenly():
     assert spread(0.3) > 1.5 * spread(100.0)
 
 
-def test_what_skews_cannot_be_is_said():
+def test_invalid_settings_of_label_skews_are_errors():
     y = np.repeat(np.arange(10), 6)
     with pytest.raises(BadInput, match="shards_per_client must be from 1 to 6 for 60 examples"):
         label_skews.shards(y, y, 10, rng(), shards_per_client=7)
@@ -650,7 +656,7 @@ def test_what_skews_cannot_be_is_said():
         label_skews.extended_dirichlet(y, y, 10, rng(), alpha=0.0)
 
 
-def test_skew_of_equal_clients_is_nothing():
+def test_equal_clients_have_no_skew():
     assert partition.skew(np.full((4, 3), 5)) == (0.0, 3.0, 0.0)
 
 
@@ -664,7 +670,7 @@ def test_skew_against_its_definitions():
     np.testing.assert_allclose(partition.skew(held), (emd, (1 + 2 + 2) / 3, gini))
 
 
-def test_the_table_says_how_skewed_it_is():
+def test_the_table_reports_the_skew():
     text = partition.table(np.array([[10, 0], [0, 30]]), ["a", "b"])
     assert text.splitlines()[-1] == (
         "skew: EMD to the global labels 0.750 (max 2), 1.0 classes per client, Gini of sizes 0.250"

@@ -1,4 +1,4 @@
-"""The evaluation a piece of the clients at a time: the counts of everybody at once."""
+"""Checks that an evaluation in pieces of the clients gives the counts of one of all clients."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from fedjax_lab.host_state import HostState, to_bits
 from fedjax_lab.owners import Owners
 
 KEYS = streams.make_keys(jax.random.key(0))
-ALONE = Owners((0, toys.C))
+ONE_PROCESS = Owners((0, toys.C))
 FEDERATION = toys.with_new(toys.FEDERATION)._replace(
     validation=toys.FEDERATION.train, unseen=jnp.arange(150, 290), domain=jnp.arange(600) % 2
 )
@@ -26,9 +26,11 @@ SUMMED = tuple(m for m in metrics.BUILT_IN.values() if isinstance(m, metrics.Sum
 @pytest.mark.parametrize(
     "name", ["scaffold", "fedper", pytest.param("finetune", marks=pytest.mark.slow)]
 )
-def test_same_counts(name, stream):
-    """Pieces of two of eight clients and of three new ones, of 60 of 140 and 200 rows; newcomers,
-    average clients where a method has none, and clients that train before they are scored."""
+def test_evaluation_in_pieces_gives_the_counts_of_one_evaluation(name, stream):
+    """A piece has two of eight clients or of three new ones, and 60 of 140 or 200 shared rows.
+
+    The methods have a model for new clients, none, and clients that train before they are scored.
+    """
     method = toys.make(name)
     program = simulate.Program(
         method, toys.PLAN._replace(eval_batch=20, num_domains=2, metrics=SUMMED), toys.VECTORIZED
@@ -42,12 +44,12 @@ def test_same_counts(name, stream):
     expected = score(lane, state, 3)
 
     scored = []
-    for kind in pieces.kinds(method, WHOLE, ALONE, 2, 60):
-        part = parts.of_rows(FEDERATION, WHOLE, kind.sets, ALONE)
+    for kind in pieces.kinds(method, WHOLE, ONE_PROCESS, 2, 60):
+        part = parts.of_rows(FEDERATION, WHOLE, kind.sets, ONE_PROCESS)
         if stream:
-            part = parts.with_examples(WHOLE, kind.sets, len(kind.clients[0]), 60, ALONE)
+            part = parts.with_examples(WHOLE, kind.sets, len(kind.clients[0]), 60, ONE_PROCESS)
         scored.append((kind, part))
-    scorer = pieces.Scorer(lane, store, state, scored, ALONE, toys.TOOLS)
+    scorer = pieces.Scorer(lane, store, state, scored, ONE_PROCESS, toys.TOOLS)
     scorer.compiled = [score] * len(scored)
     got = scorer.score(state.server, 3)
     names = {"loss", "top5", "macro_f1", "ece", "perplexity", "word_accuracy"}

@@ -1,4 +1,4 @@
-"""Heat maps and legends: what stands where."""
+"""Checks the labels, values and legends of heat maps and curves."""
 
 import numpy as np
 from PIL import Image
@@ -6,17 +6,21 @@ from PIL import Image
 from fedjax_lab.analysis import plots
 
 
-def named(labels):
+def text_by_position(labels):
     return {label.get_position(): label.get_text() for label in labels}
 
 
-def test_a_heat_map_names_its_rows_and_columns():
+def test_a_heat_map_labels_its_rows_and_columns():
     values = np.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.9]])
     rows, columns = plots.Side("client", [7, 5]), plots.Side("class", ["a", "_b", "c"])
     figure = plots.draw_heat_maps({"": values}, "share", rows, columns, high=1, written=True)
     axes, bar = figure.axes
-    assert named(axes.get_yticklabels()) == {(0, 0): "7", (0, 1): "5"}
-    assert named(axes.get_xticklabels()) == {(0, 0): "a", (1, 0): "\u200b_b", (2, 0): "c"}
+    assert text_by_position(axes.get_yticklabels()) == {(0, 0): "7", (0, 1): "5"}
+    assert text_by_position(axes.get_xticklabels()) == {
+        (0, 0): "a",
+        (1, 0): "\u200b_b",
+        (2, 0): "c",
+    }
     assert (axes.get_ylabel(), axes.get_xlabel(), bar.get_ylabel()) == ("client", "class", "share")
     assert axes.images[0].get_clim() == (0, 1)
     written = {text.get_position(): (text.get_text(), text.get_color()) for text in axes.texts}
@@ -24,18 +28,18 @@ def test_a_heat_map_names_its_rows_and_columns():
     assert written[2, 0] == ("0.30", "white") and written[2, 1] == ("0.90", "black")
 
 
-def test_groups_are_named_once_and_parted():
-    """Three clients of `a`, one of `b`: names in the middle, a line after the third."""
+def test_groups_are_labeled_once_and_separated_by_lines():
+    """With three clients of `a` and one of `b`, labels are in the middle and a line between."""
     side = plots.Side("by domain", ["a", "b"], [3])
     figure = plots.draw_heat_maps({"": np.eye(4)}, "cosine", side, side)
     axes = figure.axes[0]
-    assert named(axes.get_yticklabels()) == {(0, 1): "a", (0, 3): "b"}
+    assert text_by_position(axes.get_yticklabels()) == {(0, 1): "a", (0, 3): "b"}
     assert {tuple(line.get_ydata()) for line in axes.lines} == {(2.5, 2.5), (0, 1)}
     each = plots.draw_heat_maps({"": np.eye(4)}, "", plots.Side("", range(4), [3]), side)
     assert [label.get_text() for label in each.axes[0].get_yticklabels()] == list("0123")
 
 
-def test_maps_share_a_scale_and_outer_names():
+def test_heat_maps_share_a_color_scale_and_have_outer_labels():
     maps = {f"round {i}": np.full((2, 3), float(i)) for i in range(5)}
     figure = plots.draw_heat_maps(maps, "", plots.Side("on", "ab"), plots.Side("of", "xyz"))
     panels = figure.axes[:5]
@@ -45,14 +49,14 @@ def test_maps_share_a_scale_and_outer_names():
     assert [axes.get_xlabel() for axes in panels] == ["", "", "of", "of", "of"]
 
 
-def test_names_without_room_are_left_out():
+def test_labels_that_do_not_fit_are_left_out():
     side = plots.Side("client", range(400))
     figure = plots.draw_heat_maps({"": np.eye(400)}, "", side, side)
     places = figure.axes[0].get_yticks()
     assert places[0] == 0 and 20 < len(places) < 40 and len(set(np.diff(places))) == 1
 
 
-def test_a_legend_leaves_out_what_has_no_points(tmp_path):
+def test_a_legend_leaves_out_curves_without_points(tmp_path):
     some, none = (np.arange(3), np.ones((2, 3))), (np.zeros(0), np.zeros((0, 0)))
     figure = plots.draw_curves([some, none, some], "round", "accuracy, %", ["a", "b", "_c"])
     (legend,) = figure.legends

@@ -1,4 +1,4 @@
-"""One run by several processes: the numbers of one process, also interrupted and resumed."""
+"""Checks that a run of several processes has the numbers of one, also if it is resumed."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A config file that trains in a moment: six clients, two for some of the four devices."""
+    """A config file of a short run with six clients, of which some of four devices have two."""
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -40,7 +40,7 @@ def toy(tmp_path_factory):
 
 @contextlib.contextmanager
 def launched(*arguments, devices=2):
-    """launch/processes.py: two processes with so many devices each."""
+    """Starts launch/processes.py with two processes that have this number of devices each."""
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     script = [sys.executable, str(ROOT / "launch/processes.py")]
     process = subprocess.Popen(
@@ -53,14 +53,14 @@ def launched(*arguments, devices=2):
     try:
         yield process
     finally:
-        while process.poll() is None:  # twice: at once
+        while process.poll() is None:  # a second signal ends it at once
             process.terminate()
             time.sleep(0.1)
 
 
 @contextlib.contextmanager
-def two(*arguments, folders=(None, None)):
-    """Two processes with two devices each, which nobody watches, in their current folders."""
+def two_processes(*arguments, folders=(None, None)):
+    """Starts two processes with two devices each in these folders, without launch/processes.py."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -86,22 +86,22 @@ def two(*arguments, folders=(None, None)):
 
 
 def finish(process, code):
-    """What it printed."""
+    """Waits for the end of a process with this exit code; returns its output."""
     out, error = process.communicate(timeout=300)
     assert process.returncode == code, error
     return out
 
 
-def by_one(config, seeds, overrides=()):
-    """The same run in this process, on four devices."""
+def in_one_process(config, seeds, overrides=()):
+    """The metrics of the same run in this process, on four devices."""
     config = resolve(load_config(config), overrides)
     four = parallel.on_mesh(parallel.make_mesh(4), parallel.sequential())
     job = toys.changed(experiment.build(config, seeds), strategy=four)
     return runner.run(job, quiet=True).metrics
 
 
-def close(rows, others):
-    """Rows of metrics, but for the clock, up to the order of sums."""
+def assert_close(rows, others):
+    """Asserts that rows of metrics are equal, except for the clock and the order of sums."""
     assert [(r["round"], r["seed"]) for r in rows] == [(r["round"], r["seed"]) for r in others]
     for row, other in zip(rows, others, strict=True):
         row, other = ({k: v for k, v in r.items() if k != "seconds"} for r in (row, other))
@@ -114,35 +114,35 @@ def close(rows, others):
 def test_two_processes_give_the_numbers_of_one(toy, tmp_path):
     with launched(f"--config={toy}", f"--workdir={tmp_path / 'run'}", "--seeds=0,1") as process:
         out = finish(process, 0)
-    assert out.count("round 3/3") == 1 and "on 4 x cpu" in out  # one of the two speaks
-    close(metrics.read_metrics(tmp_path / "run/metrics.jsonl"), by_one(toy, [0, 1]))
+    assert out.count("round 3/3") == 1 and "on 4 x cpu" in out  # only one of the two prints
+    assert_close(metrics.read_metrics(tmp_path / "run/metrics.jsonl"), in_one_process(toy, [0, 1]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_processes_lose_the_uploads_that_one_loses(toy, tmp_path, devices):
+def test_two_processes_lose_the_same_uploads_as_one(toy, tmp_path, devices):
     lossy = [("run.dropout", "0.4"), ("local.epochs", "3"), ("run.straggler", "0.5")]
     flags = [f"--config.{key}={value}" for key, value in lossy]
     workdir = f"--workdir={tmp_path / 'run'}"
     with launched(f"--config={toy}", workdir, *flags, devices=devices) as process:
         finish(process, 0)
     rows = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
-    close(rows, by_one(toy, [0], lossy))
+    assert_close(rows, in_one_process(toy, [0], lossy))
     assert 0 < rows[-1]["bytes_up"] < rows[-1]["bytes_down"]
 
 
 @pytest.mark.slow
-def test_processes_with_one_device_each(toy, tmp_path):
-    """Checkpoints right after evaluations, when the sums are new: JAX cannot read these there."""
+def test_processes_with_one_device_each_give_the_numbers_of_one(toy, tmp_path):
+    """Checkpoints come right after evaluations, when the sums are new and JAX cannot read them."""
     arguments = f"--config={toy}", f"--workdir={tmp_path / 'run'}"
     with launched(*arguments, devices=1) as process:
         assert "on 2 x cpu" in finish(process, 0)
-    close(metrics.read_metrics(tmp_path / "run/metrics.jsonl"), by_one(toy, [0]))
+    assert_close(metrics.read_metrics(tmp_path / "run/metrics.jsonl"), in_one_process(toy, [0]))
 
 
 @pytest.mark.slow
-def test_interrupted_in_the_second_stage_and_resumed(toy, tmp_path):
-    """The clock, the signal and what was found between the stages are agreed on."""
+def test_a_run_interrupted_in_its_second_stage_resumes(toy, tmp_path):
+    """The processes agree on the clock, the signal and the facts found between the stages."""
     path, toy = tmp_path / "run", f"{toy}:fedconcat"
     stages = {"num_clusters": 2, "encoder_rounds": 1, "classifier_rounds": 25}
     overrides = [(f"method.{key}", str(value)) for key, value in stages.items()]
@@ -160,15 +160,15 @@ def test_interrupted_in_the_second_stage_and_resumed(toy, tmp_path):
     assert 1 < saved < 26
     with launched(*arguments, "--resume") as process:
         finish(process, 0)
-    close(metrics.read_metrics(path / "metrics.jsonl"), by_one(toy, [0], overrides))
+    assert_close(metrics.read_metrics(path / "metrics.jsonl"), in_one_process(toy, [0], overrides))
 
 
 @pytest.mark.slow
-def test_resumed_by_another_number_of_processes(toy, tmp_path):
-    """SCAFFOLD keeps private state, of six clients on four devices, on one, or on six."""
+def test_a_run_resumes_with_another_number_of_processes(toy, tmp_path):
+    """The private state of six clients of SCAFFOLD moves from four devices to one, four or six."""
     rounds = [("run.rounds", "30")]
     arguments = [f"--config={toy}:scaffold", f"--workdir={tmp_path / 'run'}"]
-    with two(*arguments, "--config.run.rounds=30") as both:
+    with two_processes(*arguments, "--config.run.rounds=30") as both:
         wait_for_checkpoint(tmp_path / "run", both)
         for process in both:
             process.send_signal(signal.SIGINT)
@@ -182,16 +182,16 @@ def test_resumed_by_another_number_of_processes(toy, tmp_path):
         strategy = parallel.on_mesh(mesh, parallel.sequential(), by_client)
         of_devices = toys.changed(job, strategy=strategy)
         folder = shutil.copytree(tmp_path / "run", tmp_path / str(devices))
-        close(runner.run(of_devices, folder, resume=True, quiet=True).metrics, whole)
+        assert_close(runner.run(of_devices, folder, resume=True, quiet=True).metrics, whole)
 
 
 @pytest.mark.slow
-def test_what_is_on_the_hosts_is_resumed_by_one_process(toy, tmp_path):
-    """Two processes keep the state of three clients each, and read the examples of those alone."""
+def test_state_on_the_hosts_of_two_processes_is_resumed_by_one(toy, tmp_path):
+    """Two processes keep the state of three clients each, and read only their examples."""
     folder, config = tmp_path / "run", f"{toy}:scaffold"
-    beyond = [("run.rounds", "30"), ("engine.state", "host"), ("engine.data", "stream")]
-    flags = [f"--config.{key}={value}" for key, value in beyond]
-    with two(f"--config={config}", f"--workdir={folder}", *flags) as both:
+    overrides = [("run.rounds", "30"), ("engine.state", "host"), ("engine.data", "stream")]
+    flags = [f"--config.{key}={value}" for key, value in overrides]
+    with two_processes(f"--config={config}", f"--workdir={folder}", *flags) as both:
         wait_for_checkpoint(folder, both)
         for process in both:
             process.send_signal(signal.SIGINT)
@@ -200,10 +200,10 @@ def test_what_is_on_the_hosts_is_resumed_by_one_process(toy, tmp_path):
             assert process.returncode == 130
     newest = max((folder / "kept").iterdir(), key=lambda path: int(path.name))
     assert sorted(path.name for path in newest.iterdir()) == ["0-0", "0-3"]
-    job = experiment.build(resolve(load_config(config), beyond), [0])
+    job = experiment.build(resolve(load_config(config), overrides), [0])
     resumed = runner.run(job, folder, resume=True, quiet=True)
-    whole = by_one(config, [0], beyond[:1])
-    close(resumed.metrics, whole)
+    whole = in_one_process(config, [0], overrides[:1])
+    assert_close(resumed.metrics, whole)
 
 
 def wait_for_checkpoint(folder, running):
@@ -215,21 +215,23 @@ def wait_for_checkpoint(folder, running):
 
 
 @pytest.mark.slow
-def test_the_end_of_a_process_ends_the_others_with_one_line(toy, tmp_path):
-    """The first one's. Another's takes 20 s to be noticed; `launch/kill_stress.py` tries it."""
+def test_the_end_of_a_process_ends_the_others_with_a_one_line_error(toy, tmp_path):
+    """The first process is killed; `launch/kill_stress.py` kills others, noticed after 20 s."""
     folder = tmp_path / "run"
-    with two(f"--config={toy}", f"--workdir={folder}", "--config.run.rounds=1000000") as both:
+    with two_processes(
+        f"--config={toy}", f"--workdir={folder}", "--config.run.rounds=1000000"
+    ) as both:
         wait_for_checkpoint(folder, both)
         both[0].kill()
-        _, said = both[1].communicate(timeout=100)
+        _, error = both[1].communicate(timeout=100)
         assert both[1].returncode == 1
-    assert said.count("\n") == 1
-    assert "error: another process of the run has ended: number 0/2; the state" in said
-    assert f"is saved; continue with the same command and --workdir={folder} --resume" in said
+    assert error.count("\n") == 1
+    assert "error: another process of the run has ended: number 0/2; the state" in error
+    assert f"is saved; continue with the same command and --workdir={folder} --resume" in error
 
 
-def test_the_runtime_tells_which_processes_have_ended():
-    """As the coordination service of jaxlib 0.10.2 prints it."""
+def test_ended_processes_are_read_from_the_message_of_the_runtime():
+    """The messages are those of the coordination service of jaxlib 0.10.2."""
     one = "tasks are unhealthy (stopped sending heartbeats):\n{}\nThe tasks have crashed. Check 3"
     assert lost_process.what_ended(one.format("1"), 4).endswith("has ended: number 1/4")
     assert lost_process.what_ended(one.format("3, 1"), 4).endswith("number 1/4, 3/4")
@@ -238,40 +240,40 @@ def test_the_runtime_tells_which_processes_have_ended():
 
 
 @pytest.mark.slow
-def test_processes_that_do_not_share_the_folder_are_refused(toy, tmp_path):
-    """As on two hosts without a common file system."""
+def test_processes_that_do_not_share_the_folder_are_rejected(toy, tmp_path):
+    """This happens on two hosts without a common file system."""
     folders = tmp_path / "a", tmp_path / "b"
     for folder in folders:
         (folder / "run").mkdir(parents=True)
-    with two(f"--config={toy}", "--workdir=run", folders=folders) as both:
+    with two_processes(f"--config={toy}", "--workdir=run", folders=folders) as both:
         for process in both:
-            _, said = process.communicate(timeout=100)
+            _, error = process.communicate(timeout=100)
             assert process.returncode == 2
-            assert said.count("\n") == 1
-            assert "error: run is not the same folder for all processes of the run" in said
+            assert error.count("\n") == 1
+            assert "error: run is not the same folder for all processes of the run" in error
     assert not [path for folder in folders for path in (folder / "run").glob("[!.]*")]
 
 
 @pytest.mark.slow
-def test_all_processes_learn_that_the_folder_is_in_use(toy, tmp_path):
+def test_all_processes_end_if_the_folder_is_in_use(toy, tmp_path):
     with another_process(tmp_path / ".lock"):
         with launched(f"--config={toy}", f"--workdir={tmp_path}") as process:
             finish(process, 2)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_places_are_read():
+def test_the_distributed_flag_is_parsed():
     assert processes.parse("auto") == {}
-    told = processes.parse("1/2@[::1]:7000")
-    assert (told["process_id"], told["num_processes"]) == (1, 2)
-    assert told["coordinator_address"] == "[::1]:7000"
+    parsed = processes.parse("1/2@[::1]:7000")
+    assert (parsed["process_id"], parsed["num_processes"]) == (1, 2)
+    assert parsed["coordinator_address"] == "[::1]:7000"
     for wrong in ("2/2@host:7000", "0/2@host", "0/2", ""):
         with pytest.raises(BadInput, match="neither auto nor I/N@HOST:PORT"):
             processes.parse(wrong)
 
 
-def test_a_cohort_smaller_than_the_devices_of_several_processes_takes_them_all():
-    """No process stands idle. Of one process only as many are taken as there are clients."""
+def test_several_processes_use_all_devices_even_for_a_small_cohort():
+    """No process is idle. One process uses only as many devices as there are clients."""
 
     class Device:
         def __init__(self, process_index):

@@ -1,4 +1,4 @@
-"""--profile: what is recorded, that no result depends on it, and which numbers are refused."""
+"""Checks what --profile records, that no result depends on it, and which values it rejects."""
 
 import gzip
 import json
@@ -40,15 +40,15 @@ def recorded(workdir):
 
 
 def blocks(events):
-    """After how many rounds each recorded block of rounds began, plus one."""
+    """The number of the first round of each recorded block of rounds."""
     return [int(event["args"]["step_num"]) for event in events if event["name"] == "rounds"]
 
 
-def test_a_trace_of_the_rounds_after_the_first_three(toy, plain, tmp_path, capsys):
+def test_a_profile_records_the_rounds_after_the_first_three(toy, plain, tmp_path, capsys):
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--profile=4") == 0
     assert comparable(tmp_path / "w") == plain
-    said = capsys.readouterr().out
-    assert f"profile of rounds 4 to 7: {tmp_path / 'w' / 'profile'}\n" in said
+    out = capsys.readouterr().out
+    assert f"profile of rounds 4 to 7: {tmp_path / 'w' / 'profile'}\n" in out
     events, xplane = recorded(tmp_path / "w")
     assert min(blocks(events)) == 4 and max(blocks(events)) in (4, 5, 6, 7)
     assert len([event for event in events if event["name"] == "evaluate"]) == 1  # after round 6
@@ -59,25 +59,25 @@ def test_a_trace_of_the_rounds_after_the_first_three(toy, plain, tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_as_many_rounds_as_there_are_leave_none_to_warm_up(toy, plain, tmp_path):
+def test_a_profile_of_all_rounds_has_no_warmup(toy, plain, tmp_path):
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--profile=8") == 0
     assert comparable(tmp_path / "w") == plain
     assert min(blocks(recorded(tmp_path / "w")[0])) == 1
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_recorded(toy, plain, tmp_path, monkeypatch):
+def test_a_resumed_run_is_recorded(toy, plain, tmp_path, monkeypatch):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}"]
     with monkeypatch.context() as patch:
         stopping_after(4, patch)
         assert call(*arguments) == 130
     assert call(*arguments, "--resume", "--profile=3") == 0
     assert comparable(tmp_path / "w") == plain
-    assert min(blocks(recorded(tmp_path / "w")[0])) == 6  # one of the four rounds left comes first
+    assert min(blocks(recorded(tmp_path / "w")[0])) == 6  # of the four rounds left, one is a warmup
 
 
 @pytest.mark.parametrize(
-    "value, said",
+    "value, message",
     [
         ("0", "--profile must be from 1 to 8, the number of rounds left in the run; got 0"),
         ("-2", "--profile must be from 1 to 8"),
@@ -86,15 +86,15 @@ def test_a_run_that_goes_on_is_recorded(toy, plain, tmp_path, monkeypatch):
         ("few", "--profile must be a number of rounds, got few"),
     ],
 )
-def test_a_number_of_rounds_that_cannot_be_is_refused(value, said, toy, tmp_path, capsys):
+def test_an_invalid_number_of_rounds_is_rejected(value, message, toy, tmp_path, capsys):
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", f"--profile={value}") == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not (tmp_path / "w").exists()
 
 
 @pytest.mark.slow
-def test_a_run_without_rounds_left_or_without_a_folder_is_refused(toy, tmp_path, capsys):
+def test_a_run_without_rounds_left_or_without_a_folder_is_rejected(toy, tmp_path, capsys):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=1"]
     assert call(*arguments) == 0
     assert call(*arguments, "--resume", "--profile=1") == 2
@@ -104,7 +104,7 @@ def test_a_run_without_rounds_left_or_without_a_folder_is_refused(toy, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_compiled(
+def test_an_unwritable_folder_is_reported_before_compilation(
     toy, plain, tmp_path, monkeypatch, capsys
 ):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}"]
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_compiled
 
 @pytest.mark.slow
 def test_a_profile_lies_within_one_stage(toy, tmp_path, capsys):
-    """Between stages there is a compilation."""
+    """Between two stages, the next one is compiled."""
     sizes = {"num_clusters": 2, "encoder_rounds": 2, "classifier_rounds": 6}
     arguments = [f"--config={toy}:fedconcat", f"--workdir={tmp_path / 'w'}"]
     arguments += [f"--config.method.{key}={value}" for key, value in sizes.items()]
@@ -134,7 +134,7 @@ def test_a_profile_lies_within_one_stage(toy, tmp_path, capsys):
     assert not [e for e in recorded(tmp_path / "w")[0] if "backend_compile" in e["name"]]
 
 
-def test_a_sweep_has_no_profile(toy, tmp_path, capsys):
+def test_a_sweep_rejects_the_profile_flag(toy, tmp_path, capsys):
     assert sweep.main(["sweep", f"--config={toy}", f"--out={tmp_path / 's'}", "--profile=1"]) == 2
     error = capsys.readouterr().err
     assert "unexpected argument '--profile=1'" in error and error.count("\n") == 1

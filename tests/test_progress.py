@@ -1,4 +1,4 @@
-"""What a run says in a pipe: the time of day, its pace, the time left, and not too much."""
+"""Checks the progress that a run prints to a pipe: time of day, pace, time left, few lines."""
 
 import re
 import sys
@@ -10,17 +10,17 @@ from fedjax_lab.running import progress
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still unless it is set."""
+    """A clock that moves only if a test sets it."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 
 def lines(capsys):
-    """Without the time of day, which each of them has."""
-    said = capsys.readouterr().out.splitlines()
-    assert all(re.match(r"\d\d:\d\d:\d\d  ", line) for line in said)
-    return [line[10:] for line in said]
+    """The printed lines without the time of day, which each of them must have."""
+    printed = capsys.readouterr().out.splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d  ", line) for line in printed)
+    return [line[10:] for line in printed]
 
 
 def row(after, seed=0):
@@ -30,11 +30,11 @@ def row(after, seed=0):
 def test_lines_have_the_pace_and_the_time_left(clock, capsys):
     with progress.ProgressBar(400, 0, quiet=False) as bar:
         bar.say("compiling")
-        clock[0] += 100  # which is not counted
+        clock[0] += 100  # compilation is not counted
         bar.start_clock(0)
         clock[0] += 4
         bar.rounds(1, evaluated_next=False)
-        for played in range(2, 101):  # at most a line a minute until the evaluation
+        for played in range(2, 101):  # at most one line a minute until the evaluation
             clock[0] += 4
             bar.rounds(played, evaluated_next=played == 100)
         bar.evaluated([row(100), row(100, 1)])
@@ -44,13 +44,13 @@ def test_lines_have_the_pace_and_the_time_left(clock, capsys):
     assert last == "round 100/400  accuracy 80.50 %  train loss 0.5000  0.25 rounds/s  20:00 left"
 
 
-def test_a_resumed_run_is_judged_by_its_own_rounds(clock, capsys):
+def test_the_pace_of_a_resumed_run_counts_only_rounds_since_the_resume(clock, capsys):
     with progress.ProgressBar(10000, 4000, quiet=False) as bar:
         bar.start_clock(4000)
         clock[0] += 0.5
         bar.rounds(5000, evaluated_next=True)
         bar.evaluated([row(5000)])
-        bar.start_clock(5000)  # of another stage
+        bar.start_clock(5000)  # in another stage
         clock[0] += 10000
         bar.rounds(5001, evaluated_next=False)
     assert lines(capsys) == [
@@ -59,7 +59,7 @@ def test_a_resumed_run_is_judged_by_its_own_rounds(clock, capsys):
     ]
 
 
-def test_a_terminal_has_a_bar_and_who_is_quiet_nothing(monkeypatch, capsys):
+def test_a_terminal_shows_a_bar_and_a_quiet_run_prints_nothing(monkeypatch, capsys):
     with progress.ProgressBar(4, 0, quiet=True) as bar:
         bar.say("compiling")
         bar.start_clock(0)

@@ -1,4 +1,4 @@
-"""README and the pages of docs/: length, links, code, tables and versions."""
+"""Checks the README and the pages of docs/: length, links, code, tables and versions."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.S | re.M)
 
 
 def anchors(page):
-    """Of the headings of a page, as GitHub and mkdocs form them."""
+    """The anchors of the headings of a page, as GitHub and mkdocs form them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.M)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.replace(" ", "-") for heading in plain}
@@ -53,7 +53,7 @@ def test_the_readme_is_short():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_relative_links_lead_somewhere(page):
+def test_relative_links_lead_to_an_existing_file_and_heading(page):
     assert list(broken(page)) == []
 
 
@@ -63,12 +63,12 @@ def test_broken_links_are_found(tmp_path):
     assert list(broken(page)) == ["#b", "c.md"]
 
 
-def test_fedprox_is_shown_as_it_is():
+def test_the_readme_shows_the_source_of_fedprox():
     assert PYTHON[0] == (ROOT / "fedjax_lab/methods/fedprox.py").read_text()
 
 
 @pytest.mark.slow
-def test_the_own_method_of_the_readme_is_fedavg_without_its_term():
+def test_the_user_defined_method_of_the_readme_is_fedavg_without_its_term():
     names = {}
     exec(compile(PYTHON[1], "README.md", "exec"), names)
     keys = streams.make_keys(jax.random.key(0))
@@ -85,7 +85,7 @@ def test_the_own_method_of_the_readme_is_fedavg_without_its_term():
         toys.same(plain.server, other.server)
 
 
-def test_the_table_of_methods_has_each_with_its_settings():
+def test_the_table_of_methods_names_every_method():
     table = [row for row in rows(METHODS) if len(row) >= 2 and "fedjax_lab" not in row[0]]
     named = [name for row in table for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(named) == sorted(registry.METHODS)
@@ -94,16 +94,16 @@ def test_the_table_of_methods_has_each_with_its_settings():
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_the_defaults_in_the_table_of_methods_are_those_of_the_code(name):
     (row,) = (row for row in rows(METHODS) if f"`{name}`" in row[0])
-    said = re.findall(r"`(\w+)=([^`]+)`", row[-1])
+    shown = re.findall(r"`(\w+)=([^`]+)`", row[-1])
     defaults = registry.default_settings(registry.METHODS[name])
-    assert {key: value for key, value in said if not same_value(defaults[key], value)} == {}
+    assert {key: value for key, value in shown if not same_value(defaults[key], value)} == {}
 
 
-def same_value(default, said):
+def same_value(default, shown):
     """Whether a default is the value that a page names."""
     if isinstance(default, str):
-        return default == said
-    return default == ast.literal_eval(said)
+        return default == shown
+    return default == ast.literal_eval(shown)
 
 
 @pytest.mark.parametrize("kind", ["data", "model", "partition", "embedding"])
@@ -112,7 +112,7 @@ def test_the_configuration_page_has_every_name(kind):
     assert set(registry.names(kind)) <= set(re.findall(r"`(\w+)`", row[1]))
 
 
-def test_the_readme_counts_what_there_is():
+def test_the_numbers_of_methods_and_other_parts_in_the_readme_are_right():
     count = {kind: len(registry.names(kind)) for kind in ("method", "data", "partition", "model")}
     assert (
         f"{count['method']} methods, {count['data']} sources of data (real users, images, texts),"
@@ -120,7 +120,7 @@ def test_the_readme_counts_what_there_is():
     )
 
 
-def test_the_citations_name_the_version():
+def test_the_citations_name_the_current_version():
     version = re.escape(fedjax_lab.__version__)
     assert re.search(rf"version = {{{version}}}", README)
     assert re.search(rf"^version: {version}$", (ROOT / "CITATION.cff").read_text(), re.M)

@@ -1,4 +1,4 @@
-"""Functions of the user's own in a config: found, described in text, and found again."""
+"""Checks user-defined functions in a config: found, described as text, and found again."""
 
 import json
 import os
@@ -24,39 +24,39 @@ from fedjax_lab.running import metrics, workdir
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The current folder has a file own.py with a part of each kind."""
+    """A file own.py in the current folder, with a part of each kind."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return own_parts.write(tmp_path)
 
 
 def in_notebook(task, *, pull: float = 0.5):
-    """What a cell of a notebook defines."""
+    """A method that is defined in a cell of a notebook."""
     return fedprox(task, mu=pull)
 
 
 # From text to functions.
 
 
-def test_a_file_is_executed_once_and_again_when_it_has_changed(own):
+def test_a_file_is_executed_once_and_again_after_a_change(own):
     first = references.find("own.py:near")
     assert references.find(f"{own}:near") is first
     own.write_text(own.read_text() + "\n")
-    assert references.find("own.py:near") is first  # a run is of one content of the file
+    assert references.find("own.py:near") is first  # a run uses one version of the file
     digest = references.source_of("own.py:near", first)["sha256"]
     references.refresh()
     assert references.find("own.py:near") is not first
     assert references.source_of("own.py:near", first)["sha256"] != digest
 
 
-def test_a_module_is_found_beside_the_current_folder_and_may_have_parts_of_its_own(own):
+def test_a_nested_attribute_of_a_module_in_the_current_folder_is_found(own):
     package = own.parent / "my_lab_of_tests"
     (package / "ideas").mkdir(parents=True)
     (package / "ideas" / "__init__.py").write_text("class Best:\n    near = print\n")
     assert references.find("my_lab_of_tests.ideas:Best.near") is print
 
 
-def test_a_file_can_import_what_lies_beside_it(own):
+def test_a_file_can_import_modules_in_its_folder(own):
     inner = own.parent / "inner"
     inner.mkdir()
     (inner / "helper_of_tests.py").write_text("def near(task):\n    return 1\n")
@@ -65,7 +65,7 @@ def test_a_file_can_import_what_lies_beside_it(own):
 
 
 @pytest.mark.parametrize(
-    "kind, name, said",
+    "kind, name, message",
     [
         ("method", "owm.py:near", "no file 'owm.py'; did you mean 'own.py'?"),
         ("method", "there/own.py:near", "no file 'there/own.py'; there are none"),
@@ -92,15 +92,15 @@ def test_a_file_can_import_what_lies_beside_it(own):
         ("method", "own.py:", "own.py has no function ''"),
     ],
 )
-def test_what_is_missing_or_wrong_is_told_in_one_line(own, kind, name, said):
-    assert said in complaint(registry.look_up, kind, name)
+def test_a_missing_or_invalid_reference_is_a_one_line_error(own, kind, name, message):
+    assert message in complaint(registry.look_up, kind, name)
 
 
-def test_a_file_that_fails_is_told_with_the_line(own):
+def test_a_file_that_fails_is_an_error_with_the_line(own):
     own.write_text("x = 1\nimport no_such_module_of_tests\n")
-    said = complaint(references.find, "own.py:near")
-    assert said.startswith("own.py cannot be loaded: ModuleNotFoundError: ")
-    assert said.endswith("(line 2)")
+    message = complaint(references.find, "own.py:near")
+    assert message.startswith("own.py cannot be loaded: ModuleNotFoundError: ")
+    assert message.endswith("(line 2)")
     with pytest.raises(BadInput, match="SystemExit"):
         own.write_text("import sys\nsys.exit(0)\n")
         references.refresh()
@@ -110,7 +110,7 @@ def test_a_file_that_fails_is_told_with_the_line(own):
 # From functions to text.
 
 
-def test_the_text_of_a_function_finds_it_again(own, monkeypatch):
+def test_a_function_is_found_again_by_its_text(own, monkeypatch):
     assert registry.name_of("method", fedprox) == "fedprox"
     near = references.find("own.py:near")
     assert registry.name_of("method", near) == "own.py:near"
@@ -127,7 +127,7 @@ def test_a_function_of_an_earlier_execution_has_the_same_text(own):
     assert [resolve(config).method.name for config in (first, second)] == ["own.py:near"] * 2
 
 
-def test_a_lambda_is_found_in_this_process_alone():
+def test_a_lambda_is_found_only_in_the_same_process():
     def make(mu):
         return lambda task: fedprox(task, mu=mu)
 
@@ -137,10 +137,10 @@ def test_a_lambda_is_found_in_this_process_alone():
     assert [references.find(text) for text in texts] == [one, other, one]
 
 
-# In a config.
+# References in a config.
 
 
-def test_every_name_of_a_config_may_be_a_function(own):
+def test_every_name_in_a_config_may_be_a_user_defined_function(own):
     config = resolve(load_config("own.py"), [("embedding.name", "own.py:flat")])
     assert config.data.to_dict().items() >= {"name": "own.py:blobs", "count": 240}.items()
     assert config.partition.shuffle is True and config.model.width == 4
@@ -153,7 +153,7 @@ def test_every_name_of_a_config_may_be_a_function(own):
 
 
 @pytest.mark.parametrize(
-    "overrides, said",
+    "overrides, message",
     [
         ([("method.pul", "1")], "method 'own.py:near' has no setting 'pul'; did you mean 'pull'?"),
         ([("method.pull", "far")], "config.method.pull must be of type float, got 'far'"),
@@ -165,11 +165,11 @@ def test_every_name_of_a_config_may_be_a_function(own):
         ([("run.metrics", "own.py:near")], "own.py:near is not a valid metric: it must"),
     ],
 )
-def test_a_mistake_in_the_settings_of_an_own_part_is_told(own, overrides, said):
-    assert said in complaint(resolve, load_config("own.py"), overrides)
+def test_a_wrong_setting_of_a_user_defined_part_is_an_error(own, overrides, message):
+    assert message in complaint(resolve, load_config("own.py"), overrides)
 
 
-def test_a_wrapper_and_its_base_may_be_ones_own(own):
+def test_a_wrapper_and_its_base_may_be_user_defined(own):
     config = {"method": {"name": "own.py:twice", "base": references.find("own.py:near")}}
     resolved = resolve(config, [("method.pull", "0.25")])
     assert resolved.method.base == "own.py:near" and resolved.method.pull == 0.25
@@ -177,7 +177,7 @@ def test_a_wrapper_and_its_base_may_be_ones_own(own):
     assert resolve({"method": {"name": "own.py:twice"}}, [("method.base", "moon")]).method.tau
 
 
-def test_an_optimizer_of_ones_own_takes_the_keys_that_it_names(own, monkeypatch):
+def test_a_user_defined_optimizer_gets_the_keys_that_it_names(own):
     local = {"optimizer": "own.py:steps", "lr": 0.5, "momentum": 0.9, "nesterov": True, "clip": 1}
     made = make_optimizer(local)
     state = made.init(jnp.ones(2))
@@ -199,7 +199,7 @@ def test_a_run_has_the_parts_that_its_config_names(own):
 
 
 @pytest.mark.parametrize(
-    "section, made, said",
+    "section, made, message",
     [
         ("partition", None, "must return a list of 4 arrays, the positions of each client's"),
         ("partition", [[0]] * 3, "must return a list of 4 arrays"),
@@ -215,12 +215,12 @@ def test_a_run_has_the_parts_that_its_config_names(own):
         ("optimizer", None, "must return a GradientTransformation, not None"),
     ],
 )
-def test_what_a_part_must_return_is_told(own, section, made, said):
+def test_a_part_that_returns_a_wrong_value_is_an_error(own, section, made, message):
     arguments = ", ".join(registry.TAKES[section])
     own.write_text(own.read_text() + f"\n\ndef bad({arguments}):\n    return {made}\n")
     key = "local.optimizer" if section == "optimizer" else f"{section}.name"
     config = resolve(load_config("own.py"), [(key, "own.py:bad")])
-    assert said in complaint(experiment.build, config)
+    assert message in complaint(experiment.build, config)
 
 
 @pytest.mark.parametrize("method", ["near", "own.py:near", "other.py:near", "helper_of_own:near"])
@@ -231,7 +231,7 @@ def test_the_method_of_a_config_file_may_be_any_reference(own, method):
     assert name == ("own.py:near" if method == "near" else method)
 
 
-def test_a_config_file_takes_the_plain_name_of_its_own_function(own):
+def test_a_config_file_accepts_the_plain_name_of_a_function_in_it(own):
     own.write_text(
         own.read_text() + "\n\ndef get_config(method):\n"
         "    return {'method': {'name': method, **{'near': {'pull': 2.0}}.get(method, {})}}\n"
@@ -242,7 +242,7 @@ def test_a_config_file_takes_the_plain_name_of_its_own_function(own):
     assert resolve(load_config("own.py:fedprox")).method.name == "fedprox"
 
 
-# Of installed packages.
+# Parts from installed packages.
 
 
 @pytest.fixture
@@ -264,24 +264,26 @@ def test_installed_packages_offer_parts_by_plain_names(package):
     config = resolve({"method": {"name": "near"}, "data": {"name": "blobs", "count": 9}})
     assert (config.method.name, config.method.pull, config.data.spread) == ("near", 0.5, 1.0)
     assert registry.source_of("method", "near")["module"] == "lab_extra"
-    assert registry.look_up("method", "fedavg") is fedavg  # what is built in wins
+    assert registry.look_up("method", "fedavg") is fedavg  # built-in parts win
     assert "near" in registry.names("method")
     assert "did you mean 'near'?" in complaint(registry.look_up, "method", "neear")
-    said = complaint(registry.look_up, "method", "broken")
-    assert said.startswith("'broken' of lab-extra (lab_extra:nothing) cannot be loaded: Attribute")
+    message = complaint(registry.look_up, "method", "broken")
+    assert message.startswith(
+        "'broken' of lab-extra (lab_extra:nothing) cannot be loaded: Attribute"
+    )
 
 
-def test_built_in_names_ask_no_package(monkeypatch):
+def test_built_in_names_do_not_query_installed_packages(monkeypatch):
     monkeypatch.setattr(references, "offered", lambda group: pytest.fail(group))
     resolve({"method": {"name": "client2vec", "base": "fedprox"}}, [("local.optimizer", "adam")])
 
 
-# In a run's folder.
+# References in the folder of a run.
 
 
 @pytest.fixture
 def run(own):
-    """config.json of a run of own.py that has begun."""
+    """The folder of a run of own.py that has begun."""
     return begin(own.parent / "run", resolve(load_config("own.py")))
 
 
@@ -297,7 +299,7 @@ def resume(folder, config):
         pass
 
 
-def test_config_json_says_where_parts_came_from(own, run):
+def test_config_json_records_the_source_of_each_part(own, run):
     saved = json.loads((run / "config.json").read_text())
     assert saved["method"]["name"] == "own.py:near"
     source = {"module": None, "file": str(own), "sha256": references.digest(str(own))}
@@ -309,7 +311,7 @@ def test_config_json_says_where_parts_came_from(own, run):
     assert "parts" not in workdir.saved_config(resolve({}), [0])
 
 
-def test_a_run_goes_on_with_the_same_source_however_it_is_named(own, run, monkeypatch):
+def test_a_run_resumes_with_the_same_source_under_another_name(own, run, monkeypatch):
     resume(run, resolve(load_config("own.py")))
     (own.parent / "inner").mkdir()
     monkeypatch.chdir(own.parent / "inner")
@@ -318,25 +320,25 @@ def test_a_run_goes_on_with_the_same_source_however_it_is_named(own, run, monkey
     resume(run, resolve(load_config("moved.py")))
 
 
-def test_a_run_does_not_go_on_with_another_source(own, run):
+def test_a_run_does_not_resume_with_another_source(own, run):
     own.write_text(own.read_text() + "# changed\n")
-    said = complaint(resume, run, resolve(load_config("own.py")))
-    assert f"{run} holds a run with another version of own.py:" in said
-    assert f"{own} has changed since it began; restore it" in said
+    message = complaint(resume, run, resolve(load_config("own.py")))
+    assert f"{run} holds a run with another version of own.py:" in message
+    assert f"{own} has changed since it began; restore it" in message
     other = resolve(load_config("own.py"), [("method.name", "fedavg")])
     assert "own.py has changed" in complaint(resume, run, other)
     plain = resolve({"method": {"name": "fedavg"}})
     assert "holds another run: its config." in complaint(resume, run, plain)
 
 
-def test_a_run_with_a_lambda_does_not_go_on(tmp_path):
+def test_a_run_with_a_lambda_does_not_resume(tmp_path):
     config = resolve({"method": {"name": lambda task: fedprox(task)}})
     folder = begin(tmp_path / "run", config)
-    said = complaint(resume, folder, config)
-    assert "cannot be determined whether this function has changed; define it in a file" in said
+    message = complaint(resume, folder, config)
+    assert "cannot be determined whether this function has changed; define it in a file" in message
 
 
-def test_a_function_of_a_notebook_is_known_by_its_code(own, monkeypatch):
+def test_a_function_of_a_notebook_is_identified_by_its_code(own, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "in_notebook", in_notebook, raising=False)
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     monkeypatch.setattr(in_notebook, "__module__", "__main__")
@@ -344,11 +346,13 @@ def test_a_function_of_a_notebook_is_known_by_its_code(own, monkeypatch):
     assert config.method.name == "__main__:in_notebook" and config.method.pull == 0.5
     source = workdir.saved_config(config, [0])["parts"]["__main__:in_notebook"]
     assert source["module"] == "__main__" and len(source["sha256"]) == 64
+    other = references.source_of("__main__:in_notebook", begin)  # a function with other code
+    assert other == {**source, "sha256": other["sha256"]} and other["sha256"] != source["sha256"]
     monkeypatch.delattr(sys.modules["__main__"], "in_notebook")
     assert "defined in a notebook" in complaint(references.find, "__main__:in_notebook")
 
 
-def test_a_report_reads_runs_whose_source_is_gone_and_tells_versions_apart(own, run):
+def test_a_report_reads_runs_with_missing_source_and_separates_versions(own, run):
     own.write_text(own.read_text() + "# changed\n")
     again = begin(own.parent / "again", resolve(load_config("own.py")))
     own.unlink()
@@ -359,7 +363,7 @@ def test_a_report_reads_runs_whose_source_is_gone_and_tells_versions_apart(own, 
 
 
 @pytest.mark.slow
-def test_a_run_of_own_parts_alone_is_resumed_and_read_from_another_folder(own, monkeypatch):
+def test_a_run_of_user_defined_parts_resumes_and_loads_from_another_folder(own, monkeypatch):
     config = load_config("own.py")
     more = {"augment": "none"}
     config["data"] |= more

@@ -1,4 +1,4 @@
-"""Names, settings and words; a wrapper and its base method."""
+"""Checks names, settings and the words that they accept, and wrappers with a base method."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ OFF = dict(sampling=False, aggregation=False, local_training=False)  # client2ve
 
 
 def wrapper(task, make_base, *, strength: float = 1.0):
-    """A method that only tells how it was made."""
+    """Returns its base and its setting instead of a method."""
     return make_base(task), strength
 
 
@@ -37,24 +37,24 @@ def with_wrapper(monkeypatch):
         ("fedopt", {"tau": 0.0}, "config.method.tau must be above 0, got 0.0"),
     ],
 )
-def test_a_senseless_setting_of_a_method_is_named(name, hyper, message):
+def test_an_invalid_setting_of_a_method_is_an_error_that_names_it(name, hyper, message):
     with pytest.raises(BadInput, match=message):
         toys.make(name, **hyper)
 
 
 @pytest.mark.parametrize(
-    "kind, name, said",
+    "kind, name, message",
     [
         ("method", "fedprx", "no method 'fedprx'; did you mean 'fedprox'?"),
         ("data", "cifar", "no dataset 'cifar'; did you mean 'cifar10"),
         ("partition", "dirichle", "no partition 'dirichle'; did you mean 'dirichlet'?"),
     ],
 )
-def test_an_unknown_name_is_told_with_the_nearest(kind, name, said):
-    assert said in complaint(registry.look_up, kind, name)
+def test_an_unknown_name_is_an_error_with_the_nearest_name(kind, name, message):
+    assert message in complaint(registry.look_up, kind, name)
 
 
-def test_a_section_binds_the_settings_of_its_function_alone():
+def test_a_section_binds_only_the_settings_of_its_function():
     section = {"name": "dirichlet", "alpha": 0.3, "min_size": 1, "tries": 5, "num_clients": 9}
     deal = registry.bind("partition", section)
     assert deal.__name__ == "dirichlet"
@@ -72,10 +72,10 @@ def test_a_wrapper_has_its_own_settings_and_those_of_its_base(with_wrapper):
 
 
 @pytest.mark.parametrize("base", ["fedprx", "wrapper", ""])
-def test_a_base_that_is_no_other_method_is_told(with_wrapper, base):
-    said = complaint(registry.make_method, "wrapper", toys.NORM, base=base)
-    assert f"config.method.base cannot be {base!r}" in said
-    assert "'wrapper'" not in said.split(";")[1] and " wrapper" not in said.split(";")[1]
+def test_a_base_that_is_not_another_method_is_an_error(with_wrapper, base):
+    message = complaint(registry.make_method, "wrapper", toys.NORM, base=base)
+    assert f"config.method.base cannot be {base!r}" in message
+    assert "'wrapper'" not in message.split(";")[1] and " wrapper" not in message.split(";")[1]
 
 
 def test_settings_reach_the_wrapper_or_its_base(with_wrapper):
@@ -83,7 +83,7 @@ def test_settings_reach_the_wrapper_or_its_base(with_wrapper):
     assert strength == 2.0
     toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, toys.make("fedprox", mu=0.3))))
     with pytest.raises(BadInput, match="method wrapper has no setting 'mu'"):
-        toys.make("wrapper", mu=0.3)  # of fedavg, the default
+        toys.make("wrapper", mu=0.3)  # the default base, fedavg, has no mu
     with pytest.raises(BadInput, match="config.method.mu must not be negative"):
         toys.make("wrapper", base="fedprox", mu=-1.0)
 
@@ -96,12 +96,12 @@ def test_settings_reach_the_wrapper_or_its_base(with_wrapper):
         ("pfedhn", "base=pfedhn has no rounds with several clients"),
     ],
 )
-def test_a_method_that_cannot_be_wrapped_is_told(with_wrapper, base, why):
+def test_a_method_that_cannot_be_wrapped_is_an_error(with_wrapper, base, why):
     with pytest.raises(BadInput, match=why):
         toys.make("wrapper", base=base)
 
 
-def test_a_wrapper_takes_any_factory():
-    """As in optax: no name is looked up, so that a method outside of the package can be wrapped."""
+def test_a_wrapper_accepts_any_function_that_makes_a_method():
+    """As in optax, no name is looked up, so that methods outside the package can be wrapped."""
     method = client2vec(toys.NORM, partial(fedprox, mu=0.3), **OFF)
     toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, toys.make("fedprox", mu=0.3))))

@@ -1,4 +1,4 @@
-"""Runs compared: every number against scipy or by hand, from run folders made up here."""
+"""Checks comparisons of runs: every number against scipy or by hand, on made-up run folders."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ def entries_of(folder, way="last", measure="accuracy.mean", target=None, ddof=1)
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
-def test_mean_std_and_interval(ddof):
+def test_mean_standard_deviation_and_confidence_interval(ddof):
     a = np.array([70.0, 71.0, 75.0, 60.5])
     got = compare.spread(a, ddof)
     low, high = stats.t.interval(0.95, 3, a.mean(), stats.sem(a))
@@ -66,7 +66,7 @@ def test_the_numbers_of_the_last_round(pair):
     np.testing.assert_allclose(pairs.difference.mean, (b - a).mean())
     np.testing.assert_allclose(pairs.difference.std, (b - a).std(ddof=1))
     np.testing.assert_allclose(pairs.t, stats.ttest_rel(b, a).pvalue)
-    np.testing.assert_allclose(pairs.wilcoxon, 0.25)  # no exact one of 3 pairs is lower
+    np.testing.assert_allclose(pairs.wilcoxon, 0.25)  # the lowest exact p-value of 3 pairs
     assert (pairs.t_holm, pairs.wilcoxon_holm) == (pairs.t, pairs.wilcoxon)
 
 
@@ -85,19 +85,19 @@ def test_wilcoxon_is_exact_with_and_without_ties():
             np.testing.assert_allclose(got, stats.wilcoxon(d, method="exact").pvalue)
 
 
-def test_differences_of_equal_size_are_ties_though_floats_are_not():
+def test_differences_that_are_equal_up_to_rounding_are_ties():
     ours, theirs = {0: 0.3, 1: 80.0, 2: 7.1, 3: 5.0}, {0: 0.2, 1: 79.9, 2: 7.0, 3: 5.1}
     # four tied ranks, one sign against three: 2 * (1 + 4) / 16
     np.testing.assert_allclose(compare.paired(ours, theirs).wilcoxon, 0.625)
 
 
-def test_wilcoxon_with_one_pair_that_differs():
-    """The signs of one difference are + and -, both as extreme: p is 1."""
+def test_wilcoxon_of_one_differing_pair_is_1():
+    """One difference has two possible signs, which are equally extreme."""
     ours, theirs = {0: 80.0, 1: 81.0, 2: 80.0}, {0: 80.0, 1: 80.0, 2: 80.0}
     assert compare.paired(ours, theirs).wilcoxon == 1
 
 
-def test_what_too_few_or_equal_pairs_do_not_have():
+def test_too_few_or_equal_pairs_have_no_p_values():
     same = compare.paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
     assert (same.t, same.wilcoxon, same.difference.mean) == (None, None, 0)
     one = compare.paired({0: 1.0, 1: 2.0}, {1: 1.5, 2: 2.0})
@@ -105,21 +105,21 @@ def test_what_too_few_or_equal_pairs_do_not_have():
     assert compare.paired({0: 1.0}, {1: 1.0}).difference.n == 0
 
 
-def test_holm_by_hand():
-    """0.01 x 4; 0.02 x 3; 0.03 x 2; 0.2. Then a later one is never below an earlier one."""
+def test_holm_correction_against_values_by_hand():
+    """0.01 x 4, 0.02 x 3, 0.03 x 2 and 0.2, and no value is below that of a smaller p-value."""
     np.testing.assert_allclose(compare.holm([0.03, 0.01, 0.2, 0.02]), [0.06, 0.04, 0.2, 0.06])
     assert compare.holm([0.04, 0.03]) == [0.06, 0.06]
     assert compare.holm([None, 0.9, 0.8]) == [None, 1.0, 1.0] and compare.holm([]) == []
 
 
-def test_holm_counts_the_rows_of_the_block(pair):
+def test_holm_correction_counts_the_rows_of_the_block(pair):
     write(pair / "c", SCORES["fedprox"], method="moon")
     got = entries_of(pair)
     p = got["moon"].paired
     np.testing.assert_allclose([p.t_holm, p.wilcoxon_holm], [2 * p.t, 0.5])
 
 
-def test_ways_are_not_mixed(pair, tmp_path):
+def test_each_way_picks_its_round_for_each_seed(pair, tmp_path):
     write(pair / "c", {0: (50, 80, 60), 1: (90, 70, 60)}, method="moon")
     got = entries_of(pair, "max_over_rounds")
     assert got["moon"].values == {0: 80, 1: 90}
@@ -146,7 +146,7 @@ PEEK = "chosen on the test set itself"
         ({}, False),  # a stage that is not scored: no maximum in the table
     ],
 )
-def test_only_maxima_over_a_test_set_peek_at_one(measured, peeks, tmp_path, capsys):
+def test_only_maxima_over_a_test_set_are_marked_as_chosen_on_it(measured, peeks, tmp_path, capsys):
     rows = [evaluation(0, after, 50.0, 1) for after in (5, 10)]
     for row in rows:
         for key in ("accuracy", "domains", "global"):
@@ -158,27 +158,27 @@ def test_only_maxima_over_a_test_set_peek_at_one(measured, peeks, tmp_path, caps
         folder = write(tmp_path / "a", {0: ()})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         for form in ("terminal", "html"):
-            said = call(capsys, folder, "--way=max_over_rounds", f"--format={form}")
-            assert (PEEK in said) == peeks
+            out = call(capsys, folder, "--way=max_over_rounds", f"--format={form}")
+            assert (PEEK in out) == peeks
         assert PEEK not in call(capsys, folder)
 
 
-def test_a_target_is_a_finite_number(pair, capsys):
+def test_a_target_must_be_a_finite_number(pair, capsys):
     for text in ("nan", "inf", "9" * 5000):
         assert "--target must be a finite number" in refusal(capsys, pair, f"--target={text}")
 
 
 def test_rounds_bytes_and_seconds_to_a_target(pair):
     got = entries_of(pair, target=69.0)
-    assert got["fedavg"].goal == (3, 3, (15, 15e6, 30))  # the first at 70, 71, 75
+    assert got["fedavg"].goal == (3, 3, (15, 15e6, 30))  # first reached with 70, 71, 75
     rounds = np.mean([10, 10, 10])
     assert got["fedprox"].goal == (3, 3, (rounds, 1e6 * rounds, 2 * rounds))
     some = entries_of(pair, target=74.0)["fedavg"].goal
-    assert some == (1, 3, None)  # a mean over those that did would flatter
+    assert some == (1, 3, None)  # a mean over only the seeds that reached it would flatter
     assert entries_of(pair, target=99.0)["fedavg"].goal == (0, 3, None)
 
 
-def test_only_the_last_stage_reaches_a_target():
+def test_only_rounds_of_the_last_stage_reach_a_target():
     rows = [evaluation(0, 5, 90.0, 1, "first"), evaluation(0, 10, 80.0, 1, "second")]
     row = runs.Row("x", [], {0: rows})
     assert compare.goal(row, "accuracy.mean", 75.0).cost.rounds == 10
@@ -196,22 +196,22 @@ def test_seeds_in_several_folders_are_one_row(tmp_path):
     write(tmp_path / "all", SCORES["fedprox"], method="fedprox")
     got = entries_of(tmp_path)
     assert got["fedavg"].values == {0: 70, 1: 71, 2: 75} and got["fedprox"].paired.difference.n == 3
-    assert [entry.cost.seconds for entry in got.values()] == [30, 30]  # of one seed in both
+    assert [entry.cost.seconds for entry in got.values()] == [30, 30]  # those of one seed
 
 
-def test_a_row_is_named_by_what_differs(tmp_path):
+def test_a_row_is_named_by_the_settings_that_differ(tmp_path):
     one = {0: (1, 2, 3)}
     write(tmp_path / "a", one)
     write(tmp_path / "b", one, method="fedprox", mu=0.1, tau=1.0)
     write(tmp_path / "c", one, method="fedprox", mu=0.2, tau=1.0)
     write(tmp_path / "d", one, method="fedrs", mu=0.9)
-    write(tmp_path / "e", one, method="fedrs")  # of an older version
+    write(tmp_path / "e", one, method="fedrs")  # written by an older version
     ((block,), _) = blocks_of(tmp_path)
     names = [row.name for row in block.rows]
     assert names == ["fedavg", "fedprox mu=0.1", "fedprox mu=0.2", "fedrs mu=0.9", "fedrs"]
 
 
-def test_an_earlier_name_is_no_difference(tmp_path):
+def test_an_earlier_name_of_a_value_is_no_difference(tmp_path):
     """Two seeds of one config, one run before the value was renamed, are one row."""
     for seed, name in enumerate(("vectorised", "vectorized")):
         write(tmp_path / name, {seed: (1, 2, 3)})
@@ -238,7 +238,7 @@ def test_a_key_that_a_run_lacks_has_its_default(tmp_path):
 
 
 def test_a_section_that_a_run_lacks_has_its_defaults(tmp_path):
-    """As a key: an aggregator that is none is no difference, and another one is told."""
+    """A missing aggregator equals the aggregator none; another aggregator is a difference."""
     none, median = ({"aggregator": {"name": name}} for name in ("none", "median"))
     for seed, sections in enumerate(({}, none, median)):
         write(tmp_path / str(seed), {seed: (1, 2, 3)})
@@ -251,7 +251,7 @@ def test_a_section_that_a_run_lacks_has_its_defaults(tmp_path):
     ]
 
 
-def test_federations_are_not_compared_with_one_another(pair, tmp_path, capsys):
+def test_runs_on_different_federations_are_not_compared(pair, tmp_path, capsys):
     write(tmp_path / "other", SCORES["fedavg"], partition={"name": "dirichlet", "alpha": 0.1})
     out = call(capsys, pair, tmp_path / "other")
     assert "these runs use 2 different data partitions; each is compared separately" in out
@@ -263,7 +263,7 @@ def test_federations_are_not_compared_with_one_another(pair, tmp_path, capsys):
     assert len(blocks_of(pair, tmp_path / "augmented")[0]) == 1  # the same clients and test rows
 
 
-def test_unequal_seeds_pair_where_they_are_shared(pair, tmp_path, capsys):
+def test_only_shared_seeds_are_paired(pair, tmp_path, capsys):
     write(tmp_path / "c", {1: (1, 2, 73), 5: (1, 2, 3)}, method="moon")
     out = call(capsys, pair, tmp_path / "c")
     assert "only shared seeds are paired: 0, 1, 2 (2 rows); 1, 5 (1 row)" in out
@@ -271,13 +271,13 @@ def test_unequal_seeds_pair_where_they_are_shared(pair, tmp_path, capsys):
     assert line[3:] == ["-"] * 5
 
 
-def test_the_same_seed_twice_is_refused(pair, tmp_path, capsys):
+def test_the_same_seed_twice_is_rejected(pair, tmp_path, capsys):
     write(tmp_path / "again", {2: (1, 2, 3)})
     assert "both hold seed 2 of fedavg" in refusal(capsys, pair, tmp_path / "again")
     call(capsys, pair, pair / "a")  # a folder named twice is read once
 
 
-def test_a_run_that_is_still_being_written(pair, tmp_path, capsys):
+def test_an_unfinished_run_ends_with_its_last_complete_evaluation(pair, tmp_path, capsys):
     half = json.dumps(evaluation(0, 15, 99.0, 2))
     scores = {0: (50, 60), 1: (51, 61)}
     write(tmp_path / "c", scores, done=False, cut=half + '\n{"round": 15, "se', method="moon")
@@ -301,7 +301,7 @@ def test_a_stage_without_scores_has_no_numbers(pair, capsys):
     assert "<title>" in call(capsys, pair, "--target=50", "--format=html")
 
 
-def test_a_run_that_diverged_says_so(pair, capsys):
+def test_a_run_that_diverged_is_marked(pair, capsys):
     (pair / "a/summary.json").write_text('{"diverged": {"round": 16, "seed": 0}}')
     assert "a: diverged; its numbers end with round 15" in call(capsys, pair)
 
@@ -309,12 +309,12 @@ def test_a_run_that_diverged_says_so(pair, capsys):
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"seeds": [0]}', json.dumps(config() | {"method": {"mu": 1}})]
 )
-def test_a_config_of_something_else(tmp_path, capsys, content):
+def test_a_config_that_is_not_of_a_run_is_rejected(tmp_path, capsys, content):
     (tmp_path / "config.json").write_text(content)
     assert str(tmp_path) in refusal(capsys, tmp_path)
 
 
-def test_bad_input_is_told_in_one_line(pair, tmp_path, capsys):
+def test_bad_input_is_a_one_line_error(pair, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "no folder given" in refusal(capsys)
     assert "does not exist" in refusal(capsys, tmp_path / "nowhere")
@@ -322,15 +322,15 @@ def test_bad_input_is_told_in_one_line(pair, tmp_path, capsys):
     assert "holds no run" in refusal(capsys, tmp_path / "empty")
     assert "did you mean 'fedprox'?" in refusal(capsys, pair, "--baseline=fedprx")
     assert "did you mean 'accuracy.worst10'?" in refusal(capsys, pair, "--measure=worst10")
-    said = refusal(capsys, pair, "--way=best_by_validation")
-    assert "no run supports --way=best_by_validation" in said
+    message = refusal(capsys, pair, "--way=best_by_validation")
+    assert "no run supports --way=best_by_validation" in message
     assert "invalid choice: 'best'" in refusal(capsys, pair, "--way=best")
     assert "cannot write" in refusal(capsys, pair, f"--out={tmp_path}")
     (pair / "a/metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
     assert "lacks bytes_down, bytes_up, seconds" in refusal(capsys, pair / "a")
 
 
-def test_a_baseline_by_its_method(pair, capsys):
+def test_a_baseline_may_be_named_by_its_method(pair, capsys):
     write(pair / "c", SCORES["fedprox"], method="fedprox", mu=0.5)
     assert "row minus fedprox mu=0.5" in call(capsys, pair, "--baseline=fedprox mu=0.5")
     assert "could be 'fedprox mu=0.01' or 'fedprox mu=0.5'" in refusal(
@@ -355,14 +355,14 @@ def test_csv_parses_and_is_exact(pair, capsys):
 STRANGE = "a_b & 50% <script>alert('x')</script> #1 {c} \\d~^|` $\\oops$"
 
 
-def odd(tmp_path):
+def write_strange(tmp_path):
     write(tmp_path / "a", SCORES["fedavg"])
     return write(tmp_path / "b", SCORES["fedprox"], method="fedprox", note=STRANGE).parent
 
 
 def strange_rows(tmp_path):
     write(tmp_path / "c", SCORES["fedprox"], method="fedprox", note="plain\nline")
-    return odd(tmp_path)
+    return write_strange(tmp_path)
 
 
 def test_latex_is_balanced_and_escaped(tmp_path, capsys):
@@ -380,7 +380,7 @@ def test_latex_is_balanced_and_escaped(tmp_path, capsys):
 
 
 def test_the_best_mean_of_each_column_is_bold(tmp_path, capsys):
-    """As in tables beside published ones: the population's deviation, and every domain."""
+    """Settings for tables like published ones: population deviations, and every domain."""
     for name, scores in {"fedavg": (80.0, 84.0), "local": (81.0, 83.0)}.items():
         rows = [
             evaluation(seed, 5, a, 2) | {"domains": {"a": a, "b": 90.0 - (name == "local")}}
@@ -402,7 +402,7 @@ def test_the_best_mean_of_each_column_is_bold(tmp_path, capsys):
     assert "**" not in call(capsys, *arguments[:-1], "--format=markdown")
 
 
-def test_markdown_has_one_width(tmp_path, capsys):
+def test_rows_of_a_markdown_table_have_equally_many_cells(tmp_path, capsys):
     out = call(capsys, strange_rows(tmp_path), "--format=markdown")
     lines = [line for line in out.splitlines() if line.startswith("|")]
     widths = [len(re.findall(r"(?<!\\)\|", line)) for line in lines]
@@ -439,7 +439,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_stands_alone(tmp_path, capsys):
+def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     out = call(capsys, strange_rows(tmp_path), "--format=html", "--target=60")
     page = Page()
     page.feed(out)
@@ -460,13 +460,13 @@ def test_the_page_stands_alone(tmp_path, capsys):
 
 
 def wide_page(tmp_path, capsys):
-    """A page with a pivot, and names that are longer than a phone is wide."""
+    """A page with a pivot table and with names that are wider than a phone."""
     write(tmp_path / "d", SCORES["fedprox"], method="moon", note="n" * 300)
     arguments = strange_rows(tmp_path), "--pivot", "--format=html", "--target=60"
     return call(capsys, *arguments)
 
 
-def test_what_is_wider_than_a_phone_scrolls_in_a_box_of_its_own(tmp_path, capsys):
+def test_content_wider_than_a_phone_scrolls_in_a_box(tmp_path, capsys):
     out = wide_page(tmp_path, capsys)
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in out
     boxes = re.findall(r'<div class="scroll"[^>]*>\n<table>', out)
@@ -481,10 +481,10 @@ def test_what_is_wider_than_a_phone_scrolls_in_a_box_of_its_own(tmp_path, capsys
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
 @pytest.mark.parametrize("width", [320, 390, 768])
-def test_a_browser_shows_no_more_than_the_width_of_a_phone(width, tmp_path, capsys):
-    """The page in a frame of that width tells how wide its content is."""
-    tell = "parent.postMessage(document.documentElement.scrollWidth - innerWidth, '*')"
-    page = wide_page(tmp_path, capsys).replace("</body>", f"<script>{tell}</script></body>")
+def test_a_browser_shows_the_page_within_the_width_of_a_phone(width, tmp_path, capsys):
+    """The page reports by how much its content is wider than a frame of that width."""
+    script = "parent.postMessage(document.documentElement.scrollWidth - innerWidth, '*')"
+    page = wide_page(tmp_path, capsys).replace("</body>", f"<script>{script}</script></body>")
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     (tmp_path / "frame.html").write_text(
         "<script>onmessage = event => document.title = `beyond: ${event.data}`</script>"
@@ -497,11 +497,11 @@ def test_a_browser_shows_no_more_than_the_width_of_a_phone(width, tmp_path, caps
     assert int(beyond) <= 0
 
 
-def test_no_two_lines_look_alike():
+def test_no_two_curves_look_alike():
     assert len({tuple(plots.look(i).values()) for i in range(28)}) == 28
 
 
-def test_curves_have_the_evaluations_of_all_seeds(tmp_path):
+def test_curves_have_the_evaluations_that_all_seeds_have(tmp_path):
     write(tmp_path / "a", {0: (50, 60, 70)})
     write(tmp_path / "b", {1: (52, 64)}, done=False)
     ((block,), _) = blocks_of(tmp_path)
@@ -514,12 +514,12 @@ def test_curves_have_the_evaluations_of_all_seeds(tmp_path):
     assert runs.per_client(row, "last", "accuracy.mean") == [60, 70, 80, 54, 64, 74]
 
 
-def test_a_file_is_written(pair, tmp_path, capsys):
+def test_a_report_is_written_to_a_file(pair, tmp_path, capsys):
     assert call(capsys, pair, "--format=html", f"--out={tmp_path / 'page.html'}") == ""
     assert (tmp_path / "page.html").read_text(encoding="utf-8").endswith("</html>\n")
 
 
-def test_a_single_seed_has_dashes(tmp_path, capsys):
+def test_undefined_statistics_of_a_single_seed_are_dashes(tmp_path, capsys):
     write(tmp_path / "a", {0: (1, 2, 3)})
     write(tmp_path / "b", {0: (1, 2, 4)}, method="moon")
     out = call(capsys, tmp_path)
@@ -527,14 +527,14 @@ def test_a_single_seed_has_dashes(tmp_path, capsys):
     assert re.search(r"moon +1 +1.00( +-){5}$", out, re.MULTILINE)
 
 
-def test_folders_in_folders_are_found_and_text_is_one_line_each(pair):
+def test_run_folders_are_found_in_folders_and_only_once(pair):
     assert runs.find([pair, pair / "a"]) == [pair / "a", pair / "b"]
     assert complaint(runs.find, [pair / "b/none"])
     assert tables.MEASURES.keys() >= set(runs.HEADLINES)
 
 
 def with_metrics(folder, losses, method, brier=None):
-    """Folders of runs with a loss of each seed in the last of two evaluations; NaN-free."""
+    """Writes the folder of a run; `losses` has the loss of each seed in the last evaluation."""
     write(folder, {seed: (50, 60) for seed in losses}, method=method)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
@@ -561,12 +561,12 @@ def test_a_loss_is_compared_and_lower_is_better(losses, capsys):
     assert re.search(r"fedavg.*\| 0.6000 \+- 0.1414 ", out)
     assert re.search(r"fedavg.*\| 0 of 2 \|", out) and re.search(r"fedprox.*\| 2 of 2 \| 10 ", out)
     assert "until loss.mean is 0.4 in the last stage" in out
-    assert "accuracy.mean, %" in out  # beside the other metrics
+    assert "accuracy.mean, %" in out  # among the other metrics
     page = call(capsys, losses, "--measure=loss.mean", "--format=html")
     assert "loss of a client" in page and "loss.mean, %" not in page
 
 
-def test_other_metrics_stand_beside_the_accuracy(losses, capsys):
+def test_other_metrics_are_listed_besides_the_accuracy(losses, capsys):
     out = call(capsys, losses, "--bold", "--format=markdown")
     assert "accuracies in percent, last round" in out
     header = next(line for line in out.splitlines() if "loss.mean" in line)
@@ -575,7 +575,7 @@ def test_other_metrics_stand_beside_the_accuracy(losses, capsys):
     assert re.search(r"`fedavg` \| 0.6000 \+- 0.1414 \| \*\*90.00 \+- 0.00\*\* \| \*\*0.0750", out)
 
 
-def test_a_metric_of_ones_own_says_which_direction_is_better(losses):
+def test_a_user_defined_metric_declares_which_direction_is_better(losses):
     blocks, _ = blocks_of(losses)
     assert runs.lower_is_better(blocks) == {"loss", "perplexity", "ece", "brier"}
     ((block,), _) = blocks_of(losses)
@@ -596,22 +596,22 @@ def test_the_closing_table_has_every_metric(losses):
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "latex", "csv", "html"])
-def test_epsilon_stands_beside_the_accuracy(form, tmp_path, capsys):
+def test_epsilon_is_listed_with_the_accuracy(form, tmp_path, capsys):
     for method, epsilons in (("fedavg", (1, 2.5)), ("fedprox", (1, None)), ("scaffold", ())):
         folder = write(tmp_path / method, {0: (50, 60)}, method=method)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for row, epsilon in zip(rows, epsilons, strict=False):
             row |= {"epsilon": epsilon} | ({"delta": 1e-5} if epsilon else {})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = call(capsys, tmp_path, f"--format={form}")
-    assert ("2.5,1e-05" if form == "csv" else "2.5 (1e-05)") in said and "inf" in said
-    assert "epsilon.mean" not in said  # it is no measure
+    out = call(capsys, tmp_path, f"--format={form}")
+    assert ("2.5,1e-05" if form == "csv" else "2.5 (1e-05)") in out and "inf" in out
+    assert "epsilon.mean" not in out  # it is not a measure
     if form == "terminal":
         assert "fedprox has epsilon (delta) inf" in call(capsys, tmp_path, "--pivot")
 
 
-def test_new_clients_are_compared_where_a_method_scores_them(tmp_path, capsys):
-    """FedAvg's by hand; FedPer has a dash. The closing table and the values of clients, too."""
+def test_new_clients_are_compared_if_a_method_scores_them(tmp_path, capsys):
+    """FedAvg's numbers are checked by hand, also in the closing table; FedPer has a dash."""
     write(tmp_path / "a", {0: (50, 60), 1: (50, 64)})
     write(tmp_path / "b", {0: (50, 60), 1: (50, 64)}, method="fedper")
     path = tmp_path / "a/metrics.jsonl"
@@ -633,7 +633,7 @@ def test_new_clients_are_compared_where_a_method_scores_them(tmp_path, capsys):
     assert re.search(r"^new clients, tuned +81.00 \+- 0.00", table, re.MULTILINE)
 
 
-def test_runs_that_measure_other_things_are_one_row(tmp_path):
+def test_runs_with_different_metrics_are_one_row(tmp_path):
     write(tmp_path / "a", {0: (50, 60)})
     write(tmp_path / "b", {1: (50, 60)})
     path = tmp_path / "b/config.json"

@@ -1,4 +1,4 @@
-"""What a run calls after each evaluation, and what that may do to it."""
+"""Checks `on_evaluation`, the function that a run calls after each evaluation."""
 
 import functools
 
@@ -29,7 +29,7 @@ def run(config):
 
 @pytest.fixture(scope="module")
 def whole(run):
-    """The run that nobody looks at."""
+    """The run without `on_evaluation`."""
     return run()
 
 
@@ -41,8 +41,8 @@ def same_rows(one, other):
 
 
 @pytest.mark.parametrize("way", ["vectorized", "sequential"])
-def test_each_evaluation_comes_with_its_row_and_state(way, config):
-    """States that are kept stay as they were, though the next rounds take their memory."""
+def test_on_evaluation_gets_the_row_and_the_state(way, config):
+    """States that are kept do not change, although the next rounds reuse their memory."""
     calls = []
     result = fedjax_lab.run(
         {**config, "engine": {"seeds": way}},
@@ -63,20 +63,20 @@ def test_each_evaluation_comes_with_its_row_and_state(way, config):
             toys.same(early, late)
 
 
-def test_looking_changes_nothing(run, whole):
-    looked = run(on_evaluation=lambda row, state: row.clear() or state())
-    same_rows(looked.metrics, whole.metrics)
-    toys.same(looked.states, whole.states)
+def test_on_evaluation_does_not_change_the_run(run, whole):
+    observed = run(on_evaluation=lambda row, state: row.clear() or state())
+    same_rows(observed.metrics, whole.metrics)
+    toys.same(observed.states, whole.states)
 
 
-def test_a_state_can_be_asked_for_in_time_only(run):
+def test_a_state_is_available_only_until_on_evaluation_returns(run):
     kept = []
     run(on_evaluation=lambda row, state: kept.append(state))
     with pytest.raises(RuntimeError, match="until on_evaluation returns"):
         kept[0]()
 
 
-def test_the_answer_stop_ends_the_run(run, whole, tmp_path):
+def test_returning_stop_ends_the_run(run, whole, tmp_path):
     def enough(row, state):
         return fedjax_lab.STOP if (row["round"], row["seed"]) == (6, 1) else None
 
@@ -88,7 +88,7 @@ def test_the_answer_stop_ends_the_run(run, whole, tmp_path):
     same_rows(result.metrics, whole.metrics)
 
 
-def test_what_is_not_a_function_is_told_before_anything_is_written(run, tmp_path):
+def test_on_evaluation_must_be_a_function_before_anything_is_written(run, tmp_path):
     with pytest.raises(BadInput, match="on_evaluation must be a function, got 3"):
         run(workdir=tmp_path / "a", on_evaluation=3)
     assert not (tmp_path / "a").exists()

@@ -1,4 +1,4 @@
-"""Cohorts: who is drawn, how often, with which shares."""
+"""Checks cohorts: which clients are drawn, how often, and with which shares."""
 
 import jax
 import numpy as np
@@ -21,13 +21,13 @@ def test_a_cohort_has_distinct_members(count, m):
 
 @pytest.mark.parametrize("count", [12, 20])
 def test_every_client_is_drawn_equally_often(count):
-    """Both ways to draw 3, by rank and by repeated draws: chi-square over members and pairs."""
+    """Draws three, by rank or by repeated draws; chi-square statistics of members and pairs."""
     draws = 200 * count
     keys = jax.random.split(KEYS.cohort, draws)
     ids = np.asarray(jax.vmap(lambda k: sampling.without_replacement(k, count, 3))(keys))
 
     def chi_square(counts):
-        """In standard deviations above its mean."""
+        """The statistic, in standard deviations above its mean."""
         expected, freedom = counts.mean(), counts.size - 1
         return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
 
@@ -38,7 +38,7 @@ def test_every_client_is_drawn_equally_often(count):
     assert chi_square(pairs[np.triu_indices(count, 1)]) < 4
 
 
-def test_shares():
+def test_shares_of_each_sampling_rule():
     population = toys.POPULATION
     ids, share = sampling.by_size(KEYS.cohort, (), population, 3)
     n = np.asarray(population.n)[np.asarray(ids)]

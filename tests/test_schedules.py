@@ -1,4 +1,4 @@
-"""Learning rates over the rounds: curves as PyTorch's, and runs that follow them."""
+"""Checks learning rate schedules: their curves against PyTorch's, and runs that use them."""
 
 import math
 
@@ -40,21 +40,21 @@ CURVES = {  # what PyTorch's schedulers give in epoch t with a learning rate of 
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_curves_are_pytorchs(name):
+def test_curves_equal_those_of_pytorch(name):
     settings, expected = CURVES[name]
     made = getattr(schedules, name.split()[0])(ROUNDS, **settings)
     curve = schedules.curve(made, ROUNDS)
     np.testing.assert_allclose(curve, [expected(t) for t in range(ROUNDS)], rtol=1e-5)
 
 
-def test_a_warmup_rises_to_where_the_schedule_begins():
+def test_a_warmup_rises_to_the_first_value_of_the_schedule():
     made = schedules.after_warmup(schedules.linear, 4, ROUNDS)
-    left = 1 - np.arange(8) / 8  # the schedule has the rounds that are left
+    left = 1 - np.arange(8) / 8  # the schedule covers the rounds that are left
     expected = [0.2, 0.4, 0.6, 0.8, *left]
     np.testing.assert_allclose(schedules.curve(made, ROUNDS), expected, rtol=1e-6)
 
 
-# Of configs.
+# Schedules in configs.
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def config_of(toy, method="fedavg", **overrides):
     return resolve(load_config(f"{toy}:{method}"), list(keys.items()))
 
 
-def test_both_learning_rates_are_told_for_each_round(toy):
+def test_both_learning_rates_are_listed_for_each_round(toy):
     config = config_of(
         toy, "scaffold", local__schedule="exponential", local__lr_decay=0.5, run__server_warmup=1
     )
@@ -82,7 +82,7 @@ def test_both_learning_rates_are_told_for_each_round(toy):
 
 
 @pytest.mark.parametrize(
-    "method, settings, said",
+    "method, settings, message",
     [
         ("fedavg", {"run__server_schedule": "step"}, "a method with the setting server_lr, which"),
         ("fedavg", {"run__server_warmup": 2}, "fedavg does not have; methods that have it: ccvr"),
@@ -106,8 +106,8 @@ def test_both_learning_rates_are_told_for_each_round(toy):
         ),
     ],
 )
-def test_what_no_run_can_follow_is_told_in_one_line(toy, method, settings, said):
-    assert said in complaint(lambda: experiment.build(config_of(toy, method, **settings)))
+def test_an_invalid_schedule_is_a_one_line_error(toy, method, settings, message):
+    assert message in complaint(lambda: experiment.build(config_of(toy, method, **settings)))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_no_run_can_follow_is_told_in_one_line(toy, method, settings, said)
         ("cosine", "lr_decay_rounds", -5),
     ],
 )
-def test_a_setting_that_is_too_small_is_named(toy, schedule, setting, value):
+def test_a_setting_that_is_too_small_is_an_error_that_names_it(toy, schedule, setting, value):
     config = config_of(toy, **{"local__schedule": schedule, f"local__{setting}": value})
     message = complaint(experiment.learning_rates, config, [3])
     assert f"config.local.schedule={schedule}: {setting} must be at least" in message
@@ -146,16 +146,19 @@ def steps(lr, *, lr_decay: float = 0.5):
 """
 
 
-def test_a_schedule_of_ones_own(toy, tmp_path):
+def test_a_user_defined_schedule_is_used_and_checked(toy, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(OWN)
     config = config_of(toy, local__schedule=f"{own}:halves", local__floor=0.4)
     np.testing.assert_allclose(
         experiment.learning_rates(config, [3])["local.lr"], [0.1, 0.08, 0.06], rtol=1e-6
     )
-    for name, said in {"none": "must return a function", "two": "must return one number"}.items():
+    for name, message in {
+        "none": "must return a function",
+        "two": "must return one number",
+    }.items():
         config = config_of(toy, local__schedule=f"{own}:{name}")
-        assert said in complaint(experiment.learning_rates, config, [3])
+        assert message in complaint(experiment.learning_rates, config, [3])
     both = {"local__optimizer": f"{own}:steps", "local__schedule": "step"}
     message = complaint(lambda: config_of(toy, **both))
     assert "config.local.lr_decay is a setting of" in message and "and of step" in message
@@ -165,18 +168,18 @@ def test_another_optimizer_keeps_the_settings_of_the_schedule(tmp_path):
     config = {"local": {"optimizer": "sgd", "schedule": "step", "lr_decay": 0.3}}
     assert resolve(config, [("local.optimizer", "adam")]).local.lr_decay == 0.3
     other = resolve(config, [("local.schedule", "exponential")])
-    assert other.local.lr_decay == 0.99  # of a schedule that has a setting of that name itself
+    assert other.local.lr_decay == 0.99  # the default of the other schedule
 
 
-def test_the_curve_is_shown(toy, capsys):
+def test_show_config_prints_the_curve(toy, capsys):
     assert call(f"--config={toy}", "--show_config", "--config.local.schedule=linear") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "learning rate: 0.1 in round 1, 0.0667 in 2, 0.0333 in 3" in said
-    assert "the number of rounds until `lr_end`, which holds afterwards; 0: the whole run" in said
+    out = " ".join(capsys.readouterr().out.split())
+    assert "learning rate: 0.1 in round 1, 0.0667 in 2, 0.0333 in 3" in out
+    assert "the number of rounds until `lr_end`, which holds afterwards; 0: the whole run" in out
     assert meanings.shown_curve(np.array([0.5])) == "0.5 in round 1"
 
 
-# Of runs.
+# Schedules in runs.
 
 BOTH = {
     "local__schedule": "exponential",
@@ -184,7 +187,7 @@ BOTH = {
     "run__server_schedule": "linear",
     "run__lr_end": 0.5,
 }
-METHODS = {  # one whose clients use the learning rate, a wrapped one, stages; a server that trains
+METHODS = {  # clients that use the learning rate, a wrapper, stages, and servers that train
     "scaffold": BOTH,
     "client2vec": {**BOTH, "method__base": "scaffold", "method__index": "feature_average"},
     "fedconcat": {"local__schedule": "cosine", "method__num_clusters": 2},
@@ -198,8 +201,8 @@ SLOW = "client2vec", "fedconcat", "pfedhn"
 @pytest.mark.parametrize(
     "method", [pytest.param(m, marks=[pytest.mark.slow] * (m in SLOW)) for m in METHODS]
 )
-def test_each_round_is_one_of_a_run_with_its_learning_rates(method, toy):
-    """As `server_lr` and `lr` of the config would be, in the rounds of each stage."""
+def test_each_round_equals_one_of_a_run_with_its_learning_rates(method, toy):
+    """The other run has `server_lr` and `lr` of the round in its config, in every stage."""
     job = experiment.build(config_of(toy, method, **METHODS[method]))
     lengths = [stage.rounds for stage in job.simulation.stages]
     rates = experiment.learning_rates(job.config, lengths)
@@ -218,14 +221,14 @@ def test_each_round_is_one_of_a_run_with_its_learning_rates(method, toy):
         toys.close(engine.states[0], other.states[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_schedule_begins_anew_in_each_stage(toy):
+def test_a_schedule_restarts_in_each_stage(toy):
     config = config_of(toy, local__schedule="linear", local__warmup=1)
     rates = experiment.learning_rates(config, [1, 3])["local.lr"]
     np.testing.assert_allclose(rates, [0.05, 0.05, 0.1, 0.05], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "settings, message",
     [
         ({"local__schedule": "exponential", "local__warmup": 1}, ""),
         ({"local__schedule": "cosine", "local__lr_decay_rounds": 9}, ""),
@@ -236,18 +239,18 @@ def test_a_schedule_begins_anew_in_each_stage(toy):
         ({"run__server_schedule": "linear"}, "would have changed method.server_lr in the first 3"),
     ],
 )
-def test_whether_a_run_may_have_more_rounds_is_told(settings, said, toy):
+def test_more_rounds_must_not_change_the_learning_rates_of_past_rounds(settings, message, toy):
     config = config_of(toy, "scaffold", **settings)
     experiment.check_rates(config, [3], [6], 1)  # every schedule begins at 1
-    if said:
-        assert said in complaint(experiment.check_rates, config, [3], [6], 3)
+    if message:
+        assert message in complaint(experiment.check_rates, config, [3], [6], 3)
     else:
         experiment.check_rates(config, [3], [6], 3)
 
 
 @pytest.mark.slow
-def test_what_tunes_before_it_is_scored_has_the_learning_rate_of_the_last_round(toy):
-    """Which is so small in round 2 that nothing changes."""
+def test_tuning_before_evaluation_uses_the_learning_rate_of_the_last_round(toy):
+    """It is so small in round 2 that tuning changes nothing."""
     given = {"local__schedule": "exponential", "local__lr_decay": 1e-9, "local__lr": 1.0}
     given["partition__validation"] = 0.3
     engine, untuned = (
@@ -267,8 +270,8 @@ def test_what_tunes_before_it_is_scored_has_the_learning_rate_of_the_last_round(
 
 
 @pytest.mark.slow
-def test_runs_together_follow_schedules_of_their_own(toy):
-    """Also the numbers of a schedule may differ between runs that are one computation."""
+def test_runs_trained_together_follow_separate_schedules(toy):
+    """Runs that are one computation may also differ in the numbers of a schedule."""
     configs = [
         config_of(toy, "scaffold", **{**BOTH, "local__lr_decay": decay, "local__lr": lr})
         for decay, lr in ((0.5, 0.1), (0.9, 0.2))

@@ -1,4 +1,4 @@
-"""What the devices of a mesh divide: nothing changes but where it lies and what travels."""
+"""Checks that dividing arrays among devices changes only placement and communication."""
 
 import re
 from functools import partial
@@ -43,21 +43,21 @@ def bits(a):
     return jax.tree.map(lambda x: np.asarray(x).tobytes(), a)
 
 
-def test_entries_travel_with_all_their_bits():
+def test_take_and_put_preserve_every_bit():
     ids = np.array([7, 0, 3, 3, 5, 1, 6, 2])
     take = on_shares(shards.take, in_specs=(P("client"), P()), out_specs=P("client"))
     taken = take(ODD, ids)
     assert bits(taken) == bits(jax.tree.map(lambda a: a[ids], ODD))
     put = on_shares(shards.put, in_specs=(P("client"), P(), P("client")), out_specs=P("client"))
-    nobody = np.array([7, 0, 3, -1, 5, 1, 6, -1])  # those of -1 are left out
+    padded = np.array([7, 0, 3, -1, 5, 1, 6, -1])  # entries with id -1 are left out
     new = jax.tree.map(lambda a: a[::-1], ODD)
     expected = jax.tree.map(lambda a: np.array(a), ODD)
     for name, a in new.items():
-        expected[name][nobody[nobody >= 0]] = np.asarray(a)[nobody >= 0]
-    assert bits(put(ODD, nobody, new)) == bits(expected)
+        expected[name][padded[padded >= 0]] = np.asarray(a)[padded >= 0]
+    assert bits(put(ODD, padded, new)) == bits(expected)
 
 
-def test_typed_keys_travel():
+def test_take_accepts_typed_keys():
     keys = jax.random.split(jax.random.key(0), 8)
     take = on_shares(shards.take, in_specs=(P("client"), P()), out_specs=P("client"))
     toys.same(take(keys, np.arange(8)[::-1]), keys[::-1])
@@ -65,7 +65,7 @@ def test_typed_keys_travel():
 
 @pytest.mark.parametrize("sizes", [[3, 0, 5, 1, 2], [1] * 8, [0, 0, 0, 7, 0, 0]])
 def test_rows_of_a_device_are_those_of_its_clients(sizes):
-    """Dealt and taken again, rows are what they were; each part of the list has one length."""
+    """Rows that are dealt and taken are unchanged, and all parts of the list are equally long."""
     ends = np.cumsum(sizes)
     (rows,) = make_rows([np.split(np.arange(100, 100 + ends[-1]), ends[:-1])])
     (dealt,) = shards.deal([rows], 4)
@@ -74,8 +74,8 @@ def test_rows_of_a_device_are_those_of_its_clients(sizes):
     of_device = dealt.list.reshape(4, -1)
     share = len(dealt) // 4
     for d, part in enumerate(of_device):
-        mine = np.asarray(rows)[d * share : (d + 1) * share]
-        assert sorted(part[part >= 0]) == sorted(mine[mine >= 0])
+        expected = np.asarray(rows)[d * share : (d + 1) * share]
+        assert sorted(part[part >= 0]) == sorted(expected[expected >= 0])
     take = on_shares(shards.take, in_specs=(P("client"), P()), out_specs=P("client"))
     ids = np.resize(np.arange(len(sizes))[::-1], 8)
     np.testing.assert_array_equal(take(dealt, ids), np.asarray(rows)[ids])
@@ -83,7 +83,7 @@ def test_rows_of_a_device_are_those_of_its_clients(sizes):
 
 @pytest.mark.parametrize("at_once", [1 << 28, 1])
 def test_clients_get_the_examples_of_their_rows(monkeypatch, at_once):
-    """At once and client by client; two arrays of rows together."""
+    """Two arrays of rows are brought together, all at once or client by client."""
     monkeypatch.setattr(shards, "AT_ONCE", at_once)
     federation = toys.FEDERATION._replace(train=None, test=None, global_test=None)
     rows = toys.FEDERATION.train[jnp.arange(8)], toys.FEDERATION.test[jnp.arange(8)]
@@ -103,7 +103,7 @@ def divided_pool():
     return pool._replace(**dict.fromkeys(shards.POOL, P("client")))
 
 
-def test_rows_for_everybody_are_collected():
+def test_collect_gives_all_devices_the_examples_of_shared_rows():
     federation = toys.FEDERATION._replace(train=None, test=None, global_test=None)
     rows = jnp.array([[599, 3, -1], [0, 150, 300]])
     pool = Federation._make(P() for _ in Federation._fields)
@@ -114,8 +114,8 @@ def test_rows_for_everybody_are_collected():
 
 
 @pytest.mark.parametrize("name", ["by_size", "equal"])
-def test_every_stratum_sends_as_many_clients(name):
-    """The shares are the stated ones; every client of a stratum is drawn equally often."""
+def test_every_stratum_contributes_equally_many_clients(name):
+    """Shares follow the definition; every client of a stratum is drawn equally often."""
     sample, strata, m = getattr(sampling, name), 4, 8
     rng = np.random.default_rng(0)
     n = rng.integers(1, 50, 24).astype(np.float32)
@@ -147,13 +147,13 @@ def disjoint(clients=8, each=12):
 
 
 def placed(federation, strategy):
-    """What the engine has on the devices of a strategy."""
+    """The federation and population as the engine puts them on the devices of a strategy."""
     federation = strategy.arrange(federation)
     place = Placement(strategy, len(federation.train), seeds=0, abstract=False)
     pool = {name: place.put_pool(getattr(federation, name)) for name in shards.POOL}
     population = place.put_clients([simulate.population_on_host(federation, toys.K)])
-    rest = place.put(federation._replace(train=None, **dict.fromkeys(shards.POOL)))
-    return rest._replace(train=place.put_rows([federation.train]), **pool), population
+    replicated = place.put(federation._replace(train=None, **dict.fromkeys(shards.POOL)))
+    return replicated._replace(train=place.put_rows([federation.train]), **pool), population
 
 
 PLAN = Plan(rounds=3, cohort=4, batch_size=4, epochs=1, optimizer=optim.sgd(0.05))
@@ -165,8 +165,8 @@ def by_device(method):
     )
 
 
-def test_devices_that_draw_their_clients_do_what_one_does():
-    """SCAFFOLD: equal to one device that draws by strata."""
+def test_sampling_by_device_equals_sampling_by_strata_on_one_device():
+    """Four devices train SCAFFOLD as one device that draws from four strata does."""
     method, federation = scaffold(toys.TASK), disjoint()
     options = {"by_client": True, "by_row": True, "by_device": True}
     strategy = parallel.on_mesh(MESH, parallel.vectorized(), **options)
@@ -176,8 +176,8 @@ def test_devices_that_draw_their_clients_do_what_one_does():
 
 
 @pytest.mark.slow
-def test_devices_that_draw_their_clients_score_new_ones_as_one_device_does():
-    """Their examples lie where they are scored, after the model is tuned on them."""
+def test_sampling_by_device_scores_new_clients_as_one_device_does():
+    """A new client's examples are on the device that tunes the model on them and scores it."""
     new = np.setdiff1d(np.arange(400), disjoint().train.list)[:60].reshape(4, 15)
     rows = {"new_train": toys.as_rows(new[:, :6]), "new_test": toys.as_rows(new[:, 6:])}
     federation = jax.device_get(disjoint()._replace(**rows))
@@ -216,7 +216,7 @@ def play(method, strategy, federation):
 
 
 def test_a_round_of_fedavg_by_device_sends_the_model_once():
-    """All that travels is one sum of the model, and a few numbers."""
+    """The devices communicate only one sum of the model and a few numbers."""
     options = {"by_client": True, "by_row": True, "by_device": True}
     strategy = parallel.on_mesh(MESH, parallel.vectorized(), **options)
     federation, population = placed(disjoint(), strategy)
@@ -227,19 +227,19 @@ def test_a_round_of_fedavg_by_device_sends_the_model_once():
     lane = simulate.Lane(federation, population, KEYS)
     text = run.lower(lane, state, simulate.no_progress(), 0, 3).compile().as_text()
     assert "reduce-scatter" not in text and "all-to-all" not in text
-    sent = travels(text)
+    sent = communicated(text)
     model = sum(a.size for a in jax.tree.leaves(state.server))
     assert model <= sent <= model + 64
 
 
-def travels(text):
-    """How many numbers the collectives of a compiled program give."""
+def communicated(text):
+    """The number of values that the collectives of a compiled program return."""
     results = re.findall(r"= (.+?) (?:all-reduce|all-gather|collective-permute)(?:-start)?\(", text)
     shapes = re.findall(r"\w+\[([\d,]*)\]", " ".join(results))
     return sum(np.prod([int(n) for n in shape.split(",") if n], dtype=int) for shape in shapes)
 
 
-def test_examples_of_clients_on_two_devices_cannot_be_arranged():
+def test_arrange_rejects_examples_of_clients_on_two_devices():
     shared = disjoint()
     rows = np.asarray(shared.train)
     rows[7] = rows[0]
@@ -249,7 +249,7 @@ def test_examples_of_clients_on_two_devices_cannot_be_arranged():
 
 @pytest.mark.slow
 def test_a_device_holds_its_share_and_the_model():
-    """SCAFFOLD on eight devices: an eighth of what all hold where each has everything."""
+    """With SCAFFOLD on eight devices, each holds an eighth of what it holds if replicated."""
     task = make_task(nets.mlp(toys.K, width=16), (toys.D,), toys.K)
     method, clients = scaffold(task), 4096
     rows = [np.arange(10 * i, 10 * i + 10) for i in range(clients)]
@@ -271,6 +271,6 @@ def test_a_device_holds_its_share_and_the_model():
 
     replicated, divided = held(), held(by_client=True, by_row=True)
     model = tree.num_bytes(jax.eval_shape(lambda: method.init(KEYS.init, 1).server))
-    everybody = 2 * model + federation.global_test.nbytes + 1024  # and keys, numbers
-    assert divided[0] <= replicated[0] / 8 + everybody
-    assert divided[1] <= replicated[1] / 8 + 64 * model  # the cohort's
+    on_each = 2 * model + federation.global_test.nbytes + 1024  # and keys and scalars
+    assert divided[0] <= replicated[0] / 8 + on_each
+    assert divided[1] <= replicated[1] / 8 + 64 * model  # memory of the cohort

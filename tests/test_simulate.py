@@ -1,4 +1,4 @@
-"""Rounds: the population, streams, traces, measured work."""
+"""Checks rounds: the population, random streams, traces and measured work."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ from fedjax_lab.types import Exchange, State
 KEYS = streams.make_keys(jax.random.key(0))
 
 
-def test_population_counts():
+def test_the_population_counts_examples_and_labels():
     for i in range(toys.C):
         rows = np.asarray(toys.FEDERATION.train[i])
         rows = rows[rows >= 0]
@@ -32,8 +32,8 @@ def test_population_counts():
     np.testing.assert_allclose(toys.POPULATION.mean_n, float(toys.POPULATION.n.mean()), rtol=1e-6)
 
 
-def test_clients_and_rounds_have_streams_of_their_own():
-    """Everyone holds the same rows and draws one: not the same one, and another next round."""
+def test_clients_and_rounds_have_separate_random_streams():
+    """All clients hold the same rows and draw one, which differs by client and by round."""
     federation = toys.FEDERATION._replace(train=toys.as_rows(np.tile(np.arange(400), (toys.C, 1))))
     population = simulate.population(federation, toys.K)
     drawn = Exchange(
@@ -90,8 +90,8 @@ def test_nothing_returns_to_the_host_inside_a_block():
 
 
 @pytest.mark.slow
-def test_measured_work_is_what_the_method_did():
-    """A second training of two steps counts, with its loss and its examples."""
+def test_measured_work_includes_a_second_training():
+    """A second training of three steps counts, with its loss and its examples."""
 
     risk = losses.risk(toys.TASK)
 
@@ -112,7 +112,7 @@ def test_measured_work_is_what_the_method_did():
 
 
 def test_a_client_in_an_empty_place_takes_no_part():
-    """It neither trains nor is counted, and keeps what it has; the others do as without it."""
+    """It neither trains nor is counted, and keeps its state; the others are not affected."""
 
     def sampled(count, shares):
         def sample(key, server, population, m):
@@ -129,14 +129,14 @@ def test_a_client_in_an_empty_place_takes_no_part():
         lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
         return simulate.play_round(program, lane, simulate.init(method, KEYS, toys.C), 0)
 
-    (one, measured), (other, also) = jax.jit(lambda: (play(short), play(long)))()
+    (one, measured), (other, with_empty) = jax.jit(lambda: (play(short), play(long)))()
     toys.close(one.private, other.private)
-    assert (int(measured.drawn), int(also.drawn), int(also.arrived)) == (2, 2, 2)
+    assert (int(measured.drawn), int(with_empty.drawn), int(with_empty.arrived)) == (2, 2, 2)
     for field in ("examples", "steps", "lane_steps"):
-        assert float(getattr(measured, field)) == float(getattr(also, field))
+        assert float(getattr(measured, field)) == float(getattr(with_empty, field))
 
 
-def test_divergence_names_its_round():
+def test_divergence_is_reported_with_its_round():
     plan = toys.PLAN._replace(optimizer=optax.sgd(1e30))
     _, sums = toys.player(fedavg(toys.TASK), plan=plan)(KEYS, 5, 3)
     assert 5 <= int(sums.diverged) <= 6
@@ -147,7 +147,7 @@ def test_divergence_names_its_round():
     "inner", [parallel.chunked(2), parallel.sequential()], ids=lambda s: s.name
 )
 def test_a_state_may_hold_typed_keys(inner):
-    """Five clients on four devices, some of them copies; two seeds at once; bytes are counted."""
+    """Five clients run on four devices, some as copies; the bytes of messages are counted."""
     method = toys.with_keys(toys.TASK)
     expected, sums = toys.player(method)(KEYS, 0, 2)
     assert int(sums.diverged) == -1
@@ -159,7 +159,7 @@ def test_a_state_may_hold_typed_keys(inner):
     assert down == up + 8 and tree.finite(expected)
 
 
-def test_seeds_at_once_may_hold_typed_keys():
+def test_vectorized_seeds_may_hold_typed_keys():
     method = toys.with_keys(toys.TASK)
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
 
@@ -174,8 +174,8 @@ def test_seeds_at_once_may_hold_typed_keys():
 
 
 @pytest.mark.parametrize("returned", [(), np.zeros(()), np.zeros(2), (np.zeros(3),)])
-def test_what_a_client_keeps_must_have_the_shapes_of_what_it_kept(returned):
-    """Found when the method is traced, with both shapes, and not by a broadcast."""
+def test_private_state_must_keep_its_shapes(returned):
+    """The error is raised when the method is traced; no array is broadcast instead."""
     plain = fedavg(toys.TASK)
     (exchange,) = plain.round
 
@@ -192,7 +192,7 @@ def test_what_a_client_keeps_must_have_the_shapes_of_what_it_kept(returned):
 
 
 def noting(one_by_one=False, draws=True):
-    """A method of two exchanges whose server keeps the numbers that it has drawn last in each."""
+    """A method of two exchanges whose server keeps the numbers that it drew last in each."""
 
     def exchange(place):
         def aggregate(server, uploads, cohort):
@@ -212,8 +212,8 @@ def noting(one_by_one=False, draws=True):
     return fedavg(toys.TASK)._replace(init=init, round=(exchange(0), exchange(1)), newcomer=None)
 
 
-def test_a_server_that_draws_has_a_key_for_each_exchange_and_round():
-    """The same for a whole cohort, whoever is in it and however devices line it up."""
+def test_a_server_that_draws_gets_a_key_for_each_exchange_and_round():
+    """The whole cohort has one key, whichever clients arrive and whatever the devices are."""
     play = toys.player(noting())
     first, second = (np.asarray(play(KEYS, t, 1)[0].server) for t in (0, 1))
     drawn = np.concatenate([first, second])[:, : toys.PLAN.cohort]
@@ -228,10 +228,10 @@ def test_a_server_that_draws_has_a_key_for_each_exchange_and_round():
         )
 
 
-def test_one_by_one_the_server_has_a_key_for_each_client():
+def test_a_server_that_aggregates_one_by_one_gets_a_key_for_each_client():
     drawn = np.asarray(toys.player(noting(one_by_one=True))(KEYS, 0, 1)[0].server)
     assert len(set(drawn[drawn > 0])) == (drawn > 0).sum() == 2 * toys.PLAN.cohort
 
 
-def test_a_server_that_does_not_draw_has_no_key():
+def test_a_server_that_does_not_draw_gets_no_key():
     assert not toys.player(noting(draws=False))(KEYS, 0, 1)[0].server.any()

@@ -1,4 +1,4 @@
-"""The generated pages of the documentation site: every method has one, with all of its settings."""
+"""Checks the generated pages of the documentation site."""
 
 import re
 
@@ -51,7 +51,7 @@ def test_symbols_are_typeset(text, shown):
     assert re.sub(r"<[^>]*>", "", out) == shown
 
 
-def test_measured_rows_are_found_by_method(tmp_path):
+def test_rows_of_result_tables_are_found_by_method(tmp_path):
     page = "# Results\n\n## Digits, `x`\n\n| | mean |\n|---|---|\n| **`fedavg`** | 87.5 |\n"
     (tmp_path / "results.md").write_text(page)
     (row,) = result_tables.rows(result_tables.files(tmp_path))["fedavg"]

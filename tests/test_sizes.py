@@ -1,4 +1,4 @@
-"""What `auto` decides from sizes, and what is refused."""
+"""Checks what `auto` chooses from sizes, and which settings are rejected."""
 
 import jax
 import pytest
@@ -29,13 +29,13 @@ EIGHT = sizes.Devices(8, 16 * GIB)
         (900 * GIB, sizes.Devices(8, 0), "sharded"),
     ],
 )
-def test_auto_decides_from_sizes(size, devices, where):
+def test_auto_chooses_the_placement_from_sizes(size, devices, where):
     choice = sizes.choose("state", "auto", size, devices, "host")
     assert choice.where == where and "iB" in choice.reason
 
 
 @pytest.mark.parametrize("where", ["replicated", "sharded", "host"])
-def test_what_was_asked_for_is_done(where):
+def test_a_requested_placement_is_used(where):
     assert sizes.choose("state", where, MIB, EIGHT, "host") == (where, "requested by the config")
 
 
@@ -43,13 +43,13 @@ def test_what_was_asked_for_is_done(where):
     "asked, size, remedy",
     [("replicated", 9, "sharded"), ("replicated", 65, "host"), ("sharded", 65, "host")],
 )
-def test_what_does_not_fit_is_refused_with_a_remedy(asked, size, remedy):
+def test_a_placement_that_does_not_fit_is_an_error_with_a_remedy(asked, size, remedy):
     with pytest.raises(BadInput, match=f"state={asked} needs .* use config.engine.state={remedy}$"):
         sizes.choose("state", asked, size * GIB, EIGHT, "host")
 
 
 def test_sizes_are_those_of_the_arrays():
-    """Rows, the description of the clients, and private state of SCAFFOLD: a model for each."""
+    """The state is rows, the population and, for SCAFFOLD, a model for each client."""
     federation = jax.device_get(toys.FEDERATION)
     rows = federation.train.list.size + federation.test.list.size + 4 * toys.C
     plain = 4 * (rows + toys.C * (toys.K + 5))
@@ -67,14 +67,14 @@ def divide(method=None, cohort=4, seeds=1, devices=4, **asked):
     return sizes.divide(methods, federations, toys.K, cohort, lent, **asked)
 
 
-def test_what_is_beyond_the_devices_is_divided_where_it_comes_to_them():
+def test_state_on_the_host_and_streamed_data_are_divided_among_the_devices():
     assert divide(state="host").divided == {"by_client": True, "by_row": False, "by_device": False}
     assert divide(data="stream").divided == {"by_client": True, "by_row": True, "by_device": False}
     both = divide(state="host", data="sharded")
     assert both.data.where == "sharded" and both.divided["by_row"]
 
 
-def test_sampling_by_device_divides_both():
+def test_sampling_by_device_divides_state_and_data():
     division = divide(sampling="device")
     assert division.divided == {"by_client": True, "by_row": True, "by_device": True}
     assert "clients' state: sharded" in division.words
@@ -91,12 +91,12 @@ def test_sampling_by_device_divides_both():
         ({"method": local(toys.TASK)}, "draws its clients at random"),
     ],
 )
-def test_what_devices_cannot_draw_by_themselves_is_refused(asked, complaint):
+def test_settings_that_sampling_by_device_does_not_support_are_rejected(asked, complaint):
     with pytest.raises(BadInput, match=f"config.engine.sampling=device.*{complaint}"):
         divide(sampling="device", **asked)
 
 
-def test_devices_that_draw_their_clients_divide_the_new_ones_too():
+def test_sampling_by_device_must_divide_new_clients_evenly():
     federation = jax.device_get(toys.with_new(toys.FEDERATION))
     divided = {"state": "auto", "data": "auto", "sampling": "device"}
     args = [fedavg(toys.TASK)], [federation], toys.K, 4, sizes.Devices(4, GIB)
@@ -104,7 +104,7 @@ def test_devices_that_draw_their_clients_divide_the_new_ones_too():
         sizes.divide(*args, **divided)
 
 
-def test_a_model_larger_than_a_device_is_refused_with_a_remedy():
+def test_a_model_larger_than_a_device_is_an_error_with_a_remedy():
     method = fedavg(toys.TASK)
     small = sizes.Devices(4, 100)  # bytes
     with pytest.raises(BadInput, match=r"use at least config\.engine\.fsdp=8"):

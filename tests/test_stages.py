@@ -1,4 +1,4 @@
-"""Runs of several stages: what is handed over, measured, saved and resumed."""
+"""Checks runs of several stages: what is handed over, measured, saved and resumed."""
 
 import itertools
 import threading
@@ -29,7 +29,7 @@ def data(tmp_path_factory):
 
 
 def build(data, seeds=(0,), method="fedavg", rounds=8, way="auto"):
-    """Six clients, three a round, an evaluation every third round."""
+    """An experiment of six clients, three per round, with an evaluation every third round."""
     config = {
         "data": {"name": "arrays", "path": data},
         "partition": {"num_clients": 6},
@@ -43,7 +43,7 @@ def build(data, seeds=(0,), method="fedavg", rounds=8, way="auto"):
 
 
 def two_stages(task, extra_of=lambda key: 2):
-    """FedAvg; then FedAvg from a shifted model that also carries `extra`, as long as was found."""
+    """FedAvg, then FedAvg from a shifted model with `extra`, whose length `prepare` finds."""
     plain = fedavg(task)
     (exchange,) = plain.round
 
@@ -89,8 +89,8 @@ def whole(data):
 
 
 @pytest.mark.slow
-def test_a_run_is_a_fold_over_its_stages(data):
-    """By hand: four rounds, the hand-over, four more; rounds are numbered through."""
+def test_a_staged_run_equals_its_stages_played_by_hand(data):
+    """Four rounds, the hand-over and four more rounds; round numbers continue."""
     e = staged(data)
     result = runner.run(e, quiet=True)
     keys = streams.make_keys(jax.random.key(0))
@@ -124,8 +124,8 @@ def test_a_run_is_a_fold_over_its_stages(data):
 
 
 @pytest.mark.slow
-def test_seconds_are_those_of_training_alone(data, monkeypatch):
-    """By a clock that gains a second whenever it is read: one second for each block of rounds."""
+def test_seconds_count_only_training(data, monkeypatch):
+    """The clock gains a second at each reading, so a block of rounds takes one second."""
     blocks, play = [], Engine.play
     monkeypatch.setattr(Engine, "play", lambda self, n: (blocks.append(self.played), play(self, n)))
     monkeypatch.setattr(engine.time, "perf_counter", map(float, itertools.count()).__next__)
@@ -133,12 +133,12 @@ def test_seconds_are_those_of_training_alone(data, monkeypatch):
     assert result.summary["seconds"] == len(blocks) > 2
     for row in result.metrics:
         assert row["seconds"] == sum(start < row["round"] for start in blocks)
-    once = 1 + 2 * 2  # what the devices get; two stages that each begin and are compiled
+    once = 1 + 2 * 2  # placing the data; starting and compiling each of two stages
     assert result.summary["compile_seconds"] >= once
 
 
-def test_a_first_call_is_no_time_of_training(data):
-    """Each compiled program plays no rounds before its first block; no number changes."""
+def test_the_first_call_of_a_program_is_not_training_time(data):
+    """Each compiled program is first called for no rounds, which changes no number."""
     e = build(data)
     first = Engine(e.simulation)
     before = jax.device_get((first.states, first.sums))
@@ -149,8 +149,8 @@ def test_a_first_call_is_no_time_of_training(data):
 
 
 @pytest.mark.slow
-def test_bytes_are_those_of_each_stages_messages(data):
-    """Two rounds of the whole model, then of the head alone."""
+def test_bytes_are_those_of_the_messages_of_each_stage(data):
+    """The whole model is sent for two rounds, then only the head."""
     e = build(data, method={"name": "lg_fedavg", "pretrain_rounds": 2})
     rows = runner.run(e, quiet=True).metrics
     model, head = 4 * (5 * 8 + 8 + 8 * 3 + 3), 4 * (8 * 3 + 3)
@@ -167,7 +167,7 @@ def test_bytes_are_those_of_each_stages_messages(data):
 
 @pytest.mark.slow
 def test_padding_of_the_clients_reaches_no_stage(data):
-    """Six clients on four devices, which hold eight: `prepare`, `sample` and bytes know of six."""
+    """Four devices hold six clients and two of padding; `prepare`, `sample` and bytes see six."""
     e = staged(data)
     stages = [
         stage._replace(method=stage.method._replace(sample=sampling.all_clients))
@@ -183,8 +183,8 @@ def test_padding_of_the_clients_reaches_no_stage(data):
 
 
 @pytest.mark.slow
-def test_the_training_loss_is_that_since_the_last_evaluation(data):
-    """Also where a stage ends between two of them."""
+def test_the_training_loss_covers_the_rounds_since_the_last_evaluation(data):
+    """This also holds if a stage ends between two evaluations."""
     rows = runner.run(staged(data), quiet=True).metrics
     e = build(data)
     engine = Engine(e.simulation)
@@ -200,15 +200,15 @@ def test_the_training_loss_is_that_since_the_last_evaluation(data):
 
 
 @pytest.mark.slow
-def test_seeds_of_a_staged_run_together_or_one_by_one(whole):
+def test_vectorized_and_sequential_seeds_of_a_staged_run_are_equal(whole):
     one, other = whole["vectorized"], whole["sequential"]
     assert one.summary["seeds_vectorised"] and not other.summary["seeds_vectorised"]
     toys.close(one.states, other.states)
 
 
 @pytest.mark.slow
-def test_seeds_may_differ_in_what_they_find(data):
-    """One by one each has a program of its own; together that cannot be."""
+def test_only_facts_of_sequential_seeds_may_differ_in_size(data):
+    """Sequential seeds have separate programs; vectorized seeds share one."""
     sizes = iter([2, 3])
     result = runner.run(
         staged(data, (0, 1), "sequential", extra_of=lambda key: next(sizes)), quiet=True
@@ -223,8 +223,10 @@ def test_seeds_may_differ_in_what_they_find(data):
 @pytest.mark.parametrize(
     "rounds, way", [(2, "vectorized"), (4, "sequential"), (5, "vectorized"), (7, "sequential")]
 )
-def test_interrupted_in_any_stage_and_resumed(rounds, way, whole, data, tmp_path, monkeypatch):
-    """The metrics and the final state of an uninterrupted run, bit for bit."""
+def test_a_run_interrupted_in_any_stage_resumes_bit_for_bit(
+    rounds, way, whole, data, tmp_path, monkeypatch
+):
+    """The metrics and the final state are those of an uninterrupted run."""
     with monkeypatch.context() as patch:
         stopping_after(rounds, patch)
         with pytest.raises(runner.Interrupted):
@@ -241,7 +243,7 @@ def test_interrupted_in_any_stage_and_resumed(rounds, way, whole, data, tmp_path
 
 
 @pytest.mark.slow
-def test_lost_facts_are_noticed(data, tmp_path, monkeypatch):
+def test_missing_facts_are_an_error(data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         stopping_after(6, patch)
         with pytest.raises(runner.Interrupted):
@@ -252,7 +254,7 @@ def test_lost_facts_are_noticed(data, tmp_path, monkeypatch):
         runner.run(staged(data), tmp_path / "cut", resume=True, quiet=True)
 
 
-def test_damaged_facts_are_refused(tmp_path):
+def test_damaged_facts_are_rejected(tmp_path):
     facts = {"shift": np.float32(1), "extra": np.arange(9.0)}
     file = tmp_path / "second-0.npz"
     workdir.write_arrays(file, facts)
@@ -268,8 +270,8 @@ def test_damaged_facts_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_kill_while_facts_are_written(whole, data, tmp_path, monkeypatch):
-    """Of two seeds the first has its facts; they are found again."""
+def test_a_run_killed_while_facts_are_written_resumes(whole, data, tmp_path, monkeypatch):
+    """Only the first of two seeds has its facts saved; they are found again."""
     replace = metrics.replace
 
     def killed(path, content):
@@ -289,7 +291,7 @@ def test_a_kill_while_facts_are_written(whole, data, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_stage_without_a_start_begins_anew(data):
+def test_a_stage_without_start_begins_from_the_initial_state(data):
     e = build(data)
     plain = e.simulation.stages[0].method
     e = toys.changed(e, stages=(Stage("one", plain, 5), Stage("two", plain, 3)))
@@ -304,7 +306,7 @@ def test_a_stage_without_a_start_begins_anew(data):
     toys.same(engine.final_states()[0], first)
 
 
-def test_rounds_are_laid_out():
+def test_rounds_are_divided_among_stages():
     method = fedavg(toys.TASK)
     (only,) = experiment.lay_out(method, 7)
     assert only.rounds == 7
@@ -324,8 +326,8 @@ def test_rounds_are_laid_out():
 
 
 @pytest.mark.slow
-def test_a_stop_between_two_stages_saves_the_first(whole, data, tmp_path, monkeypatch):
-    """The new stage's state is not taken for that of the old one."""
+def test_a_stop_between_two_stages_saves_the_state_of_the_first(whole, data, tmp_path, monkeypatch):
+    """The state of the new stage is not mistaken for that of the old one."""
     stop = threading.Event()
 
     @contextmanager
@@ -357,7 +359,7 @@ def test_the_best_round_is_one_of_the_last_stage():
     assert metrics.pick_rounds(rows)["max_over_rounds"]["round"] == 2
 
 
-def test_seeds_of_a_stage_that_is_prepared_run_one_by_one_unless_told(data):
+def test_auto_runs_seeds_sequentially_if_a_stage_has_prepare(data):
     e = build(data)
     assert experiment.vectorizes_seeds("auto", e.simulation.stages, False, "cpu")
     assert not experiment.vectorizes_seeds("auto", two_stages(e.task), False, "cpu")
@@ -365,7 +367,7 @@ def test_seeds_of_a_stage_that_is_prepared_run_one_by_one_unless_told(data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["vectorized", "sequential"])
-def test_what_was_sent_once_reaches_local_beside_a_view_of_it(way, data):
+def test_local_and_the_view_of_a_stage_get_the_frozen_part(way, data):
     """The examples are shifted once and kept; `local` and the view get the same frozen part."""
 
     def stages(task):
@@ -414,7 +416,7 @@ def test_what_was_sent_once_reaches_local_beside_a_view_of_it(way, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["vectorized", "sequential"])
 def test_a_view_of_images_may_have_any_shape(way, four_domains):
-    """What it makes of them stands flat in the pool, and has its own shape in a batch."""
+    """The output of the view is flat in the pool and has its shape in a batch."""
 
     def stages(task):
         plain = fedavg(task)
@@ -446,9 +448,11 @@ def test_a_view_of_images_may_have_any_shape(way, four_domains):
 
 
 @pytest.mark.slow
-def test_new_clients_see_the_examples_through_the_view_of_a_stage(data, tmp_path):
-    """FedConcat: scored with what the concatenated encoders make of their examples, as its folder
-    says when it is loaded; the clusters are those of the others."""
+def test_new_clients_are_scored_through_the_view_of_a_stage(data, tmp_path):
+    """FedConcat scores them with the features of the concatenated encoders, as the loaded run does.
+
+    The clusters are those of the other clients.
+    """
     config = {
         "data": {"name": "arrays", "path": data},
         "partition": {"num_clients": 6, "new_clients": 0.4},

@@ -1,4 +1,4 @@
-"""Rules that end a run early: which rows meet them, what is left, and what --resume does then."""
+"""Checks rules that end a run early: when they are met, what is saved, and what --resume does."""
 
 import json
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ def rows(stage="train", **validation):
         ([50, 60, 60], ""),
         ([50, 60, 60, 59], "patience"),
         ([50, 60, 59, 61, 60], ""),
-        ([50, 60, 59, 58, 70], "patience"),  # as it would have ended before the 70
+        ([50, 60, 59, 58, 70], "patience"),  # it would have ended before the 70
         ([50, 60, 90], "target"),
         ([], ""),
     ],
@@ -60,7 +60,7 @@ def test_a_run_ends_when_each_seed_alone_would_have_ended():
     assert stopping.rule_met(experiment((0, 1)), rows(s0=[100] * 9, s1=[100] * 9)) == ""
 
 
-def test_only_the_last_stage_counts():
+def test_rules_apply_only_to_the_last_stage():
     two = experiment(stages=("features", "head"), patience=2, target=90.0)
     first = rows("features", s0=[95, 94, 93, 92])
     assert stopping.rule_met(two, first) == ""
@@ -69,7 +69,7 @@ def test_only_the_last_stage_counts():
 
 
 @pytest.mark.parametrize(
-    "sections, said",
+    "sections, message",
     [
         ({"run": {"patience": 3}}, "--config.partition.validation=0.1"),
         ({"run": {"patience": -1}}, "config.run.patience must not be negative"),
@@ -77,8 +77,8 @@ def test_only_the_last_stage_counts():
         ({"run": {"max_seconds": -1.0}}, "config.run.max_seconds must not be negative"),
     ],
 )
-def test_rules_that_cannot_be(sections, said):
-    with pytest.raises(BadInput, match=said):
+def test_invalid_rules_are_rejected(sections, message):
+    with pytest.raises(BadInput, match=message):
         resolve(sections)
 
 
@@ -104,7 +104,7 @@ def content(folder):
 
 
 def a_target(whole):
-    """An accuracy that both seeds have reached for the first time after 4 rounds; 2 are too few."""
+    """An accuracy that both seeds have reached after 4 rounds, but not both after 2."""
     by_round = {n: [r["accuracy"]["mean"] for r in whole if r["round"] == n] for n in (2, 4)}
     target = min(max(by_round[2][i], by_round[4][i]) for i in (0, 1))
     assert min(by_round[2]) < target
@@ -116,8 +116,8 @@ def test_a_target_ends_a_run_and_a_resumed_one_after_the_same_round(
     toy, whole, tmp_path, capsys, monkeypatch
 ):
     target = f"--config.run.target={a_target(whole)}"
-    here = [f"--config={toy}", "--seeds=0,1", target]
-    assert call(*here, f"--workdir={tmp_path / 'a'}") == 0
+    arguments = [f"--config={toy}", "--seeds=0,1", target]
+    assert call(*arguments, f"--workdir={tmp_path / 'a'}") == 0
     out = capsys.readouterr().out
     assert "stopped by target after round 4" in out and "4 rounds, stopped by target, in" in out
     summary = json.loads((tmp_path / "a/summary.json").read_text())
@@ -125,23 +125,23 @@ def test_a_target_ends_a_run_and_a_resumed_one_after_the_same_round(
     assert comparable(tmp_path / "a") == without_clock(whole[:4])
     with monkeypatch.context() as patch:
         stopping_after(3, patch)
-        assert call(*here, f"--workdir={tmp_path / 'b'}") == 130
-    assert call(*here, f"--workdir={tmp_path / 'b'}", "--resume") == 0
+        assert call(*arguments, f"--workdir={tmp_path / 'b'}") == 130
+    assert call(*arguments, f"--workdir={tmp_path / 'b'}", "--resume") == 0
     assert comparable(tmp_path / "b") == comparable(tmp_path / "a")
     before = content(tmp_path / "a")
-    assert call(*here, f"--workdir={tmp_path / 'a'}", "--resume") == 0
+    assert call(*arguments, f"--workdir={tmp_path / 'a'}", "--resume") == 0
     assert content(tmp_path / "a") == before
-    (tmp_path / "a/summary.json").unlink()  # as a kill before it was written leaves the folder
-    assert call(*here, f"--workdir={tmp_path / 'a'}", "--resume") == 0
+    (tmp_path / "a/summary.json").unlink()  # as if the run was killed before writing it
+    assert call(*arguments, f"--workdir={tmp_path / 'a'}", "--resume") == 0
     again = json.loads((tmp_path / "a/summary.json").read_text())
     assert again["stopped"] == summary["stopped"] and again["last"] == summary["last"]
-    assert call(*here[:2], f"--workdir={tmp_path / 'a'}", "--resume") == 0  # without the rule
+    assert call(*arguments[:2], f"--workdir={tmp_path / 'a'}", "--resume") == 0  # without the rule
     assert comparable(tmp_path / "a") == without_clock(whole)
     assert "stopped" not in json.loads((tmp_path / "a/summary.json").read_text())
 
 
 def is_over_after(rounds, monkeypatch):
-    """The time is over as soon as so many rounds are played."""
+    """Makes the time limit end after this number of rounds."""
     play = runner.Engine.play
 
     def counted(self, at_most):
@@ -154,21 +154,21 @@ def is_over_after(rounds, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_end_of_the_time_saves_the_state(toy, whole, tmp_path, capsys, monkeypatch):
-    here = [f"--config={toy}", "--seeds=0,1", f"--workdir={tmp_path / 'a'}"]
+def test_the_time_limit_saves_the_state(toy, whole, tmp_path, capsys, monkeypatch):
+    arguments = [f"--config={toy}", "--seeds=0,1", f"--workdir={tmp_path / 'a'}"]
     with monkeypatch.context() as patch:
         is_over_after(1, patch)
-        assert call(*here, "--config.run.max_seconds=1") == 130  # there is nothing to sum up
-    said = capsys.readouterr().err
-    assert "stopped by max_seconds after round 1 of 12, before the first evaluation" in said
-    assert "the same command" in said and said.count("\n") == 1
+        assert call(*arguments, "--config.run.max_seconds=1") == 130  # nothing to summarize
+    error = capsys.readouterr().err
+    assert "stopped by max_seconds after round 1 of 12, before the first evaluation" in error
+    assert "the same command" in error and error.count("\n") == 1
     with monkeypatch.context() as patch:
         is_over_after(5, patch)
-        assert call(*here, "--config.run.max_seconds=9", "--resume") == 0
+        assert call(*arguments, "--config.run.max_seconds=9", "--resume") == 0
     summary = json.loads((tmp_path / "a/summary.json").read_text())
     assert summary["stopped"] == {"rule": "max_seconds", "round": 5}
     assert [row["round"] for row in comparable(tmp_path / "a")] == [2, 2, 4, 4]
-    assert call(*here, "--config.run.max_seconds=1e9", "--resume") == 0
+    assert call(*arguments, "--config.run.max_seconds=1e9", "--resume") == 0
     assert comparable(tmp_path / "a") == without_clock(whole)
     assert "stopped" not in json.loads((tmp_path / "a/summary.json").read_text())
 
@@ -181,5 +181,5 @@ def test_joined_runs_with_a_rule_are_run_one_by_one(toy, whole, tmp_path, capsys
     assert sweep.main(["sweep", f"--config={toy}", f"--out={out}", *grid, target]) == 0
     assert "running one by one instead of together" in capsys.readouterr().out
     rows = comparable(out / "fedprox,mu=0.0"), without_clock(whole[:4])
-    joined, alone = ([{**row, "flops": 0} for row in each] for each in rows)  # FedProx's has more
+    joined, alone = ([{**row, "flops": 0} for row in each] for each in rows)  # FedProx has more
     assert joined == alone

@@ -1,4 +1,4 @@
-"""Sweeps: the plan, bad input before anything is run, and small ones from start to end."""
+"""Checks sweeps: the plan, bad input before any run, and small sweeps from start to end."""
 
 import json
 import os
@@ -26,7 +26,7 @@ QUICK = Shared(str(ROOT / "configs/quickstart.py"))
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A config file that trains in a moment."""
+    """A config file of a short run."""
     folder = tmp_path_factory.mktemp("toy")
     toys.write_examples(folder / "data.npz")
     return toys.write_config(folder, run={"rounds": 2, "eval_every": 2, "cohort": 3})
@@ -45,7 +45,7 @@ def comparable(workdir):
 # The plan.
 
 
-def test_grids_are_read():
+def test_grids_are_parsed():
     texts = ["method.mu=0.1,1", "config.model.widths=(4, 5),(6,)", "partition.name=iid"]
     assert sweep.parse_grid(texts) == {
         "method.mu": ["0.1", "1"],
@@ -54,7 +54,7 @@ def test_grids_are_read():
     }
 
 
-def test_a_method_without_a_setting_has_one_cell_for_it():
+def test_a_grid_setting_that_a_method_lacks_adds_no_cells():
     grid = {"method.mu": ["0.1", "1"], "local.lr": ["0.1", "1e-3"]}
     cells = sweep.plan(QUICK, ["fedavg", "fedprox"], grid)
     assert list(cells) == [
@@ -71,7 +71,7 @@ def test_a_method_without_a_setting_has_one_cell_for_it():
     assert cell.seeds == [0] and cell.saved["seeds"] == [0]
 
 
-def test_a_base_method_brings_its_settings():
+def test_a_base_method_adds_its_settings_to_the_cells():
     grid = {"method.base": ["fedavg", "fedprox"], "method.mu": ["0.1", "1"]}
     assert list(sweep.plan(QUICK, ["client2vec"], grid)) == [
         "client2vec,base=fedavg",
@@ -80,7 +80,7 @@ def test_a_base_method_brings_its_settings():
     ]
 
 
-def test_names_are_folders():
+def test_cell_names_are_valid_folder_names():
     grid = {"data.unseen": ["a/b c", "a_b"], "partition.name": ["iid"]}
     names = list(sweep.plan(QUICK, [""], grid))
     assert len(names) == 2 and not any("/" in name for name in names)
@@ -89,12 +89,12 @@ def test_names_are_folders():
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The current folder has a file own.py with parts of the user's own and a config."""
+    """A file own.py in the current folder, with user-defined parts and a config."""
     monkeypatch.chdir(tmp_path)
     return own_parts.write(tmp_path)
 
 
-def test_methods_and_values_of_a_grid_may_be_ones_own(own):
+def test_methods_and_values_of_a_grid_may_be_user_defined(own):
     methods = ["fedprox", "near", "own.py:near", f"{own}:near"]
     grid = {"method.pull": ["1"], "model.name": ["mlp", "own.py:Net"]}
     cells = sweep.plan(Shared("own.py"), methods, grid)
@@ -108,7 +108,7 @@ def test_methods_and_values_of_a_grid_may_be_ones_own(own):
     assert cells["own.py:near,pull=1.0,model.name=mlp"].saved["parts"]["own.py:near"]
 
 
-def test_a_sweep_refuses_what_its_workers_cannot_find_and_another_source(own, tmp_path):
+def test_a_sweep_rejects_lambdas_and_a_changed_source(own, tmp_path):
     own.write_text(own.read_text().replace('"name": halves', '"name": lambda *of: halves(*of)'))
     with pytest.raises(BadInput, match="config.partition.name=.*<lambda>.* is a lambda or a local"):
         sweep.plan(Shared("own.py"), ["near"], {})
@@ -122,7 +122,7 @@ def test_a_sweep_refuses_what_its_workers_cannot_find_and_another_source(own, tm
 
 
 @pytest.mark.slow
-def test_workers_find_parts_of_ones_own(own, tmp_path):
+def test_workers_find_user_defined_parts(own, tmp_path):
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": "1"}
     environment = {**os.environ, **quick, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "fedjax_lab.sweep", "--config=own.py", "--workers=2"]
@@ -134,8 +134,8 @@ def test_workers_find_parts_of_ones_own(own, tmp_path):
     )
 
 
-def test_a_sweep_of_an_earlier_version_goes_on(tmp_path, monkeypatch):
-    """The same command finds its cells, though a key and a value in the grid have other names."""
+def test_a_sweep_of_an_earlier_version_resumes(tmp_path, monkeypatch):
+    """The same command finds its cells although a key and a value of the grid were renamed."""
     command = {"local.rate": ["0.1"], "engine.strategy": ["vectorised"]}
     monkeypatch.setitem(aliases.ALIASES, "local.rate", "local.lr")
     grid = sweep.parse_grid(f"{key}={','.join(texts)}" for key, texts in command.items())
@@ -147,14 +147,14 @@ def test_a_sweep_of_an_earlier_version_goes_on(tmp_path, monkeypatch):
     assert list(sweep.check_folder(QUICK, cells, tmp_path)) == list(cells)
 
 
-def test_overrides_and_seeds_are_everyones():
+def test_overrides_and_seeds_apply_to_all_cells():
     shared = QUICK._replace(overrides=[("run.rounds", "3")], seeds=[4, 5])
     cells = sweep.plan(shared, ["fedavg", "moon"], {})
     assert list(cells) == ["fedavg", "moon"]
     assert all(c.config.run.rounds == 3 and c.seeds == [4, 5] for c in cells.values())
 
 
-def test_shares_are_the_whole_and_have_nothing_in_common():
+def test_shares_are_disjoint_and_cover_all_cells():
     cells = {name: None for name in "abcdefg"}
     shares = [sweep.share_of(cells, f"{i}/3") for i in range(3)]
     assert [list(share) for share in shares] == [list("adg"), list("be"), list("cf")]
@@ -165,7 +165,7 @@ def test_shares_are_the_whole_and_have_nothing_in_common():
 
 
 def test_shares_may_begin_at_the_same_time(tmp_path):
-    """A plan that another one is writing is not something else in the folder."""
+    """A plan that another share is still writing does not count as a foreign file."""
     cells = sweep.plan(QUICK, ["fedavg"], {})
     (tmp_path / "sweep.json.0123.tmp").touch()
     assert sweep.check_folder(QUICK, cells, tmp_path) == {}
@@ -174,7 +174,7 @@ def test_shares_may_begin_at_the_same_time(tmp_path):
         sweep.check_folder(QUICK, cells, tmp_path)
 
 
-def test_a_folder_takes_more_cells_of_the_same_sweep_alone(tmp_path):
+def test_a_folder_accepts_more_cells_of_the_same_sweep_only(tmp_path):
     shared = QUICK._replace(overrides=[("run.rounds", "3")], seeds=[0])
     first = sweep.plan(shared, ["fedavg"], {"local.lr": ["0.1"]})
     assert sweep.check_folder(shared, first, tmp_path / "new") == {}
@@ -198,12 +198,12 @@ def test_a_folder_takes_more_cells_of_the_same_sweep_alone(tmp_path):
         sweep.check_folder(shared, first, tmp_path)
 
 
-def test_how_a_cell_ended(tmp_path):
+def test_the_outcome_of_a_cell_is_recorded_and_read(tmp_path):
     assert sweep_folder.ended(tmp_path / "a") is sweep_folder.failure(tmp_path / "a") is None
     sweep.record(Outcome(0), tmp_path / "a")
     assert not (tmp_path / "a").exists()
     sweep.record(Outcome(1, "one\ntwo"), tmp_path / "a")
-    assert sweep_folder.ended(tmp_path / "a") is None  # it is tried again
+    assert sweep_folder.ended(tmp_path / "a") is None  # so it is retried
     assert sweep_folder.failure(tmp_path / "a") == Outcome(1, "one\ntwo")
     assert sweep.shown(tmp_path / "a") == "failed: two"
     sweep.record(Outcome(3, "diverged in round 1"), tmp_path / "a")
@@ -269,7 +269,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("arguments, message", BAD)
-def test_bad_input_is_one_line_before_anything_is_run(arguments, message, toy, tmp_path, capsys):
+def test_bad_input_is_a_one_line_error_before_any_run(arguments, message, toy, tmp_path, capsys):
     out = tmp_path / "out"
     assert call(f"--config={toy}", f"--out={out}", *arguments) == 2
     error = capsys.readouterr().err
@@ -315,8 +315,8 @@ def test_a_finished_cell_is_not_run_again(swept, toy, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_interrupted_and_gone_on(swept, toy, tmp_path, monkeypatch, capsys):
-    """The numbers of an uninterrupted sweep; what was finished or saved is not done again."""
+def test_an_interrupted_sweep_resumes(swept, toy, tmp_path, monkeypatch, capsys):
+    """It has the numbers of an uninterrupted sweep and repeats no finished or saved round."""
     out, running, played, run = tmp_path / "out", [], [], runner.run
 
     def noted(job, *rest, **options):
@@ -345,9 +345,7 @@ def test_interrupted_and_gone_on(swept, toy, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_failed_cell_does_not_stop_the_others_and_is_tried_again(
-    toy, tmp_path, monkeypatch, capsys
-):
+def test_a_failed_cell_does_not_stop_the_others_and_is_retried(toy, tmp_path, monkeypatch, capsys):
     out, run = tmp_path / "out", runner.run
     arguments = [f"--config={toy}", f"--out={out}", "--grid=local.lr=1e25,0.1,0.2"]
 
@@ -357,21 +355,22 @@ def test_a_failed_cell_does_not_stop_the_others_and_is_tried_again(
         return run(job, *rest, **options)
 
     monkeypatch.setattr(runner, "run", fail_one)
-    monkeypatch.setattr("fedjax_lab.errors.place_of", lambda error: "")  # of a fault of the program
+    # as if the error came from the package and not from a user's code
+    monkeypatch.setattr("fedjax_lab.errors.place_of", lambda error: "")
     assert call(*arguments) == 1
-    said = capsys.readouterr().out
-    assert "1/3  fedavg,local.lr=1e+25  diverged" in said
-    assert "2/3  fedavg,local.lr=0.1  failed: RuntimeError: no memory" in said
+    printed = capsys.readouterr().out
+    assert "1/3  fedavg,local.lr=1e+25  diverged" in printed
+    assert "2/3  fedavg,local.lr=0.1  failed: RuntimeError: no memory" in printed
     error = (out / "fedavg,local.lr=0.1/error.txt").read_text()
     assert error.startswith("exit code 1\n") and "Traceback" in error
     assert sweep_folder.ended(out / "fedavg,local.lr=0.2") == Outcome(0)
     monkeypatch.setattr(runner, "run", run)
     assert call(*arguments) == 0
-    assert "3 cells in" in (said := capsys.readouterr().out) and "2 of them done" in said
+    assert "3 cells in" in (printed := capsys.readouterr().out) and "2 of them done" in printed
     assert not (out / "fedavg,local.lr=0.1/error.txt").exists()
 
 
-def test_cells_alike_differ_in_numbers_of_method_and_local_alone(tmp_path):
+def test_cells_that_run_together_differ_only_in_numbers_of_method_and_local(tmp_path):
     grid = {"method.mu": ["0.1", "1"], "local.lr": ["0.1", "1"], "local.epochs": ["1", "2"]}
     cells = sweep.plan(QUICK, ["fedavg", "fedprox"], grid)
     names = list(cells)
@@ -388,17 +387,17 @@ def test_cells_alike_differ_in_numbers_of_method_and_local_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_together_or_one_by_one(toy, swept, tmp_path, capsys):
-    """The numbers up to rounding; and what is saved is what each alone would have saved."""
+def test_cells_run_together_have_the_numbers_of_cells_run_one_by_one(toy, swept, tmp_path, capsys):
+    """Numbers are equal up to rounding, and each cell saves what it would have saved alone."""
     out = tmp_path / "out"
     assert call(f"--config={toy}", f"--out={out}", *SMALL, "--together") == 0
     assert "one by one" not in capsys.readouterr().out
     for name, together in zip(NAMES, (None, 2, 2), strict=True):
         summary = json.loads((out / name / "summary.json").read_text())
         assert summary.get("runs_together") == together
-        for here, there in zip(comparable(swept / name), comparable(out / name), strict=True):
-            assert here["seed"] == there["seed"] and here["bytes_up"] == there["bytes_up"]
-            assert here["train_loss"] == pytest.approx(there["train_loss"], rel=1e-5)
+        for alone, other in zip(comparable(swept / name), comparable(out / name), strict=True):
+            assert alone["seed"] == other["seed"] and alone["bytes_up"] == other["bytes_up"]
+            assert alone["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
         cell = sweep_plan.make_cell(Shared(toy), name.partition(",")[0], dict(grid_of(name)))
         states = []
         for folder in (swept / name, out / name):
@@ -414,8 +413,8 @@ def grid_of(name):
 
 
 @pytest.mark.slow
-def test_together_interrupted_they_go_on_one_by_one(toy, tmp_path, monkeypatch):
-    """One seed each; in the grid are learning rates, those of the clients' optimizer."""
+def test_cells_interrupted_together_resume_one_by_one(toy, tmp_path, monkeypatch):
+    """Each cell has one seed; the grid has learning rates of the clients' optimizer."""
     out, played = tmp_path / "out", []
     arguments = [f"--config={toy}", f"--out={out}", "--grid=local.lr=0.1,0.2", "--seeds=3"]
 
@@ -437,7 +436,7 @@ def test_together_interrupted_they_go_on_one_by_one(toy, tmp_path, monkeypatch):
 
 
 def picky(task, *, mu: float = 0.0):
-    """A method whose server looks at a setting in Python, where a traced number has no value."""
+    """A method whose server branches on a setting in Python, which cannot be traced."""
     method = fedavg(task)
     (exchange,) = method.round
 
@@ -457,7 +456,7 @@ def picky(task, *, mu: float = 0.0):
         (["--methods=fedconcat", "--grid=local.lr=0.1,0.2"], "has stages"),
     ],
 )
-def test_what_cannot_be_together_is_run_one_by_one(
+def test_cells_that_cannot_run_together_run_one_by_one(
     arguments, why, toy, tmp_path, monkeypatch, capsys
 ):
     alone = []
@@ -466,21 +465,21 @@ def test_what_cannot_be_together_is_run_one_by_one(
     more = ["--together", "--config.run.rounds=12", "--config.run.cohort=0", "--seeds=0,1"]
     more += ["--config.engine.seeds=sequential"] * ("finetune" in arguments[0])
     call(f"--config={toy}", f"--out={tmp_path}", *arguments, *more)
-    said = capsys.readouterr().out
-    assert said.count("running one by one instead of together") == 1 and why in said
+    printed = capsys.readouterr().out
+    assert printed.count("running one by one instead of together") == 1 and why in printed
     assert len(alone) == 2
     assert all(options["resume"] == (why[0] in "TD") for _, options in alone)  # it had begun
 
 
 def cells_of(commands, monkeypatch):
-    """Cells that are these Python programs."""
+    """Cells that run these Python programs."""
     monkeypatch.setattr(sweep_workers, "_devices", lambda: ("cpu", 1))
     program = lambda cell, *_: [sys.executable, "-c", commands[cell.name]]  # noqa: E731
     monkeypatch.setattr(sweep_workers, "_command", program)
     return [sweep.Cell(name, "", {}, None, [0]) for name in commands]
 
 
-def test_workers_share_the_cores_and_fail_alone(tmp_path, monkeypatch):
+def test_workers_divide_the_cores_and_fail_separately(tmp_path, monkeypatch):
     show = "import os, sys; sys.exit(f'{sorted(os.sched_getaffinity(0))}')"
     cells = cells_of(dict(a="", b=show, c=show, d="import os; os._exit(7)"), monkeypatch)
     cores = os.sched_getaffinity(0)
@@ -492,7 +491,7 @@ def test_workers_share_the_cores_and_fail_alone(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_reaches_each_worker_once(tmp_path, monkeypatch):
-    """They end in their own time: after the rounds under way."""
+    """Workers end by themselves, after the rounds that they are playing."""
     wait = """
 import pathlib, signal, time
 note = pathlib.Path({!r})
@@ -512,7 +511,7 @@ time.sleep(0.1)
     assert [note.read_text() for note in notes] == ["stop"] * 2
 
 
-def test_gpus_are_dealt_in_turn(monkeypatch):
+def test_gpus_are_assigned_to_workers_in_turn(monkeypatch):
     monkeypatch.setattr(sweep_workers, "_devices", lambda: ("gpu", 2))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     dealt = [worker.environment for worker in sweep_workers._workers(3)]
@@ -525,16 +524,16 @@ def test_gpus_are_dealt_in_turn(monkeypatch):
 
 
 @pytest.mark.slow
-def test_workers_on_a_platform_that_is_not_there(toy, tmp_path, monkeypatch, capsys):
+def test_workers_on_a_missing_platform_are_a_one_line_error(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "abacus")
     assert call(f"--config={toy}", f"--out={tmp_path / 'out'}", "--workers=2") == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: JAX_PLATFORMS=abacus: ") and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: JAX_PLATFORMS=abacus: ") and printed.count("\n") == 1
 
 
 @pytest.mark.slow
-def test_workers_leave_the_same(toy, swept, tmp_path):
-    """Up to rounding: each has fewer devices."""
+def test_workers_give_the_numbers_of_one_process(toy, swept, tmp_path):
+    """They are equal up to rounding, because a worker has fewer devices."""
     out = tmp_path / "out"
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "fedjax_lab.sweep", f"--config={toy}", f"--out={out}", *SMALL]
@@ -545,9 +544,9 @@ def test_workers_leave_the_same(toy, swept, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "3/3" in done.stdout
     for name in NAMES:
-        for here, there in zip(comparable(swept / name), comparable(out / name), strict=True):
-            assert here["train_loss"] == pytest.approx(there["train_loss"], rel=1e-4)
-            assert here["seed"] == there["seed"]
+        for alone, other in zip(comparable(swept / name), comparable(out / name), strict=True):
+            assert alone["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+            assert alone["seed"] == other["seed"]
 
 
 # Searches for settings, and seeds that are added.
@@ -557,7 +556,7 @@ UNTIL = ["--until=ci:0.01", "--max_seeds=4", "--seeds=0,1"]
 
 
 def numbers_of(out):
-    """What every run of a sweep has measured, by the path of its folder."""
+    """The metrics of every run of a sweep, by the path of its folder."""
     folders = [path.parent for path in out.rglob("summary.json")]
     return {str(folder.relative_to(out)): comparable(folder) for folder in folders}
 
@@ -574,7 +573,7 @@ def tuned(toy, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_draws_then_the_best_with_all_seeds_then_more_seeds(tuned, toy, capsys):
+def test_a_search_runs_draws_then_the_best_with_all_seeds_then_more_seeds(tuned, toy, capsys):
     numbers, plan = numbers_of(tuned), cells_of_plan(tuned)
     draws = {name: rows for name, rows in numbers.items() if name.startswith("draws/")}
     finals = {name: rows for name, rows in numbers.items() if name not in draws}
@@ -593,21 +592,21 @@ def test_draws_then_the_best_with_all_seeds_then_more_seeds(tuned, toy, capsys):
         assert plan[name]["tuned"]["draws"] == 3 and plan[name]["until"] == "ci:0.01"
         assert [row["seed"] for row in rows] == [0, 1, 2, 3]
     assert len(finals) == 2
-    # What is done is not run again, and the report knows what a search has cost.
+    # Finished runs are not repeated, and the report states how many draws were made.
     assert call(f"--config={toy}", f"--out={tuned}", *TUNED, *UNTIL) == 0
-    assert "6 draws in" in (said := capsys.readouterr().out) and "6 of them done" in said
+    assert "6 draws in" in (printed := capsys.readouterr().out) and "6 of them done" in printed
     assert report.main([str(tuned)]) == 0
-    said = capsys.readouterr().out
-    assert said.count("the best of 3 draws (random:3) chosen on validation examples") == 2
-    assert "(--until=ci:0.01)" in said and "\nfedprox" in said and "\ndraws" not in said
+    printed = capsys.readouterr().out
+    assert printed.count("the best of 3 draws (random:3) chosen on validation examples") == 2
+    assert "(--until=ci:0.01)" in printed and "\nfedprox" in printed and "\ndraws" not in printed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [2, 7, 10])
-def test_searches_and_more_seeds_are_interrupted_and_go_on(
+def test_an_interrupted_search_with_more_seeds_resumes(
     stop_at, tuned, toy, tmp_path, monkeypatch, capsys
 ):
-    """In a draw, in a cell and while seeds are added: the numbers are those of the whole."""
+    """The interrupt comes in a draw, in a cell or while seeds are added."""
     out, played = tmp_path / "out", []
 
     def noted(self, at_most, play=Engine.play):
@@ -621,13 +620,13 @@ def test_searches_and_more_seeds_are_interrupted_and_go_on(
     assert call(*arguments) == 130
     assert "the same command continues" in capsys.readouterr().err
     assert call(*arguments) == 0
-    assert len(played) == 2 * 10  # no round twice: 6 draws, 2 cells, 2 cells with more seeds
+    assert len(played) == 2 * 10  # no round is repeated: 6 draws, 2 cells, 2 cells with more seeds
     assert numbers_of(out) == numbers_of(tuned)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [["--together"], ["--workers=2"]])
-def test_searches_and_more_seeds_together_and_in_workers(how, tuned, toy, tmp_path):
+def test_a_search_together_or_in_workers_has_the_same_numbers(how, tuned, toy, tmp_path):
     out = tmp_path / "out"
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "fedjax_lab.sweep", f"--config={toy}", f"--out={out}"]
@@ -635,27 +634,27 @@ def test_searches_and_more_seeds_together_and_in_workers(how, tuned, toy, tmp_pa
     command += [*TUNED, *UNTIL, *how]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    here, there = numbers_of(out), numbers_of(tuned)
-    assert here.keys() == there.keys()
-    for name in here:
-        losses = [[row["train_loss"] for row in rows] for rows in (here[name], there[name])]
+    got, expected = numbers_of(out), numbers_of(tuned)
+    assert got.keys() == expected.keys()
+    for name in got:
+        losses = [[row["train_loss"] for row in rows] for rows in (got[name], expected[name])]
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_shares_of_a_search_are_its_cells_with_their_draws(tuned, toy, tmp_path):
+def test_a_share_of_a_search_has_its_cells_with_their_draws(tuned, toy, tmp_path):
     out = tmp_path / "out"
     arguments = [f"--config={toy}", f"--out={out}", *TUNED, "--seeds=0,1"]
     assert call(*arguments, "--share=1/2") == 0
     assert all("fedprox" in name for name in numbers_of(out)) and len(numbers_of(out)) == 4
     assert call(*arguments, "--share=0/2") == 0
     assert numbers_of(out).keys() == numbers_of(tuned).keys()
-    assert call(*arguments, *UNTIL[:2]) == 0  # and seeds by all of them
+    assert call(*arguments, *UNTIL[:2]) == 0  # adds seeds to all cells
     assert numbers_of(out) == numbers_of(tuned)
 
 
 @pytest.mark.slow
-def test_a_draw_that_fails_is_told_and_tried_again(toy, tmp_path, monkeypatch, capsys):
+def test_a_failed_draw_is_reported_and_retried(toy, tmp_path, monkeypatch, capsys):
     out, run, failing = tmp_path / "out", runner.run, []
 
     def fail_one(job, folder, *rest, **options):
@@ -674,7 +673,7 @@ def test_a_draw_that_fails_is_told_and_tried_again(toy, tmp_path, monkeypatch, c
 
 
 @pytest.mark.slow
-def test_more_seeds_of_a_sweep_train_these_alone(swept, toy, tmp_path, monkeypatch):
+def test_adding_seeds_to_a_sweep_trains_only_these_seeds(swept, toy, tmp_path, monkeypatch):
     out, trained = tmp_path / "out", []
     shutil.copytree(swept, out)
 

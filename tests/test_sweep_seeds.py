@@ -1,4 +1,4 @@
-"""When cells of a sweep get more seeds, and which."""
+"""Checks when cells of a sweep get more seeds, and which seeds they get."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def names(pairs):
     return [(pair.cell.name, pair.baseline.name) for pair in pairs]
 
 
-def test_a_method_is_the_baseline_at_each_point_of_the_grid():
+def test_a_baseline_method_is_paired_at_each_point_of_the_grid():
     grid = {"local.lr": ["0.1", "1"], "method.mu": ["2", "3"]}
     assert names(sweep_seeds.pairs(planned(["fedavg", "fedprox"], grid), goal())) == [
         ("fedprox,local.lr=0.1,mu=2.0", "fedavg,local.lr=0.1"),
@@ -35,7 +35,7 @@ def test_a_method_is_the_baseline_at_each_point_of_the_grid():
     ]
 
 
-def test_a_cell_is_the_baseline_at_its_partition_and_its_twins_are_elsewhere():
+def test_a_baseline_cell_means_the_same_settings_in_every_partition():
     grid = {"partition.num_clients": ["5", "6"], "method.mu": ["2", "3"]}
     cells = planned(["fedprox"], grid)
     pairs = sweep_seeds.pairs(cells, goal(baseline="fedprox,partition.num_clients=5,mu=2.0"))
@@ -54,20 +54,20 @@ def test_a_cell_is_the_baseline_at_its_partition_and_its_twins_are_elsewhere():
 
 
 @pytest.mark.parametrize("until", ["0.5", "ci", "ci:", "ci:0", "ci:-1", "ci:101", "ci:x", "ci:1e9"])
-def test_only_a_half_width_in_points_is_a_goal(until):
+def test_until_must_be_a_half_width_in_percentage_points(until):
     with pytest.raises(BadInput, match="is not ci:POINTS"):
         goal(until)
 
 
 def differing(cells, out, differences):
-    """Finished runs; the baseline's accuracy is 50, and the other's is that plus the difference."""
+    """Writes finished runs: the baseline's accuracy is 50, the other's 50 plus the difference."""
     baseline, other = cells
     finished_cells.finish(baseline, out, dict.fromkeys(range(len(differences)), 50.0))
     finished_cells.finish(other, out, {i: 50 + d for i, d in enumerate(differences)})
 
 
 def test_seeds_are_added_in_batches_until_the_difference_is_clear(tmp_path):
-    """Both cells of a pair get the same ones."""
+    """Both cells of a pair get the same seeds."""
     cells = planned(["fedavg", "moon"])
     pairs = sweep_seeds.pairs(cells, goal())
     differences = 3 + np.random.default_rng(0).normal(size=20)
@@ -99,7 +99,7 @@ def test_no_cell_has_more_than_max_seeds(tmp_path):
     assert sweep_seeds.compare(pairs[0], few, tmp_path).state == "open"
 
 
-def test_clear_cells_get_no_seeds_and_baselines_those_of_all_others(tmp_path):
+def test_only_open_cells_and_their_baseline_get_seeds(tmp_path):
     fedavg, moon, fedprox = planned(["fedavg", "moon", "fedprox"])
     pairs = sweep_seeds.pairs([fedavg, moon, fedprox], goal())
     four = range(4)
@@ -110,19 +110,19 @@ def test_clear_cells_get_no_seeds_and_baselines_those_of_all_others(tmp_path):
     assert {run.name for run in runs} == {"fedavg", "fedprox"}
 
 
-def test_what_a_kill_has_cut_short_is_ended_before_anything_is_decided(tmp_path):
+def test_killed_runs_are_finished_before_seeds_are_added(tmp_path):
     cells = fedavg, moon = planned(["fedavg", "moon"])
     pairs = sweep_seeds.pairs(cells, goal())
     differing(cells, tmp_path, [0.0, 9.0])
     finished_cells.begin_more(moon, tmp_path, [2, 3])
     (run,) = sweep_seeds.next_runs(pairs, goal(), tmp_path)
     assert (run.name, run.seeds) == ("moon", [0, 1, 2, 3])
-    finished_cells.finish(moon, tmp_path, dict.fromkeys(range(4), 50.0))  # the baseline is behind
+    finished_cells.finish(moon, tmp_path, dict.fromkeys(range(4), 50.0))  # fedavg lacks two seeds
     (run,) = sweep_seeds.next_runs(pairs, goal(), tmp_path)
     assert (run.name, run.seeds) == ("fedavg", [0, 1, 2, 3])
 
 
-def test_cells_that_diverge_or_fail_get_no_seeds(tmp_path):
+def test_diverged_cells_get_no_seeds_and_cells_without_summary_are_unfinished(tmp_path):
     cells = fedavg, moon = planned(["fedavg", "moon"])
     pairs = sweep_seeds.pairs(cells, goal())
     differing(cells, tmp_path, [0.0, 9.0])
@@ -136,8 +136,8 @@ def test_cells_that_diverge_or_fail_get_no_seeds(tmp_path):
     assert sweep_seeds.compare(pairs[0], goal(), tmp_path).state == "unfinished"
 
 
-def test_a_sweep_that_has_got_seeds_goes_on_with_the_same_command(tmp_path):
-    """And takes more of them, but not others or fewer."""
+def test_a_sweep_with_added_seeds_resumes_with_the_same_command(tmp_path):
+    """It also accepts more seeds, but neither other seeds nor fewer."""
     cells = {cell.name: cell for cell in planned(["fedavg", "moon"])}
     sweep_folder.write_plan({}, cells, tmp_path)
     differing(list(cells.values()), tmp_path, [0.0, 9.0, 3.0, 4.0])
@@ -151,14 +151,14 @@ def test_a_sweep_that_has_got_seeds_goes_on_with_the_same_command(tmp_path):
     for shared, some, message in (
         (QUICK._replace(seeds=[0]), methods, r"config.seeds is \[0, 1\], not \[0\]"),
         (QUICK._replace(seeds=[1, 2]), methods, r"config.seeds is \[0, 1\], not \[1, 2\]"),
-        (more, ["moon"], "config.run.rounds is 20, not 99"),  # fedavg would stay behind
+        (more, ["moon"], "config.run.rounds is 20, not 99"),  # fedavg would keep 20 rounds
         (QUICK._replace(seeds=[*range(5)]), ["moon"], r"config.seeds is \[0, 1\], not"),
     ):
         with pytest.raises(BadInput, match=message):
             sweep_folder.check_folder(shared, sweep_plan.plan(shared, some, {}), tmp_path)
 
 
-def test_more_rounds_are_something_to_do(tmp_path):
+def test_a_finished_cell_is_not_done_if_more_rounds_are_requested(tmp_path):
     (moon,) = planned(["moon"])
     finished_cells.finish(moon, tmp_path, {0: 50.0, 1: 60.0})
     longer = QUICK._replace(overrides=[("run.rounds", "99")])

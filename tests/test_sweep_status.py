@@ -1,4 +1,4 @@
-"""The state of a sweep, told from its folder alone."""
+"""Checks the state of a sweep, which is read from its folder alone."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def row(rounds, seconds):
 
 @pytest.fixture
 def out(tmp_path):
-    """A sweep of 20 rounds: one cell done, one diverged, failed, stopped, two that wait."""
+    """A sweep of 20 rounds with a done, diverged, failed and stopped cell, and two waiting ones."""
     cells = sweep_plan.plan(QUICK, METHODS, {})
     sweep_folder.write_plan({}, cells, tmp_path)
     times = {"seconds": 30.0, "compile_seconds": 10.0}
@@ -47,7 +47,7 @@ def tree(folder):
     return {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
 
 
-def test_each_cell_has_its_state(out):
+def test_the_state_of_each_cell_is_read_without_writing(out):
     before = tree(out)
     each = states(out)
     assert {name: each[name].state for name in METHODS} == {
@@ -67,12 +67,12 @@ def test_each_cell_has_its_state(out):
 def test_a_run_is_running_while_its_folder_is_locked(out):
     with lock.owned(out / "fedbn"):
         assert states(out)["fedbn"].state == "running"
-        with lock.owned(out / "fedbn"):  # the owner still has it
+        with lock.owned(out / "fedbn"):  # the owner still holds the lock
             pass
     assert states(out)["fedbn"].state == "stopped"
 
 
-def test_the_lock_of_another_process_is_seen_and_not_taken(out):
+def test_the_lock_of_another_process_is_detected_but_not_taken(out):
     program = (
         "import sys; from pathlib import Path; from fedjax_lab.running import lock\n"
         "with lock.owned(Path(sys.argv[1])): print('held', flush=True); sys.stdin.readline()\n"
@@ -87,7 +87,7 @@ def test_the_lock_of_another_process_is_seen_and_not_taken(out):
     assert states(out)["fedbn"].state == "stopped"
 
 
-def test_seeds_that_are_added_have_their_own_rounds(out):
+def test_rounds_of_added_seeds_are_counted_separately(out):
     cell = sweep_plan.plan(QUICK, ["fedavg"], {})["fedavg"]
     finished_cells.begin_more(cell, out, [2, 3])
     assert states(out)["fedavg"].state == "done"
@@ -96,7 +96,7 @@ def test_seeds_that_are_added_have_their_own_rounds(out):
     assert (status.state, status.played, status.said) == ("running", 0, "adds seeds 2, 3")
 
 
-def test_the_table_tells_all_and_estimates_the_end(out, capsys):
+def test_the_table_lists_all_runs_and_estimates_the_time_left(out, capsys):
     assert sweep.main(["sweep", "--status", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:4] == ["state", "run", "round", "since"]
@@ -115,7 +115,7 @@ def test_the_table_tells_all_and_estimates_the_end(out, capsys):
     assert lines[10].endswith("about 2 min left at the pace so far, 1 run at a time")
 
 
-def test_the_estimate_counts_runs_at_once_and_ends_with_the_last(out):
+def test_the_estimated_time_left_before_during_and_after_the_runs(out):
     each = [s._replace(state="running") if s.name == "fedbn" else s for s in states(out).values()]
     each = [s._replace(state="running") if s.name == "local" else s for s in each]
     assert sweep_status.text(each, 1, 0.0).endswith(
@@ -128,7 +128,7 @@ def test_the_estimate_counts_runs_at_once_and_ends_with_the_last(out):
     assert "no estimate of the time left yet" in sweep_status.text(fresh, 0, 0.0)
 
 
-def test_damaged_files_are_told_as_failures(out):
+def test_damaged_files_are_reported_as_failures(out):
     (out / "fedavg/summary.json").write_text("{")
     status = states(out)["fedavg"]
     assert status.state == "failed" and "summary.json cannot be used" in status.said
@@ -152,7 +152,7 @@ def test_durations(seconds, text):
         (["--status=gx://a/b"], "gx://"),
     ],
 )
-def test_bad_input_is_one_line(arguments, message, tmp_path, capsys):
+def test_bad_input_is_a_one_line_error(arguments, message, tmp_path, capsys):
     arguments = [argument.format(tmp=tmp_path) for argument in arguments]
     assert sweep.main(["sweep", *arguments]) == 2
     error = capsys.readouterr().err

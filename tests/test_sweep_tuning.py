@@ -1,4 +1,4 @@
-"""The draws of a search, and the one that is chosen."""
+"""Checks the draws of a random search, and which draw is chosen."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def drawn(contender, key):
     return [draw.grid[key] for draw in contender.draws]
 
 
-def test_every_method_gets_as_many_draws_and_the_same_ones_of_a_shared_setting():
+def test_methods_get_equally_many_draws_and_share_the_values_of_common_settings():
     _, each = contenders(["fedavg", "fedprox", "moon"])
     assert [len(contender.draws) for contender in each] == [5, 5, 5]
     rates = [drawn(contender, "local.lr") for contender in each]
@@ -33,11 +33,11 @@ def test_every_method_gets_as_many_draws_and_the_same_ones_of_a_shared_setting()
     assert all(set(draw.grid) == {"method.mu", "local.lr"} for draw in each[1].draws)
     assert all(draw.seeds == [3] and draw.saved["seeds"] == [3] for draw in each[1].draws)
     assert each[1].draws[0].name.startswith("draws/fedprox,mu=")
-    # The quantiles of mu are those of fedprox, in moon's wider range.
+    # mu has the same quantiles as for fedprox, but in moon's wider range.
     assert float(drawn(each[2], "method.mu")[0]) > float(drawn(each[1], "method.mu")[0])
 
 
-def test_more_draws_keep_the_first_and_another_stream_is_others():
+def test_more_draws_keep_the_first_ones_and_another_stream_gives_others():
     (_, (few,)), (_, (many,)), (_, (others,)) = (
         contenders(["fedprox"], tune) for tune in ("random:3", "random:6", "random:3:1")
     )
@@ -45,7 +45,7 @@ def test_more_draws_keep_the_first_and_another_stream_is_others():
     assert not {d.name for d in others.draws} & {d.name for d in many.draws}
 
 
-def test_what_is_given_is_not_drawn_and_each_point_of_the_grid_has_draws():
+def test_given_settings_are_not_drawn_and_each_point_of_the_grid_has_draws():
     shared = QUICK._replace(overrides=[("local.lr", "0.1")])
     _, each = contenders(["fedprox"], grid={"partition.num_clients": ["5", "10"]}, shared=shared)
     assert [contender.cell.grid for contender in each] == [
@@ -58,7 +58,7 @@ def test_what_is_given_is_not_drawn_and_each_point_of_the_grid_has_draws():
     assert [draw.name for draw in alone.draws] == ["draws/fedavg"]
 
 
-def test_ranges_of_flags_come_first_and_wrappers_bring_those_of_their_base():
+def test_range_flags_override_defaults_and_wrappers_add_ranges_of_their_base():
     given = ["method.mu=choice:7,8", "config.local.momentum=uniform:0,0.9"]
     _, (each,) = contenders(["fedprox"], given=given)
     assert set(drawn(each, "method.mu")) <= {"7", "8"}
@@ -91,19 +91,19 @@ def test_adaptive_optimizers_have_smaller_learning_rates():
         ({"shared": QUICK._replace(overrides=[("partition.validation", "0")])}, "--config.partit"),
     ],
 )
-def test_what_cannot_be_drawn_is_told(more, message):
+def test_bad_searches_are_rejected(more, message):
     with pytest.raises(BadInput) as error:
         contenders(["fedprox"], **more)
     assert message in str(error.value) and len(str(error.value)) < 300
 
 
-def test_a_test_set_chooses_without_validation_examples():
+def test_choosing_by_the_test_set_needs_no_validation_examples():
     shared = QUICK._replace(overrides=[("partition.validation", "0")])
     search, (each,) = contenders(["fedprox"], on="test", shared=shared)
     assert search.on == "test" and len(each.draws) == 5
 
 
-def test_ranges_beside_a_method_of_ones_own(tmp_path, monkeypatch):
+def test_ranges_of_a_user_defined_method(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = """
 from fedjax_lab.methods.fedavg import fedavg
@@ -121,18 +121,18 @@ def two(task, *, push: float = 0.0): return fedavg(task)
         contenders(["own.py:one"])
 
 
-# The choice.
+# Choosing a draw.
 
 
 def chosen(each, out, search):
     return sweep_tuning.chosen(each, out, QUICK, search)
 
 
-def test_the_best_on_validation_is_chosen_and_becomes_a_cell_with_all_seeds(tmp_path):
+def test_the_best_draw_on_validation_becomes_a_cell_with_all_seeds(tmp_path):
     search, (each,) = contenders(["fedprox"])
     assert sweep_tuning.waiting(each, tmp_path) == 5
     for draw, validation in zip(each.draws, (50.0, 70.0, 90.0, 90.0, 60.0), strict=True):
-        # Tests alone would choose the first one.
+        # The test accuracies would choose the first draw.
         finished_cells.finish(draw, tmp_path, {3: 100 - validation}, validation)
     assert sweep_tuning.waiting(each, tmp_path) == 0
     cell = chosen(each, tmp_path, search)
@@ -174,11 +174,11 @@ def test_draws_that_diverge_are_not_chosen(tmp_path):
     assert chosen(each, tmp_path, search) is None
 
 
-def test_runs_of_one_computation_share_its_seconds():
+def test_runs_that_are_computed_together_share_the_seconds():
     assert sweep_tuning.seconds({"seconds": 6.0, "runs_together": 3}) == 2.0
 
 
-def test_draws_of_another_seed_are_refused(tmp_path):
+def test_draws_of_another_seed_are_rejected(tmp_path):
     _, (each,) = contenders(["fedprox"], "random:1")
     draws = {draw.name: draw for draw in each.draws}
     sweep_folder.write_plan({}, draws, tmp_path)

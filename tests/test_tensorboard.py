@@ -1,4 +1,4 @@
-"""TensorBoard's event files, read back by their published layout, from run folders made up here."""
+"""Writes TensorBoard event files of made-up runs and reads them back by the published format."""
 
 import errno
 import json
@@ -40,7 +40,7 @@ def row(seed, after, mean, seeds=2):
 
 
 def bare(seed, after):
-    """Of a stage that is not scored."""
+    """A row of a stage that is not scored."""
     kept = ("round", "seed", "stage", "train_loss", "bytes_up", "bytes_down", "seconds")
     return {key: row(seed, after, 0)[key] for key in kept} | {"stage": "index"}
 
@@ -83,7 +83,7 @@ def call(capsys, logdir, *arguments):
     return out
 
 
-def refusal(capsys, *arguments):
+def error_line(capsys, *arguments):
     assert tensorboard.main([*map(str, arguments)]) == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and err.count("\n") == 1
@@ -91,7 +91,7 @@ def refusal(capsys, *arguments):
 
 
 def crc32c(data):
-    """Castagnoli's, bit by bit (RFC 3720, B.4), masked as TFRecords do."""
+    """CRC-32C (Castagnoli), bit by bit (RFC 3720, B.4), masked as in TFRecord files."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -102,7 +102,7 @@ def crc32c(data):
 
 
 def records(data):
-    """length u64, its checksum u32, content, its checksum u32"""
+    """Yields the contents of records: length u64, checksum u32, content, checksum u32."""
     while data:
         (length,), content = struct.unpack("<Q", data[:8]), data[12:]
         assert struct.unpack("<I", data[8:12])[0] == crc32c(data[:8])
@@ -113,11 +113,11 @@ def records(data):
 
 
 def events(folder):
-    """Those of the one event file in `folder`, without what tells its version."""
+    """The events of the only event file in `folder`, except for the version event."""
     (file,) = folder.glob("events.out.tfevents.*")
-    first, *rest = map(event_pb2.Event.FromString, records(file.read_bytes()))
-    assert first.file_version == "brain.Event:2"
-    return rest
+    version, *others = map(event_pb2.Event.FromString, records(file.read_bytes()))
+    assert version.file_version == "brain.Event:2"
+    return others
 
 
 def points(folder):
@@ -144,13 +144,13 @@ def expected_curve(rows, seed=0):
     return [(r["round"], np.float32(r["accuracy"]["mean"])) for r in of_seed]
 
 
-def test_the_checksum_is_castagnolis():
+def test_the_checksum_is_crc32c():
     masked = crc32c(b"123456789")
     unmasked = (masked - 0xA282EAD8) & 0xFFFFFFFF
-    assert (unmasked >> 17 | unmasked << 15) & 0xFFFFFFFF == 0xE3069283  # its check value
+    assert (unmasked >> 17 | unmasked << 15) & 0xFFFFFFFF == 0xE3069283  # the published check value
 
 
-def test_every_value_stands_at_its_round(sweep, logdir, capsys):
+def test_every_value_is_written_at_its_round(sweep, logdir, capsys):
     assert call(capsys, logdir, sweep).startswith(f"2 runs in {logdir}")
     names = {"fedavg,mu=0.1": 0, "deep/fédprox ü [x]*": 1}
     by_run = everything(logdir)
@@ -175,12 +175,12 @@ def test_every_value_stands_at_its_round(sweep, logdir, capsys):
             }
             assert got.keys() == expected.keys() | {"accuracy/per_client", "loss/per_client"}
             for tag, values in expected.items():
-                steps, times, there = zip(*got[tag], strict=True)
-                assert steps == ROUNDS and there == tuple(map(np.float32, values))
-                assert times == tuple(1e9 + 2.0 * after for after in ROUNDS)  # of one seed
+                steps, times, written = zip(*got[tag], strict=True)
+                assert steps == ROUNDS and written == tuple(map(np.float32, values))
+                assert times == tuple(1e9 + 2.0 * after for after in ROUNDS)  # one seed's share
 
 
-def test_new_clients_stand_beside_the_other_accuracies_and_losses():
+def test_scores_of_new_clients_are_tagged_as_accuracies_and_losses():
     row = {"new": 80.0, "new_tuned": 90.0, "new_loss": 0.5, "new_tuned_loss": 0.25}
     assert metrics.tagged({**row, "new_per_client": [80.0]}) == {
         "accuracy/new": 80.0,
@@ -190,7 +190,7 @@ def test_new_clients_stand_beside_the_other_accuracies_and_losses():
     }
 
 
-def test_clients_are_a_histogram(sweep, logdir, capsys):
+def test_accuracies_of_clients_are_a_histogram(sweep, logdir, capsys):
     call(capsys, logdir, sweep)
     got = points(logdir / "fedavg,mu=0.1/seed-1")["accuracy/per_client"]
     assert [step for step, *_ in got] == list(ROUNDS)
@@ -210,32 +210,32 @@ def test_stages_without_scores_and_runs_without_rows(tmp_path, logdir, capsys):
     assert points(logdir / "b/seed-3") == {}
 
 
-def test_pictures_and_config_are_the_runs(sweep, logdir, capsys):
+def test_images_and_the_config_of_a_run_are_written(sweep, logdir, capsys):
     run = sweep / "fedavg,mu=0.1"
     draw(run / "plots/learning_curve.png", 30, 20)
     draw(run / "plots/clé 2.png", 7, 9, (1, 2, 3, 40), "RGBA")
     draw(run / "partition.png", 5, 4, 7, "L")
     call(capsys, logdir, sweep)
     by_tag = points(logdir / "fedavg,mu=0.1")
-    pictures = {
+    images = {
         "plots/learning_curve": (30, 20, 3),
         "plots/clé 2": (7, 9, 4),
         "partition": (5, 4, 1),
     }
-    assert by_tag.keys() == {*pictures, "config/text_summary"}
-    for tag, size in pictures.items():
-        ((step, at, picture),) = by_tag[tag]
+    assert by_tag.keys() == {*images, "config/text_summary"}
+    for tag, size in images.items():
+        ((step, at, image),) = by_tag[tag]
         file = run / f"{tag}.png"
         assert step == 15 and at == pytest.approx(file.stat().st_mtime, abs=1e-3)
-        assert (picture.width, picture.height, picture.colorspace) == size
-        assert picture.encoded_image_string == file.read_bytes()
+        assert (image.width, image.height, image.colorspace) == size
+        assert image.encoded_image_string == file.read_bytes()
     ((step, at, text),) = by_tag["config/text_summary"]
     lines = text.string_val[0].decode().splitlines()
     assert (step, at) == (0, 1e9) and all(line.startswith("    ") for line in lines)
     assert json.loads("\n".join(lines)) == json.loads((run / "config.json").read_text())
 
 
-def test_a_picture_cut_short_is_left_out(sweep, logdir, capsys):
+def test_a_truncated_image_is_skipped(sweep, logdir, capsys):
     path = sweep / "fedavg,mu=0.1/plots/curve.png"
     draw(path, 200, 200)
     path.write_bytes(path.read_bytes()[:-30])
@@ -244,7 +244,7 @@ def test_a_picture_cut_short_is_left_out(sweep, logdir, capsys):
     assert "plots/curve" not in points(logdir / "fedavg,mu=0.1")
 
 
-def test_twice_is_once(sweep, logdir, capsys):
+def test_writing_again_gives_the_same_events(sweep, logdir, capsys):
     draw(sweep / "fedavg,mu=0.1/plots/curve.png", 3, 2)
     call(capsys, logdir, sweep)
     once = everything(logdir)
@@ -252,11 +252,11 @@ def test_twice_is_once(sweep, logdir, capsys):
     other.write_text("not ours")
     call(capsys, logdir, sweep)
     assert everything(logdir) == once and other.exists()
-    call(capsys, logdir, sweep, sweep / "deep")  # what they share is the same folder
+    call(capsys, logdir, sweep, sweep / "deep")  # the second folder is in the first
     assert everything(logdir) == once
 
 
-def test_event_files_of_others_stay(sweep, logdir, capsys):
+def test_event_files_of_other_programs_are_kept(sweep, logdir, capsys):
     theirs = logdir / "fedavg,mu=0.1/seed-0/events.out.tfevents.1.host"
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"")
@@ -265,7 +265,7 @@ def test_event_files_of_others_stay(sweep, logdir, capsys):
     assert theirs.exists() and len([*theirs.parent.iterdir()]) == 2
 
 
-def test_a_seed_that_is_gone_leaves_nothing(sweep, logdir, capsys):
+def test_event_files_of_a_removed_seed_are_deleted(sweep, logdir, capsys):
     call(capsys, logdir, sweep)
     run = sweep / "fedavg,mu=0.1"
     for file in run.iterdir():
@@ -276,7 +276,7 @@ def test_a_seed_that_is_gone_leaves_nothing(sweep, logdir, capsys):
     assert {n for n in everything(logdir) if "mu" in n} == {"fedavg,mu=0.1", "fedavg,mu=0.1/seed-0"}
 
 
-def test_names_are_relative_to_what_was_given(sweep, tmp_path, capsys, monkeypatch):
+def test_run_names_are_relative_to_the_given_folders(sweep, tmp_path, capsys, monkeypatch):
     def names(*folders):
         logdir = tmp_path / f"log{len([*tmp_path.iterdir()])}"
         call(capsys, logdir, *folders)
@@ -291,7 +291,7 @@ def test_names_are_relative_to_what_was_given(sweep, tmp_path, capsys, monkeypat
 
 
 def follow(monkeypatch, capsys, sweep, logdir, *steps):
-    """Runs --follow; before each look at the folders one of `steps` happens, at the end Ctrl-C."""
+    """Runs --follow and calls one of `steps` before each look at the folders; Ctrl-C ends it."""
     waiting = iter(steps)
 
     class Stop:
@@ -303,7 +303,7 @@ def follow(monkeypatch, capsys, sweep, logdir, *steps):
     call(capsys, logdir, sweep, "--follow")
 
 
-def test_follow_appends_new_rows_pictures_and_runs(tmp_path, logdir, capsys, monkeypatch):
+def test_follow_appends_new_rows_images_and_runs(tmp_path, logdir, capsys, monkeypatch):
     run = write(tmp_path / "runs/a", evaluations((5,)))
     names = []
 
@@ -311,11 +311,11 @@ def test_follow_appends_new_rows_pictures_and_runs(tmp_path, logdir, capsys, mon
         names.append([*(logdir / "a/seed-0").iterdir()])
         assert curve(logdir / "a/seed-0") == expected_curve(evaluations((5,)))
 
-    def half():  # the evaluation of one seed, and a line that is cut off
+    def half():  # the evaluation of one seed, and a truncated line
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(evaluations((10,))[0]) + '\n{"round": 10, "se')
 
-    def rest():
+    def complete():
         note()
         metrics.keep_until(run / "metrics.jsonl", 5)
         metrics.append(run / "metrics.jsonl", evaluations((10,)))
@@ -328,10 +328,10 @@ def test_follow_appends_new_rows_pictures_and_runs(tmp_path, logdir, capsys, mon
     def again():
         draw(run / "plots/curve.png", 300, 3)
 
-    follow(monkeypatch, capsys, tmp_path / "runs", logdir, note, half, rest, more, again)
-    assert names[0] == names[1] == [*(logdir / "a/seed-0").iterdir()]  # never written anew
+    follow(monkeypatch, capsys, tmp_path / "runs", logdir, note, half, complete, more, again)
+    assert names[0] == names[1] == [*(logdir / "a/seed-0").iterdir()]  # never rewritten
     assert curve(logdir / "b/seed-0") == expected_curve(evaluations((5,), shift=2))
-    widths = [picture.width for *_, picture in points(logdir / "a")["plots/curve"]]
+    widths = [image.width for *_, image in points(logdir / "a")["plots/curve"]]
     assert widths == [4, 300] and len(points(logdir / "a")["config/text_summary"]) == 1
     followed = everything(logdir)
     followed["a"]["plots/curve"] = followed["a"]["plots/curve"][1:]
@@ -339,7 +339,7 @@ def test_follow_appends_new_rows_pictures_and_runs(tmp_path, logdir, capsys, mon
     assert everything(logdir) == followed
 
 
-def test_follow_writes_a_run_anew_that_was_cut_back(sweep, logdir, capsys, monkeypatch):
+def test_follow_rewrites_a_run_whose_metrics_were_truncated(sweep, logdir, capsys, monkeypatch):
     path = sweep / "fedavg,mu=0.1/metrics.jsonl"
     ours, other = logdir / "fedavg,mu=0.1/seed-1", logdir / "deep/fédprox ü [x]*/seed-1"
     files = []
@@ -352,7 +352,7 @@ def test_follow_writes_a_run_anew_that_was_cut_back(sweep, logdir, capsys, monke
         assert curve(ours) == expected_curve(evaluations((5,)), 1)
         metrics.append(path, evaluations((10,), shift=3))
 
-    def cut_and_resumed():  # between two looks
+    def cut_and_resumed():  # between two looks at the folder
         metrics.keep_until(path, 5)
         metrics.append(path, evaluations((10, 15), shift=4))
 
@@ -361,38 +361,38 @@ def test_follow_writes_a_run_anew_that_was_cut_back(sweep, logdir, capsys, monke
     assert files == [[*other.iterdir()]]
 
 
-def test_bad_input_is_told_in_one_line(sweep, tmp_path, logdir, capsys):
+def test_bad_input_is_a_one_line_error(sweep, tmp_path, logdir, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     run = sweep / "fedavg,mu=0.1"
-    assert "no folder given" in refusal(capsys)
-    assert "does not exist" in refusal(capsys, tmp_path / "nowhere")
-    assert "holds no run" in refusal(capsys, tmp_path / "empty")
-    assert "--lodgir" in refusal(capsys, sweep, "--lodgir=x")
-    assert "Not a directory" in refusal(capsys, sweep, f"--logdir={tmp_path / 'file'}")
+    assert "no folder given" in error_line(capsys)
+    assert "does not exist" in error_line(capsys, tmp_path / "nowhere")
+    assert "holds no run" in error_line(capsys, tmp_path / "empty")
+    assert "--lodgir" in error_line(capsys, sweep, "--lodgir=x")
+    assert "Not a directory" in error_line(capsys, sweep, f"--logdir={tmp_path / 'file'}")
     for place in (run, run / "plots", sweep):
-        assert "in the folder of a run" in refusal(capsys, sweep, f"--logdir={place}")
+        assert "in the folder of a run" in error_line(capsys, sweep, f"--logdir={place}")
     (tmp_path / "link").symlink_to(run)
-    assert "of a run" in refusal(capsys, sweep, f"--logdir={tmp_path / 'link'}")
+    assert "of a run" in error_line(capsys, sweep, f"--logdir={tmp_path / 'link'}")
     (run / "metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
-    assert "lacks bytes_down" in refusal(capsys, run, f"--logdir={logdir}")
+    assert "lacks bytes_down" in error_line(capsys, run, f"--logdir={logdir}")
 
 
-def test_what_cannot_be_written_is_named(sweep, logdir, capsys, monkeypatch):
+def test_write_errors_are_reported_in_one_line(sweep, logdir, capsys, monkeypatch):
     def fail(path, new):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(tensorboard.event_files, "append", fail)
     code = errno.EACCES
-    said = refusal(capsys, sweep / "fedavg,mu=0.1", f"--logdir={logdir}")
-    assert f"cannot write {logdir / 'fedavg,mu=0.1'} from " in said and "Permission denied" in said
-    code = errno.ENOSPC  # no input causes that
+    line = error_line(capsys, sweep / "fedavg,mu=0.1", f"--logdir={logdir}")
+    assert f"cannot write {logdir / 'fedavg,mu=0.1'} from " in line and "Permission denied" in line
+    code = errno.ENOSPC  # not caused by the input
     assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 1
-    said = capsys.readouterr().err
-    assert "No space left" in said and said.count("\n") == 1
+    line = capsys.readouterr().err
+    assert "No space left" in line and line.count("\n") == 1
 
 
-def test_ctrl_c_before_all_is_written(sweep, logdir, capsys, monkeypatch):
+def test_ctrl_c_while_writing_ends_with_status_130(sweep, logdir, capsys, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
@@ -401,10 +401,10 @@ def test_ctrl_c_before_all_is_written(sweep, logdir, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith("interrupted")
 
 
-def test_the_package_is_optional(sweep, logdir, capsys, monkeypatch):
+def test_tensorboardx_is_optional(sweep, logdir, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    said = refusal(capsys, sweep, f"--logdir={logdir}")
-    assert "tensorboardX" in said and "pip install 'fedjax_lab[tensorboard]'" in said
+    error = error_line(capsys, sweep, f"--logdir={logdir}")
+    assert "tensorboardX" in error and "pip install 'fedjax_lab[tensorboard]'" in error
     assert not logdir.exists()
     code = "import sys, fedjax_lab.tensorboard; sys.exit('tensorboardX' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

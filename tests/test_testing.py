@@ -1,4 +1,4 @@
-"""The checks of parts of one's own: what is right passes, and what is wrong is named."""
+"""The checks of user-defined parts: correct parts pass, and wrong ones fail with clear errors."""
 
 import re
 
@@ -27,8 +27,8 @@ def fails(message):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, settings", [("fedprox", {"mu": 0.1}), ("fedconcat", {})])
-def test_methods_of_the_registry_pass(name, settings):
-    """One with stages among them. `tests/methods/test_methods.py` checks the others."""
+def test_registered_methods_pass(name, settings):
+    """One of them has stages. `tests/methods/test_methods.py` checks the other methods."""
     check_method(name, **settings)
 
 
@@ -58,7 +58,7 @@ def keeps_one_for_all(task):
 
 
 def depends_on_the_order(task):
-    """The first client that the devices line up counts twice."""
+    """The first client in the order of the devices counts twice."""
 
     def local(message, client, work):
         return work.train(message, losses.risk(task)), ()
@@ -82,12 +82,12 @@ def depends_on_the_order(task):
         ),
     ],
 )
-def test_what_is_wrong_with_a_method_is_named(method, message):
+def test_wrong_methods_fail_with_a_specific_error(method, message):
     with fails(message):
         check_method(method)
 
 
-def test_settings_are_those_of_a_run():
+def test_unknown_settings_of_a_method_are_rejected():
     with fails("method fedprox has no setting 'mü'"):
         check_method("fedprox", mü=1.0)
 
@@ -104,7 +104,7 @@ class LogitsAlone(nn.Module):
         return nn.Dense(self.num_classes)(nn.relu(nn.Dense(self.width)(x)))
 
 
-def test_models():
+def test_correct_models_pass_and_a_wrong_one_fails():
     assert check_model("mlp", shape=(5,)).num_classes == 4
     assert check_model(LogitsAlone, shape=(4, 4, 1), width=4).dense[-1] == "head"
     with fails("in evaluation an example's logits depend on the other examples"):
@@ -131,7 +131,7 @@ def too_few(y, domain, num_clients, rng):
         (too_few, "it returns rows for 1 clients instead of 5"),
     ],
 )
-def test_what_is_wrong_with_a_partition_is_named(partition, message):
+def test_wrong_partitions_fail_with_a_specific_error(partition, message):
     check_partition("dirichlet", alpha=0.5)
     check_partition("by_domain", num_domains=5)
     with fails(message):
@@ -154,7 +154,7 @@ def blobs(*, seed: int = 0, low: int = 0, kind: str = "float32"):
         ({"kind": "float64"}, "x must be images [R, H, W, channels] in uint8"),
     ],
 )
-def test_what_is_wrong_with_a_data_source_is_named(settings, message):
+def test_wrong_data_sources_fail_with_a_specific_error(settings, message):
     assert len(check_source(blobs, seed=3).x) == 60
     with fails(message):
         check_source(blobs, **settings)

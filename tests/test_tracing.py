@@ -1,4 +1,4 @@
-"""What a function depends on, without running it."""
+"""Checks which arguments a function depends on, without running it."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Trees: split, joined, mixed."""
+"""Operations on trees: split, join and mix."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Runs that start from what another one has left in its folder."""
+"""Runs that start from the folder of another run."""
 
 import shutil
 
@@ -32,7 +32,7 @@ def config_of(folder, method="fedavg", *overrides):
 
 @pytest.fixture(scope="module")
 def trained(folder):
-    """The folder of a run of a method with these seeds, played once."""
+    """A function that returns the folder of a run of a method; each run is trained once."""
     played = {}
 
     def train(method="fedavg", seeds=(0, 3)):
@@ -46,7 +46,7 @@ def trained(folder):
 
 
 def first_states(folder, path, method, *more, seeds=(3, 0)):
-    """Those of a run that starts from `path`."""
+    """The first states of a run that starts from `path`."""
     config = config_of(folder, method, ("run.start_from", str(path)), *more)
     return Engine(warm_start.warmed(experiment.build(config, seeds)).simulation).final_states()
 
@@ -60,7 +60,7 @@ HOW = {
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_each_seed_starts_with_its_global_model_whatever_the_method(how, folder, trained):
+def test_each_seed_starts_from_the_global_model_of_the_same_seed(how, folder, trained):
     run = fedjax_lab.load(trained())
     states = first_states(folder, run.folder, "fedper", *HOW[how])
     for seed, state in zip((3, 0), states, strict=True):
@@ -73,8 +73,8 @@ def test_each_seed_starts_with_its_global_model_whatever_the_method(how, folder,
     "method",
     ["ifca", "fedconcat", *(pytest.param(m, marks=pytest.mark.slow) for m in ("scaffold", "moon"))],
 )
-def test_other_first_states_have_the_model_too(method, folder, trained):
-    """Also those that the first stage of several makes."""
+def test_first_states_of_other_methods_contain_the_global_model(method, folder, trained):
+    """This includes methods with several stages, whose first stage makes the state."""
     run = fedjax_lab.load(trained())
     more = [("method.num_clusters", "2")] if method in ("ifca", "fedconcat") else []
     states = first_states(folder, run.folder, method, *more)
@@ -87,8 +87,8 @@ def test_other_first_states_have_the_model_too(method, folder, trained):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
-def test_a_whole_state_is_gone_on_from(how, folder, trained):
-    """Also the clients' own models, which are of the method."""
+def test_a_run_can_start_from_a_whole_state(how, folder, trained):
+    """The state includes the clients' personal models."""
     run = fedjax_lab.load(trained("fedper"))
     more = ("run.start_with", "state"), *HOW[how]
     states = first_states(folder, run.folder, "fedper", *more, seeds=(0, 3))
@@ -98,24 +98,24 @@ def test_a_whole_state_is_gone_on_from(how, folder, trained):
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["fedper", "local", "fedavg"])
 @pytest.mark.parametrize("method", ["local", "fedrep"])
-def test_clients_start_with_their_own_models(source, method, folder, trained):
-    """As far as the method lets them keep a model; the server starts with the mean."""
+def test_clients_start_with_their_personal_models(source, method, folder, trained):
+    """They start with the part that the method lets them keep, and the server with the mean."""
     run = fedjax_lab.load(trained(source))
     states = first_states(folder, run.folder, method, ("run.start_with", "personal"))
     for seed, state in zip((3, 0), states, strict=True):
         models = [run.model(client, seed) for client in range(4)]
         of_clients = jax.tree.map(lambda *a: np.stack(a), *models)
-        kept, own, sent = map(by_name, (state.private, of_clients, state.server))
+        kept, personal, sent = map(by_name, (state.private, of_clients, state.server))
         for name, array in kept.items():
-            np.testing.assert_array_equal(array, own[name])
+            np.testing.assert_array_equal(array, personal[name])
         for name, array in sent.items():
-            np.testing.assert_allclose(array, own[name].mean(0), rtol=1e-6)
+            np.testing.assert_allclose(array, personal[name].mean(0), rtol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["ditto", pytest.param("fedamp", marks=pytest.mark.slow)])
-def test_a_model_is_the_one_that_its_client_predicts_with(source, folder, trained):
-    """Also where it is sent a whole model and keeps another one."""
+def test_a_personal_model_is_the_one_that_the_client_predicts_with(source, folder, trained):
+    """This holds even if the client is sent a whole model and keeps another one."""
     run = fedjax_lab.load(trained(source))
     x, task = run.experiment.dataset.x[:20], run.experiment.task
     for client in range(4):
@@ -127,7 +127,7 @@ def test_a_model_is_the_one_that_its_client_predicts_with(source, folder, traine
 
 
 @pytest.mark.slow
-def test_a_global_model_is_gone_on_from_where_clients_keep_more_than_a_model(folder, trained):
+def test_a_run_can_start_from_a_global_model_if_clients_keep_more_than_a_model(folder, trained):
     run = fedjax_lab.load(trained("apfl"))
     for i, state in enumerate(first_states(folder, run.folder, "fedavg", seeds=(0, 3))):
         toys.same(state.server, run.states[i].server)
@@ -137,20 +137,20 @@ def by_name(weights):
     return dict(zip(tree.names(weights), jax.tree.leaves(weights), strict=True))
 
 
-def test_a_model_that_is_sent_with_more_is_one_to_start_from(folder, trained):
+def test_a_run_can_start_from_a_model_that_is_sent_with_other_arrays(folder, trained):
     run = fedjax_lab.load(trained("scaffold"))
     for i, state in enumerate(first_states(folder, run.folder, "fedavg", seeds=(0, 3))):
         toys.same(state.server, run.states[i].server[0])
 
 
-def test_all_seeds_start_from_the_only_one(folder, trained):
+def test_all_seeds_start_from_the_model_of_a_single_seed(folder, trained):
     run = fedjax_lab.load(trained(seeds=(5,)))
     for state in first_states(folder, run.folder, "fedavg"):
         toys.same(state.server, run.model())
 
 
 @pytest.mark.slow
-def test_a_run_that_starts_from_another_is_resumed_and_read_again(folder, trained, tmp_path):
+def test_a_run_that_starts_from_another_run_can_be_resumed_and_loaded(folder, trained, tmp_path):
     source = shutil.copytree(trained(), tmp_path / "source")
     flags = [f"--config={toys.write_config(folder, **RUN)}:fedprox", "--seeds=0"]
     warm = [*flags, f"--config.run.start_from={source}"]
@@ -166,7 +166,7 @@ def test_a_run_that_starts_from_another_is_resumed_and_read_again(folder, traine
     assert fedjax_lab.load(tmp_path / "cut").rounds == 2
 
 
-def test_another_content_of_the_folder_is_noticed(folder, trained, tmp_path, capsys):
+def test_a_changed_source_folder_is_detected_on_resume(folder, trained, tmp_path, capsys):
     source = shutil.copytree(trained(), tmp_path / "source")
     flags = [
         f"--config={toys.write_config(folder, **RUN)}:fedprox",
@@ -182,7 +182,7 @@ def test_another_content_of_the_folder_is_noticed(folder, trained, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    "source, method, more, said",
+    "source, method, more, message",
     [
         ("fedper", "fedavg", {}, "method fedper has no global model"),
         (
@@ -197,12 +197,12 @@ def test_another_content_of_the_folder_is_noticed(folder, trained, tmp_path, cap
         ("fedavg", "fedavg", {"run.start_with": "stat"}, "did you mean 'state'?"),
     ],
 )
-def test_what_a_run_cannot_start_from_is_told(source, method, more, said, folder, trained):
+def test_unsuitable_source_runs_are_rejected(source, method, more, message, folder, trained):
     path = trained(source)
-    assert said in complaint(lambda: first_states(folder, path, method, *more.items()))
+    assert message in complaint(lambda: first_states(folder, path, method, *more.items()))
 
 
-def test_a_folder_without_a_run_or_the_seed_is_told(folder, trained, tmp_path):
+def test_a_source_folder_without_a_run_or_the_seed_is_rejected(folder, trained, tmp_path):
     message = complaint(lambda: first_states(folder, tmp_path, "fedavg"))
     assert message.startswith(f"config.run.start_from={tmp_path}: ") and "no run" in message
     message = complaint(lambda: first_states(folder, trained(), "fedavg", seeds=(0, 1)))

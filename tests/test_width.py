@@ -1,4 +1,4 @@
-"""How many clients at a time: the measured cases, and what a client's step works on."""
+"""Checks how many clients a device trains at a time, and the memory that a client needs."""
 
 import jax.numpy as jnp
 import pytest
@@ -9,33 +9,33 @@ from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.width import MIB, client_bytes, width
 
-SMALL = 49_360  # bytes of W2 and W5: an mlp 64-64-10, batch 10
-A1 = 19_758_000
+SMALL = 49_360  # bytes of a client of workloads W2 and W5: an MLP 64-64-10, batches of 10
+A1 = 19_758_000  # bytes of a client of workload A1
 
 
 @pytest.mark.parametrize("line, at_once", [(5, 5), (160, 160), (500, 25), (1600, 40), (5000, 40)])
-def test_clients_on_a_cpu_run_as_many_at_once_as_fit_its_caches(line, at_once):
+def test_a_cpu_trains_as_many_clients_at_once_as_fit_in_its_caches(line, at_once):
     assert width("cpu", line, SMALL) == at_once
 
 
 @pytest.mark.parametrize("line, at_once", [(5, 5), (50, 2), (500, 2)])
-def test_few_wide_clients_fill_the_caches(line, at_once):
-    """An mlp 784-256-10, batch 10."""
+def test_few_clients_of_a_wide_model_fill_the_caches(line, at_once):
+    """An MLP 784-256-10 with batches of 10."""
     assert width("cpu", line, 1_714_000) == at_once
 
 
 @pytest.mark.parametrize("line, at_once", [(5, 1), (16, 4), (50, 5), (160, 10), (500, 20)])
-def test_unequal_clients_run_in_chunks_of_the_square_root(line, at_once):
+def test_clients_with_unequal_steps_train_in_chunks_of_the_square_root(line, at_once):
     assert width("cpu", line, SMALL, equal_steps=False) == at_once
 
 
-def test_an_accelerator_takes_more():
+def test_accelerators_train_more_clients_at_once():
     assert width("tpu", 50, A1) == 5
     assert width("gpu", 50, A1) == 50
-    assert width("gpu", 20, A1, equal_steps=False) == 5  # of at most 8
+    assert width("gpu", 20, A1, equal_steps=False) == 5  # the largest divisor of 20 up to 8
 
 
-def test_clients_never_take_more_than_a_quarter_of_the_device():
+def test_clients_never_use_more_than_a_quarter_of_the_memory():
     for platform in ("cpu", "gpu", "tpu"):
         for line in (7, 50, 1000):
             many = width(platform, line, 3 * MIB, memory=60 * MIB)
@@ -43,7 +43,7 @@ def test_clients_never_take_more_than_a_quarter_of_the_device():
     assert width("gpu", 7, 2**40) == 1
 
 
-def test_no_copies_fill_the_last_chunk_where_a_divisor_is_near():
+def test_the_chunk_size_divides_the_number_of_clients_if_a_divisor_is_near():
     for line in range(1, 2000):
         chunk = width("cpu", line, SMALL)
         divisors = [d for d in range(22, 44) if line % d == 0]
@@ -51,7 +51,7 @@ def test_no_copies_fill_the_last_chunk_where_a_divisor_is_near():
 
 
 def test_bytes_of_a_client():
-    """Logistic regression 6 -> 4 on 8 examples: the backward pass keeps the inputs alone."""
+    """Logistic regression 6 -> 4 on 8 examples; its backward pass keeps only the inputs."""
     task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
     weights, batch = 4 * (6 * 4 + 4), 4 * 8 * 6
     plan = toys.PLAN._replace(optimizer=optim.sgd(0.1))

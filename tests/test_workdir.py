@@ -1,4 +1,4 @@
-"""A run's folder: what is resumed is whole, of the same data, and of nobody else."""
+"""A run's folder: a resume needs undamaged files, the same data, and no other process on it."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A folder with data, a config on them, and a run of two seeds with checkpoints 6 and 8."""
+    """A folder with data, their config, and a run of two seeds with checkpoints 6 and 8."""
     folder = tmp_path_factory.mktemp("finished")
     toys.write_examples(folder / "data.npz")
     toys.write_config(folder, run=RUN)
@@ -41,7 +41,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def run(finished, tmp_path):
-    """A copy of it."""
+    """A copy of `finished`."""
     folder = shutil.copytree(finished, tmp_path / "copy")
     toys.write_config(folder, run=RUN)
     settings = (folder / "run/config.json").read_text()
@@ -54,30 +54,30 @@ def arguments(folder):
 
 
 def content(folder):
-    """Each file with its bytes."""
+    """The bytes of each file."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(folder, capsys, *more):
-    """What the command says that must not change a byte."""
+def rejected(folder, capsys, *more):
+    """The error message of a command that must not change any file."""
     before = content(folder)
     capsys.readouterr()
     assert call(*arguments(folder), *more) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
     assert content(folder) == before
-    return said
+    return error
 
 
 def damage(checkpoint):
-    """A bit of each file that holds arrays."""
+    """Flips a bit in each file that holds arrays."""
     for path in checkpoint.rglob("d/*"):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
 
 
-# Other data.
+# Changed data.
 
 
 def permuted(data):
@@ -101,24 +101,24 @@ def shortened(data):
         (shortened, "examples, labels, domains, test flags, partition of seed 0"),
     ],
 )
-def test_other_data_are_refused_also_after_the_end(change, what, run, capsys):
+def test_changed_data_are_rejected_even_for_a_finished_run(change, what, run, capsys):
     data = dict(np.load(run / "data.npz"))
     change(data)
     np.savez(run / "data.npz", **data)
-    said = refused(run, capsys, "--resume")
-    assert f"have changed since it began: {what}" in said
+    error = rejected(run, capsys, "--resume")
+    assert f"have changed since it began: {what}" in error
     shutil.rmtree(run / "run/checkpoints/8")
-    assert what in refused(run, capsys, "--resume")
+    assert what in rejected(run, capsys, "--resume")
 
 
-def test_a_run_without_a_fingerprint_is_refused(run, capsys):
+def test_a_run_without_a_fingerprint_is_rejected(run, capsys):
     (run / "run/fingerprint.json").unlink()
-    assert "start a new run in another folder" in refused(run, capsys, "--resume")
+    assert "start a new run in another folder" in rejected(run, capsys, "--resume")
     (run / "run/fingerprint.json").write_text("{")
-    assert "fingerprint.json cannot be used" in refused(run, capsys, "--resume")
+    assert "fingerprint.json cannot be used" in rejected(run, capsys, "--resume")
 
 
-def test_embeddings_are_part_of_the_data_where_they_are_used(run):
+def test_the_fingerprint_includes_embeddings_if_they_are_used(run):
     job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])
     plain = fingerprint.of(job)
     digests = []
@@ -133,7 +133,7 @@ def test_embeddings_are_part_of_the_data_where_they_are_used(run):
         fingerprint.check_same(*digests, run)
 
 
-def test_users_are_part_of_the_data_where_they_are_known(run):
+def test_the_fingerprint_includes_users_if_they_are_known(run):
     job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])
     plain, digests = fingerprint.of(job), []
     for shift in (0, 1):
@@ -143,11 +143,11 @@ def test_users_are_part_of_the_data_where_they_are_known(run):
     assert len({fingerprint_of(each) for each in (plain, *digests)}) == 3
     with pytest.raises(BadInput, match="began: users;"):
         fingerprint.check_same(*digests, run)
-    fingerprint.check_same(plain, digests[0], run)  # a folder that says nothing of users
+    fingerprint.check_same(plain, digests[0], run)  # a folder whose fingerprint lacks users
 
 
-def test_a_fingerprint_takes_no_table_of_all_clients(run, monkeypatch):
-    """Padded to the largest client it may be far larger than the examples."""
+def test_the_fingerprint_is_computed_without_a_table_of_all_clients(run, monkeypatch):
+    """Padded to the largest client, the table may be far larger than the examples."""
     job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])
     (federation,) = job.simulation.federations
     parts = {"train": federation.train, "test": federation.test, "world": federation.global_test}
@@ -157,8 +157,8 @@ def test_a_fingerprint_takes_no_table_of_all_clients(run, monkeypatch):
     assert fingerprint.of(job)["partition of seed 0"] == whole
 
 
-def test_devices_that_draw_clients_cannot_become_more(tmp_path):
-    """The cohorts would be others."""
+def test_a_run_with_device_sampling_cannot_resume_on_more_devices(tmp_path):
+    """The cohorts would be different."""
     toys.write_examples(tmp_path / "data.npz")
     run = {"rounds": 1, "cohort": 4}
     file = toys.write_config(tmp_path, run=run, partition={"num_clients": 8})
@@ -180,18 +180,18 @@ def test_the_checkpoint_before_a_damaged_one_is_used(run, finished, capsys):
     damage(run / "run/checkpoints/8")
     capsys.readouterr()
     assert call(*arguments(run), "--resume") == 0
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "is damaged, so checkpoint 6 is used" in said
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1 and "is damaged, so checkpoint 6 is used" in warning
     assert comparable(run / "run") == comparable(finished / "run")
-    assert call(*arguments(run), "--resume") == 0  # it was saved anew
+    assert call(*arguments(run), "--resume") == 0  # it was saved again
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow
-def test_without_a_whole_checkpoint_nothing_is_changed(run, capsys):
+def test_nothing_is_changed_if_all_checkpoints_are_damaged(run, capsys):
     for checkpoint in (run / "run/checkpoints").iterdir():
         damage(checkpoint)
-    assert "all checkpoints in" in refused(run, capsys, "--resume")
+    assert "all checkpoints in" in rejected(run, capsys, "--resume")
 
 
 def lines_of(run):
@@ -200,7 +200,7 @@ def lines_of(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (lambda lines: [lines[0], lines[1][:9] + b"\n", *lines[2:]], "cannot be used: line 2: "),
         (lambda lines: [lines[0], b"\0" * 9 + lines[1], *lines[2:]], "cannot be used: line 2: "),
@@ -214,20 +214,20 @@ def lines_of(run):
     ],
 )
 @pytest.mark.parametrize("checkpoint", [8, 6])
-def test_damaged_metrics_are_refused_and_stay_as_they_are(change, said, checkpoint, run, capsys):
+def test_damaged_metrics_are_rejected_and_not_changed(change, message, checkpoint, run, capsys):
     if checkpoint == 6:
         shutil.rmtree(run / "run/checkpoints/8")
-        said = said.replace("checkpoint 8", "checkpoint 6")
+        message = message.replace("checkpoint 8", "checkpoint 6")
     (run / "run/metrics.jsonl").write_bytes(b"".join(change(lines_of(run))))
-    if checkpoint == 6 and "lacks round 8" in said:  # rows that come again are no loss
+    if checkpoint == 6 and "lacks round 8" in message:  # rows that are written again
         assert call(*arguments(run), "--resume") == 0
     else:
-        assert said in refused(run, capsys, "--resume")
+        assert message in rejected(run, capsys, "--resume")
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_its_checkpoint_with_the_rows_as_they_were(run, finished):
-    """Also where the last line was cut off by a kill."""
+def test_a_run_resumes_from_its_checkpoint_and_keeps_the_earlier_rows(run, finished):
+    """This holds even if a kill has truncated the last line."""
     before = lines_of(run)
     shutil.rmtree(run / "run/checkpoints/8")
     with (run / "run/metrics.jsonl").open("ab") as file:
@@ -239,8 +239,8 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_rows_as_they_were(run, finis
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [[0], [0, 1]])
-def test_a_run_whose_state_is_divided_goes_on_on_other_devices(seeds, tmp_path, monkeypatch):
-    """Six clients are eight entries of state where four or eight devices divide them, else six."""
+def test_a_run_with_sharded_state_resumes_on_other_devices(seeds, tmp_path, monkeypatch):
+    """The state of six clients has eight entries if four or eight devices divide it, else six."""
     toys.write_examples(tmp_path / "data.npz")
     config = toys.write_config(tmp_path, run=RUN, engine={"seeds": "vectorized"})
     job = experiment.build(resolve(load_config(f"{config}:scaffold")), seeds)
@@ -266,8 +266,8 @@ def numbers_in(rows):
     return [a for a in jax.tree.leaves(rows) if not isinstance(a, str)]
 
 
-def test_a_run_of_an_earlier_version_goes_on(run):
-    """Its config.json has a value under its earlier name, lacks new keys, and stays as it is."""
+def test_a_run_of_an_earlier_version_resumes(run):
+    """Its config.json has a value under its earlier name, lacks new keys, and is not changed."""
     saved = json.loads((run / "run/config.json").read_text())
     saved["engine"]["seeds"] = "vectorised"
     del saved["engine"]["dtype"], saved["engine"]["precision"]
@@ -283,7 +283,7 @@ def test_a_run_of_an_earlier_version_goes_on(run):
 
 
 @pytest.mark.parametrize("key, value", [("dtype", "bfloat16"), ("precision", "highest")])
-def test_a_run_goes_on_in_its_own_arithmetic_only(run, key, value):
+def test_a_run_cannot_resume_with_another_dtype_or_precision(run, key, value):
     config = resolve(load_config(str(run / "toy.py")), [(f"engine.{key}", value)])
     with pytest.raises(BadInput, match=f"config.engine.{key} is .*, not '{value}'"):
         with workdir.owned(run / "run", config, [0, 1], resume=True):
@@ -305,8 +305,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_kill_before_the_run_began_is_no_obstacle(run):
-    """Neither to a new run nor to --resume, which begins it; what was half written is removed."""
+def test_a_folder_of_a_run_killed_before_it_began_can_be_used(run):
+    """A new run and --resume both begin the run there, and remove partly written files."""
     for more in ([], ["--resume"]):
         shutil.rmtree(run / "run")
         (run / "run").mkdir()
@@ -317,12 +317,12 @@ def test_a_kill_before_the_run_began_is_no_obstacle(run):
         assert not list((run / "run").glob("*.tmp"))
     (run / "run/thesis.tmp").touch()
     assert call(*arguments(run), "--resume") == 0
-    assert (run / "run/thesis.tmp").exists()  # not ours
+    assert (run / "run/thesis.tmp").exists()  # not a file of the run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["learning_curve.png", "summary.json"])
-def test_a_kill_among_the_last_files_leaves_an_unfinished_run(file, run, monkeypatch):
+def test_a_kill_while_the_last_files_are_written_leaves_an_unfinished_run(file, run, monkeypatch):
     whole = metrics.replace
 
     def killed(path, data):
@@ -342,8 +342,8 @@ def test_a_kill_among_the_last_files_leaves_an_unfinished_run(file, run, monkeyp
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_not_marked_as_finished(run, monkeypatch):
-    """Its newest checkpoint was lost; the summary was of rounds that are played again."""
+def test_a_resumed_run_is_not_marked_as_finished(run, monkeypatch):
+    """Its newest checkpoint is lost, and the summary covers rounds that are played again."""
     shutil.rmtree(run / "run/checkpoints/8")
 
     def killed(*_):
@@ -355,7 +355,7 @@ def test_a_run_that_goes_on_is_not_marked_as_finished(run, monkeypatch):
     assert [row["round"] for row in comparable(run / "run")] == [3, 3, 6, 6]
 
 
-# One owner.
+# Locks.
 
 
 @contextlib.contextmanager
@@ -366,10 +366,10 @@ def nothing_is_begun(patch):
         yield
 
 
-def test_a_second_command_on_a_folder_is_refused_at_once(run, tmp_path, capsys, monkeypatch):
+def test_a_second_command_on_a_folder_is_rejected_at_once(run, tmp_path, capsys, monkeypatch):
     with another_process(run / "run/.lock"), nothing_is_begun(monkeypatch):
-        assert "is in use" in refused(run, capsys, "--resume")
-        assert "is in use" in refused(run, capsys)
+        assert "is in use" in rejected(run, capsys, "--resume")
+        assert "is in use" in rejected(run, capsys)
         settings = load_config(str(run / "toy.py"))
         with pytest.raises(BadInput, match="is in use"):
             fedjax_lab_run(settings, workdir=run / "run", seeds=[0, 1], resume=True)
@@ -387,7 +387,7 @@ def fedjax_lab_run(*of, **options):
 
 
 @pytest.mark.slow
-def test_the_lock_is_held_to_the_end_and_given_back(run, monkeypatch):
+def test_the_lock_is_held_to_the_end_and_released(run, monkeypatch):
     seen, play = [], Engine.play
 
     def look(self, at_most):
@@ -402,7 +402,7 @@ def test_the_lock_is_held_to_the_end_and_given_back(run, monkeypatch):
     fedjax_lab_run(settings, workdir=run / "run", seeds=[0, 1], resume=True)
 
 
-def test_a_new_run_that_is_refused_leaves_no_folder(run, tmp_path, monkeypatch):
+def test_a_new_run_that_is_interrupted_early_leaves_no_folder(run, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -416,24 +416,24 @@ def test_a_sweep_and_a_run_exclude_each_other(run, tmp_path, capsys, monkeypatch
     out = tmp_path / "out"
     command = [f"--config={run / 'toy.py'}", f"--out={out}", "--methods=fedavg,fedprox"]
 
-    def sweep_says(path):
+    def sweep_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with another_process(path), monkeypatch.context() as patch:
             patch.setattr(experiment, "load_data", lambda *_: pytest.fail("data were loaded"))
             assert sweep.main(["sweep", *command]) == 2
             assert not {file.name for file in content(out) if file.name[0] != "."} - {"sweep.json"}
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        return said
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
 
-    assert f"{out} is in use" in sweep_says(out / ".share-0-of-1.lock")
-    assert f"{out} is in use" in sweep_says(out / ".share-1-of-3.lock")
+    assert f"{out} is in use" in sweep_error(out / ".share-0-of-1.lock")
+    assert f"{out} is in use" in sweep_error(out / ".share-1-of-3.lock")
     metrics.write_json(out / "sweep.json", {"cells": {}})
-    assert f"{out / 'fedprox'} is in use" in sweep_says(out / "fedprox/.lock")
+    assert f"{out / 'fedprox'} is in use" in sweep_error(out / "fedprox/.lock")
 
 
 @pytest.mark.slow
-def test_stale_files_are_no_obstacle_to_a_sweep(run, tmp_path):
+def test_a_sweep_removes_stale_files(run, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     for name in ("sweep.json.0123abcd.tmp", ".share-0-of-1.lock", ".plan.lock"):
@@ -446,8 +446,8 @@ def test_stale_files_are_no_obstacle_to_a_sweep(run, tmp_path):
     ]
 
 
-def test_what_takes_long_is_saved_less_often(monkeypatch):
-    """Of 1,000 rounds of a second, checkpoints of 20 seconds take about a tenth."""
+def test_slow_checkpoints_are_saved_less_often(monkeypatch):
+    """In 1,000 rounds of one second, checkpoints of 20 seconds take about a tenth of the time."""
     now, saved = [0.0], []
 
     class Slow:

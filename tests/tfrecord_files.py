@@ -1,4 +1,4 @@
-"""TensorFlow's record files."""
+"""Writes TFRecord files."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tensorboardX.record_writer import RecordWriter
 
 
 def write_tfrecords(path: Path, records: list[bytes]) -> None:
-    """A file of these records."""
+    """Writes the records to a TFRecord file."""
     writer = RecordWriter(str(path))
     for content in records:
         writer.write(content)

@@ -1,7 +1,8 @@
-"""Published models of torchvision and timm, filled by a rule that needs neither, and what they say.
+"""Models of torchvision and timm with fixed random weights, and their logits.
 
-Run as a script (with both installed) it writes golden/pretrained.npz, so that the tests can compare
-without them: names and shapes of all tensors as the libraries have them, and logits.
+Run as a script, with both libraries installed, this file writes golden/pretrained.npz: the names
+and shapes of all tensors in the libraries, and logits. The tests compare with that file, so that
+they need neither library.
 """
 
 import json
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 GOLDEN = Path(__file__).with_name("golden") / "pretrained.npz"
-MODELS = {  # library and its name for the model
+MODELS = {  # (library, the library's name for the model)
     "resnet18": (("torchvision", "resnet18"), ("timm", "resnet18")),
     "mobilenet_v2": (("torchvision", "mobilenet_v2"), ("timm", "mobilenetv2_100")),
 }
@@ -18,12 +19,12 @@ CLASSES = 7
 
 
 def images():
-    """[2, 32, 32, 3]."""
+    """Two images [2, 32, 32, 3], of which the logits are computed."""
     return np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype(np.float32)
 
 
 def filled(shapes):
-    """Random tensors by name that keep activations near 1; no two alike."""
+    """Random tensors by name, all different, that keep activations near 1."""
     rng, tensors = np.random.default_rng(0), {}
     for name, shape in shapes.items():
         noise = rng.standard_normal(shape, np.float32)
@@ -57,7 +58,7 @@ def shapes_and_logits(library, name):
 
 
 def golden(library, name):
-    """The same, as written."""
+    """The same from the golden file."""
     with np.load(GOLDEN) as file:
         shapes = json.loads(file[f"{library}.{name}.shapes"].tobytes())
         return {k: tuple(v) for k, v in shapes.items()}, file[f"{library}.{name}.logits"]

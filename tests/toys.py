@@ -1,4 +1,4 @@
-"""A small federation with unequal clients, and naive re-computations to compare with."""
+"""A small federation with unequal clients, and helpers that many tests share."""
 
 from functools import lru_cache, partial
 
@@ -31,14 +31,14 @@ def skewed(federation, seed=1):
 
 
 def divided(devices):
-    """The federation with its rows as devices divide them."""
+    """The federation with its rows divided among devices."""
     (train,) = shards.deal([jax.device_get(FEDERATION.train)], devices)
     return FEDERATION._replace(train=jax.tree.map(jnp.asarray, train))
 
 
 def with_new(federation):
-    """The federation with three new clients: two, five and eleven rows to train on, then four,
-    none and nine to be scored on."""
+    """The federation with three new clients, which have 2, 5 and 11 training rows, and 4, 0 and 9
+    rows for evaluation."""
     rng = np.random.default_rng(2)
 
     def rows(first, counts):
@@ -65,7 +65,7 @@ def jit(function, out=None, **options):
 
 TOOLS = Tools(jit, None, None, jax.device_put, jax.device_put)
 SCORES = {"round": 4, "train_loss": 0.5, "accuracy": {"mean": 81.5, "worst10": 51.5}}
-SUMMARY = {  # what the summary.json of a finished run holds
+SUMMARY = {  # the summary.json of a finished run
     "method": "fedavg",
     "seeds": [0],
     "rounds": 4,
@@ -80,7 +80,7 @@ SUMMARY = {  # what the summary.json of a finished run holds
 
 
 def write_examples(path, **more):
-    """An .npz of 300 examples of three classes, 5 numbers each, for the data source `arrays`."""
+    """Writes an .npz of 300 examples of three classes, 5 features each, for the source `arrays`."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 300)
     x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
@@ -88,7 +88,7 @@ def write_examples(path, **more):
 
 
 def write_config(folder, file="toy.py", **sections):
-    """The path of a config file: `folder`'s data.npz on six clients, done in a moment."""
+    """Writes a config for `folder`'s data.npz with six clients and returns its path."""
     config = {
         "data": {"name": "arrays", "path": str(folder / "data.npz")},
         "partition": {"name": "dirichlet", "num_clients": 6},
@@ -112,7 +112,7 @@ def normal(seed, *shape):
 
 
 def random_weights(shapes, seed=0):
-    """Every leaf random, so that no layer can be left out unnoticed."""
+    """Random values in every leaf, so that a test notices if a layer is left out."""
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), shapes.params)
     stats = jax.tree.map(lambda a: rng.uniform(1, 2, a.shape).astype(a.dtype), shapes.stats)
@@ -127,7 +127,7 @@ def example(count=9):
 
 @lru_cache(maxsize=8)
 def compiled(method, plan, strategy, scheduled=None):
-    """`simulate.play`, traced once for one and the same method."""
+    """`simulate.play`, jitted and cached, so that the same method is traced only once."""
     program = simulate.Program(method, plan, strategy, scheduled)
     return jax.jit(partial(simulate.play, program))
 
@@ -161,9 +161,9 @@ def make(name, task=NORM, **hyper):
 
 
 def bare(method):
-    """The method with one exchange, whose message is 0, and whose uploads are updates of it.
+    """The method with a single exchange, whose uploads are themselves updates.
 
-    What a client uploads is its message, and what the server learns are the uploads.
+    Each client uploads the message that it gets, and the server's new state is all uploads.
     """
     exchange = Exchange(
         send=lambda server, id: server,
@@ -175,7 +175,7 @@ def bare(method):
 
 
 def with_keys(task):
-    """FedAvg whose server and clients keep a typed key each, and change it in every round."""
+    """FedAvg whose server and clients each keep a typed key and change it in every round."""
     plain = fedavg(task)
     (exchange,) = plain.round
 
@@ -198,12 +198,12 @@ def with_keys(task):
 
 
 def same(a, b):
-    """Bit for bit."""
+    """Asserts that all leaves are equal bit for bit."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_array_equal(numbers(x), numbers(y))
 
 
 def close(a, b, rtol=2e-4, atol=2e-5):
-    """Up to the order of sums."""
+    """Asserts that all leaves are equal up to the rounding of sums in another order."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(numbers(x), numbers(y), rtol=rtol, atol=atol)

@@ -1,4 +1,4 @@
-"""Methods of the toy federation with transforms of their updates, and what a client then sends."""
+"""Methods on the toy federation with transforms, and checks that these combinations work."""
 
 import functools
 
@@ -12,33 +12,33 @@ from fedjax_lab import registry
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.types import Method, Stage
 
-KINDS = ("downlink", "attack", "aggregator", "compression")  # in the order of the wrapping
-# The backdoor needs images (test_backdoor.py), and secure sums a model without BatchNorm
-# (test_secure.py).
+KINDS = ("downlink", "attack", "aggregator", "compression")  # in the order of wrapping
+# The backdoor needs images (see test_backdoor.py), and secure aggregation needs a model without
+# BatchNorm (see test_secure.py).
 EVERY = [
     (kind, name)
     for kind in KINDS
     for name in registry.NAMED[kind]
     if name not in ("none", "backdoor", "secure_sum")
 ]
-SETTINGS = {"top_k": {"share": 0.25}, "random_k": {"share": 0.5}}  # a toy's updates are short
+SETTINGS = {"top_k": {"share": 0.25}, "random_k": {"share": 0.5}}  # toy updates are short
 METHODS = [
     name
     for name in registry.METHODS
     if isinstance(method := toys.make(name), Method) and name not in ("central", "local")
 ]
-# One of each kind: what suffices where a transform meets the machinery, not the method's formulas.
+# One method of each kind, for tests in which the formulas of the method do not matter.
 DIFFERENT = ("fedavg", "fedbn", "fedc2i", "fediir", "hfedf", "ifca", "pfedhn", "scaffold")
 ROUNDS = 7
 
 
 def slow_but(fast, names):
-    """Parameters of a test, which is slow for all names but these."""
+    """Parameters of a test: `names`, all of which are marked slow except those in `fast`."""
     return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def wrap(method, *transforms):
-    """The method with named transforms (kind, name). BadInput where they do not go together."""
+    """The method with transforms (kind, name). Raises BadInput if they cannot be combined."""
     for kind, name in transforms:
         method = registry.NAMED[kind][name](method, toys.NORM, **SETTINGS.get(name, {}))
     return method
@@ -57,12 +57,12 @@ def losses_of(method, attackers=0.0, dropout=0.0):
 
 @functools.cache
 def plain_losses(name):
-    """Those of a method as it is."""
+    """The losses of a method without transforms."""
     return losses_of(toys.make(name))
 
 
 def check_sends(name, *transforms):
-    """A client of the method with these transforms sends as many bytes as each of them says."""
+    """Checks that a client with all transforms sends the bytes that each of them gives alone."""
     of_kind = {each[0]: toys.bytes_of(wrap(toys.make(name), each)) for each in transforms}
     plain = toys.bytes_of(toys.make(name))
     up, down = (of_kind.get(kind, plain)[i] for i, kind in enumerate(("compression", "downlink")))
@@ -73,7 +73,7 @@ def check_sends(name, *transforms):
 
 
 def check_works(name, *transforms):
-    """As `check_sends`; it also stays finite, and learns where the plain method does."""
+    """As `check_sends`; also checks that losses are finite, and fall if the plain method's fall."""
     check_sends(name, *transforms)
     attackers = 0.25 if any(kind == "attack" for kind, _ in transforms) else 0.0
     first, later = losses_of(wrap(toys.make(name), *transforms), attackers)
@@ -83,8 +83,8 @@ def check_works(name, *transforms):
 
 
 def may_learn(name, transforms):
-    """Not under attack, nor where an aggregator looks at updates that are 0 nearly everywhere, nor
-    where prototypes, which are no changes of anything, are sent inexactly."""
+    """Whether the loss should fall: not under attack, nor if an aggregator gets updates that are
+    mostly 0, nor if prototypes, which are not updates, are compressed."""
     kinds, names = zip(*transforms, strict=True)
     sparse = {"top_k", "random_k"} & set(names)
     inexact = name in ("fd", "fedgh", "fedpac", "fedproto") and "compression" in kinds
@@ -92,7 +92,7 @@ def may_learn(name, transforms):
 
 
 def played(method, plan, federation=toys.FEDERATION, strategy=toys.VECTORIZED, **options):
-    """The final state of each of two seeds after four rounds; options: of `Simulation`."""
+    """The final state of each of two seeds after four rounds; `options` go to `Simulation`."""
     federation = jax.tree.map(np.asarray, federation)
     simulation = Simulation(
         seeds=[0, 1],

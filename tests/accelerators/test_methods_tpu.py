@@ -1,6 +1,6 @@
 """Every method compiles for four TPU chips; a round of FedAvg sends little more than its model.
 
-Needs libtpu (the extra aot-tpu), no device.
+The tests need libtpu (the extra aot-tpu), but no device.
 """
 
 import absent

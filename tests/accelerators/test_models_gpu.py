@@ -1,6 +1,6 @@
-"""Every model compiles for an H100, in training and in evaluation, within a bound of memory.
+"""Every model compiles for an H100, for training and for evaluation, within a memory limit.
 
-Needs the CUDA plugin (the extra aot-cuda), no device.
+The tests need the CUDA plugin (the extra aot-cuda), but no device.
 """
 
 import absent

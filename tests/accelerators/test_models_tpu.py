@@ -1,6 +1,6 @@
-"""Every model compiles for a TPU v5e, in training and in evaluation, within a bound of memory.
+"""Every model compiles for a TPU v5e, for training and for evaluation, within a memory limit.
 
-Needs libtpu (the extra aot-tpu), no device.
+The tests need libtpu (the extra aot-tpu), but no device.
 """
 
 import absent

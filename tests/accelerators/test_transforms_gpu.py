@@ -1,6 +1,6 @@
 """Every transform of FedAvg compiles for an H100.
 
-Needs the CUDA plugin (the extra aot-cuda), no device.
+The tests need the CUDA plugin (the extra aot-cuda), but no device.
 """
 
 import absent

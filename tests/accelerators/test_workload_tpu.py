@@ -1,6 +1,6 @@
-"""A published benchmark's round (A1) for one and for eight TPU chips: memory, work, messages, pool.
+"""Rounds of benchmark workloads compiled for TPU chips: memory, operations and communication.
 
-Needs libtpu (the extra aot-tpu), no device.
+The tests need libtpu (the extra aot-tpu), but no device.
 """
 
 from typing import NamedTuple
@@ -22,14 +22,14 @@ pytestmark = [
 
 
 class Round(NamedTuple):
-    """What a chip holds, and what it sends in a round, in bytes."""
+    """The bytes that a chip holds, and those that it sends in a round."""
 
     held: int
     sent: float
 
 
 def compiled_round(work, **settings):
-    """That of a workload on eight chips."""
+    """The round of a workload on eight chips."""
     devices = targets.topology("v5e:2x4", 8)
     engine = Engine(benchmark.build(work, devices=devices, **settings), abstract=True)
     (programs,) = engine.lower().values()
@@ -39,11 +39,11 @@ def compiled_round(work, **settings):
     return Round(compiled.memory_analysis().argument_size_in_bytes, sum(cost.collectives.values()))
 
 
-CARRIERS = hlo.FREE | {"while", "conditional", "call"}  # they hand on what is there
+CARRIERS = hlo.FREE | {"while", "conditional", "call"}  # they pass on existing arrays
 
 
 @pytest.mark.parametrize("chips", [1, 8])
-def test_a_round_needs_little_more_than_its_training(as_users_compile, chips):
+def test_a_round_costs_little_more_than_its_training(as_users_compile, chips):
     work = workloads.load("A1")
     memory = targets.chip("v5e:2x4").memory
     simulation = benchmark.build(work, devices=targets.topology("v5e:2x4", chips), memory=memory)
@@ -67,9 +67,9 @@ def test_a_round_needs_little_more_than_its_training(as_users_compile, chips):
 
 
 def test_a_group_of_chips_gathers_a_layer_when_it_is_used(as_users_compile):
-    """In a step the weights come twice and the gradients are summed once, in bfloat16; no more.
+    """A step gathers the weights twice and sums the gradients once, in bfloat16, and no more.
 
-    Eight chips as two groups of four; a chip works on a fraction of the model.
+    Eight chips form two groups of four; each chip works on a fraction of the model.
     """
     work = workloads.load("VIT")
     small = {**work.settings, "width": 512, "depth": 8, "heads": 4, "patch": 4}
@@ -83,7 +83,7 @@ def test_a_group_of_chips_gathers_a_layer_when_it_is_used(as_users_compile):
     cost = hlo.cost(compiled.as_text(), lambda depth: turns[min(depth, 1)])
 
     sizes, model = compiled.memory_analysis(), tree.num_bytes(engine.states[0].server)
-    steps, sent, examples = 2, cost.collectives, work.x.nbytes // 16  # of 2 of 32 clients
+    steps, sent, examples = 2, cost.collectives, work.x.nbytes // 16  # 2 of 32 clients
     assert sizes.argument_size_in_bytes < 0.3 * model + work.x.nbytes
     assert sizes.temp_size_in_bytes < 4 * model
     assert sent["all-gather"] <= 1.1 * steps * model
@@ -92,10 +92,10 @@ def test_a_group_of_chips_gathers_a_layer_when_it_is_used(as_users_compile):
     assert sent["collective-permute"] < 0.1 * model
 
 
-def test_chips_divide_what_clients_keep(as_users_compile):
-    """SCAFFOLD with 100,000 clients: an eighth a chip; the cohort's state and examples come and go.
+def test_state_and_examples_of_clients_are_divided_among_the_chips(as_users_compile):
+    """SCAFFOLD with 100,000 clients: a chip holds an eighth and sends the cohort's state and data.
 
-    Where each chip draws its own clients, little more than the model is sent.
+    If each chip draws its own clients, little more than the model is sent.
     """
     work = workloads.load("P5")
     whole, exact = compiled_round(work, state="replicated", data="replicated"), compiled_round(work)

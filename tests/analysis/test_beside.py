@@ -1,4 +1,4 @@
-"""Published numbers beside runs: only where methods, their settings, data and partitions agree."""
+"""Published numbers next to runs: only if the methods, settings, data and partitions agree."""
 
 import json
 from pathlib import Path
@@ -21,13 +21,13 @@ SETTING = "num_clients=40;partition=#C=2"
 
 
 def result(method):
-    """FedConcat's Table 1 on Fashion-MNIST, two classes a client."""
+    """A method's result in FedConcat's Table 1: Fashion-MNIST, two classes per client."""
     rows = published.find("fedconcat", "1")
     return next(r for r in rows if (r.dataset, r.setting, r.method) == ("fmnist", SETTING, method))
 
 
 def write(folder, method, **changed):
-    """A run with the setting of a published number, but for changed settings."""
+    """Writes a run with the settings of a published number, except for the changed ones."""
     (spec,) = published.recipe(result(method)).specs
     path = Path(configs.__path__[-1]) / spec.config
     changed = {"data__folder": "'/here'", **changed}
@@ -49,18 +49,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_published_numbers_stand_beside_runs_of_their_setting(folder, capsys):
+def test_published_numbers_are_shown_next_to_runs_with_their_settings(folder, capsys):
     arguments = "--pivot", "--measure=global", "--published=fedconcat/table1"
     lines = call(capsys, folder, *arguments, "--format=markdown").splitlines()
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-    cells = {name.partition(" ")[0]: rest for name, *rest in rows}
+    cells = {name.partition(" ")[0]: values for name, *values in rows}
     header = next(line for line in lines if line.startswith("|  |"))
     assert header.count("published") == 1  # nothing was published for 10 clients
     assert header.index("num\\_clients=40") < header.index("published")
     for method in ("fedavg", "fedprox"):
         printed = result(method)
         assert f"{printed.mean:.2f} +- {printed.std:.2f}" in cells[method][1]
-        assert "**" not in cells[method][1]  # measured numbers alone are ranked
+        assert "**" not in cells[method][1]  # only measured numbers are ranked
     assert cells["fedrs"][1] == "-"  # published with another alpha
     text = "\n".join(lines)
     assert "Published numbers are those of fedconcat, Table 1." in text
@@ -68,20 +68,20 @@ def test_published_numbers_stand_beside_runs_of_their_setting(folder, capsys):
     assert "not legible" in text and "data.folder" not in text
 
 
-def test_in_csv_too(folder, capsys):
+def test_csv_has_the_published_numbers(folder, capsys):
     arguments = "--pivot", "--measure=global", "--published=fedconcat/table1", "--format=csv"
     header, first, *_ = call(capsys, folder, *arguments).splitlines()
     assert header.count("published mean") == 1
     assert str(result("fedavg").mean) in first.split(",")
 
 
-def test_a_table_without_such_runs_is_told(folder, capsys):
+def test_a_published_table_without_matching_runs_is_reported(folder, capsys):
     text = call(capsys, folder / "d", "--pivot", "--measure=global", "--published=fedconcat/table1")
     assert "fedconcat/table1 has no number for these methods" in text
     assert "published" not in text
 
 
-def test_bad_input_is_told_in_one_line(folder, capsys):
+def test_bad_input_is_a_one_line_error(folder, capsys):
     error = refusal(capsys, folder, "--pivot", "--published=fedconcat/table1")
     assert "has no numbers of accuracy.mean, last round; --measure=global --way=last" in error
     assert "has no accuracies in 'table77'" in complaint(beside.read, "fedconcat/table77", CHOICE)

@@ -1,4 +1,4 @@
-"""What a run and a report say of the data."""
+"""Citations of data sets in reports, and the license, citation and fingerprint of a data set."""
 
 import json
 
@@ -11,14 +11,14 @@ from fedjax_lab.data.dataset import PARTS, fingerprint_of
 DATA = {"name": "toy", "license": "CC0", "citation": "A. Nobody. Toys. 1999.", "fingerprint": "a1"}
 
 
-def told(folder, **data):
+def write_summary(folder, **data):
     folder.joinpath("summary.json").write_text(json.dumps({"data": {**DATA, **data}}))
 
 
 def test_a_report_cites_each_data_set_once(tmp_path, capsys):
     for name in "abc":
-        told(write(tmp_path / name, SCORES["fedavg"], method=f"method_{name}"))
-    told(tmp_path / "c", fingerprint="b2", license="")
+        write_summary(write(tmp_path / name, SCORES["fedavg"], method=f"method_{name}"))
+    write_summary(tmp_path / "c", fingerprint="b2", license="")
     for form in ("terminal", "markdown", "latex", "html"):
         text = call(capsys, tmp_path, f"--format={form}")
         assert text.count("A. Nobody. Toys. 1999.") == 2
@@ -26,30 +26,30 @@ def test_a_report_cites_each_data_set_once(tmp_path, capsys):
         assert "fingerprint b2" in text
 
 
-def test_a_report_is_silent_about_data_that_it_does_not_know(tmp_path, capsys):
+def test_a_report_cites_nothing_if_the_data_set_is_unknown(tmp_path, capsys):
     write(tmp_path / "a", SCORES["fedavg"])
     assert "cite" not in call(capsys, tmp_path)
 
 
-def test_named_sources_have_the_license_and_citation_of_their_catalog():
+def test_named_sources_have_the_license_and_citation_of_the_catalog():
     published = catalog.PUBLISHED["cifar10"]
     for section in ({"name": "cifar10"}, {"name": "tfds", "dataset": "cifar10"}):
         dataset = catalog.credited(SMALL, section)
         assert (dataset.license, dataset.citation) == (published.license, published.citation)
     assert catalog.credited(SMALL, {"name": "arrays", "path": "x.npz"}) == SMALL
-    said = SMALL._replace(license="mine", citation="me")
-    assert catalog.credited(said, {"name": "cifar10"}) == said
+    licensed = SMALL._replace(license="mine", citation="me")
+    assert catalog.credited(licensed, {"name": "cifar10"}) == licensed
     assert "UCI" in catalog.credited(SMALL, {"name": "digit_domains"}).citation
 
 
-def test_the_fingerprint_of_the_data_is_that_of_their_content_alone():
+def test_the_fingerprint_of_data_depends_only_on_their_content():
     digests = SMALL.digests()
     assert list(digests) == [name for name in PARTS if name != "users"]
-    said = SMALL.fingerprint()
-    assert said == fingerprint_of({**digests, "partition of seed 3": "2"})
-    assert len(said) == 16 and int(said, 16)
+    original = SMALL.fingerprint()
+    assert original == fingerprint_of({**digests, "partition of seed 3": "2"})
+    assert len(original) == 16 and int(original, 16)
     for name in PARTS:
-        assert fingerprint_of({**digests, name: "0"}) != said
+        assert fingerprint_of({**digests, name: "0"}) != original
     by_two = SMALL._replace(client=SMALL.y % 2, users=("one", "two"))
-    assert by_two.fingerprint() != said
-    assert SMALL._replace(y=SMALL.y[::-1]).fingerprint() != said
+    assert by_two.fingerprint() != original
+    assert SMALL._replace(y=SMALL.y[::-1]).fingerprint() != original

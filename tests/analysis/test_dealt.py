@@ -1,4 +1,4 @@
-"""Who holds what: its table, its picture and its file."""
+"""The examples that each client holds, as a table, a picture and a CSV file."""
 
 import csv
 
@@ -13,7 +13,7 @@ from fedjax_lab.experiment import deal_dataset, feature_skew
 
 
 def held(clients=3, classes=4, domains=0, num_new=0):
-    """Client i holds 1 + i % 7 examples of each class, of new clients and others."""
+    """Client i, whether new or not, holds 1 + i % 7 examples of each class."""
     size = 1 + np.arange(clients + num_new)[:, None] % 7
     of_domain = classes * size * (np.arange(clients + num_new)[:, None] % 2 == np.arange(domains))
     return dealt.Held(
@@ -29,7 +29,7 @@ def rows_of(axes):
     return [label.get_text() for label in axes.get_yticklabels()]
 
 
-def test_new_clients_stand_below_the_others():
+def test_new_clients_are_drawn_below_the_others():
     heat, bars, _ = dealt.draw(held(num_new=2)).axes
     assert rows_of(heat) == ["0", "1", "2", "new 0", "new 1"]
     assert {line.get_ydata()[0] for line in heat.lines} == {2.5}
@@ -37,7 +37,7 @@ def test_new_clients_stand_below_the_others():
     assert [bar.get_width() for bar in bars.patches] == [4, 8, 12, 16, 20]
 
 
-def test_of_thousands_some_are_shown_from_the_smallest_to_the_largest():
+def test_a_picture_of_thousands_of_clients_shows_a_sample_sorted_by_size():
     figure = dealt.draw(held(clients=3500, num_new=500))
     heat, bars, _ = figure.axes
     assert heat.get_ylabel() == "100 of 4000 clients, by size"
@@ -47,7 +47,7 @@ def test_of_thousands_some_are_shown_from_the_smallest_to_the_largest():
     assert heat.images[0].get_array().shape == (100, 4)
 
 
-def test_domains_follow_the_classes():
+def test_domains_are_shown_after_the_classes():
     made = held(clients=2, domains=2)
     classes, domains, *_ = dealt.draw(made).axes
     assert classes.images[0].get_array().tolist() == [[25] * 4] * 2
@@ -58,7 +58,7 @@ def test_domains_follow_the_classes():
     assert text[-1] == "domains: EMD to the global domains 0.889 (max 2), 1.0 domains per client"
 
 
-def test_tests_of_users_who_train_nothing_are_counted():
+def test_the_test_examples_that_belong_to_no_client_are_counted():
     client = np.array([0, 0, 1, 1, 1, 0, 1, 2, 2, 2])
     test = np.arange(10) >= 5
     data = Dataset(np.zeros((10, 2), np.float32), client % 2, 0 * client, test, ("a", "b"), ("d",))
@@ -74,7 +74,7 @@ def test_tests_of_users_who_train_nothing_are_counted():
     assert "test examples" not in dealt.table(held())
 
 
-def test_the_file_has_everybody(tmp_path):
+def test_the_csv_file_has_every_client(tmp_path):
     dealt.write(held(clients=200, classes=2, domains=2, num_new=1), tmp_path / "partition.csv")
     lines = list(csv.reader((tmp_path / "partition.csv").read_text().splitlines()))
     assert lines[0] == ["client", "examples", "class 0", "class 1", "domain 0", "domain 1"]
@@ -89,10 +89,10 @@ def test_a_picture_fits_on_a_page(shape, tmp_path):
     assert 200 < height < 1700 and 300 < width < 2200
 
 
-def test_one_image_as_clients_would_have_it():
+def test_one_image_is_shown_with_the_feature_skew_of_each_client():
     x = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), dtype=np.uint8)
-    nothing = np.zeros(40, np.int32)
-    dataset = Dataset(x, nothing, nothing, np.arange(40) % 4 == 0, ("a",), ("",))
+    zeros = np.zeros(40, np.int32)
+    dataset = Dataset(x, zeros, zeros, np.arange(40) % 4 == 0, ("a",), ("",))
     partition = {"name": "iid", "num_clients": 4, "feature_skew": "rotation", "new_clients": 0.25}
     config = resolve({"partition": partition})
     (federation,) = deal_dataset(config, dataset, [0])

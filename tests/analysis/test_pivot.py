@@ -1,4 +1,4 @@
-"""The table of many federations: its numbers, ranks and marks by hand, and every format."""
+"""The table of several federations: its numbers, ranks and significance marks in all formats."""
 
 import csv
 import io
@@ -54,15 +54,15 @@ def table_of(folder, measure="accuracy.mean", baseline=None, sets_off=True):
 
 def last_scores(folder):
     """{(federation, method): accuracies by seed}"""
-    found = {}
+    accuracies = {}
     for file in folder.glob("*/*/metrics.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         last = [row["accuracy"]["mean"] for row in rows if row["round"] == rows[-1]["round"]]
-        found[file.parts[-3], file.parts[-2]] = np.array(last)
-    return found
+        accuracies[file.parts[-3], file.parts[-2]] = np.array(last)
+    return accuracies
 
 
-def test_no_number_of_clients_is_told_where_the_data_decide_it(tmp_path):
+def test_the_number_of_clients_is_omitted_if_the_data_determine_it(tmp_path):
     for method in ("fedavg", "fedprox"):
         partition = {"name": "by_client", "num_clients": 0}
         write(tmp_path / method, {0: (50, 60, 70)}, method=method, partition=partition)
@@ -88,7 +88,7 @@ def test_rows_are_methods_and_columns_are_partitions_by_data(folder):
             assert cell == text
 
 
-def test_the_best_is_bold_and_the_second_underlined_but_no_bound(folder):
+def test_the_best_is_bold_the_second_underlined_and_bounds_are_unranked(folder):
     table = table_of(folder)
     names = [row[0] for row in table.cells]
     best, second, baseline = map(names.index, ("scaffold", "moon", "fedavg"))
@@ -99,13 +99,13 @@ def test_the_best_is_bold_and_the_second_underlined_but_no_bound(folder):
     assert not plain.bold and "bold" not in plain.title
 
 
-def test_means_that_print_alike_are_equally_good():
+def test_means_that_are_printed_alike_share_a_rank():
     ranks = tables.ranked({0: 71.001, 1: 70.999, 2: 65.0, 3: 71.02}, "accuracy.mean", ())
     assert ranks == [{3}, {0, 1}, {2}]
     assert tables.ranked({0: 0.5, 1: 0.4}, "loss.mean", ["loss"]) == [{1}, {0}]
 
 
-def test_marks_are_of_t_tests_corrected_for_the_whole_table(folder):
+def test_marks_come_from_t_tests_corrected_over_the_whole_table(folder):
     table = table_of(folder)
     expected = last_scores(folder)
     p = {
@@ -127,7 +127,7 @@ def test_marks_are_of_t_tests_corrected_for_the_whole_table(folder):
     assert any(p[key] < 0.05 <= holm[key] for key in p)  # the correction matters here
 
 
-def test_of_a_loss_less_is_better(folder):
+def test_a_lower_loss_is_better(folder):
     for file in folder.glob("*/*/metrics.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         rows = [row | {"loss": {"mean": row["accuracy"]["mean"] / 100}} for row in rows]
@@ -139,10 +139,10 @@ def test_of_a_loss_less_is_better(folder):
     assert table.title.startswith("loss.mean (lower is better), last round: mean +- sample")
 
 
-def test_rows_of_one_method_and_settings_match_across_federations(tmp_path):
-    """mu tells rows of fedprox apart in one federation; the model and lr tell none apart.
+def test_rows_with_the_same_method_and_settings_match_across_federations(tmp_path):
+    """Rows of fedprox are distinguished by mu, but not by the model or the learning rate.
 
-    The model was chosen for a federation, the learning rate for each method of it.
+    The model was chosen for each federation, the learning rate for each of its methods.
     """
     one = {0: (1, 2, 3)}
     other = {"data": {"name": "other"}}
@@ -169,7 +169,7 @@ def test_rows_of_one_method_and_settings_match_across_federations(tmp_path):
     assert "one seed" in table.title and "better" not in table.title and not table.marks
 
 
-def test_the_skew_of_a_partition_is_told_also_where_there_is_one(tmp_path):
+def test_the_skew_is_shown_even_if_there_is_only_one_partition(tmp_path):
     write(tmp_path / "a", {0: (1, 2, 3)}, partition={"name": "dirichlet", "alpha": 0.3, "tries": 9})
     assert table_of(tmp_path).header == ["", "dirichlet alpha=0.3"]
 
@@ -201,11 +201,11 @@ def test_every_format_shows_ranks_and_marks(folder, capsys):
     assert r"\rlap{$^{\dagger}$}" in latex and r"\underline{" in latex
     lines = call(capsys, folder, "--pivot").splitlines()
     body = lines[[line.startswith("---") for line in lines].index(True) + 1 :]
-    assert {line.index(" +- ") for line in body} == {body[0].index(" +- ")}  # numbers in columns
+    assert {line.index(" +- ") for line in body} == {body[0].index(" +- ")}  # numbers are aligned
     assert sum(line.count(" †") for line in body) == 3
 
 
-def test_bad_input_is_told_in_one_line(folder, capsys):
+def test_bad_input_is_a_one_line_error(folder, capsys):
     assert "--published needs --pivot" in refusal(capsys, folder, "--published=fedconcat/table1")
     assert "--target cannot be combined" in refusal(capsys, folder, "--pivot", "--target=3")
     assert "may have only letters, digits" in refusal(capsys, folder, "--label=a b")
@@ -215,7 +215,7 @@ def test_bad_input_is_told_in_one_line(folder, capsys):
     assert "not PAPER/TABLE" in refusal(capsys, folder, "--pivot", "--published=fedconcat")
 
 
-def test_runs_that_ended_after_unequal_rounds_are_told(folder, tmp_path, capsys):
+def test_runs_that_ended_after_different_numbers_of_rounds_are_reported(folder, tmp_path, capsys):
     early = folder / "a" / "fedrs"
     lines = (early / "metrics.jsonl").read_text().splitlines()
     (early / "metrics.jsonl").write_text("\n".join(lines[: -len(SEEDS)]) + "\n")
@@ -224,7 +224,7 @@ def test_runs_that_ended_after_unequal_rounds_are_told(folder, tmp_path, capsys)
     out = call(capsys, folder, "--format=markdown")
     assert "the runs ended after different numbers of rounds, which affects all comparisons" in out
     assert ": 15 (4 rows); 10 stopped by patience (1 row)" in out
-    assert out.count("different numbers of rounds") == 1  # the other federations' are equal
+    assert out.count("different numbers of rounds") == 1  # other federations are equal
     pivoted = call(capsys, folder, "--pivot")
     assert "the runs ended after different numbers of rounds" in pivoted
     (early / "summary.json").write_text('{"stopped": 3}')
@@ -233,7 +233,7 @@ def test_runs_that_ended_after_unequal_rounds_are_told(folder, tmp_path, capsys)
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs TeX")
 def test_the_latex_compiles(folder, tmp_path, capsys):
-    """Also with every character in a name that LaTeX reads as something else."""
+    """A name may have every character that is special in LaTeX."""
     strange = "a_b & 50% <x> #1 {c} \\d~^|` $\\oops$ [d] +- -1 to -2"
     write(folder / "odd", SCORES["fedprox"], method="fedprox", note=strange, data={"name": strange})
     texts = [

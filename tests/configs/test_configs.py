@@ -1,4 +1,4 @@
-"""The configs: each takes methods, papers' settings."""
+"""The configs: they accept all methods, and hFedF's have the paper's settings."""
 
 import functools
 import runpy
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
         ("office_home:fedprox", 1e-3, 1e-4),
     ],
 )
-def test_the_papers_settings(text, lr, weight_decay):
+def test_hfedf_configs_have_the_papers_settings(text, lr, weight_decay):
     name, _, method = text.partition(":")
     path = ROOT / "configs" / f"hfedf_{name}.py"
     full = resolve(load_config(f"{path}:{method}"))
@@ -49,7 +49,7 @@ def task_of(model, shape):
 
 
 def methods_of(path):
-    """The methods that a config has settings for, and its default; quickstart's are all."""
+    """The methods that a config has settings for, and its default; quickstart: all methods."""
     module = runpy.run_path(str(path))
     if path.stem == "quickstart":
         return list(METHODS)
@@ -57,7 +57,7 @@ def methods_of(path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_takes_every_method(path):
+def test_every_config_accepts_every_method(path):
     for method in METHODS:
         config = resolve(load_config(f"{path}:{method}"))
         assert config.method.name == method
@@ -69,7 +69,7 @@ def test_every_config_takes_every_method(path):
     [(path, method) for path in CONFIGS for method in methods_of(path)],
     ids=lambda value: getattr(value, "stem", value),
 )
-def test_a_config_makes_its_methods(path, method):
+def test_a_config_makes_the_methods_that_it_has_settings_for(path, method):
     config = resolve(load_config(f"{path}:{method}"))
     size = config.data.get("size", 28)
     shapes = {"fashion_mnist": (size, size, 1), "shakespeare": (80,), "synthetic": (60,)}

@@ -10,7 +10,7 @@ from fedjax_lab.config_files import load_config
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_papers_settings():
+def test_configs_have_the_settings_of_their_papers():
     def config(text):
         return resolve(load_config(str(ROOT / "configs" / text)))
 

@@ -1,4 +1,4 @@
-"""Arrays of one's own in an .npz file."""
+"""User-defined arrays in an .npz file."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from fedjax_lab.data.arrays import arrays
 
 @pytest.fixture
 def save(tmp_path):
-    """Writes an .npz file of 10 gray images with what is given changed; gives its path."""
+    """Writes an .npz file of 10 gray images, with the given arrays changed; returns its path."""
 
     def write(**changed):
         rng = np.random.default_rng(0)
@@ -28,7 +28,7 @@ def save(tmp_path):
     return write
 
 
-def test_arrays_plain(save):
+def test_a_file_with_only_x_and_y_gets_defaults(save):
     path = save()
     data = arrays(path=path)
     assert data.x.shape == (10, 6, 5, 1) and data.x.dtype == np.uint8
@@ -39,7 +39,7 @@ def test_arrays_plain(save):
     assert np.array_equal(arrays(path=path).test, data.test)
 
 
-def test_arrays_in_full(save):
+def test_a_file_may_have_domains_a_split_and_class_names(save):
     data = arrays(
         path=save(
             domain=np.array(["sea", "air"] * 5),
@@ -54,13 +54,13 @@ def test_arrays_in_full(save):
 
 
 @pytest.mark.parametrize("split", [np.arange(10) > 5, (np.arange(10) > 5).astype(int)])
-def test_arrays_split_as_bool_or_number(split, save):
+def test_the_split_may_be_booleans_or_integers(split, save):
     data = arrays(path=save(split=split, domain=np.array([20, 7] * 5)))
     assert data.test.tolist() == [False] * 6 + [True] * 4
     assert data.domains == ("7", "20") and data.domain.tolist() == [1, 0] * 5
 
 
-def test_arrays_may_say_whose_each_example_is(save):
+def test_a_file_may_state_the_client_of_each_example(save):
     named = arrays(path=save(client=np.array(["zoe", "ada"] * 5)))
     assert named.users == ("ada", "zoe") and named.client.tolist() == [1, 0] * 5
     numbered = arrays(path=save(client=np.array([20, 7] * 5)))
@@ -68,7 +68,7 @@ def test_arrays_may_say_whose_each_example_is(save):
     assert arrays(path=save()).client is None and arrays(path=save()).users == ()
 
 
-def test_arrays_byte_strings(save):
+def test_names_may_be_byte_strings(save):
     split = np.array([b"train"] * 5 + [b"test"] * 5)
     data = arrays(path=save(split=split, classes=np.array([b"a", b"b", b"c"])))
     assert data.test.sum() == 5 and data.classes == ("a", "b", "c")
@@ -76,7 +76,7 @@ def test_arrays_byte_strings(save):
 
 @pytest.mark.parametrize(("shape", "expected"), [((10, 4), (10, 4)), ((10, 4, 4, 3),) * 2])
 @pytest.mark.parametrize("kind", ["f8", "i8", "f4", "?"])
-def test_arrays_other_numbers_become_float32(shape, expected, kind, save):
+def test_numbers_other_than_bytes_become_float32(shape, expected, kind, save):
     x = (np.arange(np.prod(shape)).reshape(shape) % 100).astype(kind)
     data = arrays(path=save(x=x))
     assert data.x.dtype == np.float32 and data.x.shape == expected
@@ -140,14 +140,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_arrays_say_what_is_wrong(case, save):
+def test_an_error_says_what_is_wrong_with_an_array(case, save):
     changed, expected = WRONG[case]
     path = save(**changed)
     message = complaint(arrays, path=path)
     assert message.startswith(path) and expected in message
 
 
-def test_arrays_file_missing_or_of_another_kind(tmp_path, save):
+def test_a_missing_file_or_another_format_is_an_error(tmp_path, save):
     assert "--config.data.path" in complaint(arrays, path="")
     assert "is not a file" in complaint(arrays, path=str(tmp_path / "none.npz"))
     assert "is not a file" in complaint(arrays, path=str(tmp_path))
@@ -157,7 +157,7 @@ def test_arrays_file_missing_or_of_another_kind(tmp_path, save):
     assert "is not an .npz file" in complaint(arrays, path=str(tmp_path / "one.npy"))
 
 
-def test_arrays_damaged_file(save):
+def test_a_damaged_file_is_an_error(save):
     path = Path(save())
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])

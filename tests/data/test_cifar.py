@@ -1,4 +1,4 @@
-"""CIFAR: small sets in the true formats."""
+"""CIFAR-10 and CIFAR-100: small data sets in the original formats."""
 
 import pickle
 import tarfile
@@ -17,7 +17,7 @@ def nothing_in_the_usual_places(monkeypatch):
     monkeypatch.setattr(places, "PLACES", ("/nowhere/a", "/nowhere/b"))
 
 
-def test_sources_have_names():
+def test_sources_are_registered_under_their_names():
     for name in ("cifar10", "cifar100", "svhn", "tiny_imagenet", "tfds"):
         assert NAMED["data"][name].__name__ == name
 
@@ -61,7 +61,7 @@ def unpack(parts: dict[str, dict], folder):
 
 @pytest.mark.parametrize("where", ["itself", "parent", "archive", "usual place"])
 @pytest.mark.parametrize("name", SETS)
-def test_cifar(name, where, tmp_path, monkeypatch):
+def test_cifar_is_read_from_a_folder_or_an_archive(name, where, tmp_path, monkeypatch):
     source, release, parts = SETS[name]
     inner = unpack(parts(), tmp_path / release.folder)
     if where == "archive":
@@ -81,7 +81,7 @@ def test_cifar(name, where, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_cifar_that_is_not_there(name, tmp_path, nothing_in_the_usual_places):
+def test_missing_cifar_is_an_error_with_instructions(name, tmp_path, nothing_in_the_usual_places):
     source, release, _ = SETS[name]
     for folder, place in (("", "/nowhere/a or /nowhere/b"), (str(tmp_path), str(tmp_path))):
         message = complaint(source, folder=folder)
@@ -116,7 +116,7 @@ BROKEN_CIFAR = {
 
 
 @pytest.mark.parametrize("case", BROKEN_CIFAR)
-def test_cifar_says_what_is_wrong(case, tmp_path):
+def test_an_error_says_what_is_wrong_with_a_file_of_cifar(case, tmp_path):
     name, part, expected = BROKEN_CIFAR[case]
     folder = unpack(cifar10_parts(), tmp_path)
     (folder / name).unlink()
@@ -127,7 +127,7 @@ def test_cifar_says_what_is_wrong(case, tmp_path):
     assert "cifar.html" in message
 
 
-def test_cifar_truncated_and_hostile_files(tmp_path):
+def test_truncated_and_hostile_files_of_cifar_are_errors(tmp_path):
     folder = unpack(cifar10_parts(), tmp_path)
     file = folder / "data_batch_3"
     whole = file.read_bytes()
@@ -138,7 +138,7 @@ def test_cifar_truncated_and_hostile_files(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["truncated", "no gzip", "member missing", "hostile member"])
-def test_cifar_broken_archives(case, tmp_path):
+def test_broken_archives_of_cifar_are_errors(case, tmp_path):
     parts = cifar100_parts()
     if case == "member missing":
         del parts["test"]

@@ -1,4 +1,4 @@
-"""CINIC-10: a small set in the true format."""
+"""CINIC-10: a small data set in the original format."""
 
 import io
 
@@ -15,7 +15,7 @@ from fedjax_lab.data.cinic10 import cinic10
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The whole set, in CINIC-10/."""
+    """A folder with the whole data set in CINIC-10/."""
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     for path, content in cinic10_files().items():
         file = tmp_path / "CINIC-10" / path
@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def pixels(part):
-    """Its images, class after class, in the order of their files."""
+    """The images of a part, ordered by class and then by file name."""
     files = cinic10_files()
     names = [sorted(p for p in files if p.startswith(f"{part}/{c}/")) for c in module.CLASSES]
     return [np.asarray(Image.open(io.BytesIO(files[path]))) for path in sum(names, [])]
@@ -42,7 +42,7 @@ def test_the_validation_images_are_left_out_or_trained_on(folder, merge):
     check_listing(cinic10, folder=str(folder / "CINIC-10"), size=8, merge_valid=merge)
 
 
-def test_a_class_without_images(folder):
+def test_a_class_without_images_is_an_error(folder):
     empty = folder / "CINIC-10/test/dog"
     for file in empty.iterdir():
         file.unlink()

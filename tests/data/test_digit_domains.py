@@ -1,4 +1,4 @@
-"""The digit domains: what they return, that they do so again, how they are kept."""
+"""The digit domains: their arrays, their reproducibility and their cache."""
 
 import logging
 
@@ -33,18 +33,18 @@ def test_digit_domains_shape_and_balance(tmp_path):
             assert np.bincount(data.y[rows]).tolist() == [each] * 10
 
 
-def test_digit_domains_uneven_count_is_balanced_to_one():
+def test_class_counts_differ_by_at_most_one():
     _, y = digits._split("postal", 16, 17, 0, False)
     assert sorted(np.bincount(y, minlength=10).tolist()) == [1] * 3 + [2] * 7
 
 
-def test_digit_domains_repeat_bit_for_bit(small):
+def test_the_same_seed_gives_the_same_digit_domains_bit_for_bit(small):
     again, other = digits.generate(28, 30, 20, 3), digits.generate(28, 30, 20, 4)
     assert all(np.array_equal(small[key], again[key]) for key in small)
     assert not np.array_equal(small["x"], other["x"])
 
 
-def test_digit_domains_do_not_touch_the_global_generator():
+def test_digit_domains_do_not_change_numpys_global_generator():
     np.random.seed(5)
     expected = np.random.random()
     np.random.seed(5)
@@ -53,7 +53,7 @@ def test_digit_domains_do_not_touch_the_global_generator():
 
 
 @pytest.mark.parametrize("size", [16, 32])
-def test_digit_domains_other_sizes(size, tmp_path):
+def test_digit_domains_in_other_image_sizes(size, tmp_path):
     data = digits.digit_domains(
         size=size, train_per_domain=10, test_per_domain=10, cache=str(tmp_path)
     )
@@ -62,7 +62,7 @@ def test_digit_domains_other_sizes(size, tmp_path):
     assert contrast.min() > 40
 
 
-def test_source_digits_are_split_once_and_wholly():
+def test_every_source_digit_is_in_exactly_one_split():
     train, test = digits.source_digits(3, False), digits.source_digits(3, True)
     assert not set(train) & set(test)
     assert sorted([*train, *test]) == list(range(1797))
@@ -72,7 +72,7 @@ def test_source_digits_are_split_once_and_wholly():
 
 
 @pytest.mark.parametrize("test", [False, True])
-def test_every_handwriting_domain_draws_from_its_split_only(test, monkeypatch):
+def test_handwriting_domains_use_only_source_digits_of_their_split(test, monkeypatch):
     labels, pool = digits._scanned()[1], set(digits.source_digits(3, test))
     dealt, deal = [], digits.deal
     monkeypatch.setattr(digits, "deal", lambda *a: dealt.append(deal(*a)) or dealt[-1])
@@ -80,10 +80,10 @@ def test_every_handwriting_domain_draws_from_its_split_only(test, monkeypatch):
         _, y = digits._split(name, 16, 40, 3, test)
         assert set(dealt[-1]) <= pool
         assert np.array_equal(labels[dealt[-1]], y)
-        assert len(set(dealt[-1])) == 40  # none twice while there are others
+        assert len(set(dealt[-1])) == 40  # none is repeated while others are unused
 
 
-def test_fonts_are_disjoint_and_used_in_their_own_domain_and_split_only(monkeypatch):
+def test_fonts_are_disjoint_and_each_is_used_in_one_domain_and_split(monkeypatch):
     groups = [set(fonts) for fonts in digits.FONTS.values()]
     assert len(groups) == 4
     assert sum(map(len, groups)) == len(set.union(*groups))
@@ -95,7 +95,7 @@ def test_fonts_are_disjoint_and_used_in_their_own_domain_and_split_only(monkeypa
         assert set(used) == set(fonts)
 
 
-def test_every_font_has_ten_different_digits_inside_their_frame():
+def test_every_font_has_ten_different_digits_inside_the_frame():
     for font in (font for fonts in digits.FONTS.values() for font in fonts):
         glyphs = [digits._glyph(font, label) for label in range(10)]
         assert len({glyph.tobytes() for glyph in glyphs}) == 10, font
@@ -112,13 +112,13 @@ def test_photo_regions_do_not_overlap():
         assert np.array_equal(np.concatenate([test, train], 1), photo)
 
 
-def test_blended_takes_its_patches_from_its_split(monkeypatch):
+def test_blended_uses_only_photo_patches_of_its_split(monkeypatch):
     asked, regions = [], digits.photo_regions
     monkeypatch.setattr(digits, "photo_regions", lambda test: asked.append(test) or regions(test))
     digits._split("blended", 16, 10, 0, True)
     assert set(asked) == {True}
     digits._split("street", 16, 10, 0, False)
-    assert False not in asked  # street has a texture of its own
+    assert False not in asked  # street does not use photos
 
 
 def test_no_ink_is_cut_off():
@@ -129,10 +129,10 @@ def test_no_ink_is_cut_off():
             drawn = digits.draw(ink, digits.place(rng, ink, 28, 28), 28)
             assert max(drawn[[0, -1]].max(), drawn[:, [0, -1]].max()) < 0.15
             solid = np.count_nonzero(image > 127) * abs(np.linalg.det(ink.linear))
-            assert drawn.sum() == pytest.approx(solid, rel=0.1)  # all of it is there
+            assert drawn.sum() == pytest.approx(solid, rel=0.1)  # no ink is missing
 
 
-def test_drawn_digit_measures_what_was_asked():
+def test_a_drawn_digit_has_the_requested_size_and_center():
     ink = digits.pose(np.random.default_rng(1), digits._glyph("cmr10", 8), 10, 0.1, 20)
     drawn = digits.draw(ink, np.array([14.0, 12.0]), 28) > 0.3
     down, across = np.flatnonzero(drawn.any(1)), np.flatnonzero(drawn.any(0))
@@ -141,9 +141,9 @@ def test_drawn_digit_measures_what_was_asked():
     assert abs((across[0] + across[-1] + 1) / 2 - 14) <= 1
 
 
-def test_digit_domains_are_kept_and_read_again(tmp_path, monkeypatch):
+def test_digit_domains_are_cached(tmp_path, monkeypatch):
     first = digits.digit_domains(**SMALL, cache=str(tmp_path))
-    assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]  # nothing half-written left
+    assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]  # no partial file is left
     monkeypatch.setattr(digits, "generate", lambda *_: pytest.fail("made again"))
     second = digits.digit_domains(**SMALL, cache=str(tmp_path))
     for a, b in zip(first[:4], second[:4], strict=True):
@@ -161,7 +161,7 @@ def test_cache_has_one_file_for_each_setting_and_version(tmp_path, small, monkey
     assert len(made) == len(list(tmp_path.iterdir())) == 6
 
 
-def test_cache_folder_from_the_environment(tmp_path, small, monkeypatch):
+def test_the_cache_folder_comes_from_the_environment(tmp_path, small, monkeypatch):
     monkeypatch.setattr(digits, "generate", lambda *_: small)
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "a" / "b"))
     digits.digit_domains(**SMALL)
@@ -181,7 +181,7 @@ def flip_a_pixel(content: bytes) -> bytes:
     [flip_a_pixel, lambda c: c[: len(c) // 2], lambda c: b"", lambda c: b"\0" * len(c)],
     ids=["flipped", "truncated", "empty", "zeros"],
 )
-def test_damaged_cache_is_made_again(damage, tmp_path, small, monkeypatch, caplog):
+def test_a_damaged_cache_file_is_replaced(damage, tmp_path, small, monkeypatch, caplog):
     monkeypatch.setattr(digits, "generate", lambda *_: small)
     digits.digit_domains(**SMALL, cache=str(tmp_path))
     (file,) = tmp_path.iterdir()
@@ -195,14 +195,14 @@ def test_damaged_cache_is_made_again(damage, tmp_path, small, monkeypatch, caplo
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_checksum_is_compared(tmp_path, small, caplog):
+def test_the_checksum_of_a_cache_file_is_verified(tmp_path, small, caplog):
     other = {**small, "y": small["y"][::-1]}
     np.savez(tmp_path / "a.npz", **other, sha256=np.array(cache.checksum(small)))
     assert cache.load(tmp_path / "a.npz") is None
     assert "checksum" in caplog.text
 
 
-def test_write_that_fails_leaves_nothing_and_the_old_file(tmp_path, small, monkeypatch, caplog):
+def test_a_failed_write_keeps_the_old_cache_file(tmp_path, small, monkeypatch, caplog):
     file = tmp_path / "a.npz"
     cache.save(file, small)
     before = file.read_bytes()
@@ -227,7 +227,7 @@ def test_unwritable_cache_does_not_stop_the_run(tmp_path, small, monkeypatch, ca
     ("key", "value"),
     [("size", 15), ("size", 1000), ("train_per_domain", 9), ("test_per_domain", 0), ("seed", -1)],
 )
-def test_senseless_settings_are_named(key, value):
+def test_an_error_names_the_invalid_setting(key, value):
     message = complaint(digits.digit_domains, **{**SMALL, key: value})
     assert f"config.data.{key} must" in message and message.endswith(f"got {value}")
 

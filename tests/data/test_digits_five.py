@@ -1,4 +1,4 @@
-"""Digits-Five: small sets in the true formats."""
+"""Digits-Five: small data sets in the original formats."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ SMALL = {  # for FedPick and FedC2I
 
 @pytest.fixture
 def release(tmp_path, monkeypatch):
-    """A folder around FedBN's release, train.pkl and parts of 10 images."""
+    """A folder that contains FedBN's release, with train.pkl and parts of 10 images."""
     monkeypatch.setattr(digits_five, "SAMPLINGS", SMALL)
     for domain, name in digits_five.FOLDERS.items():
         folder = tmp_path / "digits_five" / name
@@ -64,7 +64,7 @@ def release(tmp_path, monkeypatch):
 
 
 def expected_rows(sampling: str, domain: str) -> tuple[np.ndarray, np.ndarray]:
-    """Of the training and of the test images, by loops."""
+    """The rows of the training and of the test images, computed by loops."""
     if sampling == "fedpick":
         return np.arange(12), np.arange(TESTS)
 
@@ -81,7 +81,7 @@ def expected_rows(sampling: str, domain: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_digits(data, sampling: str):
-    """All rows of a set of 32 x 32 pixels: labels, order; pixels where nothing was resized."""
+    """Checks all rows at 32 x 32 pixels: labels, order, and exact pixels if nothing was resized."""
     assert data.domains == DOMAINS and data.classes == tuple("0123456789")
     assert data.x.dtype == np.uint8 and data.x.shape == (len(data.y), 32, 32, 3)
     assert (data.y.dtype, data.domain.dtype, data.test.dtype) == (np.int32, np.int32, bool)
@@ -103,7 +103,7 @@ def check_digits(data, sampling: str):
 
 @pytest.mark.parametrize("sampling", SMALL)
 @pytest.mark.parametrize("files", ["both", "parts", "train.pkl"])
-def test_digits_five_of_fedbn(files, sampling, release):
+def test_digits_five_reads_the_release_of_fedbn(files, sampling, release):
     for name in digits_five.FOLDERS.values():
         folder = release / "digits_five" / name
         if files == "parts":
@@ -115,14 +115,14 @@ def test_digits_five_of_fedbn(files, sampling, release):
         check_digits(data, sampling)
 
 
-def test_digits_five_reads_the_true_numbers():
+def test_the_samplings_have_the_papers_numbers():
     fedpick, fedc2i = digits_five.SAMPLINGS["fedpick"], digits_five.SAMPLINGS["fedc2i"]
     assert fedpick == (1000, 2, 0, 0) and fedc2i == (7438, 10, 100, 200)
     ends = [int(743.8 * part) for part in range(11)]  # as FedBN cuts train.pkl
     assert ends[fedpick.parts] >= fedpick.pool and ends[fedc2i.parts] == fedc2i.pool
 
 
-def test_digits_five_in_the_usual_places_and_in_other_sizes(release, monkeypatch):
+def test_digits_five_is_found_in_the_usual_places_and_resized(release, monkeypatch):
     monkeypatch.setattr(places_module, "PLACES", ("/nowhere", str(release)))
     data = digits_five.digits_five(size=16)
     assert data.x.shape == (5 * (12 + TESTS), 16, 16, 3)
@@ -132,7 +132,7 @@ def test_digits_five_in_the_usual_places_and_in_other_sizes(release, monkeypatch
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 @pytest.mark.parametrize("kind", ["lists", "channel", "column", "turned"])
-def test_digits_five_takes_other_pickles(kind, protocol, release):
+def test_digits_five_reads_other_forms_of_pickles(kind, protocol, release):
     x, y = digits("mnist", TRAINING, 0)
     change = {
         "lists": lambda x, y: [x, y.tolist()],
@@ -152,7 +152,7 @@ def one_hot(labels: np.ndarray) -> np.ndarray:
 
 
 def write_matlab(folder: Path, synth: str = "synth"):
-    """The files of KD3A (synth) or M3SDA (syn_number)."""
+    """Writes the files of KD3A (synth) or M3SDA (syn_number)."""
     pairs = {d: (digits(d, TRAINING, 0), digits(d, TESTS, 1)) for d in DOMAINS}
     folder.mkdir(parents=True, exist_ok=True)
     cells, numbers, mnist, mnist_m = np.empty((2, 2), object), {}, {}, {}
@@ -181,8 +181,8 @@ def write_matlab(folder: Path, synth: str = "synth"):
 
 @pytest.mark.parametrize("sampling", SMALL)
 @pytest.mark.parametrize("synth", ["synth", "syn_number"])
-def test_digits_five_of_m3sda(synth, sampling, tmp_path, monkeypatch):
-    """MNIST's and USPS's images are of other sizes here than there: they are read all the same."""
+def test_digits_five_reads_matlab_files_of_kd3a_and_m3sda(synth, sampling, tmp_path, monkeypatch):
+    """The images of MNIST and USPS are read although their sizes differ from the published ones."""
     monkeypatch.setattr(digits_five, "SAMPLINGS", SMALL)
     write_matlab(tmp_path / "Digit-Five", synth)
     for folder, source in ((tmp_path, "auto"), (tmp_path / "Digit-Five", "m3sda")):
@@ -190,7 +190,7 @@ def test_digits_five_of_m3sda(synth, sampling, tmp_path, monkeypatch):
         check_digits(data, sampling)
 
 
-def test_pixels_that_are_no_bytes_are_rounded():
+def test_pixels_are_scaled_and_rounded_to_bytes():
     made = digits_five._pixels(np.float32([[[0, 0.999, 1]]]), Path("a.mat"))
     assert made.dtype == np.uint8 and made.tolist() == [[[0, 255, 255]]]
     made = digits_five._pixels(np.float32([[[0.4, 1.6, 254.6]]]), Path("a.mat"))
@@ -198,7 +198,7 @@ def test_pixels_that_are_no_bytes_are_rounded():
     assert digits_five._pixels(np.array([[[0, 1]]]), Path("a.mat")).tolist() == [[[0, 1]]]
 
 
-def test_digits_five_prefers_fedbn(release):
+def test_digits_five_prefers_the_release_of_fedbn(release):
     write_matlab(release / "digits_five")
     file = release / "digits_five" / "MNIST" / "test.pkl"
     images, labels = digits("mnist", TESTS, 1)
@@ -210,7 +210,7 @@ def test_digits_five_prefers_fedbn(release):
     assert counts == {"auto": 2, "fedbn": 2, "m3sda": TESTS}
 
 
-def test_digits_five_that_is_not_there(tmp_path, nothing_in_the_usual_places):
+def test_missing_digits_five_is_an_error_with_instructions(tmp_path, nothing_in_the_usual_places):
     for folder, place in (("", "/nowhere/a or /nowhere/b"), (str(tmp_path), str(tmp_path))):
         message = complaint(digits_five.digits_five, folder=folder)
         for part in (place, "MNIST/test.pkl", "https://github.com/med-air/FedBN", "data.folder"):
@@ -248,7 +248,7 @@ BROKEN_DIGITS = {
 
 
 @pytest.mark.parametrize("case", BROKEN_DIGITS)
-def test_digits_five_says_what_is_wrong(case, release):
+def test_an_error_says_what_is_wrong_with_a_pickle(case, release):
     content, expected = BROKEN_DIGITS[case]
     file = release / "digits_five" / "SVHN" / "test.pkl"
     file.unlink()
@@ -258,7 +258,7 @@ def test_digits_five_says_what_is_wrong(case, release):
     assert message.startswith(str(file)) and expected in message and "med-air/FedBN" in message
 
 
-def test_digits_five_parts_of_several_sizes(release):
+def test_parts_with_images_of_different_sizes_are_an_error(release):
     file = release / "digits_five" / "USPS" / "partitions" / "train_part1.pkl"
     write(file, (ONES, [1, 2]))
     assert "differ in size" in complaint(digits_five.digits_five, folder=str(release))
@@ -280,7 +280,7 @@ BROKEN_MATLAB = {
 
 
 @pytest.mark.parametrize("name", BROKEN_MATLAB)
-def test_digits_five_says_what_is_wrong_with_matlab_files(name, tmp_path):
+def test_an_error_says_what_is_wrong_with_a_matlab_file(name, tmp_path):
     write_matlab(tmp_path)
     file = tmp_path / name
     for content, expected in BROKEN_MATLAB[name]:

@@ -1,4 +1,4 @@
-"""Office-Caltech-10 and DomainNet: small sets in the true formats."""
+"""Office-Caltech-10 and DomainNet: small data sets in the original formats."""
 
 import logging
 import pickle
@@ -23,12 +23,12 @@ def nothing_in_the_usual_places(monkeypatch):
     monkeypatch.setattr(places_module, "PLACES", ("/nowhere/a", "/nowhere/b"))
 
 
-def test_sources_have_names():
+def test_sources_are_registered_under_their_names():
     for name in ("digits_five", "office_caltech", "domainnet"):
         assert NAMED["data"][name].__name__ == name
 
 
-def test_settings_of_the_configs():
+def test_the_office_config_of_fedc2i_has_the_papers_settings():
     def config(name):
         return resolve(load_config(str(Path(__file__).parents[2] / "configs" / name)))
 
@@ -63,7 +63,7 @@ def path_of(release, domain: str, number: int) -> str:
 
 
 def make_set(release, folder: Path, lead: bool = True, protocol: int = 4, kind=list, lists="."):
-    """Six files a domain and their lists; `lead`: the paths begin with the data set's folder."""
+    """Writes six files per domain, and lists; `lead`: paths begin with the data set's folder."""
     for seed, domain in enumerate(release.domains):
         for number in range(len(IN_LISTS)):
             file = folder / path_of(release, domain, number)
@@ -108,7 +108,7 @@ def objects(values: list[str]) -> np.ndarray:
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("kind", [list, tuple, texts, raw, objects])
 @pytest.mark.parametrize("name", SETS)
-def test_lists_of_any_kind(name, kind, protocol, tmp_path, empty_cache):
+def test_lists_are_read_from_all_kinds_of_pickles(name, kind, protocol, tmp_path, empty_cache):
     source, release = SETS[name]
     make_set(release, tmp_path, protocol=protocol, kind=kind)
     check_set(source(folder=str(tmp_path), size=SIDE), release)
@@ -116,7 +116,7 @@ def test_lists_of_any_kind(name, kind, protocol, tmp_path, empty_cache):
 
 @pytest.mark.parametrize("where", ["parent", "usual place", "split", "no leading folder"])
 @pytest.mark.parametrize("name", SETS)
-def test_places_of_folders_and_lists(name, where, tmp_path, empty_cache, monkeypatch):
+def test_folders_and_lists_are_found_in_all_places(name, where, tmp_path, empty_cache, monkeypatch):
     source, release = SETS[name]
     monkeypatch.setattr(places_module, "PLACES", ("/nowhere", str(tmp_path)))
     lists = "split" if where == "split" else "."
@@ -125,7 +125,7 @@ def test_places_of_folders_and_lists(name, where, tmp_path, empty_cache, monkeyp
     check_set(source(folder=folder, size=SIDE), release)
 
 
-def test_both_columns_in_one_array(tmp_path, empty_cache):
+def test_both_columns_of_a_list_may_be_in_one_array(tmp_path, empty_cache):
     source, release = SETS["office_caltech"]
     make_set(release, tmp_path)
     for file in tmp_path.glob("*.pkl"):
@@ -134,7 +134,7 @@ def test_both_columns_in_one_array(tmp_path, empty_cache):
 
 
 def long_lists(release, folder: Path, counts: dict[str, list[int]]):
-    """One file of each class; the lists name it as often as `counts` of a domain say."""
+    """Writes one file per class; the lists repeat it as often as the domain's `counts` say."""
     for domain in release.domains:
         paths = {c: f"{release.folder}/{domain}/{c}/0.png" for c in release.classes}
         for seed, name in enumerate(release.classes):
@@ -146,7 +146,7 @@ def long_lists(release, folder: Path, counts: dict[str, list[int]]):
             write(folder / f"{domain}_{part}.pkl", ([paths[n] for n in shown], shown))
 
 
-def test_office_samplings(tmp_path, empty_cache):
+def test_office_samplings_have_the_papers_counts(tmp_path, empty_cache):
     """The counts of FedBN's split: FedC2I's Table 6 has 200, 200, 125 and 197 images."""
     source, release = SETS["office_caltech"]
     counts = {
@@ -169,7 +169,7 @@ def test_office_samplings(tmp_path, empty_cache):
     assert len(list(empty_cache.iterdir())) == 2
 
 
-def test_domainnet_takes_the_first_500(tmp_path, empty_cache):
+def test_domainnet_uses_the_first_500_training_images_per_domain(tmp_path, empty_cache):
     source, release = SETS["domainnet"]
     long_lists(release, tmp_path, {domain: [51] * 10 for domain in release.domains})
     data = source(folder=str(tmp_path), size=8)
@@ -178,7 +178,7 @@ def test_domainnet_takes_the_first_500(tmp_path, empty_cache):
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK"])
-def test_images_without_three_channels_are_gray(mode, tmp_path, empty_cache):
+def test_images_without_three_channels_become_gray(mode, tmp_path, empty_cache):
     source, release = SETS["office_caltech"]
     make_set(release, tmp_path)
     file = tmp_path / path_of(release, "amazon", 0)
@@ -192,26 +192,26 @@ def test_images_without_three_channels_are_gray(mode, tmp_path, empty_cache):
         assert np.array_equal(made[..., channel], expected)
 
 
-def test_pictures_are_resized_with_antialiasing(tmp_path, empty_cache):
+def test_images_are_resized_with_antialiasing(tmp_path, empty_cache):
     source, release = SETS["domainnet"]
     make_set(release, tmp_path)
     for size in (12, 40):
         made = source(folder=str(tmp_path), size=size).x[0]
         assert np.abs(made - naive_resize(np.asarray(picture(0)), size)).max() < 1.6
-    half = np.asarray(picture(0))[:, :12]  # not square: each side by its own factor
+    half = np.asarray(picture(0))[:, :12]  # not square: the sides have different factors
     Image.fromarray(half).save(tmp_path / path_of(release, "clipart", 0))
     made = source(folder=str(tmp_path), size=16).x[0]
     assert np.abs(made - naive_resize(half, 16)).max() < 1.6
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_pictures_can_be_listed(name, tmp_path, empty_cache):
+def test_images_can_be_listed_without_decoding(name, tmp_path, empty_cache):
     source, release = SETS[name]
     make_set(release, tmp_path)
     check_listing(source, folder=str(tmp_path), size=8)
 
 
-def test_pictures_are_decoded_once_until_something_changes(tmp_path, empty_cache, monkeypatch):
+def test_images_are_decoded_once_until_a_file_or_list_changes(tmp_path, empty_cache, monkeypatch):
     source, release = SETS["office_caltech"]
     make_set(release, tmp_path)
     calls, decode = [], images.decode
@@ -274,7 +274,7 @@ BROKEN_LISTS = {
 
 
 @pytest.mark.parametrize("case", BROKEN_LISTS)
-def test_lists_say_what_is_wrong(case, tmp_path, empty_cache):
+def test_an_error_says_what_is_wrong_with_a_list(case, tmp_path, empty_cache):
     source, release = SETS["office_caltech"]
     content, expected = BROKEN_LISTS[case]
     file = make_set(release, tmp_path) / "dslr_test.pkl"
@@ -297,7 +297,7 @@ def damage(file: Path, how: str):
 
 @pytest.mark.parametrize("how", ["missing", "cut", "empty", "no image", "a folder"])
 @pytest.mark.parametrize("name", SETS)
-def test_images_that_are_missing_or_damaged(name, how, tmp_path, empty_cache):
+def test_a_missing_or_damaged_image_is_an_error(name, how, tmp_path, empty_cache):
     source, release = SETS[name]
     make_set(release, tmp_path)
     file = tmp_path / path_of(release, release.domains[1], 2)
@@ -309,7 +309,9 @@ def test_images_that_are_missing_or_damaged(name, how, tmp_path, empty_cache):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_sets_that_are_not_there(name, tmp_path, nothing_in_the_usual_places):
+def test_missing_data_sets_are_errors_with_instructions(
+    name, tmp_path, nothing_in_the_usual_places
+):
     source, release = SETS[name]
     for folder, place in (("", "/nowhere/a or /nowhere/b"), (str(tmp_path), str(tmp_path))):
         message = complaint(source, folder=folder)
@@ -326,7 +328,7 @@ def test_sets_that_are_not_there(name, tmp_path, nothing_in_the_usual_places):
 
 
 def folders_only(release, folder: Path) -> dict[str, list[tuple[str, int]]]:
-    """Two files of each class, three of the last, and others; a domain's (name, label) in order."""
+    """Writes 2 files per class, 3 of the last; returns each domain's (file, label) in order."""
     made = {}
     for seed, domain in enumerate(release.domains):
         made[domain] = []
@@ -343,7 +345,7 @@ def folders_only(release, folder: Path) -> dict[str, list[tuple[str, int]]]:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_split_of_our_own(name, tmp_path, empty_cache, caplog):
+def test_without_lists_a_random_split_is_drawn_with_a_warning(name, tmp_path, empty_cache, caplog):
     source, release = SETS[name]
     files = folders_only(release, tmp_path)
     with caplog.at_level(logging.WARNING):
@@ -363,14 +365,14 @@ def test_a_split_of_our_own(name, tmp_path, empty_cache, caplog):
     assert row == len(data.y)
 
 
-def test_no_warning_with_lists(tmp_path, empty_cache, caplog):
+def test_there_is_no_warning_with_lists(tmp_path, empty_cache, caplog):
     source, release = SETS["domainnet"]
     make_set(release, tmp_path)
     source(folder=str(tmp_path), size=8)
     assert not caplog.records
 
 
-def test_a_class_without_images(tmp_path, empty_cache):
+def test_a_class_without_images_is_an_error(tmp_path, empty_cache):
     source, release = SETS["domainnet"]
     folders_only(release, tmp_path)
     empty = tmp_path / "quickdraw" / "whale"

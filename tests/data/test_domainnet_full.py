@@ -1,4 +1,4 @@
-"""DomainNet with the official lists: a small set in the true layout."""
+"""DomainNet with the official lists: a small data set in the original layout."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def path_of(domain: str, label: int, number: int) -> str:
 
 
 def numbers(domain: str, part: str) -> list[tuple[int, int]]:
-    """(label, number) of the lines of a list: in a domain one image more than in the last."""
+    """(label, number) of the lines of a list; every second domain trains on one more per class."""
     more = DOMAINS.index(domain) % 2
     count = range(3 + more) if part == "train" else range(8, 10)
     return [(label, number) for label in range(len(NAMES)) for number in count]
@@ -55,7 +55,7 @@ def make_set(folder: Path, lists: str = ".") -> Path:
 
 
 @pytest.mark.parametrize("lists", [".", "splits"])
-def test_the_lists_say_what_trains_and_what_tests(lists, tmp_path):
+def test_the_lists_determine_the_training_and_test_images(lists, tmp_path):
     make_set(tmp_path / "DomainNet", lists)
     for folder in (tmp_path, tmp_path / "DomainNet"):
         data = domainnet_full(folder=str(folder), size=SIDE, classes=3, classes_seed=4)
@@ -74,11 +74,11 @@ def test_the_lists_say_what_trains_and_what_tests(lists, tmp_path):
         assert row == len(data.x) == len(data.y)
 
 
-def test_the_images_can_be_listed(tmp_path):
+def test_images_can_be_listed_without_decoding(tmp_path):
     check_listing(domainnet_full, folder=str(make_set(tmp_path)), size=8, classes=3)
 
 
-def test_classes_are_drawn_with_their_seed(tmp_path, monkeypatch):
+def test_the_seed_determines_the_drawn_classes(tmp_path, monkeypatch):
     make_set(tmp_path)
     shapes = []
 
@@ -92,7 +92,7 @@ def test_classes_are_drawn_with_their_seed(tmp_path, monkeypatch):
         for seed in (0, 0, *range(1, 10))
     ]
     assert drawn[0] == drawn[1] and len(set(drawn)) > 3
-    assert set(shapes) == {64} and len(shapes) == len(set(drawn))  # else from the cache
+    assert set(shapes) == {64} and len(shapes) == len(set(drawn))  # otherwise from the cache
     assert domainnet_full(folder=str(tmp_path), classes=5).classes == NAMES
 
 
@@ -118,7 +118,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("case", BAD_LINES)
-def test_bad_lines(case, tmp_path, monkeypatch):
+def test_bad_lines_of_a_list_are_errors(case, tmp_path, monkeypatch):
     line, expected = BAD_LINES[case]
     file = make_set(tmp_path) / "clipart_test.txt"
     if case == "missing":
@@ -133,7 +133,7 @@ def test_bad_lines(case, tmp_path, monkeypatch):
     assert not opened
 
 
-def test_images_and_settings_that_are_bad(tmp_path):
+def test_bad_images_and_settings_are_errors(tmp_path):
     assert "no clipart_train.txt" in complaint(domainnet_full, folder=str(tmp_path))
     assert "/nowhere/a or /nowhere/b" in complaint(domainnet_full)
     make_set(tmp_path)

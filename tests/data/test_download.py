@@ -1,4 +1,4 @@
-"""One file from the network, which a server on this machine spoils in every way."""
+"""Downloads of one file from a local server, with all kinds of failures."""
 
 import email.utils
 import hashlib
@@ -28,7 +28,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch):
-    """The seconds that are waited, which pass at once."""
+    """Records the seconds of each wait, and skips the waits."""
     seconds = []
     monkeypatch.setattr(module, "FIRST_WAIT", 1.0)
     monkeypatch.setattr(module.random, "uniform", lambda low, high: 1.0)
@@ -40,49 +40,49 @@ def waits(monkeypatch):
 
 @pytest.fixture
 def get(server, tmp_path):
-    """Fetches /a, or what other paths name; returns the lines that were told."""
+    """Downloads /a or the given paths; returns the reported lines."""
 
     def call(*paths, checksum=SUM, size=SIZE):
         addresses = tuple(f"{server.address}{path}" for path in paths or ("/a",))
-        told, counts = [], []
+        lines, counts = [], []
         file = File("folder/file", size, checksum, addresses)
         try:
-            download(file, tmp_path / "file", counts.append, told.append)
+            download(file, tmp_path / "file", counts.append, lines.append)
         finally:
             assert all(0 <= count <= (size or SIZE) for count in counts)
         assert (tmp_path / "file").read_bytes() == CONTENT and counts[-1] == SIZE
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
-        return told
+        return lines
 
     return call
 
 
 def fails(get, tmp_path, *paths, **settings):
-    """The reason why nothing could be fetched."""
+    """The reason why the download failed."""
     with pytest.raises(Unavailable) as caught:
         get(*paths, **settings)
     assert not (tmp_path / "file").exists()
     return str(caught.value)
 
 
-def test_a_file(get, server, waits):
+def test_a_file_is_downloaded_with_one_request(get, server, waits):
     assert get() == [] and waits == []
     assert server.requests == [("/a", 0)]
 
 
-def test_md5(get):
+def test_md5_checksums_are_supported(get):
     get(checksum=f"md5:{hashlib.md5(CONTENT).hexdigest()}")
 
 
-def test_what_was_cut_is_continued(get, server, waits):
+def test_an_interrupted_download_is_continued(get, server, waits):
     server.faults["/a"] = [("cut", 40_000), ("cut", 30_000)]
-    told = get()
+    lines = get()
     assert server.starts("/a") == [0, 40_000, 70_000]
-    assert ["cut after 40000 of 100000 bytes" in told[0], len(told), waits] == [True, 2, [1, 1]]
+    assert ["cut after 40000 of 100000 bytes" in lines[0], len(lines), waits] == [True, 2, [1, 1]]
 
 
-def test_a_size_that_nobody_has_published_is_taken_from_the_answer(get, server, tmp_path):
-    """Also where an earlier call has left the whole file, or more than that."""
+def test_an_unpublished_size_is_taken_from_the_response(get, server, tmp_path):
+    """An earlier call may have left the whole file, more than that, a part, or other bytes."""
     server.faults["/a"] = [("cut", 40_000)]
     assert "cut after 40000 of 100000 bytes" in get(size=0)[0]
     assert server.starts("/a") == [0, 40_000]
@@ -92,7 +92,7 @@ def test_a_size_that_nobody_has_published_is_taken_from_the_answer(get, server, 
         get(size=0)
 
 
-def test_a_size_that_neither_publisher_nor_server_tells(get, server, tmp_path, monkeypatch):
+def test_a_size_unknown_to_publisher_and_server_is_an_error(get, server, tmp_path, monkeypatch):
     class Silent(module.http.client.HTTPResponse):
         def begin(self):
             super().begin()
@@ -103,41 +103,41 @@ def test_a_size_that_neither_publisher_nor_server_tells(get, server, tmp_path, m
     get()
 
 
-def test_many_cuts_are_no_reason_to_give_up_while_bytes_arrive(get, server):
+def test_interruptions_are_retried_as_long_as_bytes_arrive(get, server):
     server.faults["/a"] = [("cut", 3_000)] * 30
     get()
     assert server.starts("/a") == [3_000 * n for n in range(31)]
 
 
-def test_without_ranges_it_starts_anew(get, server):
+def test_a_download_restarts_if_the_server_ignores_ranges(get, server):
     server.ranges = False
     server.faults["/a"] = [("cut", 40_000), ("cut", 10_000)]
     get()
     assert server.starts("/a") == [0, 40_000, 10_000]
 
 
-def test_a_server_that_never_gets_further_is_given_up(get, server, tmp_path, waits):
+def test_a_server_without_progress_is_given_up(get, server, tmp_path, waits):
     server.ranges = False
     server.faults["/a"] = [("cut", 10)] * 100
     assert "cut after 10 of 100000 bytes" in fails(get, tmp_path)
     assert len(server.requests) == 1 + module.TRIES and waits == [1, 1, 2, 4, 8]
 
 
-def test_what_an_earlier_call_has_left_is_continued(get, server, tmp_path):
+def test_a_partial_file_of_an_earlier_call_is_continued(get, server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT[:99_999])
     get()
     assert server.starts("/a") == [99_999]
 
 
-def test_all_bytes_of_an_earlier_call_are_only_verified(get, server, tmp_path):
+def test_a_complete_file_of_an_earlier_call_is_only_verified(get, server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT)
-    with pytest.raises(IndexError):  # nothing arrived
+    with pytest.raises(IndexError):  # no bytes were received
         get()
     assert server.requests == [] and (tmp_path / "file").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("left", [b"x" * 50_000, b"x" * 100_000, b"x" * 100_001])
-def test_other_bytes_of_an_earlier_call_are_fetched_again_once(get, server, tmp_path, left):
+def test_wrong_bytes_of_an_earlier_call_are_downloaded_again_once(get, server, tmp_path, left):
     (tmp_path / "file.part").write_bytes(left)
     get()
     assert server.starts("/a")[-1] == 0 and len(server.requests) <= 2
@@ -155,16 +155,16 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_an_address_that_has_something_else_is_left_for_the_next(get, server, waits, name):
+def test_an_address_with_other_content_is_skipped(get, server, waits, name):
     fault, reason = OTHER[name]
     server.files["/b"] = CONTENT
     server.faults["/b"] = [fault] * 30
-    told = get("/b", "/a")
-    assert reason in told[0] and len(told) == 1 and waits == []
-    assert server.starts("/a") == [0]  # nothing of the wrong bytes was kept
+    lines = get("/b", "/a")
+    assert reason in lines[0] and len(lines) == 1 and waits == []
+    assert server.starts("/a") == [0]  # no wrong bytes were kept
 
 
-def test_wrong_bytes_everywhere(get, server, tmp_path):
+def test_wrong_bytes_at_every_address_are_an_error(get, server, tmp_path):
     server.files["/b"] = CONTENT[:-1] + b"x"
     server.files["/a"] = CONTENT + b"x"
     reasons = fails(get, tmp_path, "/b", "/a")
@@ -172,37 +172,37 @@ def test_wrong_bytes_everywhere(get, server, tmp_path):
     assert list(tmp_path.iterdir()) == [] and len(server.requests) == 2
 
 
-def test_a_mirror_that_is_not_the_same_cannot_spoil_what_arrived(get, server):
+def test_partial_bytes_of_a_wrong_mirror_are_downloaded_again(get, server):
     server.files["/b"] = bytes(100_000)
     server.faults["/b"] = [("cut", 60_000), *[("status", 503)] * 5]
     get("/b", "/a")
     assert server.starts("/a") == [60_000, 0]
 
 
-def test_another_range_than_the_one_asked_for(get, server, tmp_path):
+def test_a_response_with_another_range_is_rejected(get, server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT[:500])
     server.files["/b"] = CONTENT
     server.faults["/b"] = [("range", "bytes 400-99999/100000")]
     assert "another range of bytes than requested" in get("/b", "/a")[0]
 
 
-def test_a_range_of_a_file_of_another_size(get, server, tmp_path):
+def test_a_range_of_a_file_of_another_size_is_rejected(get, server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT[:500])
     server.files["/b"] = CONTENT + b"more"
     assert "it has 100004 bytes" in get("/b", "/a")[0]
 
 
-def test_a_file_that_has_shrunk(get, server, tmp_path):
+def test_a_file_that_has_shrunk_is_an_error(get, server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT[:500])
     server.files["/a"] = CONTENT[:400]
     assert "it has 400 bytes" in fails(get, tmp_path)
 
 
 @pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
-def test_a_busy_server_is_asked_again_later_and_later(get, server, waits, code):
+def test_a_busy_server_is_retried_with_growing_waits(get, server, waits, code):
     server.faults["/a"] = [("status", code)] * 4
-    told = get()
-    assert waits == [1, 2, 4, 8] and all(f"HTTP {code}" in line for line in told)
+    lines = get()
+    assert waits == [1, 2, 4, 8] and all(f"HTTP {code}" in line for line in lines)
 
 
 def test_a_server_that_stays_busy_is_given_up(get, server, tmp_path, waits):
@@ -212,7 +212,7 @@ def test_a_server_that_stays_busy_is_given_up(get, server, tmp_path, waits):
 
 
 @pytest.mark.parametrize("form", ["seconds", "date", "past", "nonsense"])
-def test_a_server_says_how_long_to_wait(get, server, waits, form):
+def test_the_retry_after_header_sets_the_wait(get, server, waits, form):
     when = email.utils.formatdate(time.time() + {"date": 30, "past": -30}.get(form, 0), usegmt=True)
     text = {"seconds": "30", "nonsense": "soon"}.get(form, when)
     server.faults["/a"] = [("status", 429, {"Retry-After": text})]
@@ -221,7 +221,7 @@ def test_a_server_says_how_long_to_wait(get, server, waits, form):
     assert len(waits) == 1 and (28 < waits[0] <= 30 if long else waits == [1])
 
 
-def test_nobody_waits_for_hours(get, server, waits):
+def test_an_address_that_requests_a_wait_of_hours_is_skipped(get, server, waits):
     server.files["/b"] = CONTENT
     server.faults["/b"] = [("status", 503, {"Retry-After": "7200"})]
     assert "HTTP 503 Service Unavailable, wait 7200 s" in get("/b", "/a")[0] and waits == []
@@ -235,18 +235,18 @@ def test_redirects_keep_the_range(get, server, tmp_path):
     assert server.requests == [("/b", 700), ("/c", 700), ("/a", 700)]
 
 
-def test_a_server_that_falls_silent(get, server, monkeypatch):
+def test_a_silent_server_times_out(get, server, monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT", 0.1)
     server.faults["/a"] = [("stall", 0.5)]
     assert "timed out" in get()[0]
 
 
-def test_slow_answers_are_waited_for(get, server):
+def test_a_slow_response_is_received_without_a_retry(get, server):
     server.faults["/a"] = [("slow", 0.01)]
     assert get() == []
 
 
-def test_nobody_listens(get, server, tmp_path, waits):
+def test_a_refused_connection_is_retried_and_then_an_error(get, server, tmp_path, waits):
     with Server().running() as other:
         address = other.address
     file = File("f", 3, "sha256:0", (f"{address}/a", f"{server.address}/nothing"))
@@ -256,7 +256,7 @@ def test_nobody_listens(get, server, tmp_path, waits):
     assert len(waits) == module.TRIES - 1 and list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_no_fault_of_the_network(get, server, tmp_path, waits):
+def test_a_full_disk_is_an_error_without_a_retry(get, server, tmp_path, waits):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:

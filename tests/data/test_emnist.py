@@ -1,4 +1,4 @@
-"""EMNIST, Kuzushiji-49 and the names of MNIST's family: small sets in the true format."""
+"""EMNIST, Kuzushiji-49, MNIST and KMNIST: small data sets in the original formats."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from fedjax_lab.data import emnist, idx, k49, places
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """All files of EMNIST; nothing is in the usual places."""
+    """A folder with all files of EMNIST; the usual places are empty."""
     monkeypatch.setattr(places, "PLACES", ("/nowhere",))
     for name, content in emnist_files().items():
         (tmp_path / name).write_bytes(content)
@@ -39,7 +39,7 @@ def test_every_split_has_its_classes_and_upright_images(folder, split, count, fi
         np.testing.assert_array_equal(data.x[:4, row, :, 0], published[:, :, row])
 
 
-def test_classes_that_look_alike_are_one_class():
+def test_letters_that_look_alike_are_merged_into_one_class():
     merged = emnist.SPLITS["bymerge"]
     assert merged[10:36] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ" and merged[36:] == "abdefghnqrt"
     assert emnist.SPLITS["byclass"][36:38] == "ab"
@@ -56,7 +56,7 @@ def test_torchvisions_folder_is_found(folder, tmp_path, monkeypatch):
     assert "EMNIST balanced is in none of" in complaint(emnist.emnist)
 
 
-def test_what_is_wrong_with_emnist(folder):
+def test_bad_settings_and_files_of_emnist_are_errors(folder):
     message = complaint(emnist.emnist, folder=str(folder), split="letter")
     assert "data.split" in message and "did you mean 'letters'?" in message
     labels = folder / f"{emnist.files('letters')[1]}.gz"
@@ -91,7 +91,7 @@ def kuzushiji(tmp_path):
     return tmp_path, arrays
 
 
-def test_k49(kuzushiji):
+def test_kuzushiji_49_has_its_images_labels_and_classes(kuzushiji):
     folder, arrays = kuzushiji
     data = k49.k49(folder=str(folder))
     check_one_domain(data, "k49", 5, 8)
@@ -110,7 +110,7 @@ def test_k49(kuzushiji):
         (2, None, "is missing"),
     ],
 )
-def test_what_is_wrong_with_k49(kuzushiji, number, array, said):
+def test_bad_files_of_kuzushiji_49_are_errors(kuzushiji, number, array, said):
     file = kuzushiji[0] / k49.FILES[number]
     file.unlink() if array is None else file.write_bytes(npz_of({"arr_0": array}))
     message = complaint(k49.k49, folder=str(kuzushiji[0]))

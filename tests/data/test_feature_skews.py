@@ -1,4 +1,4 @@
-"""What a client's own examples differ by: noise and rotations."""
+"""Feature skews, which change each client's examples: noise, rotations and user-defined ones."""
 
 from functools import partial
 
@@ -24,8 +24,8 @@ SEEN = {"name": "iid", "num_clients": 4, "feature_skew": "noise", "sigma": 0.5}
 def images(size=(6, 6), count=120, dtype=np.uint8):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (count, *size, 1)).astype(dtype)
-    nothing = np.zeros(count, np.int32)
-    return Dataset(x, nothing, nothing, np.arange(count) % 4 == 0, ("a", "b"), ("",))
+    zeros = np.zeros(count, np.int32)
+    return Dataset(x, zeros, zeros, np.arange(count) % 4 == 0, ("a", "b"), ("",))
 
 
 def experiment(dataset, seeds=(0,), method="fedavg", **partition):
@@ -34,38 +34,38 @@ def experiment(dataset, seeds=(0,), method="fedavg", **partition):
     return build(resolve(sections), seeds, dataset)
 
 
-def seen(made, client, rows):
-    """Raw examples as a client has them, and as they are."""
+def with_and_without_skew(made, client, rows):
+    """Raw examples with the skew of a client, and without it."""
     plan = made.simulation.plan
     federation = made.simulation.federations[0]._replace(center=0.0, scale=1.0)
     skew = jax.tree.map(lambda a: a[client], federation.skews)
     return fetch(federation._replace(skew=skew), rows, plan).x, fetch(federation, rows, plan).x
 
 
-def test_noise_rises_over_the_clients_and_stays_with_an_example():
-    """The reference: the standard deviation sigma * i / (n - 1), in units of pixels in 0..1."""
+def test_noise_grows_over_the_clients_and_is_fixed_for_each_example():
+    """The standard deviation must be sigma * i / (n - 1), for pixels in 0..1."""
     made, rows = experiment(images(), **SEEN), np.arange(120)
     for client, level in enumerate((0, 1 / 6, 1 / 3, 1 / 2)):
-        noisy, clean = seen(made, client, rows)
+        noisy, clean = with_and_without_skew(made, client, rows)
         assert np.std((noisy - clean) / 255) == pytest.approx(level, rel=0.1, abs=1e-6)
-        again, _ = seen(made, client, rows[::-1])
+        again, _ = with_and_without_skew(made, client, rows[::-1])
         np.testing.assert_allclose(again, noisy[::-1], rtol=1e-6)
     distinct = (noisy - clean).reshape(120, -1)
     assert np.abs(np.corrcoef(distinct) - np.eye(120)).max() < 0.7  # of 36 pixels each
 
 
 @pytest.mark.parametrize("rotations", [2, 4])
-def test_rotations_are_those_of_numpy(rotations):
+def test_rotations_equal_numpys(rotations):
     partition = {**SEEN, "feature_skew": "rotation", "rotations": rotations, "num_clients": 5}
     del partition["sigma"]
     made, rows = experiment(images(), **partition), np.arange(9)
     for client in range(5):
-        turned, clean = seen(made, client, rows)
+        turned, clean = with_and_without_skew(made, client, rows)
         by = client % rotations * 4 // rotations
         np.testing.assert_allclose(turned, np.rot90(clean, by, axes=(1, 2)), rtol=1e-6)
 
 
-def test_random_numbers_are_an_examples_own_in_every_order():
+def test_random_numbers_of_an_example_do_not_depend_on_the_order():
     x = jnp.asarray(images().x.reshape(120, -1))
     keys = jax.random.key_data(streams.examples(jnp.uint32(3), x))
     assert len(np.unique(keys, axis=0)) == 120
@@ -91,8 +91,8 @@ def test_new_clients_keep_their_number_and_random_numbers():
     )
 
 
-def test_only_what_a_client_holds_is_changed():
-    """A model that answers with the example's number: clients see theirs, the world sees 0."""
+def test_only_examples_that_clients_hold_are_skewed():
+    """The model predicts x, which the skew sets to client % 2; all other examples have x = 0."""
     federation = toys.with_new(toys.FEDERATION)
     federation = federation._replace(
         x=jnp.zeros_like(federation.x),
@@ -133,27 +133,27 @@ def flat(key, x, client, num_clients):
     return x.reshape(-1)
 
 
-def test_a_feature_skew_of_ones_own():
+def test_a_user_defined_feature_skew():
     made = experiment(images(), name="iid", num_clients=4, feature_skew=brighter, step=0.2)
-    changed, clean = seen(made, 3, np.arange(9))
+    changed, clean = with_and_without_skew(made, 3, np.arange(9))
     np.testing.assert_allclose(changed, clean + 0.6 * 255, rtol=1e-5)
     with pytest.raises(BadInput, match="a feature skew must return an example"):
         experiment(images(), name="iid", num_clients=4, feature_skew=flat)
 
 
-def test_natural_users_have_a_number_each():
-    """Three users, of whom the config does not say how many there are."""
+def test_each_natural_user_has_a_client_number():
+    """The data have three users; the config does not state their number."""
     users = np.arange(120, dtype=np.int32) % 3
     dataset = images()._replace(client=users, users=("a", "b", "c"))
     made = experiment(dataset, name="by_client", feature_skew=brighter)
     for client in range(3):
         rows = np.asarray(made.simulation.federations[0].train)[client]
         assert {*users[rows[rows >= 0]]} == {client}
-        changed, clean = seen(made, client, rows[:3])
+        changed, clean = with_and_without_skew(made, client, rows[:3])
         np.testing.assert_allclose(changed, clean + client * 25.5, rtol=1e-5)
 
 
-def test_none_leaves_clients_as_they_are():
+def test_without_a_feature_skew_clients_are_unchanged():
     made = experiment(images(), name="iid", num_clients=4)
     assert made.simulation.plan.feature_skew is None
     assert made.simulation.federations[0].skews is None
@@ -174,13 +174,13 @@ def test_none_leaves_clients_as_they_are():
         (images(), "client2vec", {"feature_skew": "noise"}, "which method client2vec trains on"),
     ],
 )  # fmt: skip
-def test_bad_skews_are_refused(dataset, method, partition, said):
+def test_bad_skews_are_rejected(dataset, method, partition, said):
     with pytest.raises(BadInput, match=said):
         experiment(dataset, method=method, num_clients=4, **partition)
 
 
 def played(seeds=(0,), blocks=(4,), method="finetune", engine=None, augment="none", **partition):
-    """The last state of each seed, and the scores, of a run that is played in these blocks."""
+    """The last state of each seed, and the scores, of a run in these blocks of rounds."""
     dataset = images()._replace(y=np.random.default_rng(1).integers(0, 2, 120, np.int32))
     partition = {**SEEN, "new_clients": 0.25, "validation": 0.2, **partition}
     config = {
@@ -208,8 +208,8 @@ def assert_same(a, b):
 
 
 @pytest.mark.slow
-def test_runs_have_the_same_numbers_however_they_are_computed():
-    """Of a method that trains on the examples of new clients too."""
+def test_results_do_not_depend_on_how_a_run_is_computed():
+    """The method also trains on the examples of new clients."""
     plain = played()
     assert_same(played(blocks=(1, 3)), plain)
     for engine in (
@@ -231,8 +231,8 @@ def unchanged(key, x):
 
 
 @pytest.mark.slow
-def test_a_view_of_the_examples_is_of_those_that_a_client_holds():
-    """What FedConcat's classifiers are trained on: as where it is computed in every batch."""
+def test_an_identity_augmentation_does_not_change_features_of_skewed_examples():
+    """FedConcat's classifiers train on features, which are computed in every batch here."""
     method = {"name": "fedconcat", "num_clusters": 2, "encoder_rounds": 2, "classifier_rounds": 2}
     run = partial(played, blocks=(2, 2), method=method, new_clients=0.0)
     assert_same(run(), run(augment=unchanged))

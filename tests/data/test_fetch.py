@@ -1,4 +1,4 @@
-"""Published data sets, fetched from a server on this machine, are whole or not there."""
+"""Published data sets, fetched from a local server, are complete or absent."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ BY_HAND = [name for name, data in catalog.PUBLISHED.items() if data.by_hand]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """The one place where data are looked for."""
+    """The only folder that is searched for data."""
     where = tmp_path / "home"
     monkeypatch.setattr(places, "PLACES", (str(where),))
     release = idx.FASHION._replace(elsewhere=())
@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(monkeypatch):
-    """It offers tiny sets under the names of all published ones."""
+    """A server with tiny data sets under the names of all published ones."""
     with Server().running() as running:
         tiny = {name: offered(name, running) for name in FETCHED}
         monkeypatch.setattr(catalog, "PUBLISHED", {**catalog.PUBLISHED, **tiny})
@@ -57,7 +57,7 @@ def call(capsys):
     def run(*words):
         code = command.main(["data", *map(str, words)])
         out, err = capsys.readouterr()
-        assert err.count("\n") <= 1  # no bar where no terminal is
+        assert err.count("\n") <= 1  # no progress bar without a terminal
         return code, out, err
 
     return run
@@ -77,7 +77,7 @@ def tree(folder):
 
 
 @pytest.mark.parametrize("name", FETCHED)
-def test_a_fetched_set_is_read_without_more_flags(server, call, folder, name):
+def test_a_fetched_data_set_is_read_without_a_folder(server, call, folder, name):
     assert f"fedjax-lab data get {name}" in complaint(load, name)
     code, out, err = call("get", name)
     assert (code, err) == (0, "")
@@ -89,23 +89,23 @@ def test_a_fetched_set_is_read_without_more_flags(server, call, folder, name):
         assert text in out
     where = folder / catalog.PUBLISHED[name].target
     assert len(load(name).x) > 0
-    asked = len(server.requests)
+    num_requests = len(server.requests)
     code, out, _ = call("get", name)
-    assert code == 0 and "already fetched" in out and len(server.requests) == asked
+    assert code == 0 and "already fetched" in out and len(server.requests) == num_requests
     code, out, _ = call("check", name)
     assert code == 0 and out == f"{name:15}  verified, {where}\n"
 
 
 @pytest.mark.parametrize("name", FETCHED)
-def test_a_folder_of_ones_own(server, call, tmp_path, folder, name):
-    own = tmp_path / "own"
-    code, out, _ = call("get", name, f"--folder={own}")
+def test_a_data_set_may_be_fetched_to_a_chosen_folder(server, call, tmp_path, folder, name):
+    chosen = tmp_path / "own"
+    code, out, _ = call("get", name, f"--folder={chosen}")
     assert code == 0 and not folder.exists()
-    flag = f"--config.data.folder={own}"
-    assert flag in out and flag in call("get", name, f"--folder={own}")[1]
+    flag = f"--config.data.folder={chosen}"
+    assert flag in out and flag in call("get", name, f"--folder={chosen}")[1]
     given = out.rpartition("--config.data.folder=")[2].strip()
     assert len(load(name, given).x) > 0
-    assert call("check", name, f"--folder={own}")[0] == 0
+    assert call("check", name, f"--folder={chosen}")[0] == 0
     code, _, err = call("check", name)
     assert code == 2 and err.startswith("error: ") and f"is not in {folder}" in err
 
@@ -114,16 +114,16 @@ def test_a_folder_of_ones_own(server, call, tmp_path, folder, name):
     "name",
     ["svhn", *(pytest.param(n, marks=pytest.mark.slow) for n in ("emnist", "gtsrb", "bloodmnist"))],
 )
-def test_the_run_that_asked_for_data_gets_them(server, call, tmp_path, capsys, name):
-    """Its message names the command, which names the flags that it had."""
+def test_a_run_that_lacked_data_works_after_the_command(server, call, tmp_path, capsys, name):
+    """The error names the command, whose output names the flags of the run."""
     data = catalog.PUBLISHED[name]
     settings = {"name": data.reader or name, **dict(data.settings)}
     chosen = [f"--config.data.{key}={value}" for key, value in settings.items()]
     flags = "--config=quickstart", *chosen, "--partition_only", f"--workdir={tmp_path / 'run'}"
     flags += "--config.partition.num_clients=2", "--config.partition.name=iid"
     assert commands.call(*flags) == 2
-    said = capsys.readouterr().err
-    assert f"or run `fedjax-lab data get {name}`" in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert f"or run `fedjax-lab data get {name}`" in error and error.count("\n") == 1
     code, out, _ = call("get", name)
     assert code == 0 and f"use it with {' '.join(chosen)}\n" in out
     assert commands.call(*flags) == 0
@@ -131,7 +131,7 @@ def test_the_run_that_asked_for_data_gets_them(server, call, tmp_path, capsys, n
 
 @pytest.mark.parametrize("name", [*FETCHED, *BY_HAND])
 def test_a_run_without_data_names_the_command(name, capsys):
-    """Also where the line is cut in its middle because it is too long."""
+    """The command is named even if the line is too long and its middle is cut."""
     with pytest.raises(Exception) as caught:
         load(name)
     command.command.report_failure(str(caught.value))
@@ -139,12 +139,12 @@ def test_a_run_without_data_names_the_command(name, capsys):
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_what_cannot_be_fetched_is_explained(call, name):
+def test_data_sets_to_fetch_by_hand_are_explained(call, name):
     code, out, err = call("get", name)
     assert code == 2 and "must be fetched by hand" in err
-    said = " ".join(out.split())
+    output = " ".join(out.split())
     for text in (catalog.PUBLISHED[name].by_hand, catalog.PUBLISHED[name].citation):
-        assert " ".join(text.split()) in said
+        assert " ".join(text.split()) in output
 
 
 def test_every_source_is_in_the_catalog():
@@ -156,7 +156,7 @@ def test_every_source_is_in_the_catalog():
 
 
 @pytest.mark.parametrize("name", FETCHED)
-def test_addresses_and_checksums_are_of_the_right_form(name):
+def test_addresses_and_checksums_are_well_formed(name):
     data = catalog.PUBLISHED[name]
     lengths = {"sha256": 64, "md5": 32}
     for file in data.files:
@@ -170,7 +170,7 @@ def test_addresses_and_checksums_are_of_the_right_form(name):
     assert set(contents(name)) == {file.name for file in data.files}
 
 
-def test_list(server, call, folder):
+def test_list_shows_which_data_sets_are_present_and_their_details(server, call, folder):
     call("get", "svhn")
     code, out, err = call("list")
     lines = {line.split()[0]: line for line in out.splitlines()}
@@ -182,7 +182,7 @@ def test_list(server, call, folder):
     assert file.checksum in out and file.addresses[0] in out and "DomainBed" in out
 
 
-def test_list_finds_what_was_put_there_by_hand(call, folder):
+def test_list_finds_files_that_were_added_by_hand(call, folder):
     (folder / "medmnist").mkdir(parents=True)
     for name in ("medmnist/bloodmnist.npz", "octmnist.npz"):
         (folder / name).touch()
@@ -191,7 +191,7 @@ def test_list_finds_what_was_put_there_by_hand(call, folder):
     assert here == ["octmnist", "bloodmnist"]
 
 
-def test_a_set_whose_size_is_not_published(server, call, folder):
+def test_a_data_set_of_unpublished_size_is_fetched_and_checked(server, call, folder):
     data = catalog.PUBLISHED["k49"]
     files = tuple(file._replace(size=0) for file in data.files)
     catalog.PUBLISHED["k49"] = data._replace(files=files)
@@ -221,7 +221,7 @@ def test_a_set_whose_size_is_not_published(server, call, folder):
         "gt svhn": "no command 'gt'; did you mean 'get'?",
     }.items(),
 )
-def test_bad_words(call, words, said):
+def test_bad_arguments_are_errors(call, words, said):
     code, out, err = call(*words.split())
     assert code == 2 and said in err and not out
 
@@ -237,14 +237,14 @@ def test_a_mirror_must_have_the_same_bytes(server, call, folder):
     assert code == 1 and "it has 14 bytes" in err and os.listdir(folder) == ["svhn"]
 
 
-def test_without_a_network_nothing_is_left_behind(server, call, folder):
+def test_a_failed_fetch_leaves_no_folder(server, call, folder):
     server.files.clear()
     code, out, err = call("get", "svhn")
     assert code == 1 and "HTTP 404" in err and "the same command continues" in err
     assert not folder.exists()
 
 
-def test_what_arrived_before_a_failure_is_kept(server, call, folder):
+def test_files_fetched_before_a_failure_are_kept(server, call, folder):
     path = "/svhn/test_32x32.mat"
     kept = server.files.pop(path)
     assert call("get", "svhn")[0] == 1
@@ -258,8 +258,8 @@ def test_what_arrived_before_a_failure_is_kept(server, call, folder):
 @pytest.mark.parametrize(
     "name", ["tiny_imagenet", "svhn", "cifar10", pytest.param("cinic10", marks=pytest.mark.slow)]
 )
-def test_a_command_that_is_killed_anywhere_is_continued(server, call, folder, monkeypatch, name):
-    """It dies before any block is written, or before any file or folder gets its name."""
+def test_a_command_killed_at_any_step_is_continued(server, call, folder, monkeypatch, name):
+    """It is killed before each block is written, and before each file or folder is renamed."""
 
     class Killed(BaseException):
         pass
@@ -339,7 +339,7 @@ base.run(command.main, ["data", *sys.argv[1:]])
 
 
 def child(folder, *words):
-    """The command as a process of its own."""
+    """Starts the command as a separate process."""
     tiny = pickle.dumps({"tiny_imagenet": catalog.PUBLISHED["tiny_imagenet"]}).hex()
     arguments = [sys.executable, "-c", CHILD, *words, str(folder), tiny]
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -347,7 +347,7 @@ def child(folder, *words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_process_that_is_killed(server, call, folder, number):
+def test_a_killed_process_is_continued(server, call, folder, number):
     path = "/tiny_imagenet/tiny-imagenet-200.zip"
     server.faults[path] = [("slow", 0.3)]
     process = child(folder, "get", "tiny_imagenet")
@@ -359,14 +359,14 @@ def test_a_process_that_is_killed(server, call, folder, number):
     if number != signal.SIGKILL:
         assert process.returncode == 130 and err == "interrupted; the same command continues\n"
     complaint(load, "tiny_imagenet")
-    there = part.stat().st_size
+    received = part.stat().st_size
     process = child(folder, "get", "tiny_imagenet")
     assert process.communicate() and process.returncode == 0
-    assert 0 < there == server.starts(path)[-1]
+    assert 0 < received == server.starts(path)[-1]
     assert len(load("tiny_imagenet").x) == 4 and os.listdir(folder) == ["tiny-imagenet-200"]
 
 
-def test_two_commands_at_once(server, call, folder):
+def test_a_second_command_for_the_same_data_set_is_rejected(server, call, folder):
     held, done = threading.Event(), threading.Event()
 
     def other():
@@ -385,7 +385,7 @@ def test_two_commands_at_once(server, call, folder):
     assert call("get", "svhn")[0] == 0
 
 
-def test_check_finds_every_damaged_byte(server, call, folder):
+def test_check_finds_every_damaged_or_missing_file(server, call, folder):
     for name in ("svhn", "tiny_imagenet", "domainnet_full", "cifar10"):
         call("get", name)
     for path in [path for path in folder.rglob("[!.]*") if path.is_file()]:
@@ -400,7 +400,7 @@ def test_check_finds_every_damaged_byte(server, call, folder):
     assert code == 0 and out.count("verified") == 4
 
 
-def test_something_else_in_its_place_is_never_touched(server, call, folder):
+def test_other_files_in_the_place_of_a_data_set_are_never_changed(server, call, folder):
     (folder / "svhn").mkdir(parents=True)
     (folder / "svhn" / "train_32x32.mat").write_bytes(b"mine")
     code, _, err = call("get", "svhn")
@@ -416,7 +416,7 @@ def test_something_else_in_its_place_is_never_touched(server, call, folder):
     assert "here, but not checked: `get` has not fetched it" in call("check", "tiny_imagenet")[1]
 
 
-def test_a_full_disk_is_told_before_anything_is_fetched(server, call, folder, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_fetched(server, call, folder, monkeypatch):
     usage = SimpleNamespace(free=1000)
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda folder: usage)
     code, _, err = call("get", "svhn")
@@ -424,7 +424,7 @@ def test_a_full_disk_is_told_before_anything_is_fetched(server, call, folder, mo
     assert server.requests == [] and not folder.exists()
 
 
-def test_an_archive_without_the_set_is_not_put_in_its_place(server, call, folder, monkeypatch):
+def test_an_archive_without_the_data_set_is_not_installed(server, call, folder, monkeypatch):
     content = zipped({"elsewhere/wnids.txt": b"n01", "__MACOSX/x": b""})
     server.files["/tiny_imagenet/tiny-imagenet-200.zip"] = content
     data = catalog.PUBLISHED["tiny_imagenet"]
@@ -437,14 +437,14 @@ def test_an_archive_without_the_set_is_not_put_in_its_place(server, call, folder
     assert os.listdir(folder) == [".fetch-tiny_imagenet"]
 
 
-def test_progress_of_large_files_is_told_in_a_log(server, call, monkeypatch):
+def test_progress_of_large_files_is_logged(server, call, monkeypatch):
     monkeypatch.setattr(command, "LARGE", 2000)
     monkeypatch.setattr(download, "BLOCK", 500)
     out = call("get", "svhn")[1]
-    told = [line for line in out.splitlines() if line.startswith("train_32x32.mat: 0.0 MB of")]
-    assert len(told) == 10
+    lines = [line for line in out.splitlines() if line.startswith("train_32x32.mat: 0.0 MB of")]
+    assert len(lines) == 10
 
 
-def test_pixels_arrive_as_they_were(server, call):
+def test_fetched_pixels_are_unchanged(server, call):
     call("get", "svhn")
     assert np.array_equal(load("svhn").x[:5], IMAGES[:5])

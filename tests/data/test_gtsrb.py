@@ -1,4 +1,4 @@
-"""GTSRB: a small set in the true format."""
+"""GTSRB: a small data set in the original format."""
 
 import io
 
@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("roi", [False, True])
-def test_whole_pictures_or_the_signs_alone(folder, roi):
+def test_images_are_whole_or_cropped_to_the_sign(folder, roi):
     data = gtsrb(folder=str(folder), size=8, roi=roi)
     check_one_domain(data, "gtsrb", 43, 48)
     assert data.y.tolist() == [*range(43), 42, 41, 40, 39, 38] and len(data.classes) == 43
@@ -40,14 +40,14 @@ def test_whole_pictures_or_the_signs_alone(folder, roi):
     check_listing(gtsrb, folder=str(folder / "GTSRB"), size=8, roi=roi)
 
 
-def test_other_boxes_are_other_pixels(folder):
+def test_changed_boxes_change_the_pixels(folder):
     before = gtsrb(folder=str(folder), size=8, roi=True).x
     write(folder, gtsrb_files("0;0;12;12"))
     assert not np.array_equal(gtsrb(folder=str(folder), size=8, roi=True).x, before)
 
 
 @pytest.mark.parametrize("box", ["0;0;13;12", "5;5;5;9", "-1;0;3;3", "0;0;999999;999999"])
-def test_boxes_outside_of_the_picture(folder, box):
+def test_boxes_outside_of_the_image_are_errors(folder, box):
     write(folder, gtsrb_files(box))
     assert len(gtsrb(folder=str(folder), size=8).x) == 48
     message = complaint(gtsrb, folder=str(folder), size=8, roi=True)
@@ -67,18 +67,18 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_wrong_with_a_table(folder, case):
-    content, said = BROKEN[case]
+def test_an_error_says_what_is_wrong_with_a_table(folder, case):
+    content, expected = BROKEN[case]
     for table in (folder / "GTSRB" / module.IMAGES / "00007/GT-00007.csv", folder / module.TEST):
         whole = table.read_bytes()
         table.write_bytes(content if isinstance(content, bytes) else content.encode())
         message = complaint(gtsrb, folder=str(folder), size=8)
-        assert message.startswith(str(table)) and said in message
+        assert message.startswith(str(table)) and expected in message
         assert "`fedjax-lab data get gtsrb`" in message
         table.write_bytes(whole)
 
 
-def test_what_is_missing(folder):
+def test_missing_files_are_errors(folder):
     (folder / "GTSRB/Final_Test/Images/00003.ppm").unlink()
     assert "00003.ppm cannot be read" in complaint(gtsrb, folder=str(folder), size=8)
     (folder / module.TEST).unlink()

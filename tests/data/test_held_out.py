@@ -1,4 +1,4 @@
-"""Test examples that are drawn from data that have none."""
+"""Test examples that are drawn from data without a test set."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ def with_its_own(*, test: int = 7):
 
 @pytest.fixture
 def config(tmp_path):
-    """Resolves a config with a source of one's own."""
+    """Resolves a config with a user-defined data source."""
     (tmp_path / "own.py").write_text(OWN)
 
     def resolved(source="toy", **data):
@@ -45,14 +45,14 @@ def config(tmp_path):
 
 
 def examples(count=3000, users=40):
-    """Labels, domains and users; both of the latter of very different sizes."""
+    """Labels, domains and users; the domains and users have very different sizes."""
     rng = np.random.default_rng(0)
     client = np.minimum(rng.geometric(0.1, count), users) - 1
     return rng.choice(5, count, p=[0.5, 0.3, 0.1, 0.07, 0.03]), client % 3, client
 
 
 def differences(test, share, *groups):
-    """By how much each group of examples misses its share."""
+    """The distance of each group's test examples from its share."""
     cells = np.stack(groups, 1)
     return [
         abs(test[(cells == cell).all(1)].sum() - share * (cells == cell).all(1).sum())
@@ -72,7 +72,7 @@ def test_every_group_gives_its_share(share):
     assert max(differences(test, share, y)) < 12  # of up to 1500
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_the_test_examples():
     drawn = [draw(*examples(), 0.2, seed) for seed in (0, 0, 1)]
     assert np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[0], drawn[2])
 
@@ -112,7 +112,7 @@ def test_a_config_draws_test_examples(config):
     assert not experiment.load_data(config().data).test.any()
 
 
-def test_the_unseen_domain_changes_nothing_for_others(config):
+def test_an_unseen_domain_does_not_change_the_other_test_examples(config):
     drawn = []
     for unseen in ("", "two"):
         resolved = config(test=0.2, unseen=unseen)
@@ -123,8 +123,8 @@ def test_the_unseen_domain_changes_nothing_for_others(config):
     assert np.array_equal(np.asarray(dealt.unseen), np.flatnonzero(data.domain == 1))
 
 
-def test_a_run_knows_its_test_examples_again(config):
-    """By the digests that a resumed run compares."""
+def test_the_fingerprint_of_a_run_depends_on_its_test_examples(config):
+    """A resumed run compares these digests."""
     flags = {
         fingerprint.of(experiment.build(config(test=0.2, test_seed=seed)))["test flags"]
         for seed in (0, 1)
@@ -132,7 +132,7 @@ def test_a_run_knows_its_test_examples_again(config):
     assert len(flags) == 2
 
 
-def test_what_cannot_be_drawn_is_refused(config, tmp_path):
+def test_impossible_test_shares_are_rejected(config, tmp_path):
     for share in (-0.1, 1.0):
         assert "config.data.test must be at least 0 and below 1" in complaint(config, test=share)
     assert "config.data.test_seed must not be negative" in complaint(config, test_seed=-1)
@@ -147,8 +147,8 @@ def test_what_cannot_be_drawn_is_refused(config, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["arrays", "mapped"])
-def test_a_share_takes_the_place_of_a_random_fifth(source, tmp_path):
-    """Where a file does not say which of its examples are for tests."""
+def test_a_test_share_replaces_the_default_random_fifth(source, tmp_path):
+    """The files do not state which examples are test examples."""
     toys.write_examples(tmp_path / "data.npz")
     with np.load(tmp_path / "data.npz") as arrays:
         for name in arrays.files:
@@ -164,12 +164,12 @@ def test_a_share_takes_the_place_of_a_random_fifth(source, tmp_path):
     )
 
 
-def test_a_source_may_have_a_setting_of_that_name(config):
+def test_a_source_may_have_a_setting_named_test(config):
     resolved = config("with_its_own", test=100)
     assert experiment.load_data(resolved.data).test.sum() == 100
 
 
-def test_the_words_of_one_text_stay_on_one_side():
+def test_all_words_of_a_text_are_in_the_same_split():
     y, zeros = np.array([2, 3, 2, 3]), np.zeros(4, int)
     data = Dataset(
         y[:, None], y, zeros, zeros > 0, ("<padding>", "<unknown>", "a", "b"), ("texts",)

@@ -1,4 +1,4 @@
-"""Sets of Hugging Face's library, in the files that it writes itself."""
+"""Data sets of Hugging Face's library, in the files that the library writes."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ WRITERS = ["w7", "w3", "w7", "w3", "w9", "w7"]
 
 @pytest.fixture(autouse=True)
 def library(tmp_path, monkeypatch):
-    """The library without a network, and with a cache of its own."""
+    """The library without a network, and with an empty cache."""
     made = pytest.importorskip("datasets")
     monkeypatch.setattr(made.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(made.config, "HF_HUB_OFFLINE", True)
@@ -25,7 +25,7 @@ def library(tmp_path, monkeypatch):
 
 
 def table(library, rows=slice(None), pixels=PIXELS, **columns):
-    """Images, classes, and the writers of the images."""
+    """A data set of images, with their classes and writers."""
     from PIL import Image
 
     content = {
@@ -44,12 +44,12 @@ def table(library, rows=slice(None), pixels=PIXELS, **columns):
 
 
 def saved(library, folder, **splits):
-    """The folder in which these splits are saved."""
+    """Saves these splits and returns their folder."""
     library.DatasetDict(splits).save_to_disk(folder)
     return str(folder)
 
 
-def test_images_of_a_saved_set(library, tmp_path):
+def test_images_of_a_saved_data_set(library, tmp_path):
     folder = saved(
         library,
         tmp_path / "toy",
@@ -69,7 +69,7 @@ def test_images_of_a_saved_set(library, tmp_path):
     assert listed.domains == ("w3", "w7", "w9")
 
 
-def test_what_is_saved_in_other_ways(library, tmp_path):
+def test_data_sets_saved_without_splits_or_with_other_splits(library, tmp_path):
     whole = table(library)
     whole.save_to_disk(tmp_path / "one")
     one = huggingface(dataset=str(tmp_path / "one"), label="fine")
@@ -106,7 +106,7 @@ def test_a_folder_of_image_files(tmp_path):
 
 
 def test_texts_of_csv_files(tmp_path):
-    """Whole numbers, and names, are labels where nothing says that they are classes."""
+    """Integers and names are used as labels, although the file does not declare classes."""
     (tmp_path / "train.csv").write_text('text,label,by\n"One, two",4,a\ntwo three,0,b\n')
     (tmp_path / "test.csv").write_text("text,label,by\nthree,4,b\n")
     data = huggingface(dataset=str(tmp_path), client="by", text="text", tokenizer="words", length=3)
@@ -116,7 +116,7 @@ def test_texts_of_csv_files(tmp_path):
     assert [data.users[user] for user in data.client] == ["a", "b", "b"]
 
 
-def test_words_to_predict(library, tmp_path):
+def test_each_word_is_an_example_of_next_word_prediction(library, tmp_path):
     """Each word is an example of its user; there are no labels."""
     rows = {"said": ["to be", "be or not", "not to be"], "role": ["king", "fool", "king"]}
     folder = saved(library, tmp_path / "toy", train=library.Dataset.from_dict(rows))
@@ -133,15 +133,15 @@ def test_words_to_predict(library, tmp_path):
     assert "which maps several words to one token" in message
 
 
-def test_domains_that_do_not_occur(library, tmp_path):
+def test_domains_without_examples_are_left_out(library, tmp_path):
     folder = saved(library, tmp_path / "toy", train=table(library).select([0, 5, 2]))
     data = huggingface(dataset=folder, label="writer", domain="fine")
     assert data.domains == ("ant", "cat")
     assert [data.domains[domain] for domain in data.domain] == ["cat", "cat", "ant"]
 
 
-def test_a_name_is_read_from_the_cache(library, tmp_path, monkeypatch):
-    """Also where there is a network, which is not asked."""
+def test_a_data_set_given_by_name_is_read_from_the_cache(library, tmp_path, monkeypatch):
+    """The network is not used, even if it is enabled."""
     table(library).to_parquet(tmp_path / "toy" / "train.parquet")
     library.load_dataset(str(tmp_path / "toy"))
     (tmp_path / "cache" / "toy").rename(tmp_path / "cache" / "lab___toy")
@@ -151,7 +151,7 @@ def test_a_name_is_read_from_the_cache(library, tmp_path, monkeypatch):
     assert library.config.HF_HUB_OFFLINE is False
 
 
-def test_a_name_that_cannot_be_had():
+def test_an_unavailable_name_is_an_error():
     message = complaint(huggingface, dataset="lab/toy")
     assert "lab/toy cannot be read" in message and "a folder written by save_to_disk" in message
     assert "nor a possible name on the hub" in complaint(huggingface, dataset="/nowhere/at/all")
@@ -175,18 +175,18 @@ def test_a_name_that_cannot_be_had():
         ({"size": 4}, "data.size must be from 8 to 512 pixels, got 4"),
     ],
 )
-def test_settings_that_do_not_fit(settings, wanted, library, tmp_path):
+def test_settings_that_do_not_fit_the_data_are_errors(settings, wanted, library, tmp_path):
     folder = saved(library, tmp_path / "toy", train=table(library))
     assert wanted in complaint(huggingface, dataset=folder, **settings)
 
 
-def test_a_test_split_that_is_trained_on_is_no_test_set(library, tmp_path):
+def test_a_test_split_used_for_training_is_not_a_test_set(library, tmp_path):
     folder = saved(library, tmp_path / "toy", train=table(library), test=table(library))
     data = huggingface(dataset=folder, train_split="train+test")
     assert len(data.y) == 2 * len(table(library)) and not data.test.any()
 
 
-def test_columns_of_which_there_are_several(library, tmp_path):
+def test_an_ambiguous_or_missing_label_column_is_an_error(library, tmp_path):
     twice = table(library).map(lambda row: {"coarse": row["fine"]})
     twice = twice.cast_column("coarse", library.ClassLabel(names=["a", "b", "c"]))
     folder = saved(library, tmp_path / "toy", train=twice)
@@ -208,12 +208,12 @@ def test_columns_of_which_there_are_several(library, tmp_path):
         ("img", [{"bytes": b"none", "path": None}] * 6, "image 0 is damaged or not an image"),
     ],
 )
-def test_rows_where_something_is_missing(column, values, wanted, library, tmp_path):
+def test_rows_with_missing_or_invalid_values_are_errors(column, values, wanted, library, tmp_path):
     folder = saved(library, tmp_path / "toy", train=table(library, **{column: values}))
     assert wanted in complaint(huggingface, dataset=folder, client="writer")
 
 
-def test_images_of_several_sizes_and_kinds(library, tmp_path):
+def test_images_of_different_sizes_and_modes_must_be_converted(library, tmp_path):
     from PIL import Image
 
     images = [Image.fromarray(PIXELS[0]), Image.fromarray(PIXELS[1, :, :, 0])]
@@ -232,12 +232,12 @@ def test_images_of_several_sizes_and_kinds(library, tmp_path):
     assert "mode I;16, which is not supported" in complaint(huggingface, dataset=folder)
 
 
-def test_without_the_extra(monkeypatch):
+def test_an_error_names_the_missing_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'fedjax_lab[hub]'" in complaint(huggingface, dataset="lab/toy")
 
 
-def test_damaged_files_of_a_folder(tmp_path, capfd):
+def test_damaged_files_are_errors(tmp_path, capfd):
     (tmp_path / "train.csv").write_text('text,label\na,b\na,b,c,d\n"')
     assert "Error tokenizing data" in complaint(huggingface, dataset=str(tmp_path), text="text")
     (tmp_path / "train.csv").rename(tmp_path / "train.parquet")
@@ -245,7 +245,7 @@ def test_damaged_files_of_a_folder(tmp_path, capfd):
     assert "Failed to read" not in capfd.readouterr().err
 
 
-def test_a_pipe_in_the_place_of_a_file(library, tmp_path):
+def test_a_pipe_instead_of_a_file_is_an_error(library, tmp_path):
     folder = saved(library, tmp_path / "toy", train=table(library))
     os.mkfifo(tmp_path / "toy" / "train" / "pipe.arrow")
     assert "a pipe, a socket or a device" in complaint(huggingface, dataset=folder)

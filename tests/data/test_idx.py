@@ -12,13 +12,13 @@ from fedjax_lab.data import idx
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    """An array of uint8 as the idx format has it."""
+    """An array of uint8 in the IDX format."""
     return struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
 
 
 @pytest.fixture
 def mnist(tmp_path):
-    """A folder with a tiny set, plain training files and gzipped test files; and its arrays."""
+    """A folder with plain training files and gzipped test files of a tiny set, and its arrays."""
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (7, 28, 28)).astype(np.uint8), np.array([3, 0, 9, 1, 1, 2, 4], "u1")
     folder = tmp_path / "tiny"
@@ -41,7 +41,7 @@ def test_idx_reads_plain_and_gzipped_files(mnist):
     assert data.classes == tuple("0123456789")
 
 
-def test_idx_counts_the_classes_of_larger_sets(mnist):
+def test_idx_counts_the_classes_if_there_are_more_than_ten(mnist):
     folder, _, _ = mnist
     (folder / idx.FILES[1]).write_bytes(idx_bytes(np.array([46, 1, 2, 3, 4], np.uint8)))
     assert len(idx.idx(folder=str(folder)).classes) == 47
@@ -54,7 +54,7 @@ def test_fashion_mnist_from_a_folder_has_named_classes(mnist):
     assert data.classes[0] == "T-shirt/top" and data.classes[9] == "Ankle boot"
 
 
-def test_fashion_mnist_with_so_many_training_images_of_each_class(mnist):
+def test_train_per_class_limits_the_training_images_of_each_class(mnist):
     folder, x, y = mnist
     data = idx.fashion_mnist(folder=str(folder), train_per_class=1)
     rows = [0, 1, 2, 3, 5, 6]  # labels 3, 0, 9, 1, 1; the two test images stay
@@ -107,7 +107,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_idx_says_what_is_wrong_with_a_file(case, mnist):
+def test_an_error_says_what_is_wrong_with_an_idx_file(case, mnist):
     folder, _, _ = mnist
     name, content, expected = BROKEN[case]
     (folder / name).unlink()
@@ -120,14 +120,14 @@ def test_idx_says_what_is_wrong_with_a_file(case, mnist):
 
 
 @pytest.mark.parametrize("damage", [lambda c: c[:-20], lambda c: b"no gzip", lambda c: b"\x1f\x8b"])
-def test_idx_corrupt_gzip(damage, mnist):
+def test_a_corrupt_gzip_file_is_an_error(damage, mnist):
     folder, _, _ = mnist
     file = folder / f"{idx.FILES[2]}.gz"
     file.write_bytes(damage(file.read_bytes()))
     assert f"{file} cannot be read" in complaint(idx.idx, folder=str(folder))
 
 
-def test_idx_gzip_with_a_flipped_bit(mnist):
+def test_a_gzip_file_with_a_flipped_bit_is_an_error(mnist):
     folder, _, _ = mnist
     file = folder / f"{idx.FILES[2]}.gz"
     content = bytearray(file.read_bytes())
@@ -136,12 +136,12 @@ def test_idx_gzip_with_a_flipped_bit(mnist):
     assert str(file) in complaint(idx.idx, folder=str(folder))
 
 
-def test_idx_without_a_folder():
+def test_a_missing_idx_folder_is_an_error():
     assert "--config.data.folder" in complaint(idx.idx, folder="")
     assert "/nowhere is not a folder" in complaint(idx.idx, folder="/nowhere")
 
 
-def test_fashion_mnist_with_labels_of_another_set(mnist):
+def test_fashion_mnist_rejects_labels_of_another_data_set(mnist):
     folder, _, _ = mnist
     (folder / LABELS).write_bytes(idx_bytes(np.array([46, 1, 2, 3, 4], np.uint8)))
     assert "46 is not a label" in complaint(idx.fashion_mnist, folder=str(folder))
@@ -151,7 +151,7 @@ def test_fashion_mnist_with_labels_of_another_set(mnist):
     not all(idx.find(Path(idx.FASHION.elsewhere[0]), name) for name in idx.FILES),
     reason="dataset-fashion-mnist is not installed",
 )
-def test_real_fashion_mnist():
+def test_the_installed_fashion_mnist_has_the_published_sizes():
     data = idx.fashion_mnist()
     assert data.x.shape == (70_000, 28, 28, 1) and data.test.sum() == 10_000
     assert np.bincount(data.y).tolist() == [7_000] * 10

@@ -20,7 +20,7 @@ from fedjax_lab.data import image_folders, images, layouts, places
 
 
 def by_hand(path, size=32):
-    """An image as the source must see it."""
+    """The image that the source must return for a file."""
     image = Image.open(path).convert("RGB")
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
 
@@ -34,7 +34,7 @@ def files_in_order(root):
     ]
 
 
-def test_the_images_of_folders(pacs, empty_cache):
+def test_images_classes_and_domains_are_read_from_folders(pacs, empty_cache):
     data = image_folders.pacs(folder=str(pacs))
     files = files_in_order(pacs / "kfold")
     assert (data.domains, data.classes) == (DOMAINS, CLASSES)
@@ -49,8 +49,8 @@ def test_the_images_of_folders(pacs, empty_cache):
     assert np.array_equal(gray[..., 0], gray[..., 1]) and np.array_equal(gray[..., 0], gray[..., 2])
 
 
-def test_the_images_can_be_listed(pacs, empty_cache):
-    """Those whose files end too early among them."""
+def test_images_can_be_listed_without_decoding(pacs, empty_cache):
+    """This includes an image whose file is truncated."""
     file = pacs / "kfold" / "photo" / "dog" / "pic_000.JPG"
     file.write_bytes(file.read_bytes()[:-80])
     check_listing(image_folders.pacs, folder=str(pacs), size=16)
@@ -85,7 +85,7 @@ def test_truncated_images_are_read_as_far_as_they_go(pacs, empty_cache):
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\xff\xd8\xff"])
-def test_what_is_no_image_is_named(content, pacs, empty_cache):
+def test_a_file_that_is_not_an_image_is_an_error(content, pacs, empty_cache):
     file = pacs / "kfold" / "photo" / "horse" / "pic_001.JPG"
     file.write_bytes(content)
     message = complaint(image_folders.pacs, folder=str(pacs))
@@ -93,7 +93,7 @@ def test_what_is_no_image_is_named(content, pacs, empty_cache):
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False and not empty_cache.exists()
 
 
-def test_images_are_decoded_once_until_something_changes(pacs, empty_cache, monkeypatch):
+def test_images_are_decoded_once_until_a_file_or_the_size_changes(pacs, empty_cache, monkeypatch):
     calls, decode = [], images.decode
     monkeypatch.setattr(images, "decode", lambda *a: calls.append(a) or decode(*a))
     first = image_folders.pacs(folder=str(pacs))
@@ -129,7 +129,9 @@ def test_images_are_decoded_once_until_something_changes(pacs, empty_cache, monk
         ),
     ],
 )
-def test_aliases(name, inside, folders, domains, tmp_path, empty_cache, monkeypatch):
+def test_folders_may_have_aliases(
+    name, inside, folders, domains, tmp_path, empty_cache, monkeypatch
+):
     source = registry.NAMED["data"][name]
     make_folders(tmp_path / inside, folders, ("a", "b"), (1, 2, 1, 1))
     data = source(folder=str(tmp_path), size=8)
@@ -139,7 +141,7 @@ def test_aliases(name, inside, folders, domains, tmp_path, empty_cache, monkeypa
     assert np.array_equal(source(size=8).x, data.x)
 
 
-def test_a_set_of_ones_own(tmp_path, empty_cache):
+def test_a_user_defined_data_set(tmp_path, empty_cache):
     make_folders(tmp_path / "own", ("z", "b"), ("two", "one"), (1, 2))
     (tmp_path / "own" / ".git").mkdir()
     data = image_folders.image_folders(folder=str(tmp_path / "own"), size=8)
@@ -147,7 +149,7 @@ def test_a_set_of_ones_own(tmp_path, empty_cache):
     assert data.domain.tolist() == [0] * 4 + [1] * 2 and data.y.tolist() == [0, 0, 1, 1, 0, 1]
 
 
-def test_what_is_missing_is_named(pacs, empty_cache, monkeypatch):
+def test_an_error_says_which_folder_or_images_are_missing(pacs, empty_cache, monkeypatch):
     monkeypatch.setattr(places, "PLACES", ("/nowhere/a", "/nowhere/b"))
     for source, parts in (
         (image_folders.pacs, ("no PACS in", "art_painting, cartoon, photo, sketch", "/PACS)")),
@@ -171,7 +173,7 @@ def test_what_is_missing_is_named(pacs, empty_cache, monkeypatch):
     assert f"{root} has no folder sketch" in complaint(load)
 
 
-def test_what_is_wrong_with_ones_own_set_is_named(tmp_path, empty_cache):
+def test_an_error_says_what_is_wrong_with_a_user_defined_data_set(tmp_path, empty_cache):
     for folder in ("", str(tmp_path / "nothing")):
         message = complaint(image_folders.image_folders, folder=folder)
         assert "is not a folder" in message and "DOMAIN/CLASS/IMAGE" in message
@@ -187,13 +189,13 @@ def test_what_is_wrong_with_ones_own_set_is_named(tmp_path, empty_cache):
 
 @pytest.fixture
 def own(tmp_path):
-    """A folder for a set of one's own, with nothing beside it."""
+    """An empty folder for a user-defined data set."""
     (tmp_path / "own").mkdir()
     return tmp_path / "own"
 
 
 def fill(root, *names):
-    """Writes these images, each of a color of its own."""
+    """Writes these images, each in a different color."""
     for number, name in enumerate(names):
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +203,7 @@ def fill(root, *names):
 
 
 def described(data):
-    """Of each file [split, domain, class, user], as far as the data set has several of them."""
+    """{file name: (split, domain, class, user)}; the user is empty if there are no clients."""
     users = [""] * len(data.y) if data.client is None else [data.users[i] for i in data.client]
     rows = zip(data.files, data.test, data.domain, data.y, users, strict=True)
     return {
@@ -210,7 +212,7 @@ def described(data):
     }
 
 
-ALONE = "image_folders"  # the domain where there is one only
+ALONE = "image_folders"  # the name of the only domain
 LAYOUTS = {
     "class": (
         ("a/0.png", "b/1.png"),
@@ -244,25 +246,25 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(layout, own, empty_cache):
+def test_layouts_are_read_and_those_without_clients_are_recognized(layout, own, empty_cache):
     names, expected = LAYOUTS[layout]
     fill(own, *names)
     load = partial(image_folders.image_folders, folder=str(own), size=8)
     data = load(layout=layout)
     assert described(data) == {f"{i}.png": each for i, each in enumerate(expected)}
     assert data.x[:, 0, 0, 0].tolist() == [int(Path(file).stem) for file in data.files]
-    if "client" not in layout:  # which no name tells
+    if "client" not in layout:  # clients cannot be recognized
         assert described(load()) == described(data)
 
 
-def test_folders_beside_the_splits_are_left_out(own, empty_cache):
+def test_other_folders_next_to_the_splits_are_ignored(own, empty_cache):
     fill(own, *LAYOUTS["split/class"][0])
     (own / "annotations" / "boxes").mkdir(parents=True)
     data = image_folders.image_folders(folder=str(own), size=8)
     assert described(data)["2.png"] == ("test", ALONE, "b", "")
 
 
-def test_a_class_may_be_called_like_a_split(own, empty_cache):
+def test_a_class_may_have_the_name_of_a_split(own, empty_cache):
     fill(own, "bus/0.png", "train/1.png")
     assert image_folders.image_folders(folder=str(own), size=8).classes == ("bus", "train")
     fill(own, "test/2.png")
@@ -270,7 +272,7 @@ def test_a_class_may_be_called_like_a_split(own, empty_cache):
     assert data.classes == ("bus", "test", "train")
 
 
-def test_validation_images_are_for_tests_unless_there_are_others(own, empty_cache):
+def test_validation_images_are_test_images_if_there_are_no_others(own, empty_cache):
     fill(own, "train/a/0.png", "valid/a/1.png")
     load = partial(image_folders.image_folders, folder=str(own), size=8)
     assert load().test.tolist() == [False, True]
@@ -300,19 +302,19 @@ def test_validation_images_are_for_tests_unless_there_are_others(own, empty_cach
         (("a/0.png",), "folder/class", "config.data.layout cannot be 'folder/class'"),
     ],
 )
-def test_layouts_that_cannot_be_read(names, layout, message, own, empty_cache):
+def test_ambiguous_or_invalid_layouts_are_errors(names, layout, message, own, empty_cache):
     fill(own, *names)
     load = partial(image_folders.image_folders, folder=str(own), size=8)
     assert message in complaint(load, layout=layout)
 
 
-def test_users_may_lack_classes_and_domains_may_not(own, empty_cache):
+def test_a_domain_that_lacks_a_class_is_an_error(own, empty_cache):
     fill(own, *LAYOUTS["client/class"][0])
     message = complaint(image_folders.image_folders, folder=str(own))
     assert message.startswith(f"{own / 'ann' / 'b'} has no images")
 
 
-def test_all_usual_endings_are_read(own, empty_cache):
+def test_all_usual_file_extensions_are_read(own, empty_cache):
     names = [f"a/{i}{ending}" for i, ending in enumerate((*layouts.ENDINGS, ".PNG"))]
     fill(own, *(name for name in names if not name.endswith(".pgm")))
     Image.new("L", (12, 8)).save(own / "a" / "5.pgm")
@@ -321,7 +323,7 @@ def test_all_usual_endings_are_read(own, empty_cache):
     assert len(data.files) == len(names)
 
 
-def test_images_that_are_not_compressed_are_read_again_after_a_change(own, empty_cache):
+def test_uncompressed_images_are_read_again_after_a_change(own, empty_cache):
     fill(own, "a/0.ppm")
     load = partial(image_folders.image_folders, folder=str(own), size=8)
     assert load().x.max() == 0
@@ -335,8 +337,8 @@ def test_images_that_are_not_compressed_are_read_again_after_a_change(own, empty
 # Colors and squares
 
 
-def test_gray_images_and_squares(own, empty_cache):
-    """A wide image, red at its left, white in its middle, blue at its right."""
+def test_images_are_converted_to_gray_and_to_squares(own, empty_cache):
+    """The image is wide: red at the left, white in the middle, blue at the right."""
     pixels = np.zeros((8, 24, 3), np.uint8)
     pixels[:, :8], pixels[:, 8:16], pixels[:, 16:] = (255, 0, 0), 255, (0, 0, 255)
     (own / "a").mkdir()
@@ -355,14 +357,14 @@ def test_gray_images_and_squares(own, empty_cache):
     assert "config.data.resize cannot be 'fit'" in complaint(load, resize="fit")
 
 
-def test_a_sliver_can_be_padded(own, empty_cache):
+def test_a_very_wide_image_can_be_padded(own, empty_cache):
     (own / "a").mkdir()
     Image.new("RGB", (400, 1), (255, 0, 0)).save(own / "a" / "0.png")
     data = image_folders.image_folders(folder=str(own), size=8, resize="pad")
     assert data.x.shape == (1, 8, 8, 3)
 
 
-def test_images_of_more_than_8_bits_are_refused(own, empty_cache):
+def test_images_of_more_than_8_bits_are_rejected(own, empty_cache):
     (own / "a").mkdir()
     Image.fromarray(np.full((8, 8), 3000, np.uint16)).save(own / "a" / "0.png")
     message = complaint(image_folders.image_folders, folder=str(own), size=8)
@@ -387,8 +389,8 @@ def config(folder, **data):
 
 
 @pytest.mark.slow
-def test_a_run_without_test_rows(pacs, empty_cache, tmp_path, capsys):
-    """id from validation rows, ood from all of the unseen domain, no accuracy."""
+def test_a_run_without_test_examples_reports_id_and_ood(pacs, empty_cache, tmp_path, capsys):
+    """`id` is of validation examples, `ood` of the whole unseen domain; `accuracy` is absent."""
     result = fedjax_lab.run(config(pacs, unseen="photo"), seeds=[0, 1], workdir=tmp_path / "run")
     assert len(result.metrics) == 4
     for row in result.metrics:
@@ -403,7 +405,7 @@ def test_a_run_without_test_rows(pacs, empty_cache, tmp_path, capsys):
     assert (tmp_path / "run" / "plots" / "learning_curve.png").exists()
 
 
-def test_who_holds_what_in_that_run(pacs, empty_cache):
+def test_clients_hold_all_examples_outside_of_the_unseen_domain(pacs, empty_cache):
     resolved = resolve(config(pacs, unseen="photo"))
     data = experiment.load_data(resolved.data)
     (federation,) = experiment.deal_dataset(resolved, data, [0])
@@ -416,7 +418,7 @@ def test_who_holds_what_in_that_run(pacs, empty_cache):
     assert domains == [{0, 3}, {1, 3}]  # d=2: sketch, the largest, is cut in two
 
 
-def test_a_run_with_nothing_to_score_is_refused(pacs, empty_cache):
+def test_a_run_with_nothing_to_score_is_rejected(pacs, empty_cache):
     plain = config(pacs)
     plain["partition"]["validation"] = 0.0
     message = complaint(experiment.build, resolve(plain))

@@ -25,7 +25,7 @@ LINES = [  # image, target, center, fold, fold2
 
 @pytest.fixture
 def isic(tmp_path, empty_cache):
-    """A table as FLamby has it, whose images lie in a folder beside it: (table, folder)."""
+    """A table in FLamby's format, and the folder with its images: (table, folder)."""
     folder = tmp_path / "set" / "ISIC_2019_Training_Input_preprocessed"
     folder.mkdir(parents=True)
     for number, (name, *_) in enumerate(LINES):
@@ -44,7 +44,7 @@ def load(isic, **settings):
     return image_table(path=str(table), folder=str(folder), **{"size": 8, **ISIC, **settings})
 
 
-def test_a_table_of_images_of_centers(isic):
+def test_a_table_gives_labels_clients_and_the_split(isic):
     data = load(isic)
     assert (data.classes, data.users, data.domains) == (("2", "10"), ("0", "5"), ("image_table",))
     assert [Path(file).stem[-1] for file in data.files] == ["0", "3", "1", "2"]
@@ -64,8 +64,8 @@ def test_centers_may_be_domains_and_images_gray(isic):
     assert data.x.shape == (4, 8, 8, 1)
 
 
-def test_images_of_one_name_and_size_keep_their_places(tmp_path, empty_cache):
-    """In the cache, where another column orders them."""
+def test_the_cache_does_not_confuse_images_of_equal_name_and_size(tmp_path, empty_cache):
+    """The images have another order if another column gives the domains."""
     for folder, red in (("a", 100), ("b", 200)):
         (tmp_path / folder).mkdir()
         Image.new("RGB", (8, 8), (red, 0, 0)).save(tmp_path / folder / "0.webp", lossless=True)
@@ -78,7 +78,7 @@ def test_images_of_one_name_and_size_keep_their_places(tmp_path, empty_cache):
 
 
 @pytest.mark.parametrize("delimiter", ["\t", ";"])
-def test_other_delimiters_and_names_with_endings(isic, delimiter):
+def test_other_delimiters_and_file_names_with_extensions_are_read(isic, delimiter):
     table, folder = isic
     lines = [(f'"{folder / name}.png"', *rest) for name, *rest in LINES]
     write(table, lines, delimiter=delimiter)
@@ -86,31 +86,31 @@ def test_other_delimiters_and_names_with_endings(isic, delimiter):
     assert load((table, "")).y.tolist() == [1, 0, 0, 0]
 
 
-def test_what_is_wrong_with_a_table_is_named(isic, tmp_path):
+def test_an_error_says_what_is_wrong_with_a_table(isic, tmp_path):
     table, folder = isic
-    told = partial(complaint, load, isic)
-    assert "has no column 'label' (config.data.label)" in told(label="label")
-    assert "has no column 'centre' (config.data.client); did you mean 'center'" in told(
+    error = partial(complaint, load, isic)
+    assert "has no column 'label' (config.data.label)" in error(label="label")
+    assert "has no column 'centre' (config.data.client); did you mean 'center'" in error(
         client="centre"
     )
-    assert "'train_5' is not one of the splits train, training, test" in told(split="fold2")
-    assert "must be from 8 to 512 pixels, got 1000" in told(size=1000)
+    assert "'train_5' is not one of the splits train, training, test" in error(split="fold2")
+    assert "must be from 8 to 512 pixels, got 1000" in error(size=1000)
     write(table, [*LINES, ("ISIC_9", 0, 0, "train", "")])
-    assert f"there is no image {folder / 'ISIC_9'} (.jpg" in told()
+    assert f"there is no image {folder / 'ISIC_9'} (.jpg" in error()
     write(table, [*LINES, ("ISIC_9.jpg", 0, 0, "train", "")])
-    assert told().startswith(f"{folder / 'ISIC_9.jpg'} cannot be read")
+    assert error().startswith(f"{folder / 'ISIC_9.jpg'} cannot be read")
     write(table, [*LINES, ("ISIC_0", "", 0, "train", "")])
-    assert told().startswith(f"{table}: line 6 has no 'target'")
+    assert error().startswith(f"{table}: line 6 has no 'target'")
     write(table, [*LINES, ("ISIC_0.png", 1, 0, "test", "")])
-    assert told().endswith("for train and test, but an image has only one split")
+    assert error().endswith("for train and test, but an image has only one split")
     write(table, LINES, "image,target,target,center,fold")
-    assert "has two columns 'target' (config.data.label)" in told()
+    assert "has two columns 'target' (config.data.label)" in error()
     write(table, [("ISIC_0", 1, 0, "test", "")])
-    assert "there are no training images" in told()
+    assert "there are no training images" in error()
     write(table, [])
-    assert "lists no images" in told()
+    assert "lists no images" in error()
     table.write_text("")
-    assert "has no column 'image'" in told()
+    assert "has no column 'image'" in error()
     assert "data.path is empty" in complaint(image_table, path="")
     message = complaint(image_table, path=str(tmp_path / "none.csv"))
     assert message.startswith(f"{tmp_path / 'none.csv'} cannot be read")

@@ -1,4 +1,4 @@
-"""Arrays whose examples are read when they are asked for."""
+"""Arrays whose examples are read on demand."""
 
 import numpy as np
 import pytest
@@ -36,21 +36,21 @@ ROWS = {
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_rows_are_those_of_numpy_and_no_others_are_read(rows):
+def test_rows_equal_numpys_and_no_other_rows_are_read(rows):
     x, read = counting(CONTENT)
     np.testing.assert_array_equal(x[rows], CONTENT[rows])
     assert x[rows].shape == CONTENT[rows].shape
     assert set(read) == set(np.arange(11)[rows].ravel().tolist())
 
 
-def test_it_says_what_it_is_without_being_read():
+def test_shape_type_and_checksum_need_no_reading():
     x, read = counting(CONTENT)
     assert (len(x), x.shape, x.ndim, x.dtype) == (11, (11, 2, 3), 3, np.float32)
     assert checksum({"x": x}) != checksum({"x": LazyArray(x._read, x.shape, x.dtype, "another")})
     assert not read
 
 
-def test_a_pool_of_flat_examples_is_lazy_too():
+def test_a_reshaped_array_is_still_lazy():
     x, read = counting(CONTENT)
     flat = x.reshape(11, -1)
     assert flat.shape == (11, 6) and not read
@@ -63,14 +63,14 @@ def test_a_pool_of_flat_examples_is_lazy_too():
 
 
 @pytest.mark.parametrize("rows", [11, -12, [0, 11]])
-def test_rows_that_are_not_there(rows):
+def test_rows_out_of_range_are_an_index_error(rows):
     x, read = counting(CONTENT)
     with pytest.raises(IndexError, match="not among 11"):
         x[rows]
     assert not read
 
 
-def test_all_of_it_is_read_in_pieces(monkeypatch):
+def test_the_whole_array_is_read_in_pieces(monkeypatch):
     x, read = counting(CONTENT)
     monkeypatch.setattr(lazy, "PIECE", 2 * 24 + 5)  # two examples and a bit
     assert [rows.stop - rows.start for rows in lazy.pieces(x)] == [2, 2, 2, 2, 2, 1]
@@ -82,7 +82,7 @@ def test_all_of_it_is_read_in_pieces(monkeypatch):
     np.testing.assert_array_equal(np.asarray(x), CONTENT)
 
 
-def test_the_range_of_a_models_inputs_is_found_in_pieces(monkeypatch):
+def test_the_range_of_model_inputs_is_computed_in_pieces(monkeypatch):
     monkeypatch.setattr(lazy, "PIECE", 50)
     lowest, highest = input_range(counting(CONTENT)[0], "unit")
     assert (lowest, highest) == (CONTENT.min(), CONTENT.max()) == input_range(CONTENT, "unit")
@@ -91,13 +91,13 @@ def test_the_range_of_a_models_inputs_is_found_in_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_numbers_that_are_not_finite(value):
+def test_nonfinite_inputs_are_an_error(value):
     content = CONTENT.copy()
     content[6, 1, 1] = value
     assert "NaN or infinite" in complaint(input_range, counting(content)[0], "unit")
 
 
-def test_what_does_not_fit_in_memory_is_refused_before_it_is_read(monkeypatch):
+def test_an_array_too_large_for_memory_is_rejected_before_it_is_read(monkeypatch):
     monkeypatch.setattr(safe, "free_memory", lambda: 2**30)
     x, read = counting(CONTENT)
     x.shape = (2**24, 256)

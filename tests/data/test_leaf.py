@@ -1,4 +1,4 @@
-"""Data sets in LEAF's JSON: small files in the true form of each."""
+"""Tests the reader of LEAF's JSON data sets on small files in the format of each."""
 
 import json
 
@@ -14,12 +14,12 @@ from fedjax_lab.federation import make_federations
 
 
 def of_user(data, name, test=False):
-    """The rows of a user in one split."""
+    """Returns the rows of a user in one split."""
     return np.flatnonzero((data.client == data.users.index(name)) & (data.test == test))
 
 
 @pytest.mark.parametrize("around", [False, True])
-def test_femnist(around, tmp_path):
+def test_femnist_is_read_from_its_folder_or_the_folder_around_it(around, tmp_path):
     file = leaf_files.write_femnist(tmp_path / "data")
     data = leaf(folder=str(tmp_path if around else tmp_path / "data"))
     assert (data.x.shape, data.x.dtype) == ((8, 28, 28, 1), np.uint8)
@@ -34,12 +34,12 @@ def test_femnist(around, tmp_path):
     assert "LEAF: A Benchmark" in data.citation
 
 
-def test_femnist_of_digits_alone(tmp_path):
+def test_femnist_with_digits_only_has_ten_classes(tmp_path):
     leaf_files.write_femnist(tmp_path, highest=9)
     assert leaf(folder=str(tmp_path)).classes == tuple("0123456789")
 
 
-def test_pixels_that_are_no_gray_levels_stay_floats(tmp_path):
+def test_pixels_that_are_not_gray_levels_stay_floats(tmp_path):
     users = {"a": leaf_files.characters(2, [0, 1]), "b": leaf_files.characters(1, [2])}
     users["b"]["x"][0][5] = -0.42
     leaf_files.write_leaf(tmp_path / "all_data" / "a.json", users)
@@ -49,8 +49,8 @@ def test_pixels_that_are_no_gray_levels_stay_floats(tmp_path):
     assert data.x[2].ravel()[5] == np.float32(-0.42)
 
 
-def test_vectors_of_synthetic_tasks(tmp_path):
-    """Also where the test file has users of its own (`-t user`)."""
+def test_vectors_of_synthetic_tasks_are_read(tmp_path):
+    """The test file has users that the training file lacks, as with LEAF's `-t user`."""
     x = np.random.default_rng(0).normal(size=(3, 60))
     users = {"0": {"x": x.tolist(), "y": [4.0, 0.0, 1.0]}}
     leaf_files.write_leaf(tmp_path / "train" / "a.json", users)
@@ -61,7 +61,7 @@ def test_vectors_of_synthetic_tasks(tmp_path):
     assert data.client.tolist() == [0, 0, 0, 1] and data.test.tolist() == [False] * 3 + [True]
 
 
-def test_celeba(tmp_path, monkeypatch):
+def test_celeba_images_are_read_from_files_and_from_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     leaf_files.write_celeba(tmp_path / "data")
     for _ in "decoded", "cached":
@@ -76,13 +76,13 @@ def test_celeba(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["../secret.png", "/etc/secret.png", "a\\b.png", "a\x00.png"])
-def test_names_of_images_lead_nowhere_else(name, tmp_path):
+def test_unsafe_image_names_are_rejected(name, tmp_path):
     leaf_files.write_celeba(tmp_path)
     leaf_files.write_leaf(tmp_path / "train" / "t.json", {"7": {"x": ["1.png", name], "y": [0, 1]}})
     assert "without a folder" in complaint(leaf, folder=str(tmp_path))
 
 
-def test_tweets(tmp_path):
+def test_tweets_become_token_ids_and_labels(tmp_path):
     leaf_files.write_tweets(tmp_path)
     data = leaf(folder=str(tmp_path), vocabulary=50)
     texts = ["a good day", "a bad day", "good good good"]
@@ -90,7 +90,7 @@ def test_tweets(tmp_path):
     assert data.y.tolist() == [1, 0, 1] and data.users == ("ann", "bob")
 
 
-def test_comments_predict_each_next_word(tmp_path):
+def test_comments_become_one_example_per_next_word(tmp_path):
     leaf_files.write_reddit(tmp_path)
     data = leaf(folder=str(tmp_path), length=2)
     assert data.classes[2:] == ("<EOS>", "the", "bird", "cat", "dog")
@@ -119,8 +119,8 @@ def test_comments_predict_each_next_word(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["texts", "lists of words"])
-def test_comments_that_are_not_cut_into_sequences(form, tmp_path):
-    """LEAF's Reddit before its last step: a comment is a text, and y tells where it comes from."""
+def test_comments_not_cut_into_sequences_give_the_same_examples(form, tmp_path):
+    """This is LEAF's Reddit before its last step: x has whole comments, and y their sources."""
     leaf_files.write_reddit(tmp_path / "cut")
     for split in ("train", "test"):
         file = tmp_path / "cut" / split / f"reddit_0_{split}.json"
@@ -134,7 +134,7 @@ def test_comments_that_are_not_cut_into_sequences(form, tmp_path):
     assert one.classes == other.classes and one.y.tolist() == other.y.tolist()
 
 
-def test_settings_of_texts_are_checked(tmp_path):
+def test_invalid_text_settings_are_rejected(tmp_path):
     for name, write in (("c", leaf_files.write_reddit), ("t", leaf_files.write_tweets)):
         write(tmp_path / name)
         folder = str(tmp_path / name)
@@ -143,8 +143,8 @@ def test_settings_of_texts_are_checked(tmp_path):
     assert "config.data.tokenizer" in complaint(leaf, folder=folder, tokenizer="word")
 
 
-def test_halves_of_characters(tmp_path):
-    """JSON can hold them, but a name that is printed or a word that is hashed cannot."""
+def test_unpaired_surrogates_become_question_marks(tmp_path):
+    """JSON can contain them, but printed names and hashed words cannot."""
     texts = {"x": ["good \ud83d day", "bad"], "y": [1, 0]}
     comments = {"x": [[["<BOS>", "\ud83d", "<EOS>"]]], "y": [{}]}
     leaf_files.write_leaf(tmp_path / "t" / "train" / "a.json", {"\ud800": texts})
@@ -153,8 +153,8 @@ def test_halves_of_characters(tmp_path):
     assert leaf(folder=str(tmp_path / "c")).classes[2:] == ("<EOS>", "?")
 
 
-def test_each_user_is_a_client(tmp_path):
-    """A user who has examples for tests alone is none; the global test set has these examples."""
+def test_each_user_with_training_examples_is_a_client(tmp_path):
+    """A user with only test examples is not a client; the global test set has these examples."""
     leaf_files.write_femnist(tmp_path)
     alone = {"f0009_00": leaf_files.characters(2, [7, 8])}
     leaf_files.write_leaf(tmp_path / "test" / "all_data_1_test_9.json", alone)
@@ -162,12 +162,12 @@ def test_each_user_is_a_client(tmp_path):
     (federation,) = make_federations(data, by_client, [0], num_clients=0)
     for rows, test in ((federation.train, False), (federation.test, True)):
         rows = np.asarray(rows)
-        held = [sorted(own[own >= 0].tolist()) for own in rows]
+        held = [sorted(row[row >= 0].tolist()) for row in rows]
         assert held == [of_user(data, name, test).tolist() for name in data.users[:2]]
     assert len(federation.global_test) == 4
 
 
-def test_shakespeare_has_a_source_of_its_own(tmp_path):
+def test_shakespeare_files_are_referred_to_the_shakespeare_source(tmp_path):
     users = {"HAMLET": {"x": ["a" * 80], "y": ["b"]}}
     leaf_files.write_leaf(tmp_path / "train" / "a.json", users)
     assert "config.data.name=shakespeare" in complaint(leaf, folder=str(tmp_path))
@@ -191,27 +191,27 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_files_that_are_not_leafs(case, tmp_path):
+def test_files_not_in_leafs_format_are_rejected(case, tmp_path):
     user, expected = BROKEN[case]
     leaf_files.write_leaf(tmp_path / "train" / "a.json", {"a": user})
     message = complaint(leaf, folder=str(tmp_path))
     assert message.startswith(str(tmp_path)) and expected in message
 
 
-def test_users_whose_examples_differ_in_shape(tmp_path):
+def test_users_with_examples_of_different_shapes_are_rejected(tmp_path):
     users = {"a": {"x": [VECTOR], "y": [0]}, "b": {"x": [[1.0]], "y": [0]}}
     leaf_files.write_leaf(tmp_path / "train" / "a.json", users)
     message = complaint(leaf, folder=str(tmp_path))
     assert "user 'a' have shape [2], but those of user 'b' have [1]" in message
 
 
-def test_nothing_there(tmp_path):
+def test_missing_folders_and_files_are_rejected(tmp_path):
     assert "is not a folder" in complaint(leaf, folder=str(tmp_path / "none"))
     assert "no train/*.json or all_data/*.json" in complaint(leaf, folder=str(tmp_path))
 
 
 def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
-    """Here the file itself fits, but not what is made of its second user."""
+    """The file itself fits in memory, but the data of its second user do not."""
     file = leaf_files.write_femnist(tmp_path)
     monkeypatch.setattr(safe, "SMALL", 0)
     monkeypatch.setattr(safe, "free_memory", lambda: 3 * file.stat().st_size)
@@ -220,11 +220,11 @@ def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
     assert "user 'f0000_14' does not fit in memory" in complaint(leaf, folder=str(tmp_path))
 
 
-# The reader of JSON
+# The JSON reader
 
 
 def test_one_user_is_decoded_at_a_time(tmp_path, monkeypatch):
-    """Whatever the order of the members, and whichever white space stands between them."""
+    """This holds for any order of the members and for white space between them."""
     decoded = []
     value = leaf_json.Cursor.value
 
@@ -256,7 +256,7 @@ def test_one_user_is_decoded_at_a_time(tmp_path, monkeypatch):
         "",
     ],
 )
-def test_text_that_is_no_json(text, tmp_path):
+def test_invalid_json_is_rejected(text, tmp_path):
     file = tmp_path / "a.json"
     file.write_text(text)
     message = complaint(lambda: list(leaf_json.users_of(file, "get another")))

@@ -1,4 +1,4 @@
-"""A user's own arrays that stay on the disk."""
+"""Tests the source of user-defined arrays that stay on disk."""
 
 import json
 import os
@@ -26,7 +26,7 @@ SPLIT = np.arange(20) % 4 == 0
 DOMAIN = np.array(["north", "south"])[np.arange(20) % 2]
 
 
-def test_they_are_what_the_same_arrays_in_one_file_are(tmp_path):
+def test_mapped_arrays_equal_the_same_arrays_in_an_npz_file(tmp_path):
     folder = save(tmp_path / "own", x=X, y=Y, domain=DOMAIN, test=SPLIT, client=Y + 7)
     (folder / "classes.json").write_text(json.dumps([*"abcd"]))
     more = {"domain": DOMAIN, "client": Y + 7, "split": SPLIT.astype(int), "classes": [*"abcd"]}
@@ -41,14 +41,14 @@ def test_they_are_what_the_same_arrays_in_one_file_are(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_on_them_has_the_same_numbers(tmp_path):
+def test_a_run_on_mapped_arrays_has_the_same_metrics(tmp_path):
     toys.write_examples(tmp_path / "data.npz")
     with np.load(tmp_path / "data.npz") as members:
         folder = save(tmp_path / "own", **members)
     config = toys.write_config(tmp_path, run={"rounds": 2, "eval_every": 1})
     assert call(f"--config={config}", f"--workdir={tmp_path / 'a'}") == 0
-    own = f"--config.data.name=mapped --config.data.path={folder}".split()
-    assert call(f"--config={config}", f"--workdir={tmp_path / 'b'}", *own) == 0
+    mapped_flags = f"--config.data.name=mapped --config.data.path={folder}".split()
+    assert call(f"--config={config}", f"--workdir={tmp_path / 'b'}", *mapped_flags) == 0
     assert comparable(tmp_path / "a") == comparable(tmp_path / "b")
 
 
@@ -96,7 +96,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_it_says_what_is_wrong(case, tmp_path):
+def test_invalid_files_are_a_one_line_error(case, tmp_path):
     damage, expected = BROKEN[case]
     folder = save(tmp_path / "own", x=X, y=Y)
     damage(folder)
@@ -104,6 +104,6 @@ def test_it_says_what_is_wrong(case, tmp_path):
     assert message.startswith(str(folder)) and expected in message
 
 
-def test_what_is_no_folder(tmp_path):
+def test_an_empty_path_or_missing_folder_is_rejected(tmp_path):
     assert "data.path is empty" in complaint(mapped, path="")
     assert "is not a folder" in complaint(mapped, path=str(tmp_path / "nothing"))

@@ -1,4 +1,4 @@
-"""MedMNIST: small files in the true format."""
+"""Tests the MedMNIST source on small files in the published format."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from fedjax_lab.data import medmnist
 
 
 def write(folder, name="pathmnist.npz", **arrays):
-    """A file of PathMNIST with these arrays in the place of others; None leaves one out."""
+    """Writes a file of PathMNIST with some arrays replaced, or omitted if None; returns all."""
     made = {**medmnist_arrays(9), **arrays}
     content = npz_of({key: array for key, array in made.items() if array is not None})
     (folder / name).write_bytes(content)
@@ -18,7 +18,7 @@ def write(folder, name="pathmnist.npz", **arrays):
 
 
 @pytest.mark.parametrize("channels", [(), (3,)])
-def test_the_validation_images_are_left_out_or_trained_on(tmp_path, channels):
+def test_validation_images_are_left_out_or_added_to_the_training_set(tmp_path, channels):
     made = write(tmp_path, **medmnist_arrays(9, channels=channels))
     for merge, names in ((False, ["train"]), (True, ["train", "val"])):
         data = medmnist.medmnist(folder=str(tmp_path), merge_valid=merge)
@@ -30,21 +30,21 @@ def test_the_validation_images_are_left_out_or_trained_on(tmp_path, channels):
         assert data.classes[0] == "adipose" and len(data.classes) == 9
 
 
-def test_each_size_has_a_file_of_its_own(tmp_path):
+def test_each_image_size_is_read_from_a_separate_file(tmp_path):
     arrays = medmnist_arrays(5, size=64)
     (tmp_path / "medmnist").mkdir()
     write(tmp_path / "medmnist", "retinamnist_64.npz", **arrays)
     settings = {"folder": str(tmp_path), "dataset": "retinamnist"}
     assert medmnist.medmnist(**settings, size=64).x.shape == (10, 64, 64, 3)
-    for size, said in (
+    for size, expected in (
         (128, "files/retinamnist_128.npz"),
         (28, "`fedjax-lab data get retinamnist`"),
     ):
-        assert said in complaint(medmnist.medmnist, **settings, size=size)
+        assert expected in complaint(medmnist.medmnist, **settings, size=size)
     assert "data.size of medmnist must be one of 28, 64" in complaint(medmnist.medmnist, size=32)
 
 
-def test_sets_that_are_none(tmp_path):
+def test_multilabel_and_unknown_data_sets_are_rejected(tmp_path):
     assert "14 labels for each image" in complaint(medmnist.medmnist, dataset="chestmnist")
     assert "did you mean 'pathmnist'?" in complaint(medmnist.medmnist, dataset="patmnist")
 
@@ -63,9 +63,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_wrong_with_a_file(tmp_path, case):
-    arrays, said = BROKEN[case]
+def test_a_file_with_invalid_arrays_is_rejected(tmp_path, case):
+    arrays, expected = BROKEN[case]
     write(tmp_path, **arrays)
     message = complaint(medmnist.medmnist, folder=str(tmp_path))
-    assert message.startswith(f"{tmp_path / 'pathmnist.npz'}") and said in message
+    assert message.startswith(f"{tmp_path / 'pathmnist.npz'}") and expected in message
     assert "`fedjax-lab data get pathmnist`" in message

@@ -1,4 +1,4 @@
-"""Natural users: one client each, with the examples for training and for tests that are theirs."""
+"""Tests natural users: each becomes one client with the user's training and test examples."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ from fedjax_lab.testing import CheckFailed, check_partition, check_source
 
 RNG = np.random.default_rng(0)
 SIZES = np.array([40, 3, 0, 25, 12, 30])  # training examples of each user; the third has none
-CLIENT = RNG.permutation(np.repeat(np.arange(6), SIZES + 5)).astype(np.int32)  # and 5 for tests
+CLIENT = RNG.permutation(np.repeat(np.arange(6), SIZES + 5)).astype(np.int32)  # and 5 test examples
 DATASET = Dataset(
     x=RNG.normal(size=(140, 4)).astype(np.float32),
     y=RNG.integers(0, 3, 140).astype(np.int32),
@@ -39,7 +39,7 @@ def make(seeds=(0,), deal=by_client, num_clients=0, dataset=DATASET, **values):
 
 
 def users_of(rows, dataset=DATASET):
-    """The users whose examples each client holds."""
+    """Returns the set of users whose examples each client holds."""
     return [set(dataset.client[held[held >= 0]].tolist()) for held in np.asarray(rows)]
 
 
@@ -65,7 +65,7 @@ def section(**settings):
     return {"name": "by_client", "num_clients": 0, "min_examples": 1, **settings}
 
 
-def test_a_subsample_is_drawn_by_the_seed_in_the_order_of_the_users():
+def test_the_seed_draws_a_subsample_of_users_which_keep_their_order():
     a, b = make((0, 1), num_clients=3)
     for f in (a, b):
         assert len(f.train) == 3 and users_of(f.train) == users_of(f.test)
@@ -75,7 +75,7 @@ def test_a_subsample_is_drawn_by_the_seed_in_the_order_of_the_users():
     assert users_of(again.train) == users_of(b.train)
 
 
-def test_validation_new_clients_shots_and_an_unseen_domain_are_by_user_too():
+def test_validation_new_clients_shots_and_unseen_domain_respect_users():
     (f,) = make(validation=0.25, new_clients=0.4)
     everybody = [*users_of(f.train), *users_of(f.new_train)]
     assert len(f.train) == 3 and sorted(map(min, everybody)) == [0, 1, 3, 4, 5]
@@ -86,8 +86,8 @@ def test_validation_new_clients_shots_and_an_unseen_domain_are_by_user_too():
     assert sizes_of(f.train) == [42, 5] and users_of(f.test) == [{0}, {1}]
 
 
-def test_of_data_that_are_split_by_user_no_client_holds_test_examples():
-    """As LEAF splits by user. New clients are then scored on what is held out."""
+def test_clients_have_no_test_examples_if_the_data_are_split_by_user():
+    """LEAF can split by user. New clients are then evaluated on held-out training examples."""
     data = DATASET._replace(test=CLIENT >= 4)
     (f,) = make(dataset=data, validation=0.25, new_clients=0.5)
     assert len(f.train) == len(f.new_train) == 2 and f.test is None
@@ -95,7 +95,7 @@ def test_of_data_that_are_split_by_user_no_client_holds_test_examples():
     assert set(data.client[f.global_test]) == {4, 5}
 
 
-def test_test_examples_follow_labels_where_users_are_divided_or_a_partition_knows_none():
+def test_test_examples_follow_labels_if_users_are_divided_or_ignored():
     def halves(examples, num_clients, rng):
         return np.array_split(rng.permutation(len(examples.y)), num_clients)
 
@@ -109,10 +109,10 @@ def test_test_examples_follow_labels_where_users_are_divided_or_a_partition_know
     np.testing.assert_array_equal(with_users.test, without.test)
 
 
-def test_a_partition_of_examples_gets_all_that_is_known_of_them():
+def test_a_partition_of_examples_receives_all_fields_and_embeddings():
     train = np.flatnonzero(~DATASET.test)
 
-    def look(examples, num_clients, rng):
+    def check_examples(examples, num_clients, rng):
         np.testing.assert_array_equal(examples.x[np.arange(9)], DATASET.x[train[:9]])
         np.testing.assert_array_equal(np.asarray(examples.x), DATASET.x[train])
         for name in ("y", "domain", "client"):
@@ -121,9 +121,9 @@ def test_a_partition_of_examples_gets_all_that_is_known_of_them():
         assert examples.users == DATASET.users
         return [np.arange(len(train))]
 
-    make(deal=look, num_clients=1, embed=lambda: 2 * DATASET.x)
-    said = complaint(make, deal=look, num_clients=1)
-    assert "needs embeddings (config.embedding)" in said
+    make(deal=check_examples, num_clients=1, embed=lambda: 2 * DATASET.x)
+    message = complaint(make, deal=check_examples, num_clients=1)
+    assert "needs embeddings (config.embedding)" in message
 
 
 @pytest.mark.parametrize(
@@ -137,18 +137,18 @@ def test_a_partition_of_examples_gets_all_that_is_known_of_them():
         ),
     ],
 )
-def test_too_few_users_are_told(settings, said):
+def test_too_few_users_are_a_one_line_error(settings, said):
     deal = registry.bind("partition", section(**settings))
     assert said in complaint(make, deal=deal, num_clients=settings.get("num_clients", 0))
 
 
-def test_data_without_users_name_what_fits():
-    said = complaint(make, dataset=DATASET._replace(client=None))
-    assert "such as dirichlet or by_domain" in said and "arrays" in said
+def test_the_error_for_data_without_users_names_alternatives():
+    message = complaint(make, dataset=DATASET._replace(client=None))
+    assert "such as dirichlet or by_domain" in message and "arrays" in message
     assert set(SOURCES) <= set(registry.NAMED["data"])
 
 
-def test_seeds_with_different_numbers_of_clients_are_told():
+def test_seeds_with_different_numbers_of_clients_are_rejected():
     def any_number(examples, num_clients, rng):
         return np.array_split(np.arange(len(examples.y)), rng.integers(1, 99))
 
@@ -160,7 +160,7 @@ def test_seeds_with_different_numbers_of_clients_are_told():
     )
 
 
-def test_a_config_needs_no_number_of_clients(tmp_path):
+def test_the_number_of_clients_is_optional_for_by_client_only(tmp_path):
     config = load_config(write_config(tmp_path))  # of six clients
     override = [("partition.name", "by_client")]
     assert resolve(config, override).partition.num_clients == 0
@@ -170,32 +170,32 @@ def test_a_config_needs_no_number_of_clients(tmp_path):
     assert "config.partition.num_clients must be above 0" in complaint(resolve, config, none)
     below = [*override, ("partition.num_clients", "-1")]
     assert "num_clients must not be negative, got -1" in complaint(resolve, config, below)
-    said = complaint(resolve, config, [*override, ("partition.new_clients", "1.5")])
-    assert "config.partition.new_clients must be in [0, 1)" in said
+    message = complaint(resolve, config, [*override, ("partition.new_clients", "1.5")])
+    assert "config.partition.new_clients must be in [0, 1)" in message
 
 
-def test_a_cohort_of_more_than_the_users_is_told_before_anything_is_compiled(tmp_path):
+def test_a_cohort_larger_than_the_users_is_rejected_before_compilation(tmp_path):
     write_examples(tmp_path / "data.npz", client=np.arange(300) % 5)
     config = load_config(write_config(tmp_path))
     overrides = [("partition.name", "by_client"), ("run.cohort", "6")]
-    said = complaint(experiment.build, resolve(config, overrides))
-    assert "config.run.cohort=6 is more than the 5 clients" in said
+    message = complaint(experiment.build, resolve(config, overrides))
+    assert "config.run.cohort=6 is more than the 5 clients" in message
     built = experiment.build(resolve(config, overrides[:1]))
     assert built.simulation.plan.cohort == 5
 
 
-def test_the_check_of_partitions_knows_both_forms():
+def test_check_partition_accepts_by_client_and_rejects_an_extra_client():
     check_partition("by_client")
     check_partition("by_client", num_clients=12)
 
-    def takes_two_users(examples, num_clients, rng):
+    def one_client_too_many(examples, num_clients, rng):
         return dealing.by_number(examples.client, num_clients)[::-1] + [np.zeros(0, int)]
 
     with pytest.raises(CheckFailed, match="rows for 6 clients instead of 5"):
-        check_partition(takes_two_users)
+        check_partition(one_client_too_many)
 
 
-def test_what_the_second_form_takes_is_told(tmp_path):
+def test_the_error_for_a_wrong_signature_names_the_expected_arguments(tmp_path):
     own = tmp_path / "own.py"
     own.write_text("def bad(examples, rng):\n    return []\n")
     with pytest.raises(BadInput, match=r"must take \(examples, num_clients, rng\), then settings"):
@@ -212,7 +212,7 @@ def reversed_halves(examples, num_clients, rng):
 
 
 @pytest.mark.parametrize("name, clients, first", [("by_parity", 0, 1), ("reversed_halves", 2, 2)])
-def test_a_partition_of_ones_own_may_be_of_the_second_form(name, clients, first, tmp_path):
+def test_a_user_defined_partition_can_take_examples(name, clients, first, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     config = {"partition": {"name": f"{tmp_path}/own.py:{name}"}}
     config["partition"] |= {"odd": True} if name == "by_parity" else {"num_clients": clients}
@@ -235,7 +235,7 @@ def by_first_number(examples, num_clients, rng):
 """
 
 
-def test_a_partition_may_use_the_embeddings_of_the_config_which_are_made_once(tmp_path):
+def test_a_partition_can_use_the_embeddings_which_are_computed_once(tmp_path):
     own = tmp_path / "own.py"
     own.write_text(EMBEDDED)
     names = {"embedding": "doubled", "partition": "by_first_number"}
@@ -246,13 +246,13 @@ def test_a_partition_may_use_the_embeddings_of_the_config_which_are_made_once(tm
     assert references.find(f"{own}:calls") == [140]
 
 
-def test_what_a_run_costs_is_not_known_where_the_data_decide_the_number_of_clients():
+def test_the_cost_is_unknown_if_the_data_determine_the_number_of_clients():
     config = {"data": {"name": "pacs"}, "partition": {"name": "by_client"}}
     assert requirements.cost(resolve(config)) is None
 
 
 @pytest.mark.slow
-def test_a_run_by_user_has_the_same_numbers_with_state_and_examples_on_the_host(tmp_path, capsys):
+def test_a_by_client_run_has_the_same_metrics_with_state_and_data_on_host(tmp_path, capsys):
     write_examples(tmp_path / "data.npz", client=np.arange(300) % 23)
     config = write_config(tmp_path, partition={"name": "by_client", "num_clients": 0})
     flags = ["--config.method.name=scaffold", "--config.run.cohort=5", "--config.run.rounds=3"]
@@ -285,6 +285,6 @@ def no_array():
         (no_array, "the dataset's client must be an array"),
     ],
 )
-def test_what_is_wrong_with_the_users_of_a_source_is_told(source, said):
+def test_check_source_rejects_invalid_users(source, said):
     with pytest.raises(CheckFailed, match=said):
         check_source(source)

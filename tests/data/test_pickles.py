@@ -1,4 +1,4 @@
-"""Pickles: what is read and what is refused."""
+"""Tests which pickles are read and which ones are rejected."""
 
 import functools
 import os
@@ -39,13 +39,13 @@ def same(a, b) -> bool:
 
 
 def with_old_names(content: bytes, protocol: int) -> bytes:
-    """The pickle as NumPy 1 wrote it."""
+    """Returns the pickle as NumPy 1 would have written it."""
     if protocol < 4:
         return content.replace(b"numpy._core", b"numpy.core")
     for new in (b"numpy._core.multiarray", b"numpy._core.numeric"):
         old = new.replace(b"_core", b"core")
         content = content.replace(bytes([len(new)]) + new, bytes([len(old)]) + old)
-    return content[:2] + content[11:]  # without the frame, which tells how long it is
+    return content[:2] + content[11:]  # without the frame, which has the old length
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -60,7 +60,7 @@ def test_plain_pickles_are_read_as_pickle_reads_them(case, protocol, tmp_path):
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_objects_that_are_text_become_arrays_of_text(protocol):
+def test_object_arrays_of_text_become_arrays_of_text(protocol):
     words = np.array([["cat", "h\u00f6rse"], ["", "x"]])
     for order in ("C", "F"):
         content = pickle.dumps(words.astype(object, order=order), protocol)
@@ -68,7 +68,7 @@ def test_objects_that_are_text_become_arrays_of_text(protocol):
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2])
-def test_strings_of_python_2_are_bytes(protocol):
+def test_strings_of_python_2_are_read_as_bytes(protocol):
     pixels = np.arange(256, dtype=np.uint8).reshape(4, 64)
     value = {"data": pixels, "labels": [3, 1], "name": b"\xe9" * 300}
     content = python2(value, 2) if protocol == 2 else pickle.dumps(value, protocol)
@@ -83,7 +83,7 @@ def global_(module: str, name: str, after: bytes = b".") -> bytes:
 
 
 def forged(kind: bytes, dtype_state: bytes, data: bytes) -> bytes:
-    """An array of one element with a type, the state of that type and contents of one's choice."""
+    """Returns a pickled array of one element with an arbitrary type, type state and content."""
     return (
         b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
         b"(K\x01(K\x01tcnumpy\ndtype\n(" + kind + b"tR" + dtype_state + b"b\x89" + data + b"tb."
@@ -134,14 +134,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_other_pickles_are_refused(case):
+def test_pickles_of_other_objects_are_rejected(case):
     content, expected = REFUSED[case]
     message = complaint(pickles.loads, content, "a file", "get another")
     assert message.startswith("a file") and message.endswith("get another")
     assert expected in message and len(message) < 300
 
 
-def test_nothing_is_run(tmp_path):
+def test_no_code_in_a_pickle_is_executed(tmp_path):
     target = tmp_path / "made"
     for call in (Call(open, str(target), "w"), Call(exec, f"open({str(target)!r}, 'w')")):
         for protocol in range(6):
@@ -149,17 +149,17 @@ def test_nothing_is_run(tmp_path):
     assert not target.exists()
 
 
-def test_numpy_itself_is_not_lent_out():
+def test_pickles_get_stand_ins_for_numpy_classes():
     for name in ("ndarray", "dtype"):
         assert pickles.loads(global_("numpy", name), "", "") is not getattr(np, name)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_every_truncation_is_refused(protocol):
+def test_every_truncated_pickle_is_rejected(protocol):
     content = pickle.dumps({b"data": np.arange(9), b"labels": [1, 2]}, protocol)
     for end in range(len(content)):
         complaint(pickles.loads, content[:end], "a file", "get another")
 
 
-def test_pickle_file_that_cannot_be_opened(tmp_path):
+def test_a_missing_pickle_file_is_a_one_line_error(tmp_path):
     assert f"{tmp_path / 'none'} cannot be read" in complaint(pickles.load, tmp_path / "none", "")

@@ -1,4 +1,4 @@
-"""python -m fedjax_lab.data prepare: image files become records, however often it is cut short."""
+"""Tests `python -m fedjax_lab.data prepare`, which writes image files as records and resumes."""
 
 import hashlib
 import os
@@ -17,18 +17,18 @@ from fedjax_lab.running import lock
 
 CONFIG = Path(__file__).parents[2] / "configs/hfedf_pacs.py"
 SIDE = 12
-OF_SHARD, OF_PIECE = 7, 3  # examples
+SHARD_EXAMPLES, PIECE_EXAMPLES = 7, 3
 
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(record_writer, "SHARD", OF_SHARD * SIDE * SIDE * 3)
-    monkeypatch.setattr(lazy, "PIECE", OF_PIECE * SIDE * SIDE * 3)
+    monkeypatch.setattr(record_writer, "SHARD", SHARD_EXAMPLES * SIDE * SIDE * 3)
+    monkeypatch.setattr(lazy, "PIECE", PIECE_EXAMPLES * SIDE * SIDE * 3)
 
 
 @pytest.fixture
 def prepare(pacs, small_shards):
-    """Calls the command on 47 images of PACS; more arguments may follow."""
+    """Returns a function that runs the command on 47 images of PACS, with further arguments."""
 
     def call(out, *more):
         of_data = f"--config.data.folder={pacs}", f"--config.data.size={SIDE}"
@@ -40,13 +40,13 @@ def prepare(pacs, small_shards):
 
 
 def content(folder):
-    """{name: bytes} of all files, hidden ones too."""
+    """Returns {name: bytes} of all files, including hidden ones."""
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_records_hold_what_the_source_decodes(prepare, pacs, tmp_path, empty_cache, capsys):
+def test_records_equal_the_decoded_examples(prepare, pacs, tmp_path, empty_cache, capsys):
     assert prepare(tmp_path / "out") == 0
-    assert not empty_cache.exists()  # nothing was decoded as a whole
+    assert not empty_cache.exists()  # no decoded copy of all images is cached
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"47 examples [{SIDE}, {SIDE}, 3] uint8 to {tmp_path / 'out'}"
     assert [line.split()[0] for line in lines[1:-1]] == [f"{n}/47" for n in (*range(7, 47, 7), 47)]
@@ -59,15 +59,15 @@ def test_records_hold_what_the_source_decodes(prepare, pacs, tmp_path, empty_cac
         assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == digest
 
 
-def test_no_more_than_a_piece_is_decoded_at_a_time(prepare, tmp_path, monkeypatch):
+def test_at_most_one_piece_is_decoded_at_a_time(prepare, tmp_path, monkeypatch):
     sizes, decode = [], images.decode
     monkeypatch.setattr(images, "decode", lambda *a: sizes.append(len(a[0])) or decode(*a))
     assert prepare(tmp_path / "out") == 0
-    assert max(sizes) == OF_PIECE and sum(sizes) == 47
+    assert max(sizes) == PIECE_EXAMPLES and sum(sizes) == 47
 
 
 def stopping_at(step, monkeypatch):
-    """The process dies before its `step`-th piece is decoded or its `step`-th file gets a name."""
+    """Simulates a kill before the `step`-th operation: decoding a piece or renaming a file."""
     count = 0
 
     class Killed(BaseException):
@@ -80,7 +80,7 @@ def stopping_at(step, monkeypatch):
             if count == step:
                 monkeypatch.setattr(
                     record_writer.Path, "unlink", lambda *a, **b: None
-                )  # as if killed
+                )  # a killed process deletes nothing
                 raise Killed
             return function(*args)
 
@@ -92,7 +92,7 @@ def stopping_at(step, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_call_that_was_cut_short_anywhere_goes_on(prepare, tmp_path):
+def test_a_command_interrupted_at_any_step_resumes(prepare, tmp_path):
     assert prepare(tmp_path / "whole") == 0
     whole, step, decoded = content(tmp_path / "whole"), 0, []
     while True:
@@ -105,25 +105,25 @@ def test_a_call_that_was_cut_short_anywhere_goes_on(prepare, tmp_path):
                 break
             except killed:
                 pass
-        there = set(content(out)) if out.exists() else set()
+        present = set(content(out)) if out.exists() else set()
         with pytest.MonkeyPatch.context() as patch:
             decode, files = images.decode, []
             patch.setattr(images, "decode", lambda *a: files.extend(a[0]) or decode(*a))  # noqa: B023
             assert prepare(out) == 0
         assert content(out) == whole
-        finished = len([name for name in there if name.endswith(".array_record")])
-        assert len(files) == max(0, 47 - OF_SHARD * finished)
+        finished = len([name for name in present if name.endswith(".array_record")])
+        assert len(files) == max(0, 47 - SHARD_EXAMPLES * finished)
         decoded.append(len(files))
     assert step == 2 + 7 + 7 * 3 - 1 + 1 + 1 and decoded[0] == 47 and decoded[-1] == 0
 
 
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("damage", ["cut", "changed", "lost"])
-def test_the_same_command_mends_a_damaged_folder(damage, finished, prepare, tmp_path):
+def test_the_same_command_repairs_a_damaged_folder(damage, finished, prepare, tmp_path):
     out = tmp_path / "out"
     assert prepare(out) == 0
     whole, file = content(out), out / records.shard_name(3)
-    first = records.records(path=str(out)).x[3 * OF_SHARD].tobytes()
+    first = records.records(path=str(out)).x[3 * SHARD_EXAMPLES].tobytes()
     changed = bytearray(whole[file.name])
     changed[changed.index(first)] ^= 1
     if damage == "lost":
@@ -135,7 +135,7 @@ def test_the_same_command_mends_a_damaged_folder(damage, finished, prepare, tmp_
     assert prepare(out) == 0 and content(out) == whole
 
 
-def test_other_data_are_not_written_beside_them(prepare, pacs, tmp_path, capsys):
+def test_a_folder_with_other_content_is_not_written_to(prepare, pacs, tmp_path, capsys):
     out = tmp_path / "out"
     assert prepare(out) == 0
     whole = content(out)
@@ -152,8 +152,8 @@ def test_other_data_are_not_written_beside_them(prepare, pacs, tmp_path, capsys)
     assert content(tmp_path / "notes") == {"a.txt": b""}
 
 
-def test_a_second_command_on_the_folder_is_refused(tmp_path):
-    """And the command starts as a user starts it."""
+def test_a_second_command_on_a_folder_in_use_is_rejected(tmp_path):
+    """The command runs in a separate process, as a user would start it."""
     with lock.owned(tmp_path / "out"):
         words = ["prepare", f"--config={CONFIG}", f"--out={tmp_path / 'out'}"]
         call = [sys.executable, "-m", "fedjax_lab.data", *words]
@@ -162,8 +162,8 @@ def test_a_second_command_on_the_folder_is_refused(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full device")
-def test_a_full_disk(prepare, tmp_path, monkeypatch, capsys):
-    """What is there stays, and the same command continues."""
+def test_a_full_disk_is_reported_and_the_command_resumes(prepare, tmp_path, monkeypatch, capsys):
+    """Finished shards are kept, and the same command continues with the others."""
     assert prepare(tmp_path / "whole") == 0
     module, out = records.array_record("array_record_module"), tmp_path / "out"
     writer, opened = module.ArrayRecordWriter, []
@@ -176,14 +176,14 @@ def test_a_full_disk(prepare, tmp_path, monkeypatch, capsys):
         patch.setattr(module, "ArrayRecordWriter", full)
         capsys.readouterr()
         assert prepare(out) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("error: No space left on device") and told.count("\n") == 1
-    assert "the same command continues" in told
+    error = capsys.readouterr().err
+    assert error.startswith("error: No space left on device") and error.count("\n") == 1
+    assert "the same command continues" in error
     assert sorted(content(out)) == ["index.json", "labels.npz", *map(records.shard_name, (0, 1))]
     assert prepare(out) == 0 and content(out) == content(tmp_path / "whole")
 
 
-def test_a_damaged_image_is_told_and_what_was_written_stays(prepare, pacs, tmp_path, capsys):
+def test_a_damaged_image_is_reported_and_written_shards_are_kept(prepare, pacs, tmp_path, capsys):
     file = pacs / "kfold" / "sketch" / "horse" / "pic_004.png"
     good = file.read_bytes()
     file.write_bytes(b"<html>" + good[6:])
@@ -206,18 +206,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_bad_arguments_are_told_in_one_line(words, capsys):
+def test_bad_arguments_are_a_one_line_error(words, capsys):
     assert command.main(["data", *words.split()]) == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and err.count("\n") == 1 and REFUSED[words] in err
 
 
-def test_help(capsys):
+def test_help_shows_the_usage(capsys):
     assert command.main(["data", "--help"]) == 0
     assert "python -m fedjax_lab.data prepare --config=" in capsys.readouterr().out
 
 
-def test_examples_in_memory_are_written_too(tmp_path, small_shards):
+def test_examples_in_memory_can_be_written(tmp_path, small_shards):
     data = make(20)
     progress = []
     (tmp_path / "out").mkdir()
@@ -228,14 +228,14 @@ def test_examples_in_memory_are_written_too(tmp_path, small_shards):
         np.testing.assert_array_equal(a, b)
 
 
-def test_types_that_records_cannot_hold(tmp_path):
+def test_unsupported_types_are_rejected(tmp_path):
     data = make()._replace(x=np.zeros((23, 2)))
     with pytest.raises(BadInput, match="the examples are float64"):
         list(record_writer.write(data, tmp_path, "toy"))
 
 
-def test_large_examples_do_not_make_too_many_shards(monkeypatch):
-    """All shards are open at once while examples are read."""
+def test_large_examples_do_not_exceed_the_limit_of_shards(monkeypatch):
+    """All shards are open at the same time while examples are read."""
     monkeypatch.setattr(record_writer, "SHARD", 1)
     monkeypatch.setattr(record_writer, "MOST_SHARDS", 10)
     index = record_writer.make_index(make(95), "toy")

@@ -1,4 +1,4 @@
-"""What TFDS has prepared."""
+"""Tests the source of data sets that TFDS has prepared."""
 
 import io
 import sys
@@ -13,10 +13,10 @@ from fedjax_lab.data import prepared
 
 
 def prepare(folder, name: str, version: str, images, labels: list[int], **of_builder):
-    """A small set in TFDS's own files, as its builder of this name lays it out: 5 to train.
+    """Prepares a small data set with a TFDS builder of this name; 5 examples are for training.
 
-    Images of differing sizes are a list of arrays. `of_builder` may have the names `image`, `label`
-    and `other` (one more feature of classes) of features, `config`, and TFDS's `file_format`.
+    Images of different sizes are a list of arrays. `of_builder` may have the feature names `image`,
+    `label` and `other` (an additional class label), `config`, and TFDS's `file_format`.
     """
     library = pytest.importorskip("tensorflow_datasets")
     from PIL import Image
@@ -67,7 +67,7 @@ def prepare(folder, name: str, version: str, images, labels: list[int], **of_bui
 
 
 def as_tfrecords(version):
-    """Makes TFDS's default format of a set that it has prepared as array_record."""
+    """Converts a data set prepared as array_record to TFDS's default format, tfrecord."""
     import tensorflow_datasets
 
     builder = tensorflow_datasets.builder_from_directory(version)
@@ -82,12 +82,12 @@ def as_tfrecords(version):
 
 
 def in_order(data, images: np.ndarray) -> list[int]:
-    """Which image each row is."""
+    """Returns the number of the image in each row."""
     return [int(np.flatnonzero((images == x).all((1, 2, 3)))[0]) for x in data.x]
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
-def test_tfds_reads_what_it_has_prepared(name, tmp_path, monkeypatch):
+def test_tfds_reads_prepared_data_sets(name, tmp_path, monkeypatch):
     images = IMAGES if name == "cifar10" else IMAGES[:, :28, :28, :1]
     prepare(tmp_path, name, "3.0.2", images, LABELS)
     data = prepared.tfds(dataset=name, folder=str(tmp_path))
@@ -105,7 +105,7 @@ def test_tfds_reads_what_it_has_prepared(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "file_format", ["tfrecord", pytest.param("parquet", marks=pytest.mark.slow)]
 )
-def test_tfds_reads_its_other_formats(file_format, tmp_path):
+def test_tfds_reads_tfrecord_and_parquet_files(file_format, tmp_path):
     if file_format == "tfrecord":
         prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS)
         as_tfrecords(tmp_path / "cifar10" / "3.0.2")
@@ -118,7 +118,7 @@ def test_tfds_reads_its_other_formats(file_format, tmp_path):
     assert data.y.tolist() == [LABELS[row] for row in rows]
 
 
-def test_tfds_takes_splits_as_tfds_names_them(tmp_path):
+def test_tfds_accepts_the_split_syntax_of_tfds(tmp_path):
     prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS)
     whole = in_order(prepared.tfds(folder=str(tmp_path)), IMAGES)
     settings = {"train_split": "train[:40%]", "test_split": "test+train[3:]"}
@@ -138,7 +138,7 @@ def test_tfds_takes_splits_as_tfds_names_them(tmp_path):
     assert "no split 'validation' (config.data.test_split); valid: test, train" in message
 
 
-def test_tfds_takes_configurations_and_versions(tmp_path):
+def test_tfds_accepts_configurations_and_versions(tmp_path):
     for config, images in (("fog", IMAGES), ("snow", IMAGES[::-1])):
         for version in ("1.0.0", "2.0.0"):
             prepare(tmp_path, "toy", version, images, LABELS, config=config)
@@ -152,7 +152,7 @@ def test_tfds_takes_configurations_and_versions(tmp_path):
     assert "NAME/CONFIG" in complaint(prepared.tfds, dataset="../toy", folder=str(tmp_path))
 
 
-def test_tfds_finds_image_and_label_by_their_kind(tmp_path):
+def test_tfds_finds_image_and_label_by_feature_type(tmp_path):
     images = [image[: 20 + row] for row, image in enumerate(IMAGES)]
     prepare(tmp_path, "toy", "1.0.0", images, LABELS, image="photo", label="kind", other="side")
     toy = {"dataset": "toy", "folder": str(tmp_path)}
@@ -178,7 +178,7 @@ def test_tfds_reads_the_newest_version(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["format", "features", "truncated", "shard missing"])
-def test_tfds_says_what_it_cannot_read(case, tmp_path):
+def test_tfds_reports_unreadable_files(case, tmp_path):
     prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS)
     where = tmp_path / "cifar10" / "3.0.2"
     shard = where / "cifar10-test.array_record-00000-of-00001"
@@ -195,7 +195,7 @@ def test_tfds_says_what_it_cannot_read(case, tmp_path):
     assert message.startswith(f"{where} cannot be read") and "tfds build cifar10" in message
 
 
-def test_tfds_that_is_not_prepared(tmp_path, monkeypatch):
+def test_an_unprepared_data_set_is_reported_with_the_build_command(tmp_path, monkeypatch):
     message = complaint(prepared.tfds, dataset="svhn_cropped", folder=str(tmp_path))
     assert f"{tmp_path} has no prepared svhn_cropped" in message
     command = f"tfds build svhn_cropped --file_format=array_record --data_dir={tmp_path}"
@@ -206,12 +206,12 @@ def test_tfds_that_is_not_prepared(tmp_path, monkeypatch):
     assert "/nowhere has no prepared cifar: prepare it" in complaint(prepared.tfds, dataset="cifar")
 
 
-def test_the_name_of_a_set_of_tfds_is_told():
+def test_a_misspelled_data_set_gets_a_suggestion():
     pytest.importorskip("tensorflow_datasets")
     assert "did you mean 'cifar10'" in complaint(prepared.tfds, dataset="cifar", folder="/nowhere")
 
 
-def test_tfds_without_the_extra(tmp_path, monkeypatch):
+def test_a_missing_tensorflow_datasets_is_named_with_its_extra(tmp_path, monkeypatch):
     (tmp_path / "cifar10" / "3.0.2").mkdir(parents=True)
     (tmp_path / "cifar10" / "3.0.2" / "dataset_info.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)

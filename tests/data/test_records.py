@@ -1,4 +1,4 @@
-"""Examples in ArrayRecord files."""
+"""Tests the source of examples in ArrayRecord files."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def toy(written, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int16, np.int32, np.float32])
-def test_what_is_written_is_read(kind, tmp_path):
+def test_written_examples_are_read_back_unchanged(kind, tmp_path):
     data = make(kind=kind, shape=(4, 4, 1) if kind == np.uint8 else (9,))
     write(data, tmp_path / "toy")
     made = experiment.load_data({"name": "records", "path": str(tmp_path / "toy")})
@@ -52,13 +52,13 @@ def test_natural_users_are_written_and_read(tmp_path):
     assert made.users == data.users and made.client.dtype == np.int32
     np.testing.assert_array_equal(made.client, data.client)
     forge(users=["ada", "bob"])(folder / "index.json")
-    said = complaint(records.records, path=str(folder))
-    assert "client in labels.npz has a number without a name" in said
+    message = complaint(records.records, path=str(folder))
+    assert "client in labels.npz has a number without a name" in message
     forge(users=[])(folder / "index.json")
     assert records.records(path=str(folder)).client is None
 
 
-def test_which_text_an_example_is_cut_from_is_written_and_read(tmp_path):
+def test_the_origins_of_examples_are_written_and_read(tmp_path):
     data, folder = make(), tmp_path / "toy"
     write(data._replace(origin=np.arange(len(data.y)) // 2), folder)
     made = records.records(path=str(folder))
@@ -66,14 +66,14 @@ def test_which_text_an_example_is_cut_from_is_written_and_read(tmp_path):
     assert made.origin.tolist() == [row // 2 for row in range(len(data.y))]
 
 
-def test_a_folder_without_users_is_what_earlier_versions_wrote(written):
+def test_a_folder_without_users_has_the_format_of_earlier_versions(written):
     assert not {"users", "origin"} & json.loads((written / "index.json").read_text()).keys()
     with np.load(written / "labels.npz") as labels:
         assert sorted(labels.files) == ["domain", "test", "y"]
     assert records.records(path=str(written)).users == ()
 
 
-def test_only_the_shards_that_are_needed_are_read(toy):
+def test_only_needed_shards_are_read(toy):
     data = records.records(path=str(toy))
     assert len(list(toy.glob("shard-*"))) == 5
     for number in (0, 1, 3, 4):
@@ -102,7 +102,7 @@ def flip(file, place):
 
 
 def test_a_damaged_example_is_detected_when_it_is_read(toy):
-    """Wherever it is damaged, and also where the shard is that of smaller examples."""
+    """The damage can be anywhere in the example, or the shard can have smaller examples."""
     file = toy / records.shard_name(2)
     good, example = file.read_bytes(), make().x[12].tobytes()
     at = good.index(example)
@@ -124,7 +124,7 @@ def cut(file):
 
 
 def forge(**fields):
-    """Another index, with the right checksum."""
+    """Returns a function that changes fields of the index and updates its checksum."""
 
     def change(file):
         sums = file.with_name("SHA256SUMS")
@@ -159,7 +159,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_folder_that_is_damaged_is_refused_at_once(case, toy):
+def test_a_damaged_folder_is_rejected_when_it_is_opened(case, toy):
     name, damage, expected = BROKEN[case]
     damage(toy / name)
     message = complaint(records.records, path=str(toy))
@@ -167,27 +167,27 @@ def test_a_folder_that_is_damaged_is_refused_at_once(case, toy):
     assert expected in message or case == "text"
 
 
-def test_what_is_no_folder(tmp_path):
+def test_a_path_without_records_is_rejected(tmp_path):
     assert "data.path is empty" in complaint(records.records, path="")
     assert "nothing is not a folder" in complaint(records.records, path=str(tmp_path / "nothing"))
     assert "SHA256SUMS" in complaint(records.records, path=str(tmp_path))
 
 
-def test_without_the_extra(toy, monkeypatch):
+def test_a_missing_array_record_is_named_with_its_extra(toy, monkeypatch):
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
     message = complaint(records.records, path=str(toy))
     assert "array_record" in message and "pip install 'fedjax_lab[stream]'" in message
 
 
 @pytest.mark.slow
-def test_a_run_on_them_has_the_same_numbers(tmp_path):
-    """In memory, and read by the cohort with what clients keep in a file."""
+def test_a_run_on_records_has_the_same_metrics(tmp_path):
+    """The examples are in memory, or streamed for each cohort with the clients' state on disk."""
     toys.write_examples(tmp_path / "data.npz")
     run = {"rounds": 4, "eval_every": 2, "cohort": 2}
     config = f"--config={toys.write_config(tmp_path, run=run)}:scaffold"
     assert prepare.main(["data", "prepare", config, f"--out={tmp_path / 'own'}"]) == 0
-    own = f"--config.data.name=records --config.data.path={tmp_path / 'own'}".split()
-    beyond = "--config.engine.state=disk --config.engine.data=stream".split()
-    for name, flags in {"a": [], "b": own, "c": own + beyond}.items():
+    on_records = f"--config.data.name=records --config.data.path={tmp_path / 'own'}".split()
+    on_disk = "--config.engine.state=disk --config.engine.data=stream".split()
+    for name, flags in {"a": [], "b": on_records, "c": on_records + on_disk}.items():
         assert call(config, f"--workdir={tmp_path / name}", *flags) == 0
         assert comparable(tmp_path / name) == comparable(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""The partition by meaning, on embeddings whose styles are given."""
+"""Tests the partition `semantic` on embeddings with known styles."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ STYLES, CLASSES = 3, 4
 
 
 def examples(count=600):
-    """Of each class in three styles, which move its embeddings alike; and the style of each."""
+    """Examples whose style shifts the embeddings of all classes alike, and their styles."""
     rng = np.random.default_rng(0)
     y, style = rng.integers(0, CLASSES, count), rng.integers(0, STYLES, count)
     embedded = 3 * rng.normal(size=(CLASSES, 6))[y] + 9 * np.eye(6)[style]
@@ -28,7 +28,7 @@ def dealt(seed=0, num_clients=STYLES, **settings):
     return semantic.semantic(made, num_clients, rng, **settings), made.y, style
 
 
-def test_clients_are_styles_and_hold_all_classes():
+def test_each_client_has_one_style_and_all_classes():
     parts, y, style = dealt()
     assert sorted(np.concatenate(parts)) == list(range(len(y)))
     held = partition.counts(parts, style, STYLES)
@@ -36,8 +36,8 @@ def test_clients_are_styles_and_hold_all_classes():
     assert partition.skew(partition.counts(parts, y, CLASSES)).emd < 0.2
 
 
-def test_divergences_are_means_of_log_ratios():
-    """The reference: E_p[log p - log q] of samples of p."""
+def test_divergences_equal_sampled_means_of_log_ratios():
+    """The reference is the mean of log p - log q over samples of p."""
     rng = np.random.default_rng(0)
     roots, means = rng.normal(size=(2, 2, 3, 3)) / 2, rng.normal(size=(2, 2, 3))
     p, q = (
@@ -53,11 +53,11 @@ def test_divergences_are_means_of_log_ratios():
             assert ours[i, j] == pytest.approx((at.logpdf(x) - log_q).mean(), rel=0.05)
 
 
-def test_it_is_a_partition():
+def test_semantic_is_a_valid_partition():
     check_partition("semantic", num_clients=2, components=4)
 
 
-def test_bad_settings_are_refused():
+def test_bad_settings_are_rejected():
     with pytest.raises(BadInput, match="divide the 1.. examples of class"):
         dealt(num_clients=200)
     with pytest.raises(BadInput, match="config.partition.components must be at least 1, got 0"):
@@ -65,7 +65,7 @@ def test_bad_settings_are_refused():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_embeddings_that_are_not_finite_are_refused(value):
+def test_nonfinite_embeddings_are_rejected(value):
     made, _ = examples(60)
     made = made._replace(embed=lambda: np.where(made.x > 9, value, made.x))
     with pytest.raises(BadInput, match="some embeddings .config.embedding. are not finite"):

@@ -1,4 +1,4 @@
-"""LEAF's Shakespeare: small files in the true format, read, sampled and dealt to clients."""
+"""Tests LEAF's Shakespeare on small files in its format: reading, sampling and clients."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ def nothing_in_the_usual_places(monkeypatch):
 
 
 def speech(user: str, count: int) -> dict[str, list[str]]:
-    """The texts of a user, cut from one long speech as LEAF does."""
+    """Returns the texts of a user, cut from one long speech as in LEAF."""
     rng = np.random.default_rng(list(user.encode()))
     spoken = "".join(rng.choice(list(ALPHABET), count + 80))
     return {
@@ -38,7 +38,7 @@ def write(file: Path, users: dict) -> Path:
     content = {
         "users": list(users),
         "hierarchies": ["a play"] * len(users),
-        "num_samples": [len(data["y"]) + 79 for data in users.values()],  # as LEAF's: wrong
+        "num_samples": [len(data["y"]) + 79 for data in users.values()],  # wrong, as in LEAF
         "user_data": users,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def cut(user: str, start: int, stop: int) -> dict[str, list[str]]:
 
 
 def check_rows(data, user: str, test: bool, start: int, stop: int):
-    """The rows of a user are these of the speech, character by character."""
+    """Checks that the rows of a user are this part of the speech, character by character."""
     rows = (data.domain == data.domains.index(user)) & (data.test == test)
     texts, labels = data.x[rows], data.y[rows]
     wanted = cut(user, start, stop)
@@ -60,13 +60,13 @@ def check_rows(data, user: str, test: bool, start: int, stop: int):
     assert "".join(ALPHABET[n] for n in labels) == "".join(wanted["y"])
 
 
-def test_the_alphabet_is_leafs():
+def test_the_alphabet_is_that_of_leaf():
     assert len(set(ALPHABET)) == len(ALPHABET) == 80
     assert (ALPHABET.index(" "), ALPHABET.index("A"), ALPHABET.index("a")) == (1, 25, 53)
 
 
 @pytest.mark.parametrize("place", ["", "data", "shakespeare/data", "usual place"])
-def test_all_texts_are_split_in_their_order(place, tmp_path, monkeypatch):
+def test_the_texts_of_each_user_are_split_in_order(place, tmp_path, monkeypatch):
     inner = "shakespeare" if place == "usual place" else place
     write(tmp_path / inner / "all_data" / "all_data.json", SPEECHES)
     monkeypatch.setattr(places, "PLACES", ("/nowhere", str(tmp_path)))
@@ -83,7 +83,7 @@ def test_all_texts_are_split_in_their_order(place, tmp_path, monkeypatch):
 
 
 def test_users_are_drawn_until_there_are_enough_texts(tmp_path):
-    """The last user is cut short; one whose test would lie in the gap is dropped."""
+    """The last user is truncated; it is dropped if its test texts would all lie in the gap."""
     users = {f"U{i:02}": speech(f"U{i:02}", 600) for i in range(9)} | {"SMALL": speech("S", 395)}
     write(tmp_path / "all_data" / "all_data_0.json", dict(list(users.items())[:4]))
     write(tmp_path / "all_data" / "all_data_1.json", dict(list(users.items())[4:]))
@@ -108,7 +108,7 @@ def test_users_are_drawn_until_there_are_enough_texts(tmp_path):
     assert full.domains == tuple(f"U{i:02}" for i in range(9))
 
 
-def test_fewer_than_396_texts_leave_no_test(tmp_path):
+def test_users_with_fewer_than_396_texts_are_dropped(tmp_path):
     users = {f"U{count}": speech("U", count) for count in (394, 395, 396, 397)}
     write(tmp_path / "all_data" / "a.json", users)
     assert shakespeare(folder=str(tmp_path), fraction=1.0).domains == ("U396", "U397")
@@ -118,7 +118,7 @@ def test_fewer_than_396_texts_leave_no_test(tmp_path):
 
 
 def write_ready(folder: Path) -> Path:
-    """train/ and test/ as LEAF's split_data.py writes them."""
+    """Writes train/ and test/ as LEAF's split_data.py does."""
     for part in ("train", "test"):
         users = {}
         for user, count in list(COUNTS.items())[:3]:
@@ -129,7 +129,7 @@ def write_ready(folder: Path) -> Path:
     return folder
 
 
-def test_a_ready_split_is_taken_as_it_is(tmp_path, caplog):
+def test_an_existing_split_is_used_unchanged(tmp_path, caplog):
     write_ready(tmp_path / "data")
     write(tmp_path / "data" / "all_data" / "all_data.json", {"OTHER": speech("O", 900)})
     with caplog.at_level(logging.WARNING):
@@ -145,7 +145,7 @@ def test_a_ready_split_is_taken_as_it_is(tmp_path, caplog):
         assert "is already split" in message and "config.data.fraction" in message
 
 
-def test_the_trap_of_a_single_dash_is_told(tmp_path, caplog):
+def test_a_split_made_with_a_single_dash_before_tf_logs_a_warning(tmp_path, caplog):
     user = "EMMA_\u00c9LISE"
     write(tmp_path / "train" / "all_data_train_9.json", {user: cut(user, 0, 900)})
     write(tmp_path / "test" / "all_data_test_9.json", {user: cut(user, 979, 1000)})
@@ -155,7 +155,7 @@ def test_the_trap_of_a_single_dash_is_told(tmp_path, caplog):
     assert (~data.test).sum() == 900
 
 
-def test_unknown_characters_are_spaces(tmp_path):
+def test_unknown_characters_become_spaces(tmp_path):
     texts = speech("U", 500)
     texts["x"][0] = "\u00e9{\u4e00\U0001f600\x7f\x00" + texts["x"][0][6:]
     texts["x"][1] = "\ud800}~" + texts["x"][1][3:]  # half of a surrogate pair: JSON allows it
@@ -177,8 +177,8 @@ def federations(data, clients: int, seeds=(0, 1)):
     return experiment.deal_dataset(resolved, data, list(seeds))
 
 
-def test_one_client_for_each_user_has_its_own_rows(tmp_path):
-    """All of them, also where a character comes in a user's test alone."""
+def test_with_one_client_per_user_each_client_has_the_rows_of_its_user(tmp_path):
+    """A client has all of these rows, even if a character is only in the user's test texts."""
     speeches = {user: speech(user, count) for user, count in COUNTS.items()}
     fool = speeches["LEAR_FOOL"]
     fool["y"] = ["a"] * 400 + ["z"] * 20
@@ -195,7 +195,7 @@ def test_one_client_for_each_user_has_its_own_rows(tmp_path):
     assert "must be a multiple of 3, the number of domains" in complaint(federations, data, 10)
 
 
-def test_users_are_natural_ones_and_by_domain_deals_as_before(tmp_path):
+def test_users_are_natural_users_and_by_domain_is_unaffected(tmp_path):
     write(tmp_path / "all_data" / "all_data.json", SPEECHES)
     data = shakespeare(folder=str(tmp_path), fraction=1.0)
     assert data.users == data.domains
@@ -212,7 +212,7 @@ def test_users_are_natural_ones_and_by_domain_deals_as_before(tmp_path):
         np.testing.assert_array_equal(np.sort(ours), np.sort(theirs))
 
 
-def test_cells_that_nobody_trains_on_follow_their_domain():
+def test_test_labels_without_training_examples_follow_their_domain():
     y, domain = np.zeros(40, int), np.repeat([0, 1], 20)
     parts = [np.arange(15), np.arange(15, 20), np.arange(20, 20)]
     test_y, test_domain = np.array([0] * 8 + [3] * 8 + [3] * 5), np.repeat([0, 0, 1], (8, 8, 5))
@@ -223,10 +223,10 @@ def test_cells_that_nobody_trains_on_follow_their_domain():
         [2, 0, 0, 2],
         [0, 0, 0, 0],
     ]
-    assert all((test_domain[p] == 0).all() for p in dealt)  # nobody holds the other domain
+    assert all((test_domain[p] == 0).all() for p in dealt)  # no client has the other domain
 
 
-# What is wrong with files
+# Invalid files
 
 TEXT = "a" * 80
 BROKEN = {
@@ -267,7 +267,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_files_that_are_not_leafs(case, tmp_path):
+def test_files_not_in_leafs_format_are_rejected(case, tmp_path):
     content, expected = BROKEN[case]
     file = tmp_path / "all_data" / "all_data.json"
     file.parent.mkdir()
@@ -279,7 +279,7 @@ def test_files_that_are_not_leafs(case, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["no test", "user apart", "empty"])
-def test_ready_splits_that_do_not_fit(how, tmp_path):
+def test_inconsistent_existing_splits_are_rejected(how, tmp_path):
     file = next(iter((write_ready(tmp_path) / "test").iterdir()))
     content = json.loads(file.read_text())["user_data"]
     if how == "no test":
@@ -299,7 +299,7 @@ def test_ready_splits_that_do_not_fit(how, tmp_path):
     assert expected[how] in message and "-t sample" in message
 
 
-def test_shakespeare_that_is_not_there(tmp_path):
+def test_missing_files_and_invalid_settings_are_rejected(tmp_path):
     for folder, place in (("", "/nowhere/a or /nowhere/b"), (str(tmp_path), str(tmp_path))):
         message = complaint(shakespeare, folder=folder)
         assert place in message and "shakespeare/train" in message and "--tf 0.8" in message

@@ -1,4 +1,4 @@
-"""What data sources have in common."""
+"""Tests the functions that the data sources share."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from fedjax_lab.data import dataset
 from fedjax_lab.data import digit_domains as digits
 
 
-def test_importing_the_sources_is_cheap():
+def test_importing_the_sources_imports_no_heavy_packages():
     import subprocess
     import sys
 
@@ -29,7 +29,7 @@ def test_importing_the_sources_is_cheap():
     assert done.stdout.strip() == "[]"
 
 
-def test_first_of_each_class():
+def test_first_of_each_returns_the_first_rows_of_each_class():
     labels = [2, 0, 2, 2, 1, 0, 2]
     assert dataset.first_of_each(labels, 2).tolist() == [0, 1, 2, 4, 5]
     assert dataset.first_of_each(labels, 9).tolist() == list(range(7))

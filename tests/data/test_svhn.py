@@ -1,4 +1,4 @@
-"""SVHN: small sets in the true format."""
+"""Tests the SVHN source on small files in the published format."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def nothing_in_the_usual_places(monkeypatch):
 
 @pytest.fixture
 def numbers(tmp_path):
-    """A folder with both files, and what they hold."""
+    """A folder with the training file and the test file."""
     labels = np.array([10, 1, 9, 2, 10], np.uint8)
     for name, rows in zip(svhn.FILES, (slice(3), slice(3, 5)), strict=True):
         x = np.zeros((32, 32, 3, len(labels[rows])), np.uint8)
@@ -26,7 +26,7 @@ def numbers(tmp_path):
     return tmp_path
 
 
-def test_svhn(numbers, monkeypatch):
+def test_svhn_is_read_from_its_folder_or_the_usual_place(numbers, monkeypatch):
     data = svhn.svhn(folder=str(numbers))
     check_one_domain(data, "svhn", 3, 5)
     assert np.array_equal(data.x, IMAGES[:5])
@@ -40,7 +40,7 @@ def test_svhn(numbers, monkeypatch):
     assert np.array_equal(svhn.svhn(folder=str(numbers)).x, data.x)
 
 
-def test_svhn_that_is_not_there(tmp_path, nothing_in_the_usual_places):
+def test_missing_svhn_files_are_a_one_line_error(tmp_path, nothing_in_the_usual_places):
     for folder, place in (("", "/nowhere/a or /nowhere/b"), (str(tmp_path), str(tmp_path))):
         message = complaint(svhn.svhn, folder=folder)
         for part in (place, *svhn.FILES, "http://ufldl.stanford.edu/housenumbers", "data.folder"):
@@ -64,7 +64,7 @@ BROKEN_SVHN = {
 
 
 @pytest.mark.parametrize("case", BROKEN_SVHN)
-def test_svhn_says_what_is_wrong(case, numbers):
+def test_invalid_svhn_files_are_a_one_line_error(case, numbers):
     content, expected = BROKEN_SVHN[case]
     file = numbers / svhn.FILES[1]
     file.unlink()
@@ -75,7 +75,7 @@ def test_svhn_says_what_is_wrong(case, numbers):
 
 
 @pytest.mark.parametrize("damage", [lambda c: c[:-40], lambda c: b"", lambda c: b"<html>" * 99])
-def test_svhn_damaged_file(damage, numbers):
+def test_damaged_svhn_files_are_rejected(damage, numbers):
     file = numbers / svhn.FILES[0]
     file.write_bytes(damage(file.read_bytes()))
     assert f"{file} is damaged or not a MATLAB file" in complaint(svhn.svhn, folder=str(numbers))

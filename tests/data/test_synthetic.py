@@ -1,4 +1,4 @@
-"""Synthetic(alpha, beta): its users, and the distributions that they draw from."""
+"""Tests the users of Synthetic(alpha, beta) and the distributions of their examples."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def of_user(data, user):
     return data.x[data.client == user], data.y[data.client == user]
 
 
-def test_the_users_are_those_of_the_paper():
+def test_users_and_splits_follow_the_paper():
     data = synthetic()
     assert data.x.shape[1:] == (60,) and (data.x.dtype, data.y.dtype) == (np.float32, np.int32)
     assert len(data.users) == len(set(data.users)) == 30 and len(data.classes) == 10
@@ -36,7 +36,7 @@ def test_sizes_are_log_normal_above_50():
     assert np.median(logs) == pytest.approx(4, abs=0.3) and logs.std() == pytest.approx(2, abs=0.3)
 
 
-def test_inputs_have_the_paper_s_covariance():
+def test_inputs_have_the_covariance_of_the_paper():
     data = synthetic()
     x, _ = of_user(data, np.argmax(np.bincount(data.client)))
     covariance = np.cov(x, rowvar=False)
@@ -45,7 +45,7 @@ def test_inputs_have_the_paper_s_covariance():
     assert np.abs(correlation).max() < 0.2
 
 
-def test_beta_sets_users_inputs_apart():
+def test_beta_spreads_the_means_of_the_users_inputs():
     def means(**settings):
         data = synthetic(**settings)
         return np.array([of_user(data, k)[0].mean() for k in range(30)])  # about B_k
@@ -56,7 +56,7 @@ def test_beta_sets_users_inputs_apart():
 
 
 def emd(**settings):
-    """How far the users' labels are from those of all, from 0 to 2."""
+    """Returns the distance of the users' label distributions from the overall one, 0 to 2."""
     data = synthetic(**settings)
     counts = np.zeros((30, 10), int)
     np.add.at(counts, (data.client, data.y), 1)
@@ -72,7 +72,7 @@ def test_alpha_changes_no_label():
     assert np.array_equal(synthetic(alpha=0.0).y, synthetic(alpha=5.0).y)
 
 
-def test_the_same_users_again_whatever_their_number():
+def test_users_depend_on_the_seed_but_not_on_their_number():
     few, many, other = synthetic(num_users=3), synthetic(num_users=9), synthetic(seed=1)
     for a, b in zip((few.x, few.y, few.test), (many.x, many.y, many.test), strict=True):
         assert np.array_equal(a, b[: len(a)])
@@ -80,7 +80,7 @@ def test_the_same_users_again_whatever_their_number():
 
 
 @pytest.mark.parametrize("source", ["synthetic", "writers"])
-def test_each_user_is_a_client_without_a_number_of_clients(source):
+def test_by_client_makes_one_client_per_user(source):
     given = {"data": {"name": source, "num_users": 4}, "partition": {"name": "by_client"}}
     config = resolve(given)
     data = experiment.load_data(config.data)
@@ -106,12 +106,12 @@ def test_each_user_is_a_client_without_a_number_of_clients(source):
         ({"dimension": 2**31 - 1}, "num_users=30 do not fit in memory"),
     ],
 )
-def test_senseless_settings_are_named(settings, said):
+def test_invalid_settings_are_named_in_the_error(settings, said):
     assert said in complaint(synthetic, **settings)
 
 
 @pytest.mark.slow
-def test_fedprox_is_ahead_of_fedavg_as_in_its_paper():
+def test_fedprox_has_a_lower_loss_than_fedavg_as_in_its_paper():
     """Figure 2 of the paper: the loss on Synthetic(1, 1) with mu = 1 is below that with mu = 0."""
     losses = {}
     for method in ("fedavg", "fedprox"):

@@ -1,4 +1,4 @@
-"""Tables of texts: each file format, columns by name and number, users, next words."""
+"""Tests tables of texts: file formats, columns by name and by number, users and next words."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ NAMES = ("text", "label", "user")
 
 
 def write_rows(file, rows=ROWS, names=NAMES, encoding="utf-8"):
-    """A table in the format of the file's ending; without names a table without a header."""
+    """Writes a table in the format of the file's suffix; without names it has no header."""
     columns = dict(zip(names, zip(*rows, strict=True), strict=False))
     if file.suffix == ".parquet":
         parquet.write_table(Table.from_pydict(columns), file)
@@ -61,44 +61,44 @@ def test_columns_without_names_are_numbered_from_one(tmp_path):
         ("c.jsonl", '\ufeff{"text": "good", "label": 1}\n', {}),
     ],
 )
-def test_the_mark_that_spreadsheets_put_before_a_file_is_no_text(tmp_path, name, content, settings):
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path, name, content, settings):
     (tmp_path / name).write_text(content, encoding="utf-8")
     made = text_files(path=str(tmp_path / name), length=2, **settings)
     assert made.classes == ("1",) and np.count_nonzero(made.x) == 1
 
 
-def test_half_of_an_emoji_is_a_word_and_a_label_that_can_be_written(tmp_path):
+def test_an_unpaired_surrogate_becomes_a_valid_word_and_label(tmp_path):
     (tmp_path / "a.jsonl").write_text(r'{"text": "so \ud83d", "label": "\ud83d"}')
     made = text_files(path=str(tmp_path / "a.jsonl"), length=3)
     assert made.classes == ("\ufffd",) and np.count_nonzero(made.x) == 2
     assert text_rows.examples_of_texts(["so \ud83d"], "hash", 50, 2).all()
 
 
-def test_a_label_of_thousands_of_digits_is_a_name(tmp_path):
+def test_a_label_with_thousands_of_digits_is_a_class_name(tmp_path):
     path = write_rows(tmp_path / "a.csv", [("a", "9" * 5000, "ann"), ("b", "10", "ann")])
     assert [len(label) for label in text_files(path=path).classes] == [2, 5000]
 
 
-def test_a_folder_has_texts_to_train_on_and_texts_for_tests(tmp_path):
+def test_a_folder_has_a_training_file_and_a_test_file(tmp_path):
     write_rows(tmp_path / "train.csv")
     write_rows(tmp_path / "test.jsonl", [("unheard good", "odd", "eve")])
     made = text_files(path=str(tmp_path), client="user", tokenizer="words", length=3)
     assert made.test.tolist() == [False] * 3 + [True] and made.classes == ("neg", "odd", "pos")
     assert made.users == ("ann", "bob", "eve")
-    assert made.x[3].tolist() == [0, 1, made.x[2, 2]]  # only words to train on are counted
+    assert made.x[3].tolist() == [0, 1, made.x[2, 2]]  # only words of training texts have ids
     one = text_files(
         path=str(tmp_path / "train.csv"), test_path=str(tmp_path / "test.jsonl"), length=3
     )
     assert one.test.tolist() == made.test.tolist()
 
 
-def test_labels_that_are_numbers_are_in_their_order(tmp_path):
+def test_numeric_labels_are_sorted_by_value(tmp_path):
     rows = [("a", 10), ("b", 9), ("c", -1)]
     made = text_files(path=write_rows(tmp_path / "t.parquet", rows, NAMES[:2]))
     assert made.classes == ("-1", "9", "10") and made.y.tolist() == [2, 1, 0]
 
 
-def test_each_word_is_an_example_of_its_user(tmp_path):
+def test_each_next_word_is_an_example_of_its_user(tmp_path):
     path = write_rows(tmp_path / "train.csv")
     settings = {"client": "user", "task": "next_word", "vocabulary": 6, "length": 2}
     made = text_files(path=path, label="", tokenizer="words", **settings)
@@ -137,7 +137,7 @@ def test_each_word_is_an_example_of_its_user(tmp_path):
         ({"path": "lacks.jsonl"}, "lacks.jsonl: row 1 has no 'text'; did you mean 'texts'?"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, settings, said):
+def test_invalid_files_and_settings_are_a_one_line_error(tmp_path, monkeypatch, settings, said):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "rows.csv", [("né", "a", "u")])
     contents = {
@@ -157,8 +157,8 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, settings, said):
     assert said in complaint(text_files, **{"path": "rows.csv", **settings})
 
 
-def test_tests_that_are_drawn_are_of_whole_texts(tmp_path):
-    """Next words whose texts are trained on would be no test."""
+def test_randomly_drawn_test_examples_are_whole_texts(tmp_path):
+    """Next words of texts that are also in the training set would be no valid test."""
     rows = [(f"one two three {number}", "", f"user{number % 4}") for number in range(20)]
     path = write_rows(tmp_path / "some.csv", rows)
     data = {"name": "text_files", "path": path, "client": "user", "task": "next_word"}
@@ -169,7 +169,7 @@ def test_tests_that_are_drawn_are_of_whole_texts(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["tokenizers", "pyarrow"])
-def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, package):
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, package):
     path = write_rows(tmp_path / f"rows.{'parquet' if package == 'pyarrow' else 'csv'}")
     (tmp_path / "tokenizer.json").touch()
     monkeypatch.setitem(sys.modules, package, None)
@@ -177,7 +177,7 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, package):
     assert message.endswith(f"needs {package}: pip install 'fedjax_lab[text]'")
 
 
-def test_ag_news_as_it_is_published(tmp_path):
+def test_ag_news_is_read_in_its_published_format(tmp_path):
     rows = [("3", "Wall St. Bears", "Claw back"), ("1", "Peace", "Talks")]
     for name in text_sets.AG_NEWS_FILES:
         write_rows(tmp_path / name, rows, ())
@@ -191,7 +191,7 @@ def test_ag_news_as_it_is_published(tmp_path):
     )
 
 
-def test_sentiment140_as_it_is_published(tmp_path):
+def test_sentiment140_is_read_in_its_published_format(tmp_path):
     rows = [
         ("4", "1", "Mon", "NO_QUERY", "ann", "schön"),
         ("0", "2", "Mon", "NO_QUERY", "bob", "sad"),

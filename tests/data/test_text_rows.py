@@ -1,4 +1,4 @@
-"""Texts as rows of token ids."""
+"""Tests the conversion of texts to rows of token ids."""
 
 import json
 
@@ -11,7 +11,7 @@ from fedjax_lab.data.text_rows import examples_of_texts, make_tokenizer, next_wo
 
 
 def write_tokenizer(folder):
-    """A tokenizer.json as transformers write it: [UNK] 0, hi 1, you 2."""
+    """Writes a tokenizer.json in the format of transformers: [UNK] 0, hi 1, you 2."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     model = models.WordLevel({"[UNK]": 0, "hi": 1, "you": 2}, unk_token="[UNK]")
@@ -21,8 +21,8 @@ def write_tokenizer(folder):
     return folder / "tokenizer.json"
 
 
-def test_hashed_words_are_the_same_everywhere_and_always():
-    """The numbers are CRC-32's, so that no run depends on Python's hash seed."""
+def test_hashed_words_have_the_same_ids_in_every_process():
+    """The ids are computed with CRC-32, so that no run depends on Python's hash seed."""
     x = examples_of_texts(["Hello, world!", "hello"], "hash", 100, 4)
     assert x.tolist() == [[18, 78, 27, 79], [0, 0, 0, 18]]
 
@@ -31,23 +31,23 @@ def test_the_most_frequent_words_have_ids_and_others_are_unknown():
     tokenizer = make_tokenizer("words", 4, ["b b a a c", "A d"])
     assert tokenizer.words == ("<padding>", "<unknown>", "a", "b") and tokenizer.size == 4
     assert tokenizer.encode("c b A e") == [1, 3, 2, 1]
-    assert make_tokenizer("words", 50, ["b a"]).size == 4  # as many as there are
+    assert make_tokenizer("words", 50, ["b a"]).size == 4  # two special ids and two words
 
 
-def test_a_tokenizer_of_transformers_keeps_its_ids_after_the_two_special_ones(tmp_path):
+def test_ids_of_a_transformers_tokenizer_follow_the_two_special_ids(tmp_path):
     file = write_tokenizer(tmp_path)
     for name in (str(tmp_path), str(file)):
         assert examples_of_texts(["hi you there"], name, 9, 4).tolist() == [[0, 3, 4, 1]]
     assert make_tokenizer(str(file), 9, []).words[3:] == ("hi", "you")
 
 
-def test_rows_are_cut_or_padded_in_front():
+def test_rows_are_truncated_at_the_end_or_padded_in_front():
     x = padded([[5, 6, 7], [8], []], 2, 10)
     assert x.tolist() == [[5, 6], [0, 8], [0, 0]] and x.dtype == np.int16
     assert padded([[40_000]], 1, 40_001).dtype == np.int32
 
 
-def test_each_word_is_an_example_of_the_words_before_it():
+def test_each_word_is_the_label_of_the_words_before_it():
     x, y, row = next_words([[5, 6, 7, 8], [], [9]], 2, 10)
     assert x.tolist() == [[0, 0], [0, 5], [5, 6], [6, 7], [0, 0]]
     assert y.tolist() == [5, 6, 7, 8, 9] and row.tolist() == [0, 0, 0, 0, 2]
@@ -63,17 +63,17 @@ def test_each_word_is_an_example_of_the_words_before_it():
         (("hsah", 9, 4), "nor a folder that has one; did you mean 'hash'?"),
     ],
 )
-def test_what_cannot_be_is_told(arguments, said):
+def test_invalid_arguments_are_a_one_line_error(arguments, said):
     assert said in complaint(examples_of_texts, ["a"], *arguments)
 
 
-def test_rows_that_do_not_fit_in_memory_are_one_line():
+def test_rows_that_do_not_fit_in_memory_are_a_one_line_error():
     message = complaint(examples_of_texts, ["a b"], "hash", 9, 2**40)
     assert message.startswith("the array of token ids does not fit in memory: ")
     assert message == complaint(next_words, [[2]], 2**40, 9)
 
 
-def test_a_damaged_tokenizer_is_one_line(tmp_path):
+def test_a_damaged_tokenizer_is_a_one_line_error(tmp_path):
     file = write_tokenizer(tmp_path)
     whole = json.loads(file.read_text())
     del whole["model"]["vocab"]["[UNK]"]
@@ -88,7 +88,7 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path):
     assert f"{file} is not a tokenizer" in complaint(make_tokenizer, str(file), 9, [])
 
 
-def test_ids_survive_as_floats():
-    """On the way to a model examples are float32, which tells whole numbers up to 2**24 apart."""
+def test_token_ids_are_exact_as_float32():
+    """Examples reach a model as float32, which represents all integers up to 2**24 exactly."""
     last = np.array([text_rows.LARGEST - 1, text_rows.LARGEST - 2], np.int32)
     assert last.astype(np.float32).astype(np.int32).tolist() == last.tolist()

@@ -1,4 +1,4 @@
-"""TensorFlow Federated's data sets in HDF5: small files in the true form of each."""
+"""Tests TensorFlow Federated's HDF5 data sets on small files in the format of each."""
 
 import leaf_files
 import numpy as np
@@ -12,7 +12,7 @@ from fedjax_lab.data.tff import tff_hdf5
 h5py = pytest.importorskip("h5py")
 
 
-def test_femnist(tmp_path):
+def test_federated_emnist_is_read(tmp_path):
     file = leaf_files.write_fed_emnist(tmp_path)
     data = tff_hdf5(folder=str(tmp_path))
     assert (data.x.shape, data.x.dtype, len(data.classes)) == ((7, 28, 28, 1), np.uint8, 62)
@@ -25,8 +25,8 @@ def test_femnist(tmp_path):
     np.testing.assert_allclose(data.x[2:5, ..., 0] / 255, pixels, atol=1e-6)
 
 
-def test_images_of_bytes(tmp_path):
-    """With and without an axis of channels they stay what they are."""
+def test_uint8_images_are_kept_unchanged(tmp_path):
+    """This holds with and without a channel axis."""
     for gray in (np.full((2, 28, 28), 200, np.uint8), np.full((2, 28, 28, 1), 200, np.uint8)):
         for part in ("train", "test"):
             with h5py.File(tmp_path / f"own_{part}.h5", "w") as file:
@@ -36,7 +36,7 @@ def test_images_of_bytes(tmp_path):
         assert (data.x == 200).all()
 
 
-def test_the_data_set_is_named_where_there_are_several(tmp_path):
+def test_the_data_set_must_be_named_if_there_are_several(tmp_path):
     leaf_files.write_fed_emnist(tmp_path)
     digits = {"a": {"pixels": np.zeros((1, 28, 28), np.float32), "label": [9]}}
     leaf_files.write_hdf5(tmp_path, "fed_emnist_digitsonly", train=digits, test=digits)
@@ -47,33 +47,33 @@ def test_the_data_set_is_named_where_there_are_several(tmp_path):
     assert "did you mean 'fed_emnist_digitsonly'?" in message
 
 
-def test_some_of_the_users(tmp_path):
+def test_max_users_draws_some_of_the_users(tmp_path):
     user = {"image": np.zeros((2, 32, 32, 3), np.uint8), "label": np.array([[5], [99]])}
     many = {str(number): user for number in range(20)}
     leaf_files.write_hdf5(tmp_path, "fed_cifar100", train=many, test={"0": user})
     some = tff_hdf5(folder=str(tmp_path), max_users=4)
     assert len(some.users) == 5 and some.users == tff_hdf5(folder=str(tmp_path), max_users=4).users
     assert len(some.x) == 10 and some.x.shape[1:] == (32, 32, 3) and len(some.classes) == 100
-    # A test client of CIFAR-100 is nobody who trains, although both may be called 0.
+    # A test client of CIFAR-100 is never a training client, although both may be named 0.
     assert some.users[-1] == "test 0" and (some.client[some.test] == 4).all()
     settings = (("max_users", -1), ("length", 0), ("tags", 0), ("task", "tag"), ("vocabulary", 2))
     for name, setting in settings:
         assert f"config.data.{name}" in complaint(tff_hdf5, folder="", **{name: setting})
 
 
-def test_test_examples_of_the_users_that_are_drawn(tmp_path):
+def test_only_drawn_users_have_test_examples(tmp_path):
     leaf_files.write_fed_emnist(tmp_path)
     data = tff_hdf5(folder=str(tmp_path), max_users=1)
     assert len(data.users) == 1 and data.test.sum() == 1 and data.test.size in (3, 4)
 
 
-def test_shakespeare(tmp_path):
+def test_shakespeare_snippets_give_next_character_examples(tmp_path):
     rng = np.random.default_rng(0)
-    said = ["".join(rng.choice(list(ALPHABET), 60)) for _ in range(2)]
-    users = {"HAMLET": {"snippets": said}, "GHOST": {"snippets": ["Mark me."]}}
+    snippets = ["".join(rng.choice(list(ALPHABET), 60)) for _ in range(2)]
+    users = {"HAMLET": {"snippets": snippets}, "GHOST": {"snippets": ["Mark me."]}}
     leaf_files.write_hdf5(tmp_path, "shakespeare", train=users, test={"HAMLET": users["HAMLET"]})
     data = tff_hdf5(folder=str(tmp_path))
-    whole = "\n".join(said)
+    whole = "\n".join(snippets)
     assert data.x.shape == (2 * (121 - 80), 80) and data.users == ("HAMLET",)
     assert ["".join(ALPHABET[n] for n in data.x[row]) for row in (0, 40)] == [
         whole[:80],
@@ -101,12 +101,12 @@ def write_questions(folder):
     return leaf_files.write_hdf5(folder, "stackoverflow", train=SENTENCES, test=TESTS)
 
 
-def test_tags_of_stack_overflow(tmp_path):
+def test_stack_overflow_sentences_give_word_frequencies_and_tags(tmp_path):
     write_questions(tmp_path)
     data = tff_hdf5(folder=str(tmp_path), tags=2, vocabulary=3)
     assert data.classes == ("python", "list")  # the fourth sentence has neither
     assert data.y.tolist() == [0, 0, 0, 1] and data.client.tolist() == [0, 0, 1, 1]
-    words = np.asarray(data.x)  # of sort, list, slow, by how often they are there in training
+    words = np.asarray(data.x)  # of the most frequent training words: sort, list, slow
     assert data.license == "CC BY-SA 3.0" and "Stack Overflow" in data.citation
     assert words.dtype == np.float32 and words.shape == (4, 3)
     expected = [[2 / 7, 2 / 7, 0], [2 / 4, 1 / 4, 0], [0, 0, 2 / 6], [1 / 3, 0, 1 / 3]]
@@ -119,18 +119,18 @@ def test_tags_of_stack_overflow(tmp_path):
         assert "has a tag" in complaint(tff_hdf5, folder=str(tmp_path), dataset="none")
 
 
-def test_next_words_of_stack_overflow(tmp_path):
+def test_stack_overflow_sentences_give_next_word_examples(tmp_path):
     write_questions(tmp_path)
     data = tff_hdf5(folder=str(tmp_path), task="next_word", length=3)
     named = [data.classes[number] for number in data.y]
     assert named[:9] == [*"how to sort a list".split(), "<EOS>", *"use sort".split(), "<EOS>"]
     assert [data.classes[n] for n in data.x[3]] == ["how", "to", "sort"]
     assert data.x[0].tolist() == data.x[6].tolist() == [0, 0, 0]
-    assert named[-2] == data.classes[1]  # whales are unknown
+    assert named[-2] == data.classes[1]  # "whales" is unknown
     assert tff_hdf5(folder=str(tmp_path), task="next_word").x.shape[1] == 20
 
 
-def test_nothing_there(tmp_path):
+def test_missing_folders_and_files_are_rejected(tmp_path):
     assert "is not a folder" in complaint(tff_hdf5, folder=str(tmp_path / "none"))
     assert "no *_train.h5 in" in complaint(tff_hdf5, folder=str(tmp_path))
     leaf_files.write_fed_emnist(tmp_path)
@@ -138,13 +138,13 @@ def test_nothing_there(tmp_path):
     assert "fed_emnist_test.h5 cannot be read" in complaint(tff_hdf5, folder=str(tmp_path))
 
 
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
+def test_a_missing_h5py_is_named_with_its_extra(tmp_path, monkeypatch):
     leaf_files.write_fed_emnist(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     assert "pip install 'fedjax_lab[hdf5]'" in complaint(tff_hdf5, folder=str(tmp_path))
 
 
-def test_hdf5_that_leads_to_other_files(tmp_path):
+def test_hdf5_data_in_other_files_are_rejected(tmp_path):
     file = leaf_files.write_fed_emnist(tmp_path)
     content = h5py.File(file, "r+")
     with content:
@@ -159,7 +159,7 @@ def test_hdf5_that_leads_to_other_files(tmp_path):
     assert "is in other files" in complaint(tff_hdf5, folder=str(tmp_path))
 
 
-def test_hdf5_that_claims_too_much(tmp_path):
+def test_hdf5_data_with_huge_declared_shapes_are_rejected(tmp_path):
     file = leaf_files.write_fed_emnist(tmp_path)
     with h5py.File(file, "r+") as content:
         del content["examples/f0000_14/pixels"]
@@ -187,7 +187,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_files_that_are_not_tffs(case, tmp_path):
+def test_files_not_in_tffs_format_are_rejected(case, tmp_path):
     file = leaf_files.write_hdf5(tmp_path, "own", train={"a": BROKEN[case]}, test={})
     message = complaint(tff_hdf5, folder=str(tmp_path))
     assert message.startswith(f"{file} cannot be read (") and "~/.keras/datasets" in message

@@ -1,4 +1,4 @@
-"""TensorFlow's record files."""
+"""Tests the reader of TensorFlow's record files."""
 
 import os
 
@@ -18,7 +18,7 @@ def test_records_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [1, 11, 14, 18, 40, -1])
-def test_files_that_end_within_a_record(kept, tmp_path):
+def test_files_that_end_within_a_record_are_errors(kept, tmp_path):
     file = tmp_path / "file"
     write_tfrecords(file, CONTENTS)
     file.write_bytes(file.read_bytes()[:kept])
@@ -26,7 +26,7 @@ def test_files_that_end_within_a_record(kept, tmp_path):
         tfrecords.records(file)
 
 
-def test_lengths_that_are_not_there(tmp_path):
+def test_a_record_longer_than_its_file_is_an_error(tmp_path):
     file = tmp_path / "file"
     write_tfrecords(file, CONTENTS)
     file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])
@@ -34,7 +34,7 @@ def test_lengths_that_are_not_there(tmp_path):
         tfrecords.records(file)
 
 
-def test_a_pipe_is_no_record_file(tmp_path):
+def test_a_pipe_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "file")
     with pytest.raises(OSError, match="a pipe"):
         tfrecords.records(tmp_path / "file")

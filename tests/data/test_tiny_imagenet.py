@@ -1,4 +1,4 @@
-"""Tiny-ImageNet: small sets in the true format."""
+"""Tests the Tiny-ImageNet source on small data sets in the published format."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ def nothing_in_the_usual_places(monkeypatch):
     monkeypatch.setattr(places, "PLACES", ("/nowhere/a", "/nowhere/b"))
 
 
-WNIDS = ("n02", "n01", "n10")  # not in their order, as in wnids.txt
+WNIDS = ("n02", "n01", "n10")  # not sorted, as in wnids.txt
 
 
 @pytest.fixture
 def tiny(tmp_path):
-    """A folder around a small tiny-imagenet-200."""
+    """A folder that contains a small tiny-imagenet-200."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -53,13 +53,13 @@ TESTS = [f"val/images/val_{number}.JPEG" for number in range(3)]
 
 
 def pixels(folder, name: str) -> np.ndarray:
-    """An image [64, 64, 3] as it is decoded."""
+    """Returns the decoded image [64, 64, 3]."""
     from PIL import Image
 
     return np.asarray(Image.open(folder / "tiny-imagenet-200" / name).convert("RGB"))
 
 
-def test_tiny_imagenet_at_full_size(tiny, empty_cache):
+def test_tiny_imagenet_at_full_size_has_the_original_pixels(tiny, empty_cache):
     data = tiny_imagenet.tiny_imagenet(folder=str(tiny), size=64)
     check_one_domain(data, "tiny_imagenet", 7, 10)
     assert np.array_equal(data.x, [pixels(tiny, name) for name in TRAINING + TESTS])
@@ -70,7 +70,7 @@ def test_tiny_imagenet_at_full_size(tiny, empty_cache):
     assert np.array_equal(gray[..., 0], gray[..., 1]) and np.array_equal(gray[..., 0], gray[..., 2])
 
 
-def test_tiny_imagenet_can_be_listed(tiny, empty_cache):
+def test_tiny_imagenet_can_be_listed_without_decoding(tiny, empty_cache):
     check_listing(tiny_imagenet.tiny_imagenet, folder=str(tiny))
 
 
@@ -88,7 +88,7 @@ def test_tiny_imagenet_resizes_with_antialiasing(tiny, empty_cache):
         assert np.abs(data.x[row] - expected).max() < 1.6  # rounded once along each axis
 
 
-def test_tiny_imagenet_is_decoded_once_until_something_changes(tiny, empty_cache, monkeypatch):
+def test_tiny_imagenet_is_decoded_again_only_after_a_change(tiny, empty_cache, monkeypatch):
     calls, decode = [], images.decode
     monkeypatch.setattr(images, "decode", lambda *a: calls.append(a) or decode(*a))
     where = tiny / "tiny-imagenet-200"
@@ -103,14 +103,14 @@ def test_tiny_imagenet_is_decoded_once_until_something_changes(tiny, empty_cache
     changed = tiny_imagenet.tiny_imagenet(folder=str(tiny))
     assert len(calls) == 3 and np.array_equal(changed.x[0], changed.x[1])
     table = where / "val" / "val_annotations.txt"
-    table.write_text(table.read_text().replace("n10", "n01"))  # as long as before
+    table.write_text(table.read_text().replace("n10", "n01"))  # the same length
     assert tiny_imagenet.tiny_imagenet(folder=str(tiny)).y[7] == 0 and len(calls) == 4
     file.rename(file.with_name("n01_8.JPEG"))
     tiny_imagenet.tiny_imagenet(folder=str(tiny))
     assert len(calls) == 5 and len(list(empty_cache.iterdir())) == 5
 
 
-def test_tiny_imagenet_that_is_not_there(tmp_path, nothing_in_the_usual_places):
+def test_missing_files_and_invalid_sizes_are_rejected(tmp_path, nothing_in_the_usual_places):
     for folder, place in (("", "/nowhere/a or /nowhere/b"), (str(tmp_path), str(tmp_path))):
         message = complaint(tiny_imagenet.tiny_imagenet, folder=folder)
         for part in (place, "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "data.folder"):
@@ -139,7 +139,7 @@ BROKEN_TINY = {
 
 
 @pytest.mark.parametrize("case", BROKEN_TINY)
-def test_tiny_imagenet_says_what_is_wrong(case, tiny, empty_cache):
+def test_invalid_tiny_imagenet_files_are_a_one_line_error(case, tiny, empty_cache):
     name, damage, expected = BROKEN_TINY[case]
     file = tiny / "tiny-imagenet-200" / name
     content = file.read_bytes()
@@ -151,7 +151,7 @@ def test_tiny_imagenet_says_what_is_wrong(case, tiny, empty_cache):
     assert not empty_cache.exists()
 
 
-def test_tiny_imagenet_class_without_images(tiny, empty_cache):
+def test_a_tiny_imagenet_class_without_images_is_rejected(tiny, empty_cache):
     wnids = tiny / "tiny-imagenet-200" / "wnids.txt"
     wnids.write_text(wnids.read_text() + "n11\n")
     message = complaint(tiny_imagenet.tiny_imagenet, folder=str(tiny))

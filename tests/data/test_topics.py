@@ -1,4 +1,4 @@
-"""Generated texts of topics."""
+"""Tests the source of generated texts with topics."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from fedjax_lab.testing import check_source
 SMALL = {"users": 20, "texts": 12, "topics": 3, "vocabulary": 60, "words": 8, "length": 8}
 
 
-def test_users_have_mixtures_of_topics_and_texts_for_tests():
+def test_users_have_mixtures_of_topics_and_test_texts():
     made = check_source(topics, **SMALL)
     assert made.x.dtype == np.int16 and made.x.max() < 60 and len(made.users) == 20
     assert np.isin(np.count_nonzero(made.x, 1), range(4, 9)).all()
@@ -23,7 +23,7 @@ def test_users_have_mixtures_of_topics_and_texts_for_tests():
     assert not np.array_equal(made.x, topics(**SMALL, seed=1).x)
 
 
-def test_topics_can_be_told_apart_by_their_words():
+def test_naive_bayes_predicts_the_topic_from_the_words():
     made = topics(**{**SMALL, "users": 60})
     counts = (made.x[:, :, None] == np.arange(2, 60)).sum(1)
     rows = [~made.test & (made.y == topic) for topic in range(3)]
@@ -32,8 +32,8 @@ def test_topics_can_be_told_apart_by_their_words():
     assert (score.argmax(1) == made.y)[made.test].mean() > 0.6  # chance: 0.33
 
 
-def test_words_follow_each_other():
-    """Each second word is the successor of the one before it, in its topic."""
+def test_words_depend_on_the_word_before_them():
+    """Half of the words are the successor, in their topic, of the word before them."""
     made = topics(**{**SMALL, "topics": 1}, task="next_word")
     assert len(made.classes) == 60 and made.classes[:3] == ("<padding>", "<unknown>", "word0")
     before = made.x[:, -1]
@@ -57,12 +57,12 @@ def test_words_follow_each_other():
         ({"task": "next"}, "config.data.task cannot be 'next'; did you mean 'next_word'?"),
     ],
 )
-def test_settings_that_make_no_sense(settings, said):
+def test_invalid_settings_are_rejected(settings, said):
     assert said in complaint(topics, **settings)
 
 
 def score_of(**sections):
-    """The scores of a few rounds on generated topics by user."""
+    """Returns the last metrics of a short run on generated topics with one client per user."""
     config = {
         "data": {"name": "topics", "users": 60, "topics": 4, "vocabulary": 400, "length": 12},
         "partition": {"name": "by_client"},
@@ -82,15 +82,15 @@ def test_a_run_on_topics_is_far_above_chance():
 
 
 @pytest.mark.slow
-def test_streamed_token_ids_give_the_same_numbers():
-    """Ids above 256, which do not fit in a byte and are rounded in bfloat16."""
+def test_streamed_token_ids_give_the_same_metrics():
+    """The ids go above 256, so they do not fit in a byte and would be rounded in bfloat16."""
     placed, streamed = (score_of(engine={"data": way}) for way in ("replicated", "stream"))
     assert placed["accuracy"] == streamed["accuracy"] and placed["loss"] == streamed["loss"]
 
 
 @pytest.mark.slow
-def test_next_words_of_users_are_predicted_better_than_by_frequency():
-    """The most frequent word is right in a fifth, the last one's successor in half."""
+def test_next_word_prediction_is_better_than_by_frequency():
+    """The most frequent word is right in a fifth of the cases, the successor in half."""
     row = score_of(
         data={"topics": 1, "vocabulary": 50, "task": "next_word", "length": 1},
         model={"width": 32, "buckets": 0},
@@ -99,6 +99,6 @@ def test_next_words_of_users_are_predicted_better_than_by_frequency():
     assert row["global_word_accuracy"] > 30 and row["global_perplexity"] < 25
 
 
-def test_the_accuracy_of_words_is_refused_where_classes_are_none():
+def test_word_accuracy_is_rejected_if_the_classes_are_not_words():
     message = complaint(score_of, run={"metrics": ("word_accuracy",)})
     assert "config.run.metrics: word_accuracy is for data whose classes are words" in message

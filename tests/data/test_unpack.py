@@ -1,4 +1,4 @@
-"""Archives that would do harm are not unpacked."""
+"""Tests that archives are unpacked and that harmful or damaged ones are rejected."""
 
 import gzip
 import io
@@ -14,7 +14,7 @@ from fedjax_lab.data import unpack
 
 
 def unpacked(tmp_path, content, name="a.zip"):
-    """The members of an archive, unpacked to tmp_path/to/folder, and the numbers of bytes told."""
+    """Unpacks an archive to tmp_path/to/folder; returns its members and the reported sizes."""
     (tmp_path / name).write_bytes(content)
     written = []
     folder = tmp_path / "to" / "folder"
@@ -26,10 +26,10 @@ def tree(folder):
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_files_and_folders(tmp_path, kind):
+def test_files_and_folders_are_unpacked(tmp_path, kind):
     files = {"a/b.txt": b"one", "c.txt": b"", "a/d/e.txt": bytes(range(250)) * 12}
     archive = zipped({**files, "a/f/": b""}) if kind == "zip" else tarred(files)
-    for _ in range(2):  # the second call finds everything there
+    for _ in range(2):  # in the second call all files exist
         members, written = unpacked(tmp_path, archive, f"a.{kind}")
     where = tmp_path / "to/folder"
     assert tree(where) == set(files) and written == [3, 0, 3000]
@@ -40,7 +40,7 @@ def test_files_and_folders(tmp_path, kind):
 
 
 @pytest.mark.parametrize("there", [b"a longer text", b"on", b"two", b""])
-def test_files_that_an_earlier_call_has_left_stay_where_they_are_right(tmp_path, there):
+def test_correct_files_of_an_earlier_call_are_kept(tmp_path, there):
     archive = zipped({"a/b.txt": b"one", "a/c.txt": b"right"})
     unpacked(tmp_path, archive)
     wrong, right = (tmp_path / "to/folder/a" / name for name in ("b.txt", "c.txt"))
@@ -55,14 +55,14 @@ def test_files_that_an_earlier_call_has_left_stay_where_they_are_right(tmp_path,
 @pytest.mark.parametrize(
     "path", ["../out", "a/../../out", "/out", "C:/out", "a\\..\\out", "a\nb", "..", "\x1b[2J"]
 )
-def test_paths_that_lead_out_of_the_folder(tmp_path, path):
+def test_unsafe_paths_are_rejected(tmp_path, path):
     message = complaint(unpacked, tmp_path, zipped({"good": b"1", path: b"2"}))
     assert "is not a path within the folder" in message and "fetch it again" in message
     assert tree(tmp_path) == {"a.zip"}
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFBLK])
-def test_links_and_devices(tmp_path, kind):
+def test_links_and_devices_are_rejected(tmp_path, kind):
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
         info = zipfile.ZipInfo("link")
         info.external_attr = (kind | 0o777) << 16
@@ -72,7 +72,7 @@ def test_links_and_devices(tmp_path, kind):
     assert not (tmp_path / "to").exists()
 
 
-def test_bombs(tmp_path, monkeypatch):
+def test_zip_bombs_are_rejected(tmp_path, monkeypatch):
     bomb = zipped({"zeros": bytes(10_000_000)})
     assert "it would unpack to 10000000 bytes in 1 files" in complaint(unpacked, tmp_path, bomb)
     monkeypatch.setattr(unpack, "MOST", 100)
@@ -81,8 +81,8 @@ def test_bombs(tmp_path, monkeypatch):
     assert not (tmp_path / "to").exists()
 
 
-def test_an_archive_that_claims_less_than_it_holds(tmp_path):
-    """Python's reader stops at the claim and finds the wrong sum."""
+def test_an_archive_that_declares_too_small_a_size_is_rejected(tmp_path):
+    """Python's reader stops at the declared size and finds a wrong checksum."""
     content = zipped({"zeros": bytes(1_000_000)})
     false = content.replace((1_000_000).to_bytes(4, "little"), (100).to_bytes(4, "little"))
     assert false != content
@@ -91,7 +91,7 @@ def test_an_archive_that_claims_less_than_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "page", "flipped", "locked"])
-def test_damaged_archives(tmp_path, damage):
+def test_damaged_zip_files_are_rejected(tmp_path, damage):
     content = bytearray(zipped({"a": bytes(range(256)) * 9}))
     if damage == "flipped":
         content[60] ^= 255
@@ -103,7 +103,7 @@ def test_damaged_archives(tmp_path, damage):
     assert "cannot be read" in message and "fetch it again" in message
 
 
-def test_a_file_in_the_place_of_a_folder(tmp_path):
+def test_a_file_and_a_folder_with_the_same_name_are_rejected(tmp_path):
     message = complaint(unpacked, tmp_path, zipped({"a": b"1", "a/b": b"2"}))
     assert "cannot be read" in message
 
@@ -119,9 +119,9 @@ BAD_MEMBERS = {
 
 
 @pytest.mark.parametrize("name", BAD_MEMBERS)
-def test_members_of_tar_files_that_would_do_harm(tmp_path, name):
-    """The good member before them is not written either."""
-    fields, said = BAD_MEMBERS[name]
+def test_tar_files_with_harmful_members_are_rejected(tmp_path, name):
+    """The harmless member before the harmful one is not written either."""
+    fields, expected = BAD_MEMBERS[name]
     member = tarfile.TarInfo("bad")
     for key, value in fields.items():
         setattr(member, key, value)
@@ -132,14 +132,14 @@ def test_members_of_tar_files_that_would_do_harm(tmp_path, name):
         archive.addfile(good, io.BytesIO(b"1"))
         archive.addfile(member)
     message = complaint(unpacked, tmp_path, gzip.compress(out.getvalue()), "a.tar.gz")
-    assert said in message and "fetch it again" in message
+    assert expected in message and "fetch it again" in message
     assert tree(tmp_path) == {"a.tar.gz"}
 
 
 @pytest.mark.parametrize(
     "damage", [lambda c: c[: len(c) // 2], lambda c: b"<html>", lambda c: c[:99]]
 )
-def test_damaged_tar_files(tmp_path, damage):
+def test_damaged_tar_files_are_rejected(tmp_path, damage):
     content = damage(tarred({"a": bytes(range(256)) * 9, "b": bytes(99)}))
     message = complaint(unpacked, tmp_path, content, "a.tar.gz")
     assert "cannot be read" in message and "fetch it again" in message

@@ -1,4 +1,4 @@
-"""The generated writers: their number and sizes, their styles, what they copy."""
+"""Tests the generated writers: their number, sizes and styles, and the digits they copy."""
 
 import numpy as np
 import pytest
@@ -15,30 +15,30 @@ def few():
     return writers(num_users=FEW)
 
 
-def test_writers_have_pictures_and_natural_users(few):
+def test_writers_have_images_and_natural_users(few):
     assert few.x.shape[1:] == (28, 28, 1)
     assert (few.x.dtype, few.y.dtype, few.client.dtype) == (np.uint8, np.int32, np.int32)
     assert len(few.users) == FEW and few.classes == tuple("0123456789")
     sizes, tests = np.bincount(few.client), np.bincount(few.client, few.test)
     assert tests.tolist() == [n - int(0.9 * n) for n in sizes.tolist()]
-    assert few.x[:, 0].mean() > 245  # white paper above
+    assert few.x[:, 0].mean() > 245  # white paper in the top row
 
 
-def test_sizes_are_femnist_s():
+def test_sizes_match_those_of_femnist():
     sizes = made._draw_sizes(np.random.default_rng(0), 3500)
     assert sizes.mean() == pytest.approx(227, rel=0.03)
     assert sizes.std() == pytest.approx(89, rel=0.06)
     assert sizes.min() >= 10
 
 
-def test_shapes_for_tests_are_no_shapes_for_training():
+def test_test_shapes_are_not_training_shapes():
     training, tests = made.split_shapes(np.random.default_rng(0))
     assert len(training.ink) + len(tests.ink) == 1797
     assert tests.counts.tolist() == [n // 5 for n in (training.counts + tests.counts).tolist()]
     assert not {shape.tobytes() for shape in training.ink} & {s.tobytes() for s in tests.ink}
 
 
-def test_the_same_writers_again_whatever_their_number(few):
+def test_writers_depend_on_the_seed_but_not_on_their_number(few):
     fewer, other = writers(num_users=3), writers(num_users=3, seed=1)
     for a, b in zip((fewer.x, fewer.y, fewer.test), (few.x, few.y, few.test), strict=True):
         assert np.array_equal(a, b[: len(a)])
@@ -46,11 +46,11 @@ def test_the_same_writers_again_whatever_their_number(few):
 
 
 def darkest(data):
-    """The darkest pixel of each writer."""
+    """Returns the darkest pixel of each writer."""
     return np.array([data.x[data.client == k].min() for k in range(FEW)])
 
 
-def test_writers_differ_in_style_as_they_are_asked(few):
+def test_the_style_setting_controls_how_writers_differ(few):
     assert len(set(darkest(few))) > FEW / 2
     assert set(darkest(writers(num_users=FEW, style=0.0))) == {round(255 * (1 - PLAIN.ink))}
     much = [made.draw_style(np.random.default_rng(k), 100.0) for k in range(20)]
@@ -59,7 +59,7 @@ def test_writers_differ_in_style_as_they_are_asked(few):
 
 
 def ink_of(**changes):
-    """How dark each pixel [28, 28] is of a vertical stroke, three shape pixels wide."""
+    """Returns the darkness [28, 28] of a vertical stroke that is three shape pixels wide."""
     shape = np.zeros((1, 8, 8), np.float32)
     shape[:, :, 3:6] = 16
     style = Style(**{**PLAIN._asdict(), **changes})
@@ -69,11 +69,11 @@ def ink_of(**changes):
 
 
 def middles(ink):
-    """The middle (column) of the ink of the upper and of the lower half."""
+    """Returns the mean column of the ink in the upper half and in the lower half."""
     return [half.sum(0) @ np.arange(28) / half.sum() for half in (ink[:14], ink[14:])]
 
 
-def test_a_style_does_to_a_stroke_what_its_name_says():
+def test_each_style_value_changes_a_stroke_as_its_name_says():
     plain = ink_of()
     assert plain.max() == pytest.approx(255 * PLAIN.ink, abs=1)
     assert np.ptp(middles(plain)) < 0.1
@@ -86,7 +86,7 @@ def test_a_style_does_to_a_stroke_what_its_name_says():
     assert turned[0] > turned[1] + 1  # clockwise
 
 
-def test_labels_are_as_unequal_as_they_are_asked(few):
+def test_a_small_alpha_gives_unequal_labels(few):
     def most_frequent(data):
         return np.mean([np.bincount(data.y[data.client == k]).max() for k in range(FEW)])
 
@@ -112,5 +112,5 @@ def test_test_digits_look_like_training_digits_of_their_class(few):
         ({"num_users": 2**31 - 1}, "num_users=2147483647 do not fit in memory"),
     ],
 )
-def test_senseless_settings_are_named(settings, said):
+def test_invalid_settings_are_named_in_the_error(settings, said):
     assert said in complaint(writers, **settings)

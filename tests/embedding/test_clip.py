@@ -1,4 +1,4 @@
-"""CLIP: the towers against PyTorch's numbers, the hub's files, and embeddings that are kept."""
+"""Tests CLIP: the towers against PyTorch, the files of the hub, and cached embeddings."""
 
 import json
 import subprocess
@@ -46,11 +46,11 @@ IMAGE = {
     "patch_size": 4,
     "hidden_act": "quick_gelu",
 }
-LATER = {"hidden_act": "gelu", "eos_token_id": 40}  # what newer models have
+LATER = {"hidden_act": "gelu", "eos_token_id": 40}  # the values of newer models
 
 
 def tensors() -> dict[str, np.ndarray]:
-    """Random weights and biases under the hub's names and in its shapes."""
+    """Returns random weights and biases with the names and shapes of the hub."""
     shapes = {"text_projection.weight": (WIDTH, 8), "visual_projection.weight": (WIDTH, 12)}
     shapes |= {
         "text_model.embeddings.token_embedding.weight": (len(WORDS), 8),
@@ -81,7 +81,7 @@ def tensors() -> dict[str, np.ndarray]:
 
 
 def write(folder, changes=None, weights=None):
-    """A model in the hub's format; `changes` are of both sections of its config."""
+    """Writes a model in the hub's format; `changes` apply to both sections of its config."""
     folder.mkdir(parents=True, exist_ok=True)
     text, image = TEXT | (changes or {}), IMAGE | (changes or {})
     image.pop("eos_token_id", None)
@@ -107,14 +107,14 @@ def model(tmp_path_factory):
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
-# The towers.
+# The towers
 
 
 def tower_inputs(eos: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images [2, SIDE, SIDE, 3] and texts [3, CONTEXT].
+    """Returns images [2, SIDE, SIDE, 3] and texts [3, CONTEXT].
 
-    A text has a 2 and, where the end is token 40, higher ones before and behind it; else the end is
-    the last of the vocabulary.
+    Each text contains token 2 and is padded with its end token. If the end token is 40, there are
+    higher tokens before it; otherwise the end token is the last one of the vocabulary.
     """
     rng = np.random.default_rng(1)
     pixels = rng.standard_normal((2, SIDE, SIDE, 3)).astype(np.float32)
@@ -126,14 +126,14 @@ def tower_inputs(eos: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def apply(folder, make, inputs):
-    """What one tower of a folder makes of its inputs."""
+    """Returns the output of one tower of the model in a folder."""
     tower, example = make(towers.read_settings(folder))
     params = towers.read_weights(folder / "model.safetensors", tower, example)
     return np.asarray(jax.jit(tower.apply)({"params": params}, inputs))
 
 
 def features(folder, eos):
-    """Of `tower_inputs`, by both towers of a folder."""
+    """Returns the features of `tower_inputs` by both towers of the model in a folder."""
     pixels, tokens = tower_inputs(eos)
     image = apply(folder, towers.image_tower, pixels)
     return image, apply(folder, towers.text_tower, tokens)
@@ -161,7 +161,7 @@ def torch_features(folder, eos):
 
 
 @pytest.mark.parametrize("changes", [{}, LATER], ids=["openai", "later"])
-def test_the_towers_are_those_of_transformers(tmp_path, changes):
+def test_the_towers_match_transformers(tmp_path, changes):
     folder, eos = write(tmp_path / "model", changes), changes.get("eos_token_id", 2)
     for ours, theirs in zip(features(folder, eos), torch_features(folder, eos), strict=True):
         print("max error", np.abs(ours - theirs).max(), "of", np.abs(theirs).max())
@@ -193,13 +193,13 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("name", "changes"), [("openai", {}), ("later", LATER)])
-def test_the_towers_give_what_pytorch_gave(tmp_path, name, changes):
+def test_the_towers_match_stored_outputs_of_pytorch(tmp_path, name, changes):
     image, text = features(write(tmp_path / "model", changes), changes.get("eos_token_id", 2))
     np.testing.assert_allclose(image, IMAGES[name], atol=1e-5)
     np.testing.assert_allclose(text, TEXTS[name], atol=1e-5)
 
 
-# The hub's files.
+# The files of the hub
 
 
 def read_image_weights(folder):
@@ -208,7 +208,7 @@ def read_image_weights(folder):
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-def test_half_precision_becomes_float32(tmp_path, dtype):
+def test_half_precision_weights_become_float32(tmp_path, dtype):
     halves = {name: tensor.astype(dtype) for name, tensor in tensors().items()}
     made = read_image_weights(write(tmp_path / "model", weights=halves))
     kernel = made["vision_model.encoder.layers.1"]["mlp.fc1"]["kernel"]
@@ -217,7 +217,7 @@ def test_half_precision_becomes_float32(tmp_path, dtype):
     assert np.array_equal(kernel, expected)
 
 
-def test_old_configs_have_a_section_twice(model, tmp_path):
+def test_duplicate_sections_of_old_configs_take_precedence(model, tmp_path):
     folder = write(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     assert towers.read_settings(folder) == towers.read_settings(model)
@@ -225,7 +225,7 @@ def test_old_configs_have_a_section_twice(model, tmp_path):
     config["vision_config_dict"] = None
     (folder / "config.json").write_text(json.dumps(config))
     settings = towers.read_settings(folder)
-    assert settings.text == towers.TextSettings(hidden_size=32)  # the rest is the hub's defaults
+    assert settings.text == towers.TextSettings(hidden_size=32)  # the others are defaults
     assert settings.image == towers.read_settings(model).image
 
 
@@ -246,12 +246,12 @@ FIRST = "vision_model.encoder.layers.0.self_attn.q_proj.bias"
     ],
     ids=["missing", "misnamed", "shape", "surplus"],
 )
-def test_weights_that_do_not_fit(tmp_path, weights, expected):
+def test_weights_that_do_not_fit_the_config_are_rejected(tmp_path, weights, expected):
     assert expected in complaint(read_image_weights, write(tmp_path / "model", weights=weights))
 
 
-def test_more_layers_than_tensors(tmp_path):
-    """A tower of so many layers would never be made."""
+def test_a_config_with_more_layers_than_tensors_is_rejected(tmp_path):
+    """Making a tower with so many layers would never finish."""
     folder = write(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"]["num_hidden_layers"] = 10**9
@@ -260,13 +260,13 @@ def test_more_layers_than_tensors(tmp_path):
     assert "config.json has 1000000000 layers, but there are only" in message
 
 
-def test_a_config_that_is_nested_too_deep(tmp_path):
+def test_a_too_deeply_nested_config_is_rejected(tmp_path):
     folder = write(tmp_path / "model")
     (folder / "config.json").write_text("[" * 100_000)
     assert "config.json is not usable" in complaint(towers.read_settings, folder)
 
 
-def test_a_file_cut_short(tmp_path):
+def test_a_truncated_weight_file_is_rejected(tmp_path):
     file = write(tmp_path / "model") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     assert "model.safetensors cannot be read" in complaint(read_image_weights, tmp_path / "model")
@@ -283,12 +283,12 @@ def test_a_file_cut_short(tmp_path):
         ("{", "is not usable"),
     ],
 )
-def test_configs_of_other_models(tmp_path, config, expected):
+def test_unsupported_configs_are_rejected(tmp_path, config, expected):
     (tmp_path / "config.json").write_text(config)
     assert expected in complaint(towers.read_settings, tmp_path)
 
 
-def test_the_image_processor_is_clips(model):
+def test_the_image_processor_resizes_crops_and_normalizes(model):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8))
     made = source.preprocessor(model, towers.read_settings(model))(picture)
     small = picture.resize((12, SIDE), Image.Resampling.BICUBIC)  # the shorter side is SIDE
@@ -296,7 +296,7 @@ def test_the_image_processor_is_clips(model):
     np.testing.assert_allclose(made, (middle - MEAN) / STD, atol=1e-5)
 
 
-def test_the_tokenizer_ends_and_cuts_off(model):
+def test_the_tokenizer_adds_the_end_token_and_truncates(model):
     tokens = source.tokenizer(model, towers.read_settings(model))
     short, long = tokens(["A phd", "b" * 99])
     by_name = [WORDS[word] for word in (START, "a</w>", "ph", "d</w>", END)]
@@ -304,11 +304,11 @@ def test_the_tokenizer_ends_and_cuts_off(model):
     assert list(long) == [WORDS[START], *[WORDS["b"]] * (CONTEXT - 2), WORDS[END]]
 
 
-# The source.
+# The source
 
 
 def pictures(count=10, size=12, channels=3) -> Dataset:
-    """Noise, the last 3 of `count` for tests."""
+    """Returns a data set of `count` noise images, of which the last 3 are test images."""
     rng = np.random.default_rng(5)
     x = rng.integers(0, 256, (count, size, size, channels), np.uint8)
     y = np.arange(count, dtype=np.int32) % 2
@@ -325,9 +325,9 @@ def tokens_of(model, texts):
     return source.tokenizer(model, towers.read_settings(model))(texts)
 
 
-def test_images_and_prompts(model):
+def test_images_and_prompts_are_embedded_by_their_towers(model):
     data = pictures()
-    data = data._replace(test=data.test[::-1].copy())  # not the last ones only
+    data = data._replace(test=data.test[::-1].copy())  # the first ones are for testing
     made = source.clip(data, folder=str(model), batch_size=4)  # 7 rows: the last batch is padded
     images = [Image.fromarray(x) for x in data.x[~data.test]]
     expected = apply(model, towers.image_tower, pixels_of(model, images))
@@ -343,7 +343,7 @@ def test_images_and_prompts(model):
     assert not unit.examples[data.test].any()
 
 
-def test_texts_go_through_the_text_tower(model):
+def test_texts_are_embedded_by_the_text_tower(model):
     alphabet = ("a", "b", " ")
     x = np.random.default_rng(0).integers(0, 3, (4, 9)).astype(np.int8)
     halves = (x[:3], np.array([0, 1, 2])), (x[3:], np.array([0]))
@@ -355,7 +355,7 @@ def test_texts_go_through_the_text_tower(model):
     np.testing.assert_allclose(made, expected, atol=1e-5)
 
 
-def test_gray_and_fractional_pixels():
+def test_gray_and_fractional_pixels_become_color_images():
     gray = pictures(channels=1).x[0]
     assert np.array_equal(np.asarray(source._as_image(gray)), np.repeat(gray, 3, 2))
     color = pictures().x[0]
@@ -365,7 +365,7 @@ def test_gray_and_fractional_pixels():
 
 @pytest.fixture
 def folders(tmp_path):
-    """Two images of each of two classes, 40 x 30; as data they have 8 x 8 pixels."""
+    """A folder with two images of 40 x 30 pixels for each of two classes."""
     rng = np.random.default_rng(2)
     for name in ("ape", "cat"):
         where = tmp_path / "set" / "noise" / name
@@ -375,9 +375,9 @@ def folders(tmp_path):
     return str(tmp_path / "set")
 
 
-def test_original_images_go_before_shrunken_ones(model, folders):
+def test_original_images_are_preferred_to_shrunken_ones(model, folders):
     first, data = image_folders(folder=folders, size=8), image_folders(folder=folders, size=8)
-    assert data.files == first.files  # now that the pixels come from the cache
+    assert data.files == first.files  # also when the pixels come from the cache
     assert [file.split("/")[-2:] for file in data.files[1:3]] == [
         ["ape", "1.png"],
         ["cat", "0.png"],
@@ -390,19 +390,19 @@ def test_original_images_go_before_shrunken_ones(model, folders):
     assert np.abs(shrunken.examples - made.examples).max() > 0.01
 
 
-def test_damaged_originals(model, folders):
+def test_a_damaged_original_image_is_named_in_the_error(model, folders):
     data = image_folders(folder=folders, size=8)
     with open(data.files[2], "wb") as file:
         file.write(b"no image")
     assert data.files[2] in complaint(source.clip, data, folder=str(model))
 
 
-# What is kept.
+# The cache
 
 
 @pytest.fixture
 def reads(monkeypatch):
-    """How many images each read of a batch prepares; shards hold 3."""
+    """The number of images in each batch that is read; shards hold 3 images."""
     monkeypatch.setattr(source, "SHARD", 3)
     counts, before = [], source._images
 
@@ -414,7 +414,7 @@ def reads(monkeypatch):
     return counts
 
 
-def test_nothing_is_computed_twice(model, reads, monkeypatch):
+def test_cached_embeddings_are_not_computed_again(model, reads, monkeypatch):
     data = pictures()
     first = source.clip(data, folder=str(model), batch_size=2)
     assert reads == [2, 1, 2, 1, 1]
@@ -423,11 +423,11 @@ def test_nothing_is_computed_twice(model, reads, monkeypatch):
     assert all(map(np.array_equal, again, first)) and len(reads) == 5
 
 
-def test_other_examples_or_another_model_are_not_the_same(model, tmp_path, empty_cache):
+def test_other_examples_or_another_model_have_separate_cache_entries(model, tmp_path, empty_cache):
     data = pictures()
     kept = empty_cache / "embeddings"
     source.clip(data, folder=str(model))
-    assert len(list(kept.iterdir())) == 2  # of the images, of the prompts
+    assert len(list(kept.iterdir())) == 2  # one for the images, one for the prompts
     x = data.x.copy()
     x[0, 0, 0, 0] ^= 1
     source.clip(data._replace(x=x), folder=str(model))
@@ -438,7 +438,7 @@ def test_other_examples_or_another_model_are_not_the_same(model, tmp_path, empty
     assert len(list(kept.iterdir())) == 5
 
 
-def test_an_interrupted_call_goes_on(model, reads, monkeypatch, tmp_path):
+def test_an_interrupted_call_resumes(model, reads, monkeypatch, tmp_path):
     data, save = pictures(), source.save
     whole = source.clip(data, folder=str(model))
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "second"))
@@ -453,11 +453,11 @@ def test_an_interrupted_call_goes_on(model, reads, monkeypatch, tmp_path):
     monkeypatch.setattr(source, "save", save)
     reads.clear()
     again = source.clip(data, folder=str(model))
-    assert reads == [3, 1]  # of 3, 3 and 1
+    assert reads == [3, 1]  # the first of the shards of 3, 3 and 1 is cached
     assert all(map(np.array_equal, again, whole))
 
 
-def test_a_damaged_shard_is_made_again(model, reads, empty_cache, caplog):
+def test_a_damaged_shard_is_computed_again(model, reads, empty_cache, caplog):
     data = pictures()
     first = source.clip(data, folder=str(model))
     (damaged,) = empty_cache.glob("embeddings/*/3-6.npz")
@@ -468,15 +468,15 @@ def test_a_damaged_shard_is_made_again(model, reads, empty_cache, caplog):
     assert "damaged; computing it again" in caplog.text
 
 
-# Which model, and what else can be wrong.
+# Finding the model, and other errors
 
 
-def test_the_hubs_cache(monkeypatch, tmp_path):
+def test_models_are_found_in_the_hubs_cache(monkeypatch, tmp_path):
     hub = tmp_path / "hub"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
     command = "`hf download me/tiny --revision refs/pr/15 --include"
-    said = complaint(source.find_model, "", "me/tiny@refs/pr/15")
-    assert "not in the hub's cache" in said and command in said
+    message = complaint(source.find_model, "", "me/tiny@refs/pr/15")
+    assert "not in the hub's cache" in message and command in message
     commit, home = "0123456789" * 4, hub / "models--me--tiny"
     for name in ("main", "refs/pr/15"):
         (home / "refs" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -490,26 +490,26 @@ def test_the_hubs_cache(monkeypatch, tmp_path):
     assert "not in the hub's cache" in complaint(source.find_model, "", "no name!")
 
 
-def test_folders_without_a_tokenizer(tmp_path):
+def test_a_model_folder_without_a_tokenizer_is_rejected(tmp_path):
     folder = write(tmp_path / "model")
     (folder / "merges.txt").unlink()
-    said = complaint(source.find_model, str(folder), "me/tiny")
-    assert "has no merges.txt" in said and "hf download me/tiny" in said
-    (folder / "tokenizer.json").touch()  # which alone would do
+    message = complaint(source.find_model, str(folder), "me/tiny")
+    assert "has no merges.txt" in message and "hf download me/tiny" in message
+    (folder / "tokenizer.json").touch()  # which is enough alone
     assert source.find_model(str(folder), "me/tiny") == folder
 
 
-def test_files_that_do_not_fit_each_other(tmp_path, model):
+def test_inconsistent_model_files_are_rejected(tmp_path, model):
     other = write(tmp_path / "model", {"vocab_size": 100, "image_size": 12})
     settings = towers.read_settings(other)
-    said = complaint(source.tokenizer(model, settings), ["A"])
-    assert f"token {WORDS[END]} is not below vocab_size 100" in said
+    message = complaint(source.tokenizer(model, settings), ["A"])
+    assert f"token {WORDS[END]} is not below vocab_size 100" in message
     later = settings._replace(text=settings.text._replace(vocab_size=999, eos_token_id=40))
-    said = complaint(source.tokenizer(model, later), ["A"])
-    assert "a text lacks config.json's eos_token_id, 40" in said
+    message = complaint(source.tokenizer(model, later), ["A"])
+    assert "a text lacks config.json's eos_token_id, 40" in message
     picture = Image.new("RGB", (9, 9))
-    said = complaint(source.preprocessor(model, settings), picture)
-    assert "makes images [3, 8, 8], not [3, 12, 12]" in said
+    message = complaint(source.preprocessor(model, settings), picture)
+    assert "makes images [3, 8, 8], not [3, 12, 12]" in message
     (other / "vocab.json").write_text("{")
     assert "has no readable CLIPTokenizer" in complaint(source.tokenizer, other, settings)
 
@@ -525,28 +525,28 @@ def test_files_that_do_not_fit_each_other(tmp_path, model):
         ({"x": np.full((10, 9, 9, 3), 7.5, np.float32)}, "from 0 to 1, not from 7.5 to 7.5"),
     ],
 )
-def test_examples_that_are_no_images(model, changes, expected):
+def test_examples_that_are_not_images_are_rejected(model, changes, expected):
     data = pictures()._replace(**changes)
     assert expected in complaint(source.clip, data, folder=str(model))
 
 
-def test_batches_of_nothing(model):
+def test_a_batch_size_of_zero_is_rejected(model):
     assert "batch_size" in complaint(source.clip, pictures(), folder=str(model), batch_size=0)
 
 
-def test_token_ids_are_refused_before_a_model_is_looked_for(tmp_path):
+def test_token_ids_are_rejected_before_the_model_is_looked_up(tmp_path):
     data = pictures()._replace(x=np.ones((10, 5), np.int16))
-    said = complaint(source.clip, data, folder=str(tmp_path / "nowhere"))
-    assert said == "CLIP needs images or texts of characters, not examples of shape [5]"
+    message = complaint(source.clip, data, folder=str(tmp_path / "nowhere"))
+    assert message == "CLIP needs images or texts of characters, not examples of shape [5]"
 
 
-def test_the_extra_is_named_where_it_lacks(monkeypatch):
+def test_a_missing_transformers_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    said = complaint(source.clip, pictures())
-    assert "pip install 'fedjax_lab[clip]'" in said
+    message = complaint(source.clip, pictures())
+    assert "pip install 'fedjax_lab[clip]'" in message
 
 
-def test_the_package_alone_imports_none_of_the_extra():
+def test_importing_the_module_imports_no_optional_packages():
     script = (
         "import sys, fedjax_lab.embedding.clip;"
         "assert not {'transformers', 'safetensors', 'huggingface_hub'} & set(sys.modules)"

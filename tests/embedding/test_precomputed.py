@@ -1,4 +1,4 @@
-"""Embeddings of a file."""
+"""Tests embeddings that are read from a file."""
 
 import io
 import zipfile
@@ -18,7 +18,7 @@ LABELS = np.random.default_rng(1).normal(size=(3, 4))
 
 @pytest.mark.parametrize("rows", ["all", "training"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.float32])
-def test_precomputed(rows, dtype, tmp_path):
+def test_precomputed_embeddings_are_read_as_float32(rows, dtype, tmp_path):
     table, file = TABLE.astype(dtype), tmp_path / "clip.npz"
     np.savez(file, examples=table if rows == "all" else table[~TEST], labels=LABELS.astype(dtype))
     made = precomputed(SMALL, file=str(file))
@@ -48,7 +48,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_precomputed_says_what_is_wrong(case, tmp_path):
+def test_invalid_arrays_are_a_one_line_error(case, tmp_path):
     content, expected = BAD[case]
     file = tmp_path / "clip.npz"
     np.savez(file, **content)
@@ -57,7 +57,7 @@ def test_precomputed_says_what_is_wrong(case, tmp_path):
     assert "config.embedding.file takes" in message and "one row for each class" in message
 
 
-def test_precomputed_files_that_are_none(tmp_path):
+def test_missing_and_damaged_files_are_a_one_line_error(tmp_path):
     file = tmp_path / "clip.npz"
     for content in (None, b"<html>", b""):
         if content is not None:

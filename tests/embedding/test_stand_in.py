@@ -1,4 +1,4 @@
-"""What stands in for CLIP."""
+"""Tests the stand-in for CLIP embeddings."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def embedded(digits):
 
 
 def probe(features: np.ndarray, target: np.ndarray) -> float:
-    """The accuracy of a linear classifier, trained on three quarters of the rows."""
+    """Returns the accuracy of a linear classifier trained on three quarters of the rows."""
     order = np.random.default_rng(0).permutation(len(features))
     train, test = np.split(order, [len(order) * 3 // 4])
     fitted = RidgeClassifier(30.0).fit(features[train], target[train])
@@ -33,7 +33,7 @@ def probe(features: np.ndarray, target: np.ndarray) -> float:
 
 
 def check_shape(made, dataset, size: int):
-    """Types; zero rows of test examples; centered, mean length 10."""
+    """Checks shapes, types, zero rows for test examples, zero mean and mean length 10."""
     assert made.examples.shape == (len(dataset.y), size)
     assert made.labels.shape == (len(dataset.classes), size)
     assert made.examples.dtype == made.labels.dtype == np.float32
@@ -44,7 +44,7 @@ def check_shape(made, dataset, size: int):
     np.testing.assert_allclose(np.linalg.norm(made.labels, axis=1), 10, rtol=1e-4)
 
 
-def test_digits_tell_their_class_and_their_domain(digits, embedded):
+def test_digit_embeddings_predict_class_and_domain(digits, embedded):
     check_shape(embedded, digits, 512)
     rows, train = embedded.examples[~digits.test], ~digits.test
     assert probe(rows, digits.y[train]) > 0.4  # chance: 0.1
@@ -53,8 +53,8 @@ def test_digits_tell_their_class_and_their_domain(digits, embedded):
     assert probe(rows, shuffled) < 0.2
 
 
-def test_labels_are_near_their_images_in_every_domain(digits, embedded):
-    """As CLIP's, whose pairs of images and texts have a cosine of about 0.25."""
+def test_label_embeddings_are_near_their_images_in_every_domain(digits, embedded):
+    """In CLIP, matching images and texts have a cosine similarity of about 0.25."""
     rows = stand_in.unit(embedded.examples[~digits.test])
     cosine = rows @ stand_in.unit(embedded.labels).T
     same_class = np.eye(10, dtype=bool)[digits.y[~digits.test]]
@@ -64,7 +64,7 @@ def test_labels_are_near_their_images_in_every_domain(digits, embedded):
     assert (cosine.argmax(1) == same_class.argmax(1)).mean() > 0.3  # chance: 0.1
 
 
-def test_labels_are_the_means_of_their_domains_means(digits, embedded):
+def test_label_embeddings_are_means_of_domain_means_plus_a_direction(digits, embedded):
     """A class's examples in a large domain do not outweigh those in a small one."""
     y, domain = digits.y[~digits.test], digits.domain[~digits.test]
     rows = embedded.examples[~digits.test]
@@ -78,10 +78,10 @@ def test_labels_are_the_means_of_their_domains_means(digits, embedded):
             directions[label]
         )
         np.testing.assert_allclose(made[label], 10 * both / np.linalg.norm(both), atol=1e-4)
-    np.testing.assert_allclose(np.linalg.norm(made[10]), 10, rtol=1e-5)  # nobody has this class
+    np.testing.assert_allclose(np.linalg.norm(made[10]), 10, rtol=1e-5)  # no example has this class
 
 
-def test_the_stand_in_repeats_bit_for_bit(digits, embedded):
+def test_the_stand_in_is_reproducible_bit_for_bit(digits, embedded):
     again = stand_in.stand_in(digits)
     assert np.array_equal(embedded.examples, again.examples)
     assert np.array_equal(embedded.labels, again.labels)
@@ -118,7 +118,7 @@ def test_large_images_are_shrunk():
     assert np.array_equal(stand_in.shrunk(images[:, :63]), images[:, :63])
 
 
-def test_texts_tell_the_next_character_and_their_user():
+def test_text_embeddings_predict_the_next_character_and_the_user():
     """A user prefers some letters; the next character follows from the last one."""
     rng = np.random.default_rng(0)
     user = np.repeat(np.arange(4), 250).astype(np.int32)
@@ -134,7 +134,7 @@ def test_texts_tell_the_next_character_and_their_user():
     assert probe(rows, y[~test]) > 0.5  # chance: 0.2
 
 
-def test_texts_of_words_tell_their_topic_and_padding_counts_nowhere():
+def test_embeddings_of_words_predict_the_topic_and_ignore_padding():
     data = topics(users=40, texts=10, topics=3, vocabulary=60, length=12)
     assert not prompts.is_text(data)
     made = stand_in.stand_in(data, size=96)
@@ -150,7 +150,7 @@ def test_other_examples_are_projected(shape):
     width = int(np.prod(shape))
     x = 2 * rng.normal(size=(4, width))[y] + 2 * rng.normal(size=(3, width))[domain]
     x = (x + rng.normal(size=x.shape)).astype(np.float32).reshape(-1, *shape)
-    x[:, 0] = 7  # a column that is the same everywhere
+    x[:, 0] = 7  # a constant column
     data = Dataset(x, y, domain, np.arange(400) > 350, tuple("abcd"), tuple("xyz"))
     made = stand_in.stand_in(data, size=32)
     check_shape(made, data, 32)
@@ -160,6 +160,6 @@ def test_other_examples_are_projected(shape):
 
 
 @pytest.mark.parametrize("size", [0, -32, 31, 48])
-def test_sizes_that_do_not_fit_the_tokens(size):
+def test_sizes_must_be_positive_multiples_of_32(size):
     message = complaint(stand_in.stand_in, SMALL, size=size)
     assert "config.embedding.size must be a positive multiple of 32" in message

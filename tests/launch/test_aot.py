@@ -1,4 +1,4 @@
-"""Which runs can be compiled for absent accelerators, and what is said where one cannot."""
+"""Tests the compilation of runs for absent accelerators, and its error messages."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ def config(tmp_path):
         (["--config=configs/quickstart.py"], "give either --config=FILE.py[:METHOD] or"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_in_one_line(capsys, every_compiler, flags, message):
+def test_invalid_arguments_are_a_one_line_error(capsys, every_compiler, flags, message):
     workload = [] if flags[0].startswith("--workload") else ["--workload=W2"]
     assert aot.main([*workload, *flags]) == 2
     error = capsys.readouterr().err
@@ -68,7 +68,7 @@ def stopped(code, stderr, stdout=""):
     return lambda *args, **options: subprocess.CompletedProcess([], code, stdout, stderr)
 
 
-def test_a_compiler_that_aborts_is_reported_and_the_next_program_compiled(
+def test_a_compiler_abort_is_reported_and_the_next_program_is_tried(
     capsys, monkeypatch, every_compiler
 ):
     fatal = "F0000 00:00:1 tiling.cc:12] Check failed: a == b"
@@ -80,7 +80,7 @@ def test_a_compiler_that_aborts_is_reported_and_the_next_program_compiled(
     assert lines[0]["error"] == f"signal 6: {fatal}"
 
 
-def test_what_only_building_finds_is_bad_usage_too(capsys, monkeypatch, every_compiler):
+def test_errors_found_while_building_are_usage_errors(capsys, monkeypatch, every_compiler):
     monkeypatch.setattr(aot.subprocess, "run", stopped(2, "warning\nerror: no PACS here\n"))
     assert aot.main(["--workload=W2"]) == 2
     assert capsys.readouterr().err == "error: no PACS here\n"
@@ -98,25 +98,23 @@ EQUAL = ("partition.name", "iid"), ("partition.num_clients", "5"), ("engine.stra
 
 
 @pytest.mark.parametrize(("devices", "chunk"), [(1, "3"), (4, "2")])
-def test_copies_that_fill_a_chunk_or_a_device_take_as_many_batches_as_a_client(
-    config, devices, chunk
-):
+def test_copies_that_fill_a_chunk_or_device_have_the_batches_of_a_client(config, devices, chunk):
     engine, _ = engine_of(config, devices, *EQUAL, ("engine.chunk", chunk))
     (batches,) = set(aot_program.cohort_batches(engine))
     assert aot_program.trips(engine, "rounds") == (1, batches)
 
 
-def test_the_plain_model_trains_for_every_seed_of_a_program(config):
+def test_plain_flops_count_every_seed_of_a_program(config):
     def flops(seeds, way):
         overrides = *EQUAL, ("engine.seeds", way)
         return aot_program.plain_flops(*engine_of(config, 1, *overrides, seeds=seeds))
 
     of_one = flops([0], "vectorized")
     assert flops([0, 1], "vectorized") == 2 * of_one
-    assert flops([0, 1], "sequential") == of_one  # a program of its own for each
+    assert flops([0, 1], "sequential") == of_one  # each seed has a separate program
 
 
-def test_an_evaluation_has_as_many_batches_as_its_sets_of_rows(config):
+def test_evaluation_trips_average_the_batches_of_its_test_sets(config):
     engine, _ = engine_of(config, 1, *EQUAL)
     engine.plan = engine.plan._replace(eval_batch=4)
     federation = engine.simulation.federations[0]

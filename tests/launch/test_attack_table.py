@@ -1,11 +1,11 @@
-"""The table of attacks and aggregators."""
+"""Tests the table of attacks and aggregators."""
 
 import attack_table
 import pytest
 import toys
 
 
-def test_a_row_of_each_attack_has_its_best_mean_in_bold():
+def test_the_best_mean_of_each_attack_is_bold():
     numbers = {
         ("none", "none"): [90.0, 91.0],
         ("none", "krum"): [80.0],
@@ -19,7 +19,7 @@ def test_a_row_of_each_attack_has_its_best_mean_in_bold():
 
 
 @pytest.mark.slow
-def test_the_table_of_a_small_federation(tmp_path, capsys):
+def test_the_command_prints_the_table_of_a_small_federation(tmp_path, capsys):
     toys.write_examples(tmp_path / "data.npz")
     config = toys.write_config(tmp_path, run={"rounds": 4, "eval_every": 2})
     names = ["--attacks=none,gaussian", "--aggregators=none,median", "--measure=global"]

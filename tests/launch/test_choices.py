@@ -1,4 +1,4 @@
-"""Choices with settings, as the launch scripts take them."""
+"""Tests choices with settings, which are arguments of the launch scripts."""
 
 import choices
 import pytest
@@ -17,5 +17,5 @@ def test_a_choice_is_a_name_and_its_settings(choice, expected):
     assert choices.point("a", choice) == expected
 
 
-def test_a_choice_is_the_name_of_one_folder():
+def test_a_choice_maps_to_the_name_of_a_single_folder():
     assert "/" not in choices.folder("dir/own.py:vote:step=1")

@@ -1,4 +1,4 @@
-"""The screen of readings of Client2Vec's local term."""
+"""Tests the script that tries readings (interpretations) of Client2Vec's local term."""
 
 from functools import partial
 
@@ -21,8 +21,8 @@ BATCH = Batch(jnp.asarray(toys.SKEWED.x[:12]), jnp.asarray(toys.SKEWED.y[:12]), 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reading, detach", [("both 5", False), ("both 5 without KL's", True)])
-def test_its_objective_is_the_methods(reading, detach):
-    """The gradients of CE + 5 L_index and of the reading agree."""
+def test_the_objective_has_the_gradients_of_the_method(reading, detach):
+    """The gradients of CE + 5 L_index and those of the reading agree."""
     task = with_side_head(toys.NORM, B_F.shape[1])
     w = task.init(jax.random.key(0))
     reading = reading + " gradient to o" if detach else reading
@@ -37,8 +37,8 @@ def test_its_objective_is_the_methods(reading, detach):
     toys.close(jax.grad(lambda p: of_screen(p)[0])(w.params), jax.grad(of_method)(w.params))
 
 
-def test_the_rank_of_an_index():
-    """Orthogonal vectors of one length have the rank that there are; equal ones have rank 1."""
+def test_the_effective_rank_of_an_index_is_described():
+    """N orthogonal vectors of the same length have rank N; equal vectors have rank 1."""
     assert "mean length 3.00, effective rank 5.0 (of the squares 5.0), 5 singular" in (
         screen.described(3 * np.eye(5))
     )
@@ -47,7 +47,7 @@ def test_the_rank_of_an_index():
     )
 
 
-def test_an_orthogonal_P_has_orthogonal_rows_and_its_length_as_before():
+def test_an_orthogonalized_P_has_orthogonal_rows_and_the_same_norm():
     w = with_side_head(toys.NORM, 32).init(jax.random.key(0))
     P, Q = w.params["side"]["P"], screen.with_orthogonal_rows(w).params["side"]["P"]
     np.testing.assert_allclose(jnp.linalg.norm(Q), jnp.linalg.norm(P), rtol=1e-5)
@@ -55,7 +55,7 @@ def test_an_orthogonal_P_has_orthogonal_rows_and_its_length_as_before():
     np.testing.assert_allclose(products, products[0, 0] * np.eye(len(products)), atol=1e-5)
 
 
-def test_a_gradient_is_clipped_only_where_it_is_longer():
+def test_a_gradient_is_clipped_only_if_its_norm_exceeds_the_limit():
     g = {"a": jnp.array([3.0, 4.0])}
     np.testing.assert_allclose(screen.clipped(g, 1.0)["a"], [0.6, 0.8], rtol=1e-6)
     np.testing.assert_allclose(screen.clipped(g, 6.0)["a"], [3.0, 4.0], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The measuring plan: which steps it has, how they end, that it goes on, and its page."""
+"""Tests the measurement plan: its steps, how they end, how it resumes, and its results page."""
 
 import json
 import os
@@ -19,13 +19,13 @@ FACTS = {"device": "Toy 9", "devices": 2, "jax": "0.10.2", "driver": "toy 1.2", 
 
 
 def step(name, code, group="workloads", goal=None):
-    """A step that runs these lines of Python."""
+    """Returns a step that runs these lines of Python."""
     return Step(name, group, ("-c", code), goal)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """run(steps, *flags) -> the lines that the script prints; the results lie in tmp_path."""
+    """A function run(steps, *flags) that returns the printed lines; results are in tmp_path."""
     monkeypatch.setattr(device_day, "find_device", lambda out: FACTS)
 
     def run(steps, *flags):
@@ -40,7 +40,7 @@ def result(folder, name):
     return json.loads((folder / f"{name}.json").read_text())
 
 
-def test_every_step_has_a_name_a_table_and_a_script_that_is_there():
+def test_every_step_has_a_unique_name_a_table_and_an_existing_script():
     steps = device_plan.plan(5)
     assert len({s.name for s in steps}) == len(steps)
     assert {s.group for s in steps} == set(device_page.TABLES)
@@ -53,7 +53,7 @@ def test_every_step_has_a_name_a_table_and_a_script_that_is_there():
     assert "tests.test_tree" in names and steps[-1].group == "tests"
 
 
-def test_a_step_that_crashes_aborts_or_takes_too_long_costs_only_itself(run, tmp_path):
+def test_a_step_that_fails_or_times_out_does_not_stop_the_others(run, tmp_path):
     steps = [
         step("raises", "print('note'); raise ValueError('no such kernel')"),
         step("aborts", "import os; print('{\"workload\": 1}', flush=True); os.abort()"),
@@ -71,7 +71,7 @@ def test_a_step_that_crashes_aborts_or_takes_too_long_costs_only_itself(run, tmp
 
 
 @pytest.mark.slow
-def test_out_of_time_ends_what_a_step_has_started_too(tmp_path):
+def test_a_timeout_also_ends_the_child_processes_of_a_step(tmp_path):
     code = "import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', '%s']); c.wait()"
     child = f'import time; time.sleep(2); open("{tmp_path}/late", "w")'
     assert device_day.run(step("parent", code % child), tmp_path, 1.0)["status"] == "out of time"
@@ -79,7 +79,7 @@ def test_out_of_time_ends_what_a_step_has_started_too(tmp_path):
     assert not (tmp_path / "late").exists()
 
 
-def test_what_has_a_result_is_not_run_again_unless_asked_for(run, tmp_path):
+def test_steps_with_a_result_run_again_only_on_request(run, tmp_path):
     counting = f"open('{tmp_path}/count', 'a').write('x')"
     steps = [step("a", counting), step("b", counting, group="models")]
     run(steps, "--only=a")
@@ -90,18 +90,18 @@ def test_what_has_a_result_is_not_run_again_unless_asked_for(run, tmp_path):
     assert (tmp_path / "count").read_text() == "xxxx"
 
 
-def test_when_the_time_for_all_is_over_the_same_command_goes_on(run, tmp_path):
+def test_the_same_command_resumes_after_the_total_time_is_over(run, tmp_path):
     slow = f"import os, time; time.sleep(0 if os.path.exists('{tmp_path}/c.json') else 60)"
     steps = [step("quick", "pass"), step("slow", slow), step("c", "pass")]
-    said = run(steps, "--total=2")
-    assert said[-2] == "no time is left; the same command continues"
+    lines = run(steps, "--total=2")
+    assert lines[-2] == "no time is left; the same command continues"
     assert not (tmp_path / "slow.json").exists() and not (tmp_path / "c.json").exists()
     run(steps, "--only=c")
     run(steps)
     assert result(tmp_path, "slow")["status"] == "done"
 
 
-def test_the_page_says_what_was_measured_where_and_which_goals_are_met(run, tmp_path):
+def test_the_page_shows_the_device_the_measurements_and_the_goals(run, tmp_path):
     def seconds(line):
         return line["total_seconds"]
 
@@ -131,7 +131,7 @@ def test_the_page_says_what_was_measured_where_and_which_goals_are_met(run, tmp_
         assert text in page
 
 
-def test_lists_and_refuses(run, capsys, tmp_path):
+def test_list_prints_steps_and_unknown_steps_are_rejected(run, capsys, tmp_path):
     steps = [step("W1", "pass"), step("W2", "pass"), step("R18", "pass", group="models")]
     assert [line.split()[0] for line in run(steps, "--list", "--only=W*")] == ["W1", "W2"]
     assert [line.split()[0] for line in run(steps, "--list", "--only=models")] == ["R18"]
@@ -140,7 +140,7 @@ def test_lists_and_refuses(run, capsys, tmp_path):
         run(steps, "--only=W1,W9")
 
 
-def test_a_folder_takes_the_results_of_one_device(tmp_path, monkeypatch):
+def test_a_folder_accepts_the_results_of_one_device_only(tmp_path, monkeypatch):
     facts = {"device": "Toy 9", "devices": 1, "jax": "0.10.2"}
     monkeypatch.setattr(device_day, "objects", lambda text: [facts])
     monkeypatch.setattr(sys, "executable", "true")
@@ -153,7 +153,7 @@ def test_a_folder_takes_the_results_of_one_device(tmp_path, monkeypatch):
         device_day.find_device(tmp_path)
 
 
-def test_what_pytest_and_runs_leave_is_read(tmp_path):
+def test_the_output_of_pytest_and_the_summaries_of_runs_are_parsed(tmp_path):
     text = (
         "F.s\nFAILED tests/test_x.py::test_a[1] - assert\n1 failed, 7 passed, 1 skipped in 3.21s\n"
     )
@@ -179,7 +179,7 @@ def test_what_pytest_and_runs_leave_is_read(tmp_path):
     assert [line["accuracy"] for line in device_day.summaries(tmp_path)] == [91.5, 91.5]
 
 
-def test_an_exception_is_named_although_jax_adds_a_note_after_it():
+def test_an_exception_is_reported_despite_the_note_that_jax_appends():
     text = (
         "  x.py line 3\njax.errors.JaxRuntimeError: INTERNAL: no\n-----\nFor simplicity, JAX has\n"
     )
@@ -188,8 +188,8 @@ def test_an_exception_is_named_although_jax_adds_a_note_after_it():
     assert device_day.last_line("") == ""
 
 
-def test_an_interrupt_ends_the_step_under_way(tmp_path, monkeypatch, run):
-    """What was measured before is on the page; the step is run again by the same command."""
+def test_an_interrupt_ends_the_running_step(tmp_path, monkeypatch, run):
+    """Earlier results are on the page; the step has no result, so that it is run again."""
     wait = device_day.subprocess.Popen.wait
 
     def interrupted(process, limit=None):
@@ -206,7 +206,7 @@ def test_an_interrupt_ends_the_step_under_way(tmp_path, monkeypatch, run):
 
 
 def start(folder, code, *flags):
-    """The script in a process of its own, with one step that runs these lines of Python."""
+    """Starts the script in a separate process; its steps run these lines of Python."""
     script = (
         "import sys, device_day as day; day.find_device = lambda out: %r;"
         "day.plan = lambda seconds: 5000 * [day.Step('only', 'workloads', ('-c', %r))];"
@@ -220,7 +220,7 @@ def start(folder, code, *flags):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_no_step_outlives_a_script_that_is_ended(tmp_path, number):
+def test_no_step_outlives_a_terminated_script(tmp_path, number):
     code = f"import time; p = '{tmp_path}/'; open(p + 'begun', 'w'); time.sleep(2)"
     code += "; open(p + 'late', 'w')"
     script = start(tmp_path, code)
@@ -234,7 +234,7 @@ def test_no_step_outlives_a_script_that_is_ended(tmp_path, number):
     assert not (tmp_path / "late").exists()
 
 
-def test_a_list_whose_reader_leaves_ends_without_a_word(tmp_path):
+def test_list_exits_silently_if_its_reader_closes_the_pipe(tmp_path):
     script = start(tmp_path, "pass", "--list")
     assert script.stdout.readline().startswith("only")
     script.stdout.close()
@@ -243,7 +243,7 @@ def test_a_list_whose_reader_leaves_ends_without_a_word(tmp_path):
     assert script.wait() == 1
 
 
-def test_a_folder_that_cannot_be_is_named_in_one_line(tmp_path):
+def test_an_invalid_output_folder_is_a_one_line_error(tmp_path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "folder"):
         with pytest.raises(SystemExit, match=f"^error: {out}: "):

@@ -1,4 +1,4 @@
-"""The table of unseen domains."""
+"""The table of launch/domain_generalization.py, in which each domain is unseen once."""
 
 import json
 from pathlib import Path
@@ -15,22 +15,22 @@ from fedjax_lab.running.sweep_folder import Outcome
 ROOT = Path(__file__).parents[2]
 
 
-def rows_of(round, seed, id_per_client, ood_per_client):
+def row_of(round, seed, id_per_client, ood_per_client):
     each = {"id_per_client": id_per_client, "ood_per_client": ood_per_client}
     return {"round": round, "seed": seed, **{k: v for k, v in each.items() if v}}
 
 
-def test_a_cell_is_over_clients_and_seeds():
+def test_a_table_entry_is_the_mean_and_std_over_clients_and_seeds():
     rows = [
-        rows_of(10, 0, [100.0, 100.0, 100.0], [60.0, 60.0, 60.0]),
-        rows_of(10, 1, [96.875, None, 96.875], [40.0, 40.0]),
+        row_of(10, 0, [100.0, 100.0, 100.0], [60.0, 60.0, 60.0]),
+        row_of(10, 1, [96.875, None, 96.875], [40.0, 40.0]),
     ]
     percents = {m: domain_generalization.percents(rows, m) for m in domain_generalization.MEASURES}
     assert domain_generalization.spread(percents["id"]) == "98.75 (1.53)"
     assert domain_generalization.spread(percents["ood"]) == "52.00 (9.80)"
 
 
-def test_the_table():
+def test_the_markdown_table_of_id_and_ood_percentages():
     rows = {
         "fedavg": {
             "photo": {"id": [80.0, 84.0], "ood": [50.0, 50.0]},
@@ -38,8 +38,8 @@ def test_the_table():
         },
         "local": {"photo": {"ood": [10.0]}, "sketch": {}},
     }
-    made = domain_generalization.table("1 domain", rows)
-    assert formats.markdown(made).splitlines() == [
+    table = domain_generalization.table("1 domain", rows)
+    assert formats.markdown(table).splitlines() == [
         "1 domain",
         "",
         "|  | id photo | id sketch | id mean | ood photo | ood sketch | ood mean |",
@@ -50,15 +50,15 @@ def test_the_table():
 
 
 @pytest.mark.slow
-def test_every_target_is_a_run(monkeypatch, pacs, empty_cache, tmp_path, capsys):
-    """Without --targets the data say which; a run that fails leaves its cells empty."""
+def test_every_target_domain_is_a_run(monkeypatch, pacs, empty_cache, tmp_path, capsys):
+    """By default the targets are all domains; a failed run leaves its table entries empty."""
     trained = {}
 
     def run_one(cell, folder, load, log):
         trained[cell.name] = cell
         if folder.name == "sketch":
             return Outcome(1, "no memory")
-        earlier, last = rows_of(1, 0, [1.0, 1.0], [1.0, 1.0]), rows_of(2, 0, [90.0, 80.0], [30.0])
+        earlier, last = row_of(1, 0, [1.0, 1.0], [1.0, 1.0]), row_of(2, 0, [90.0, 80.0], [30.0])
         cost = {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "train_loss": 0.1}
         folder.mkdir(parents=True)
         metrics.write_json(folder / "config.json", cell.saved)
@@ -85,9 +85,9 @@ def test_every_target_is_a_run(monkeypatch, pacs, empty_cache, tmp_path, capsys)
     assert domain_generalization.main([*command, "--config.local.momentum=0.5"]) == 2
 
 
-def test_data_that_are_missing_end_the_command(tmp_path, capsys):
+def test_missing_data_end_the_command_with_an_error(tmp_path, capsys):
     file = ROOT / "configs" / "hfedf_pacs.py"
     arguments = [f"--config={file}", f"--out={tmp_path}", "--methods=fedprox"]
-    overrides = [f"--config.data.folder={tmp_path}", "--config.method.mu=0.5"]  # not fedavg's
+    overrides = [f"--config.data.folder={tmp_path}", "--config.method.mu=0.5"]  # fedavg has no mu
     assert domain_generalization.main([*arguments, *overrides]) == 2
     assert "no PACS in" in capsys.readouterr().err

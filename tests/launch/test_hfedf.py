@@ -1,4 +1,4 @@
-"""The table of hFedF on the digit domains, and its picture."""
+"""The table of hFedF on the digit domains, and its figure."""
 
 from pathlib import Path
 
@@ -20,45 +20,45 @@ def record(cell, seed=0, **values):
 
 @pytest.fixture
 def of_fedavg():
-    """By id 3e-3 is best, on the held-out domain 3e-4; ood is 10, 20, 30 with seeds 0, 1, 2."""
+    """Records of FedAvg: 3e-3 is best by id, 3e-4 on the held-out domain; ood is 10, 20, 30."""
     id_of = {"1e-3": 50.0, "3e-4": 40.0, "3e-3": 60.0}
-    found = []
+    all_records = []
     for target in table.TARGETS:
         for step, value in id_of.items():
             cell = table.name_of("", "d1", "fedavg", step, target)
-            found += [
+            all_records += [
                 record(cell, s, id=value, ood=10.0 * (s + 1), spread=1.0 * s) for s in range(3)
             ]
             cell = table.name_of("held_out/", "d1", "fedavg", step, target)
-            found.append(record(cell, ood=100 - value))
-    return found
+            all_records.append(record(cell, ood=100 - value))
+    return all_records
 
 
-def test_a_step_is_chosen_by_seed_0_of_all_steps(of_fedavg):
+def test_the_learning_rate_is_chosen_by_seed_0_of_every_learning_rate(of_fedavg):
     by_id, held_out = table.TUNED
     place = "d1", "fedavg", "street"
     assert table.step_of([], "Table 10", *place) == "1e-3"
     assert table.step_of(of_fedavg, by_id, *place) == "3e-3"
     assert table.step_of(of_fedavg, held_out, *place) == "3e-4"
-    assert table.step_of(of_fedavg, held_out, "d2", *place[1:]) == "3e-4"  # that of d1
+    assert table.step_of(of_fedavg, held_out, "d2", *place[1:]) == "3e-4"  # as for d1
     assert table.step_of(of_fedavg, by_id, "d2", *place[1:]) is None
-    later = [each for each in of_fedavg if each.seed or "lr=3e-4" not in each.cell]
-    assert table.step_of(later, by_id, *place) is None
+    incomplete = [each for each in of_fedavg if each.seed or "lr=3e-4" not in each.cell]
+    assert table.step_of(incomplete, by_id, *place) is None
 
 
-def test_the_means_are_of_three_seeds(of_fedavg):
+def test_table_means_are_over_three_seeds_and_need_all_of_them(of_fedavg):
     rows = {name: line for name, *line in table.by_method(of_fedavg, "d1").cells}
     assert rows["fedavg"] == ["50.0", "20.0", "1.0", "60.0", "20.0", "1.0", "40.0", "20.0", "1.0"]
     assert rows["hfedf"] == ["-"] * 9
     (fedavg,) = [line[1:] for line in table.by_target(of_fedavg, "d1").cells if "fedavg" in line]
     assert fedavg == ["20.0 (8.2)"] * 10
-    short = [each for each in of_fedavg if (each.cell, each.seed) != ("d1/fedavg/street", 2)]
-    assert table.average(short, ["d1/fedavg/street"], "ood") is None
+    incomplete = [each for each in of_fedavg if (each.cell, each.seed) != ("d1/fedavg/street", 2)]
+    assert table.average(incomplete, ["d1/fedavg/street"], "ood") is None
 
 
-def test_chosen_cells_get_three_seeds(of_fedavg, monkeypatch):
+def test_cells_with_a_chosen_learning_rate_get_three_seeds(of_fedavg, monkeypatch):
     monkeypatch.setattr(records, "read", lambda name: (of_fedavg, {}))
-    monkeypatch.setattr(records, "current", lambda there, settings, cells, out: there)
+    monkeypatch.setattr(records, "current", lambda rows, settings, cells, out: rows)
     seeds = {cell.name: cell.seeds for cell in table.cells(Path("out"))}
     assert seeds["d1/fedavg,lr=3e-3/street"] == seeds["d1/fedavg,lr=3e-4/street"] == [0, 1, 2]
     assert seeds["d1/fedprox,lr=3e-4/street"] == seeds["d1/hfedf,server_lr=3e-4/street"] == [0]
@@ -66,7 +66,7 @@ def test_chosen_cells_get_three_seeds(of_fedavg, monkeypatch):
     assert seeds["held_out/d1/fedavg/street"] == [0]
 
 
-def test_the_runs_have_the_settings_of_their_names():
+def test_the_settings_of_a_cell_match_its_name():
     config = {cell.name: cell.config for cell in table.planned()}
     server = config["d2/hfedf,server_lr=3e-3/postal"]
     assert (server.method.server_lr, server.local.lr, server.partition.domains) == (3e-3, 1e-3, 2)
@@ -79,7 +79,7 @@ def test_the_runs_have_the_settings_of_their_names():
     assert (both.grad_align, both.ema) == (False, 1.0)
 
 
-def test_what_is_recorded_of_a_seed():
+def test_the_record_of_a_seed_has_final_values_and_curves():
     rows = [
         {"round": 20, "id": 40.0, "ood": 50.0, "ood_per_client": [40.0, 60.0, None]},
         {"round": 30, "id": 50.0, "ood": 50.0, "ood_per_client": [50.0, 50.0]},
@@ -88,14 +88,14 @@ def test_what_is_recorded_of_a_seed():
     assert table.of_seed(rows) == {"id": 50.0, "ood": 50.0, "spread": 0.0, **curve}
 
 
-def test_the_picture_has_a_line_for_each_method_that_is_measured():
-    found = []
+def test_the_figure_has_a_line_for_each_fully_measured_method():
+    all_records = []
     for target in table.TARGETS:
         for cell in ("local", "hfedf"):
             values = {f"spread/{round}": 5.0 for round in table.ROUNDS}
-            found += [record(f"d1/{cell}/{target}", s, **values) for s in range(3)]
-    curves = hfedf_spread.curves(table, found[1:])  # a seed of `local` is missing
+            all_records += [record(f"d1/{cell}/{target}", s, **values) for s in range(3)]
+    curves = hfedf_spread.curves(table, all_records[1:])  # a seed of `local` is missing
     assert list(curves) == ["hfedf"] and np.all(curves["hfedf"] == 5)
     assert curves["hfedf"].shape == (3, len(table.ROUNDS))
-    texts = {t.get_text() for t in hfedf_spread.picture(table, found).findobj(plt.Text)}
+    texts = {t.get_text() for t in hfedf_spread.picture(table, all_records).findobj(plt.Text)}
     assert {"local", "hfedf"} <= texts

@@ -1,4 +1,4 @@
-"""Sums over XLA's text: hand-written programs, and a compiled one beside XLA's own count."""
+"""The cost computed from XLA's text, of hand-written programs and of a compiled convolution."""
 
 import hlo
 import jax
@@ -36,12 +36,12 @@ def never(depth):
     raise AssertionError("the compiler knows how often every loop turns")
 
 
-def test_a_loop_counts_as_often_as_it_turns():
+def test_the_cost_of_a_loop_is_multiplied_by_its_iterations():
     cost = hlo.cost(LOOP, never)
     assert cost.cycles == 70
     assert cost.collectives == {"all-reduce": 7 * 4 * 8 * 4}
     assert cost.flops == 2 * 4 * 16 * 8
-    assert cost.kernels == 7 * 2 + 1  # the condition compares in each turn
+    assert cost.kernels == 7 * 2 + 1  # the condition has one kernel in each iteration
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_loop_counts_as_often_as_it_turns():
         ("(f32[8], f32[8], u32[], u32[]) collective-permute-start(%a)", 32),
     ],
 )
-def test_collectives_count_what_is_sent(collective, sent):
+def test_collectives_count_the_bytes_that_are_sent(collective, sent):
     kind = collective.split(" ")[-2 if ", %b" in collective else -1].split("(")[0]
     text = (
         "ENTRY %main (a: f32[8], b: f32[4]) -> f32[8] {\n  %a = f32[8] parameter(0)\n"
@@ -93,12 +93,12 @@ def test_a_collective_that_several_fused_kernels_share_counts_once():
     assert hlo.cost(FUSED, never).collectives == {"all-gather": 128, "reduce-scatter": 128}
 
 
-def test_a_loop_without_a_fixed_end_turns_as_often_as_it_is_said():
+def test_a_loop_of_unknown_length_has_the_assumed_number_of_iterations():
     text = LOOP.replace("s32[] constant(7)", "s32[] get-tuple-element(%state), index=0")
     assert hlo.cost(text, lambda depth: 3 if depth == 0 else 100).cycles == 30
 
 
-def test_bytes_are_those_that_a_kernel_needs():
+def test_bytes_count_only_the_slices_that_a_kernel_reads_and_writes():
     fused = """
 %part (pool: f32[1000,8], row: s32[]) -> f32[1,8] {
   %pool = f32[1000,8]{1,0} parameter(0)
@@ -124,7 +124,7 @@ ENTRY %main (a: f32[1000,8], i: s32[]) -> f32[1000,8] {
     assert hlo.cost(fused, never).bytes == (row + row + number) + (row + row + number)
 
 
-def test_padding_and_spread_inputs_meet_nothing():
+def test_padding_adds_no_flops_to_a_convolution():
     line = (
         "ENTRY %main (x: f32[2,4,4,3], w: f32[3,3,3,5]) -> f32[2,4,4,5] {\n"
         "  %x = f32[2,4,4,3]{3,2,1,0} parameter(0)\n"
@@ -132,12 +132,12 @@ def test_padding_and_spread_inputs_meet_nothing():
         "  ROOT %y = f32[2,4,4,5]{3,2,1,0} convolution(%x, %w), window={size=3x3 pad=1_1x1_1},"
         " dim_labels=b01f_01io->b01f\n}\n"
     )
-    meetings = (4 * 3 - 2) ** 2  # the outer places of the two outer columns lie in the padding
-    assert hlo.cost(line, never).flops == 2 * 2 * meetings * 3 * 5
+    products = (4 * 3 - 2) ** 2  # per axis, 2 of the 4 * 3 are with padding
+    assert hlo.cost(line, never).flops == 2 * 2 * products * 3 * 5
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_convolution_and_its_gradients_as_xla_counts_them(stride):
+def test_flops_of_the_gradients_of_a_compiled_convolution(stride):
     def convolve(x, w):
         return jax.lax.conv_general_dilated(
             x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -151,5 +151,5 @@ def test_a_convolution_and_its_gradients_as_xla_counts_them(stride):
     pairs = [
         (o, k) for o in range(-(-9 // stride)) for k in range(3) if 0 <= stride * o + k - 1 < 9
     ]
-    per_pair = 2 * 2 * 3 * 4  # of the two gradients: batch, channels
+    per_pair = 2 * 2 * 3 * 4  # gradients, batch, input and output channels
     assert hlo.cost(text, lambda depth: 1).flops == 2 * per_pair * len(pairs) ** 2

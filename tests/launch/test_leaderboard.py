@@ -1,4 +1,4 @@
-"""The leaderboard: its plan for every method, how draws are chosen, and its page."""
+"""The leaderboard: its plan for every method, the choice among draws, and its page."""
 
 import leaderboard
 import measure
@@ -32,7 +32,7 @@ def record(cell, seed, measured):
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """add(federation, method, draws, accuracies): the records of a method, in a folder of tests."""
+    """add(federation, method, scores, accuracies) records a method, in a temporary folder."""
     monkeypatch.setattr(records, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(leaderboard, "PAGE", tmp_path / "page.md")
     few = ["fedavg", "local", "ditto", "fedbn", "moon", "scaffold"]
@@ -55,16 +55,16 @@ def kept(tmp_path, monkeypatch):
 
 
 def lines_of(page, title):
-    """The cells of a table's rows, and the lines below it."""
-    _, _, rest = page.partition(f"## {title}\n")
-    of_section = rest.partition("\n## ")[0].splitlines()
+    """The entries of a table's rows, and the list items below the table."""
+    _, _, after_title = page.partition(f"## {title}\n")
+    of_section = after_title.partition("\n## ")[0].splitlines()
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in of_section if line[:3] == "| `"]
     return rows, [line for line in of_section if line.startswith("- ")]
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["digits", pytest.param("fashion", marks=pytest.mark.slow)])
-def test_every_method_has_as_many_draws(name, method):
+def test_every_method_has_three_draws_with_the_learning_rates_of_fedavg(name, method):
     drawn = leaderboard.draws(name, method)
     assert len(drawn) == leaderboard.SEARCH.draws == 3
     assert [draw.seeds for draw in drawn] == [[0]] * 3
@@ -73,7 +73,7 @@ def test_every_method_has_as_many_draws(name, method):
     assert all(draw.config.partition.validation > 0 for draw in drawn)
 
 
-def test_the_draws_of_the_step_size_lie_in_the_three_thirds_of_its_range():
+def test_one_learning_rate_is_drawn_from_each_third_of_its_log_range():
     rates = [float(draw.grid["local.lr"]) for draw in leaderboard.draws("digits", "fedavg")]
     thirds = np.log(np.array(rates) / 1e-3) / np.log(300) * 3
     assert sorted(thirds.astype(int)) == [0, 1, 2]
@@ -86,17 +86,17 @@ def test_fedavg_and_local_come_first():
 
 def test_the_best_draw_by_validation_gets_more_seeds():
     drawn = leaderboard.draws("digits", "fedprox")
-    there = [record(draw, 0, values(60.0, s)) for draw, s in zip(drawn, (70, 90, 80), strict=True)]
-    assert leaderboard.chosen(drawn, there[:2]) is None
-    best = leaderboard.chosen(drawn, there)
+    scored = [record(draw, 0, values(60.0, s)) for draw, s in zip(drawn, (70, 90, 80), strict=True)]
+    assert leaderboard.chosen(drawn, scored[:2]) is None
+    best = leaderboard.chosen(drawn, scored)
     assert best.name == drawn[1].name and best.seeds == [0, 1, 2]
-    there[1] = record(drawn[1], 0, {records.DIVERGED: 4.0})
-    assert leaderboard.chosen(drawn, there).name == drawn[2].name
-    lost = [record(draw, 0, {records.DIVERGED: 4.0}) for draw in drawn]
-    assert leaderboard.chosen(drawn, lost) is None
+    scored[1] = record(drawn[1], 0, {records.DIVERGED: 4.0})
+    assert leaderboard.chosen(drawn, scored).name == drawn[2].name
+    diverged = [record(draw, 0, {records.DIVERGED: 4.0}) for draw in drawn]
+    assert leaderboard.chosen(drawn, diverged) is None
 
 
-def test_the_page_ranks_what_is_whole_and_names_what_is_missing(kept, tmp_path):
+def test_the_page_ranks_complete_methods_and_lists_the_missing_ones(kept, tmp_path):
     cost = {leaderboard.MEGABYTES: 12.0, leaderboard.SECONDS: 3.0}
     kept("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0), **cost)
     kept("digits", "ditto", (70, 80, 90), (85.0, 86.0, 87.001))
@@ -118,7 +118,7 @@ def test_the_page_ranks_what_is_whole_and_names_what_is_missing(kept, tmp_path):
     assert rows == [] and len(missing) == 1
 
 
-def test_a_difference_that_may_be_chance_is_called_so(kept, tmp_path):
+def test_an_insignificant_difference_is_marked_as_not_distinguishable(kept, tmp_path):
     kept("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0))
     kept("digits", "fedbn", (70, 90, 80), (83.0, 80.0, 82.5))
     leaderboard.write(tmp_path)
@@ -126,7 +126,7 @@ def test_a_difference_that_may_be_chance_is_called_so(kept, tmp_path):
     assert rows[0][:1] == ["`fedbn`"] and rows[0][6] == "+0.8, not distinguishable"
 
 
-def test_draws_then_more_seeds_are_run_and_not_run_again(kept, monkeypatch, tmp_path):
+def test_draws_and_then_more_seeds_are_run_exactly_once(kept, monkeypatch, tmp_path):
     ran = []
 
     def train(cells, out):
@@ -149,7 +149,7 @@ def test_draws_then_more_seeds_are_run_and_not_run_again(kept, monkeypatch, tmp_
     assert rows[0][:3] == ["`fedavg`", "1", "71.0 ± 2.5"]
 
 
-def test_what_is_recorded_of_a_run():
+def test_the_recorded_measures_of_a_run():
     cost = {"bytes_up": 1e6, "bytes_down": 2e6, "train_loss": 0.1}
     rows = [
         {
@@ -177,6 +177,6 @@ def test_what_is_recorded_of_a_run():
     }
 
 
-def test_a_method_that_is_not_there(capsys):
+def test_an_unknown_method_is_an_error_with_a_suggestion(capsys):
     assert leaderboard.main(["--methods=fedprx"]) == 2
     assert "did you mean 'fedprox'?" in capsys.readouterr().err

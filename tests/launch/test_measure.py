@@ -1,4 +1,4 @@
-"""Tables that are measured in several sessions."""
+"""The tables of the documentation, which are measured in several sessions."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def tables(of_table):
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """write(mu): a table `toy` of two methods, whose results are in tmp_path / "results"."""
+    """write(mu) writes a table of two methods, whose results are in tmp_path / "results"."""
     toys.write_examples(tmp_path / "data.npz")
     config = toys.write_config(tmp_path, run={"rounds": 2, "eval_every": 1})
     monkeypatch.setattr(measure, "TABLES", tmp_path)
@@ -47,7 +47,7 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The names and seeds of the cells that were run; their accuracy is 80 + seed."""
+    """The names and seeds of the cells that were run; their final accuracy is 80 + seed."""
     cells = []
 
     def run_one(cell, folder, load, log):
@@ -79,8 +79,8 @@ def command(tmp_path, *flags, what=""):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_cells_of_every_table_have_configs_and_the_table_can_be_made(name):
-    """The command of the table in the documentation parses, and shows no stale number."""
+def test_every_table_has_valid_cells_and_can_be_made_without_records(name):
+    """The text of the table names its command, and shows no stale number."""
     table = measure.load(name)
     cells = table.cells(Path("runs") / name)
     names = [cell.name for cell in cells]
@@ -91,7 +91,7 @@ def test_the_cells_of_every_table_have_configs_and_the_table_can_be_made(name):
     assert f"`python launch/measure.py {name}`" in text and "earlier settings" not in text
 
 
-def test_a_table_that_is_not_there(capsys):
+def test_an_unknown_table_is_an_error_with_a_suggestion(capsys):
     assert measure.main(["fedpick_digit"]) == 2
     assert "did you mean 'fedpick_digits'" in capsys.readouterr().err
 
@@ -101,19 +101,19 @@ def test_cells_are_recorded_and_not_run_again(toy, trained, tmp_path, capsys):
     assert command(tmp_path) == 1  # fedprox diverges
     assert trained == [("fedavg-seeds-1", [1]), ("fedavg-seeds-0", [0]), ("fedprox", [0, 1])]
     assert command(tmp_path) == 0 and len(trained) == 3
-    said = capsys.readouterr().out.split("cell 1 of")[-1]
-    assert "| `fedavg` | **80.5 (0.5)** |" in said and "| `fedprox` | diverged |" in said
-    assert "4 of 4 runs" in said and "commits: abc" in said and "devices: 2 x cpu" in said
+    printed = capsys.readouterr().out.split("cell 1 of")[-1]
+    assert "| `fedavg` | **80.5 (0.5)** |" in printed and "| `fedprox` | diverged |" in printed
+    assert "4 of 4 runs" in printed and "commits: abc" in printed and "devices: 2 x cpu" in printed
     (of_seed_0, *_), settings = records.read("toy_table")
-    found = records.read("toy_table")[0]
-    assert {(r.cell, r.seed) for r in found} == {
+    all_records = records.read("toy_table")[0]
+    assert {(r.cell, r.seed) for r in all_records} == {
         (c, s) for c in ("fedavg", "fedprox") for s in (0, 1)
     }
     assert of_seed_0.values == {"last/accuracy.mean": 81.0}
     assert str(tmp_path) not in json.dumps(settings)
 
 
-def test_a_cell_that_fails_leaves_no_record(toy, trained, tmp_path):
+def test_a_failed_cell_leaves_no_record(toy, trained, tmp_path):
     assert command(tmp_path, what="fails") == 1
     assert records.read("toy_table") == ([], {})
 
@@ -123,9 +123,9 @@ def test_a_changed_setting_makes_numbers_stale(toy, trained, tmp_path, capsys):
     toy(mu=0.2)
     capsys.readouterr()
     command(tmp_path, "--print")
-    said = capsys.readouterr().out
-    assert "`fedprox`" not in said and "**80.5 (0.5)**" in said
-    assert "2 of 4 runs" in said and "2 with earlier settings are left out" in said
+    printed = capsys.readouterr().out
+    assert "`fedprox`" not in printed and "**80.5 (0.5)**" in printed
+    assert "2 of 4 runs" in printed and "2 with earlier settings are left out" in printed
     command(tmp_path, "--list")
     assert "fedprox         -    0,1   0,1" in capsys.readouterr().out
     assert command(tmp_path) == 2  # the folder holds the earlier run
@@ -144,14 +144,14 @@ def test_a_changed_setting_makes_numbers_stale(toy, trained, tmp_path, capsys):
         ({"model.depth": 2}, False),
     ],
 )
-def test_a_setting_that_was_added_later_has_to_be_at_its_default(added, is_same):
+def test_records_stay_current_if_a_new_setting_has_its_default(added, is_same):
     old = {"run.rounds": 50, "method.name": "scaffold"}
     assert records.same(old, {**old, **added}) == is_same
     assert not records.same({**old, "run.target": 0.0}, old)
     assert not records.same(old, {**old, **added, "run.rounds": 30})
 
 
-def test_the_folder_of_another_cell_is_no_setting(tmp_path):
+def test_settings_do_not_depend_on_the_output_folder(tmp_path):
     def settings(out):
         more = {"method.index_of": str(out / "index")}
         config = records.cell("a", "configs/client2vec_digits.py:client2vec", (0,), **more).config
@@ -161,7 +161,7 @@ def test_the_folder_of_another_cell_is_no_setting(tmp_path):
     assert settings(tmp_path) == settings(Path("a"))
 
 
-def test_records_keep_what_each_has(monkeypatch, tmp_path):
+def test_a_new_record_replaces_the_old_one_and_unused_settings_are_dropped(monkeypatch, tmp_path):
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     facts = "abc+", "0.1.0", "2 x cpu"
     settings = [{"run.rounds": n} for n in (10, 20)]
@@ -175,7 +175,7 @@ def test_records_keep_what_each_has(monkeypatch, tmp_path):
     assert records.read("t")[1] == {digests[1]: settings[1]}
 
 
-def test_the_page_of_results(tmp_path):
+def test_a_table_is_written_between_its_marker_lines(tmp_path):
     page = tmp_path / "results.md"
     page.write_text("a\n<!-- t -->\nold\n<!-- end t -->\nb\n")
     measure.write(page, "t", "| new |")
@@ -185,7 +185,7 @@ def test_the_page_of_results(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_toy_is_measured(toy, tmp_path, capsys):
+def test_a_toy_table_is_measured_by_real_runs(toy, tmp_path, capsys):
     assert command(tmp_path, "--cells=fedavg") == 0
     (first, second), _ = records.read("toy_table")
     assert (first.cell, first.commit, second.seed) == ("fedavg", "abc", 1)
@@ -194,8 +194,8 @@ def test_a_toy_is_measured(toy, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if records.read(name)[0]])
-def test_the_page_shows_the_tables_as_they_are(name):
-    """Else `python launch/measure.py NAME --write` makes it so."""
+def test_the_results_page_shows_the_current_tables(name):
+    """If this fails, run `python launch/measure.py NAME --write`."""
     out = Path("runs") / name
     table = measure.load(name)
     text = measure.shown(name, table, table.cells(out), out)

@@ -1,4 +1,4 @@
-"""Accuracy against megabytes: the table and the picture."""
+"""Accuracy against megabytes: the table and the figure."""
 
 import matplotlib.pyplot as plt
 import megabytes
@@ -12,12 +12,12 @@ CURVES = {
 }
 
 
-def test_the_table_has_what_was_sent_and_reached_in_the_end():
-    made = megabytes.table("global", CURVES)
-    assert made.cells == [["none", "20", "81.00 (1.00)"], ["sign", "0.8", "75.00 (0.00)"]]
+def test_the_table_has_the_final_megabytes_and_accuracy():
+    table = megabytes.table("global", CURVES)
+    assert table.cells == [["none", "20", "81.00 (1.00)"], ["sign", "0.8", "75.00 (0.00)"]]
 
 
-def test_the_picture_holds_every_curve_on_a_logarithmic_axis():
+def test_the_figure_shows_every_curve_on_a_logarithmic_axis():
     figure = megabytes.picture("global", CURVES)
     (axes,) = figure.axes
     low, high = axes.get_xlim()

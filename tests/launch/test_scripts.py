@@ -57,7 +57,7 @@ REPLACED = [
 
 
 @pytest.mark.parametrize("path", sorted(LAUNCH.glob("*.sh")), ids=lambda path: path.name)
-def test_a_script_is_bash(path):
+def test_a_script_is_valid_bash_and_listed_in_the_readme(path):
     assert subprocess.run(["bash", "-n", path]).returncode == 0
     assert f"**`{path.name}`**" in (LAUNCH / "README.md").read_text()
 
@@ -78,17 +78,17 @@ def test_each_slice_runs_its_share_of_a_sweep(launched):
     ]
 
 
-def test_a_preempted_slice_is_asked_for_until_it_is_there_and_the_run_goes_on(launched, tmp_path):
+def test_a_preempted_slice_is_requested_until_created_and_the_run_resumes(launched, tmp_path):
     (tmp_path / "pod").write_text("255\n255\n")
-    (tmp_path / "full").touch()  # the first time there is no capacity
+    (tmp_path / "full").touch()  # the first request fails for lack of capacity
     code, calls = launched("tpu_pod.sh", "pod", "z", "--config=x", "--workdir=w", **AGAIN)
     resumed = f"{RUN} --resume  --zone=z"
-    asked_twice = [*REPLACED[:3], REPLACED[2], REPLACED[3]]
+    requested_twice = [*REPLACED[:3], REPLACED[2], REPLACED[3]]
     assert code == 0
-    assert calls == [f"{RUN}  --zone=z", *asked_twice, resumed, *REPLACED, resumed]
+    assert calls == [f"{RUN}  --zone=z", *requested_twice, resumed, *REPLACED, resumed]
 
 
-def test_a_preempted_slice_of_a_sweep_goes_on_alone(launched, tmp_path):
+def test_only_the_preempted_slice_of_a_sweep_is_replaced(launched, tmp_path):
     (tmp_path / "pod").write_text("255\n")
     code, calls = launched("tpu_pod.sh", "other,pod", "z", "sweep", "--out=o", **AGAIN)
     shares = [f"{SSH.format(name, 0)}sweep --share={i}/2 --out=o  --zone=z"
@@ -98,7 +98,7 @@ def test_a_preempted_slice_of_a_sweep_goes_on_alone(launched, tmp_path):
 
 @pytest.mark.parametrize("environment", [{**AGAIN, "STATE": "READY"}, {"STATE": "PREEMPTED"}])
 def test_a_failure_ends_the_command_with_its_exit_code(environment, launched, tmp_path):
-    """Also a preemption, where nothing says how to get the slice again."""
+    """A preemption is a failure, too, unless CREATE tells how to replace the slice."""
     (tmp_path / "pod").write_text("3\n")
     code, calls = launched("tpu_pod.sh", "pod", "z", "--config=x", "--workdir=w", **environment)
     assert (code, calls) == (3, [f"{RUN}  --zone=z", REPLACED[0]])
@@ -106,22 +106,22 @@ def test_a_failure_ends_the_command_with_its_exit_code(environment, launched, tm
     assert launched("tpu_pod.sh", "pod,other", "z", "sweep", **environment)[0] == 1
 
 
-def test_an_interrupt_reaches_what_runs_on_every_slice(launched, tmp_path):
+def test_an_interrupt_stops_the_commands_on_every_slice(launched, tmp_path):
     (tmp_path / "wait").touch()
     code, _ = launched("tpu_pod.sh", "a,b", "z", "sweep", interrupted_after=2)
     assert code == 130
-    deadline = time.monotonic() + 20  # far below the 60 s that they would take
+    deadline = time.monotonic() + 20  # far below the 60 s that the commands would take
     search = ["pgrep", "-f", f"{tmp_path}/gcloud"]
     while subprocess.run(search, capture_output=True).returncode == 0:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_without_a_zone_the_usage_is_told(launched):
+def test_a_missing_zone_is_an_error(launched):
     assert launched("tpu_pod.sh", "pod")[0] != 0
 
 
-def test_slurm_starts_a_run_and_the_share_of_a_task(launched):
+def test_slurm_scripts_start_a_run_and_the_share_of_an_array_task(launched):
     tasks = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "8"}
     _, calls = launched("slurm_run.sh", "--config=x", "--workdir=a b")
     _, calls = launched("slurm_sweep.sh", "--config=x", "--out=o", **tasks)
@@ -133,5 +133,5 @@ def test_slurm_starts_a_run_and_the_share_of_a_task(launched):
 
 
 @pytest.mark.parametrize("name", ["slurm_run.sh", "slurm_sweep.sh"])
-def test_a_slurm_script_names_its_output(name):
+def test_a_slurm_script_names_its_output_file(name):
     assert "\n#SBATCH --output=slurm-%" in (LAUNCH / name).read_text()

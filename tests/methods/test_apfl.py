@@ -1,4 +1,4 @@
-"""APFL: identities with FedAvg and Local, then naive NumPy."""
+"""Compares APFL with FedAvg and Local in special cases, and with plain NumPy."""
 
 import naive
 import numpy as np
@@ -12,7 +12,7 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_with_alpha_0_everybody_predicts_with_fedavgs_model():
+def test_with_alpha_0_clients_predict_with_the_model_of_fedavg():
     method = toys.make("apfl", alpha=0.0, adaptive=False)
     state, _ = toys.player(method)(KEYS, 0, 3)
     toys.same(state.server, averaged()[0].server)
@@ -22,11 +22,11 @@ def test_with_alpha_0_everybody_predicts_with_fedavgs_model():
 
 
 @pytest.mark.slow
-def test_with_alpha_1_the_personal_models_are_locals():
-    everybody = toys.PLAN._replace(cohort=toys.C)
+def test_alpha_1_gives_the_personal_models_of_local_training():
+    all_clients = toys.PLAN._replace(cohort=toys.C)
     method = toys.make("apfl", alpha=1.0, adaptive=False)
-    state, _ = toys.player(method, plan=everybody)(KEYS, 0, 3)
-    alone, _ = toys.player(toys.make("local"), plan=everybody)(KEYS, 0, 3)
+    state, _ = toys.player(method, plan=all_clients)(KEYS, 0, 3)
+    alone, _ = toys.player(toys.make("local"), plan=all_clients)(KEYS, 0, 3)
     toys.close(state.private[0], alone.private, rtol=1e-5, atol=1e-6)
 
 
@@ -35,7 +35,7 @@ def mix(alpha, v, w):
 
 
 def both_gradients(alpha, x, y):
-    """Of w and v in one list, with respect to each."""
+    """A function that returns the gradients with respect to w and v in one list."""
 
     def gradient_at(both):
         w, v = both[:4], both[4:]
@@ -72,7 +72,7 @@ def test_against_numpy(adaptive):
         naive.close(tree.take(personal, i), v[i])
 
 
-def test_a_new_client_begins_with_the_global_model():
+def test_a_new_client_predicts_with_the_global_model():
     method = toys.make("apfl", toys.TASK)
     state = simulate.init(method, KEYS, toys.C)
     message, private = method.newcomer(state)

@@ -1,4 +1,4 @@
-"""CCVR: the body stays as it is, naive NumPy, and the moments of virtual features."""
+"""CCVR: the unchanged body, the head compared with plain NumPy, and virtual features."""
 
 import functools
 
@@ -21,7 +21,7 @@ STEPS = 5
 
 @functools.cache
 def played(task, federation_skewed=False):
-    """The states after three rounds of FedAvg, and after the fourth, which calibrates."""
+    """The states after three rounds of FedAvg, and after the fourth round, which calibrates."""
     federation = toys.SKEWED if federation_skewed else toys.FEDERATION
     train, calibrate = experiment.lay_out(
         toys.make("ccvr", task, virtual=50, server_lr=0.3, server_steps=STEPS), 4
@@ -34,7 +34,7 @@ def played(task, federation_skewed=False):
 
 
 @pytest.mark.slow
-def test_the_body_stays_bit_for_bit():
+def test_calibration_changes_the_head_and_no_bit_of_the_body():
     before, after = played(toys.NORM)
     (body, head), (same_body, new_head) = (split_head(toys.NORM, s.server) for s in (before, after))
     toys.same(same_body, body)
@@ -42,7 +42,7 @@ def test_the_body_stays_bit_for_bit():
 
 
 def features(w, federation):
-    """z [n, D] and y [n] of everybody, by client."""
+    """The features z [n, D] and the labels y [n] of each client."""
     return [
         (naive.features(w, x), y) for x, y in (naive.data_of(i, federation) for i in range(toys.C))
     ]
@@ -53,7 +53,7 @@ def moments(z):
     return z.mean(0), np.cov(z, rowvar=False, ddof=1)
 
 
-def test_the_moments_of_all_follow_from_those_of_each_client():
+def test_the_global_moments_follow_from_those_of_the_clients():
     before, _ = played(toys.TASK, True)
     w, method = before.server, toys.make("ccvr", toys.TASK)(4)[1].method
     each = [method.round[0].local(w, client_of(i), work_of(i))[0] for i in range(toys.C)]
@@ -77,7 +77,7 @@ def work_of(i):
 
 
 def test_ccvr_against_numpy():
-    """The server's normal numbers are taken as they are; the rest is computed by hand."""
+    """The server's random numbers are those of the package; all else is computed by hand."""
     before, after = played(toys.TASK, True)
     w = naive.weights_of(before.server)
     z, y = (np.concatenate(a) for a in zip(*features(w, toys.SKEWED), strict=True))
@@ -98,10 +98,10 @@ def test_ccvr_against_numpy():
     naive.close(after.server, [*w[:2], B, b])
 
 
-def test_virtual_features_have_the_moments_that_they_are_drawn_with():
-    """Also where a class has fewer examples than a feature has numbers."""
+def test_virtual_features_have_the_given_moments():
+    """Also if the number of examples of a class is below the number of features."""
     rng = np.random.default_rng(0)
-    z = rng.normal(size=(2, 3, 4))  # three examples of each class, four numbers
+    z = rng.normal(size=(2, 3, 4))  # three examples of each class, four features
     mu, Sigma = zip(*map(moments, z), strict=True)
     given = ccvr.Moments(jnp.full(2, 3.0), jnp.asarray(mu), jnp.asarray(Sigma))
     drawn = np.asarray(ccvr.virtual_features(KEYS.init, given, 20_000))
@@ -113,16 +113,16 @@ def test_virtual_features_have_the_moments_that_they_are_drawn_with():
 
 def test_a_class_without_examples_has_no_virtual_features():
     w, z = toys.TASK.init(KEYS.init), toys.normal(0, toys.K, 10, 16)
-    there = jnp.array([True, True, False, True])
-    head = ccvr.calibrated(w, z, there, 0.1, 3).params["head"]
-    other = ccvr.calibrated(w, z.at[2].set(7.0), there, 0.1, 3).params["head"]
+    present = jnp.array([True, True, False, True])
+    head = ccvr.calibrated(w, z, present, 0.1, 3).params["head"]
+    other = ccvr.calibrated(w, z.at[2].set(7.0), present, 0.1, 3).params["head"]
     toys.same(head, other)
 
 
-def test_more_than_the_server_can_have_at_once_is_refused_before_the_first_round():
+def test_too_many_uploads_at_once_are_rejected_before_the_first_round():
     (train, _) = toys.make("ccvr", toys.TASK)(3)
-    said = complaint(lambda: jax.eval_shape(lambda: simulate.init(train.method, KEYS, 10**6)))
-    assert said == (
+    message = complaint(lambda: jax.eval_shape(lambda: simulate.init(train.method, KEYS, 10**6)))
+    assert message == (
         "method ccvr has 4.1 GiB of uploads at once, 4.3 KiB from each of 1,000,000 clients; with"
         " this model it takes at most 983,280 clients (config.partition)"
     )

@@ -1,4 +1,4 @@
-"""Central training is one client with everything."""
+"""Central training equals the training of one client with the examples of all clients."""
 
 import naive
 import numpy as np
@@ -9,7 +9,7 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_central_is_one_client_with_everything():
+def test_central_training_is_one_client_with_all_examples():
     method = toys.make("central", toys.TASK)
     federation, population, plan = toys.pooled(method)
     plan = naive.FULL._replace(batch_size=federation.train.shape[1], cohort=1)

@@ -1,4 +1,4 @@
-"""CFL: an identity, naive NumPy, and how clusters split."""
+"""CFL: FedAvg as a special case, plain NumPy, and how clusters split."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def test_cfl_that_never_splits_is_fedavg():
 
 
 def best_parts(alpha, members):
-    """The two parts with the least largest alpha across them, of all that there are."""
+    """The bipartition whose largest alpha across its parts is smallest, found by trying all."""
     first, *others = members
     parts = []
     for size in range(len(others)):
@@ -39,26 +39,26 @@ def best_parts(alpha, members):
     return min(parts, key=lambda part: part[0])
 
 
-def test_no_other_bipartition_has_a_smaller_similarity_across():
+def test_the_bipartition_minimizes_the_largest_similarity_across_parts():
     rng = np.random.default_rng(0)
     for members in ([0, 1, 3, 4, 6, 7], [2, 5], [1, 2, 3, 4, 5, 6, 7]):
         u = rng.normal(size=(8, 3))
         alpha = np.float32((u @ u.T) / np.outer(*[np.linalg.norm(u, axis=1)] * 2))
         across, *parts = best_parts(alpha, members)
         inside = jnp.zeros(8, bool).at[jnp.array(members)].set(True)
-        second, found = jax.jit(cfl.bipartition)(jnp.asarray(alpha), inside)
+        second, largest = jax.jit(cfl.bipartition)(jnp.asarray(alpha), inside)
         assert set(np.flatnonzero(second)) in parts
-        assert float(found) == across
+        assert float(largest) == across
 
 
-def test_one_client_alone_is_no_two_clusters():
+def test_a_cluster_of_one_client_is_not_split():
     inside = jnp.zeros(5, bool).at[3].set(True)
     second, across = cfl.bipartition(jnp.ones((5, 5)), inside)
     assert not second.any() and across == jnp.inf
 
 
 class ByHand:
-    """CFL in NumPy: models by cluster, who is in which, and everybody's last update."""
+    """CFL in NumPy: the clusters' models, their members, and each client's last update."""
 
     def __init__(self, w, most):
         self.centers, self.member, self.last, self.most = [w], [0] * toys.C, {}, most
@@ -95,7 +95,7 @@ class ByHand:
 
 @pytest.mark.parametrize(("most", "eps1", "count"), [(2, 3.5, 2), (5, 20.0, 4)])
 def test_cfl_against_numpy(most, eps1, count):
-    """Which of two parts is the second one does not matter: clusters are compared by members."""
+    """Clusters are compared by their members, because their order does not matter."""
     method = toys.make("cfl", toys.TASK, max_clusters=most, eps1=eps1, eps2=0.2)
     by_hand, plan = ByHand(naive.first_weights(), most), naive.FULL._replace(cohort=5)
     for t in range(3):
@@ -110,7 +110,7 @@ def test_cfl_against_numpy(most, eps1, count):
 
 
 def opposed(C):
-    """A server whose first clients moved one way and the others the other way."""
+    """A server whose first three clients have updates opposite to those of the others."""
     way = np.where(np.arange(C) < 3, 1.0, -1.0)[:, None]
     noise = 0.1 * np.random.default_rng(0).normal(size=(C, 4))
     method = toys.make("cfl", max_clusters=3)
@@ -131,6 +131,6 @@ def test_a_split_needs_clients_that_disagree_by_more_than_gamma():
     assert jax.jit(cfl.split)(0.0, full, due).member.tolist() == [0] * 8
 
 
-def test_cfl_needs_a_cluster():
+def test_max_clusters_must_be_positive():
     with pytest.raises(BadInput, match="method.max_clusters must be above 0"):
         toys.make("cfl", max_clusters=0)

@@ -25,7 +25,7 @@ WITH_VALIDATION = toys.with_validation(toys.SKEWED)
 
 
 def improved(clients_index=INDEX, **settings):
-    """The method of the training stage, and its first state with this index."""
+    """The method of the training stage, its first state with this index, and the stage."""
     stage = stages(**settings)[-1]
     last = State(client_index.Server(KEYS.init, *(None,) * 4, clients_index), ())
     facts = clients_index._asdict()
@@ -42,7 +42,7 @@ def played(rounds, method, state, stage):
     return play(KEYS, 0, rounds, state)[0]
 
 
-# Similarity, sampling, aggregation (spec 3.7, 3.8).
+# Similarity, sampling (eq. 1), aggregation (eq. 3).
 
 
 def naive_S(i, chosen, index=INDEX):
@@ -63,46 +63,47 @@ def with_age(state, age):
     return state.server._replace(age=jnp.asarray(age))
 
 
-def test_clients_are_sampled_by_eq_1():
-    """10,000 draws of two without replacement: chi-square over all ordered pairs."""
+def test_clients_are_sampled_with_the_probabilities_of_eq_1():
+    """A chi-square test over all ordered pairs, with 10,000 draws without replacement."""
     tau = 0.4
     method, state, _ = improved(sampling_tau=tau)
-    # 8 clients, 2 a round: nobody of the last two rounds, here 2 and 5, then 0 and 1
+    # 8 clients, 2 per round: those of the last two rounds (2 and 5, then 0 and 1) are excluded
     server = with_age(state, [2, 2, 1, 3, 9, 1, 9, 4])
     keys = jax.random.split(jax.random.key(3), 10_000)
     ids, shares = jax.jit(jax.vmap(lambda k: method.sample(k, server, POPULATION, 2)))(keys)
-    free = [3, 4, 6, 7]
-    p = {i: np.exp(naive_S(i, [2, 5]) / tau) for i in free}
-    expected, seen = [], []
-    for a in free:
-        for b in free:
+    eligible = [3, 4, 6, 7]
+    p = {i: np.exp(naive_S(i, [2, 5]) / tau) for i in eligible}
+    expected, observed = [], []
+    for a in eligible:
+        for b in eligible:
             if a != b:
                 first = p[a] / sum(p.values())
                 expected.append(1e4 * first * p[b] / (sum(p.values()) - p[a]))
-                seen.append(np.sum((ids[:, 0] == a) & (ids[:, 1] == b)))
-    assert sum(seen) == 10_000
-    assert scipy.stats.chisquare(seen, expected).pvalue > 1e-3
+                observed.append(np.sum((ids[:, 0] == a) & (ids[:, 1] == b)))
+    assert sum(observed) == 10_000
+    assert scipy.stats.chisquare(observed, expected).pvalue > 1e-3
     n = np.asarray(POPULATION.n)[np.asarray(ids)]
     np.testing.assert_allclose(shares, n / n.sum(1, keepdims=True), rtol=1e-6)
 
 
-def test_the_first_cohort_is_uniform_and_a_shortfall_is_drawn_from_the_excluded():
+def test_the_first_cohort_is_uniform_and_excluded_clients_fill_a_shortage():
     method, state, _ = improved(sampling_tau=0.1)
     draw = jax.jit(jax.vmap(lambda k, s: method.sample(k, s, POPULATION, 3)[0], (0, None)))
     keys = jax.random.split(jax.random.key(4), 8_000)
     counts = np.bincount(np.asarray(draw(keys, state.server))[:, 0], minlength=C)
     assert scipy.stats.chisquare(counts).pvalue > 1e-3
-    ids = np.asarray(draw(keys, with_age(state, [1, 1, 1, 1, 1, 1, 5, 7])))  # 6 and 7 are free
+    ids = np.asarray(draw(keys, with_age(state, [1, 1, 1, 1, 1, 1, 5, 7])))  # 6 and 7 are eligible
     assert (np.sort(ids[:, :2], 1) == [6, 7]).all()
     counts = np.bincount(ids[:, 2], minlength=C)
     assert counts[6:].sum() == 0
     assert scipy.stats.chisquare(counts[:6]).pvalue > 1e-3
-    ids = np.asarray(draw(keys, with_age(state, [1, 1, 1, 2, 2, 2, 9, 9])))  # 8 / 6: one round
+    # C / 2M is 8 / 6 here: only the clients of one round are excluded
+    ids = np.asarray(draw(keys, with_age(state, [1, 1, 1, 2, 2, 2, 9, 9])))
     assert np.bincount(ids.ravel(), minlength=C).astype(bool).tolist() == [False] * 3 + [True] * 5
 
 
-def test_nobody_comes_again_within_the_window():
-    """Two of 8 a round, eight rounds: three cohorts in a row have no one in common."""
+def test_no_client_is_sampled_twice_within_the_window():
+    """With two of eight clients per round, three consecutive cohorts are disjoint."""
     method, state, _ = improved(local_training=False, aggregation=False)
     server, cohorts = state.server, []
     sample = jax.jit(lambda key, server: method.sample(key, server, POPULATION, 2)[0])
@@ -115,7 +116,7 @@ def test_nobody_comes_again_within_the_window():
         assert len(set.union(*three)) == 6
 
 
-def test_similarity_to_oneself_is_1_and_between_two_symmetric():
+def test_similarity_is_symmetric_and_1_for_a_client_with_itself():
     method, state, _ = improved(history_gamma=0.0)
 
     def S(i):
@@ -130,7 +131,7 @@ def test_similarity_to_oneself_is_1_and_between_two_symmetric():
 
 
 @pytest.mark.parametrize("part", ["feature", "label"])
-def test_similarity_of_one_part_only(part):
+def test_similarity_of_one_part_of_the_index(part):
     method, state, _ = improved(index_part=part, local_training=False, history_gamma=0.0)
     cohort = tree.take(POPULATION, jnp.array([2]))
     server = method.round[0].aggregate(state.server, tree.repeat(state.server.base, 1), cohort)
@@ -140,8 +141,8 @@ def test_similarity_of_one_part_only(part):
 
 
 @pytest.mark.parametrize("gamma, lam", [(0.5, 1.0), (0.0, 0.5), (0.9, 1e9)])
-def test_shares_are_eq_3(gamma, lam):
-    """The recursion is the explicit double sum; lambda without end gives shares by size."""
+def test_aggregation_shares_follow_eq_3(gamma, lam):
+    """The recursion equals the explicit double sum; a huge lambda gives shares by size."""
     method, state, _ = improved(history_gamma=gamma, history_lambda=lam, local_training=False)
     n, rounds = np.asarray(POPULATION.n), [[0, 3, 5], [1, 3, 4], [7, 2, 0]]
     server = state.server
@@ -165,8 +166,8 @@ def test_shares_are_eq_3(gamma, lam):
     assert list(np.asarray(server.age)) == [1, 2, 1, 2, 2, 3, C + 1, 1]
 
 
-def test_momentum_and_dynamic_regularization_take_the_new_shares():
-    """FedAvgM's step is beta v + sum p (w - w_i); FedDyn's mean is sum p w_i, its h as before."""
+def test_fedavgm_and_feddyn_aggregate_with_the_new_shares():
+    """FedAvgM's step is beta v + sum p (w - w_i); FedDyn's mean is sum p w_i; h does not use p."""
     ids, n = [4, 0, 6], np.asarray(POPULATION.n)
     p = n[ids] * np.exp([naive_S(i, ids) for i in ids])
     p = jnp.asarray(p / p.sum())
@@ -189,11 +190,11 @@ def test_momentum_and_dynamic_regularization_take_the_new_shares():
     toys.close(actual.h, tree.scale(-0.1 / C, moved))
 
 
-# Local training (spec 3.9).
+# Local training (eq. 4).
 
 
 def trained(settings):
-    """One full-batch step of plain SGD by client 2: the state, its rows, the model after it."""
+    """The first model, the rows of client 2, and the model after its full-batch step of SGD."""
     method, state, stage = improved(aggregation=False, **settings)
     rows = toys.SKEWED.train[2]
     plan = toys.PLAN._replace(batch_size=64, epochs=1, optimizer=optax.sgd(0.1))
@@ -218,8 +219,8 @@ def trained(settings):
         ({"detach_teacher": True}, lambda products: jnp.mean(products)),
     ],
 )
-def test_local_training_adds_eq_4(settings, orth):
-    """Against the gradient of the naive loss."""
+def test_local_training_adds_the_loss_of_eq_4(settings, orth):
+    """Compares a step with the gradient of the loss written out naively."""
     w, rows, after = trained({"local_weight": 0.07, **settings})
     x, y = toys.SKEWED.x[rows], np.asarray(toys.SKEWED.y[rows])
 
@@ -240,13 +241,13 @@ def test_local_training_adds_eq_4(settings, orth):
 
 
 @pytest.mark.parametrize("index, w", [("global", 5.0), ("federated", 1.0)])
-def test_the_weight_is_the_papers_by_default(index, w):
+def test_the_default_local_weight_is_that_of_the_paper(index, w):
     toys.close(trained({"index": index})[2], trained({"index": index, "local_weight": w})[2])
 
 
 @pytest.mark.slow
-def test_with_a_weight_of_nothing_it_is_the_base_method():
-    """Sampling and aggregation off and w = 1e-30: FedAvg, P and phi_P aside."""
+def test_a_negligible_local_weight_gives_the_base_method():
+    """With w = 1e-30 and no sampling or aggregation, it is FedAvg except for P and phi_P."""
     method, state, stage = improved(local_weight=1e-30, aggregation=False, sampling=False)
     actual = played(3, method, state, stage).server.base
     plain = toys.player(toys.make("fedavg"), federation=toys.SKEWED)(KEYS, 0, 3)[0].server
@@ -254,7 +255,7 @@ def test_with_a_weight_of_nothing_it_is_the_base_method():
     toys.close(actual, plain)
 
 
-def test_without_any_of_the_three_it_is_the_base_method():
+def test_with_all_three_improvements_off_it_is_the_base_method():
     off = dict(sampling=False, aggregation=False, local_training=False)
     method = registry.make_method("client2vec", toys.NORM, base="fedprox", mu=0.3, **off)
     plain = toys.make("fedprox", mu=0.3)
@@ -262,8 +263,8 @@ def test_without_any_of_the_three_it_is_the_base_method():
 
 
 @pytest.mark.slow
-def test_two_exchanges_are_one_round():
-    """FedIIR: H and the ages move on once; its own mean of gradients is as before."""
+def test_a_base_with_two_exchanges_updates_the_history_once_per_round():
+    """With FedIIR, H and the ages are updated once; FedIIR's mean gradient is updated, too."""
     method, state, stage = improved(base="fediir", local_training=False)
     server = played(1, method, state, stage).server
     ids = np.flatnonzero(np.asarray(server.age) == 1)
@@ -273,8 +274,8 @@ def test_two_exchanges_are_one_round():
 
 
 @pytest.mark.slow
-def test_a_base_is_scored_as_it_says():
-    """FedDyn by the participants' mean; a newcomer gets it, too."""
+def test_scoring_uses_the_model_that_the_base_scores():
+    """FedDyn is scored on the participants' mean, which is also the model for new clients."""
     method, state, stage = improved(base="feddyn", local_training=False)
     state = played(1, method, state, stage)
     toys.same(method.scored(state.server, 0), state.server.base.mean)
@@ -282,8 +283,8 @@ def test_a_base_is_scored_as_it_says():
     assert tree.sq_norm(tree.sub(state.server.base.mean, state.server.base.theta)) > 0
 
 
-def test_a_base_that_tunes_is_scored_after_it():
-    """FineTune's last steps are taken with the altered loss, and P moves."""
+def test_a_base_that_fine_tunes_is_scored_after_tuning():
+    """FineTune's last steps are taken with the modified loss, and they change P."""
     method, state, stage = improved(base="finetune")
     work, _ = simulate.make_work(
         federation(stage, state), toys.SKEWED.train[1], toys.PLAN, KEYS.score
@@ -295,13 +296,13 @@ def test_a_base_that_tunes_is_scored_after_it():
     )
 
 
-def test_a_new_client_joins_as_the_base_says():
-    """FedRep's fresh head is trained on the base's body, with the altered loss."""
-    plain, altered = (
+def test_a_new_client_joins_as_in_the_base_method():
+    """FedRep's new head is trained on the body of the base, with the modified loss."""
+    plain, modified = (
         improved(base="fedrep", local_weight=w, local_training=w > 0) for w in (0.0, 50.0)
     )
     heads = []
-    for method, state, stage in (plain, altered):
+    for method, state, stage in (plain, modified):
         of_client = federation(stage, state), toys.SKEWED.train[1]
         work, _ = simulate.make_work(*of_client, toys.PLAN, KEYS.score)
         body, head = method.join(state.server, tree.take(POPULATION, 1), work)
@@ -310,8 +311,8 @@ def test_a_new_client_joins_as_the_base_says():
     assert float(jnp.abs(heads[0] - heads[1]).max()) > 1e-5
 
 
-def test_heads_are_the_index_of_local_weights():
-    """H is of the heads that have just arrived."""
+def test_the_index_of_local_weights_holds_the_uploaded_heads():
+    """H is computed from the heads that were uploaded in the same round."""
     stage = stages(index="local_weights", history_gamma=0.0)[-1]
     state = stage.start(KEYS.init, C, None, {})
     ids = [3, 1]
@@ -334,8 +335,8 @@ BASES = {"moon": {"projection": "mlp256"}, "ifca": {}, "fedper": {}}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
-def test_other_bases_run_with_all_three(base):
-    """Private state, clusters, parts of models: everything stays finite, P is trained."""
+def test_other_bases_run_with_all_three_improvements(base):
+    """With private state, clusters or parts of models, values stay finite and P is trained."""
     method, state, stage = improved(base=base, **BASES[base])
     after = played(2, method, state, stage)
     assert tree.finite(after)
@@ -357,32 +358,35 @@ def one_round(base):
 
 
 @pytest.mark.slow
-def test_every_plain_method_can_be_wrapped_or_says_why_not():
-    """Traced only. The losses of FedPick and FedSR call parts of a model, FedEM's several."""
-    refused = set()
+def test_every_method_can_be_a_base_or_is_rejected_with_a_reason():
+    """Rounds are only traced, not run.
+
+    The losses of FedPick and FedSR call parts of a model, and that of FedEM calls several models.
+    """
+    rejected = set()
     for base in registry.METHODS:
         try:
             jax.eval_shape(functools.partial(one_round, base))
         except BadInput as error:
             assert "method.base" in str(error) or base in str(error)
-            refused.add(base)
+            rejected.add(base)
     in_stages, alone, several_passes = (
         {"ccvr", "fedconcat", "fedconcat_id"},
         {"central", "pfedhn"},
         {"fedpick", "pfedme", "fedem"},
     )
-    assert refused == in_stages | alone | several_passes | {"fedsr", "client2vec"}
+    assert rejected == in_stages | alone | several_passes | {"fedsr", "client2vec"}
 
 
-def test_settings_of_the_method_and_of_any_base_never_share_a_name():
+def test_settings_of_the_method_and_of_any_base_have_distinct_names():
     of_wrapper = set(registry.default_settings(registry.METHODS["client2vec"], {"base": "fedavg"}))
     for name, base in registry.METHODS.items():
         if name != "client2vec":
             assert not of_wrapper & set(registry.default_settings(base)), name
 
 
-def test_settings_of_the_base_follow_its_name():
-    """A change of base on the command line drops what only the old one knows."""
+def test_the_valid_settings_depend_on_the_chosen_base():
+    """A change of base on the command line drops settings that only the old base has."""
     config = {"method": {"name": "client2vec", "base": "moon", "mu": 0.1, "index_epochs": 3}}
     assert resolve(config).method.mu == 0.1
     changed = resolve(config, [("method.base", "fedavgm"), ("method.beta", "0.5")])
@@ -393,8 +397,8 @@ def test_settings_of_the_base_follow_its_name():
     assert changed.method.mu == 0.01
 
 
-def test_a_side_head_gives_its_outputs_beside_the_running_statistics():
-    """In training alone; whoever wraps a loss finds them in what the loss returns."""
+def test_a_side_head_adds_its_outputs_to_those_of_the_model():
+    """They are in the field `extra` of the output of a loss, and only in training mode."""
     task = with_side_head(toys.NORM, 7)
     w, x = task.init(KEYS.init), toys.SKEWED.x[:5]
     _, out = losses.risk(task)(w, Batch(x, toys.SKEWED.y[:5], jnp.ones(5)), KEYS.local)

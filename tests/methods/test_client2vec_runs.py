@@ -1,4 +1,4 @@
-"""Runs of Client2Vec: stages, bytes, an index of another run, figures."""
+"""Runs of Client2Vec: stages, bytes, the index of another run, and figures."""
 
 import json
 from pathlib import Path
@@ -22,14 +22,14 @@ from fedjax_lab.models import dsa_ign
 from fedjax_lab.running import metrics, runner
 from fedjax_lab.types import State
 
-# Whole runs.
+# Complete runs.
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """300 examples of three classes, and embeddings of them of 32 numbers."""
+    """A folder with 300 examples of three classes, and their embeddings of size 32."""
     rng = np.random.default_rng(1)
     folder = tmp_path_factory.mktemp("data")
     toys.write_examples(folder / "data.npz")
@@ -64,7 +64,7 @@ def whole(data, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_has_the_stages_of_its_index(whole, data):
-    """Scored in training alone; the first weights are those of the base method."""
+    """Only the training is scored; its first weights are those of the base method."""
     rows = [row for row in whole.metrics if row["seed"] == 0]
     names = ["collect", "index", "index", "describe", "train", "train"]
     assert [row["stage"] for row in rows] == names
@@ -90,7 +90,7 @@ def test_a_run_has_the_stages_of_its_index(whole, data):
 
 @pytest.mark.slow
 def test_bytes_of_a_run(whole):
-    """All clients send 128 pairs and get DSA-IGN; B^f goes to everybody once."""
+    """Each client sends 128 pairs and receives DSA-IGN; B^f is sent to each client once."""
     rows = [row for row in whole.metrics if row["seed"] == 0]
     psi = 4 * dsa_size(32, 16)
     pairs = 6 * 4 * (128 * 32 + 2 * 128)  # D, y and the mask
@@ -109,8 +109,8 @@ def dsa_size(E, hidden):
 
 
 @pytest.mark.slow
-def test_a_run_takes_the_index_of_another(whole, data):
-    """Nothing but the training is run; the index is that of the same clients."""
+def test_a_run_can_use_the_index_of_another_run(whole, data):
+    """Only the training is run; an index of other clients is rejected."""
     later = run_of(data, (1,), index_of=str(whole.workdir))
     assert {row["stage"] for row in later.metrics} == {"train"}
     toys.same(later.states[0].server.index, whole.states[1].server.index)
@@ -120,7 +120,7 @@ def test_a_run_takes_the_index_of_another(whole, data):
     assert "holds no index; name a client2vec run" in text
 
 
-def test_damaged_indices_are_told(tmp_path, data):
+def test_a_damaged_index_is_an_error(tmp_path, data):
     (tmp_path / "stages").mkdir()
     file = tmp_path / "stages" / "train-0.npz"
     file.write_bytes(b"no zip")
@@ -130,8 +130,8 @@ def test_damaged_indices_are_told(tmp_path, data):
 
 
 @pytest.mark.slow
-def test_an_index_taken_over_needs_no_embeddings(whole, data):
-    """Its own size counts."""
+def test_a_reused_index_needs_no_embeddings(whole, data):
+    """The size of P is that of the reused index."""
     e = experiment_of(data, (1,), index_of=str(whole.workdir))
     task = e.task._replace(labels=lambda: pytest.fail("asked for"))
     stage = registry.make_method("client2vec", task, index_of=str(whole.workdir))(3)[-1]
@@ -141,8 +141,8 @@ def test_an_index_taken_over_needs_no_embeddings(whole, data):
 
 
 @pytest.mark.parametrize("shots", [0, 3])
-def test_rows_of_an_unseen_domain_are_embedded_where_clients_hold_some(shots):
-    """Otherwise the source does not see them."""
+def test_an_unseen_domain_is_embedded_only_if_clients_hold_examples_of_it(shots):
+    """Otherwise the source of embeddings does not receive these examples."""
     config = resolve(
         {
             "data": {"name": "digit_domains", "unseen": "street", "shots": shots},
@@ -154,21 +154,21 @@ def test_rows_of_an_unseen_domain_are_embedded_where_clients_hold_some(shots):
     domains = ("handwritten", "street")
     x, domain = rng.integers(0, 256, (40, 8, 8, 3)).astype(np.uint8), np.arange(40) % 2
     dataset = Dataset(x, np.arange(40) % 10, domain, test, tuple("0123456789"), domains)
-    made = experiment.load_embeddings(config, dataset).examples
+    embeddings = experiment.load_embeddings(config, dataset).examples
     expected = ~test & (domain == 0) | (domain == 1) & (shots > 0)
-    np.testing.assert_array_equal((made != 0).any(1), expected)
+    np.testing.assert_array_equal((embeddings != 0).any(1), expected)
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_read_again(whole, data):
+def test_resuming_a_finished_run_returns_its_results(whole, data):
     again = run_of(data, (0, 1), whole.workdir, resume=True)
     toys.same(again.states[1].server.index, whole.states[1].server.index)
     assert again.summary == whole.summary
 
 
 @pytest.mark.slow
-def test_local_weights_are_an_index_that_changes(data):
-    """Heads of those who took part; B^f goes down with every model; no stage comes before."""
+def test_the_index_of_local_weights_changes_during_training(data):
+    """It holds the heads of past participants and is sent with every model; no stage precedes."""
     run = run_of(data, index="local_weights")
     assert {row["stage"] for row in run.metrics} == {"train"}
     server = run.states[0].server
@@ -202,12 +202,12 @@ def test_local_weights_are_an_index_that_changes(data):
         ({"orth_reduction": "max"}, "config.method.orth_reduction cannot be 'max'"),
     ],
 )
-def test_bad_settings(data, method, words):
+def test_invalid_settings_are_errors(data, method, words):
     assert words in complaint(experiment_of, data, **method)
 
 
-def test_the_quickstart_finds_a_small_index():
-    """So that the file keeps its promise of a minute; other methods and files keep the defaults."""
+def test_the_quickstart_computes_a_small_index():
+    """This keeps the run under the promised minute; other methods and files keep the defaults."""
     quick = str(Path(__file__).parents[2] / "configs/quickstart.py")
     config = resolve(load_config(f"{quick}:client2vec"))
     assert config.method.index_epochs * config.embedding.size <= 20 * 64
@@ -221,8 +221,8 @@ def test_the_quickstart_finds_a_small_index():
 
 
 @pytest.mark.slow
-def test_figures_and_times(whole, tmp_path, capsys):
-    """The run's index as a picture; clients alike by their main class; seconds by stage."""
+def test_the_figure_of_a_run_and_its_seconds_by_stage(whole, tmp_path, capsys):
+    """Draws the run's index, prints similarities by main class, and computes the seconds."""
     assert figures.main(["client2vec", str(whole.workdir), f"--out={tmp_path}"]) == 0
     assert (tmp_path / "workdir-clients.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
@@ -233,7 +233,7 @@ def test_figures_and_times(whole, tmp_path, capsys):
     np.testing.assert_allclose(seconds, (before, rows[-2]["seconds"] - before))
 
 
-def test_likeness_of_groups():
+def test_mean_similarity_inside_and_between_groups():
     table = np.array([[1, 0.5, 0.1], [0.5, 1, 0.3], [0.1, 0.3, 1]])
     np.testing.assert_allclose(drawing.alike(table, np.array([0, 0, 1])), (0.5, 0.2))
     b = np.array([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]])
@@ -241,7 +241,7 @@ def test_likeness_of_groups():
 
 
 def finished(folder, *rows):
-    """The folder of a finished run with these evaluations."""
+    """Writes the folder of a finished run with these evaluations."""
     folder.mkdir(parents=True)
     seeds = sorted({row["seed"] for row in rows})
     sections = {"data": {}, "partition": {}, "run": {}, "method": {"name": "fedavg"}}
@@ -252,8 +252,8 @@ def finished(folder, *rows):
     metrics.write_json(folder / "summary.json", {**toys.SUMMARY, "seeds": seeds})
 
 
-def test_table_of_runs(tmp_path, monkeypatch, capsys):
-    """Which runs a table is made of: the indices once, then each base with and without them."""
+def test_the_table_has_each_index_and_each_base_with_and_without_it(tmp_path, monkeypatch, capsys):
+    """The runs of a table: each index once, then each base with and without the indices."""
     trained = {}
 
     def train(cells, out):
@@ -277,7 +277,7 @@ def test_table_of_runs(tmp_path, monkeypatch, capsys):
     steps = [settings[f"fedavg-global-{step}"] for step in ("+i", "+i+ii", "+i+ii+iii")]
     assert [(s.aggregation, s.local_training) for s in steps] == [(0, 0), (1, 0), (1, 1)]
     assert steps[0].index_of == str(tmp_path / "index-global") and steps[0].sampling
-    assert settings["moon"].projection == "mlp256"  # of the config file
+    assert settings["moon"].projection == "mlp256"  # from the config file
     assert settings["moon-global-+i"].projection == "mlp256"
     *_, fedavg, moon = capsys.readouterr().out.splitlines()
     assert fedavg == "| `fedavg` | 30.0 | 40.0 | 50.0 | 60.0 | 70.0 | 80.0 | **90.0** |"
@@ -285,8 +285,8 @@ def test_table_of_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_base_alone_and_improved_are_runs_of_the_sweep(data, tmp_path, capsys, small_network):
-    """Trained once: the second command finds all of it done."""
+def test_a_base_with_and_without_an_index_is_run_by_a_sweep(data, tmp_path, capsys, small_network):
+    """Each run is trained once: the second command finds all of them finished."""
     config = toys.write_config(data, run={"rounds": 2})
     arguments = f"--config={config}", f"--out={tmp_path}", "--bases=fedavg", "--epochs=1"
     command = [*arguments, "--indices=global", "--config.embedding.size=32"]

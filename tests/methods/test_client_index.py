@@ -1,4 +1,4 @@
-"""The index of clients: its losses, how its network is trained, what is found."""
+"""The index of clients: its losses, the training of its network, and its values."""
 
 import functools
 
@@ -29,7 +29,7 @@ def a_batch(B, pad=0, scale=1.0):
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "batchmean"])
-def test_index_losses_are_the_formulas(reduction, normalize):
+def test_index_losses_match_their_formulas(reduction, normalize):
     B = 6
     z, u, made, batch, L = a_batch(B, pad=3)
     reduce = _index_dsa_ign.reduction(reduction)
@@ -55,7 +55,7 @@ def test_index_losses_are_the_formulas(reduction, normalize):
 
 
 @pytest.mark.slow
-def test_diversity_is_bounded_and_0_for_one_example():
+def test_the_diversity_loss_is_bounded_and_0_for_one_example():
     z, u, made, batch, L = a_batch(9)
     div = _index_dsa_ign.index_losses(z, u, made, batch, L)["div"]
     assert np.log(8) - 1 <= div <= np.log(8) + 1
@@ -74,8 +74,8 @@ EMBEDDED = toys.SKEWED._replace(
 
 @functools.cache
 def server_of(dropout=0.1, **settings):
-    """The server after the stages before the training, each of its rounds played."""
-    dsa_ign.DROPOUT, state = dropout, None  # small_network puts it back
+    """The server after all rounds of the stages before the training."""
+    dsa_ign.DROPOUT, state = dropout, None  # the fixture small_network restores it
     for stage in stages(index_epochs=2, **settings)[:-1]:
         start = stage.start or (lambda key, C, last, facts, m=stage.method: m.init(key, C))
         state = start(KEYS.init, C, state, {})
@@ -86,7 +86,7 @@ def server_of(dropout=0.1, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", ["global", "federated"])
-def test_index_is_found(index):
+def test_the_index_of_a_client_matches_its_definition(index):
     """beta^l is the label histogram times T, beta^f the mean of u."""
     server = server_of(index=index)
     count = np.asarray(POPULATION.label_count)
@@ -106,7 +106,7 @@ ALONE = EMBEDDED._replace(train=toys.as_rows(np.asarray(EMBEDDED.train)[5:6]))  
 
 
 def adam_steps(psi, count):
-    """DSA-IGN after so many full-batch steps on the one client's examples, without dropout."""
+    """DSA-IGN after `count` full-batch steps on the examples of one client, without dropout."""
     rows = ALONE.train[0][ALONE.train[0] >= 0]
     batch = Batch(ALONE.x[rows], ALONE.y[rows], jnp.ones(len(rows)))
     adam, net = optax.adam(1e-3), dsa_ign.Network()
@@ -123,15 +123,15 @@ def adam_steps(psi, count):
 
 
 def without_key_bias(psi):
-    """Attention does not depend on it: what Adam makes of its gradient is rounding alone."""
+    """Attention does not depend on this bias: its gradient, and so its step, is rounding error."""
     named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree.leaves_with_path(psi)]
     return {path: leaf for path, leaf in named if "['key']['bias']" not in path}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index, steps", [("global", [2]), ("federated", [10, 10])])
-def test_dsa_ign_is_trained(index, steps, monkeypatch):
-    """Two epochs of the server, or two rounds of ten local epochs, by hand."""
+def test_the_training_of_dsa_ign_matches_explicit_adam_steps(index, steps, monkeypatch):
+    """Two epochs of the server, or two rounds of ten local epochs, as explicit steps."""
     monkeypatch.setattr(dsa_ign, "DROPOUT", 0.0)
     weights = {f"weight_{name}": value for name, value in WEIGHTS.items()}
     *before, _ = stages(index=index, index_epochs=2, **weights)
@@ -146,13 +146,13 @@ def test_dsa_ign_is_trained(index, steps, monkeypatch):
         state, _ = play(KEYS, 0, 1, state)
     trained, _ = play(KEYS, 0, 2, state)
     expected = state.server.psi
-    for count in steps:  # Adam begins anew in each round of a client, not of the server
+    for count in steps:  # Adam restarts in each round of a client, not of the server
         expected = adam_steps(expected, count)
     toys.close(*map(without_key_bias, (trained.server.psi, expected)), rtol=2e-3, atol=2e-5)
 
 
 def index_epochs(devices, **settings):
-    """play(count) -> (state, sums) of the stage in which the server trains DSA-IGN."""
+    """The compiled rounds in which the server trains DSA-IGN, and their arguments."""
     collect, train, *_ = stages(**settings)
     state = collect.method.init(KEYS.init, C)
     state, _ = toys.player(collect.method, federation=EMBEDDED)(KEYS, 0, 1, state)
@@ -173,8 +173,8 @@ def index_epochs(devices, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices, pooled", [(2, False), (5, False), (8, True)])
-def test_devices_share_the_servers_training(devices, pooled):
-    """The numbers are those of one device, dropout included, also where 128 rows do not divide."""
+def test_training_on_several_devices_gives_the_numbers_of_one(devices, pooled):
+    """Dropout is included, and the number of devices need not divide the 128 rows."""
     play, args = index_epochs(devices, index_pooled=pooled)
     alone, _ = index_epochs(1, index_pooled=pooled)
     trained, expected = (without_key_bias(run(*args)[0].server.psi) for run in (play, alone))
@@ -182,7 +182,7 @@ def test_devices_share_the_servers_training(devices, pooled):
 
 
 @pytest.mark.slow
-def test_each_device_does_its_part_of_the_servers_training(monkeypatch):
+def test_the_servers_training_is_divided_among_the_devices(monkeypatch):
     monkeypatch.setattr(dsa_ign, "HIDDEN", 256)
     flops = []
     for devices in (1, 8):
@@ -192,13 +192,13 @@ def test_each_device_does_its_part_of_the_servers_training(monkeypatch):
 
 
 @pytest.mark.slow
-def test_dropout_is_on_while_dsa_ign_is_trained():
+def test_dropout_is_active_in_the_training_of_dsa_ign():
     trained = [server_of(dropout, index="federated").psi for dropout in (0.1, 0.0)]
     assert tree.sq_norm(tree.sub(*trained)) > 0
 
 
 @pytest.mark.slow
-def test_batches_are_those_of_their_clients():
+def test_collected_batches_hold_the_examples_of_their_clients():
     server = server_of(index="global")
     for i, rows in enumerate(np.asarray(EMBEDDED.train)):
         rows = rows[rows >= 0]
@@ -209,7 +209,7 @@ def test_batches_are_those_of_their_clients():
         np.testing.assert_array_equal(np.sort(kept, 0), np.sort(expected, 0))
 
 
-def test_a_tenth_of_the_clients_trains():
+def test_a_tenth_of_the_clients_is_sampled():
     population = jax.tree.map(lambda a: jnp.tile(a, 4)[:30] if a.ndim == 1 else a, POPULATION)
     ids, shares = _index_dsa_ign.tenth(KEYS.cohort, None, population, 99)
     assert len(set(ids.tolist())) == 3
@@ -217,20 +217,20 @@ def test_a_tenth_of_the_clients_trains():
 
 
 @pytest.mark.slow
-def test_batches_are_reordered():
-    """Whole batches, or example by example; nothing is lost."""
+def test_batches_or_pooled_examples_are_permuted():
+    """Whole batches or single examples are permuted, and no example is lost."""
     x = jnp.arange(12.0).reshape(4, 3, 1)
     batches = Batch(x, jnp.arange(12).reshape(4, 3), jnp.ones((4, 3)))
     for pooled in (False, True):
-        made = _index_dsa_ign.reordered(jax.random.key(1), batches, pooled)
-        np.testing.assert_array_equal(made.x[..., 0], made.y)
-        assert sorted(made.y.ravel().tolist()) == list(range(12))
-        whole = [sorted(row) in np.arange(12).reshape(4, 3).tolist() for row in made.y.tolist()]
+        permuted = _index_dsa_ign.reordered(jax.random.key(1), batches, pooled)
+        np.testing.assert_array_equal(permuted.x[..., 0], permuted.y)
+        assert sorted(permuted.y.ravel().tolist()) == list(range(12))
+        whole = [sorted(row) in np.arange(12).reshape(4, 3).tolist() for row in permuted.y.tolist()]
         assert all(whole) is not pooled
-    assert made.y.tolist() != batches.y.tolist()
+    assert permuted.y.tolist() != batches.y.tolist()
 
 
-def test_settings_of_the_network_reach_it(monkeypatch):
+def test_index_settings_reach_the_network_and_its_training(monkeypatch):
     seen = []
     monkeypatch.setattr(_index_dsa_ign, "reordered", lambda k, b, pooled: seen.append(pooled) or b)
     settings = dict(index_pooled=True, index_positions=False, index_decoder="mlp")
@@ -242,8 +242,8 @@ def test_settings_of_the_network_reach_it(monkeypatch):
     assert seen == [True]
 
 
-def test_naive_indices():
-    """Table 2: the mean of D, and the means of each class side by side, 0 of absent ones."""
+def test_naive_indices_are_means_of_the_embeddings():
+    """Table 2: the mean of D, and the concatenated means of all classes, 0 for absent ones."""
     average = server_of(index="feature_average").index.feature
     prototypes = np.asarray(server_of(index="class_prototypes").index.feature).reshape(C, K, E)
     y, x = np.asarray(EMBEDDED.y), np.asarray(EMBEDDED.x)

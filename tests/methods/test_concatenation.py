@@ -1,4 +1,4 @@
-"""Averages inside clusters and the classifier on their encoders, against NumPy."""
+"""Compares averages inside clusters, and the classifier on their encoders, with NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ MEMBER = np.array([[1, 0, 0, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0,
 
 @pytest.mark.slow
 def test_a_round_inside_clusters_against_numpy():
-    """Two rounds of three clients: some cluster has nobody."""
+    """Two rounds of three clients, in which some cluster has no participant."""
     method = concatenation.inside_clusters(toys.TASK, 0.05)
     w = toys.TASK.init(naive.KEYS.init)
     state = State(concatenation.Clusters(tree.repeat(w, 3), jnp.asarray(MEMBER, jnp.float32)), ())
@@ -33,7 +33,7 @@ def test_a_round_inside_clusters_against_numpy():
             for i in ids
         ]
         centers = averages(MEMBER, ids, models, centers)
-    assert any(not MEMBER[k][drawn(0)].any() for k in range(3))  # somebody has no participant
+    assert any(not MEMBER[k][drawn(0)].any() for k in range(3))  # a cluster without participants
     for k in range(3):
         naive.close(tree.take(state.server.centers, k), centers[k])
 
@@ -43,7 +43,7 @@ def drawn(t):
 
 
 def test_a_round_of_the_classifier_against_numpy():
-    """The plain mean over unequal clients of three steps on features; the encoders stay."""
+    """It is the unweighted mean of unequal clients' models; the encoders are unchanged."""
     method = concatenation.on_features(toys.K)
     phi = concatenation.linear(toys.D, toys.K).init(naive.KEYS.init)
     encoders = toys.TASK.init(naive.KEYS.init)
@@ -69,7 +69,7 @@ def test_a_round_of_the_classifier_against_numpy():
     assert float(sums.steps) == 3
 
 
-def test_a_pass_of_the_classifier_is_cut_after_three_batches():
+def test_an_epoch_of_the_classifier_ends_after_three_batches():
     method = concatenation.on_features(toys.K)
     phi = concatenation.linear(toys.D, toys.K).init(naive.KEYS.init)
     state = State(concatenation.Concatenation((), phi), ())
@@ -80,8 +80,8 @@ def test_a_pass_of_the_classifier_is_cut_after_three_batches():
     assert float(sums.examples) == np.minimum(12, n).sum()
 
 
-def test_features_are_the_encoders_side_by_side():
-    """[theta^1(x), theta^2(x)] in evaluation mode, by one forward pass."""
+def test_features_are_the_concatenated_outputs_of_the_encoders():
+    """They are [theta^1(x), theta^2(x)] in evaluation mode, computed in one forward pass."""
     models = clusters.distinct_starts(toys.NORM, jax.random.key(0), 2)
     encoders, heads = split_head(toys.NORM, models)
     x = toys.FEDERATION.x[:7]
@@ -97,7 +97,7 @@ def test_features_are_the_encoders_side_by_side():
     assert calls[0] == calls[1]
 
 
-def test_a_classifier_from_the_clusters_sums_their_logits():
+def test_a_classifier_that_starts_from_the_clusters_sums_their_logits():
     models = clusters.distinct_starts(toys.NORM, jax.random.key(0), 3)
     stage = concatenation.concatenation(toys.NORM, 1, "clusters", "exact")
     server = stage.start(jax.random.key(0), toys.C, State(models, ()), {}).server

@@ -1,4 +1,4 @@
-"""Ditto: identities with FedAvg and Local, then naive NumPy."""
+"""Compares Ditto with FedAvg and Local in special cases, and with plain NumPy."""
 
 import naive
 import pytest
@@ -14,14 +14,14 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_the_global_model_is_fedavgs():
+def test_the_global_model_is_that_of_fedavg():
     state, _ = toys.player(toys.make("ditto"))(KEYS, 0, 3)
     toys.same(state.server, averaged()[0].server)
 
 
 @pytest.mark.slow
-def test_without_lam_the_personal_models_are_locals():
-    """Of clients that shuffle as those of Ditto do in the second training of a round."""
+def test_lam_0_gives_the_personal_models_of_local_training():
+    """The local clients shuffle as those of Ditto do in the second training of a round."""
     risk = losses.risk(toys.NORM)
 
     def local(w_t, client, work):

@@ -1,4 +1,4 @@
-"""Elastic aggregation: an identity, then naive NumPy."""
+"""Compares elastic aggregation with FedAvg in a special case, and with plain NumPy."""
 
 import jax
 import naive
@@ -13,8 +13,8 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_without_sensitivities_and_tau_it_is_fedavg():
-    """Of a head of zeros no parameter below changes what it gives, and neither does the head."""
+def test_zero_sensitivities_and_tau_0_give_fedavg():
+    """With a head of zeros, the squared norm of the logits has the gradient 0."""
 
     def play(name, **settings):
         method = toys.make(name, **settings)

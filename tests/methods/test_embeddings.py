@@ -23,8 +23,8 @@ from fedjax_lab.types import Batch, State
 
 
 @pytest.mark.slow
-def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
-    """By client, and not trained afterward."""
+def test_autoencoder_embeddings_are_computed_once_before_training(four_domains):
+    """Each client has a different embedding, which is not trained afterward."""
     hyper = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
     e = setting(four_domains, hyper)
     assert [(s.name, s.rounds) for s in e.simulation.stages] == [("embed", 1), ("train", 3)]
@@ -44,7 +44,7 @@ IMAGE_TASK = make_task(nets.mlp(toys.K, width=4), (8, 8, 1), toys.K)
 
 
 def image_federation():
-    """The toy federation's clients with images in the place of its examples."""
+    """The toy federation with images instead of its examples."""
     x = (
         np.random.default_rng(5).uniform(0, 1, (600, 8, 8, 1))
         * np.linspace(0.2, 1, 600)[:, None, None, None]
@@ -53,10 +53,10 @@ def image_federation():
 
 
 @pytest.mark.slow
-def test_each_client_gets_the_embedding_of_its_own_images(monkeypatch):
-    """Three steps of Adam on all of its images, from one start; the mean latent of them."""
+def test_the_embedding_of_a_client_is_the_mean_latent_of_its_images(monkeypatch):
+    """The autoencoders make three steps of Adam on all images of a client, from one start."""
     monkeypatch.setattr(embeddings, "EPOCHS", 3)
-    monkeypatch.setattr(embeddings, "BATCH", 40)  # more than a client has: order does not matter
+    monkeypatch.setattr(embeddings, "BATCH", 40)  # more than a client has, in any order
     federation, lr = image_federation(), embeddings.LR
     embed, _ = toys.make("hfedf", IMAGE_TASK, embedding="autoencoder", embedding_dim=2)(5)
     start, _ = simulate.init(embed.method, naive.KEYS, toys.C).server
@@ -92,8 +92,8 @@ def test_each_client_gets_the_embedding_of_its_own_images(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["feedback", "shadow"])
 @pytest.mark.parametrize("kind", ["autoencoder", "autoencoder_learned"])
-def test_found_embeddings_are_where_training_starts(kind, mode):
-    """And move, with their moments, only if learned."""
+def test_training_starts_from_the_computed_embeddings(kind, mode):
+    """They and their moments change only if they are learned."""
     how = {"embedding": kind, "embedding_dim": 2, "ema_mode": mode, "server_lr": 0.01}
     _, stage = toys.make("hfedf", IMAGE_TASK, **how)(5)
     nu = jax.random.normal(KEY, (toys.C, 2))
@@ -110,7 +110,7 @@ def test_found_embeddings_are_where_training_starts(kind, mode):
 
 
 @pytest.mark.parametrize("normalize, span", [("half", "-1 to 1"), ("imagenet", "-2.12 to 2.64")])
-def test_the_autoencoder_refuses_what_its_sigmoid_cannot_make(normalize, span, tmp_path):
+def test_the_autoencoder_rejects_inputs_outside_0_to_1(normalize, span, tmp_path):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (80, 8, 8, 3), dtype=np.uint8)
     domain = np.array(list("abcd"))[np.arange(80) % 4]
@@ -125,8 +125,8 @@ def test_the_autoencoder_refuses_what_its_sigmoid_cannot_make(normalize, span, t
 
 
 @pytest.mark.slow
-def test_the_autoencoder_learns_its_images():
-    """Parameters of Table 9's; of two kinds of images a tenth of the first error is left."""
+def test_the_autoencoder_learns_to_reconstruct_its_images():
+    """It has as many parameters as Table 9's, and its error falls below a tenth."""
     net = Autoencoder(2)
     params = jax.eval_shape(net.init, KEY, jnp.zeros((1, 32, 32, 3)))
     assert sum(a.size for a in jax.tree.leaves(params)) == 9_395 + 4_097 * 2

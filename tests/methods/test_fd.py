@@ -1,4 +1,4 @@
-"""FD: its identity with Local, then naive NumPy."""
+"""Compares FD with Local in a special case, and with plain NumPy."""
 
 import naive
 import numpy as np
@@ -12,10 +12,10 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_without_distillation_it_is_local():
-    everybody = toys.PLAN._replace(cohort=toys.C)
-    state, _ = toys.player(toys.make("fd", gamma=0.0), plan=everybody)(KEYS, 0, 3)
-    alone, _ = toys.player(toys.make("local"), plan=everybody)(KEYS, 0, 3)
+def test_without_distillation_it_is_local_training():
+    all_clients = toys.PLAN._replace(cohort=toys.C)
+    state, _ = toys.player(toys.make("fd", gamma=0.0), plan=all_clients)(KEYS, 0, 3)
+    alone, _ = toys.player(toys.make("local"), plan=all_clients)(KEYS, 0, 3)
     toys.same(state.private, alone.private)
 
 
@@ -24,7 +24,7 @@ def probabilities(w, x):
 
 
 def taught(w, x, y, gamma, teacher):
-    """The gradient of the risk and of the cross-entropy with the outputs of the label's class."""
+    """The gradient of the risk plus gamma times the cross-entropy with the teacher's outputs."""
     h, n = naive.features(w, x), len(x)
     target = np.array([teacher.get(c, np.zeros(toys.K)) for c in y])
     d = gamma * (target.sum(1, keepdims=True) * probabilities(w, x) - target) / n
@@ -33,7 +33,7 @@ def taught(w, x, y, gamma, teacher):
 
 
 def teacher_of(i, outputs):
-    """By class, the mean outputs of the others that have it."""
+    """For each class, the mean outputs of the other clients that have it."""
     by_class = {}
     for c in range(toys.K):
         of_others = [F[c] for j, F in outputs.items() if j != i and c in F]
@@ -44,7 +44,7 @@ def teacher_of(i, outputs):
 
 @pytest.mark.slow
 def test_against_numpy():
-    """On skewed classes, so that some are missing; clients that stay away teach with their last."""
+    """Clients lack some classes; clients outside the cohort teach with their last outputs."""
     gamma, method = 0.7, toys.make("fd", toys.TASK, gamma=0.7)
     w, outputs = [naive.first_weights()] * toys.C, {}
     for t in range(4):

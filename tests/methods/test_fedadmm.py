@@ -1,4 +1,4 @@
-"""FedADMM: identities, then naive NumPy."""
+"""FedADMM: its invariant, FedDyn as a special case, and plain NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ KEYS = naive.KEYS
 
 @pytest.mark.slow
 def test_the_model_is_the_mean_of_all_augmented_models():
-    """After every round, with five of eight clients in it."""
+    """Checked after every round, with five of eight clients in each."""
     method = toys.make("fedadmm", rho=0.1)
     play, state = toys.player(method), None
     for t in range(3):
@@ -28,7 +28,7 @@ def test_the_model_is_the_mean_of_all_augmented_models():
 
 
 @pytest.mark.slow
-def test_fedadmm_with_all_clients_of_one_size_is_feddyn():
+def test_fedadmm_with_all_clients_and_equal_sizes_is_feddyn():
     rows = np.arange(toys.C * 20).reshape(toys.C, 20)
     federation = toys.FEDERATION._replace(train=toys.as_rows(rows))
     plan = naive.FULL._replace(cohort=toys.C, batch_size=20)

@@ -1,4 +1,4 @@
-"""FedALA: its identity with FedAvg, then naive NumPy."""
+"""Compares FedALA with FedAvg in a special case, and with plain NumPy."""
 
 import naive
 import numpy as np
@@ -21,12 +21,12 @@ def test_without_adapted_layers_it_is_fedavg():
 
 
 def mixed(w, last, W):
-    """The body of w, and a head between the last one and that of w."""
+    """The body of w, and the head that W interpolates between `last` and the head of w."""
     return w[:2] + [a + (b - a) * c for a, b, c in zip(last, w[2:], W, strict=True)]
 
 
 def learned(w, last, W, x, y, passes):
-    """W after full-batch steps."""
+    """W after `passes` full-batch steps."""
     for _ in range(passes):
         g = naive.gradient(mixed(w, last, W), x, y)[1][2:]
         W = [
@@ -37,7 +37,7 @@ def learned(w, last, W, x, y, passes):
 
 
 def method_and_numpy(count):
-    """The method, and its rounds in NumPy: w, and by client (last head, W, rounds)."""
+    """The method, and its rounds in NumPy: w, and (last head, W, rounds) of each client."""
     method = toys.make("fedala", toys.TASK, eta=ETA, share=1.0, first_passes=FIRST)
     w = naive.first_weights()
     kept = [(w[2:], [np.ones_like(a) for a in w[2:]], 0)] * toys.C
@@ -55,7 +55,7 @@ def method_and_numpy(count):
 
 @pytest.mark.slow
 def test_against_numpy():
-    """Seven rounds, so that clients come back more than once."""
+    """Seven rounds, so that some client takes part more than twice."""
     method, w, kept = method_and_numpy(7)
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 7)
     naive.close(state.server, w, rtol=1e-3, atol=1e-4)
@@ -70,7 +70,7 @@ def test_against_numpy():
     assert any((a.min() < 0.9) for _, W, _ in kept for a in W)
 
 
-def test_a_client_is_scored_on_the_model_that_it_adapts():
+def test_a_client_is_scored_on_its_adapted_model():
     method, w, kept = method_and_numpy(1)
     i = naive.cohort(method, 0)[0]
     last, W, rounds = kept[i]
@@ -90,6 +90,6 @@ def test_a_client_is_scored_on_the_model_that_it_adapts():
     toys.same(unchanged, private)
 
 
-def test_a_model_has_so_many_layers():
+def test_more_layers_than_the_model_has_are_an_error():
     with pytest.raises(BadInput, match="layers must be from 0 to 3, got 4"):
         toys.make("fedala", layers=4)

@@ -1,4 +1,4 @@
-"""FedAMP: identities with Local and the plain mean, then naive NumPy; its bounds."""
+"""FedAMP: Local and the plain mean as special cases, plain NumPy, and the bounds."""
 
 import jax
 import naive
@@ -13,14 +13,14 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_without_a_pull_it_is_local():
-    everybody = toys.PLAN._replace(cohort=toys.C)
-    state, _ = toys.player(toys.make("fedamp", pull=0.0), plan=everybody)(KEYS, 0, 3)
-    alone, _ = toys.player(toys.make("local"), plan=everybody)(KEYS, 0, 3)
+def test_pull_0_is_local_training():
+    all_clients = toys.PLAN._replace(cohort=toys.C)
+    state, _ = toys.player(toys.make("fedamp", pull=0.0), plan=all_clients)(KEYS, 0, 3)
+    alone, _ = toys.player(toys.make("local"), plan=all_clients)(KEYS, 0, 3)
     toys.same(state.private, alone.private)
 
 
-def test_a_wide_attention_is_the_mean_of_all_models():
+def test_with_a_very_large_sigma_the_mean_of_all_models_is_sent():
     method = toys.make("fedamp", toys.TASK, sigma=1e12)
     state = simulate.init(method, KEYS, toys.C)
     noise = jax.tree.map(lambda a: toys.normal(1, *a.shape), state.private)
@@ -31,9 +31,9 @@ def test_a_wide_attention_is_the_mean_of_all_models():
 
 
 def cloud(i, w, sigma, alpha):
-    """u_i."""
-    far = [sum(((a - b) ** 2).sum() for a, b in zip(w[i], v, strict=True)) for v in w]
-    xi = alpha / sigma * np.exp(-np.array(far) / sigma)
+    """The cloud model u_i."""
+    squares = [sum(((a - b) ** 2).sum() for a, b in zip(w[i], v, strict=True)) for v in w]
+    xi = alpha / sigma * np.exp(-np.array(squares) / sigma)
     xi[i] = 0
     xi[i] = 1 - xi.sum()
     return naive.mean(xi, w)
@@ -65,7 +65,7 @@ def test_a_lost_upload_changes_nothing():
     uploads = jax.tree.map(lambda a: a[:2] + 1.0, state.private)
     server = method.round[0].aggregate(state.server, uploads, cohort)
     moved = [i for i in range(toys.C) if float(server.far[i].max()) and i != 2]
-    assert moved == [i for i in range(toys.C) if i != 2]  # their distance to client 2 alone
+    assert moved == [i for i in range(toys.C) if i != 2]  # only their distance to client 2
     assert float(server.far[5, 7]) == 0 and float(server.far[2, 5]) > 0
 
 

@@ -14,7 +14,7 @@ KEYS = naive.KEYS
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_two_rounds_against_numpy(mu):
-    """FedAvg and FedProx with three of eight unequal clients a round."""
+    """FedAvg and FedProx with three of eight unequal clients per round."""
     method = toys.make("fedprox", toys.TASK, mu=mu)
     w = naive.weights_of(simulate.init(method, KEYS, toys.C).server)
     for t in range(2):
@@ -27,8 +27,8 @@ def test_two_rounds_against_numpy(mu):
     assert float(sums.steps) == 2 * 3 * naive.STEPS
 
 
-def test_the_training_loss_is_the_cohorts_mean_by_share():
-    """One full-batch step each: the losses of the sent model, weighted by size."""
+def test_the_training_loss_is_the_mean_over_the_cohort_weighted_by_size():
+    """Each client makes one full-batch step, whose loss is that of the sent model."""
     method = toys.make("fedavg", toys.TASK)
     w = naive.weights_of(simulate.init(method, KEYS, toys.C).server)
     ids = naive.cohort(method, 0)
@@ -39,7 +39,7 @@ def test_the_training_loss_is_the_cohorts_mean_by_share():
     assert float(sums.examples) == n.sum()
 
 
-def test_fedprox_gradient_is_zero_at_the_start():
+def test_the_gradient_of_the_proximal_term_is_zero_at_the_start():
     w = toys.TASK.init(KEYS.init)
     value = lambda p: tree.sq_norm(tree.sub(p, w.params))  # noqa: E731
     toys.same(jax.grad(value)(w.params), jax.tree.map(jnp.zeros_like, w.params))

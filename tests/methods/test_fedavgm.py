@@ -1,4 +1,4 @@
-"""FedAvgM: an identity, then naive NumPy."""
+"""Compares FedAvgM with FedAvg in a special case, and with plain NumPy."""
 
 import naive
 import pytest

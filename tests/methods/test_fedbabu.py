@@ -1,4 +1,4 @@
-"""FedBABU: the head never moves, then naive NumPy."""
+"""FedBABU: the constant head, the body compared with plain NumPy, and tuning."""
 
 import jax
 import naive
@@ -14,8 +14,8 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_against_numpy_and_the_head_never_moves():
-    """[:2] is the body, [2:] the head."""
+def test_the_body_matches_numpy_and_the_head_never_changes():
+    """In the list of arrays, [:2] is the body and [2:] the head."""
     method = toys.make("fedbabu", toys.TASK)
     first = naive.first_weights()
     body, head = first[:2], first[2:]
@@ -34,7 +34,7 @@ def test_against_numpy_and_the_head_never_moves():
 
 
 @pytest.mark.parametrize("tuned", ["all", "body", "head"])
-def test_what_a_client_tunes_before_it_is_scored(tuned):
+def test_a_client_tunes_the_chosen_part_before_it_is_scored(tuned):
     method = toys.make("fedbabu", toys.TASK, tuned=tuned, tune_epochs=2)
     body, private = method.newcomer(simulate.init(method, KEYS, toys.C))
     client = tree.take(toys.POPULATION, 1)._replace(private=private)
@@ -56,6 +56,6 @@ def test_what_a_client_tunes_before_it_is_scored(tuned):
     assert np.abs(w[part][0] - naive.first_weights()[part][0]).max() > 1e-3
 
 
-def test_what_cannot_be_tuned():
+def test_an_unknown_part_to_tune_is_an_error():
     with pytest.raises(BadInput, match="tuned cannot be 'heads'; did you mean 'head'"):
         toys.make("fedbabu", tuned="heads")

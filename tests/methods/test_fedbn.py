@@ -1,4 +1,4 @@
-"""FedBN: what stays with a client, and that it is scored on it."""
+"""FedBN: which layers stay on a client, and that the client is scored with them."""
 
 import functools
 
@@ -13,7 +13,7 @@ from fedjax_lab import evaluate, simulate, tree
 KEYS = naive.KEYS
 
 
-def test_fedbn_keeps_the_norm_layers_at_home():
+def test_fedbn_keeps_the_batch_norm_layers_on_the_clients():
     state, _ = toys.player(toys.make("fedbn"))(KEYS, 0, 3)
     private, shared = tree.names(state.private), tree.names(state.server)
     assert {name.split("/")[1] for name in private} == set(toys.NORM.batch_norms)
@@ -32,8 +32,8 @@ def score(method, state):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedbn", "local"])
-def test_a_client_is_scored_on_its_own_model(name):
-    """What is private belongs to one client: its own hits, by hand, differ from its neighbor's."""
+def test_a_client_is_scored_with_its_private_parameters(name):
+    """The correct predictions are those of the client's model, not of the next client's."""
     method = toys.make(name)
     state = simulate.init(method, KEYS, toys.C)
     far_apart = jax.tree.map(
@@ -42,20 +42,20 @@ def test_a_client_is_scored_on_its_own_model(name):
     state = state._replace(private=far_apart)
     scores = score(method, state)
 
-    def right(i, rows):
+    def hits(i, rows):
         private = jax.tree.map(lambda a: a[i], state.private)
         w = tree.join(state.server, private) if name == "fedbn" else private
         logits = toys.NORM.apply(w, toys.FEDERATION.x[rows]).logits
         return int((logits.argmax(1) == toys.FEDERATION.y[rows]).sum())
 
-    correct_counts = [right(i, toys.FEDERATION.test[i]) for i in range(toys.C)]
-    others = [right((i + 1) % toys.C, toys.FEDERATION.test[i]) for i in range(toys.C)]
+    correct_counts = [hits(i, toys.FEDERATION.test[i]) for i in range(toys.C)]
+    others = [hits((i + 1) % toys.C, toys.FEDERATION.test[i]) for i in range(toys.C)]
     assert correct_counts == scores.test.correct[:, 0].astype(int).tolist()
     assert correct_counts != others
 
 
-def test_fedbn_averages_what_is_not_batch_norm_as_fedavg_does():
-    """From a common start the first round is FedAvg's, bit for bit."""
+def test_fedbn_averages_all_other_layers_like_fedavg():
+    """From a common start, the first round equals that of FedAvg bit for bit."""
     one, _ = toys.player(toys.make("fedbn"))(KEYS, 0, 1)
     other, _ = toys.player(toys.make("fedavg"))(KEYS, 0, 1)
     shared, _ = tree.split(tree.within(("Dense_0", "head")), other.server)

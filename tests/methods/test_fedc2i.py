@@ -1,4 +1,4 @@
-"""FedC2I: influence by leave-one-out, against brute force; the round, its ablations, its figure."""
+"""FedC2I: leave-one-out influence against brute force, the round, ablations and the figure."""
 
 import functools
 
@@ -24,7 +24,7 @@ M = 5
 
 @functools.cache
 def models(task=toys.NORM, count=M):
-    """Different models, running statistics too."""
+    """Models with different parameters and running statistics."""
     w = clusters.distinct_starts(task, jax.random.key(0), count)
     noise = jax.random.split(jax.random.key(9), len(jax.tree.leaves(w)))
     leaves, shape = jax.tree.flatten(w)
@@ -45,14 +45,14 @@ def loss_of(w, task=toys.NORM):
 
 
 def without(i):
-    """The mean of all models but one, everything included."""
+    """The mean of all models but one, including running statistics."""
     others = [k for k in range(M) if k != i]
     return jax.tree.map(lambda a: np.asarray(a)[others].mean(0), models())
 
 
 @pytest.mark.slow
-def test_client_losses_are_those_of_leave_one_out_bodies():
-    """Eq. 4: the body without i, running statistics too, with the own head."""
+def test_client_losses_are_computed_with_leave_one_out_bodies():
+    """Eq. 4: the mean body without i, with its running statistics, and the client's head."""
     m = 2
     model_of_client = tree.take(models(), m)
     actual = client_losses(toys.NORM, models(), model_of_client, batch())
@@ -65,7 +65,7 @@ def test_client_losses_are_those_of_leave_one_out_bodies():
 
 @pytest.mark.slow
 def test_class_losses_equal_brute_force():
-    """Eqs. 7 and 9 by replacing one row, with its bias, at a time."""
+    """Eqs. 7 and 9, computed by replacing one row and its bias at a time."""
     m = 1
     model_of_client = tree.take(models(), m)
     _, heads = split_head(toys.NORM, models())
@@ -80,8 +80,8 @@ def test_class_losses_equal_brute_force():
             assert actual[i, c] == pytest.approx(loss_of(w), abs=1e-5)
 
 
-def test_class_losses_stay_finite_where_one_class_decides():
-    """log(exp(lse) - exp(z_c)) would cancel."""
+def test_class_losses_stay_finite_if_one_class_dominates():
+    """The form log(exp(lse) - exp(z_c)) would suffer from cancellation."""
     model_of_client = tree.take(models(), 0)
     head = {
         "kernel": 1e3 * model_of_client.params["head"]["kernel"],
@@ -92,7 +92,7 @@ def test_class_losses_stay_finite_where_one_class_decides():
     assert np.isfinite(class_losses(toys.NORM, heads, sharp, batch())).all()
 
 
-def test_weights_sum_to_one_and_follow_the_loss():
+def test_weights_are_normalized_powers_of_the_loss():
     loss = jnp.array([[0.5, 2.0], [1.0, 1e-30], [0.25, 0.0]])
     for gamma in (0.0, 0.5, 5.0, 10.0):
         weight = np.asarray(sharpen(gamma, loss))
@@ -103,7 +103,7 @@ def test_weights_sum_to_one_and_follow_the_loss():
     np.testing.assert_allclose(sharpen(10.0, jnp.zeros((4, 2))), 1 / 4, rtol=1e-6)
 
 
-def test_rows_are_mixed_by_class_and_take_their_bias_along():
+def test_rows_and_biases_of_the_head_are_mixed_by_class():
     rng = np.random.default_rng(0)
     weight, rows, bias = rng.random((3, 4)), rng.random((3, 6, 4)), rng.random((3, 4))
     actual = mix_classes(jnp.asarray(weight), jnp.asarray(rows))
@@ -115,15 +115,15 @@ def test_rows_are_mixed_by_class_and_take_their_bias_along():
 
 
 def mixtures(method, server):
-    """What each of the eight clients trains from: one round without a step."""
+    """The state after a round without steps, with the model that each client starts from."""
     plan = toys.PLAN._replace(epochs=0, cohort=toys.C)
     state = State(server, jnp.zeros((toys.C, toys.C)))
     return toys.player(method, plan=plan)(naive.KEYS, 0, 1, state)[0]
 
 
 @pytest.mark.slow
-def test_a_round_mixes_by_both_influences():
-    """Eqs. 6 and 10 for every client, from its own batch of 32 (or of all that it has)."""
+def test_a_round_mixes_bodies_by_client_and_heads_by_class_influence():
+    """Eqs. 6 and 10 for every client, with a batch of 32 of its examples, or of all if fewer."""
     w = models(count=toys.C)
     method = toys.make("fedc2i", gamma=2.0)
     state = mixtures(method, Server(w, toys.POPULATION.n))
@@ -156,7 +156,7 @@ def test_a_round_mixes_by_both_influences():
     ],
 )
 def test_ablations_replace_one_part(hyper, body, head):
-    """The other part is that of the whole method."""
+    """The other part is that of the complete method."""
     w = models(count=toys.C)
     server = Server(w, toys.POPULATION.n)
     whole = mixtures(toys.make("fedc2i"), server)
@@ -171,7 +171,7 @@ def test_ablations_replace_one_part(hyper, body, head):
 
 
 @pytest.mark.slow
-def test_equal_models_are_left_as_they_are():
+def test_mixing_leaves_equal_models_unchanged():
     """All weights are 1/M and mixing changes nothing; the mean before any upload is uniform."""
     w = tree.repeat(toys.NORM.init(jax.random.key(0)), toys.C)
     for hyper in ({}, {"body": "mean", "head": "mean"}):
@@ -180,7 +180,7 @@ def test_equal_models_are_left_as_they_are():
         toys.close(state.server.models, w, rtol=1e-5, atol=1e-6)
 
 
-def test_the_mean_is_over_those_who_have_uploaded():
+def test_the_mean_is_over_clients_that_have_uploaded():
     w, n = models(count=toys.C), jnp.array([0.0, 10, 0, 30, 0, 0, 20, 0])
     state = mixtures(toys.make("fedc2i", body="mean", head="mean"), Server(w, n))
     expected = jax.tree.map(lambda a: np.tensordot(np.asarray(n) / 60, a, 1), w)
@@ -190,7 +190,7 @@ def test_the_mean_is_over_those_who_have_uploaded():
 
 @pytest.mark.slow
 def test_clients_train_from_their_mixture():
-    """Every parameter, with the client's optimizer, against NumPy."""
+    """Compares all parameters with those of NumPy's SGD."""
     w = models(toys.TASK, toys.C)
     method = toys.make("fedc2i", toys.TASK)
     server = State(Server(w, toys.POPULATION.n), jnp.zeros((toys.C, toys.C)))
@@ -203,8 +203,8 @@ def test_clients_train_from_their_mixture():
         naive.close(tree.take(after.server.models, i), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_of_two_clients_each_is_measured_without_the_other():
-    """M = 2: theta^-1 is theta_2."""
+def test_with_two_clients_leaving_one_out_leaves_the_other():
+    """For M = 2, theta^-1 is theta_2."""
     w = models(count=2)
     model_of_client = tree.take(w, 0)
     actual = client_losses(toys.NORM, w, model_of_client, batch())
@@ -215,7 +215,7 @@ def test_of_two_clients_each_is_measured_without_the_other():
 
 
 @pytest.mark.slow
-def test_who_does_not_take_part_keeps_its_model():
+def test_a_client_outside_the_cohort_keeps_its_model():
     method = toys.make("fedc2i")
     plan = toys.PLAN._replace(cohort=3)
     first = simulate.init(method, naive.KEYS, toys.C)
@@ -241,14 +241,14 @@ def test_a_client_downloads_all_models_and_uploads_one():
     assert (up, down) == (size, toys.C * (size + 4))
 
 
-def test_one_client_has_no_others():
+def test_a_single_client_is_an_error():
     with pytest.raises(BadInput, match="at least two clients"):
         simulate.init(toys.make("fedc2i"), naive.KEYS, 1)
 
 
 @pytest.mark.slow
-def test_memory_does_not_hold_a_model_for_every_pair():
-    """With twice the clients the round's memory about doubles (16 to 32: at most 2.6 times)."""
+def test_memory_does_not_grow_with_the_number_of_pairs_of_clients():
+    """With twice the clients, a round needs about twice the memory: less than 2.6 times."""
 
     def temporary(count):
         rows = toys.as_rows(np.tile(toys.FEDERATION.train, (count // toys.C, 1)))

@@ -1,4 +1,4 @@
-"""FedCAC: its identity with FedAvg, then naive NumPy."""
+"""Compares FedCAC with FedAvg in a special case, and with plain NumPy."""
 
 import jax
 import naive
@@ -20,7 +20,7 @@ def test_without_critical_parameters_it_is_fedavg():
 
 
 def critical(before, after, tau):
-    """Masks by sorting."""
+    """The masks of the critical parameters, computed by sorting."""
     masks = []
     for a, b in zip(before, after, strict=True):
         value = np.abs((b - a) * b).ravel()
@@ -36,13 +36,13 @@ def overlap(a, b):
 
 
 def sent(i, t, beta, w, models, masks):
-    """What client i gets in round t; `models` and `masks` are those of clients that took part."""
+    """The message to client i in round t; `models` and `masks` are those of past participants."""
     if i not in models:
         return w
     pairs = {(j, k): overlap(masks[j], masks[k]) for j in models for k in models if j != k}
     mean, largest = np.mean(list(pairs.values())), max(pairs.values())
-    least = mean + t / beta * (largest - mean) - 1e-6
-    chosen = [i] + [j for j in models if j != i and pairs[i, j] >= least]
+    threshold = mean + t / beta * (largest - mean) - 1e-6
+    chosen = [i] + [j for j in models if j != i and pairs[i, j] >= threshold]
     shared = naive.mean(np.full(len(chosen), 1 / len(chosen)), [models[j] for j in chosen])
     return [np.where(m, a, b) for m, a, b in zip(masks[i], shared, w, strict=True)]
 
@@ -66,7 +66,7 @@ def test_against_numpy():
     assert len(models) > 4
 
 
-def test_after_round_beta_a_client_is_alone_with_its_critical_parameters():
+def test_after_round_beta_critical_parameters_are_no_longer_shared():
     method = toys.make("fedcac", toys.TASK, beta=2)
     server = simulate.init(method, KEYS, toys.C).server
     noise = jax.tree.map(lambda a: toys.normal(1, *a.shape), server.models)
@@ -78,8 +78,8 @@ def test_after_round_beta_a_client_is_alone_with_its_critical_parameters():
     toys.close(got, jax.tree.map(jax.numpy.where, mask, model, server.w.params))
 
 
-def test_clients_that_are_all_as_alike_are_alone_after_round_beta_too():
-    """Of two clients the mean overlap is the largest, and no threshold lies between them."""
+def test_with_equal_overlaps_sharing_also_ends_after_round_beta():
+    """With two clients the mean overlap is the largest: no threshold lies between them."""
     method = toys.make("fedcac", toys.TASK, beta=2)
     server = simulate.init(method, KEYS, 2).server
     noise = jax.tree.map(lambda a: toys.normal(1, *a.shape), server.models)
@@ -99,6 +99,6 @@ def test_clients_that_are_all_as_alike_are_alone_after_round_beta_too():
         toys.close(got(1), alone)
 
 
-def test_its_bound_is_checked_before_anything_is_compiled():
+def test_too_many_clients_are_rejected_before_anything_is_compiled():
     with pytest.raises(BadInput, match="method fedcac keeps a number for each pair of clients"):
         jax.eval_shape(lambda: simulate.init(toys.make("fedcac"), KEYS, 20_000))

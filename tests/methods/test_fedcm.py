@@ -1,4 +1,4 @@
-"""FedCM: an identity, then naive NumPy."""
+"""Compares FedCM with FedAvg in a special case, and with plain NumPy."""
 
 import naive
 import numpy as np
@@ -12,7 +12,7 @@ from fedjax_lab.types import Weights
 KEYS = naive.KEYS
 
 
-def test_fedcm_with_the_clients_gradient_alone_is_fedavg():
+def test_fedcm_with_alpha_1_is_fedavg():
     state, sums = toys.player(toys.make("fedcm", alpha=1.0))(KEYS, 0, 3)
     toys.same((state.server[0], sums), (averaged()[0].server, averaged()[1]))
 
@@ -41,8 +41,8 @@ def test_fedcm_against_numpy():
 
 
 @pytest.mark.slow
-def test_a_client_of_fedcm_divides_by_its_own_steps():
-    """Alone in the first round, whatever its number of steps: the server's model comes from it."""
+def test_fedcm_divides_an_update_by_the_reach_of_the_local_steps():
+    """With one client in the first round, the server's update is that of this client."""
     plan = toys.PLAN._replace(cohort=1)
     state, _ = toys.player(toys.make("fedcm"), plan=plan)(KEYS, 0, 1)
     first = toys.NORM.init(KEYS.init)

@@ -1,4 +1,4 @@
-"""FedConcat's runs, with -ID and -IB: stages, bytes, settings, clusters that are found."""
+"""Runs of FedConcat, FedConcat-ID and -IB: stages, bytes, settings and clusters."""
 
 import jax
 import jax.numpy as jnp
@@ -57,12 +57,12 @@ def comparable(rows):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
-# The whole run.
+# Complete runs.
 
 
 @pytest.mark.slow
-def test_one_cluster_with_its_classifier_is_fedavg(data):
-    """Stage 2 is FedAvg; Phi then starts as FedAvg's model."""
+def test_fedconcat_with_one_cluster_is_fedavg(data):
+    """Stage 2 is FedAvg; with its encoder, the first Phi predicts like FedAvg's model."""
     hyper = {"num_clusters": 1, "encoder_rounds": 3, "classifier_rounds": 1}
     e = build(data, classifier_init="clusters", **hyper)
     plain = runner.run(build(data, "fedavg", rounds=3), quiet=True).states[0].server
@@ -76,7 +76,7 @@ def test_one_cluster_with_its_classifier_is_fedavg(data):
 
 
 def played(e, rounds, stage=0, state=None):
-    """The state after so many rounds of a stage, without the engine."""
+    """The state after `rounds` rounds of a stage, without the engine."""
     keys = streams.make_keys(jax.random.key(e.simulation.seeds[0]))
     federation = e.simulation.federations[0]
     population = simulate.population(federation, CLASSES)
@@ -98,8 +98,8 @@ def played(e, rounds, stage=0, state=None):
 
 
 @pytest.mark.slow
-def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
-    """Rounds, stages, a model of K encoders; together and one by one alike."""
+def test_the_encoders_are_trained_and_then_frozen_for_the_classifier(data, whole):
+    """Checks rounds, stages and shapes; two vectorized seeds give the encoders of one seed."""
     names = [(row["round"], row["stage"]) for row in whole.metrics if row["seed"] == 0]
     stages = 2 * ["encoders"] + 3 * ["classifier"]
     assert names == list(zip((2, 3, 4, 6, 7), stages, strict=True))
@@ -116,11 +116,11 @@ def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
     toys.close(before, server.encoders)
     more = runner.run(build(data, **(HYPER | {"classifier_rounds": 100})), quiet=True)
     assert more.metrics[-1]["global"] > 80
-    toys.close(more.states[0].server.encoders, server.encoders)  # frozen; seed 0 alone
+    toys.close(more.states[0].server.encoders, server.encoders)  # frozen; only seed 0
 
 
-def test_the_method_comes_to_any_number_of_rounds(data):
-    """What FedAvg costs is a bound, but for runs too short for it."""
+def test_any_number_of_rounds_is_divided_among_the_stages(data):
+    """The cost of FedAvg is the bound, except for runs that are too short for it."""
     for rounds in (1, 2, 9):
         for name in ("fedconcat", "fedconcat_id"):
             e = build(data, name, rounds=rounds, num_clusters=2)
@@ -134,8 +134,8 @@ def test_the_method_comes_to_any_number_of_rounds(data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedconcat", "fedconcat_id"])
-def test_bytes_are_the_papers_formula(data, name):
-    """But for K - 1 biases that the classifier does not have."""
+def test_bytes_match_the_formula_of_the_paper(data, name):
+    """Except for K - 1 bias vectors that the classifier does not have."""
     e = build(data, name, **HYPER)
     last = runner.run(e, quiet=True).metrics[-1]
     m, c = communication.sizes(e.task)
@@ -147,8 +147,8 @@ def test_bytes_are_the_papers_formula(data, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 3, 6])
-def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
-    """Bit for bit, in either stage; the features are found again."""
+def test_an_interrupted_run_resumes_bit_for_bit(rounds, data, whole, tmp_path, monkeypatch):
+    """It is interrupted in either stage; the features are computed again."""
 
     def e():
         return build(data, seeds=(0, 1), way="vectorized", **HYPER)
@@ -164,8 +164,8 @@ def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_features_in_every_batch_are_those_that_are_cached(data, whole):
-    """An augmentation that changes nothing turns the cache off, `clean` on again."""
+def test_features_computed_per_batch_equal_cached_features(data, whole):
+    """An augmentation that changes nothing turns the cache off; `clean` turns it on again."""
     e = build(data, seeds=(0, 1), way="vectorized", **HYPER)
     plan = e.simulation.plan._replace(augment=lambda key, x: x)
     toys.close(runner.run(toys.changed(e, plan=plan), quiet=True).states, whole.states)
@@ -183,7 +183,7 @@ def test_features_in_every_batch_are_those_that_are_cached(data, whole):
 
 @pytest.mark.slow
 def test_a_mesh_with_chunks_gives_the_same_numbers(data):
-    """Five of eight clients on four devices in chunks of two, also for the view of the pool."""
+    """Five of eight clients on four devices in chunks of two, including the view of the pool."""
     e = build(data, **HYPER)
     e = toys.changed(e, plan=e.simulation.plan._replace(cohort=5, equal_steps=False))
     mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
@@ -196,7 +196,7 @@ def test_a_mesh_with_chunks_gives_the_same_numbers(data):
 
 @pytest.mark.slow
 def test_each_client_may_be_a_cluster(data):
-    """Every encoder is then the model that its client has trained alone."""
+    """The model of each cluster is then the one that its client trains alone."""
     e = build(data, clustering="none", encoder_rounds=2, classifier_rounds=1)
     centers = played(e, 2).server.centers
     alone = runner.run(build(data, "local", rounds=2), quiet=True).states[0].private
@@ -204,8 +204,8 @@ def test_each_client_may_be_a_cluster(data):
 
 
 @pytest.mark.slow
-def test_other_clusterings_are_those_methods_weighted_by_size(data):
-    """IFCA's mean is uniform by itself."""
+def test_clustering_by_ifca_is_ifca_weighted_by_size(data):
+    """By default, IFCA's mean is uniform."""
     e = build(data, clustering="ifca", **HYPER)
     plain = runner.run(build(data, "ifca", rounds=3, num_clusters=3, by_size=True), quiet=True)
     server = runner.run(e, quiet=True).states[0].server
@@ -214,8 +214,8 @@ def test_other_clusterings_are_those_methods_weighted_by_size(data):
 
 
 @pytest.mark.slow
-def test_inference_is_from_what_was_asked_for(data):
-    """Of outputs on noise, or of the bias alone."""
+def test_infer_from_selects_outputs_on_noise_or_biases(data):
+    """Label distributions are inferred from outputs on noise, or from the bias alone."""
     e = build(data, "fedconcat_id", num_clusters=2, num_noise=100)
     population = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
     state = jax.device_get(
@@ -232,7 +232,7 @@ def test_inference_is_from_what_was_asked_for(data):
 
 
 @pytest.mark.slow
-def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
+def test_encoder_decay_applies_from_the_first_round(data):
     for name, stage in (("fedconcat", 0), ("fedconcat_id", 0)):
         norms = []
         for decay in (0.0, 1.0):
@@ -289,7 +289,7 @@ def test_variants_run_and_learn(data, name, hyper):
         ("fedconcat_id", {"num_noise": 0}, "config.method.num_noise must be above 0"),
     ],
 )
-def test_bad_settings_are_named_before_anything_is_compiled(data, name, hyper, message):
+def test_invalid_settings_are_reported_before_anything_is_compiled(data, name, hyper, message):
     from fedjax_lab.engine import Engine
 
     with pytest.raises(BadInput, match=message):
@@ -299,7 +299,7 @@ def test_bad_settings_are_named_before_anything_is_compiled(data, name, hyper, m
 # Communication.
 
 
-def test_the_papers_rounds_follow_from_the_formula():
+def test_the_cost_formula_gives_the_rounds_of_the_paper():
     """Section 4.3: 173 rounds of the classifier on Fashion-MNIST; 94.3 % of FedAvg on CIFAR-10."""
 
     def sizes(shape):
@@ -319,7 +319,7 @@ def test_the_papers_rounds_follow_from_the_formula():
 
 
 @pytest.mark.slow
-def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale(data):
+def test_label_distributions_are_normalized_counts_plus_laplace_noise(data):
     """Eq. 2, and eq. 14 with a Laplace scale of 1 / epsilon: std sqrt(2) / epsilon."""
     population = simulate.population(build(data).simulation.federations[0], CLASSES)
     population = jax.tree.map(lambda a: np.tile(a, (500,) + (1,) * (a.ndim - 1)), population)
@@ -336,8 +336,8 @@ def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale
     assert np.abs(noise).mean() == pytest.approx(1 / 4, rel=0.05)
 
 
-def test_first_models_are_averaged_inside_the_clusters_found(data):
-    """-ID: by size, and the encoders of T_1 = 2 are one more round of the clusters."""
+def test_first_models_are_averaged_inside_the_inferred_clusters(data):
+    """-ID averages by size; with T_1 = 2, one more round inside the clusters follows."""
     e = build(data, "fedconcat_id", num_clusters=2, encoder_rounds=2, num_noise=100)
     population = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
     stage = e.simulation.stages[1]
@@ -352,12 +352,12 @@ def test_first_models_are_averaged_inside_the_clusters_found(data):
         toys.close(tree.take(server.centers, k), expected, rtol=1e-5, atol=1e-6)
 
 
-# Pictures.
+# Figures.
 
 
 @pytest.mark.slow
-def test_the_pictures_of_finished_runs(data, tmp_path, capsys):
-    """Megabytes of one client; which clients are together; the number of clusters at the bend."""
+def test_the_figures_of_finished_runs(data, tmp_path, capsys):
+    """Accuracy by megabytes per client, the members of the clusters, and the elbow."""
     e = build(data, **(HYPER | {"num_clusters": "elbow"}))
     result = runner.run(e, tmp_path / "run", quiet=True)
     facts = dict(np.load(tmp_path / "run/stages/encoders-0.npz"))

@@ -1,4 +1,4 @@
-"""FedConcat-ID's outputs on noise and FedConcat-IB's biases, against NumPy."""
+"""Compares FedConcat-ID's outputs on noise and FedConcat-IB's biases with NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fedjax_lab.models.task import make_task
 
 
 def test_outputs_on_noise_against_numpy():
-    """Eq. 3: the mean of softmax over R uniform images, the same for all; a sum of 1."""
+    """Eq. 3: the mean of softmax over R uniform images, the same for all models; its sum is 1."""
     models = clusters.distinct_starts(toys.TASK, jax.random.key(0), 3)
     key = jax.random.key(5)
     p = np.asarray(mean_outputs(toys.TASK, models, key, 200))
@@ -27,7 +27,7 @@ def test_outputs_on_noise_against_numpy():
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-5)
 
 
-def test_models_face_the_noise_in_evaluation_mode():
+def test_outputs_on_noise_are_computed_in_evaluation_mode():
     models = clusters.distinct_starts(toys.NORM, jax.random.key(0), 2)
     models = models._replace(stats=jax.tree.map(lambda a: a + 0.5, models.stats))
     key = jax.random.key(5)
@@ -38,7 +38,7 @@ def test_models_face_the_noise_in_evaluation_mode():
         np.testing.assert_allclose(p[k], jax.nn.softmax(logits).mean(0), rtol=1e-4)
 
 
-def test_constant_classifiers_give_everyone_the_same_distribution():
+def test_constant_classifiers_give_uniform_distributions():
     models = clusters.distinct_starts(toys.TASK, jax.random.key(0), 3)
     models.params["head"] = jax.tree.map(jnp.zeros_like, models.params["head"])
     p = mean_outputs(toys.TASK, models, jax.random.key(5), 100)
@@ -55,7 +55,7 @@ def test_noise_has_the_range_of_the_inputs():
     np.testing.assert_allclose(x.mean((0, 1, 2)), (low + high) / 2, atol=0.05)
 
 
-def test_one_step_from_a_zero_head_tells_the_label_distribution():
+def test_one_step_from_a_zero_head_reveals_the_label_distribution():
     """-IB is then exact: - dL/db_c = share of class c - 1/K."""
     w = toys.TASK.init(naive.KEYS.init)
     w.params["head"] = jax.tree.map(jnp.zeros_like, w.params["head"])
@@ -72,7 +72,7 @@ def test_one_step_from_a_zero_head_tells_the_label_distribution():
 
 
 def test_bias_formula_against_numpy():
-    """(b_i - b_0) / (s eta) + softmax(b_0), s steps of lr eta whatever the momentum."""
+    """(b_i - b_0) / (s eta) + softmax(b_0) for s steps of size eta; it ignores the momentum."""
     method = first_round(toys.TASK, 2)
     state, _ = toys.player(method, plan=naive.FULL)(
         naive.KEYS, 0, 1, method.init(naive.KEYS.init, 8)

@@ -1,4 +1,4 @@
-"""FedDBE: an identity, then naive NumPy."""
+"""Compares FedDBE with FedAvg in a special case, and with plain NumPy."""
 
 import naive
 import numpy as np
@@ -18,8 +18,10 @@ def test_the_first_round_of_feddbe_is_fedavg():
 
 
 def shifted_gradient(w, p, x, y, of_mean):
-    """Of the loss whose head sees h + p, and of a term with this gradient in the mean of h, times
-    its number of features: with respect to w and p."""
+    """The gradient with respect to w and p of the loss with a head on h + p, plus another term.
+
+    of_mean(h): that term's gradient with respect to the mean of h, times the number of features.
+    """
     h = naive.features(w, x)
     o = (h + p) @ w[2] + w[3]
     e = np.exp(o - o.max(1, keepdims=True))

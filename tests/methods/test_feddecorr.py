@@ -1,4 +1,4 @@
-"""FedDecorr: an identity, then naive NumPy."""
+"""Compares FedDecorr with FedAvg in a special case, and with plain NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def test_correlations_leave_out_padding_and_constant_features():
 
 
 def decorrelation(z):
-    """Gradient with respect to z of the mean of the squared correlations of its columns."""
+    """The gradient with respect to z of the mean squared correlation of its columns."""
     d, n = z.shape[1], len(z)
     s = np.sqrt(z.var(0) + 1e-8)
     u = (z - z.mean(0)) / s

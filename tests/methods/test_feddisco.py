@@ -1,4 +1,4 @@
-"""FedDisco: an identity, then naive NumPy."""
+"""Compares FedDisco with FedAvg in a special case, and with plain NumPy."""
 
 import jax.numpy as jnp
 import naive
@@ -14,12 +14,12 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_feddisco_without_its_two_terms_is_fedavg():
+def test_feddisco_with_a_and_b_of_0_is_fedavg():
     state, sums = toys.player(toys.make("feddisco", a=0.0, b=0.0))(KEYS, 0, 3)
     toys.close((state.server, sums), (averaged()[0].server, averaged()[1]), rtol=1e-5, atol=1e-6)
 
 
-def far(i, distance):
+def discrepancy(i, distance):
     """The distance of a client's classes from the uniform distribution."""
     q = naive.counts(i) / naive.counts(i).sum()
     if distance == "l2":
@@ -31,20 +31,20 @@ def far(i, distance):
 def test_feddisco_against_numpy(distance):
     a, b = 0.8, 0.1
     method = toys.make("feddisco", toys.TASK, a=a, b=b, distance=distance)
-    w, nobody = naive.first_weights(), 0
+    w, negative = naive.first_weights(), 0
     for t in range(3):
         ids = naive.cohort(method, t)
-        d = np.array([far(i, distance) for i in ids])
+        d = np.array([discrepancy(i, distance) for i in ids])
         p = naive.shares(ids, toys.SKEWED) - a * (d / d.sum() if distance == "kl" else d) + b
-        nobody += (p < 0).any()
+        negative += (p < 0).any()
         p = np.maximum(p, 0)
         models = [naive.sgd(w, *naive.data_of(i, toys.SKEWED)) for i in ids]
         w = naive.mean(p / p.sum(), models)
-    assert nobody
+    assert negative
     naive.close(rounds(method, 3, federation=toys.SKEWED).server, w)
 
 
-def test_where_nobody_counts_sizes_do_and_a_lost_upload_never():
+def test_shares_fall_back_to_sizes_and_are_0_for_lost_uploads():
     cohort = tree.take(toys.POPULATION, jnp.arange(3))._replace(
         weight=jnp.array([0.25, 0.75, 0.0]), arrived=jnp.array([True, True, False])
     )

@@ -1,4 +1,4 @@
-"""FedDyn against the authors' form."""
+"""Compares FedDyn with the form of the authors' code."""
 
 import functools
 
@@ -17,7 +17,7 @@ KEYS = naive.KEYS
 
 
 def feddyn_as_in_the_authors_code(method, count, alpha, clip, w, decay=1.0):
-    """g_i = -l_i / alpha and a mean over all g_i in place of h. -> cloud, participants' mean."""
+    """Uses g_i = -l_i / alpha, and the mean of all g_i instead of h. Returns (cloud, mean)."""
     n = np.array([len(naive.data_of(i)[1]) for i in range(toys.C)])
     g = [[np.zeros_like(a) for a in w] for _ in n]
     cloud = w
@@ -42,8 +42,8 @@ def feddyn_as_in_the_authors_code(method, count, alpha, clip, w, decay=1.0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clip", [10.0, 0.4])
-def test_feddyn_against_the_authors_form(clip):
-    """50 rounds, three of eight clients: the two forms have the same iterates."""
+def test_feddyn_has_the_iterates_of_the_authors_code(clip):
+    """The two forms agree after 50 rounds with three of eight clients."""
     method = toys.make("feddyn", toys.TASK, alpha=0.1, clip=clip)
     cloud, mean = feddyn_as_in_the_authors_code(method, 50, 0.1, clip, naive.first_weights())
     state = rounds(method, 50, PLAIN)
@@ -52,7 +52,7 @@ def test_feddyn_against_the_authors_form(clip):
     assert float(tree.sq_norm(state.server.h)) > 1e-6
 
 
-def test_feddyn_sees_the_learning_rate_of_the_round():
+def test_feddyn_uses_the_learning_rate_of_the_round():
     method = toys.make("feddyn", toys.TASK, alpha=0.1, clip=0.4)
 
     def decayed(t):
@@ -68,7 +68,7 @@ def test_feddyn_sees_the_learning_rate_of_the_round():
 
 
 def test_feddyn_is_scored_on_the_participants_mean():
-    """Neither a client nor a newcomer is scored on the cloud model, which is what is sent."""
+    """Neither existing nor new clients are scored on the cloud model, which is sent."""
     method = toys.make("feddyn", toys.TASK)
     state = simulate.init(method, KEYS, toys.C)
     theta = toys.TASK.init(jax.random.key(9))
@@ -76,13 +76,13 @@ def test_feddyn_is_scored_on_the_participants_mean():
     score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0)
 
-    def right(w, rows):
+    def hits(w, rows):
         x, y = (np.asarray(a)[np.asarray(rows)] for a in toys.FEDERATION[:2])
         return int((naive.predict(naive.weights_of(w), x) == y).sum())
 
     mean, world = state.server.mean, toys.FEDERATION.global_test
-    assert int(scores.global_test.correct.sum()) == right(mean, world) != right(theta, world)
-    assert int(scores.test.correct[3, 0]) == right(mean, toys.FEDERATION.test[3])
+    assert int(scores.global_test.correct.sum()) == hits(mean, world) != hits(theta, world)
+    assert int(scores.test.correct[3, 0]) == hits(mean, toys.FEDERATION.test[3])
 
 
 def test_feddyn_averages_running_statistics_by_size():

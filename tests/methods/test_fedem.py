@@ -1,4 +1,4 @@
-"""FedEM: an identity, then naive NumPy."""
+"""Compares FedEM with FedAvg in a special case, and with plain NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -29,14 +29,14 @@ def probabilities(w, x):
 
 
 def shares(components, pi, x, y):
-    """q [B, M]."""
-    likely = [probabilities(w, x)[np.arange(len(y)), y] for w in components]
-    q = pi * np.stack(likely, 1)
+    """The responsibilities q [B, M] of the components."""
+    likelihoods = [probabilities(w, x)[np.arange(len(y)), y] for w in components]
+    q = pi * np.stack(likelihoods, 1)
     return q / q.sum(1, keepdims=True)
 
 
 def weighted_gradient(w, x, y, q):
-    """Of the mean of q times the cross-entropy."""
+    """The gradient of the mean of q times the cross-entropy."""
     h = naive.features(w, x)
     d = (probabilities(w, x) - np.eye(toys.K)[y]) * q[:, None] / len(y)
     dz = d @ w[2].T * (h > 0)
@@ -45,7 +45,7 @@ def weighted_gradient(w, x, y, q):
 
 @pytest.fixture(scope="module")
 def played():
-    """The method, its state after three rounds, and both parts of it in NumPy."""
+    """The method, its state after three rounds, and NumPy's components and mixtures."""
     method = toys.make("fedem", toys.TASK, num_components=2)
     first = simulate.init(method, KEYS, toys.C).server
     w = [naive.weights_of(tree.take(first, m)) for m in range(2)]

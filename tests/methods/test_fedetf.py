@@ -1,4 +1,4 @@
-"""FedETF: its frame, then naive NumPy."""
+"""FedETF: its simplex frame, and a comparison with plain NumPy."""
 
 import jax.numpy as jnp
 import naive
@@ -18,7 +18,7 @@ def test_the_frame_is_a_simplex():
 
 
 def gradient(w, beta, x, y, prior):
-    """Of the cross-entropy, with respect to the model and beta."""
+    """The gradient of the cross-entropy with respect to the model and beta."""
     h, K = naive.features(w, x), toys.K
     p = h @ w[2] + w[3]
     norm = np.linalg.norm(p, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""FedFomo: an identity, naive NumPy, who is sent what, and how many clients are too many."""
+"""FedFomo: Local as a special case, plain NumPy, the models that are sent, and a bound."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def test_fedfomo_without_other_models_is_local_training():
 
 
 def by_hand(method, count):
-    """Everybody's model, and P, after rounds in which the models of all others are sent."""
+    """The clients' models and P after rounds in which clients receive all other models."""
     first = naive.first_weights()
     models, trained, P = [first] * toys.C, set(), np.zeros((toys.C, toys.C))
     rows = np.asarray(FEDERATION.validation)
@@ -34,8 +34,8 @@ def by_hand(method, count):
             L_i = naive.gradient(models[i], x, y)[0]
             v = {}
             for n in trained - {i}:
-                away = naive.sub(models[n], models[i])
-                length = np.sqrt(sum((a**2).sum() for a in away))
+                difference = naive.sub(models[n], models[i])
+                length = np.sqrt(sum((a**2).sum() for a in difference))
                 v[n] = (L_i - naive.gradient(models[n], x, y)[0]) / length
                 P[i, n] += v[n]
             total, start = sum(max(a, 0) for a in v.values()), models[i]
@@ -66,7 +66,7 @@ def server(P, trained):
     return first._replace(P=jnp.asarray(P, jnp.float32), trained=jnp.asarray(trained))
 
 
-def test_a_client_is_sent_the_most_useful_models_of_others():
+def test_a_client_receives_the_most_useful_models_of_other_clients():
     P = np.tile([5.0, 4, 3, 2, 1, 0], (6, 1))
     sent = fedfomo.chosen(server(P, [True] * 6), jnp.int32(1), 3, 0.0)
     assert sent.ids.tolist() == [0, 2, 3]
@@ -75,8 +75,8 @@ def test_a_client_is_sent_the_most_useful_models_of_others():
     assert len(fedfomo.chosen(server(P, [True] * 6), jnp.int32(1), 9, 0.0).ids) == 5
 
 
-def test_models_of_equal_use_and_those_explored_are_any():
-    """Over 300 rounds each of five other clients is sent about as often as any other."""
+def test_ties_and_exploration_choose_models_at_random():
+    """In 300 draws, the models of the five other clients are sent about equally often."""
     useful = np.tile([5.0, 4, 3, 2, 1, 0], (6, 1))
     for P, epsilon in ((np.zeros((6, 6)), 0.0), (useful, 1.0)):
         first = server(P, [True] * 6)
@@ -88,7 +88,7 @@ def test_models_of_equal_use_and_those_explored_are_any():
         assert (np.abs(np.delete(counts, 2) - 120) < 40).all()
 
 
-def test_too_many_pairs_of_clients_are_refused_before_anything_is_made():
+def test_too_many_pairs_of_clients_are_rejected_at_initialization():
     method = toys.make("fedfomo", toys.TASK)
     with pytest.raises(BadInput, match="fedfomo keeps .* 1.5 GiB for 20,000 clients; .* 16,384"):
         jax.eval_shape(lambda: simulate.init(method, KEYS, 20_000))

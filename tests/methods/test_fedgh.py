@@ -1,4 +1,4 @@
-"""FedGH: an identity, then naive NumPy."""
+"""FedGH: no server steps as a special case, and a comparison with plain NumPy."""
 
 import naive
 import numpy as np
@@ -12,7 +12,7 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_a_server_that_makes_no_steps_keeps_the_first_head():
+def test_without_server_steps_the_head_is_unchanged():
     method = toys.make("fedgh", server_steps=0)
     state, _ = toys.player(method)(KEYS, 0, 2)
     first = simulate.init(method, KEYS, toys.C)
@@ -34,7 +34,7 @@ def test_fedgh_against_numpy():
             v += [h[y == k].mean(0) for k in sorted(set(y))]
             c += sorted(set(y))
         v, c, as_body = np.stack(v), np.array(c), [np.eye(16), np.zeros(16)]
-        for _ in range(4):  # features are positive, so that this body changes nothing
+        for _ in range(4):  # as_body is the identity for nonnegative features
             head = naive.add(head, naive.gradient(as_body + head, v, c)[1][2:], -0.5)
     state = rounds(method, 3, PLAIN, toys.SKEWED)
     for i in range(toys.C):

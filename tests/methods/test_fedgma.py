@@ -1,4 +1,4 @@
-"""FedGMA against naive NumPy."""
+"""Compares FedGMA with plain NumPy, and with FedAvg in a special case."""
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ from fedjax_lab.types import Weights
 
 
 def gma_inputs():
-    """Steps of four clients, with ties and zeros."""
+    """The updates of four clients, with ties and zeros, and the clients' sizes."""
     step = np.array([[1.0, 1, 1, 0, 2], [1, 1, -1, 0, -2], [1, -1, -1, 1, 0], [1, -1, 1, 1, 0]])
-    n = np.array([10.0, 20, 30, 50])  # by size no vote is a tie, which rounding would decide
+    n = np.array([10.0, 20, 30, 50])  # weighted by size, no vote is a tie decided by rounding
     return step, n
 
 
@@ -43,7 +43,7 @@ def test_fedgma_against_numpy(weights, tau, mode):
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 @pytest.mark.parametrize("mode", ["masked_average", "average_plus_masked_step"])
 def test_fedgma_averages_running_statistics_by_size(weights, mode):
-    """Nothing is masked in them, and the server's step is no part of it."""
+    """They are not masked, and the server's learning rate does not apply to them."""
     step, n = gma_inputs()
     method = toys.make("fedgma", tau=1.0, server_lr=0.3, mode=mode, weights=weights)
     uploads = Weights({"w": jnp.asarray(step)}, {"mean": jnp.asarray(step)})
@@ -54,8 +54,8 @@ def test_fedgma_averages_running_statistics_by_size(weights, mode):
     assert np.abs(new.params["w"] - new.stats["mean"]).max() > 0.1
 
 
-def test_with_three_clients_half_and_seven_tenths_are_one_threshold():
-    """And three tenths masks nothing: A is 1/3 or 1."""
+def test_with_three_clients_tau_0_5_and_tau_0_7_are_equivalent():
+    """The agreement A is 1/3 or 1, so that tau = 0.3 masks nothing."""
     step = jax.random.normal(KEY, (3, 50))
     cohort = tree.take(toys.POPULATION, jnp.arange(3))
     w_t = Weights({"w": jnp.zeros(50)}, {})

@@ -1,4 +1,4 @@
-"""FedIIR: the head's gradient in closed form, both exchanges against NumPy, FedAvg as a limit."""
+"""FedIIR: the head's gradient in closed form, both exchanges in NumPy, FedAvg as a special case."""
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,14 @@ KEYS = naive.KEYS
 
 
 def batch_of(rows, real):
-    """These rows of the pool; those that are not real hold rubbish."""
+    """A batch of these rows of the pool; rows that are not real have meaningless values."""
     rows, mask = np.array(rows), np.array(real, np.float32)
     x = np.where(mask[:, None] > 0, toys.FEDERATION.x[rows], 50.0)
     return Batch(jnp.asarray(x), toys.FEDERATION.y[rows], jnp.asarray(mask))
 
 
-def test_closed_form_is_what_autodiff_gives():
-    """In training mode, with padding and without; padding changes nothing."""
+def test_the_closed_form_of_the_head_gradient_equals_autodiff():
+    """In training mode, with padding and without; padding does not change the gradient."""
     w = toys.NORM.init(KEYS.init)
 
     @jax.jit
@@ -45,7 +45,7 @@ def test_closed_form_is_what_autodiff_gives():
 
 @pytest.mark.slow
 def test_without_penalty_it_is_uniform_fedavg():
-    """Bit for bit; only running statistics are averaged by size."""
+    """The parameters agree bit for bit; only running statistics are averaged by size."""
     state, sums = toys.player(toys.make("fediir", penalty=0.0))(KEYS, 0, 3)
     uniform = toys.make("fedavg")._replace(sample=sampling.equal)
     expected, expected_sums = toys.player(uniform)(KEYS, 0, 3)
@@ -93,8 +93,8 @@ def test_rounds_against_numpy():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("equal_steps", [False, True])
-def test_g_follows_the_mean_over_all_batches(equal_steps):
-    """Of batches of 8 in evaluation mode; a short one counts one, an empty one nothing."""
+def test_g_is_a_moving_average_of_the_mean_gradient_over_all_batches(equal_steps):
+    """Batches of 8 in evaluation mode; a short batch counts as one, an empty batch as none."""
     method = toys.make("fediir", ema=0.7)
     play = toys.player(method, plan=toys.PLAN._replace(equal_steps=equal_steps))
     forward = jax.jit(toys.NORM.apply)
@@ -130,7 +130,7 @@ def test_parameters_are_averaged_uniformly_and_running_statistics_by_size():
     toys.same(new.g, server.g)
 
 
-def test_bad_settings():
+def test_ema_must_be_from_0_to_1():
     assert (
         complaint(toys.make, "fediir", ema=1.5) == "config.method.ema must be from 0 to 1, got 1.5"
     )

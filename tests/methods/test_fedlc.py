@@ -1,4 +1,4 @@
-"""FedLC: an identity, then naive NumPy."""
+"""Compares FedLC with plain NumPy."""
 
 import naive
 import numpy as np
@@ -16,8 +16,8 @@ def test_fedlc_against_numpy():
     naive.close(rounds(method, 2, federation=toys.SKEWED).server, expected)
 
 
-def test_fedlc_may_leave_the_true_class_out_of_its_denominator():
-    """-o_y + log sum_{c != y} exp o_c of calibrated logits, whose gradient is by hand."""
+def test_exclude_true_leaves_the_true_class_out_of_the_denominator():
+    """The loss is -o_y + log sum_{c != y} exp o_c of calibrated logits; its gradient by hand."""
 
     def gradient_of(i, w, x, y):
         A, a, B, b = w

@@ -1,4 +1,4 @@
-"""FedNova: identities, then naive NumPy."""
+"""Compares FedNova with FedAvg, and with plain NumPy."""
 
 import naive
 import numpy as np
@@ -16,16 +16,16 @@ def test_fednova_with_equal_steps_is_fedavg():
     toys.close(one.server, other.server, rtol=1e-5, atol=1e-6)
 
 
-def test_fednova_with_unequal_steps_is_not():
+def test_fednova_with_unequal_steps_differs_from_fedavg():
     play = toys.player(toys.make("fednova"))
-    far = tree.sub(play(KEYS, 0, 3)[0].server.params, averaged()[0].server.params)
-    assert float(tree.sq_norm(far)) > 1e-4
+    difference = tree.sub(play(KEYS, 0, 3)[0].server.params, averaged()[0].server.params)
+    assert float(tree.sq_norm(difference)) > 1e-4
     first, _ = toys.player(toys.make("fedavg"))(KEYS, 0, 1)
     toys.close(play(KEYS, 0, 1)[0].server.stats, first.server.stats, rtol=1e-6)  # by size
 
 
 def test_fednova_against_numpy():
-    """Clients of unequally many batches; what each one trains to is taken from FedAvg."""
+    """Clients have different numbers of batches; FedAvg gives the model that each one trains."""
     plan = naive.FULL._replace(batch_size=10, epochs=2, optimizer=optim.sgd(0.1, 0.9))
     method, plain = toys.make("fednova", toys.TASK), toys.make("fedavg", toys.TASK)
     w = naive.first_weights()
@@ -34,7 +34,7 @@ def test_fednova_against_numpy():
     tau = 2 * -(-n // 10)
     assert len(set(tau)) > 1
     p, a = n / n.sum(), (tau - 0.9 * (1 - 0.9**tau) / 0.1) / 0.1
-    # What FedAvg gives when the others hold nothing.
+    # A client's model is that of FedAvg if the other clients have no examples.
     models = []
     for i in ids:
         alone = np.asarray(toys.FEDERATION.train).copy()

@@ -1,4 +1,4 @@
-"""FedNTD: an identity, then naive NumPy."""
+"""Compares FedNTD with FedAvg in a special case, and with plain NumPy."""
 
 import naive
 import numpy as np
@@ -15,7 +15,7 @@ def test_fedntd_without_beta_is_fedavg():
 
 
 def others(logits, y, tau):
-    """The softmax over tau of all classes but the true one, which has probability 0."""
+    """The softmax with temperature tau over all classes but the true one, whose share is 0."""
     p = np.exp(logits / tau)
     p[np.arange(len(y)), y] = 0
     return p / p.sum(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""FedOpt against naive NumPy."""
+"""Compares FedOpt with plain NumPy."""
 
 import naive
 import numpy as np
@@ -15,9 +15,9 @@ def test_fedopt_against_numpy(rule):
     method = toys.make(
         "fedopt", toys.TASK, server_optimizer=rule, server_lr=lr, beta1=b1, beta2=b2, tau=tau
     )
-    start = {"adam": 0.0, "yogi": 1e-6, "adagrad": tau**2}[rule]  # optax's for Yogi
+    start = {"adam": 0.0, "yogi": 1e-6, "adagrad": tau**2}[rule]  # optax's initial value for Yogi
     w = naive.first_weights()
-    m = [np.full_like(a, -start) for a in w]  # optax's starts for the gradient, -step
+    m = [np.full_like(a, -start) for a in w]  # optax initializes m for the gradient, -step
     v = [np.full_like(a, start) for a in w]
     for t in range(3):
         step = naive.sub(averaged_by_hand(method, t, w), w)

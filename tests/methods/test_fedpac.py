@@ -1,4 +1,4 @@
-"""FedPAC: its identity with FedRep, its shares against SciPy, then naive NumPy."""
+"""Tests FedPAC against FedRep, its shares against SciPy, and rounds against NumPy."""
 
 import jax.numpy as jnp
 import naive
@@ -14,7 +14,7 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_without_alignment_and_combination_it_is_fedrep():
+def test_fedpac_without_alignment_and_combination_is_fedrep():
     method = toys.make("fedpac", lam=0.0, combine=False)
     state, sums = toys.player(method)(KEYS, 0, 3)
     rep = toys.make("fedrep", body_epochs=toys.PLAN.epochs)
@@ -25,19 +25,19 @@ def test_without_alignment_and_combination_it_is_fedrep():
 
 
 def best_shares(i, H, V):
-    """By SciPy."""
+    """Returns the shares of all heads in the new head of client i, by SciPy."""
     H = [h.ravel() for h in H]
 
     def objective(a):
         return a**2 @ V + ((H[i] - a @ H) ** 2).sum()
 
     start = np.full(len(V), 1 / len(V))
-    whole = {"type": "eq", "fun": lambda a: a.sum() - 1}
+    sums_to_one = {"type": "eq", "fun": lambda a: a.sum() - 1}
     bounds, options = [(0, 1)] * len(V), {"ftol": 1e-14, "maxiter": 1000}
-    return minimize(objective, start, constraints=whole, bounds=bounds, options=options).x
+    return minimize(objective, start, constraints=sums_to_one, bounds=bounds, options=options).x
 
 
-def test_the_shares_against_scipy():
+def test_head_shares_against_scipy():
     rng = np.random.default_rng(0)
     H, V = rng.normal(size=(5, 3, 2)), rng.uniform(0.1, 2.0, 5)
     got = shares(jnp.asarray(H), jnp.asarray(V), jnp.ones(5, bool), 500)
@@ -45,36 +45,36 @@ def test_the_shares_against_scipy():
         np.testing.assert_allclose(got[i], best_shares(i, H, V), atol=1e-4)
 
 
-def test_a_lost_head_has_no_share():
+def test_the_head_of_a_lost_upload_has_share_zero():
     H, V = jnp.ones((3, 2, 2)), jnp.ones(3)
     got = shares(H.at[2].set(0), V.at[2].set(0), jnp.array([True, True, False]), 100)
     np.testing.assert_allclose(got[:2], [[0.5, 0.5, 0.0]] * 2, atol=1e-5)
 
 
 def moments(w, x, y):
-    """H [K, D] and V."""
+    """Returns a client's H [K, D] and V."""
     h = naive.features(w, x)
     H = np.array([h[y == k].sum(0) / len(y) for k in range(toys.K)])
     return H, ((h**2).sum(1).mean() - (H**2).sum()) / len(y)
 
 
 def train(w, x, y, c, lam):
-    """The head first, then the body, drawn to the mean features c by class."""
+    """Trains the head, then the body, whose features are pulled to the class means c."""
     body, top = w[:2], w[2:]
-    of_head = lambda v: naive.gradient(body + v, x, y)[1][2:]  # noqa: E731
-    top = naive.descend(top, of_head, steps=2)
+    head_gradient = lambda v: naive.gradient(body + v, x, y)[1][2:]  # noqa: E731
+    top = naive.descend(top, head_gradient, steps=2)
     target = np.array([c.get(k, np.nan * np.ones(16)) for k in y])
 
     def pull(h):
         return np.nan_to_num(2 * lam * (h - target) / h.size)
 
-    of_body = lambda v: naive.gradient(v + top, x, y, pull=pull)[1][:2]  # noqa: E731
-    return naive.descend(body, of_body) + top
+    body_gradient = lambda v: naive.gradient(v + top, x, y, pull=pull)[1][:2]  # noqa: E731
+    return naive.descend(body, body_gradient) + top
 
 
 @pytest.mark.slow
-def test_against_numpy():
-    """On skewed classes: some have no mean."""
+def test_fedpac_against_numpy():
+    """Each client has few of the classes, so that some classes have no mean."""
     lam = 2.0
     method = toys.make("fedpac", toys.TASK, lam=lam, head_epochs=2, solver_steps=2000)
     first = naive.first_weights()
@@ -94,8 +94,8 @@ def test_against_numpy():
         c = {k: z[labels == k].mean(0) for k in set(labels.tolist())}
     state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, 3)
     for i in range(toys.C):
-        whole = tree.join(tree.take(state.server.heads, i), state.server.body)
-        naive.close(whole, body + heads[i], rtol=2e-3, atol=1e-3)
+        model = tree.join(tree.take(state.server.heads, i), state.server.body)
+        naive.close(model, body + heads[i], rtol=2e-3, atol=1e-3)
     for k, mean in c.items():
         np.testing.assert_allclose(state.server.c[k], mean, rtol=2e-3, atol=1e-3)
     np.testing.assert_array_equal(np.flatnonzero(state.server.exists), sorted(c))

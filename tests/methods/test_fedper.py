@@ -1,4 +1,4 @@
-"""FedPer and what it shares with LG-FedAvg: where the head begins, naive NumPy."""
+"""Tests FedPer and LG-FedAvg: where the head begins, and rounds against NumPy."""
 
 import jax
 import naive
@@ -23,7 +23,7 @@ KEYS = naive.KEYS
         ("lg_fedavg", 2, {"Dense_0", "BatchNorm_0"}),
     ],
 )
-def test_where_the_head_begins(name, layers, private):
+def test_head_layers_determines_which_layers_are_private(name, layers, private):
     task = make_task(nets.mlp(toys.K, width=3, depth=2, norm=True), (toys.D,), toys.K)
     state = simulate.init(toys.make(name, task, head_layers=layers), KEYS, toys.C)
     assert {leaf.split("/")[1] for leaf in tree.names(state.private)} == private
@@ -31,7 +31,7 @@ def test_where_the_head_begins(name, layers, private):
     assert shared == set(task.layers) - private
 
 
-def test_a_head_cannot_have_more_layers_than_the_model():
+def test_bad_head_layers_and_epochs_are_rejected():
     with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
         toys.make("fedper", head_layers=3)
     with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
@@ -52,8 +52,8 @@ def test_the_head_of_a_convolutional_net_begins_at_its_dense_layers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, head", [("fedper", True), ("lg_fedavg", False)])
-def test_private_parts_against_numpy(name, head):
-    """Two rounds with three of eight clients: [:2] is the body, [2:] the head."""
+def test_fedper_and_lg_fedavg_against_numpy(name, head):
+    """Plays two rounds with three of eight clients. [:2] is the body, [2:] is the head."""
     method = toys.make(name, toys.TASK)
     first = naive.first_weights()
     body, top = [first[:2]] * toys.C, [first[2:]] * toys.C
@@ -69,5 +69,5 @@ def test_private_parts_against_numpy(name, head):
             top = [mean[2:]] * toys.C
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
     for i in range(toys.C):
-        whole = tree.join(state.server, tree.take(state.private, i))
-        naive.close(whole, body[i] + top[i])
+        model = tree.join(state.server, tree.take(state.private, i))
+        naive.close(model, body[i] + top[i])

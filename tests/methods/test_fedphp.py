@@ -1,4 +1,4 @@
-"""FedPHP: its identity with FedAvg, then naive NumPy."""
+"""Tests FedPHP against FedAvg and NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ KEYS = naive.KEYS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transfer", ["kd", "mmd"])
-def test_without_transfer_the_global_model_is_fedavgs(transfer):
+def test_fedphp_without_transfer_has_the_global_model_of_fedavg(transfer):
     state, sums = toys.player(toys.make("fedphp", lam=0.0, transfer=transfer))(KEYS, 0, 3)
     toys.close((state.server, sums), (averaged()[0].server, averaged()[1]), rtol=1e-5, atol=1e-6)
 
@@ -28,7 +28,7 @@ def logits(w, x):
 
 
 def distill(w, x, teacher):
-    """The gradient of the cross-entropy with the teacher's softmax."""
+    """Returns the gradient of the cross-entropy with the teacher's softmax."""
     h = naive.features(w, x)
     d = (softmax(logits(w, x), 1) - softmax(logits(teacher, x) / 4, 1)) / len(x)
     dh = d @ w[2].T * (h > 0)
@@ -36,7 +36,7 @@ def distill(w, x, teacher):
 
 
 @pytest.mark.slow
-def test_against_numpy():
+def test_fedphp_against_numpy():
     lam, mu, ramp = 0.4, 0.8, 2
     method = toys.make("fedphp", toys.TASK, lam=lam, mu=mu, ramp=ramp)
     w = naive.first_weights()
@@ -46,11 +46,11 @@ def test_against_numpy():
         for i in (ids := naive.cohort(method, t)):
             x, y = naive.data_of(i)
 
-            def both(v, i=i, x=x, y=y):
+            def total_gradient(v, i=i, x=x, y=y):
                 risk = [(1 - lam) * g for g in naive.gradient(v, x, y)[1]]
                 return naive.add(risk, distill(v, x, p[i]), lam)
 
-            models.append(naive.descend(w, both))
+            models.append(naive.descend(w, total_gradient))
             keep = mu * min(rounds[i] / ramp, 1)
             p[i] = naive.add([keep * a for a in p[i]], models[-1], 1 - keep)
             rounds[i] += 1
@@ -62,23 +62,23 @@ def test_against_numpy():
         naive.close(tree.take(state.private[0], i), p[i], rtol=1e-3, atol=1e-4)
 
 
-def test_the_discrepancy_against_numpy():
-    """Rows that are padding do not count; of one and the same rows there is none."""
+def test_mean_discrepancy_against_numpy():
+    """Padded rows have no effect, and the discrepancy of equal rows is 0."""
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, 5, 3))
     mask = np.array([1.0, 1, 1, 0, 0])
     rows = np.concatenate([a[:3], b[:3]])
-    far = ((rows[:, None] - rows) ** 2).sum(-1)
-    width = far.sum() / 30
-    k = sum(np.exp(-far / (width * c)) for c in (0.25, 0.5, 1, 2, 4))
+    squared = ((rows[:, None] - rows) ** 2).sum(-1)
+    bandwidth = squared.sum() / 30
+    k = sum(np.exp(-squared / (bandwidth * c)) for c in (0.25, 0.5, 1, 2, 4))
     expected = k[:3, :3].mean() + k[3:, 3:].mean() - 2 * k[:3, 3:].mean()
     got = mean_discrepancy(*map(jnp.asarray, (a, b, mask)))
     np.testing.assert_allclose(got, expected, rtol=1e-5)
-    same = lambda rows: mean_discrepancy(rows, jnp.asarray(a), jnp.asarray(mask))  # noqa: E731
-    value, slope = jax.value_and_grad(same)(jnp.asarray(a))
+    discrepancy_from_a = lambda rows: mean_discrepancy(rows, jnp.asarray(a), jnp.asarray(mask))  # noqa: E731
+    value, slope = jax.value_and_grad(discrepancy_from_a)(jnp.asarray(a))
     assert abs(value) < 1e-6 and np.isfinite(slope).all()
 
 
-def test_what_it_cannot_be():
+def test_an_unknown_transfer_is_rejected():
     with pytest.raises(BadInput, match="transfer cannot be 'mmds'; did you mean 'mmd'"):
         toys.make("fedphp", transfer="mmds")

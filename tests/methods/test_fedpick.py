@@ -1,4 +1,4 @@
-"""FedPick: the mask and its gradient, the losses, what stays private, its ablations."""
+"""Tests FedPick: the mask and its gradient, the losses, the private layers, the ablations."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ KEY = jax.random.key(4)
 
 
 class Net(nn.Module):
-    """A body with BatchNorm, and a head with one too."""
+    """A body and a head, each with BatchNorm."""
 
     @nn.compact
     def __call__(self, x, train=False, mask=None):
@@ -53,7 +53,7 @@ def player(**hyper):
 
 
 def loss_of(task=TASK, **hyper):
-    """The loss that the method trains with."""
+    """Returns the loss that the method trains with."""
     caught = []
 
     class Work:
@@ -72,8 +72,8 @@ def loss_of(task=TASK, **hyper):
 # The network.
 
 
-def test_features_enter_at_the_first_layer_of_the_head():
-    """The cut is where two dense layers are left; given features replace what comes there."""
+def test_features_can_be_given_to_the_first_layer_of_the_head():
+    """The head begins at the second-to-last dense layer; given features replace its input."""
     assert CUT == ("Dense_1", "BatchNorm_1", "head")
     w, x = TASK.init(KEYS.init), toys.FEDERATION.x[:5]
     out = TASK.apply_at(CUT[0], w, x)
@@ -90,7 +90,7 @@ def test_features_enter_at_the_first_layer_of_the_head():
         TASK.apply_at("Dense_2", w, x)
 
 
-def test_what_precedes_given_features_is_not_computed():
+def test_layers_before_given_features_are_not_computed():
     w, x = TASK.init(KEYS.init), toys.FEDERATION.x[:5]
 
     def flops(z):
@@ -100,8 +100,8 @@ def test_what_precedes_given_features_is_not_computed():
     assert flops(jnp.ones((5, 12))) < flops(None)
 
 
-def test_the_first_weights_are_common_and_the_heads_are_not_alike():
-    """Net as every method's; V_1 [d, d/2], V_2 [d/2, d]; about half of the features selected."""
+def test_the_net_has_the_common_first_weights_and_the_heads_differ():
+    """V_1 is [d, d/2] and V_2 is [d/2, d]. About half of the features are selected at first."""
     w = first_weights(TASK, CUT, KEYS.init)
     toys.same(w.params["net"], TASK.init(KEYS.init).params)
     assert w.params["select"]["V_1"]["kernel"].shape == (12, 6)
@@ -123,7 +123,7 @@ def test_the_mask_is_hard_and_splits_the_features_exactly():
     assert float(out.z_g.min()) >= 0
 
 
-def test_scoring_is_without_noise():
+def test_masks_have_no_noise_in_evaluation():
     w = first_weights(TASK, CUT, KEYS.init)
     out = pick(TASK, CUT, w, toys.FEDERATION.x[:50], tau=10.0)
     np.testing.assert_array_equal(out.m, out.z_l >= 0)
@@ -132,8 +132,8 @@ def test_scoring_is_without_noise():
 
 
 @pytest.mark.parametrize("tau", [0.5, 10.0])
-def test_features_are_selected_with_the_logistic_probability(tau):
-    """P(m = 1) = sigmoid(z^l) for every tau: 4,000 draws, within 4 standard errors."""
+def test_features_are_selected_with_probability_sigmoid_of_their_logits(tau):
+    """For every tau, the mean of 4,000 draws is within 4 standard errors of sigmoid(z^l)."""
     w = first_weights(TASK, CUT, KEYS.init)
     x = jnp.repeat(toys.FEDERATION.x[:1], 4000, 0)
     running = pick(TASK, CUT, w, x, KEY, tau=tau)  # batch statistics of equal rows: z^l is constant
@@ -142,8 +142,8 @@ def test_features_are_selected_with_the_logistic_probability(tau):
     assert (np.abs(np.asarray(running.m).mean(0) - p) < 4 * error).all()
 
 
-def test_the_gradient_passes_the_mask_with_the_slope_of_the_sigmoid():
-    """dm/dz^l = m^s (1 - m^s) / tau where the mask itself is hard."""
+def test_the_hard_mask_has_the_gradient_of_the_sigmoid():
+    """dm/dz^l is m^s (1 - m^s) / tau, although the mask itself is hard."""
     w = first_weights(TASK, CUT, KEYS.init)
     x, tau = toys.FEDERATION.x[:6], 2.0
 
@@ -162,7 +162,7 @@ def test_the_gradient_passes_the_mask_with_the_slope_of_the_sigmoid():
 # The losses.
 
 
-def test_negative_entropy_lies_between_minus_log_c_and_zero():
+def test_negative_entropy_against_numpy_and_at_extreme_logits():
     a = 3 * jax.random.normal(KEY, (50, 7))
     p = np.exp(a) / np.exp(a).sum(1, keepdims=True)
     np.testing.assert_allclose(negative_entropy(a), (p * np.log(p)).sum(1), rtol=1e-4)
@@ -172,7 +172,7 @@ def test_negative_entropy_lies_between_minus_log_c_and_zero():
     assert tree.finite(jax.grad(lambda a: negative_entropy(a).sum())(extreme))
 
 
-def test_distance_is_both_divergences():
+def test_distance_is_the_sum_of_both_kl_divergences():
     a, b = 3 * jax.random.normal(KEY, (2, 50, 7))
     p, q = (np.exp(v) / np.exp(v).sum(1, keepdims=True) for v in (a, b))
     expected = (p * np.log(p / q) + q * np.log(q / p)).sum(1)
@@ -185,16 +185,20 @@ def test_distance_is_both_divergences():
 
 
 @pytest.mark.slow
-def test_the_loss_obeys_its_settings():
-    """Soft masks in training, with noise; detached targets: the same value, another gradient."""
+def test_mask_and_detach_targets_change_the_loss_as_documented():
+    """Soft masks have noise in training; detached targets change the gradient alone."""
     w, batch = first_weights(TASK, CUT, KEYS.init), toys.example(12)
 
-    def of(**hyper):
+    def loss_and_gradient(**hyper):
         loss = loss_of(head_layers=2, **hyper)
         of_params = jax.value_and_grad(lambda p: loss(w._replace(params=p), batch, KEY)[0])
         return jax.jit(of_params)(w.params)
 
-    hard, soft, detached = of(), of(mask="soft"), of(detach_targets=True)
+    hard, soft, detached = (
+        loss_and_gradient(),
+        loss_and_gradient(mask="soft"),
+        loss_and_gradient(detach_targets=True),
+    )
     assert abs(float(hard[0] - soft[0])) > 1e-3
     assert float(hard[0]) == pytest.approx(float(detached[0]), rel=1e-6)
     assert float(tree.sq_norm(tree.sub(hard[1], detached[1]))) > 1e-3
@@ -207,7 +211,7 @@ def test_the_loss_obeys_its_settings():
     assert float(soft[0]) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_soft_mask_also_predicts():
+def test_a_soft_mask_is_also_used_in_predictions():
     w = first_weights(TASK, CUT, KEYS.init)
     made = method(mask="soft", tau=0.5)
     state = made.init(KEYS.init, 1)
@@ -221,8 +225,8 @@ def test_a_soft_mask_also_predicts():
     assert float(jnp.abs(hard.a_p - out.a_p).max()) > 1e-3
 
 
-def test_running_statistics_of_each_head_are_those_of_its_features():
-    """Of the real rows of z^p for h^p, of z^u for h^u."""
+def test_each_head_has_the_running_statistics_of_its_features():
+    """They are those of the real rows of z^p for h^p, and of z^u for h^u."""
     w, batch = first_weights(TASK, CUT, KEYS.init), toys.example(12)
     out = pick(TASK, CUT, w, batch.x, KEY, batch.mask, tau=1.0)
     for name, m in (("relevant", out.m), ("irrelevant", 1 - out.m)):
@@ -234,18 +238,18 @@ def test_running_statistics_of_each_head_are_those_of_its_features():
 
 
 def test_detached_targets_pass_no_gradient():
-    """d/da of KL(sg b || a) alone: softmax(a) - softmax(b)."""
+    """The gradient is that of KL(sg b || a) alone: softmax(a) - softmax(b)."""
     a, b = 3 * jax.random.normal(KEY, (2, 5, 7))
     gradient = jax.grad(lambda a: distance(a, b, detach_targets=True).sum())(a)
     np.testing.assert_allclose(
         gradient, jax.nn.softmax(a) - jax.nn.softmax(b), rtol=1e-4, atol=1e-5
     )
-    whole = jax.grad(lambda a: distance(a, b).sum())(a)
-    assert float(jnp.abs(whole - gradient).max()) > 0.1
+    full = jax.grad(lambda a: distance(a, b).sum())(a)
+    assert float(jnp.abs(full - gradient).max()) > 0.1
 
 
 def test_gradients_of_the_total_loss_against_numpy():
-    """A two-unit model with its noise fixed, back-propagated by hand; two rows are padding."""
+    """Backpropagates through two hidden units by hand, with fixed noise and two padded rows."""
     task = make_task(nets.mlp(toys.K, width=2), (toys.D,), toys.K)
     tau, lce, ent, dis = 2.0, 3.0, 0.5, 0.7
     loss = loss_of(task, tau=tau, lam_lce=lce, lam_ent=ent, lam_dis=dis)
@@ -313,8 +317,8 @@ def pair(inputs, gradient):
     return {"kernel": inputs.T @ gradient, "bias": gradient.sum(0)}
 
 
-def test_padded_rows_count_nowhere():
-    """Losses and running statistics of the three heads are those of the real rows alone."""
+def test_padded_rows_have_no_effect():
+    """The losses and the running statistics of the three heads are those of the real rows."""
     loss = jax.jit(loss_of(head_layers=2))
     w = first_weights(TASK, CUT, KEYS.init)
     padded = toys.example()
@@ -334,10 +338,10 @@ def test_padded_rows_count_nowhere():
     assert stats["relevant"]["BatchNorm_0"]["mean"] is None
 
 
-# What is shared, and the ablations.
+# Shared layers and the ablations.
 
 
-def test_without_selection_it_is_fedbn():
+def test_fedpick_without_selection_is_fedbn():
     one, _ = player(mask="none")(KEYS, 0, 3)
     other, _ = toys.player(toys.make("fedbn", TASK), plan=toys.PLAN._replace(cohort=toys.C))(
         KEYS, 0, 3
@@ -346,8 +350,8 @@ def test_without_selection_it_is_fedbn():
 
 
 @pytest.mark.slow
-def test_without_its_losses_the_net_is_trained_as_fedbns():
-    """L_gce alone moves phi^g and h^g; psi then only decays."""
+def test_fedpick_without_its_extra_losses_trains_the_net_as_fedbn():
+    """L_gce alone trains phi^g and h^g; psi_i then changes by weight decay alone."""
     one, _ = player(lam_lce=0.0, lam_ent=0.0, lam_dis=0.0)(KEYS, 0, 3)
     other, _ = player(mask="none")(KEYS, 0, 3)
     toys.close(one.server.params["net"], other.server.params, rtol=1e-5, atol=1e-6)
@@ -355,7 +359,7 @@ def test_without_its_losses_the_net_is_trained_as_fedbns():
 
 
 def shared_layers(**hyper):
-    """Which layers every client holds alike after two rounds."""
+    """Returns the names of the leaves that two clients share after two rounds, and all names."""
     made = method(**hyper)
     state, _ = player(**hyper)(KEYS, 0, 2)
     clients = [tree.join(state.server, tree.take(state.private, i)) for i in (0, 1)]
@@ -379,26 +383,26 @@ def shared_layers(**hyper):
     return alike, set(names)
 
 
-def test_norms_and_selection_stay_with_the_client():
+def test_only_the_net_without_its_norm_layers_is_shared():
     alike, names = shared_layers()
     expected = {n for n in names if n.split("/")[1] == "net" and "BatchNorm" not in n}
     assert alike == expected and len(alike) == 6
 
 
 @pytest.mark.slow
-def test_norms_of_the_net_may_be_shared():
-    """Those inside h^p and h^u stay local."""
+def test_share_bn_also_shares_the_norm_layers_of_the_net():
+    """The norm layers of h^p and h^u stay private."""
     alike, names = shared_layers(share_bn=True)
     assert alike == {n for n in names if n.split("/")[1] == "net"}
 
 
 @pytest.mark.slow
-def test_selection_may_be_shared():
+def test_share_selection_shares_all_but_the_norm_layers():
     alike, names = shared_layers(share_selection=True)
     assert alike == {n for n in names if "BatchNorm" not in n}
 
 
-def test_predictions_are_of_both_heads():
+def test_predictions_follow_the_ensemble_setting():
     w = first_weights(TASK, CUT, KEYS.init)
     x = toys.FEDERATION.x[:20]
     out = pick(TASK, CUT, w, x, tau=10.0)
@@ -417,7 +421,7 @@ def test_predictions_are_of_both_heads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hyper", [{}, {"mask": "soft", "tau": 1.0}, {"ensemble": "none"}])
-def test_it_learns(hyper):
+def test_fedpick_learns(hyper):
     small = {"lam_lce": 1.0, "lam_dis": 1.0, **hyper}
     state, sums = player(**small)(KEYS, 0, 20)
     assert int(sums.diverged) == -1
@@ -438,12 +442,12 @@ def test_it_learns(hyper):
         ({"head_layers": 3}, "leaves no layer for the body"),
     ],
 )
-def test_bad_settings_are_named(hyper, message):
+def test_bad_settings_are_rejected(hyper, message):
     with pytest.raises(BadInput, match=message):
         toys.make("fedpick", TASK, **hyper)
 
 
-# The published network, and the analyses of a run.
+# The published network, and the figures of a run.
 
 
 @pytest.mark.parametrize(
@@ -453,7 +457,7 @@ def test_bad_settings_are_named(hyper, message):
         (alexnet_bn, (256, 256, 3), 1, 73_928_798, 4096),
     ],
 )
-def test_a_client_has_the_papers_parameters(net, shape, head_layers, count, d):
+def test_a_client_has_the_published_number_of_parameters(net, shape, head_layers, count, d):
     task = make_task(net(10), shape, 10)
     cut = head(task, head_layers)
     w = jax.eval_shape(lambda key: first_weights(task, cut, key), KEY)
@@ -461,8 +465,8 @@ def test_a_client_has_the_papers_parameters(net, shape, head_layers, count, d):
     assert w.params["select"]["V_1"]["kernel"].shape == (d, d // 2)
 
 
-def test_the_papers_client_uploads_what_is_not_its_own():
-    """18,145,738 numbers: the digit network without BatchNorm."""
+def test_the_published_network_uploads_the_net_without_batch_norm():
+    """These are the 18,145,738 parameters of the digit network without BatchNorm."""
     task = make_task(nets.fedbn_cnn(10), (32, 32, 3), 10)
     made = registry.make_method("fedpick", task, head_layers=3)
     server = jax.eval_shape(lambda key: made.init(key, 2), KEY).server
@@ -491,7 +495,7 @@ def two_domains(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_analyses_of_a_finished_run(two_domains, capsys):
+def test_figures_and_numbers_of_finished_runs(two_domains, capsys):
     out = two_domains / "out"
     every = {"sparsity", "fisher_probe"}
     picked = {"selection", "selection_ratio", "fisher_split", "overlap", "tsne"}

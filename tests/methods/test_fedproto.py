@@ -1,4 +1,4 @@
-"""FedProto: an identity, then naive NumPy, its prototypes."""
+"""Tests FedProto against local training and NumPy, and its prototypes."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def moved(a, b):
     return float(tree.sq_norm(tree.sub(a, b))) > 1e-8
 
 
-def test_fedproto_without_its_term_is_local_training():
+def test_fedproto_with_lam_0_is_local_training():
     plan = toys.PLAN._replace(cohort=toys.C)
     one, _ = toys.player(toys.make("fedproto", lam=0.0), plan=plan)(KEYS, 0, 3)
     other, _ = toys.player(toys.make("local"))(KEYS, 0, 3)
@@ -30,7 +30,7 @@ def test_fedproto_without_its_term_is_local_training():
 
 
 def fedproto_by_hand(method, count, lam):
-    """-> models, prototypes and which are known, after each round."""
+    """Returns the models, the prototypes and which classes have one, after `count` rounds."""
     first = naive.weights_of(tree.take(simulate.init(method, KEYS, toys.C).private, 0))
     models, C, has_prototype = [first] * toys.C, np.zeros((toys.K, 16)), np.zeros(toys.K, bool)
     for t in range(count):
@@ -53,7 +53,7 @@ def fedproto_by_hand(method, count, lam):
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_fedproto_against_numpy(count):
-    """After one round the term has not acted yet."""
+    """In the first round there are no prototypes, so that the term has no effect."""
     method = toys.make("fedproto", toys.TASK, lam=2.0)
     models, C, has_prototype = fedproto_by_hand(method, count, 2.0)
     state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, count)
@@ -76,7 +76,7 @@ def test_fedproto_forgets_the_prototypes_of_absent_classes():
     np.testing.assert_array_equal(has_prototype, [1, 0, 1, 0])
 
 
-def test_fedproto_may_predict_by_the_nearest_prototype_of_the_clients_classes():
+def test_fedproto_predicts_by_the_nearest_prototype_of_the_clients_classes():
     method = toys.make("fedproto", toys.TASK, prediction="prototype")
     models, C, has_prototype = fedproto_by_hand(method, 3, 1.0)
     assert not has_prototype.all()
@@ -84,17 +84,17 @@ def test_fedproto_may_predict_by_the_nearest_prototype_of_the_clients_classes():
     population = simulate.population(toys.SKEWED, toys.K)._replace(private=state.private)
     x = np.asarray(toys.FEDERATION.x[400:])
     for i in range(toys.C):
-        far = ((naive.features(models[i], x)[:, None] - C) ** 2).sum(-1)
-        far[:, (naive.counts(i) == 0) | ~has_prototype] = np.inf
+        distance = ((naive.features(models[i], x)[:, None] - C) ** 2).sum(-1)
+        distance[:, (naive.counts(i) == 0) | ~has_prototype] = np.inf
         got = method.predict(state.server, tree.take(population, i), x).argmax(-1)
-        assert (np.asarray(got) == far.argmin(1)).mean() > 0.99
+        assert (np.asarray(got) == distance.argmin(1)).mean() > 0.99
     assert min(naive.counts(i).min() for i in range(toys.C)) == 0
     with pytest.raises(BadInput, match="prediction cannot be 'nearest'"):
         toys.make("fedproto", prediction="nearest")
 
 
-def test_padding_has_no_part_in_prototypes():
-    """Full-batch steps: nothing depends on how wide the rows are padded."""
+def test_padding_has_no_effect_on_prototypes():
+    """With full-batch steps, nothing depends on the number of padded rows."""
     method = toys.make("fedproto", toys.TASK)
     train = toys.FEDERATION.train
     wide = toys.FEDERATION._replace(train=replace(train, longest=train.longest + 40))
@@ -105,7 +105,7 @@ def test_padding_has_no_part_in_prototypes():
 
 
 def first_client(method, state, message):
-    """What client 0 uploads and keeps after a round in which it is sent the message."""
+    """Returns the upload and the private state of client 0 after it was sent the message."""
     client = tree.take(toys.POPULATION._replace(private=state.private), 0)
 
     @jax.jit
@@ -116,7 +116,7 @@ def first_client(method, state, message):
     return local()
 
 
-def test_prototypes_are_taken_in_evaluation_mode():
+def test_prototypes_are_computed_in_evaluation_mode():
     method = toys.make("fedproto")
     state = simulate.init(method, KEYS, toys.C)
     (C, _), w = first_client(method, state, state.server)
@@ -127,10 +127,12 @@ def test_prototypes_are_taken_in_evaluation_mode():
 
 
 @pytest.mark.slow
-def test_prototypes_may_be_taken_before_the_last_layers():
-    """Two hidden layers; h is what the second one is given, and the pull acts below it alone."""
+def test_head_layers_moves_the_prototypes_to_an_earlier_layer():
+    """h is the input of the second of two hidden layers; the term changes the first alone."""
     task = make_task(nets.mlp(toys.K, width=16, depth=2), (toys.D,), toys.K)
-    method, still = (toys.make("fedproto", task, lam=lam, head_layers=2) for lam in (0.5, 0.0))
+    method, without_term = (
+        toys.make("fedproto", task, lam=lam, head_layers=2) for lam in (0.5, 0.0)
+    )
     state = simulate.init(method, KEYS, toys.C)
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
     client = tree.take(toys.POPULATION._replace(private=state.private), 0)
@@ -141,17 +143,17 @@ def test_prototypes_may_be_taken_before_the_last_layers():
     h = np.maximum(x @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], 0)
     expected = [h[y == k].mean(0) for k in range(toys.K)]
     np.testing.assert_allclose(C, expected, rtol=1e-4, atol=1e-5)
-    taken = {}
+    gradients = {}
 
-    def take(weights, loss):
+    def record_gradient(weights, loss):
         batch = work.draw(8)
-        taken["g"] = jax.grad(lambda v: loss(v, batch, jax.random.key(0))[0])(weights).params
+        gradients["g"] = jax.grad(lambda v: loss(v, batch, jax.random.key(0))[0])(weights).params
         return weights
 
-    for one in (method, still):
-        one.round[0].local(sent, client, work._replace(train=take))
-        taken[one] = taken["g"]
-    pulled, free = taken[method], taken[still]
+    for each in (method, without_term):
+        each.round[0].local(sent, client, work._replace(train=record_gradient))
+        gradients[each] = gradients["g"]
+    pulled, free = gradients[method], gradients[without_term]
     toys.close(pulled["Dense_1"], free["Dense_1"])
     toys.close(pulled["head"], free["head"])
     assert moved(pulled["Dense_0"], free["Dense_0"])
@@ -163,7 +165,7 @@ def test_prototypes_may_be_taken_before_the_last_layers():
 
 
 def test_fedproto_runs_on_logistic_regression():
-    """There is no body; the prototypes are means of the examples."""
+    """Without a body, the prototypes are means of the examples."""
     task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
     method = toys.make("fedproto", task)
     state, _ = toys.player(method)(KEYS, 0, 1)

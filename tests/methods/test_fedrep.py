@@ -1,4 +1,4 @@
-"""FedRep: one part at a time, then naive NumPy."""
+"""Tests FedRep: training one part at a time, and rounds against NumPy."""
 
 import jax
 import naive
@@ -16,7 +16,7 @@ def moved(a, b):
 
 
 def phases(**hyper):
-    """A client's model before and after one FedRep round, with momentum and weight decay."""
+    """Returns a client's model before and after a round with momentum and weight decay."""
     method = toys.make("fedrep", **hyper)
     state = simulate.init(method, KEYS, toys.C)
     client = tree.take(toys.POPULATION._replace(private=state.private), 0)
@@ -31,7 +31,7 @@ def phases(**hyper):
 
 
 @pytest.mark.slow
-def test_fedrep_moves_one_part_at_a_time():
+def test_fedrep_trains_one_part_at_a_time():
     before, after = phases(head_epochs=2, body_epochs=0)
     toys.same(before.params["Dense_0"], after.params["Dense_0"])
     toys.same(before.params["BatchNorm_0"], after.params["BatchNorm_0"])
@@ -43,7 +43,7 @@ def test_fedrep_moves_one_part_at_a_time():
     assert moved(before.stats, after.stats)
 
 
-def test_fedrep_may_freeze_running_statistics_with_the_body():
+def test_head_in_eval_mode_freezes_the_running_statistics():
     before, after = phases(head_epochs=2, body_epochs=0, head_in_eval_mode=True)
     toys.same(before.stats, after.stats)
     assert moved(before.params["head"], after.params["head"])
@@ -51,7 +51,7 @@ def test_fedrep_may_freeze_running_statistics_with_the_body():
 
 @pytest.mark.slow
 def test_fedrep_against_numpy():
-    """Two rounds with three of eight clients: [:2] is the body, [2:] the head."""
+    """Plays two rounds with three of eight clients. [:2] is the body, [2:] is the head."""
     method = toys.make("fedrep", toys.TASK, head_epochs=3, body_epochs=2)
     first = naive.first_weights()
     body, heads = first[:2], [first[2:]] * toys.C
@@ -70,8 +70,8 @@ def test_fedrep_against_numpy():
         naive.close(tree.join(state.server, tree.take(state.private, i)), body + heads[i])
 
 
-def test_a_new_client_trains_a_fresh_head_on_the_body():
-    """By hand, in the round's epochs; the body stays, and so does that of everybody else."""
+def test_a_new_client_trains_a_new_head_on_the_shared_body():
+    """The head is trained by hand for the epochs of a round; the shared body does not change."""
     method = toys.make("fedrep", toys.TASK, head_epochs=naive.STEPS)
     body = simulate.init(method, KEYS, toys.C).server
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[1], naive.FULL, KEYS.score)

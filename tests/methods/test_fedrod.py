@@ -1,4 +1,4 @@
-"""FedRoD: an identity, then naive NumPy."""
+"""Tests FedRoD against FedAvg and NumPy."""
 
 import naive
 import numpy as np
@@ -12,7 +12,7 @@ KEYS = naive.KEYS
 
 @pytest.mark.slow
 def test_fedrod_with_equal_counts_trains_the_generic_model_as_fedavg():
-    """log n_i is then a constant: the generic loss is the cross-entropy."""
+    """log n_i is then constant, so that the generic loss is the cross-entropy."""
     rng = np.random.default_rng(0)
     y = np.asarray(toys.FEDERATION.y[:400])
     rows = [rng.choice(np.flatnonzero(y == k), (toys.C, 5)) for k in range(toys.K)]
@@ -61,6 +61,6 @@ def test_fedrod_against_numpy():
     np.testing.assert_allclose(
         method.predict(state.server, client, x), expected, rtol=1e-3, atol=1e-3
     )
-    message, nobody = method.newcomer(state)
-    generic = method.predict(message, client._replace(private=nobody), x)
+    message, zero_head = method.newcomer(state)
+    generic = method.predict(message, client._replace(private=zero_head), x)
     np.testing.assert_allclose(generic, h @ w[2] + w[3], rtol=1e-3, atol=1e-3)

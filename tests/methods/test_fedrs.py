@@ -1,4 +1,4 @@
-"""FedRS against naive NumPy."""
+"""Tests FedRS against NumPy."""
 
 import flax.linen as nn
 import naive
@@ -34,7 +34,7 @@ class NoBias(nn.Module):
 
 
 @pytest.mark.slow
-def test_fedrs_without_a_bias():
+def test_fedrs_without_a_bias_against_numpy():
     task = make_task(NoBias(), (toys.D,), toys.K)
     method = toys.make("fedrs", task, alpha=0.3)
     w = np.asarray(simulate.init(method, KEYS, toys.C).server.params["head"]["kernel"])

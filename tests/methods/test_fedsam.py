@@ -1,4 +1,4 @@
-"""FedSAM: an identity, then naive NumPy."""
+"""Tests FedSAM against FedAvg and NumPy."""
 
 import naive
 import numpy as np
@@ -10,7 +10,7 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_fedsam_without_rho_is_fedavg():
+def test_fedsam_with_rho_0_is_fedavg():
     check_averages(toys.make("fedsam", rho=0.0))
 
 

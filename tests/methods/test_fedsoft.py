@@ -1,4 +1,4 @@
-"""FedSoft against naive NumPy."""
+"""Tests FedSoft against NumPy."""
 
 import naive
 import numpy as np
@@ -9,8 +9,8 @@ from fedjax_lab import simulate, tree
 
 
 @pytest.mark.slow
-def test_fedsoft_rounds_against_numpy():
-    """Importance every second round, on the same examples under all models."""
+def test_fedsoft_against_numpy():
+    """Every second round, a client computes its u from all centers on the same examples."""
     mu, K = 0.3, 3
     method = toys.make("fedsoft", toys.TASK, num_clusters=K, mu=mu)
     state, _ = toys.player(method, plan=naive.FULL)(naive.KEYS, 0, 4)
@@ -23,7 +23,7 @@ def test_fedsoft_rounds_against_numpy():
         for i in ids:
             x, y = naive.data_of(i)
             if t % 2 == 0:
-                loss = [each_loss(c, x, y) for c in centers]
+                loss = [loss_per_example(c, x, y) for c in centers]
                 best = np.argmin(loss, 0)
                 u[i] = np.maximum(1e-4, [(best == k).mean() for k in range(K)])
 
@@ -41,6 +41,6 @@ def test_fedsoft_rounds_against_numpy():
     np.testing.assert_allclose(state.private, u, rtol=1e-5)
 
 
-def each_loss(w, x, y):
+def loss_per_example(w, x, y):
     logits = naive.features(w, x) @ w[2] + w[3]
     return np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]

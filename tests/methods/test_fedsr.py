@@ -1,4 +1,4 @@
-"""FedSR: its loss against naive NumPy, priors and predictions."""
+"""Tests FedSR: its loss against NumPy, its priors and its predictions."""
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,8 @@ from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Weights
 
 
-def test_divergence_is_that_of_two_gaussians():
-    """Against the mean log-ratio of densities over 200,000 draws."""
+def test_divergence_is_the_kl_divergence_of_two_gaussians():
+    """The expected value is the mean log-ratio of the densities over 200,000 draws."""
     rng = np.random.default_rng(0)
     mu, sigma = rng.normal(size=(1, 3)), rng.uniform(0.5, 1.5, (1, 3))
     prior = {"mu": rng.normal(size=(4, 3)), "sigma": rng.normal(size=(4, 3)), "log_c": np.log(0.8)}
@@ -31,14 +31,14 @@ def test_divergence_is_that_of_two_gaussians():
     assert float(actual[0]) == pytest.approx(log_ratio.sum(1).mean(), rel=0.02)
 
 
-def test_lengths_have_a_gradient_at_the_origin():
+def test_the_gradient_of_the_length_is_zero_at_the_origin():
     np.testing.assert_allclose(length(jnp.array([[3.0, 4.0], [0.0, 0.0]])), [5, 0], atol=1e-6)
     toys.same(jax.grad(lambda z: length(z).sum())(jnp.zeros((2, 3))), jnp.zeros((2, 3)))
 
 
 @pytest.mark.parametrize("power", [1, 2])
 def test_fedsr_loss_against_numpy(power):
-    """CE of a sample, its length, and the divergence from the class's prior; two rows padded."""
+    """The loss sums cross-entropy, length and divergence from the prior. Two rows are padding."""
     hyper = {"l2r": 0.3, "cmi": 0.2, "l2r_power": power}
     loss, state = sr_loss(**hyper)
     w = tree.join(state.server, tree.take(state.private, 0))
@@ -77,7 +77,7 @@ def sr_loss(**hyper):
 
 
 @pytest.mark.slow
-def test_priors_stay_with_the_clients():
+def test_priors_are_private():
     method = toys.make("fedsr")
     state, _ = toys.player(method)(naive.KEYS, 0, 2)
     names = {name.split("/")[1] for name in tree.names(state.private)}
@@ -88,7 +88,7 @@ def test_priors_stay_with_the_clients():
     }
 
 
-def test_predictions_are_means_over_samples():
+def test_predictions_are_mean_probabilities_over_samples():
     method = toys.make("fedsr", toys.TASK)
     state = first(method)
     client = tree.take(toys.POPULATION, 0)._replace(private=tree.take(state.private, 0))
@@ -108,13 +108,13 @@ def test_predictions_are_means_over_samples():
 
 
 @pytest.mark.slow
-def test_without_a_layer_before_the_head_the_spread_is_one_on_the_features():
+def test_without_hidden_layers_the_spread_is_a_dense_layer_on_the_inputs():
     task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
     state, sums = toys.player(toys.make("fedsr", task))(naive.KEYS, 0, 2)
     assert state.server.params["spread"]["kernel"].shape == (toys.D, toys.D)
     assert int(sums.diverged) == -1
 
 
-def test_the_power_of_the_length_is_one_or_two():
+def test_l2r_power_must_be_one_or_two():
     with pytest.raises(BadInput, match="config.method.l2r_power cannot be '3'"):
         toys.make("fedsr", l2r_power=3)

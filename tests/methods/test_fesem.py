@@ -1,4 +1,4 @@
-"""FeSEM against naive NumPy."""
+"""Tests FeSEM against NumPy."""
 
 import naive
 import numpy as np
@@ -14,8 +14,8 @@ def distance(v, w):
 
 
 @pytest.mark.slow
-def test_fesem_rounds_against_numpy():
-    """Random groups first, then the center nearest to the own last model; three a round."""
+def test_fesem_against_numpy():
+    """A client is in a random group at first, then at the center nearest to its last model."""
     mu = 0.3
     method = toys.make("fesem", toys.TASK, num_clusters=2, mu=mu)
     state, _ = toys.player(method, plan=naive.FULL)(naive.KEYS, 0, 5)

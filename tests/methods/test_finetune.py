@@ -1,4 +1,4 @@
-"""Fine-tuning before a client is scored."""
+"""Tests fine-tuning before a client is scored."""
 
 import functools
 
@@ -16,7 +16,7 @@ KEYS = naive.KEYS
 
 @functools.cache
 def averaged():
-    """FedAvg after three rounds."""
+    """Returns the state and sums of FedAvg after three rounds."""
     return toys.player(toys.make("fedavg"))(KEYS, 0, 3)
 
 
@@ -32,25 +32,25 @@ def test_a_client_is_tuned_on_its_own_data_before_it_is_scored():
 
 
 @pytest.mark.slow
-def test_tuning_changes_nothing_that_is_kept():
+def test_tuning_does_not_change_the_trained_state():
     state, sums = toys.player(toys.make("finetune"))(KEYS, 0, 3)
     toys.same((state, sums), averaged())
     before, after = tuned(toys.make("finetune", toys.TASK, epochs=0))
     toys.same(before, after)
 
 
-def test_the_tuned_model_is_the_one_that_is_scored():
-    """By hand, for every client; the plain model answers differently."""
+def test_scores_are_those_of_the_tuned_model():
+    """The expected models are tuned by hand; the model before tuning has other scores."""
     method = toys.make("finetune", toys.TASK, epochs=naive.STEPS)
     state = simulate.init(method, KEYS, toys.C)
     score = functools.partial(evaluate.score, simulate.Program(method, naive.FULL, toys.VECTORIZED))
     scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0)
     first = naive.weights_of(state.server)
 
-    def right(w, i):
+    def num_correct(w, i):
         x, y = (np.asarray(a)[np.asarray(toys.FEDERATION.test[i])] for a in toys.FEDERATION[:2])
         return int((naive.predict(w, x) == y).sum())
 
-    by_hand = [right(naive.sgd(first, *naive.data_of(i)), i) for i in range(toys.C)]
-    assert scores.test.correct[:, 0].astype(int).tolist() == by_hand
-    assert by_hand != [right(first, i) for i in range(toys.C)]
+    expected = [num_correct(naive.sgd(first, *naive.data_of(i)), i) for i in range(toys.C)]
+    assert scores.test.correct[:, 0].astype(int).tolist() == expected
+    assert expected != [num_correct(first, i) for i in range(toys.C)]

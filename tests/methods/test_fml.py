@@ -1,4 +1,4 @@
-"""FML: identities with FedAvg and Local, then naive NumPy."""
+"""Tests FML against FedAvg, local training and NumPy."""
 
 import naive
 import pytest
@@ -12,14 +12,14 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_with_labels_alone_it_is_fedavg_and_local():
+def test_fml_without_mutual_terms_is_fedavg_and_local_training():
     state, _ = toys.player(toys.make("fml", alpha=1.0, beta=1.0))(KEYS, 0, 3)
     toys.close(state.server, averaged()[0].server, rtol=1e-5, atol=1e-6)
-    everybody = toys.PLAN._replace(cohort=toys.C)
+    all_clients = toys.PLAN._replace(cohort=toys.C)
     method = toys.make("fml", alpha=1.0, beta=1.0)
-    state, _ = toys.player(method, plan=everybody)(KEYS, 0, 3)
-    alone, _ = toys.player(toys.make("local"), plan=everybody)(KEYS, 0, 3)
-    toys.close(state.private, alone.private, rtol=1e-5, atol=1e-6)
+    state, _ = toys.player(method, plan=all_clients)(KEYS, 0, 3)
+    local, _ = toys.player(toys.make("local"), plan=all_clients)(KEYS, 0, 3)
+    toys.close(state.private, local.private, rtol=1e-5, atol=1e-6)
 
 
 def probabilities(w, x):
@@ -27,7 +27,7 @@ def probabilities(w, x):
 
 
 def mutual(share, w, teacher, x, y):
-    """The gradient of share F(w) + (1 - share) KL(teacher || w)."""
+    """Returns the gradient of share F(w) + (1 - share) KL(teacher || w)."""
     h, d = naive.features(w, x), (probabilities(w, x) - probabilities(teacher, x)) / len(x)
     dh = d @ w[2].T * (h > 0)
     risk = [share * g for g in naive.gradient(w, x, y)[1]]
@@ -35,7 +35,7 @@ def mutual(share, w, teacher, x, y):
 
 
 @pytest.mark.slow
-def test_against_numpy():
+def test_fml_against_numpy():
     alpha, beta = 0.3, 0.8
     method = toys.make("fml", toys.TASK, alpha=alpha, beta=beta)
     w = naive.first_weights()
@@ -44,12 +44,12 @@ def test_against_numpy():
         models = []
         for i in (ids := naive.cohort(method, t)):
 
-            def both(wv, i=i):
+            def both_gradients(wv, i=i):
                 shared, personal = wv[:4], wv[4:]
                 xy = naive.data_of(i)
                 return mutual(beta, shared, personal, *xy) + mutual(alpha, personal, shared, *xy)
 
-            together = naive.descend(w + v[i], both)
+            together = naive.descend(w + v[i], both_gradients)
             models.append(together[:4])
             v[i] = together[4:]
         w = naive.mean_by_size(ids, models)

@@ -1,4 +1,4 @@
-"""hFedF against naive NumPy, its averages, embeddings and settings."""
+"""Tests hFedF: rounds against NumPy, its averages, embeddings and settings."""
 
 import json
 from pathlib import Path
@@ -34,13 +34,13 @@ from fedjax_lab.running import runner
 from fedjax_lab.types import Weights
 
 
-def test_the_closer_to_the_mean_the_larger_the_weight():
+def test_gradients_closer_to_the_mean_get_larger_weights():
     def weights(g):
         return np.asarray(jax.nn.softmax(alignment(jnp.asarray(g @ g.T))))
 
     np.testing.assert_allclose(weights(np.ones((3, 4))), 1 / 3, rtol=1e-6)
-    one = np.array([[1.0, 0.2], [1.0, 0.2], [-1.0, -0.2]])
-    actual = weights(one)
+    two_against_one = np.array([[1.0, 0.2], [1.0, 0.2], [-1.0, -0.2]])
+    actual = weights(two_against_one)
     assert actual.argmin() == 2 and actual.sum() == pytest.approx(1, rel=1e-6)
     low, high = np.exp(-1) / (2 * np.e + np.exp(-1)), np.e / (np.e + 2 * np.exp(-1))
     assert low - 1e-6 <= actual.min() and actual.max() <= high + 1e-6
@@ -58,7 +58,7 @@ def hfedf(task=toys.TASK, **hyper):
 
 
 def pseudo_gradients(method, state, ids):
-    """delta_i = phi_i - phi~_i of these clients, by NumPy, as trees [M, ...]."""
+    """Returns delta_i = phi_i - phi~_i of these clients, by NumPy, as a tree of [M, ...]."""
     out = []
     for i in ids:
         w = naive.weights_of(method.round[0].send(state.server, i))
@@ -69,8 +69,8 @@ def pseudo_gradients(method, state, ids):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grad_align", [True, False])
-def test_two_rounds_against_numpy(grad_align):
-    """Chain rule, GradAlign and Adam with its decay in the gradient; three of eight clients."""
+def test_hfedf_against_numpy(grad_align):
+    """Applies the chain rule, GradAlign and Adam, whose weight decay is in the gradient."""
     lr, decay = 0.01, 0.1
     method = hfedf(server_lr=lr, server_decay=decay, grad_align=grad_align, ema=1.0)
     state = first(method)
@@ -88,15 +88,15 @@ def test_two_rounds_against_numpy(grad_align):
         weight = np.exp(cosine) / np.exp(cosine).sum() if grad_align else np.full(3, 1 / 3)
         expected, m, v = adam_step(weight @ g, flat(x), m, v, t + 1, lr, decay)
         state = one_round(method, state, t)
-        far = np.abs(flat(state.server.x) - expected)
-        assert np.quantile(far, 0.999) < 2e-4 and far.max() < 2 * lr
+        error = np.abs(flat(state.server.x) - expected)
+        assert np.quantile(error, 0.999) < 2e-4 and error.max() < 2 * lr
         np.testing.assert_allclose(state.server.weight[jnp.array(ids)], weight, atol=1e-4)
         assert float(state.server.weight.sum()) == pytest.approx(1, rel=1e-5)
 
 
 @pytest.mark.slow
-def test_the_server_steps_downhill():
-    """delta = phi - phi~: the clients' losses fall; with the printed sign they would rise."""
+def test_a_server_step_lowers_the_loss_of_every_client():
+    """delta is phi - phi~. With the sign in the paper, the losses would rise."""
     method = hfedf(server_lr=1e-4, server_decay=0.0)
     state = first(method)
 
@@ -112,8 +112,8 @@ def test_the_server_steps_downhill():
 
 
 @pytest.mark.slow
-def test_the_average_shortens_the_step():
-    """After the warm-up x_new - x_old is ema times Adam's step (section 5.6)."""
+def test_the_moving_average_scales_the_server_step_by_ema():
+    """After the warm-up, x_new - x_old is ema times Adam's step (section 5.6)."""
     whole, part = (hfedf(ema=ema, ema_warmup=1, server_lr=0.01) for ema in (1.0, 0.25))
     state = first(whole)
     for t in range(2):
@@ -128,7 +128,7 @@ def test_the_average_shortens_the_step():
 
 
 @pytest.mark.slow
-def test_a_shadow_average_is_scored_and_leaves_training_alone():
+def test_a_shadow_average_is_scored_and_does_not_change_training():
     plain = hfedf(ema=1.0, server_lr=0.01)
     shadow = hfedf(ema=0.3, ema_warmup=0, ema_mode="shadow", server_lr=0.01)
     a, b = first(plain), first(shadow)
@@ -145,42 +145,42 @@ def test_a_shadow_average_is_scored_and_leaves_training_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lazy", [False, True])
-def test_embeddings_of_the_absent_rest_if_lazy(lazy):
-    """Without a gradient dense Adam moves them by old momentum."""
+def test_embeddings_of_absent_clients_are_unchanged_with_nu_lazy(lazy):
+    """Without nu_lazy, Adam moves them by their momentum although they have no gradient."""
     method = hfedf(nu_lazy=lazy, server_lr=0.01)
-    state = one_round(method, first(method), 0, ALL_CLIENTS)  # moments build up
+    state = one_round(method, first(method), 0, ALL_CLIENTS)  # so that the moments are not zero
     after = one_round(method, state, 1)
     absent = [i for i in range(toys.C) if i not in naive.cohort(method, 1)]
     moved = np.abs(np.asarray(after.server.x.nu - state.server.x.nu))[absent].max()
     assert (moved == 0) == lazy
-    here = np.abs(np.asarray(after.server.x.nu - state.server.x.nu))[naive.cohort(method, 1)]
-    assert here.max() > 0
+    present = np.abs(np.asarray(after.server.x.nu - state.server.x.nu))[naive.cohort(method, 1)]
+    assert present.max() > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_decay_reaches_the_embeddings_of_the_absent_unless_lazy(decay, lazy):
-    """Adam's first step on a gradient of decay times nu alone is lr toward the origin."""
+def test_decay_changes_embeddings_of_absent_clients_unless_nu_lazy(decay, lazy):
+    """If the gradient is only decay times nu, Adam's first step is lr toward the origin."""
     lr = 0.01
     method = hfedf(nu_lazy=lazy, server_lr=lr, server_decay=decay)
     state = first(method)
     after = one_round(method, state)
-    here = naive.cohort(method, 0)
-    absent = [i for i in range(toys.C) if i not in here]
+    present = naive.cohort(method, 0)
+    absent = [i for i in range(toys.C) if i not in present]
     old, new = (np.asarray(s.server.x.nu) for s in (state, after))
     if decay == 0 or lazy:
         np.testing.assert_array_equal(new[absent], old[absent])
     else:
         expected = old[absent] - lr * np.sign(old[absent])
         np.testing.assert_allclose(new[absent], expected, rtol=1e-4, atol=1e-5)
-    assert (new[here] != old[here]).any(1).all()
+    assert (new[present] != old[present]).any(1).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("align_nu", [True, False])
-def test_cosines_are_with_the_embeddings_or_without(align_nu):
-    """Layers of larger weights, so that the gradients of nu are not small beside the others."""
+def test_align_nu_includes_the_embeddings_in_the_cosines(align_nu):
+    """Weights are scaled up so that the gradients of nu are not small compared to the others."""
     method = hfedf(align_nu=align_nu)
     server = first(method).server
     server = server._replace(x=server.x._replace(theta=tree.scale(3.0, server.x.theta)))
@@ -201,22 +201,22 @@ def test_cosines_are_with_the_embeddings_or_without(align_nu):
 
 
 @pytest.mark.slow
-def test_random_embeddings_are_drawn_anew_and_never_trained():
+def test_random_embeddings_are_drawn_every_round_and_never_trained():
     method = hfedf(embedding="random", server_lr=0.01)
     state = first(method)
-    seen = [state.server.x.nu]
+    drawn = [state.server.x.nu]
     for t in range(3):
         state = one_round(method, state, t)
-        seen.append(state.server.x.nu)
-    stacked = np.array(seen)
+        drawn.append(state.server.x.nu)
+    stacked = np.array(drawn)
     assert len(np.unique(stacked)) == stacked.size
     assert 0.4 < stacked.std() < 1.6
     for moments in jax.tree.leaves(state.server.moments):
         assert moments.shape != state.server.x.nu.shape or not np.any(moments)
 
 
-def test_heads_may_begin_with_a_client_model():
-    """A tenth of the hypernetwork's own start on top of PyTorch's for the client."""
+def test_start_client_begins_near_the_first_client_model():
+    """The bias is the client's first model, and the kernel a tenth of its default start."""
     plain, method = hfedf(), hfedf(start="client")
     w = toys.TASK.init(naive.KEYS.init).params
     server = first(method).server
@@ -229,8 +229,8 @@ def test_heads_may_begin_with_a_client_model():
 
 
 @pytest.mark.slow
-def test_without_a_trunk_and_with_a_plain_step_it_is_fedavg(monkeypatch):
-    """phi_i = b for all; b - mean delta is the uniform mean of the clients' models."""
+def test_hfedf_without_a_trunk_and_with_plain_sgd_is_fedavg(monkeypatch):
+    """All phi_i are b, and b - mean delta is the uniform mean of the clients' models."""
     monkeypatch.setattr(optim, "adam", lambda lr, decay: optax.sgd(1.0))
     method = hfedf(grad_align=False, ema=1.0, start="client")
     state = first(method)
@@ -244,7 +244,7 @@ def test_without_a_trunk_and_with_a_plain_step_it_is_fedavg(monkeypatch):
 
 
 @pytest.mark.slow
-def test_running_statistics_travel_along():
+def test_statistics_are_trained_and_new_clients_get_the_mean_embedding():
     method = hfedf(toys.NORM)
     state = one_round(method, first(method), plan=toys.PLAN)
     assert tree.names(state.server.stats) == tree.names(toys.NORM.init(KEY).stats)
@@ -255,16 +255,16 @@ def test_running_statistics_travel_along():
 
 
 @pytest.mark.slow
-def test_the_record_is_of_weights_and_embeddings():
+def test_the_record_contains_weights_and_embeddings():
     method = hfedf()
     state = one_round(method, first(method))
-    shown = method.record(state)
-    assert shown["weight"].shape == (toys.C,) and shown["embedding"].shape == (toys.C, 3)
+    record = method.record(state)
+    assert record["weight"].shape == (toys.C,) and record["embedding"].shape == (toys.C, 3)
 
 
 @pytest.mark.slow
-def test_a_gradient_may_be_clipped():
-    """Momentum after one round is a tenth of the gradient: of norm at most 0.1 clip."""
+def test_clip_bounds_the_norm_of_the_gradient():
+    """The momentum after one round is a tenth of the gradient, so that its norm is 0.1 clip."""
     method = hfedf(clip=0.01, server_decay=0.0)
     state = one_round(method, first(method))
     (mu,) = [s.mu for s in state.server.moments if hasattr(s, "mu")]
@@ -272,8 +272,8 @@ def test_a_gradient_may_be_clipped():
 
 
 @pytest.mark.slow
-def test_memory_grows_slowly_with_the_clients():
-    """N = 20 takes less than 2.5 times the memory of N = 3: no gradients of theta per client."""
+def test_memory_grows_slowly_with_the_number_of_clients():
+    """20 clients take less than 2.5 times the memory of 3: no client has a gradient of theta."""
     task = make_task(nets.mlp(toys.K, width=512), (toys.D,), toys.K)
 
     def memory(count):
@@ -305,13 +305,13 @@ def test_memory_grows_slowly_with_the_clients():
         ({"start": "torsh"}, "did you mean 'torch'"),
     ],
 )
-def test_bad_settings_are_named(hyper, message):
+def test_bad_settings_are_rejected(hyper, message):
     with pytest.raises(BadInput, match=message):
         hfedf(**hyper)
 
 
 @pytest.mark.slow
-def test_the_figures_of_finished_runs(four_domains, tmp_path, capsys):
+def test_figures_and_numbers_of_finished_runs(four_domains, tmp_path, capsys):
     for name in ("hfedf", "local", "fedavg", "ifca"):
         runner.run(setting(four_domains, name), tmp_path / name, quiet=True)
     folders = [str(tmp_path / name) for name in ("hfedf", "local", "fedavg")]

@@ -1,4 +1,4 @@
-"""Exact identities between methods."""
+"""Tests that methods are equal to others in special cases."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ KEYS = naive.KEYS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, hyper", [("fedlc", {"tau": 0.0}), ("fedrs", {"alpha": 1.0})])
-def test_a_neutral_softmax_is_fedavg(name, hyper):
+def test_fedlc_with_tau_0_and_fedrs_with_alpha_1_are_fedavg(name, hyper):
     method = toys.make(name, **hyper)
     toys.same(toys.player(method, federation=toys.SKEWED)(KEYS, 0, 3), rounds.averaged(True))
 
@@ -26,8 +26,8 @@ def test_a_neutral_softmax_is_fedavg(name, hyper):
 @pytest.mark.parametrize(
     "name, hyper", [("fedavgm", {}), ("fedopt", {}), ("scaffold", {"server_lr": 0.5})]
 )
-def test_running_statistics_take_the_plain_mean_by_size(name, hyper):
-    """Also in a second round, where the server has momentum. Clients train there as FedAvg's do."""
+def test_running_statistics_are_averaged_by_size_without_momentum(name, hyper):
+    """This includes a second round, with momentum at the server and clients as in FedAvg."""
     method = toys.make(name, **hyper)
     play = toys.player(method)
     state, _ = play(KEYS, 0, 1)
@@ -38,23 +38,23 @@ def test_running_statistics_take_the_plain_mean_by_size(name, hyper):
     plain, _ = toys.player(toys.make("fedavg"))(KEYS, 1, 1, plain)
     state, _ = play(KEYS, 1, 1, state)
     toys.same(state.server[0].stats, plain.server.stats)
-    far = tree.sub(state.server[0].params, plain.server.params)
-    assert float(tree.sq_norm(far)) > 1e-3
+    difference = tree.sub(state.server[0].params, plain.server.params)
+    assert float(tree.sq_norm(difference)) > 1e-3
 
 
 @pytest.fixture(scope="module")
 def averaged():
-    """FedAvg after three rounds."""
+    """The state and sums of FedAvg after three rounds."""
     return toys.player(toys.make("fedavg"))(KEYS, 0, 3)
 
 
 @pytest.mark.slow
-def test_fedprox_without_mu_is_fedavg(averaged):
+def test_fedprox_with_mu_0_is_fedavg(averaged):
     toys.same(toys.player(toys.make("fedprox", mu=0.0))(KEYS, 0, 3), averaged)
 
 
 @pytest.mark.slow
-def test_fedprox_with_mu_is_not(averaged):
+def test_fedprox_with_mu_above_0_is_not_fedavg(averaged):
     state, _ = toys.player(toys.make("fedprox", mu=0.5))(KEYS, 0, 3)
     assert not np.allclose(
         state.server.params["head"]["kernel"],
@@ -82,7 +82,7 @@ def test_ifca_with_one_cluster_is_fedavg(averaged):
     toys.close(jax.tree.map(lambda a: a[0], state.server), averaged[0].server)
 
 
-def test_first_weights_and_cohorts_do_not_depend_on_the_method():
+def test_first_weights_do_not_depend_on_the_method():
     one = simulate.init(toys.make("fedavg"), KEYS, toys.C).server
     toys.same(simulate.init(toys.make("fedprox"), KEYS, toys.C).server, one)
     many = simulate.init(toys.make("ifca"), KEYS, toys.C).server
@@ -106,8 +106,8 @@ def test_hyperparameters_may_be_traced(averaged):
 
 
 @pytest.mark.slow
-def test_an_exchange_that_only_measures_changes_nothing(averaged):
-    """Two exchanges; the last one shuffles as the only one of FedAvg does, bit for bit."""
+def test_an_exchange_that_only_measures_does_not_change_training(averaged):
+    """The last of two exchanges shuffles exactly as the only one of FedAvg."""
     one = fedavg(toys.NORM)
     measure = one.round[0]._replace(
         local=lambda w, client, work: (work.mean(lambda b: b.x.sum()), client.private),
@@ -118,7 +118,7 @@ def test_an_exchange_that_only_measures_changes_nothing(averaged):
 
 
 @pytest.mark.slow
-def test_one_cluster_of_fesem_and_fedsoft_without_their_terms_is_fedavg():
+def test_fesem_and_fedsoft_with_one_cluster_and_mu_0_are_fedavg():
     plain, _ = toys.player(toys.make("fedavg"))(toys_keys(), 0, 3)
     for name in ("fesem", "fedsoft"):
         method = toys.make(name, num_clusters=1, mu=0.0)

@@ -1,4 +1,4 @@
-"""IFCA: naive NumPy, which model a client takes, how it starts."""
+"""Tests IFCA: rounds against NumPy, the model that a client takes, and the first models."""
 
 import functools
 
@@ -27,7 +27,7 @@ def logits_of(w, rows):
 
 
 @pytest.mark.slow
-def test_ifca_round_against_numpy():
+def test_ifca_against_numpy():
     method = toys.make("ifca", toys.TASK, num_clusters=3)
     state = simulate.init(method, KEYS, toys.C)
     params = tree.scale(0.1, state.server.params)
@@ -50,8 +50,8 @@ def test_ifca_round_against_numpy():
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
-    """Also one that never took part: `tune` asks its training data, not its memory."""
+def test_ifca_scores_a_client_with_its_best_fitting_model():
+    """`tune` chooses by the training data, so that this holds for clients that never took part."""
     method = toys.make("ifca", toys.TASK, num_clusters=3)
     state = simulate.init(method, KEYS, toys.C)
     scores = score(method, state)
@@ -59,21 +59,21 @@ def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
         centers = [naive.weights_of(tree.take(state.server, k)) for k in range(3)]
         best = min(centers, key=lambda w, i=i: naive.gradient(w, *naive.data_of(i))[0])
         rows = np.asarray(toys.FEDERATION.test[i])
-        right = (logits_of(best, rows).argmax(1) == np.asarray(toys.FEDERATION.y)[rows]).sum()
-        assert int(scores.test.correct[i, 0]) == right
+        num_correct = (logits_of(best, rows).argmax(1) == np.asarray(toys.FEDERATION.y)[rows]).sum()
+        assert int(scores.test.correct[i, 0]) == num_correct
 
 
 @pytest.mark.slow
-def test_ifca_starts_from_distinct_models_and_measures_in_evaluation_mode():
-    """Running statistics decide: in training mode both of these clusters would fit alike."""
+def test_ifca_starts_from_distinct_models_and_chooses_in_evaluation_mode():
+    """Only the running statistics differ: in training mode both clusters would fit equally."""
     method = toys.make("ifca", toys.NORM, num_clusters=2)
     state = simulate.init(method, KEYS, toys.C)
     kernel = state.server.params["head"]["kernel"]
     assert not np.allclose(kernel[0], kernel[1])
     same_params = jax.tree.map(lambda a: jnp.stack([a[0], a[0]]), state.server.params)
     stats = state.server.stats["BatchNorm_0"]
-    far = {**stats, "mean": stats["mean"].at[0].set(1e3)}  # ruins cluster 0 in evaluation mode
-    server = state.server._replace(params=same_params, stats={"BatchNorm_0": far})
+    shifted = {**stats, "mean": stats["mean"].at[0].set(1e3)}  # ruins cluster 0 in evaluation mode
+    server = state.server._replace(params=same_params, stats={"BatchNorm_0": shifted})
     picked = toys.player(method)(KEYS, 0, 1, state._replace(server=server))[0].private
     ids = naive.cohort(method, 0, toys.PLAN.cohort)
     assert [int(picked[i]) for i in ids] == [1] * len(ids)
@@ -96,14 +96,14 @@ def toys_keys():
     return streams.make_keys(jax.random.key(0))
 
 
-def test_ifca_may_start_from_one_model():
+def test_without_distinct_starts_all_clusters_start_equal():
     method = toys.make("ifca", num_clusters=2, distinct_starts=False)
     centers = simulate.init(method, toys_keys(), toys.C).server
     toys.same(tree.take(centers, 0), tree.take(centers, 1))
 
 
-def test_a_new_client_is_scored_on_the_model_that_fits_it_best():
-    """It asks its own training data, and has no score before that."""
+def test_ifca_scores_a_new_client_with_its_best_fitting_model():
+    """The client chooses by its training data, and has no score before that."""
     method = toys.make("ifca", toys.TASK, num_clusters=3)
     state = simulate.init(method, KEYS, toys.C)
     params = tree.scale(0.1, state.server.params)
@@ -117,12 +117,12 @@ def test_a_new_client_is_scored_on_the_model_that_fits_it_best():
     assert scores.new is None
     centers = [naive.weights_of(tree.take(state.server, k)) for k in range(3)]
     x, y = (np.asarray(a) for a in federation[:2])
-    right, picked = [], set()
+    num_correct, picked = [], set()
     for train, test in zip(federation.new_train, federation.new_test, strict=True):
         train, test = (rows[rows >= 0] for rows in (train, test))
         losses = [naive.gradient(w, x[train], y[train])[0] for w in centers]
         picked.add(int(np.argmin(losses)))
         best = centers[int(np.argmin(losses))]
-        right.append(int((logits_of(best, test).argmax(1) == y[test]).sum()))
-    assert scores.new_tuned.correct[:, 0].astype(int).tolist() == right
+        num_correct.append(int((logits_of(best, test).argmax(1) == y[test]).sum()))
+    assert scores.new_tuned.correct[:, 0].astype(int).tolist() == num_correct
     assert len(picked) > 1

@@ -1,4 +1,4 @@
-"""kNN-Per: an identity, then naive NumPy, whose lam a client takes."""
+"""Tests kNN-Per against FedAvg and NumPy, and how a client chooses lam."""
 
 import functools
 
@@ -30,7 +30,7 @@ def averaged():
 
 
 @pytest.mark.slow
-def test_knn_per_trains_as_fedavg_and_with_weight_0_scores_as_it():
+def test_knn_per_trains_as_fedavg_and_with_weight_0_scores_as_fedavg():
     toys.same(toys.player(METHOD(weight=0.0))(KEYS, 0, 3)[0], averaged())
     fedavg = toys.make("fedavg", toys.TASK)
     one, other = (scores(method, averaged()) for method in (METHOD(weight=0.0), fedavg))
@@ -39,7 +39,7 @@ def test_knn_per_trains_as_fedavg_and_with_weight_0_scores_as_it():
 
 
 def by_hand(w, i, x, lam, k, federation=toys.FEDERATION):
-    """Probabilities [B, K] of client i."""
+    """Returns the probabilities [B, K] of client i."""
     x_i, y_i = naive.data_of(i, federation)
     z, z_i = naive.features(w, x), naive.features(w, x_i)
     logits = z @ w[2] + w[3]
@@ -56,7 +56,7 @@ def by_hand(w, i, x, lam, k, federation=toys.FEDERATION):
 
 @pytest.mark.parametrize("k", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_knn_per_against_numpy(k):
-    """Clients have 10 to 37 examples, so that 30 neighbors are more than most of them have."""
+    """Clients have 10 to 37 examples, so that most have fewer than 30 neighbors."""
     method, state = METHOD(weight=0.7, neighbors=k), averaged()
     w = naive.weights_of(state.server)
     for i in range(toys.C):
@@ -72,7 +72,7 @@ def one_client(i):
 
 
 @pytest.mark.slow
-def test_a_client_may_choose_its_weight_on_validation_examples():
+def test_weight_validation_gives_each_client_the_lam_of_least_loss():
     method = METHOD(weight="validation", neighbors=3)
     federation = toys.with_validation(toys.FEDERATION)
     state = averaged()
@@ -95,7 +95,7 @@ def test_a_client_may_choose_its_weight_on_validation_examples():
     assert scores(method, state, federation).test.total.sum() == 8 * 20
 
 
-def test_a_class_without_a_neighbor_has_a_finite_loss_also_where_the_store_alone_counts():
+def test_classes_without_a_neighbor_have_finite_logits_with_weight_1():
     method, x = METHOD(weight=1.0, neighbors=1), toys.FEDERATION.x[400:420]
     w, client = averaged().server, one_client(0)
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.score)
@@ -104,7 +104,7 @@ def test_a_class_without_a_neighbor_has_a_finite_loss_also_where_the_store_alone
     assert np.isfinite(logits).all() and (np.sort(logits)[:, -2] < -80).all()
 
 
-def test_an_empty_store_leaves_the_model_alone():
+def test_with_an_empty_store_the_model_alone_predicts():
     store = knn_per.Store(jnp.ones((4, 16)), jnp.zeros(4, int), jnp.zeros(4), jnp.float32(0.5))
     x, client = toys.FEDERATION.x[:5], one_client(0)
     w = averaged().server
@@ -112,7 +112,7 @@ def test_an_empty_store_leaves_the_model_alone():
     np.testing.assert_allclose(logits, jax.nn.log_softmax(toys.TASK.apply(w, x).logits), rtol=1e-6)
 
 
-def test_what_cannot_be_is_refused():
+def test_bad_settings_are_rejected():
     for hyper in ({"weight": 1.5}, {"weight": "test"}, {"neighbors": 0}, {"scale": 0.0}):
         with pytest.raises(BadInput, match="method." + next(iter(hyper))):
             METHOD(**hyper)

@@ -1,4 +1,4 @@
-"""LG-FedAvg: an identity, then naive NumPy."""
+"""Tests LG-FedAvg against FedAvg and NumPy."""
 
 import functools
 
@@ -13,7 +13,7 @@ KEYS = naive.KEYS
 
 @functools.cache
 def averaged():
-    """FedAvg after three rounds."""
+    """Returns the state and sums of FedAvg after three rounds."""
     return toys.player(toys.make("fedavg"))(KEYS, 0, 3)
 
 
@@ -24,8 +24,8 @@ def test_lg_fedavg_that_only_pretrains_is_fedavg():
 
 
 @pytest.mark.slow
-def test_lg_fedavg_after_its_first_rounds():
-    """Everybody starts from the averaged body, those who never trained since keep it."""
+def test_lg_fedavg_after_pretraining_against_numpy():
+    """All clients start from the averaged body; those that do not train afterwards keep it."""
     pretrain, train = toys.make("lg_fedavg", toys.TASK, pretrain_rounds=2)(4)
     w = naive.weights_of(simulate.init(pretrain.method, KEYS, toys.C).server)
     body_by_id = {}
@@ -45,7 +45,7 @@ def test_lg_fedavg_after_its_first_rounds():
         naive.close(model, body_by_id.get(i, w[:2]) + w[2:])
 
 
-def test_lg_fedavg_takes_over_the_running_statistics_of_the_body():
+def test_after_pretraining_all_clients_have_the_averaged_model():
     pretrain, train = toys.make("lg_fedavg", pretrain_rounds=2)(4)
     last = averaged()[0]
     state = train.start(KEYS.init, toys.C, last, {})

@@ -1,4 +1,4 @@
-"""Local training: nothing is shared."""
+"""Tests local training, in which clients share nothing."""
 
 import jax.numpy as jnp
 import naive
@@ -14,15 +14,15 @@ KEYS = naive.KEYS
 @pytest.mark.slow
 def test_local_keeps_each_clients_running_statistics():
     stats = toys.player(toys.make("local"))(KEYS, 0, 1)[0].private.stats["BatchNorm_0"]["mean"]
-    assert float(jnp.abs(stats).max(1).min()) > 0.01  # all have moved
+    assert float(jnp.abs(stats).max(1).min()) > 0.01  # all have changed
     assert len(np.unique(np.asarray(stats), axis=0)) == toys.C
 
 
-def test_local_never_communicates():
+def test_local_trains_every_client_alone():
     method = toys.make("local", toys.TASK)
     first = naive.first_weights()
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 1)
-    for i in (0, 5):  # everyone trains, whatever the cohort
+    for i in (0, 5):  # all clients train, whatever the cohort
         expected = naive.sgd(first, *naive.data_of(i))
         got = naive.weights_of(tree.take(state.private, i))
         for a, b in zip(got, expected, strict=True):

@@ -1,4 +1,4 @@
-"""What every method of METHODS must do. A new one of one stage is tested without a new test."""
+"""Tests that hold for every method of METHODS; a new one with one stage needs no new test."""
 
 import functools
 import re
@@ -39,8 +39,8 @@ COMPILED = [check_repeats, check_resumes]
 DIFFERENT = "fedavg fedbn fedc2i fedfomo fedproto fedrep hfedf ifca knn_per pfedhn scaffold".split()
 
 
-def held_to():
-    """(name, check). What compiles is fast for methods of different kinds, else slow."""
+def methods_and_checks():
+    """Yields (name, check). Checks that compile are slow tests except for the DIFFERENT methods."""
     for name in PLAIN:
         for check in (check_types, *COMPILED, *SLOW):
             slow = check in SLOW or (check in COMPILED and name not in DIFFERENT)
@@ -49,28 +49,28 @@ def held_to():
 
 @functools.cache
 def trial(name):
-    """Two vectorized seeds: one compilation for most checks."""
+    """Returns a trial of two vectorized seeds, so that most checks need one compilation."""
     return Trial(toys.make(name))
 
 
-@pytest.mark.parametrize(("name", "check"), [*held_to()])
-def test_what_every_method_is_held_to(name, check):
+@pytest.mark.parametrize(("name", "check"), [*methods_and_checks()])
+def test_every_method_passes_its_checks(name, check):
     check(trial(name))
 
 
-def test_all_checks_are_made():
+def test_every_check_is_used():
     assert {check_types, *COMPILED, *SLOW, check_compiles_for_tpu} == {
         *CHECKS
-    }  # the last: tests/accelerators
+    }  # the last one is run in tests/accelerators
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_pool_of_examples_is_never_copied(name):
-    """Neither for every client of an odd cohort on a mesh nor for every vectorized seed.
+    """It is copied neither for each client of an odd cohort on a mesh nor for each vmapped seed.
 
-    A `cond` under `vmap` would do that: it becomes a `select` whose operands all have the new axis.
-    Nor is it converted or reshaped as a whole: of that size a program has the pool itself alone.
+    A `cond` under `vmap` would copy it: it becomes a `select` whose operands all have the new axis.
+    The pool is not converted or reshaped either: no other array of the program is as large.
     """
     method = toys.make(name)
     federation, population, plan = toys.pooled(method)
@@ -109,8 +109,8 @@ NO_BIAS = make_task(NoBias(), (toys.D,), toys.K)
 @pytest.mark.parametrize(
     "name", ["cfl", "ccvr", "fedgh", "feddbe", "fedpac", "fedetf", "fedrod", "fedc2i"]
 )
-def test_a_head_may_be_without_a_bias(name):
-    """In the methods that look into the head."""
+def test_methods_that_use_the_head_accept_one_without_a_bias(name):
+    """These methods use the parameters of the head."""
     method = toys.make(name, NO_BIAS)
     stages = [method] if isinstance(method, Method) else [s.method for s in method(2)]
     state = simulate.init(stages[0], KEYS, toys.C)
@@ -120,23 +120,25 @@ def test_a_head_may_be_without_a_bias(name):
 
 
 @pytest.mark.parametrize("name", ["fediir", "fedconcat", "fedconcat_id"])
-def test_methods_that_need_a_bias_say_so(name):
-    said = f"method {name} needs a model whose head has a bias; choose another config.model.name"
-    assert complaint(toys.make, name, NO_BIAS) == said
+def test_methods_that_need_a_bias_reject_a_head_without_one(name):
+    expected = (
+        f"method {name} needs a model whose head has a bias; choose another config.model.name"
+    )
+    assert complaint(toys.make, name, NO_BIAS) == expected
 
 
-def test_the_index_of_local_weights_needs_no_bias():
+def test_the_index_local_weights_does_not_need_a_bias():
     w = NO_BIAS.init(KEYS.init)
     toys.same(head((0, w)), w.params["head"]["kernel"].ravel())
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
-def test_settings_that_are_not_numbers_are_refused(name):
-    """nan is neither below 0 nor above it."""
+def test_nan_settings_are_rejected(name):
+    """nan is neither below nor above any bound, so that a range check could miss it."""
     for key, default in registry.default_settings(registry.METHODS[name]).items():
         if type(default) is float:
-            said = complaint(toys.make, name, **{key: float("nan")})
-            assert said.startswith(f"config.method.{key} must ") and said.endswith(", got nan")
+            error = complaint(toys.make, name, **{key: float("nan")})
+            assert error.startswith(f"config.method.{key} must ") and error.endswith(", got nan")
 
 
 @pytest.mark.parametrize(
@@ -156,14 +158,14 @@ def test_settings_that_are_not_numbers_are_refused(name):
         ("pfedme", "beta", 0.0, "be above 0"),
     ],
 )
-def test_settings_with_which_a_method_would_not_learn_are_refused(name, setting, value, must):
-    said = complaint(toys.make, name, **{setting: value})
-    assert said == f"config.method.{setting} must {must}, got {value}"
+def test_settings_that_prevent_learning_are_rejected(name, setting, value, must):
+    error = complaint(toys.make, name, **{setting: value})
+    assert error == f"config.method.{setting} must {must}, got {value}"
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_docstring_names_paper_and_equations(name):
-    """Each `(eq. N)` and `(Alg. N)` of the head stands once more, beside its line of code."""
+    """Each `(eq. N)` and `(Alg. N)` of the module docstring is also a comment at its code, once."""
     source = sys.modules[registry.METHODS[name].__module__]
     text = open(source.__file__).read()
     for equation in set(re.findall(r"\(((?:eq|Alg)\. \d+)\)", source.__doc__)):

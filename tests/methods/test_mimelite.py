@@ -1,4 +1,4 @@
-"""MimeLite: an identity, then naive NumPy."""
+"""Tests MimeLite against FedAvg and NumPy."""
 
 import jax
 import naive
@@ -19,8 +19,8 @@ def test_mimelite_without_momentum_is_fedavg():
 
 
 @pytest.mark.slow
-def test_the_gradient_of_all_examples_does_not_depend_on_running_statistics():
-    """It is taken in training mode, as those of the steps are."""
+def test_the_full_gradient_does_not_depend_on_running_statistics():
+    """It is computed in training mode, like the gradients of the steps."""
     method = toys.make("mimelite")
     play, state = toys.player(method), simulate.init(method, KEYS, toys.C)
     w, s = state.server
@@ -38,7 +38,7 @@ class Momentum:
         self.m = [np.zeros_like(a) for a in w]
 
     def after(self, g):
-        """(direction, state) after the gradient g."""
+        """Returns (direction, state) after the gradient g."""
         new = Momentum(g)
         new.m = [0.7 * m + 0.3 * a for m, a in zip(self.m, g, strict=True)]
         return new.m, new
@@ -51,7 +51,7 @@ class Adam:
         self.m, self.v, self.t = [0 * a for a in w], [0 * a for a in w], t
 
     def after(self, g):
-        """(direction, state) after the gradient g."""
+        """Returns (direction, state) after the gradient g."""
         new = Adam(g, self.t + 1)
         new.m = [0.7 * m + 0.3 * a for m, a in zip(self.m, g, strict=True)]
         new.v = [0.99 * v + 0.01 * a * a for v, a in zip(self.v, g, strict=True)]

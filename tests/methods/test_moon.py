@@ -1,4 +1,4 @@
-"""MOON: identities, then naive NumPy, its projection."""
+"""Tests MOON against FedAvg and NumPy, and its projection."""
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +16,24 @@ from fedjax_lab.models.task import make_task, with_projection
 KEYS = naive.KEYS
 
 
-def test_moon_without_mu_is_fedavg():
+def test_moon_with_mu_0_is_fedavg():
     state, sums = toys.player(toys.make("moon", mu=0.0))(KEYS, 0, 3)
     expected = averaged()[0].server, averaged()[1]
     toys.close((state.server, sums), expected, rtol=1e-5, atol=1e-7)
 
 
 def cosine_and_gradient(z, a):
-    """Cosine of each row, and its gradient with respect to z."""
+    """Returns the cosine of each row, and its gradient with respect to z."""
     nz, na = (np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-8) for v in (z, a))
     cos = (z * a).sum(1, keepdims=True) / (nz * na)
     return cos, a / (nz * na) - cos * z / nz**2
 
 
 def test_moon_against_numpy():
-    """Five rounds, so that clients come back: the term waits for a first local model."""
+    """Plays five rounds, so that clients return: the term needs an earlier local model."""
     mu, tau = 1.5, 0.5
     method = toys.make("moon", toys.TASK, mu=mu, tau=tau)
-    w, last, again = naive.first_weights(), {}, 0
+    w, last, returned = naive.first_weights(), {}, 0
     for t in range(5):
         ids = naive.cohort(method, t)
         models = []
@@ -51,21 +51,21 @@ def test_moon_against_numpy():
 
             step = lambda v, x=x, y=y, pull=pull: naive.gradient(v, x, y, pull=pull)[1]  # noqa: E731
             models.append(naive.descend(w, step))
-        again += sum(i in last for i in ids)
+        returned += sum(i in last for i in ids)
         last.update(zip(ids, models, strict=True))
         w = naive.mean_by_size(ids, models)
-    assert again > 2
+    assert returned > 2
     state = rounds(method, 5)
     naive.close(state.server, w, rtol=1e-3, atol=1e-4)
-    previous, seen = state.private
-    assert sorted(np.flatnonzero(seen)) == sorted(last)
+    previous, has_previous = state.private
+    assert sorted(np.flatnonzero(has_previous)) == sorted(last)
     for i, expected in last.items():
         previous_model = tree.take(previous, i)
         naive.close(previous_model, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_moons_references_run_in_evaluation_mode():
-    """Their running statistics matter; with those of the batch they would not."""
+def test_moon_runs_global_and_previous_models_in_evaluation_mode():
+    """Their running statistics change the result, which they would not in training mode."""
     method = toys.make("moon", mu=5.0)
     play = toys.player(method)
     state, _ = play(KEYS, 0, 3)
@@ -73,14 +73,14 @@ def test_moons_references_run_in_evaluation_mode():
     def moved(w):
         return w._replace(stats=jax.tree.map(lambda a: a + 3.0, w.stats))
 
-    previous, seen = state.private
+    previous, has_previous = state.private
     plain = play(KEYS, 3, 1, state)[0].server.params
     for other in (
         state._replace(server=moved(state.server)),
-        state._replace(private=(moved(previous), seen)),
+        state._replace(private=(moved(previous), has_previous)),
     ):
-        far = tree.sub(play(KEYS, 3, 1, other)[0].server.params, plain)
-        assert float(tree.sq_norm(far)) > 1e-8
+        difference = tree.sub(play(KEYS, 3, 1, other)[0].server.params, plain)
+        assert float(tree.sq_norm(difference)) > 1e-8
 
 
 def test_cosine_is_finite_at_zero():
@@ -117,7 +117,7 @@ def test_the_projection_against_numpy():
     )
 
 
-def test_moon_with_a_projection_trains_it():
+def test_moon_trains_its_projection():
     method = toys.make("moon", projection="mlp256")
     state, _ = toys.player(method)(KEYS, 0, 2)
     first = simulate.init(method, KEYS, toys.C).server.params

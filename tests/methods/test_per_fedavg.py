@@ -1,4 +1,4 @@
-"""Per-FedAvg: its identity with FedAvg, the gradient of each variant in naive NumPy."""
+"""Tests Per-FedAvg against FedAvg, and each of its variants against NumPy."""
 
 from functools import partial
 
@@ -22,13 +22,13 @@ VARIANTS = ("first_order", "hessian_free", "exact")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hessian", VARIANTS)
-def test_without_an_inner_step_it_is_fedavg(hessian):
+def test_per_fedavg_with_inner_lr_0_is_fedavg(hessian):
     method = toys.make("per_fedavg", inner_lr=0.0, hessian=hessian)
     toys.same(toys.player(method)(KEYS, 0, 3), averaged())
 
 
 def drawn(method, t, i, size):
-    """The examples D of client i in round t: by the draws of the simulator itself."""
+    """Returns the examples D that the simulator draws for client i in round t."""
     key = streams.clients(KEYS.local, t, jnp.array([i]))[0]
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[i], naive.FULL, key)
     batch = work.draw(size)
@@ -43,7 +43,7 @@ def hessian_times(w, g, x, y, delta):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hessian", VARIANTS)
-def test_against_numpy(hessian):
+def test_per_fedavg_against_numpy(hessian):
     alpha, size, delta = 0.2, 12, 1e-3
     method = toys.make("per_fedavg", toys.TASK, inner_lr=alpha, hessian=hessian, inner_batch=size)
     w = [a.astype(np.float64) for a in naive.first_weights()]
@@ -75,7 +75,7 @@ def test_a_client_is_scored_after_one_inner_step_on_all_its_data():
     naive.close(adapted, naive.add(first, naive.gradient(first, *naive.data_of(1))[1], -0.3))
 
 
-def test_what_it_cannot_be():
+def test_an_unknown_hessian_is_rejected():
     with pytest.raises(BadInput, match="hessian cannot be 'free'; did you mean 'hessian_free'"):
         toys.make("per_fedavg", hessian="free")
 
@@ -84,8 +84,8 @@ CONVOLUTIONAL = make_task(nets.digit_cnn(toys.K), (28, 28, 3), toys.K)
 
 
 @pytest.mark.parametrize("hessian", ["first_order", "hessian_free"])
-def test_a_model_with_first_derivatives_alone_is_trained(hessian):
-    """Convolutions and batch normalization have no others."""
+def test_models_without_second_derivatives_can_be_trained(hessian):
+    """The convolutions and batch normalization of this model have first derivatives only."""
     method = toys.make("per_fedavg", CONVOLUTIONAL, hessian=hessian)
     plan = toys.PLAN._replace(example_shape=CONVOLUTIONAL.input_shape)
     program = simulate.Program(method, plan, toys.VECTORIZED)
@@ -95,6 +95,6 @@ def test_a_model_with_first_derivatives_alone_is_trained(hessian):
     jax.eval_shape(partial(simulate.play_round, program, lane), state, jnp.int32(0))
 
 
-def test_the_exact_hessian_of_such_a_model_is_refused():
+def test_exact_is_rejected_for_models_without_second_derivatives():
     with pytest.raises(BadInput, match="exact needs second derivatives, which this model does not"):
         toys.make("per_fedavg", CONVOLUTIONAL, hessian="exact")

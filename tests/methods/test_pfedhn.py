@@ -1,4 +1,4 @@
-"""pFedHN: clients that take turns."""
+"""Tests pFedHN, whose clients take part one after another."""
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,18 @@ from fedjax_lab.models.hypernetwork import generate
 from fedjax_lab.types import Exchange, State, Weights
 
 
-def test_the_server_listens_before_it_speaks_again():
-    """Each client is sent how many came before; the order is that of the sample."""
+def test_each_upload_is_aggregated_before_the_next_message_is_sent():
+    """Each client is sent the number of clients before it; the order is that of the sample."""
     plain = toys.make("fedavg", toys.TASK)
 
-    def local(heard, client, work):
-        return (heard, client.id), ()
+    def local(position, client, work):
+        return (position, client.id), ()
 
     def aggregate(server, uploads, cohort):
-        heard, ids = uploads
-        assert heard.shape == ids.shape == cohort.n.shape == (1,)
+        position, ids = uploads
+        assert position.shape == ids.shape == cohort.n.shape == (1,)
         count, order = server
-        return count + 1, order.at[heard[0]].set(ids[0])
+        return count + 1, order.at[position[0]].set(ids[0])
 
     exchange = Exchange(lambda server, id: server[0], local, aggregate, one_by_one=True)
     method = plain._replace(round=(exchange,))
@@ -37,8 +37,8 @@ def test_the_server_listens_before_it_speaks_again():
 
 
 @pytest.mark.slow
-def test_pfedhn_passes_against_numpy():
-    """Client after client: each from the freshest theta, momentum and decay on everything."""
+def test_pfedhn_against_numpy():
+    """Each client starts from the newest theta; momentum and decay apply to all weights."""
     lr, decay, momentum, clip = 0.02, 0.01, 0.9, 0.5
     method = toys.make(
         "pfedhn",
@@ -51,7 +51,7 @@ def test_pfedhn_passes_against_numpy():
     state = first(method)
     x, _ = jax.flatten_util.ravel_pytree(state.server.x)
     unravel = jax.flatten_util.ravel_pytree(state.server.x)[1]
-    x, m, cut = np.asarray(x, float), 0.0, False
+    x, m, clipped = np.asarray(x, float), 0.0, False
     for t in range(2):
         for i in naive.cohort(method, t):
             now = unravel(jnp.asarray(x, jnp.float32))
@@ -60,18 +60,18 @@ def test_pfedhn_passes_against_numpy():
             a, b, c, d = naive.sub(w, naive.sgd(w, *naive.data_of(i)))
             delta = {"Dense_0": {"bias": b, "kernel": a}, "head": {"bias": d, "kernel": c}}
             g = flat(pull(jax.tree.map(jnp.float32, delta))[0])
-            cut |= np.linalg.norm(g) > clip
+            clipped |= np.linalg.norm(g) > clip
             g = g * min(1.0, clip / np.linalg.norm(g)) + decay * x
             m = momentum * m + g
             x = x - lr * m
         state = one_round(method, state, t)
-    assert cut
+    assert clipped
     np.testing.assert_allclose(flat(state.server.x), x, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
-def test_with_one_client_it_is_hfedf(monkeypatch):
-    """Adam in the place of its SGD, nothing clipped; hFedF with ReLU and without EMA."""
+def test_pfedhn_with_one_client_is_hfedf(monkeypatch):
+    """pFedHN has Adam instead of SGD and no clipping; hFedF has ReLU and no moving average."""
     monkeypatch.setattr(optim, "sgd", lambda lr, momentum, decay: optim.adam(lr, decay))
     monkeypatch.setattr(hfedf, "ACTIVATION", jax.nn.relu)
     alone = toys.FEDERATION._replace(train=toys.as_rows(toys.FEDERATION.train[:1]))
@@ -91,8 +91,8 @@ def test_with_one_client_it_is_hfedf(monkeypatch):
         toys.close(others, sums, rtol=1e-4)
 
 
-def test_running_statistics_go_from_client_to_client():
-    """Each halves what it is sent and adds its number; the server keeps those of the last."""
+def test_running_statistics_pass_from_client_to_client():
+    """Each client halves the statistics and adds its id; the server keeps the last ones."""
     method = toys.make("pfedhn")
 
     def local(phi, client, work):
@@ -110,8 +110,8 @@ def test_running_statistics_go_from_client_to_client():
     assert len(jax.tree.leaves(expected)) == 2
 
 
-def test_the_order_of_a_pass_is_random():
-    """The clients of a round are those that every other method has."""
+def test_the_order_of_the_clients_of_a_round_is_random():
+    """The set of clients of a round is the same as in FedAvg."""
     method = toys.make("pfedhn")
     for t in range(3):
         assert set(naive.cohort(method, t)) == set(naive.cohort(toys.make("fedavg"), t))

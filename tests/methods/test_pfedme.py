@@ -1,4 +1,4 @@
-"""pFedMe: one inner step is a step of FedAvg, then naive NumPy."""
+"""Tests pFedMe against FedAvg and NumPy."""
 
 import naive
 import pytest
@@ -11,14 +11,14 @@ KEYS = naive.KEYS
 
 
 @pytest.mark.slow
-def test_one_inner_step_of_1_over_lam_is_fedavgs_gradient():
+def test_pfedme_with_one_inner_step_of_size_1_over_lam_is_fedavg():
     """lam (w - (w - grad F(w) / lam)) is grad F(w)."""
     method = toys.make("pfedme", lam=4.0, inner_steps=1, inner_lr=0.25)
     state, _ = toys.player(method)(KEYS, 0, 3)
     toys.close(state.server, averaged()[0].server)
 
 
-def nearby(w, x, y, lam, steps, lr):
+def personal_model(w, x, y, lam, steps, lr):
     theta = w
     for _ in range(steps):
         gradient = naive.gradient(theta, x, y)[1]
@@ -27,7 +27,7 @@ def nearby(w, x, y, lam, steps, lr):
 
 
 @pytest.mark.slow
-def test_against_numpy():
+def test_pfedme_against_numpy():
     lam, steps, lr, beta = 2.0, 3, 0.1, 0.7
     method = toys.make("pfedme", toys.TASK, lam=lam, inner_steps=steps, inner_lr=lr, beta=beta)
     w = naive.first_weights()
@@ -38,7 +38,7 @@ def test_against_numpy():
             x, y = naive.data_of(i)
 
             def envelope(v, i=i, x=x, y=y):
-                last[i] = nearby(v, x, y, lam, steps, lr)
+                last[i] = personal_model(v, x, y, lam, steps, lr)
                 return [lam * a for a in naive.sub(v, last[i])]
 
             models.append(naive.descend(w, envelope))

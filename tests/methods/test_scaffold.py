@@ -1,4 +1,4 @@
-"""SCAFFOLD: identities, then naive NumPy."""
+"""Tests SCAFFOLD: its special cases, and rounds against NumPy."""
 
 import jax
 import naive
@@ -14,15 +14,15 @@ from fedjax_lab.types import Weights
 KEYS = naive.KEYS
 
 
-def test_scaffold_starts_as_fedavg():
-    """All control variates are zero in the first round: bit for bit, with the mean by size."""
+def test_the_first_round_of_scaffold_is_that_of_fedavg():
+    """All control variates are zero then. With the mean by size it is equal bit for bit."""
     one, _ = toys.player(toys.make("scaffold", weights="size"))(KEYS, 0, 1)
     other, _ = toys.player(toys.make("fedavg"))(KEYS, 0, 1)
     toys.same(one.server[0], other.server)
 
 
-def test_a_client_of_scaffold_divides_by_its_own_steps():
-    """Alone in the first round: what it trained to is the server's model."""
+def test_a_client_divides_its_drift_by_the_number_of_its_steps():
+    """The client is alone in the first round, so that its model is the server's model."""
     plan = toys.PLAN._replace(cohort=1, optimizer=optim.sgd(0.05))
     method = toys.make("scaffold")
     state, _ = toys.player(method, plan=plan)(KEYS, 0, 1)
@@ -36,8 +36,8 @@ def test_a_client_of_scaffold_divides_by_its_own_steps():
     toys.close(tree.take(state.private, i), drift, rtol=1e-3)
 
 
-def test_the_mean_of_scaffolds_control_variates_is_the_servers():
-    """After every round, with five of eight clients a round."""
+def test_the_servers_control_variate_is_the_mean_of_the_clients():
+    """This holds after every round, with five of eight clients in each."""
     play = toys.player(toys.make("scaffold"))
     state = None
     for t in range(5):
@@ -48,8 +48,8 @@ def test_the_mean_of_scaffolds_control_variates_is_the_servers():
 
 
 @pytest.mark.slow
-def test_of_equal_clients_both_means_are_one():
-    """Up to rounding; of unequal ones they are not."""
+def test_both_means_are_equal_if_clients_have_equal_sizes():
+    """They are equal up to rounding; if sizes are unequal, they differ."""
     rows = np.arange(toys.C * toys.N).reshape(toys.C, toys.N) % len(toys.FEDERATION.y)
     equal = toys.FEDERATION._replace(train=toys.as_rows(rows))
     uniform, size = (
@@ -59,13 +59,13 @@ def test_of_equal_clients_both_means_are_one():
     toys.close(uniform, size)
     other, _ = toys.player(toys.make("scaffold"))(KEYS, 0, 3)
     by_size, _ = toys.player(toys.make("scaffold", weights="size"))(KEYS, 0, 3)
-    far = tree.sub(other.server[0].params, by_size.server[0].params)
-    assert float(tree.sq_norm(far)) > 1e-4
+    difference = tree.sub(other.server[0].params, by_size.server[0].params)
+    assert float(tree.sq_norm(difference)) > 1e-4
 
 
-def test_other_weights_are_refused():
-    said = complaint(toys.make, "scaffold", weights="sizes")
-    assert "method.weights" in said and "size" in said
+def test_unknown_weights_are_rejected():
+    error = complaint(toys.make, "scaffold", weights="sizes")
+    assert "method.weights" in error and "size" in error
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_other_weights_are_refused():
     ],
 )
 def test_scaffold_against_numpy(weights, momentum, server_lr, decay):
-    """Also where both learning rates decay from round to round."""
+    """In the last case both learning rates decay from round to round."""
     method = toys.make("scaffold", toys.TASK, server_lr=server_lr, weights=weights)
 
     def decayed(t):
@@ -93,12 +93,12 @@ def test_scaffold_against_numpy(weights, momentum, server_lr, decay):
         ids, lr = naive.cohort(method, t), naive.LR * decay**t
         models, changes = [], []
         for i in ids:
-            fix = naive.sub(c, c_i[i])
+            correction = naive.sub(c, c_i[i])
             how = {"momentum": momentum, "lr": lr}
-            y = naive.sgd(w, *naive.data_of(i), lambda v, fix=fix: fix, **how)
+            y = naive.sgd(w, *naive.data_of(i), lambda v, correction=correction: correction, **how)
             K = naive.STEPS
-            far = (K - momentum * (1 - momentum**K) / (1 - momentum)) / (1 - momentum)
-            new = naive.add(naive.sub(c_i[i], c), naive.sub(w, y), 1 / (lr * far))
+            effective_steps = (K - momentum * (1 - momentum**K) / (1 - momentum)) / (1 - momentum)
+            new = naive.add(naive.sub(c_i[i], c), naive.sub(w, y), 1 / (lr * effective_steps))
             changes.append(naive.sub(new, c_i[i]))
             c_i[i] = new
             models.append(y)

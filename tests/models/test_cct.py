@@ -1,4 +1,4 @@
-"""CCT against naive NumPy."""
+"""Tests CCT against NumPy."""
 
 from functools import partial
 
@@ -31,14 +31,14 @@ close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
 
 
 def cct_block_by_hand(x, p, heads):
-    """x [B, N, D]."""
-    seen = attention(layer_norm(x, p["LayerNorm_0"]), p["Attention_0"], heads)
-    s = layer_norm(x + seen, p["LayerNorm_1"])
+    """Applies a block to x [B, N, D]."""
+    attended = attention(layer_norm(x, p["LayerNorm_0"]), p["Attention_0"], heads)
+    s = layer_norm(x + attended, p["LayerNorm_1"])
     return s + dense(gelu(dense(s, p["mlp_0"])), p["mlp_1"])
 
 
 @pytest.mark.slow
-def test_a_cct_is_the_formula():
+def test_cct_against_numpy():
     task, weights, x = small("cct")
     w, x = one_client(weights, x)
     output = jax.jit(task.apply)(w, x)
@@ -57,52 +57,52 @@ def test_a_cct_is_the_formula():
 
 
 @pytest.mark.slow
-def test_stochastic_depth_skips_both_branches_of_an_example():
+def test_stochastic_depth_drops_each_branch_of_an_example():
     block, x = cct.Block(2, 5, 0.0, skip=0.5), normal(1, 200, 3, 4)
     variables = random_variables(block, x, False)
     p = variables["params"]
     y = jax.jit(lambda: block.apply(variables, x, True, rngs={"dropout": KEY}))()
     neither = layer_norm(np.asarray(x), p["LayerNorm_1"])
     same = np.isclose(y, neither, atol=1e-4).all((1, 2))
-    assert 0.15 < same.mean() < 0.35  # whole examples, half of a half of them
+    assert 0.15 < same.mean() < 0.35  # both branches are dropped for a quarter
     doubled = dense(block_attention(p, x), p["Attention_0"]["out"])
     s = layer_norm(np.asarray(x) + 2 * doubled, p["LayerNorm_1"])
     assert 0.15 < np.isclose(y, s, atol=1e-3).all((1, 2)).mean() < 0.35
 
 
 def block_attention(p, x):
-    """What the heads of the block give, before the last dense layer."""
+    """Returns the output of the block's attention heads, before the last dense layer."""
     attention = {"out": {"kernel": np.eye(4), "bias": np.zeros(4)}, "qkv": p["Attention_0"]["qkv"]}
     y = layer_norm(np.asarray(x), p["LayerNorm_0"])
     return cct.Attention(2, 0.0).apply({"params": attention}, y, False)
 
 
-def test_attention_dropout_thins_the_weights_in_training_only():
+def test_attention_dropout_drops_weights_in_training_only():
     module, x = cct.Attention(1, 0.25), jnp.eye(60)[None]
     qkv = np.concatenate([np.zeros((60, 120)), np.eye(60)], axis=1)  # equal weights; v = x
     out = {"kernel": np.eye(60), "bias": np.zeros(60)}
     variables = {"params": {"qkv": {"kernel": qkv}, "out": out}}  # its output is the weights
     close(module.apply(variables, x, False), np.full((1, 60, 60), 1 / 60))
-    thin = np.asarray(module.apply(variables, x, True, rngs={"dropout": KEY}))
-    assert 0.2 < (thin == 0).mean() < 0.3
-    close(thin[thin > 0], 1 / 60 / 0.75)
+    with_dropout = np.asarray(module.apply(variables, x, True, rngs={"dropout": KEY}))
+    assert 0.2 < (with_dropout == 0).mean() < 0.3
+    close(with_dropout[with_dropout > 0], 1 / 60 / 0.75)
 
 
-def test_rates_of_cct7():
+def test_stochastic_depth_and_dropout_rates_of_cct7():
     rates = []
 
-    def note(call, args, kwargs, context):
+    def record(call, args, kwargs, context):
         if isinstance(context.module, cct.Block):
             rates.append((context.module.skip, context.module.attention_dropout))
         return call(*args, **kwargs)
 
-    with nn.intercept_methods(note):
+    with nn.intercept_methods(record):
         jax.eval_shape(cct.cct7(10).init, KEY, jnp.zeros((1, 8, 8, 3)))
     np.testing.assert_allclose(rates, [(i / 60, 0.1) for i in range(7)])
 
 
 @pytest.mark.slow
-def test_first_weights_of_a_cct():
+def test_first_weights_of_cct_have_the_intended_scale():
     net = cct.CCT(10, width=64, blocks=1, heads=2, hidden=64)
     params = jax.jit(make_task(net, (12, 12, 3), 10).init)(KEY).params
     for name, layer in {**params["Block_0"], "head": params["head"]}.items():

@@ -1,4 +1,4 @@
-"""The character LSTM against naive NumPy."""
+"""Tests the character LSTM against NumPy."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.slow
-def test_a_char_lstm_is_the_formula():
+def test_char_lstm_against_numpy():
     task, weights, x = small("lstm")
     w, x = one_client(weights, x)
     p = jax.tree.map(np.asarray, w.params)
@@ -41,7 +41,7 @@ def test_a_char_lstm_is_the_formula():
 
 
 @pytest.mark.slow
-def test_first_weights_of_a_char_lstm():
+def test_first_weights_of_char_lstm_have_the_intended_scale():
     params = jax.jit(make_task(char_lstm.char_lstm(80), (3,), 80).init)(KEY).params
     assert abs(params["Embed_0"]["embedding"].std() - 1) < 0.1
     for layer in (params["OptimizedLSTMCell_0"], params["OptimizedLSTMCell_1"]):

@@ -1,4 +1,4 @@
-"""The nets of Client2Vec's paper: published sizes; rows, clients and loops of small ones."""
+"""Tests the networks of Client2Vec's paper: published sizes, padded rows, vmap and loops."""
 
 from functools import partial
 
@@ -43,8 +43,8 @@ def test_published_sizes(net, shape, count, width):
     weights = jax.eval_shape(task.init, KEY)
     assert sum(leaf.size for leaf in jax.tree.leaves(weights.params)) == count
     assert weights.params["head"]["kernel"].shape == (width, net.num_classes)
-    holders = {name.split("/", 1)[1].rsplit("/", 1)[0] for name in tree.names(weights)}
-    assert set(task.layers) == holders
+    layers_with_weights = {name.split("/", 1)[1].rsplit("/", 1)[0] for name in tree.names(weights)}
+    assert set(task.layers) == layers_with_weights
 
 
 def gradient(task, weights, x, mask):
@@ -57,7 +57,7 @@ def gradient(task, weights, x, mask):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_padded_rows_count_nowhere(name):
+def test_padded_rows_have_no_effect(name):
     task, weights, x = small(name)
     w, x = one_client(weights, x)
     real = np.array([0, 2, 3])
@@ -71,8 +71,8 @@ def test_padded_rows_count_nowhere(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mobilenet", "lstm"])
-def test_clients_at_once_in_a_loop_equal_clients_alone(name):
-    """Two steps down the gradient: vmap inside of fori_loop."""
+def test_clients_trained_with_vmap_in_a_loop_equal_clients_trained_alone(name):
+    """Takes two gradient steps, with vmap inside of fori_loop."""
     task, weights, x = small(name)
     mask = jnp.ones(5)
 
@@ -92,12 +92,12 @@ def test_clients_at_once_in_a_loop_equal_clients_alone(name):
 
 
 @pytest.mark.parametrize(("shape", "words"), [((8, 8, 3), "8x8x3"), ((), "numbers")])
-def test_what_is_no_text_is_named(shape, words):
+def test_char_lstm_rejects_examples_that_are_not_texts(shape, words):
     with pytest.raises(BadInput, match=f"^char_lstm needs texts .*{words}"):
         make_task(char_lstm.char_lstm(5), shape, 5)
 
 
 @pytest.mark.parametrize("net", [resnet.resnet18(3), mobilenet.mobilenet_v2(3), cct.cct7(3)])
-def test_what_is_no_image_is_named(net):
+def test_image_networks_reject_examples_that_are_not_images(net):
     with pytest.raises(BadInput, match=f"^{net.name} needs images .* 80"):
         make_task(net, (80,), 3)

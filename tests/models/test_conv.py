@@ -1,4 +1,4 @@
-"""The convolution against XLA's own, values and gradients."""
+"""Tests the values and gradients of the convolutions against those of XLA."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def same(a, b):
 
 
 def with_gradients(convolve, x, w):
-    """Value and gradients by x and w of one convolution; the cotangent depends on the value."""
+    """Returns value and gradients of a convolution; the cotangent depends on the value."""
     y, back = jax.vjp(convolve, x, w)
     return y, *back(jnp.sin(y))
 
@@ -54,7 +54,7 @@ def call(convolution, strides=(1, 1), padding="SAME", **settings):
         ((3, 3), (1, 1), ((-1, 0), (0, -2)), None),
     ],
 )
-def test_equals_xla(formulation, kernel, strides, padding, dilation):
+def test_convolutions_equal_those_of_xla(formulation, kernel, strides, padding, dilation):
     x, w = normal(0, 2, 8, 7, 3), normal(1, *kernel, 3, 4)
 
     @jax.jit
@@ -75,11 +75,11 @@ def test_equals_xla(formulation, kernel, strides, padding, dilation):
         (((1, 2), (2, 0)), True),
         (((0, 0), (0, 2)), True),
         (((0, 0), (-1, -2)), True),
-        (((0, 0), (9, 1)), False),  # columns that meet no image
+        (((0, 0), (9, 1)), False),  # columns that do not overlap the image
     ],
 )
-def test_few_channels_are_a_band_in_pieces(padding, banded):
-    """Nine columns of 16 channels are made three at a time."""
+def test_mapped_uses_a_banded_matrix_for_few_channels(padding, banded):
+    """The nine columns of 16 channels are computed three at a time."""
     x, w = normal(0, 2, 5, 9, 2), normal(1, 3, 3, 2, 16)
     ours, xla = (
         partial(with_gradients, call(f, (1, 1), padding))
@@ -91,8 +91,8 @@ def test_few_channels_are_a_band_in_pieces(padding, banded):
 
 
 @pytest.mark.parametrize("formulation", FORMULATIONS)
-def test_under_vmap(formulation):
-    """Per-client images, per-client kernels, or both; gradients inside and outside of vmap."""
+def test_convolutions_under_vmap_equal_those_of_xla(formulation):
+    """Images, kernels or both differ by client; gradients are inside and outside of vmap."""
     x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 3, 2, 4)
 
     def variants(convolution):
@@ -114,8 +114,8 @@ def test_under_vmap(formulation):
 
 
 @pytest.mark.parametrize("formulation", FORMULATIONS)
-def test_nested_in_scan_and_loop(formulation):
-    """Seeds of clients, trained for two steps in a scan, scored in a loop of unknown length."""
+def test_convolutions_in_scan_and_loop_equal_those_of_xla(formulation):
+    """Trains clients of two seeds in a scan of two steps, then in a loop of traced length."""
     x, w = normal(0, 2, 3, 2, 5, 5, 2), normal(1, 2, 3, 3, 3, 2, 2) / 4
 
     def train(convolution, x, w, n):
@@ -138,7 +138,7 @@ def test_nested_in_scan_and_loop(formulation):
     same(*jax.jit(lambda n: (run(n, formulation), run(n, lax.conv_general_dilated)))(2))
 
 
-def test_many_clients_are_looped(monkeypatch):
+def test_unrolled_uses_a_scan_for_many_clients(monkeypatch):
     monkeypatch.setattr(conv, "UNROLLED_CLIENTS", 2)
     x, w = normal(0, 3, 1, 4, 4, 2), normal(1, 3, 3, 3, 2, 2)
     program = str(jax.make_jaxpr(jax.vmap(call(conv.unrolled)))(x, w))
@@ -147,7 +147,7 @@ def test_many_clients_are_looped(monkeypatch):
 
 
 @pytest.mark.parametrize("formulation", FORMULATIONS)
-def test_under_shard_map(formulation):
+def test_convolutions_under_shard_map_equal_those_of_xla(formulation):
     mesh = jax.make_mesh((1,), ("client",), axis_types=(jax.sharding.AxisType.Auto,))
     x, w = normal(0, 2, 1, 4, 4, 2), normal(1, 2, 3, 3, 2, 2)
     spec = PartitionSpec("client")
@@ -161,7 +161,7 @@ def test_under_shard_map(formulation):
     same(*jax.jit(lambda: (sharded(x, w), each(lax.conv_general_dilated)(x, w)))())
 
 
-def test_what_does_not_apply_goes_to_xla():
+def test_unsupported_convolutions_are_passed_to_xla():
     x, w = normal(0, 2, 6, 6, 4), normal(1, 3, 3, 2, 4)
     settings = dict(padding="SAME", lhs_dilation=(1, 1), feature_group_count=2)
     ours, xla = (call(f, **settings) for f in (conv.unrolled, lax.conv_general_dilated))
@@ -175,7 +175,7 @@ def test_what_does_not_apply_goes_to_xla():
 
 
 @pytest.mark.parametrize("formulation", FORMULATIONS)
-def test_takes_the_place_of_flax_convolution(formulation):
+def test_flax_layers_can_use_each_formulation(formulation):
     x = normal(0, 2, 7, 7, 3)
     settings = dict(features=4, kernel_size=(3, 3), strides=2, padding=1)
     module, plain = nn.Conv(**settings, conv_general_dilated=formulation), nn.Conv(**settings)
@@ -192,8 +192,8 @@ def test_takes_the_place_of_flax_convolution(formulation):
         ((3, 3), (2, 2), ((1, 1), (1, 1)), (2, 1)),
     ],
 )
-def test_depthwise(formulation, kernel, strides, padding, dilation):
-    """One kernel for each channel, and two clients with kernels of their own."""
+def test_depthwise_convolutions_equal_those_of_xla(formulation, kernel, strides, padding, dilation):
+    """Each channel has one kernel, and each of the two clients has different kernels."""
     x, w = normal(0, 2, 3, 8, 7, 4), normal(1, 2, *kernel, 1, 4)
     settings = dict(rhs_dilation=dilation, feature_group_count=4)
     ours, xla = (
@@ -236,8 +236,8 @@ print(len(xs), jax.jit(strategy.each(largest_difference))(0, nothing, xs, xs).ma
 
 
 @pytest.mark.slow
-def test_gradients_keep_their_bits_in_a_long_loop_on_every_device():
-    """Without a spare thread two devices differ by 0.013 after about 25 steps, of 0.08 at most."""
+def test_gradients_stay_bitwise_equal_in_a_long_loop_on_every_device():
+    """Without a spare thread, gradients of up to 0.08 change by 0.013 after about 25 steps."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     environment.pop("NPROC")
     command = [sys.executable, "-c", LONG_LOOP]
@@ -248,7 +248,7 @@ def test_gradients_keep_their_bits_in_a_long_loop_on_every_device():
 @pytest.mark.skipif(
     jax.default_backend() != "cpu" or jax.device_count() == 1, reason="needs several CPU devices"
 )
-def test_devices_without_a_spare_thread_are_warned_of(monkeypatch):
+def test_devices_without_a_spare_thread_cause_a_warning(monkeypatch):
     monkeypatch.setenv("NPROC", str(len(jax.devices())))
     with pytest.warns(UserWarning, match="without a spare thread"):
         parallel.choose(

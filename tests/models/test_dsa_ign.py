@@ -1,4 +1,4 @@
-"""DSA-IGN, the network of Client2Vec's index."""
+"""Tests DSA-IGN, the network of Client2Vec's index."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fedjax_lab.models import dsa_ign
 pytestmark = pytest.mark.usefixtures("small_network")
 
 
-def test_network_has_the_papers_size(monkeypatch):
+def test_network_has_the_published_size(monkeypatch):
     monkeypatch.setattr(dsa_ign, "HIDDEN", 2048)
     monkeypatch.setattr(dsa_ign, "LAYERS", 3)
     shapes = jax.eval_shape(dsa_ign.Network().init, KEYS.init, jnp.zeros((1, 512)))
@@ -24,7 +24,7 @@ def test_network_has_the_papers_size(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("positions", [False, True])
-def test_without_positions_both_halves_are_the_same(positions):
+def test_both_halves_differ_only_with_positions(positions):
     net, D = dsa_ign.Network(positions), jax.random.normal(KEYS.local, (5, E))
     z, u, made = net.apply(net.init(KEYS.init, D), D)
     assert z.shape == u.shape == made.shape == D.shape
@@ -32,8 +32,8 @@ def test_without_positions_both_halves_are_the_same(positions):
 
 
 @pytest.mark.slow
-def test_network_is_pytorchs_encoder_layer():
-    """A layer recomputed in NumPy: attention by heads, normalized last."""
+def test_encoder_layer_is_that_of_pytorch():
+    """Recomputes a layer in NumPy: attention by heads, normalization after each sum."""
     x = RNG.normal(size=(3, 4, 32)).astype(np.float32)
     layer = dsa_ign.EncoderLayer()
     w = layer.init(KEYS.init, x, False)["params"]

@@ -1,4 +1,4 @@
-"""The nets of FedConcat's paper: published sizes, and the concatenated net."""
+"""Tests the networks of FedConcat's paper: published sizes, and the concatenated network."""
 
 import jax
 import numpy as np
@@ -40,7 +40,7 @@ def test_published_sizes(net, count, width):
 
 
 @pytest.mark.parametrize("name", ["vgg9", "resnet50", "concat_cnn"])
-def test_configs_know_them(name):
+def test_networks_are_registered_by_name(name):
     assert registry.NAMED["model"][name](10).name == name
 
 
@@ -52,7 +52,7 @@ def test_configs_know_them(name):
         (nets.concat_cnn(10), (15, 9, 1)),
     ],
 )
-def test_unfit_images_are_named(net, shape):
+def test_images_of_unsuitable_shape_are_rejected(net, shape):
     with pytest.raises(BadInput) as error:
         make_task(net, shape, 10)
     assert net.name in str(error.value)
@@ -60,8 +60,8 @@ def test_unfit_images_are_named(net, shape):
 
 
 @pytest.mark.slow
-def test_branches_are_nets_of_their_own():
-    """The features of branch b are those of a simple CNN with its weights; the head sums up."""
+def test_each_branch_is_a_simple_cnn():
+    """Branch b has the features of a simple CNN with its weights; the head uses them all."""
     x = normal(1, 3, 16, 16, 1)
     wide = make_task(nets.concat_cnn(4, branches=2), (16, 16, 1), 4)
     weights = random_weights(jax.eval_shape(wide.init, KEY))
@@ -79,11 +79,11 @@ def test_branches_are_nets_of_their_own():
 
 
 @pytest.mark.slow
-def test_branches_start_apart():
+def test_branches_have_different_first_weights():
     params = jax.jit(make_task(nets.concat_cnn(2, branches=2), (16, 16, 1), 2).init)(KEY).params
     assert not np.allclose(params["Conv_0"]["kernel"], params["Conv_2"]["kernel"])
 
 
-def test_a_net_without_branches_is_refused():
+def test_zero_branches_are_rejected():
     with pytest.raises(BadInput, match="branches"):
         nets.concat_cnn(10, branches=0)

@@ -1,4 +1,4 @@
-"""The nets of FedPick's paper, FedBN's digit net and AlexNet with BatchNorm: counts and NumPy."""
+"""Tests the networks of FedPick's paper: FedBN's digit network and AlexNet with BatchNorm."""
 
 from functools import partial
 
@@ -22,15 +22,15 @@ close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
 
 
 def dense_inputs(task, weights, shape):
-    """What each Dense module is called with on 7 images, by path."""
+    """Returns the shape of the input of each Dense module for 7 images, by path."""
     shapes = {}
 
-    def note(call, args, kwargs, context):
+    def record(call, args, kwargs, context):
         if isinstance(context.module, nn.Dense):
             shapes["/".join(context.module.path)] = args[0].shape
         return call(*args, **kwargs)
 
-    with nn.intercept_methods(note):
+    with nn.intercept_methods(record):
         x = jax.ShapeDtypeStruct((7, *shape), jnp.float32)
         output = jax.eval_shape(task.apply, weights, x)
     assert output.logits.shape == (7, 10)
@@ -68,8 +68,8 @@ def test_published_sizes(net, shape, count, widths):
         (alexnet.alexnet_bn, (256, 256, 3), 18_688, 57_063_498 - 40_970, "head"),
     ],
 )
-def test_published_sizes_of_parts(net, shape, affine, encoder, dense):
-    """Scales and shifts of BatchNorm; all layers before the cut."""
+def test_published_sizes_of_batch_norm_and_encoder(net, shape, affine, encoder, dense):
+    """Counts the scales and shifts of BatchNorm, and all parameters before the cut."""
     task = make_task(net(10), shape, 10)
     params = jax.eval_shape(task.init, KEY).params
     size = {name: sum(leaf.size for leaf in layer.values()) for name, layer in params.items()}
@@ -78,7 +78,7 @@ def test_published_sizes_of_parts(net, shape, affine, encoder, dense):
 
 
 @pytest.mark.parametrize("name", ["fedbn_cnn", "alexnet_bn"])
-def test_configs_know_them(name):
+def test_networks_are_registered_by_name(name):
     net = registry.NAMED["model"][name](10)
     assert net.name == name
     assert net.clone(kernels=kernels.TPU).kernels is kernels.TPU
@@ -87,14 +87,14 @@ def test_configs_know_them(name):
 @pytest.mark.parametrize(
     ("net", "shape"), [(nets.fedbn_cnn, (3, 32, 3)), (alexnet.alexnet_bn, (62, 256, 3))]
 )
-def test_unfit_images_are_named(net, shape):
+def test_images_of_unsuitable_shape_are_rejected(net, shape):
     with pytest.raises(BadInput) as error:
         make_task(net(10), shape, 10)
     assert net.__name__ in str(error.value)
     assert "x".join(map(str, shape)) in str(error.value)
 
 
-def test_smallest_images_are_taken():
+def test_the_smallest_images_are_accepted():
     make_task(nets.fedbn_cnn(10), (4, 4, 1), 10)
     make_task(alexnet.alexnet_bn(10), (63, 63, 1), 10)
 
@@ -105,7 +105,7 @@ def normalize(x, weights, i):
 
 
 def convolve(x, layer, stride, pad):
-    """[B, H, W, C], zeros around; one output pixel after the other."""
+    """Convolves x [B, H, W, C], padded with zeros, one output pixel after the other."""
     size = len(layer["kernel"])
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     rows = range(0, x.shape[1] - size + 1, stride)
@@ -124,7 +124,7 @@ def pool(x, size, stride):
 
 
 def classify(z, weights, first):
-    """Dense layers with BatchNorm and ReLU, the first norm of number `first`; head."""
+    """Applies dense layers with ReLU and BatchNorm, numbered from `first`, then the head."""
     for i in (0, 1):
         layer = weights.params[f"Dense_{i}"]
         z = relu(normalize(z @ layer["kernel"] + layer["bias"], weights, first + i))
@@ -132,7 +132,7 @@ def classify(z, weights, first):
     return z @ head["kernel"] + head["bias"], z
 
 
-def check_order(net, shape, by_hand):
+def check_against(net, shape, by_hand):
     task = make_task(net, shape, 3)
     weights, x = random_weights(jax.eval_shape(task.init, KEY)), normal(1, 2, *shape)
     logits, features = by_hand(weights, np.asarray(x))
@@ -142,7 +142,7 @@ def check_order(net, shape, by_hand):
     close(output.logits, logits, atol=1e-4 * np.abs(logits).max())
 
 
-def test_the_layers_of_fedbns_net_are_in_order():
+def test_fedbn_cnn_against_numpy():
     def by_hand(weights, x):
         for i, pooled in enumerate((True, True, False)):
             x = relu(normalize(convolve(x, weights.params[f"Conv_{i}"], 1, 2), weights, i))
@@ -150,12 +150,12 @@ def test_the_layers_of_fedbns_net_are_in_order():
         return classify(x.reshape(len(x), -1), weights, 3)
 
     net = nets.fedbn_cnn(3).clone(channels=(2, 3, 4), widths=(5, 6))
-    check_order(net, (9, 8, 2), by_hand)
+    check_against(net, (9, 8, 2), by_hand)
 
 
 @pytest.mark.slow
-def test_the_layers_of_alexnet_are_in_order():
-    """Of a height where adaptive pooling repeats pixels, and FedPick's 256 as width."""
+def test_alexnet_against_numpy():
+    """At this height adaptive pooling repeats pixels; the width is the 256 of FedPick."""
     kernels = [(4, 2, True), (1, 2, True), (1, 1, False), (1, 1, False), (1, 1, True)]
 
     def by_hand(weights, x):
@@ -168,10 +168,10 @@ def test_the_layers_of_alexnet_are_in_order():
     net = alexnet.AlexNet(3, channels=(2, 3, 4, 2, 3), widths=(5, 6))
     shapes = jax.eval_shape(make_task(net, (100, 256, 3), 3).init, KEY).params
     assert [len(shapes[f"Conv_{i}"]["kernel"]) for i in range(5)] == [11, 5, 3, 3, 3]
-    check_order(net, (100, 256, 3), by_hand)
+    check_against(net, (100, 256, 3), by_hand)
 
 
-def test_padded_rows_of_dense_norms_count_nowhere():
+def test_padded_rows_have_no_effect_on_the_norms_of_dense_layers():
     net = nets.ConvNet(3, (2,), (True,), (4,), kernel=3, norm=True, dense_norm=True)
     task = make_task(net, (6, 6, 1), 3)
     weights = random_weights(jax.eval_shape(task.init, KEY))

@@ -1,4 +1,4 @@
-"""Hypernetworks: models generated as in NumPy, the chain rule, inner products."""
+"""Tests hypernetworks against NumPy: generated models, the chain rule, inner products."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def small(width=5, inputs=2):
     return first_weights(KEY, PARAMS, inputs, width)
 
 
-def test_a_hypernetwork_has_51_numbers_for_each_of_the_clients():
+def test_sizes_of_a_hypernetwork_and_its_embeddings():
     theta = jax.eval_shape(lambda: first_weights(KEY, PARAMS, 1, 50))
     P = sum(a.size for a in jax.tree.leaves(PARAMS))
     assert sum(a.size for a in jax.tree.leaves(theta)) == 7_750 + 51 * P
@@ -24,7 +24,7 @@ def test_a_hypernetwork_has_51_numbers_for_each_of_the_clients():
 
 
 @pytest.mark.slow
-def test_models_are_generated_as_in_numpy():
+def test_generated_models_against_numpy():
     theta, (nu, _) = small(), clients()
     phi = generate(theta, nu[1], leaky)
     f = np.asarray(nu[1])
@@ -39,8 +39,8 @@ def test_models_are_generated_as_in_numpy():
 
 
 @pytest.mark.slow
-def test_the_chain_rule_is_the_papers_block_form():
-    """Section 5.2, step 5, in NumPy against automatic differentiation."""
+def test_gradients_equal_the_block_form_of_the_paper():
+    """Compares section 5.2, step 5, in NumPy with automatic differentiation."""
     theta, (nu, delta) = small(), clients()
     d = jax.tree.map(lambda a: np.asarray(a[0], float), delta)
     _, pull = jax.vjp(lambda theta, nu: generate(theta, nu, leaky), theta, nu[0])

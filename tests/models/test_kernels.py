@@ -1,4 +1,4 @@
-"""The kernels of each platform give a net the same numbers, whatever `vmap` stands around it."""
+"""Tests that the kernels of all platforms give equal results, with and without `vmap`."""
 
 from functools import partial
 
@@ -21,20 +21,20 @@ NETS = {
 
 
 def trained(net, clients):
-    """Loss and gradients of (seeds, clients...) that train on their own images and weights."""
+    """Returns loss and gradients of (seeds, clients...), each with its images and weights."""
     x = normal(0, *clients, 2, 8, 8, 2)
     weights = net.init(jax.random.key(1), jnp.ones((2, 8, 8, 2)))
     scale = 1 + 0.1 * normal(2, *clients)
 
     def loss(scale, x):
-        own = jax.tree.map(lambda a: scale * a, weights)
+        client_weights = jax.tree.map(lambda a: scale * a, weights)
 
         def score(variables):
             settings = {"rngs": {"dropout": jax.random.key(3)}, "mutable": ["batch_stats"]}
             (logits, _), _ = net.apply(variables, x, train=True, **settings)
             return jnp.sum(logits**2)
 
-        return jax.value_and_grad(score)(own)
+        return jax.value_and_grad(score)(client_weights)
 
     for _ in clients:
         loss = jax.vmap(loss)
@@ -44,8 +44,8 @@ def trained(net, clients):
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", [(), (1,), (6,), (2, 4)])
 @pytest.mark.parametrize("name", NETS)
-def test_platforms_agree(name, clients):
-    """One client, a client that is alone in a cohort, six, seeds of clients."""
+def test_the_kernels_of_all_platforms_agree(name, clients):
+    """The cases are no vmap, a cohort of one client, one of six, and two seeds of four."""
     expected, *others = (
         trained(NETS[name].clone(kernels=kernels.choose(platform)), clients)
         for platform in ("cpu", "gpu", "tpu")
@@ -54,7 +54,7 @@ def test_platforms_agree(name, clients):
         jax.tree.map(close, actual, expected)
 
 
-def test_shared_weights_make_of_the_clients_more_rows():
+def test_shared_weights_turn_the_clients_into_rows_of_one_batch():
     x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 2, 4)
     convolve = partial(conv.grouped, window_strides=(1, 1), padding="SAME")
     labels = ("NHWC", "HWIO", "NHWC")
@@ -69,8 +69,8 @@ def test_shared_weights_make_of_the_clients_more_rows():
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
 @pytest.mark.parametrize("layer", ["convolution", "activation", "pooling"])
-def test_each_client_has_gradients_of_its_own(layer, axes):
-    """Also by weights that the clients share, of a score whose gradient they share."""
+def test_per_client_gradients_agree_on_cpu_and_tpu_kernels(layer, axes):
+    """The clients may share the weights or the images."""
 
     def score(choice, x, w):
         kind = kernels.choose(choice)
@@ -91,22 +91,22 @@ def test_each_client_has_gradients_of_its_own(layer, axes):
 
 
 def test_a_channelwise_layer_sees_clients_as_channels():
-    seen = []
+    shapes = []
 
     def scale(x, weight):
-        seen.append((x.shape, weight.shape))
+        shapes.append((x.shape, weight.shape))
         return x * weight
 
     x, weight = normal(0, 3, 2, 5), normal(1, 3, 5)
     close(jax.vmap(channelwise(scale))(x, weight), x * weight[:, None])
-    assert seen[-1] == ((2, 15), (15,))
+    assert shapes[-1] == ((2, 15), (15,))
     close(jax.vmap(channelwise(scale), (None, 0))(x[0], weight), x[0] * weight[:, None])
-    assert seen[-1] == ((2, 15), (15,))
+    assert shapes[-1] == ((2, 15), (15,))
     close(jax.vmap(channelwise(scale), (0, None))(x, weight[0]), x * weight[0])
-    assert seen[-1] == ((6, 5), (5,))
+    assert shapes[-1] == ((6, 5), (5,))
 
 
-def test_the_platform_chooses():
+def test_the_platform_determines_the_kernels():
     assert kernels.choose("cpu") == kernels.CPU
     assert kernels.choose("cpu").convolution is conv.mapped
     assert kernels.choose("gpu").max_pool is pooling.by_slices

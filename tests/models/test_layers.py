@@ -1,4 +1,4 @@
-"""Batch normalization and adaptive pooling against formulas written out here."""
+"""Tests batch normalization and adaptive pooling against formulas written out here."""
 
 from functools import partial
 
@@ -18,22 +18,22 @@ close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
 # Adaptive pooling
 
 
-def test_adaptive_pool_of_a_ramp():
-    """8 -> 3: rows 0 to 2, 2 to 5 and 5 to 7."""
+def test_adaptive_pool_of_a_ramp_along_height_and_width():
+    """8 rows become 3: the means of rows 0 to 2, 2 to 5 and 5 to 7."""
     ramp = jnp.broadcast_to(jnp.arange(8.0)[:, None], (8, 8))[None, :, :, None]
     pooled = layers.adaptive_avg_pool(ramp, 3)[0, :, :, 0]
     close(pooled, np.broadcast_to([[1.0], [3.5], [6.0]], (3, 3)))
     close(layers.adaptive_avg_pool(ramp.swapaxes(1, 2), 3)[0, :, :, 0], pooled.T)
 
 
-def test_adaptive_pool_of_seven_to_six_slides_by_one():
+def test_adaptive_pool_from_7_to_6_is_a_2x2_pool_of_stride_1():
     x = normal(0, 2, 7, 7, 3)
     close(layers.adaptive_avg_pool(x, 6), nn.avg_pool(x, (2, 2), (1, 1)))
 
 
 @pytest.mark.parametrize("shape", [(8, 5), (6, 3), (1, 7)])
 def test_adaptive_pool_is_the_mean_of_each_bin(shape):
-    """Also onto more bins than there are pixels."""
+    """There may be more bins than pixels."""
     x = normal(1, 2, *shape, 3)
     close(layers.adaptive_avg_pool(x, 3), pool_by_hand(np.asarray(x), 3))
 
@@ -45,7 +45,7 @@ close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
 
 
 def norm_apply(x, mask=None, stats=None, params=None):
-    """One training call of BatchNorm: output and running statistics."""
+    """Returns the output and the running statistics of BatchNorm in training mode."""
     module, width = layers.BatchNorm(), x.shape[-1]
     variables = {
         "params": params or {"scale": jnp.ones(width), "bias": jnp.zeros(width)},
@@ -56,7 +56,7 @@ def norm_apply(x, mask=None, stats=None, params=None):
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (6, 2, 4, 3)])
-def test_batch_norm_is_the_formula(shape):
+def test_batch_norm_against_numpy(shape):
     x = np.asarray(2 + 3 * normal(0, *shape))
     old = {"mean": np.asarray(normal(1, 3)), "var": np.exp(normal(2, 3))}
     params = {"scale": np.asarray(normal(3, 3)), "bias": np.asarray(normal(4, 3))}
@@ -100,7 +100,7 @@ def test_batch_norm_of_a_single_value_keeps_its_variance():
         (5, 1, [(0, 5)]),
     ],
 )
-def test_adaptive_pooling(n, out, bins):
+def test_adaptive_pool_against_listed_bins(n, out, bins):
     x = np.random.default_rng(0).normal(size=(2, n, n + out, 3)).astype(np.float32)
     got = layers.adaptive_avg_pool(x[:, :, :n], out)
     assert got.shape == (2, out, out, 3)
@@ -111,6 +111,6 @@ def test_adaptive_pooling(n, out, bins):
     assert wide.shape == (2, out, out, 3)
 
 
-def test_adaptive_pooling_of_a_ramp():
+def test_adaptive_pool_of_a_ramp_is_exact():
     ramp = jnp.broadcast_to(jnp.arange(8.0)[:, None], (8, 8))[None, ..., None]
     np.testing.assert_array_equal(layers.adaptive_avg_pool(ramp, 3)[0, :, 0, 0], [1.0, 3.5, 6.0])

@@ -1,4 +1,4 @@
-"""Products in bfloat16; weights, gradients, statistics and what leaves the model in float32."""
+"""Tests that products are in bfloat16; weights, gradients, statistics and outputs in float32."""
 
 import flax.linen as nn
 import jax
@@ -29,7 +29,7 @@ NETS = {
 
 
 def example(net, size=32):
-    """Four images, or four texts; the last is padding."""
+    """Returns a batch of four images or four texts, the last of which is padding."""
     rng = np.random.default_rng(0)
     texts = isinstance(net, CharLSTM) or hasattr(net, "vocabulary")
     x = rng.integers(0, K, (4, 12)) if texts else rng.normal(size=(4, size, size, 3))
@@ -41,7 +41,7 @@ def task_of(net, batch, dtype):
 
 
 def step(task, batch, weights):
-    """((loss, the pass's output), gradient) of a training step, jitted."""
+    """Returns ((loss, output), gradient) of a jitted training step."""
 
     def value(params):
         return losses.risk(task)(weights._replace(params=params), batch, jax.random.key(1))
@@ -50,7 +50,7 @@ def step(task, batch, weights):
 
 
 def check(net, tolerance):
-    """A training step of the net is what it is in float32, up to the tolerance (of a norm)."""
+    """Checks that a training step is close to one in float32, with a relative tolerance."""
     batch = example(net)
     exact, mixed = (task_of(net, batch, dtype) for dtype in (jnp.float32, jnp.bfloat16))
     weights = exact.init(jax.random.key(0))
@@ -73,18 +73,18 @@ def test_a_step_in_bfloat16_is_close_to_float32(name):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_every_product_is_in_bfloat16(name):
+def test_all_products_of_small_networks_are_in_bfloat16(name):
     check_products(NETS[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED["model"])
-def test_every_model_computes_in_bfloat16(name):
+def test_all_products_of_registered_models_are_in_bfloat16(name):
     check_products(NAMED["model"][name](K), size=64)
 
 
 def check_products(net, size=32):
-    """All products of a training step are in bfloat16, all that comes out of it in float32."""
+    """Checks that all products of a training step are in bfloat16, and its outputs in float32."""
     batch = example(net, size)
     task = task_of(net, batch, jnp.bfloat16)
     weights = tree.zeros(jax.eval_shape(task.init, jax.random.key(0)))
@@ -102,8 +102,8 @@ def check_products(net, size=32):
         assert "f32" not in types.replace("bf16", ""), line
 
 
-def test_moments_are_float32():
-    """The mean of two neighboring numbers of bfloat16 is no number of bfloat16."""
+def test_batch_norm_moments_are_computed_in_float32():
+    """The mean of two neighboring bfloat16 numbers is not representable in bfloat16."""
 
     class Norm(nn.Module):
         @nn.compact
@@ -117,8 +117,8 @@ def test_moments_are_float32():
     assert out.stats["BatchNorm_0"]["mean"] == pytest.approx(0.1 * 1.00390625, rel=1e-6)
 
 
-def test_characters_stay_integers():
-    """257 is no number of bfloat16."""
+def test_characters_are_not_rounded_to_bfloat16():
+    """257 is not representable in bfloat16."""
     task = make_task(CharLSTM(300, width=8, depth=1), (3,), 300, compute_dtype=jnp.bfloat16)
     weights = task.init(jax.random.key(0))
     a, b = (task.apply(weights, jnp.full((1, 3), c, jnp.float32)).logits for c in (256, 257))
@@ -126,8 +126,8 @@ def test_characters_stay_integers():
 
 
 @pytest.mark.slow
-def test_a_pass_can_be_cut_at_a_layer():
-    """What `apply_at` is given for a layer's input comes out as if the layer had made it."""
+def test_apply_at_continues_from_the_input_of_a_layer():
+    """`apply_at` with the input of a layer gives the same output as the whole model."""
     batch = example(NETS["cnn"])
     task = task_of(NETS["cnn"], batch, jnp.bfloat16)
     weights = task.init(jax.random.key(0))
@@ -139,7 +139,7 @@ def test_a_pass_can_be_cut_at_a_layer():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedbn", "scaffold", "moon", "fedproto"])
-def test_methods_do_not_notice(name):
+def test_methods_train_in_mixed_precision_as_in_float32(name):
     exact = toys.NORM
     names = exact.batch_norms
     mixed = exact._replace(apply=computing_in(jnp.bfloat16, exact.apply, names))

@@ -1,4 +1,4 @@
-"""MobileNetV2 against naive NumPy."""
+"""Tests MobileNetV2 against NumPy."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
 @pytest.mark.parametrize(
     ("expansion", "stride", "channels"), [(1, 1, 3), (2, 1, 3), (2, 1, 4), (2, 2, 3)]
 )
-def test_an_inverted_residual_is_the_formula(expansion, stride, channels):
+def test_inverted_residual_against_numpy(expansion, stride, channels):
     block = mobilenet.InvertedResidual(channels, expansion, stride, CPU)
     x = normal(1, 2, 6, 5, 3)
     variables = random_variables(block, x, False, None)
@@ -37,7 +37,7 @@ def test_an_inverted_residual_is_the_formula(expansion, stride, channels):
     close(block.apply(variables, x, False, None), z, atol=1e-3)
 
 
-def test_first_weights_of_a_mobilenet():
+def test_first_weights_of_mobilenet_have_the_intended_scale():
     net = mobilenet.MobileNetV2(10, 32, ((1, 16, 1, 1),), 320)
     params = jax.jit(make_task(net, (8, 8, 3), 10).init)(KEY).params
     depthwise = params["InvertedResidual_0"]["Conv_0"]["kernel"]
@@ -55,6 +55,6 @@ def test_mobilenet_drops_a_fifth_of_its_features():
     norm = weights.params["BatchNorm_1"] | {"bias": np.full(500, 3.0)}
     weights = weights._replace(params=weights.params | {"BatchNorm_1": norm})
     apply, x = jax.jit(lambda key: task.apply(weights, x, key).features), normal(1, 8, 4, 4, 1)
-    thin, other = np.asarray(apply(KEY)), np.asarray(apply(jax.random.key(1)))
-    alive = (thin > 0) | (other > 0)  # not dropped by the ReLU, nor (but 1 in 25) by both
-    assert 0.1 < (thin[alive] == 0).mean() < 0.22
+    with_dropout, other = np.asarray(apply(KEY)), np.asarray(apply(jax.random.key(1)))
+    alive = (with_dropout > 0) | (other > 0)  # nonzero in a pass; 1 in 25 is dropped in both
+    assert 0.1 < (with_dropout[alive] == 0).mean() < 0.22

@@ -1,4 +1,4 @@
-"""Any Flax module as a model: what it gives and takes, linen and NNX alike, and its complaints."""
+"""Tests linen and NNX modules as models: their inputs and outputs, and error messages."""
 
 import functools
 import inspect
@@ -22,7 +22,7 @@ K, D = toys.K, toys.D
 
 
 class Plain(nn.Module):
-    """Logits alone, no arguments, no names."""
+    """Returns logits alone; it has no optional arguments and no named layers."""
 
     num_classes: int
     width: int = 8
@@ -33,7 +33,7 @@ class Plain(nn.Module):
 
 
 class Deep(nn.Module):
-    """BatchNorm and dropout, a loop and a remat; its last layer is inside another module."""
+    """Has BatchNorm, dropout, a loop and a remat; its last layer is inside another module."""
 
     num_classes: int
     rate: float = 0.5
@@ -57,7 +57,7 @@ class Step(nn.Module):
 
 
 class Net(nnx.Module):
-    """The same in NNX."""
+    """An NNX module with BatchNorm, dropout and a list of layers."""
 
     def __init__(self, num_classes, *, width=8, rate=0.5, rngs: nnx.Rngs):
         self.first = nnx.Linear(D, width, rngs=rngs)
@@ -97,8 +97,8 @@ def test_features_are_the_input_of_the_last_layer(name):
     encoder, _ = split_head(task, w)
     toys.same(encode(task, encoder, x), out.features)
     for layer in ("head", task.layers[0]):
-        seen = task.apply_at(layer, w, x).features
-        again = task.apply_at(layer, w, jnp.zeros_like(x), seen)
+        features = task.apply_at(layer, w, x).features
+        again = task.apply_at(layer, w, jnp.zeros_like(x), features)
         toys.close(again.logits, out.logits)
 
 
@@ -116,8 +116,8 @@ def test_training_lowers_the_loss(name):
 
 
 @pytest.mark.parametrize("name", ["deep", "nnx"])
-def test_training_mode_is_dropout_and_moments_of_real_rows(name):
-    task, still = task_of(name), task_of(name, rate=0.0)
+def test_training_mode_uses_dropout_and_moments_of_real_rows(name):
+    task, without_dropout = task_of(name), task_of(name, rate=0.0)
     w = task.init(KEY)
     x = toys.normal(1, 6, D)
     logits = [task.apply(w, x, jax.random.key(i)).logits for i in (1, 1, 2)]
@@ -126,33 +126,38 @@ def test_training_mode_is_dropout_and_moments_of_real_rows(name):
     toys.same(task.apply(w, x).stats, w.stats)  # evaluation
 
     mask = jnp.array([1.0, 1, 1, 1, 0, 0])
-    padded, alone = still.apply(w, x, KEY, mask), still.apply(w, x[:4], KEY, mask[:4])
+    padded, alone = (
+        without_dropout.apply(w, x, KEY, mask),
+        without_dropout.apply(w, x[:4], KEY, mask[:4]),
+    )
     toys.close(padded.logits[:4], alone.logits)
     toys.close(padded.stats, alone.stats)
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(still.apply(w, x, KEY, 0 * mask)))
+    assert all(
+        np.isfinite(a).all() for a in jax.tree.leaves(without_dropout.apply(w, x, KEY, 0 * mask))
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrod", "fedbn"])
-@pytest.mark.filterwarnings("error::UserWarning")  # of parameters that a module does not have
+@pytest.mark.filterwarnings("error::UserWarning")  # about parameters that a module does not have
 def test_methods_train_an_nnx_module(method):
     keys = streams.make_keys(KEY)
     state, _ = toys.player(toys.make(method, task_of("nnx")))(keys, 0, 1)
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(state))
 
 
-def test_parts_of_a_list_are_found_by_their_path():
+def test_layers_in_a_list_are_found_by_their_path():
     params = task_of("nnx").init(KEY).params
     assert tree.at(params, "blocks/1/kernel") is params["blocks"][1]["kernel"]
 
 
-def test_a_method_that_needs_a_layer_of_a_loop_says_so():
+def test_a_method_that_needs_a_layer_inside_a_loop_is_rejected():
     play = toys.player(toys.make("fedsr", task_of("deep")))
-    said = complaint(play, streams.make_keys(KEY), 0, 1)
-    assert "'ScanStep_0/Dense_0' is inside a loop of the model" in said
+    error = complaint(play, streams.make_keys(KEY), 0, 1)
+    assert "'ScanStep_0/Dense_0' is inside a loop of the model" in error
 
 
 @pytest.mark.parametrize("name", ["plain", "nnx"])
-def test_products_of_a_model_of_ones_own_are_made_in_bfloat16(name):
+def test_products_of_a_user_defined_model_are_in_bfloat16(name):
     part = as_function(PARTS[name])(K)
     task = make_task(part, (D,), K, compute_dtype=jnp.bfloat16)
     text = str(jax.make_jaxpr(task.apply)(task.init(KEY), jnp.zeros((2, D))))
@@ -160,7 +165,7 @@ def test_products_of_a_model_of_ones_own_are_made_in_bfloat16(name):
     assert products and all("bf16" in line.split("=")[0] for line in products)
 
 
-def test_classes_become_functions_with_settings():
+def test_module_classes_become_functions_with_settings():
     functions = {name: as_function(part) for name, part in PARTS.items()}
     parameters = {name: inspect.signature(f).parameters for name, f in functions.items()}
     defaults = {
@@ -241,7 +246,7 @@ class Hidden(Plain):
         (Plain, "a model must be a Flax module, not type"),
     ],
 )
-def test_what_cannot_be_a_model_is_refused(module, said):
+def test_unsuitable_modules_are_rejected(module, said):
     import re
 
     assert re.search(said, complaint(make_task, module, (D,), K))
@@ -256,5 +261,5 @@ class NoDefault(nn.Module):
     ("part", "said"),
     [(NoDefault, "its field depth needs a default"), (dict, "model dict is not a Flax module")],
 )
-def test_what_cannot_be_made_with_the_number_of_classes_is_refused(part, said):
+def test_unsuitable_classes_are_rejected(part, said):
     assert said in complaint(as_function, part)

@@ -1,4 +1,4 @@
-"""The nets and the task, against published counts and formulas written out here."""
+"""Tests networks and tasks against published sizes and formulas written out here."""
 
 from functools import cache, partial
 
@@ -34,7 +34,7 @@ NETS = [
 
 
 def small_net(**settings):
-    """A net with everything in it, of few parameters, for images 9x9x1."""
+    """Returns the task of a small network with all kinds of layers, for images of 9x9x1."""
     net = nets.ConvNet(3, (2, 4), (True, False), (5,), kernel=3, norm=True, **settings)
     return make_task(net, (9, 9, 1), 3)
 
@@ -44,7 +44,7 @@ SMALL = small_net()
 
 @cache
 def first_weights(seed=0):
-    """Of every `small_net` with BatchNorm, whatever its dropout."""
+    """Returns first weights that fit every `small_net`, whatever its dropout."""
     return jax.jit(SMALL.init)(jax.random.key(seed))
 
 
@@ -65,8 +65,8 @@ def test_published_sizes(net, shape, count):
 
 
 @pytest.mark.parametrize(("net", "shape", "count"), NETS)
-def test_64_bit_mode_leaves_weights_and_logits_at_32(net, shape, count):
-    """A layer whose parameters are wider would make all that follows slow and twice as large."""
+def test_weights_and_outputs_are_float32_in_64_bit_mode(net, shape, count):
+    """A layer with float64 parameters would make all later layers slow and twice as large."""
     with jax.enable_x64(True):
         task = make_task(net(10), shape, 10)
         weights = jax.eval_shape(task.init, jax.random.key(0))
@@ -82,7 +82,7 @@ def test_head_maps_features_to_logits():
     close(output.logits, np.asarray(output.features) @ head["kernel"] + head["bias"])
 
 
-def test_settings_of_nets():
+def test_settings_change_widths_channels_and_kernels():
     assert nets.mlp(10, width=7, depth=3).widths == (7, 7, 7)
     assert nets.digit_cnn(10, width=4).channels == (4, 8)
     assert nets.lenet(10).clone(kernels=kernels.TPU).kernels is kernels.TPU
@@ -91,18 +91,18 @@ def test_settings_of_nets():
 @pytest.mark.parametrize(
     ("shape", "words"), [((12, 15, 3), ("lenet", "12x15x3")), ((784,), ("lenet", "784"))]
 )
-def test_unfit_images_are_named(shape, words):
+def test_images_of_unsuitable_shape_are_rejected(shape, words):
     with pytest.raises(BadInput) as error:
         make_task(nets.lenet(10), shape, 10)
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
 
 
-def test_smallest_image_is_taken():
+def test_the_smallest_image_is_accepted():
     make_task(nets.lenet(10), (16, 16, 3), 10)  # 16 -> 12 -> 6 -> 2 -> 1
 
 
-def test_first_weights_are_uniform_within_the_fan_in():
+def test_first_weights_are_uniform_with_a_bound_by_fan_in():
     net = nets.ConvNet(10, (16,), (True,), (), kernel=5)
     params = jax.jit(make_task(net, (8, 8, 3), 10).init)(KEY).params
     for name, fan_in in [("Conv_0", 75), ("head", 64)]:
@@ -116,8 +116,8 @@ def test_first_weights_are_uniform_within_the_fan_in():
 
 
 @pytest.mark.slow
-def test_padded_rows_count_nowhere():
-    """Logits, running statistics and gradients of a padded batch are those of its real rows."""
+def test_padded_rows_have_no_effect():
+    """Logits, running statistics and gradients of a padded batch are those of the real rows."""
     weights = first_weights()
     x, mask = normal(0, 6, 9, 9, 1), jnp.array([1.0, 1, 0, 1, 0, 1])
     y = jnp.array([0, 2, 1, 1, 0, 2])
@@ -145,7 +145,7 @@ def test_padded_rows_count_nowhere():
 
 @pytest.fixture(scope="module")
 def apply():
-    """A net with BatchNorm and both dropouts."""
+    """`apply` of a network with BatchNorm and both kinds of dropout."""
     return jax.jit(small_net(map_dropout=0.25, dense_dropout=0.5).apply)
 
 
@@ -170,7 +170,7 @@ def test_dropout_follows_the_key_and_is_off_in_evaluation(apply):
     close(apply(weights, x).logits, jax.jit(SMALL.apply)(weights, x).logits)
 
 
-def test_a_net_without_statistics_keeps_them_empty():
+def test_a_network_without_batch_norm_has_no_statistics():
     task = make_task(nets.mlp(3), (5,), 3)
     weights = jax.eval_shape(task.init, KEY)
     assert weights.stats == {}
@@ -211,12 +211,12 @@ class Headless(nn.Module):
         return z, x
 
 
-def test_a_model_must_end_in_its_head():
+def test_a_model_that_does_not_end_in_its_head_is_rejected():
     with pytest.raises(BadInput, match="must be the Dense that computes the logits"):
         make_task(Headless(), (4,), 3)
 
 
-def test_layers_of_a_convolutional_net():
+def test_layers_of_a_convolutional_network_are_listed_in_order():
     task = make_task(nets.digit_cnn(10, width=2), (28, 28, 3), 10)
     convolutions = ("Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1")
     assert task.layers == (*convolutions, "Dense_0", "head")
@@ -224,7 +224,7 @@ def test_layers_of_a_convolutional_net():
 
 
 @pytest.mark.slow
-def test_clients_at_once_equal_clients_alone():
+def test_gradients_of_clients_under_vmap_equal_those_of_each_alone():
     weights = [first_weights(seed) for seed in (0, 1)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
     x, mask = normal(0, 2, 4, 9, 9, 1), jnp.array([[1.0, 1, 1, 0], [1, 1, 0, 0]])
@@ -242,7 +242,7 @@ def test_clients_at_once_equal_clients_alone():
 
 
 def by_hand(w, x):
-    """conv, BatchNorm, ReLU, pool; dense, ReLU; head. In evaluation mode."""
+    """Applies conv, BatchNorm, ReLU and pool; dense and ReLU; head. In evaluation mode."""
     p, stats = w.params, w.stats
     for i in range(2):
         kernel, bias = p[f"Conv_{i}"]["kernel"], p[f"Conv_{i}"]["bias"]
@@ -258,7 +258,7 @@ def by_hand(w, x):
 
 
 @pytest.mark.slow
-def test_the_layers_of_a_conv_net_are_in_order():
+def test_conv_net_equals_its_formula():
     net = nets.ConvNet(3, (2, 4), (True, True), (5,), kernel=3, norm=True)
     task = make_task(net, (14, 14, 1), 3)
     w = random_weights(task.init(KEY))
@@ -268,7 +268,7 @@ def test_the_layers_of_a_conv_net_are_in_order():
     np.testing.assert_allclose(out.logits, logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_layers_of_an_mlp_are_in_order():
+def test_mlp_equals_its_formula():
     task = make_task(nets.mlp(3, width=5, norm=True), (4,), 3)
     w = random_weights(task.init(KEY))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 4)), jnp.float32)
@@ -281,19 +281,19 @@ def test_the_layers_of_an_mlp_are_in_order():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["map_dropout", "dense_dropout"])
-def test_dropout_is_where_it_says_at_its_rate(where):
-    """A quarter of the features are dropped, the others grow by 1 / 0.75."""
+def test_each_kind_of_dropout_drops_features_at_its_rate(where):
+    """A quarter of the features are dropped, and the others are divided by 0.75."""
     widths = (400,) if where == "dense_dropout" else ()
     net = nets.ConvNet(3, (8,), (False,), widths, kernel=3, **{where: 0.25})
     task = make_task(net, (8, 8, 1), 3)
-    w = jax.tree.map(jnp.abs, random_weights(task.init(KEY)))  # nothing is dropped by a ReLU
+    w = jax.tree.map(jnp.abs, random_weights(task.init(KEY)))  # the ReLU sets nothing to 0
     x = jnp.ones((4, 8, 8, 1))
-    whole, thinned = (task.apply(w, x, key).features for key in (None, jax.random.key(0)))
-    kept = np.asarray(thinned) > 0
+    whole, with_dropout = (task.apply(w, x, key).features for key in (None, jax.random.key(0)))
+    kept = np.asarray(with_dropout) > 0
     assert 0.2 < 1 - kept.mean() < 0.3
-    np.testing.assert_allclose(thinned[kept], whole[kept] / 0.75, rtol=1e-4)
+    np.testing.assert_allclose(with_dropout[kept], whole[kept] / 0.75, rtol=1e-4)
 
 
-def test_pfl_cnn_has_its_published_rates():
+def test_pfl_cnn_has_its_published_dropout_rates():
     net = nets.pfl_cnn(10)
     assert (net.map_dropout, net.dense_dropout) == (0.25, 0.5)

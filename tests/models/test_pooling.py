@@ -1,4 +1,4 @@
-"""The formulations of max-pooling against each other, values and gradients."""
+"""Tests that both formulations of max-pooling have equal values and gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ def with_gradient(pool, x, window, stride, padding):
 
 @pytest.mark.parametrize(("window", "stride", "padding"), WINDOWS)
 @pytest.mark.parametrize("kind", ["distinct", "tied", "below zero"])
-def test_both_formulations_are_the_same(window, stride, padding, kind):
-    """After a ReLU most windows hold ties, at 0; their gradient goes to the first element."""
+def test_both_formulations_of_max_pooling_are_equal(window, stride, padding, kind):
+    """After a ReLU most windows have ties at 0, whose gradient goes to the first element."""
     x = normal(0, 2, 7, 6, 3)
     if kind == "tied":
         x = jax.nn.relu(jnp.round(x))
@@ -32,6 +32,6 @@ def test_both_formulations_are_the_same(window, stride, padding, kind):
 
 
 @pytest.mark.parametrize("kind", [kernels.CPU, kernels.TPU])
-def test_ties_go_to_the_first_element(kind):
+def test_the_gradient_of_ties_goes_to_the_first_element(kind):
     gradient = jax.grad(lambda x: kind.max_pool(x, 2).sum())(jnp.ones((1, 2, 2, 1)))
     assert gradient.ravel().tolist() == [1, 0, 0, 0]

@@ -1,4 +1,4 @@
-"""Published weights: their logits, every tensor in its place, bad files."""
+"""Tests published weights: their logits, the place of every tensor, and bad files."""
 
 import sys
 from functools import cache, partial
@@ -35,16 +35,18 @@ def test_published_weights_give_the_published_logits(name):
     net = FULL[name]
     task = make_task(net, (32, 32, 3), net.num_classes)
     shapes, apply = jax.eval_shape(task.init, KEY), jax.jit(task.apply)
-    for library, theirs in torch_models.MODELS[name]:
-        there, logits = torch_models.golden(library, theirs)
-        weights = pretrained.convert(torch_models.filled(there), net.published_names(), shapes)
+    for library, library_name in torch_models.MODELS[name]:
+        published_shapes, logits = torch_models.golden(library, library_name)
+        weights = pretrained.convert(
+            torch_models.filled(published_shapes), net.published_names(), shapes
+        )
         assert jax.tree.map(np.shape, weights) == jax.tree.map(lambda a: a.shape, shapes)
         ours = apply(weights, torch_models.images()).logits
         np.testing.assert_allclose(ours, logits, atol=1e-5 * np.abs(logits).max())
 
 
 @pytest.mark.parametrize(("library", "name"), sum(torch_models.MODELS.values(), ()))
-def test_the_golden_file_is_what_the_libraries_say(library, name):
+def test_the_golden_file_agrees_with_the_libraries(library, name):
     pytest.importorskip(library)
     pytest.importorskip("torchvision")
     (shapes, logits), (now_shapes, now) = (
@@ -63,7 +65,7 @@ TINY = {
 
 @cache
 def tiny(name, layout=0):
-    """A net, its random weights, and the same as a library would name and shape them."""
+    """Returns a network, its task, random weights, and these as tensors of a library."""
     net = TINY[name]
     task = make_task(net, (8, 8, 3), net.num_classes)
     weights = random_weights(jax.eval_shape(task.init, KEY))
@@ -84,7 +86,7 @@ def converted(name, tensors):
 @pytest.mark.parametrize(
     ("name", "layout"), [("resnet", 0), ("bottleneck", 0), ("mobilenet", 0), ("mobilenet", 1)]
 )
-def test_every_tensor_comes_to_its_place(name, layout):
+def test_every_tensor_is_converted_to_its_place(name, layout):
     _, _, weights, tensors = tiny(name, layout)
     counters = {"bn1.num_batches_tracked": np.array(7)}
     actual = converted(name, tensors | counters)
@@ -102,14 +104,14 @@ def test_every_tensor_comes_to_its_place(name, layout):
         ({"fc.weight": np.zeros(4)}, "'fc.weight' is 4, but the model needs 3x4"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(change, words):
+def test_missing_unknown_and_misshaped_tensors_are_rejected(change, words):
     tensors = {k: v for k, v in (tiny("resnet")[3] | change).items() if v is not None}
     with pytest.raises(BadInput, match=words):
         converted("resnet", tensors)
 
 
-def test_a_task_starts_from_a_file(tmp_path):
-    """In half precision; the head of five classes stays behind, its own follows the key."""
+def test_a_task_starts_from_a_weights_file(tmp_path):
+    """The file is in half precision. A head of five classes is not loaded but drawn."""
     save_file = pytest.importorskip("safetensors.numpy").save_file
     net, task, weights, tensors = tiny("resnet")
     tensors = {k: v.astype(np.float16) for k, v in tensors.items()}
@@ -121,7 +123,7 @@ def test_a_task_starts_from_a_file(tmp_path):
 
     save_file(tensors | {"fc.weight": np.ones((5, 4)), "fc.bias": np.ones(5)}, path)
     other = make_task(net.clone(pretrained=str(path)), (8, 8, 3), 3)
-    path.unlink()  # it has been read
+    path.unlink()  # the file has been read before
     for seed in (0, 1):
         key = jax.random.key(seed)
         started, fresh = jax.jit(other.init)(key), jax.jit(task.init)(key)
@@ -131,8 +133,8 @@ def test_a_task_starts_from_a_file(tmp_path):
             jax.tree.map(np.testing.assert_array_equal, started.params[name], whole.params[name])
 
 
-OWN = nets.mlp(3, width=4, norm=True)
-SHAPES = jax.eval_shape(make_task(OWN, (5,), 3).init, KEY)
+NORMED_MLP = nets.mlp(3, width=4, norm=True)
+SHAPES = jax.eval_shape(make_task(NORMED_MLP, (5,), 3).init, KEY)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ SHAPES = jax.eval_shape(make_task(OWN, (5,), 3).init, KEY)
         lambda name: name.replace("/", ".") + ".value",
     ],
 )
-def test_weights_are_found_by_the_names_of_the_models_layers(rename):
+def test_weights_are_matched_by_the_names_of_the_layers(rename):
     weights = random_weights(SHAPES)
     named = zip(tree.names(weights), jax.tree.leaves(weights), strict=True)
     tensors = {rename(name): leaf for name, leaf in named}
@@ -151,8 +153,8 @@ def test_weights_are_found_by_the_names_of_the_models_layers(rename):
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "weights"])
-def test_a_file_of_flax_variables_starts_a_model_whose_head_has_another_name(file, tmp_path):
-    """As Flax and Orbax write it, with more beside the variables."""
+def test_a_file_of_flax_variables_starts_a_model_with_another_head_name(file, tmp_path):
+    """The files are as Flax and Orbax write them; Orbax's also has other values."""
 
     class Net(nn.Module):
         @nn.compact
@@ -185,19 +187,19 @@ def test_a_file_of_flax_variables_starts_a_model_whose_head_has_another_name(fil
         ({"Dense_0/bias": np.zeros(3)}, "'Dense_0/bias' is 3, but the model needs 4"),
     ],
 )
-def test_names_that_do_not_match_are_listed_on_both_sides(change, said):
+def test_the_error_lists_missing_unknown_and_misshaped_variables(change, said):
     names = [name.split("/", 1)[1] for name in tree.names(SHAPES)]
     tensors = dict(zip(names, jax.tree.leaves(random_weights(SHAPES)), strict=True)) | change
     tensors = {name: a for name, a in tensors.items() if a is not None}
     assert said in complaint(pretrained.match, tensors, SHAPES)
 
 
-def test_a_folder_that_is_not_orbaxs_is_named(tmp_path):
-    said = complaint(make_task, OWN, (5,), 3, pretrained_file=str(tmp_path))
-    assert f"{tmp_path}: not a folder written by Orbax" in said
+def test_a_folder_that_orbax_did_not_write_is_rejected(tmp_path):
+    error = complaint(make_task, NORMED_MLP, (5,), 3, pretrained_file=str(tmp_path))
+    assert f"{tmp_path}: not a folder written by Orbax" in error
 
 
-def test_bad_files_are_named(tmp_path):
+def test_missing_and_unsupported_files_are_rejected(tmp_path):
     pytest.importorskip("safetensors")
     path = tmp_path / "weights.pth"
     for words in ("the file does not exist", "not a .safetensors file"):
@@ -207,7 +209,7 @@ def test_bad_files_are_named(tmp_path):
         path.write_bytes(b"PK\x03\x04 a pickle")
 
 
-def test_without_safetensors_the_extra_is_named(monkeypatch):
+def test_without_safetensors_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(BadInput, match=r"pip install 'fedjax_lab\[clip\]'"):
         make_task(TINY["resnet"].clone(pretrained="any"), (8, 8, 3), 3)

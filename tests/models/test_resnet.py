@@ -1,4 +1,4 @@
-"""ResNets against naive NumPy."""
+"""Checks the ResNets against naive NumPy."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize(("stride", "channels"), [(1, 3), (1, 2), (2, 3)])
-def test_a_basic_block_is_the_formula(stride, channels):
+def test_a_basic_block_matches_numpy(stride, channels):
     block, x = resnet.BasicBlock(3, stride, CPU), normal(1, 2, 6, 5, channels)
     variables = random_variables(block, x, False, None)
     y = block.apply(variables, x, False, None)
@@ -30,7 +30,7 @@ def test_a_basic_block_is_the_formula(stride, channels):
     close(y, relu(inner + shortcut), atol=1e-3)
 
 
-def test_group_norm_is_the_formula():
+def test_group_norm_matches_numpy():
     x = np.asarray(3 + 2 * normal(1, 2, 3, 4, 6))
     expected = np.empty_like(x)
     for image in range(2):
@@ -48,13 +48,13 @@ def test_group_norm_is_the_formula():
     assert variables["params"]["GroupNorm_0"].keys() == {"scale", "bias"}
 
 
-def test_the_stem_for_large_images():
+def test_the_imagenet_stem_is_a_convolution_relu_and_max_pool():
     x = normal(1, 2, 13, 12, 3)
     y = resnet.imagenet_stem(
         x, 8, lambda x, width, kernel, stride: x[..., :1] + width + kernel, CPU
     )
-    grown = np.pad(relu(x[..., :1] + 15), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    close(y[:, 2, 3], grown[:, 4:7, 6:9].max((1, 2)))
+    padded = np.pad(relu(x[..., :1] + 15), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    close(y[:, 2, 3], padded[:, 4:7, 6:9].max((1, 2)))
     assert y.shape == (2, 7, 6, 1)
 
 

@@ -1,4 +1,4 @@
-"""ResNet-50 against naive NumPy."""
+"""Checks the parts of ResNet-50 against naive NumPy."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
 
 
 def bottleneck_by_hand(weights, x, stride):
-    """In evaluation mode. The fourth convolution, if there is one, is the shortcut's."""
+    """A bottleneck in evaluation mode. A fourth convolution belongs to the shortcut."""
     p, stats = weights.params, weights.stats
 
     def conv_norm(x, i, stride=1):
@@ -36,8 +36,8 @@ def bottleneck_by_hand(weights, x, stride):
 
 
 @pytest.mark.parametrize(("stride", "channels", "convolutions"), [(1, 8, 3), (1, 3, 4), (2, 3, 4)])
-def test_a_bottleneck_is_the_formula(stride, channels, convolutions):
-    """Even and odd sizes: at stride 2 "SAME" would pad the even one below only."""
+def test_a_bottleneck_matches_numpy(stride, channels, convolutions):
+    """One side is even, one odd: at stride 2, "SAME" would pad the even one at its end only."""
     block, x = resnet.Bottleneck(2, stride, CPU), normal(1, 2, 6, 5, channels)
     shapes = jax.eval_shape(lambda: block.init(KEY, x, False, None))
     weights = random_weights(Weights(shapes["params"], shapes["batch_stats"]))
@@ -54,7 +54,7 @@ def small_resnet():
 
 
 @pytest.mark.slow
-def test_the_parts_of_a_resnet_are_in_order():
+def test_a_resnet_matches_numpy():
     task = small_resnet()
     weights, x = random_weights(jax.eval_shape(task.init, KEY)), normal(1, 2, 6, 6, 1)
     p, s = weights.params, weights.stats["BatchNorm_0"]
@@ -68,7 +68,7 @@ def test_the_parts_of_a_resnet_are_in_order():
     close(output.logits, y.mean((1, 2)) @ p["head"]["kernel"] + p["head"]["bias"], atol=1e-2)
 
 
-def test_padded_rows_of_a_resnet_count_nowhere():
+def test_padded_rows_do_not_affect_a_resnet():
     task = small_resnet()
     weights = random_weights(jax.eval_shape(task.init, KEY))
     x, mask = normal(1, 3, 6, 6, 1), jnp.array([1.0, 0, 1])
@@ -83,8 +83,8 @@ def test_padded_rows_of_a_resnet_count_nowhere():
         assert not np.allclose(new["mean"], old["mean"]), name
 
 
-def test_first_weights_of_a_resnet():
-    """Convolutions are normal with variance 2 / fan-out, not cut off; the head is uniform."""
+def test_initial_weights_of_a_resnet():
+    """Convolutions are normal with variance 2 / fan-out, not truncated; the head is uniform."""
     net = resnet.ResNet(10, resnet.cifar_stem, resnet.Bottleneck, (1,), width=32)
     params = jax.jit(make_task(net, (4, 4, 3), 10).init)(KEY).params
     for i, fan_out in enumerate((32, 9 * 32, 128, 128)):

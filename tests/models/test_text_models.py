@@ -1,4 +1,4 @@
-"""Models of texts against naive NumPy; padding counts nowhere; the vocabulary is the data's."""
+"""Checks text models against naive NumPy, that they ignore padding, and their vocabularies."""
 
 from functools import cache, partial
 
@@ -28,15 +28,15 @@ close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
 
 
 @cache
-def passed(name):
+def forward(name):
     """The parameters of a net with random weights, and its output for X."""
     task = make_task(NETS[name], (5,), 3)
     weights = random_weights(jax.eval_shape(task.init, KEY))
     return weights.params, jax.jit(task.apply)(weights, jnp.asarray(X))
 
 
-def test_fasttext_is_the_formula():
-    p, output = passed("fasttext")
+def test_fasttext_matches_numpy():
+    p, output = forward("fasttext")
     for row, z in zip(X.astype(int), output.features, strict=True):
         words = [int(word) for word in row if word]
         pairs = zip(words, words[1:], strict=False)
@@ -48,8 +48,8 @@ def test_fasttext_is_the_formula():
 
 
 @pytest.mark.slow
-def test_a_text_cnn_is_the_formula():
-    p, output = passed("text_cnn")
+def test_a_text_cnn_matches_numpy():
+    p, output = forward("text_cnn")
     for row, z in zip(X.astype(int), output.features, strict=True):
         vectors = p["words"]["embedding"][row] * (row > 0)[:, None]
         largest = []
@@ -66,8 +66,8 @@ def test_a_text_cnn_is_the_formula():
 
 
 @pytest.mark.slow
-def test_a_transformer_is_the_formula_without_the_padding():
-    p, output = passed("transformer")
+def test_a_transformer_matches_numpy_and_ignores_padding():
+    p, output = forward("transformer")
     for row, z in zip(X[:2].astype(int), output.features, strict=False):
         real = row > 0
         tokens = p["words"]["embedding"][row[real]] + p["Positions_0"]["embedding"][real]
@@ -78,10 +78,10 @@ def test_a_transformer_is_the_formula_without_the_padding():
             inner = gelu(dense(layer_norm(s, b["LayerNorm_1"]), b["mlp_0"]))
             tokens = s + dense(inner, b["mlp_1"])
         close(z, layer_norm(tokens, p["LayerNorm_0"])[0].mean(0), atol=1e-3)
-    close(output.features[2], 0)  # a text without a word
+    close(output.features[2], 0)  # an empty text
 
 
-def test_padding_is_moved_behind_the_words():
+def test_padding_is_moved_to_the_end_of_the_text():
     ids = X.astype(int)
     count = tokens.count_padding(ids)
     assert count.tolist() == [2, 0, 5]
@@ -89,19 +89,19 @@ def test_padding_is_moved_behind_the_words():
 
 
 @pytest.mark.slow
-def test_a_word_lstm_does_not_read_padding():
-    """The reference: the net that reads everything, on each text without its padding."""
-    p, output = passed("word_lstm")
+def test_a_word_lstm_skips_padding():
+    """The reference is the model that reads every token, on each text without its padding."""
+    p, output = forward("word_lstm")
     whole = NETS["word_lstm"].clone(skips_padding=False)
     for row, z in zip(X[:2], output.features, strict=False):
         close(z, whole.apply({"params": p}, jnp.asarray(row[None, row > 0]))[1][0])
-    close(output.features[2], p["projection"]["bias"])  # of no word at all
+    close(output.features[2], p["projection"]["bias"])  # an empty text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
-def test_ids_are_not_rounded_in_bfloat16(name):
-    """Of 8 bits a number like 40,001 would be 39,936: the rows of two words would be the same."""
+def test_token_ids_are_not_rounded_in_bfloat16(name):
+    """With 8 bits, the ids 40,001 and 40,003 would both be 39,936 and share one embedding."""
     x = jnp.array([[40_001] * 5, [40_003] * 5], jnp.float32)
     net = NETS[name].clone(vocabulary=40_010)
     task = make_task(net, (5,), 3, compute_dtype=jnp.bfloat16)
@@ -114,39 +114,41 @@ def test_ids_are_not_rounded_in_bfloat16(name):
     [
         (fasttext.fasttext(4, vocabulary=10_000), 4, 64 * 20_000 + 65 * 4),
         (text_cnn.text_cnn(2, vocabulary=20), 2, 300 * (20 + 1200) + 300 + 301 * 2),
-        (char_lstm.word_lstm(10_004), 10_004, 4_050_748),  # as Reddi et al. say
+        (char_lstm.word_lstm(10_004), 10_004, 4_050_748),  # as reported by Reddi et al.
     ],
 )
-def test_sizes_of_the_defaults(net, classes, size):
+def test_parameter_counts_of_the_default_models(net, classes, size):
     shapes = jax.eval_shape(make_task(net, (20,), classes).init, KEY).params
     assert sum(a.size for a in jax.tree.leaves(shapes)) == size
 
 
-def model_of(x, **settings):
-    """What a config makes of these examples of two classes: the rows of its table of words."""
+def vocabulary_size(x, **settings):
+    """The number of word embeddings in the model that a config makes for examples x."""
     config = resolve({"model": {"name": "fasttext", "width": 2, "buckets": 0, **settings}})
-    nothing = np.zeros(len(x), np.int32)
-    data = Dataset(x, nothing, nothing, nothing > 0, ("a", "b"), ("one",))
+    zeros = np.zeros(len(x), np.int32)
+    data = Dataset(x, zeros, zeros, zeros > 0, ("a", "b"), ("one",))
     shapes = jax.eval_shape(make_model(config, data).init, KEY)
     return jax.tree.leaves(shapes.params["words"])[0].shape[0]
 
 
-def test_the_vocabulary_is_what_the_data_need():
+def test_the_vocabulary_size_follows_from_the_data():
     ids = np.array([[0, 7], [300, 2]], np.int16)
-    assert model_of(ids) == 301 and model_of(ids, vocabulary=400) == 400
-    assert model_of(ids.astype(np.float32)) == 301 and model_of(0 * ids) == 2
-    assert complaint(model_of, ids, vocabulary=300) == (
+    assert vocabulary_size(ids) == 301 and vocabulary_size(ids, vocabulary=400) == 400
+    assert vocabulary_size(ids.astype(np.float32)) == 301 and vocabulary_size(0 * ids) == 2
+    assert complaint(vocabulary_size, ids, vocabulary=300) == (
         "config.model.vocabulary=300 of model fasttext is too small: the data have token ids up to"
         " 300; leave it at 0, or set it to 301"
     )
     for x in (ids.astype(np.uint8), ids - 1, ids + np.float32(0.5)):
-        assert "needs texts, rows of token ids; the data hold" in complaint(model_of, x)
+        assert "needs texts, rows of token ids; the data hold" in complaint(vocabulary_size, x)
     images = np.zeros((2, 8, 8, 3), np.uint8)
-    assert "fasttext needs texts (rows of token ids), not 8x8x3" in complaint(model_of, images)
+    assert "fasttext needs texts (rows of token ids), not 8x8x3" in complaint(
+        vocabulary_size, images
+    )
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (partial(transformer.transformer, heads=3), "heads=3 does not divide config.model.width"),
         (partial(text_cnn.text_cnn, windows=(3, 3)), "windows must be distinct positive integers"),
@@ -157,5 +159,5 @@ def test_the_vocabulary_is_what_the_data_need():
         (partial(char_lstm.word_lstm, projection=-1), "config.model.projection must not be negat"),
     ],
 )
-def test_bad_settings_are_named(make, said):
-    assert said in complaint(lambda: make_task(make(3), (5,), 3))
+def test_a_bad_setting_is_named_in_the_error(make, message):
+    assert message in complaint(lambda: make_task(make(3), (5,), 3))

@@ -1,4 +1,4 @@
-"""VGG-9 against naive NumPy."""
+"""Checks VGG-9 against naive NumPy."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def small_vgg(maps=(0.0, 0.0), dense=0.0, widths=(5,)):
 
 
 @pytest.mark.slow
-def test_the_layers_of_a_vgg_are_in_order():
+def test_a_vgg_matches_numpy():
     task = small_vgg()
     weights, x = random_weights(jax.eval_shape(task.init, KEY)), normal(1, 2, 8, 9, 2)
     p, z = weights.params, np.asarray(x)
@@ -39,7 +39,7 @@ def test_the_layers_of_a_vgg_are_in_order():
 
 
 @pytest.mark.slow
-def test_map_dropout_drops_whole_maps_of_an_image():
+def test_map_dropout_drops_whole_feature_maps():
     plain, dropped = small_vgg(widths=()), small_vgg(maps=(0.0, 0.5), widths=())
     weights = random_weights(jax.eval_shape(plain.init, KEY))
     x = normal(1, 40, 8, 9, 2)
@@ -49,23 +49,23 @@ def test_map_dropout_drops_whole_maps_of_an_image():
     kept = thin.any(1)
     assert 0.3 < kept[alive].mean() < 0.7
     lost = alive & ~kept
-    assert (lost.any(1) & kept.any(1)).any()  # maps of one image go one by one
+    assert (lost.any(1) & kept.any(1)).any()  # the maps of one image are dropped independently
     close(thin, np.where(kept[:, None], 2 * whole, 0))
     close(dropped.apply(weights, x).features, whole.reshape(40, -1))
 
 
 @pytest.mark.slow
-def test_dense_dropout_stands_before_the_first_layer_and_after_the_last():
+def test_dense_dropout_is_before_the_first_and_after_the_last_dense_layer():
     plain, dropped = small_vgg(widths=(400,)), small_vgg(dense=0.5, widths=(400,))
     weights = random_weights(jax.eval_shape(plain.init, KEY))
     x = normal(1, 4, 8, 9, 2)
     whole = np.asarray(plain.apply(weights, x).features)
     thin = np.asarray(dropped.apply(weights, x, KEY).features)
-    assert 0.65 < (thin == 0).mean() < 0.85  # half by the ReLU, half of the rest
+    assert 0.65 < (thin == 0).mean() < 0.85  # half by the ReLU, half of the others by dropout
     kept = (thin > 0) & (whole > 0)
-    assert not np.allclose(thin[kept], 2 * whole[kept])  # its input was thinned, too
+    assert not np.allclose(thin[kept], 2 * whole[kept])  # dropout acts on the input as well
 
 
-def test_vgg9_has_its_rates():
+def test_vgg9_has_its_default_dropout_rates():
     net = vgg.vgg9(10)
     assert (net.map_dropout, net.dense_dropout) == ((0.0, 0.05, 0.0), 0.1)

@@ -1,4 +1,4 @@
-"""The vision transformer against naive NumPy."""
+"""Checks the vision transformer against naive NumPy."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ def block_by_hand(x, p):
     return s + dense(gelu(dense(layer_norm(s, p["LayerNorm_1"]), p["mlp_0"])), p["mlp_1"])
 
 
-def test_a_vit_is_the_formula():
+def test_a_vit_matches_numpy():
     task, weights, x = small("vit")
     w, x = one_client(weights, x)
     output = jax.jit(task.apply)(w, x)
@@ -39,19 +39,19 @@ def test_a_vit_is_the_formula():
     close(output.logits, dense(pooled, p["head"]), atol=1e-3)
 
 
-def test_size_of_the_default():
+def test_parameter_count_of_the_default_vit():
     shapes = jax.eval_shape(make_task(vit(10), (32, 32, 3), 10).init, KEY).params
     assert sum(a.size for a in jax.tree.leaves(shapes)) == 5_355_466
     assert shapes["blocks"]["Attention_0"]["qkv"]["kernel"].shape == (12, 192, 576)
 
 
-def test_each_block_has_first_weights_of_its_own():
+def test_each_block_has_different_initial_weights():
     kernels = make_task(vit(3, width=8, heads=2), (8, 8, 3), 3).init(KEY).params["blocks"]["mlp_0"]
     assert len(np.unique(kernels["kernel"])) == kernels["kernel"].size
 
 
 def gradient(remat, depth=6):
-    """A training step's gradient, and the bytes that its program works on."""
+    """The gradient of a training step, and the bytes of temporary memory of its program."""
     task = make_task(ViT(3, 16, depth, heads=2, patch=2, remat=remat), (16, 16, 3), 3)
     weights = task.init(KEY)
     x = jax.random.normal(KEY, (8, 16, 16, 3))
@@ -65,14 +65,14 @@ def gradient(remat, depth=6):
 
 
 @pytest.mark.slow
-def test_rematerialization_saves_memory_and_changes_no_gradient():
+def test_rematerialization_saves_memory_and_keeps_the_gradient():
     (plain, more), (again, less) = gradient(remat=False), gradient(remat=True)
     jax.tree.map(partial(close, atol=1e-6), again, plain)
     assert less < 0.5 * more
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"width": 10}, "config.model.heads=3 does not divide config.model.width=10"),
         ({"depth": 0}, "config.model.depth must be above 0, got 0"),
@@ -80,5 +80,5 @@ def test_rematerialization_saves_memory_and_changes_no_gradient():
         ({"patch": 9}, "vit needs images of at least 9x9, not 8x12x3"),
     ],
 )
-def test_bad_settings_are_named(settings, said):
-    assert complaint(lambda: make_task(vit(3, **settings), (8, 12, 3), 3)) == said
+def test_a_bad_setting_is_named_in_the_error(settings, message):
+    assert complaint(lambda: make_task(vit(3, **settings), (8, 12, 3), 3)) == message

@@ -1,4 +1,4 @@
-"""Epsilon, beside published values."""
+"""Compares epsilon with published values."""
 
 import sys
 
@@ -10,7 +10,7 @@ from fedjax_lab.transforms.accounting import Run
 
 library = pytest.importorskip("dp_accounting")
 
-EVERYBODY = Run(10, 10, "poisson", capacity=10)
+ALL_CLIENTS = Run(10, 10, "poisson", capacity=10)
 TUTORIAL = [  # tensorflow/privacy, tutorials/README.md: noise, epochs, epsilon at delta = 1e-5
     pytest.param(1.12, 60, 2.92, marks=pytest.mark.slow),
     pytest.param(0.6, 30, 9.74, marks=pytest.mark.slow),
@@ -18,7 +18,7 @@ TUTORIAL = [  # tensorflow/privacy, tutorials/README.md: noise, epochs, epsilon 
 ]
 
 
-def test_epsilon_of_poisson_cohorts_is_that_of_the_library_s_examples():
+def test_epsilon_of_poisson_cohorts_equals_the_examples_of_dp_accounting():
     """pld_privacy_accountant_test.py: test_gaussian_basic and test_poisson_subsampled_gaussian."""
     assert accounting.epsilon(Run(1, 1, "poisson"), 3**0.5, 3, 0.126936) == pytest.approx(
         1, abs=2e-3
@@ -27,15 +27,15 @@ def test_epsilon_of_poisson_cohorts_is_that_of_the_library_s_examples():
 
 
 @pytest.mark.slow
-def test_epsilon_is_that_of_the_fourier_accountant():
-    """DPBayes/PLD-Accountant, simple_usage_example.py: delta 4.2435e-6 at epsilon 1, of 10^4
-    rounds (it says 1,000, of which delta is 1e-15)."""
+def test_epsilon_equals_that_of_the_fourier_accountant():
+    """DPBayes/PLD-Accountant, simple_usage_example.py: delta is 4.2435e-6 at epsilon 1 after 10^4
+    rounds (the file says 1,000, for which delta is 1e-15)."""
     run = Run(100, 1, "poisson")
     assert accounting.epsilon(run, 4.0, 10_000, 4.243484e-6) == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.slow
-def test_truncated_cohorts_are_those_of_the_library_s_example():
+def test_epsilon_of_truncated_cohorts_equals_the_example_of_dp_accounting():
     """pld_privacy_accountant_test.py: test_truncated_subsampled_gaussian_basic."""
     first = Run(4, 2, "poisson", 2)
     accountant = accounting._accountant(first, 1.0)
@@ -45,14 +45,14 @@ def test_truncated_cohorts_are_those_of_the_library_s_example():
 
 
 @pytest.mark.parametrize(("noise", "epochs", "published"), TUTORIAL)
-def test_epsilon_is_below_the_tutorial_s_looser_bound(noise, epochs, published):
-    """That one is by Renyi divergences, with an earlier conversion; ours is tight."""
+def test_epsilon_is_below_the_looser_bound_of_the_tutorial(noise, epochs, published):
+    """The tutorial uses Renyi divergences with an earlier conversion; our bound is tight."""
     steps = epochs * 60_000 // 256
     ours = accounting.epsilon(Run(60_000, 256, "poisson"), noise, steps, 1e-5)
     assert 0.6 * published < ours < published
 
 
-def test_a_fixed_cohort_costs_what_twice_the_sensitivity_does():
+def test_a_fixed_cohort_costs_as_much_as_twice_the_sensitivity():
     fixed, poisson = Run(1000, 100, "fixed"), Run(1000, 100, "poisson")
     ours = accounting.epsilon(fixed, 4.0, 50, 1e-5)
     assert ours == pytest.approx(accounting.epsilon(poisson, 2.0, 50, 1e-5), rel=1e-3)
@@ -63,15 +63,15 @@ def test_a_fixed_cohort_costs_what_twice_the_sensitivity_does():
     assert ours < loose.get_epsilon(1e-5)
 
 
-def test_everybody_in_every_round_is_the_gaussian_mechanism():
-    once = accounting.epsilon(EVERYBODY, 2.0, 4, 1e-5)
-    assert once == pytest.approx(accounting.epsilon(EVERYBODY, 1.0, 1, 1e-5), abs=2e-3)
-    twice = accounting.epsilon(EVERYBODY._replace(per_round=2), 2.0, 2, 1e-5)
+def test_full_participation_is_the_gaussian_mechanism():
+    once = accounting.epsilon(ALL_CLIENTS, 2.0, 4, 1e-5)
+    assert once == pytest.approx(accounting.epsilon(ALL_CLIENTS, 1.0, 1, 1e-5), abs=2e-3)
+    twice = accounting.epsilon(ALL_CLIENTS._replace(per_round=2), 2.0, 2, 1e-5)
     assert twice == pytest.approx(once, abs=2e-3)
     assert accounting.epsilon(Run(1, 1, "fixed"), 2.0, 1, 1e-5) == pytest.approx(once, abs=2e-3)
 
 
-def test_epsilon_after_some_rounds_does_not_depend_on_who_else_is_asked_for():
+def test_epsilon_does_not_depend_on_the_other_requested_rounds():
     run = Run(1000, 100, "poisson")
     each = accounting.epsilons(run, 2.0, 1e-5, (0, 7, 20))
     accounting.epsilon.cache_clear()
@@ -80,7 +80,7 @@ def test_epsilon_after_some_rounds_does_not_depend_on_who_else_is_asked_for():
 
 
 @pytest.mark.slow
-def test_the_noise_for_an_epsilon_is_the_least():
+def test_the_noise_for_an_epsilon_is_minimal():
     run = Run(1000, 100, "poisson")
     noise = accounting.noise_for(run, 8.0, 20, 1e-5)
     assert accounting.epsilon(run, noise, 20, 1e-5) <= 8
@@ -88,7 +88,7 @@ def test_the_noise_for_an_epsilon_is_the_least():
     assert accounting.noise_for(run, float("inf"), 20, 1e-5) == 0
 
 
-def test_bad_values_and_a_missing_package_are_told_in_one_line(monkeypatch):
+def test_bad_values_and_a_missing_package_are_one_line_errors(monkeypatch):
     run = Run(10, 5, "fixed")
     assert "privacy.delta must be above 0 and below 1" in complaint(
         accounting.epsilon, run, 1.0, 1, 1.0
@@ -96,5 +96,5 @@ def test_bad_values_and_a_missing_package_are_told_in_one_line(monkeypatch):
     assert "must be above 0" in complaint(accounting.noise_for, run, 0.0, 1, 1e-5)
     libraries.of_privacy.cache_clear()
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    told = complaint(accounting.epsilon, run, 1.0, 1, 1e-5)
-    assert told.endswith("pip install 'fedjax_lab[privacy]'")
+    message = complaint(accounting.epsilon, run, 1.0, 1, 1e-5)
+    assert message.endswith("pip install 'fedjax_lab[privacy]'")

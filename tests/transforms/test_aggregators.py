@@ -23,7 +23,7 @@ def cohort_of(arrived, share):
 
 
 def updates_of(seed, arrived=ARRIVED):
-    """[M, 3, 2] and [M, 4]: two updates are far away, and a lost one is 0."""
+    """Updates [M, 10]: two are far away, and those of lost uploads are 0."""
     rng = np.random.default_rng(seed)
     u = rng.normal(size=(len(arrived), 10)) + 1
     u[:2] *= 50
@@ -34,8 +34,8 @@ def leaves(u):
     return [jnp.asarray(u[:, :6].reshape(-1, 3, 2)), jnp.asarray(u[:, 6:])]
 
 
-def given(reduce, u, arrived=ARRIVED, share=SHARE):
-    """What the aggregator makes of it, as one vector."""
+def aggregated(reduce, u, arrived=ARRIVED, share=SHARE):
+    """The aggregate of updates `u`, as one vector."""
     made = jax.jit(reduce)(leaves(u), cohort_of(arrived, share))
     return np.concatenate([np.ravel(a) for a in made])
 
@@ -66,8 +66,8 @@ def by_hand_geometric(u, share, iterations, nu):
 def by_hand_centered(u, share, radius, iterations):
     v = np.zeros(u.shape[1])
     for _ in range(iterations):
-        far = np.linalg.norm(u - v, axis=1, keepdims=True)
-        v = v + ((u - v) * np.minimum(1, radius / far)).mean(0)
+        distance = np.linalg.norm(u - v, axis=1, keepdims=True)
+        v = v + ((u - v) * np.minimum(1, radius / distance)).mean(0)
     return v
 
 
@@ -75,7 +75,7 @@ def mean_of_best(**settings):
     return partial(aggregators.mean_of_best, **settings)
 
 
-REDUCED = {  # ours, and what NumPy makes of those that arrived and of their shares
+REDUCED = {  # our aggregator, and the same in NumPy on the arrived updates and their shares
     "median": (partial(aggregators.trimmed, share=0.5), lambda u, p: np.median(u, 0)),
     "trimmed": (partial(aggregators.trimmed, share=0.3), partial(by_hand_trimmed, beta=0.3)),
     "krum": (mean_of_best(attackers=0.3, chosen=1), partial(by_hand_krum, f=3, chosen=1)),
@@ -92,11 +92,11 @@ REDUCED = {  # ours, and what NumPy makes of those that arrived and of their sha
 
 
 @pytest.mark.parametrize("name", REDUCED)
-def test_an_aggregator_is_its_formula_over_the_uploads_that_arrived(name):
+def test_an_aggregator_matches_its_formula_over_the_arrived_uploads(name):
     ours, by_hand = REDUCED[name]
     u = updates_of(0)
     expected = by_hand(np.float64(u[ARRIVED]), SHARE[ARRIVED])
-    np.testing.assert_allclose(given(ours, u), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(aggregated(ours, u), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_median_of_an_even_number_is_the_mean_of_the_two_in_the_middle():
@@ -104,7 +104,7 @@ def test_the_median_of_an_even_number_is_the_mean_of_the_two_in_the_middle():
     arrived[0] = False
     u = updates_of(1, arrived)
     median = REDUCED["median"][0]
-    np.testing.assert_allclose(given(median, u, arrived), np.median(u[arrived], 0), rtol=1e-5)
+    np.testing.assert_allclose(aggregated(median, u, arrived), np.median(u[arrived], 0), rtol=1e-5)
 
 
 def bounded(updates, cohort):
@@ -114,8 +114,8 @@ def bounded(updates, cohort):
 
 
 @pytest.mark.parametrize("name", [*REDUCED, "bounded"])
-def test_numbers_of_a_few_that_are_not_finite_do_not_reach_the_server(name):
-    """Nor those whose squares are not; what the server gets is no longer than honest updates."""
+def test_nonfinite_numbers_of_a_few_clients_do_not_reach_the_server(name):
+    """This includes numbers whose squares overflow. Honest updates bound the aggregate's norm."""
     aggregator, honest = {**REDUCED, "bounded": (bounded,)}[name][0], updates_of(2)
     longest = np.linalg.norm(honest[2:], axis=1).max()
     made = jax.jit(aggregator)
@@ -126,7 +126,7 @@ def test_numbers_of_a_few_that_are_not_finite_do_not_reach_the_server(name):
         assert np.linalg.norm(np.concatenate([np.ravel(a) for a in received])) <= longest
 
 
-def test_a_norm_bound_leaves_short_updates_as_they_are():
+def test_a_norm_bound_does_not_change_short_updates():
     u = updates_of(3)[:3]
     short = np.linalg.norm(u[2]) + 1
     made = [aggregators.clipped(short, leaves(u[i : i + 1])) for i in (2, 0)]
@@ -135,7 +135,7 @@ def test_a_norm_bound_leaves_short_updates_as_they_are():
     np.testing.assert_allclose(np.concatenate([np.ravel(a) for a in made[1]]), expected, rtol=1e-5)
 
 
-def test_settings_that_cannot_be_are_refused():
+def test_bad_settings_are_rejected():
     plain = toys.make("fedavg")
     of = aggregators
     assert "below 0.5, got 0.5" in complaint(of.trimmed_mean, plain, toys.TASK, trim=0.5)
@@ -149,6 +149,6 @@ def test_settings_that_cannot_be_are_refused():
     assert "models of their own" in complaint(of.median, toys.make("ifca"), toys.TASK)
 
 
-def test_a_trimmed_mean_of_0_is_the_plain_method():
+def test_trimming_a_share_of_0_gives_the_plain_method():
     plain = toys.make("fedavg")
     assert aggregators.trimmed_mean(plain, toys.TASK, trim=0.0) is plain

@@ -1,4 +1,4 @@
-"""Attacks: who attacks, and what each attacker sends."""
+"""Attacks: which clients attack, and what each attacker sends."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ KEYS = naive.KEYS
 M, D = 9, 6
 ARRIVED = np.array([1, 1, 0, 1, 1, 0, 1, 1, 1], bool)
 ATTACKS = np.array([1, 0, 1, 1, 0, 0, 0, 1, 0], bool)
-THEY = ATTACKS & ARRIVED
+ATTACKERS = ATTACKS & ARRIVED
 
 
 def updates_of(seed):
@@ -29,7 +29,7 @@ def updates_of(seed):
 
 
 def received(attack, u):
-    """What the server gets of updates [M, D], where attackers work together."""
+    """What the server gets from updates [M, D] if attackers work together."""
     (exchange,) = attack(toys.bare(toys.make("fedavg")), toys.TASK).round
     clients = jax.tree.map(lambda a: a[jnp.zeros(M, int)], toys.POPULATION)
     clients = clients._replace(arrived=jnp.asarray(ARRIVED), attacks=jnp.asarray(ATTACKS))
@@ -37,27 +37,27 @@ def received(attack, u):
 
 
 def sent(attack, u, attacker, key=KEYS.init):
-    """What a client uploads whose update is u [D]."""
+    """The upload of a client whose update is u [D]."""
     (exchange,) = attack(toys.bare(toys.make("fedavg")), toys.TASK).round
     client = jax.tree.map(lambda a: a[0], toys.POPULATION)._replace(attacks=jnp.bool_(attacker))
     work = Work(None, None, None, 1, None, upload_key=lambda: key)
     return np.asarray(exchange.local(jnp.asarray(u), client, work)[0])
 
 
-# Who attacks.
+# Which clients attack.
 
 
-def test_a_share_of_the_clients_attacks_and_the_seed_says_who():
-    everybody = jnp.arange(400)
+def test_a_share_of_the_clients_attacks_and_the_seed_determines_which():
+    all_clients = jnp.arange(400)
     plan = toys.PLAN._replace(attackers=0.2)
 
-    def who(key, ids=everybody):
+    def who(key, ids=all_clients):
         return np.asarray(failures.attacks(plan, key, ids, 400))
 
     first, other = who(KEYS.cohort), who(jax.random.key(9))
     assert first.sum() == other.sum() == 80 and (first != other).any()
-    assert who(KEYS.cohort, everybody[5::7]).tolist() == first[5::7].tolist()
-    assert failures.attacks(toys.PLAN, KEYS.cohort, everybody, 400) is None
+    assert who(KEYS.cohort, all_clients[5::7]).tolist() == first[5::7].tolist()
+    assert failures.attacks(toys.PLAN, KEYS.cohort, all_clients, 400) is None
     assert (
         failures.attacks(
             toys.PLAN._replace(attackers=0.29), KEYS.cohort, jnp.arange(100), 100
@@ -66,10 +66,10 @@ def test_a_share_of_the_clients_attacks_and_the_seed_says_who():
     )
 
 
-# What they send.
+# What attackers send.
 
 
-def test_what_each_attacker_sends():
+def test_uploads_of_sign_flip_and_gaussian_attackers():
     u = updates_of(0)[0]
     np.testing.assert_allclose(
         sent(partial(attacks.sign_flip, factor=3.0), u, True), -3 * u, rtol=1e-6
@@ -84,28 +84,30 @@ def test_what_each_attacker_sends():
 
 def test_inner_product_manipulation_sends_minus_the_honest_mean():
     u = updates_of(1)
-    expected = np.where(THEY[:, None], -0.7 * u[ARRIVED & ~ATTACKS].mean(0), u)
+    expected = np.where(ATTACKERS[:, None], -0.7 * u[ARRIVED & ~ATTACKS].mean(0), u)
     made = received(partial(attacks.inner_product, epsilon=0.7), u)
     np.testing.assert_allclose(made, expected, rtol=1e-5)
 
 
-def test_a_little_is_enough_hides_among_the_honest():
-    u, (n, m) = updates_of(2), (ARRIVED.sum(), THEY.sum())
+def test_little_is_enough_hides_attackers_among_the_honest_updates():
+    u, (n, m) = updates_of(2), (ARRIVED.sum(), ATTACKERS.sum())
     supporters = np.floor(n / 2 + 1) - m
     z = scipy.stats.norm.ppf((n - m - supporters) / (n - m))
-    for given, far in ((0.0, z), (1.5, 1.5)):
-        expected = np.where(THEY[:, None], u[THEY].mean(0) - far * u[THEY].std(0), u)
+    for given, multiple in ((0.0, z), (1.5, 1.5)):
+        expected = np.where(
+            ATTACKERS[:, None], u[ATTACKERS].mean(0) - multiple * u[ATTACKERS].std(0), u
+        )
         made = received(partial(attacks.little_is_enough, z=given), u)
         np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_negative_z_is_refused():
-    said = complaint(attacks.little_is_enough, toys.make("fedavg"), toys.TASK, z=-1.0)
-    assert said == "config.attack.z must not be negative, got -1.0"
+def test_a_negative_z_is_rejected():
+    message = complaint(attacks.little_is_enough, toys.make("fedavg"), toys.TASK, z=-1.0)
+    assert message == "config.attack.z must not be negative, got -1.0"
 
 
-def test_an_aggregator_sees_what_attackers_have_sent():
-    """Whatever is wrapped last stands closest to the server."""
+def test_an_aggregator_gets_the_uploads_of_attackers():
+    """The last transform that wraps a method is the closest to the server."""
 
     def attacked(method, task):
         method = attacks.by_all(method, lambda updates, _: [u[0] * 0 + 7 for u in updates])
@@ -114,14 +116,14 @@ def test_an_aggregator_sees_what_attackers_have_sent():
     assert received(attacked, updates_of(3))[ARRIVED] == pytest.approx(7)
 
 
-def test_how_far_attackers_can_go():
-    """24 attackers among 50 clients need two of 26 honest ones; a majority needs nobody."""
+def test_the_largest_z_at_which_attackers_stay_hidden():
+    """24 attackers among 50 clients need two of 26 honest clients; a majority needs none."""
     z = jax.jit(attacks.hidden)(jnp.array([50, 4, 9]), jnp.array([24, 4, 0]))
     np.testing.assert_allclose(z, scipy.stats.norm.ppf([24 / 26, 0.999, 0.5]), atol=1e-4)
 
 
-def test_all_that_an_attacker_does_is_done_with_changed_examples():
-    """Training, what is kept beside each example, means, drawn batches and outputs."""
+def test_attackers_use_changed_examples_in_all_operations_on_data():
+    """Training, references of the examples, means, drawn batches and outputs."""
     batch, seen = toys.example(), []
 
     def train(weights, loss, *, references, epochs):
@@ -140,7 +142,7 @@ def test_all_that_an_attacker_does_is_done_with_changed_examples():
 
 @pytest.mark.slow
 def test_attackers_train_on_flipped_labels():
-    """One round of FedAvg by hand, and nothing else is changed."""
+    """One round of FedAvg by hand; only the labels of the attackers differ."""
     plan = naive.FULL._replace(attackers=0.5, cohort=5)
     method = attacks.label_flip(toys.make("fedavg", toys.TASK), toys.TASK)
     ids = naive.cohort(method, 0, 5)
@@ -161,8 +163,8 @@ def test_attackers_train_on_flipped_labels():
         for n in ("fediir", "fedsoft", "ifca", "fedc2i", "fedlc", "fedproto")
     ],
 )
-def test_whatever_a_client_does_with_its_examples_an_attacker_does_with_flipped_ones(name):
-    """All clients attack: a run on a federation whose labels are flipped."""
+def test_label_flipping_by_all_clients_equals_flipped_labels_in_the_data(name):
+    """The expected state is that of a run on a federation whose labels are flipped."""
     plain, task = toys.make(name), toys.NORM
     flipped = toys.FEDERATION._replace(y=toys.K - 1 - toys.FEDERATION.y)
     plan = toys.PLAN._replace(attackers=1.0)
@@ -171,7 +173,7 @@ def test_whatever_a_client_does_with_its_examples_an_attacker_does_with_flipped_
     toys.same(made, expected)
 
 
-# However it is run.
+# Execution strategies.
 
 
 def played(**options):
@@ -193,7 +195,7 @@ OTHERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
-def test_however_it_is_run_the_same_clients_attack(other):
+def test_attacked_runs_do_not_depend_on_the_execution_strategy(other):
     options = OTHERS[other]
     if other == "several devices":
         mesh = parallel.make_mesh(4)

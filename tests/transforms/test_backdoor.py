@@ -1,4 +1,4 @@
-"""The backdoor: its trigger, who gets it, and how its success is measured."""
+"""The backdoor: its trigger, which examples get it, and how its success is measured."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ def batch_of(count):
     return Batch(x, jnp.asarray(rng.integers(0, K, count)), jnp.ones(count))
 
 
-def test_the_same_share_of_examples_gets_the_trigger_and_the_label_in_every_batch():
+def test_a_share_of_the_examples_is_poisoned_regardless_of_their_order():
     batch, square = batch_of(600), backdoor.trigger(TASK, 2)
     poisoned = jax.jit(partial(backdoor.poison_batch, square, 3, 0.3))
     made = poisoned(batch)
@@ -40,7 +40,7 @@ def test_the_same_share_of_examples_gets_the_trigger_and_the_label_in_every_batc
     toys.same(backward.y[::-1], made.y)
 
 
-def test_success_is_of_the_examples_of_other_classes():
+def test_success_counts_only_examples_of_other_classes():
     metric = backdoor.success(backdoor.trigger(TASK, 1), 2)
     logits = jnp.eye(K)[jnp.array([2, 2, 2, 1, 0])]
     sums = metric.statistics(logits, jnp.array([0, 2, 1, 3, 0]), jnp.ones(5))
@@ -50,15 +50,15 @@ def test_success_is_of_the_examples_of_other_classes():
     assert value[0] == 50 and np.isnan(value[1])
 
 
-def test_what_has_no_corner_or_no_such_class_is_refused():
-    def refused(task, **settings):
+def test_inputs_without_space_for_the_trigger_and_bad_settings_are_rejected():
+    def rejected(task, **settings):
         return complaint(backdoor.backdoor, toys.make("fedavg"), task, **settings)
 
-    assert "images of at least 3 x 3 pixels, but have the shape [6]" in refused(toys.TASK)
-    assert "6 x 6 pixels, but have the shape [5, 6, 3]" in refused(TASK, size=6)
+    assert "images of at least 3 x 3 pixels, but have the shape [6]" in rejected(toys.TASK)
+    assert "6 x 6 pixels, but have the shape [5, 6, 3]" in rejected(TASK, size=6)
     no_class = "config.attack.target=4 is not a class; it must be from 0 to 3"
-    assert refused(TASK, target=4) == no_class
-    assert "config.attack.poison must be from 0 to 1" in refused(TASK, poison=1.1)
+    assert rejected(TASK, target=4) == no_class
+    assert "config.attack.poison must be from 0 to 1" in rejected(TASK, poison=1.1)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def scores_of(images, **attack):
 
 
 @pytest.mark.slow
-def test_a_backdoor_succeeds_and_the_model_stays_right(images):
+def test_a_backdoor_succeeds_and_the_model_stays_accurate(images):
     settings = {"name": "backdoor", "target": 1, "size": 2, "boost": 3.0}
     attacked, alone = (scores_of(images, **settings, share=share) for share in (0.4, 0.0))
     assert attacked["global"] > 90 and alone["global"] > 90

@@ -43,18 +43,18 @@ def vector(a):
 
 
 def dense(bands, rounds):
-    """C [rounds, rounds]."""
+    """The matrix C [rounds, rounds] of the bands."""
     return sum(c * np.eye(rounds, k=-j) for j, c in enumerate(bands))
 
 
 def independent(like, t):
-    """z_t of standard deviation 1."""
+    """The noise z_t, with standard deviation 1."""
     key = jax.random.fold_in(streams.noise(KEYS.init), t)
     leaves = enumerate(jax.tree.leaves(like))
     return vector([jax.random.normal(streams.extra(key, j), a.shape) for j, a in leaves])
 
 
-def test_noise_is_that_of_the_inverse_of_a_dense_matrix():
+def test_noise_equals_multiplication_by_the_inverse_of_a_dense_matrix():
     like, rounds = [jnp.zeros((3, 2)), jnp.zeros(4)], 6
     state = banded.Correlated(streams.noise(KEYS.init), jnp.int32(0), jnp.array(BANDS), (like,) * 2)
     drawn, step = [], jax.jit(lambda state: banded.next_noise(state, 0.3, like))
@@ -67,7 +67,7 @@ def test_noise_is_that_of_the_inverse_of_a_dense_matrix():
 
 
 @pytest.mark.slow
-def test_the_models_of_clients_who_learn_nothing_are_sums_of_the_noise_of_a_dense_matrix():
+def test_models_are_sums_of_the_noise_if_clients_learn_nothing():
     rounds, std = 5, 0.3 * 0.5 / 2
     plan = PLAN._replace(optimizer=optim.sgd(0.0))
     method, first = make(), TASK.init(KEYS.init)
@@ -75,7 +75,7 @@ def test_the_models_of_clients_who_learn_nothing_are_sums_of_the_noise_of_a_dens
     z = std * np.stack([independent(first, t) for t in range(rounds)])
     models = np.tri(rounds) @ np.linalg.inv(dense(BANDS, rounds)) @ z
     state = None
-    for t in range(rounds):  # bit for bit as in one go: what is kept between rounds is all there is
+    for t in range(rounds):  # single rounds, which equal one call for all of them
         state, _ = play(KEYS, t, 1, state)
         model = vector(state.server.base.base) - vector(first)
         np.testing.assert_allclose(model, models[t], rtol=1e-4, atol=1e-5)
@@ -88,10 +88,10 @@ def test_bands_have_norm_one_and_leave_less_noise_in_the_models():
     assert np.linalg.norm(bands) == pytest.approx(1, abs=1e-12) and min(bands) > 0
     left = np.tri(12) @ np.linalg.inv(dense(bands, 12))
     assert (left**2).sum() < 0.75 * (np.tri(12) ** 2).sum()
-    assert optimized(SETUP.rounds, 3) is bands  # remembered, as a transform is called often
+    assert optimized(SETUP.rounds, 3) is bands  # cached, because a transform is called often
 
 
-def test_a_client_takes_part_at_most_once_in_as_many_rounds_as_there_are_bands():
+def test_a_client_takes_part_at_most_once_per_cycle_of_the_bands():
     C, m, bands, rounds = 20, 3, 3, 6000
     population = tree.take(toys.POPULATION, jnp.zeros(C, int))
     numbers = jnp.arange(rounds)
@@ -107,13 +107,13 @@ def test_a_client_takes_part_at_most_once_in_as_many_rounds_as_there_are_bands()
     for row, mask in zip(ids[:100], drawn[:100], strict=True):
         assert len(set(row)) == len(row)
         assert len(set(row[mask])) == mask.sum()
-    often = np.bincount(ids[drawn], minlength=C) / (rounds / bands)
+    frequency = np.bincount(ids[drawn], minlength=C) / (rounds / bands)
     q = m / 7
-    assert np.abs(often - q).max() < 5 * (q * (1 - q) / (rounds / bands)) ** 0.5
+    assert np.abs(frequency - q).max() < 5 * (q * (1 - q) / (rounds / bands)) ** 0.5
     np.testing.assert_allclose(shares.sum(1)[drawn.any(1)], 1, rtol=1e-6)
 
 
-def test_a_single_group_is_drawn_as_poisson_cohorts_are():
+def test_a_single_group_is_drawn_as_a_poisson_cohort():
     for t in range(5):
         key = jax.random.fold_in(KEYS.cohort, t)
         one = banded.in_turn(key, jnp.int32(t), toys.POPULATION, 3, 1)
@@ -121,7 +121,7 @@ def test_a_single_group_is_drawn_as_poisson_cohorts_are():
 
 
 @pytest.mark.slow
-def test_one_band_is_central_noise():
+def test_one_band_equals_central_privacy():
     one, central = (
         make(bands=1),
         privacy.central(toys.make("fedavg", TASK), TASK, SETUP, clip=0.5, noise=0.3),
@@ -132,20 +132,20 @@ def test_one_band_is_central_noise():
 
 
 @pytest.mark.slow
-def test_whole_groups_without_clipping_and_noise_are_averaged_by_fedavg():
+def test_whole_groups_without_clipping_and_noise_equal_fedavg():
     setup, plan = SETUP._replace(cohort=4), PLAN._replace(cohort=4)
     made = make(setup=setup, clip=np.inf, noise=0.0, epsilon=np.inf, bands=2)
     assert made.guarantee is None
 
-    def odd(key, server, population, m):
+    def even(key, server, population, m):
         return jnp.array([0, 2, 4, 6]), jnp.full(4, 1 / 4)
 
-    plain = toys.make("fedavg", TASK)._replace(sample=odd)
+    plain = toys.make("fedavg", TASK)._replace(sample=even)
     (one, _), (other, _) = (toys.player(m, plan=plan)(KEYS, 0, 1) for m in (plain, made))
     toys.close(one.server, other.server.base, rtol=1e-4, atol=1e-5)
 
 
-def test_epsilon_is_that_of_the_library_s_analysis_of_the_same_sampling():
+def test_epsilon_equals_the_jax_privacy_analysis_of_the_same_sampling():
     from jax_privacy import accounting as library
     from jax_privacy.accounting import accountants, analysis
 
@@ -168,23 +168,23 @@ def test_epsilon_is_that_of_the_library_s_analysis_of_the_same_sampling():
         assert epsilon == pytest.approx(accountant.compute_epsilon(rounds, params), rel=5e-3)
 
 
-def test_epsilon_of_a_group_is_the_library_s_published_one():
+def test_epsilon_of_a_group_is_close_to_the_value_published_by_jax_privacy():
     """jax_privacy.experimental.accounting: 512 steps of noise 3 at rate 0.1 have epsilon 3.77 at
-    1e-6, here with whom there is no place for."""
+    delta 1e-6. Here cohorts are truncated, which costs a little more."""
     setup = Setup(4000, 100, 2048, (10,) * 4000, 8, 1)
     (epsilon,) = banded._promise(setup, 4, 3.0, 0.0, 1e-6).epsilons([2048])
     assert 3.77 <= epsilon < 3.9
 
 
 @pytest.mark.slow
-def test_the_noise_for_an_epsilon_is_that_of_a_group_s_turns():
+def test_the_noise_for_an_epsilon_is_that_of_the_rounds_of_one_group():
     made = make(noise=0.0, epsilon=8.0, delta=1e-3).guarantee
     group = Run(3, 2, "poisson", sampling.room(2, 3))
     assert made.noise == accounting.noise_for(group, 8.0, 4, 1e-3)
     assert made.epsilons([SETUP.rounds])[0] <= 8 and made.unit == "client" and made.rounds == 12
 
 
-def test_the_noise_lies_as_the_model_does(monkeypatch):
+def test_the_noise_is_sharded_like_the_model(monkeypatch):
     monkeypatch.setattr(fsdp, "SMALLEST", 8)
     server = jax.eval_shape(lambda: simulate.init(make(), KEYS, toys.C)).server
     sharding = parallel.on_mesh(parallel.make_mesh(8, 2), parallel.sequential()).sharding
@@ -197,7 +197,7 @@ def test_the_noise_lies_as_the_model_does(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "fedopt"])
-def test_other_methods_and_devices_give_the_same(name):
+def test_the_result_does_not_depend_on_the_execution_strategy(name):
     made = make(name)
     alone, _ = toys.player(made, plan=PLAN)(KEYS, 0, 4)
     one_by_one, _ = toys.player(made, parallel.sequential(), PLAN)(KEYS, 0, 4)
@@ -209,7 +209,7 @@ def test_other_methods_and_devices_give_the_same(name):
 
 
 def job(folder):
-    """A run on groups of two devices, whose server keeps two noises."""
+    """A run on groups of two devices, whose server keeps the noise of two rounds."""
     config = {
         "data": {"name": "arrays", "path": str(folder / "data.npz")},
         "partition": {"name": "iid", "num_clients": 12},
@@ -225,7 +225,7 @@ def job(folder):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_on_groups_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
+def test_an_interrupted_run_on_groups_of_devices_resumes_identically(tmp_path, monkeypatch):
     monkeypatch.setattr(fsdp, "SMALLEST", 8)
     toys.write_examples(tmp_path / "data.npz")
     whole = runner.run(job(tmp_path), quiet=True)
@@ -250,9 +250,9 @@ def test_the_noise_is_divided_among_the_devices_of_a_group(tmp_path, monkeypatch
     assert any(not a.sharding.is_fully_replicated for a in model)
 
 
-def test_what_cannot_be_is_refused_in_one_line(monkeypatch):
-    told = complaint(make, bands=5)
-    assert told.startswith("config.privacy.bands must be from 1 to 4, got 5")
+def test_bad_settings_and_unsupported_methods_are_one_line_errors(monkeypatch):
+    message = complaint(make, bands=5)
+    assert message.startswith("config.privacy.bands must be from 1 to 4, got 5")
     assert "from 1 to 2" in complaint(make, setup=SETUP._replace(rounds=2))
     assert "must be finite" in complaint(make, clip=np.inf)
     assert "cannot both be given" in complaint(make, epsilon=1.0)

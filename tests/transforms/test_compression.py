@@ -1,4 +1,4 @@
-"""Uploads and messages in fewer bytes: the codecs, error feedback, bytes, what cannot be."""
+"""Compression of uploads and messages: codecs, error feedback, bytes, rejected settings."""
 
 import itertools
 
@@ -47,7 +47,7 @@ def flat(leaves):
 
 
 def through(codec, key=KEYS.init, u=U, reference=REFERENCE):
-    """What is read of an update, and what was sent."""
+    """Encodes and decodes an update; returns the decoded values and what was sent."""
     v = [r + a for r, a in zip(reference, u, strict=True)]
 
     def both_ends(u, v, reference):
@@ -57,10 +57,10 @@ def through(codec, key=KEYS.init, u=U, reference=REFERENCE):
     return jax.jit(both_ends)(u, v, reference)
 
 
-# The codecs, by hand.
+# The codecs against NumPy.
 
 
-def test_top_k_sends_the_largest_updates_as_new_values():
+def test_top_k_sends_the_new_values_of_the_largest_updates():
     read, (values, at) = through(codecs.top_k(0.25))
     places = np.argsort(-np.abs(flat(U)), kind="stable")[: round(0.25 * D)]
     expected = flat(REFERENCE)
@@ -71,7 +71,7 @@ def test_top_k_sends_the_largest_updates_as_new_values():
     assert at.dtype == jnp.uint16
 
 
-def test_places_take_two_bytes_as_long_as_they_can():
+def test_indices_take_two_bytes_if_they_fit():
     assert codecs.index_type(1 << 16) == jnp.uint16
     assert codecs.index_type((1 << 16) + 1) == jnp.uint32
 
@@ -85,7 +85,7 @@ def test_random_k_sends_values_and_a_seed():
 
 
 @pytest.mark.parametrize(("bits", "norm"), [(2, "max"), (4, "l2")])
-def test_qsgd_sends_the_nearest_level_on_one_side_or_the_other(bits, norm):
+def test_qsgd_rounds_to_one_of_the_two_nearest_levels(bits, norm):
     zeros = [np.zeros_like(u) for u in U]
     read, sent = through(codecs.quantized(bits, compression.NORMS[norm]), reference=zeros)
     s = 2 ** (bits - 1) - 1
@@ -98,7 +98,7 @@ def test_qsgd_sends_the_nearest_level_on_one_side_or_the_other(bits, norm):
         assert codes.dtype == jnp.uint8 and codes.size == -(-u.size * bits // 8)
 
 
-def test_sign_sends_signs_and_a_mean():
+def test_sign_sends_signs_and_a_mean_absolute_value():
     read, sent = through(codecs.sign())
     for a, u, r, (codes, _) in zip(read, U, REFERENCE, sent, strict=True):
         expected = r + np.abs(u).mean() * np.where(u >= 0, 1, -1)
@@ -106,7 +106,7 @@ def test_sign_sends_signs_and_a_mean():
         np.testing.assert_array_equal(codes, np.packbits(np.ravel(u >= 0), bitorder="little"))
 
 
-def test_low_rank_is_one_subspace_iteration_from_a_random_start():
+def test_low_rank_is_subspace_iteration_from_a_random_start():
     u = [U[0], U[1]]
     read, sent = through(codecs.low_rank(1, 2), u=u, reference=REFERENCE[:2])
     q = np.asarray(jax.random.normal(jax.random.split(KEYS.init, 2)[0], (5, 1)))
@@ -119,14 +119,14 @@ def test_low_rank_is_one_subspace_iteration_from_a_random_start():
     assert [a.shape for a in jax.tree.leaves(sent)] == [(6, 1), (5, 1), (7,)]
 
 
-def test_low_rank_finds_a_matrix_of_that_rank():
+def test_low_rank_recovers_a_matrix_of_that_rank():
     u = [U[0][:, :1] * U[0][:1]]
     read, _ = through(codecs.low_rank(1, 1), u=u, reference=[np.zeros_like(u[0])])
     np.testing.assert_allclose(read[0], u[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [1, 4])
-def test_packed_numbers_are_read_again(bits):
+def test_unpacking_restores_packed_numbers(bits):
     codes = np.random.default_rng(bits).integers(0, 2**bits, 19).astype(np.uint8)
     packed = codecs.pack(jnp.asarray(codes), bits)
     assert packed.size == -(-19 * bits // 8)
@@ -135,8 +135,8 @@ def test_packed_numbers_are_read_again(bits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UP)
-def test_no_update_is_read_as_none(name):
-    """Not as NaN, and by low rank and QSGD not as anything else."""
+def test_an_update_of_zeros_is_decoded_as_zeros(name):
+    """Low rank and QSGD, which divide by a norm, must not give NaN or other values."""
     zeros = [np.zeros_like(u) for u in U]
     codec = {
         "top_k": codecs.top_k(0.1),
@@ -148,13 +148,13 @@ def test_no_update_is_read_as_none(name):
     np.testing.assert_array_equal(flat(through(codec, u=zeros)[0]), flat(REFERENCE))
 
 
-# The mean of what is read.
+# The mean of decoded updates.
 
 DRAWS = 4000
 
 
 def read_often(method, u):
-    """What the server reads of update u [D], for many keys [DRAWS, D]."""
+    """What the server decodes of update u [D], for many keys [DRAWS, D]."""
     (exchange,) = method.round
     client = tree.take(toys.POPULATION, 0)
 
@@ -179,14 +179,14 @@ def bare():
     ("name", "settings"),
     [("random_k", {"share": 0.25}), ("qsgd", {"bits": 2}), ("qsgd", {"bits": 4, "norm": "l2"})],
 )
-def test_the_mean_of_what_is_read_is_the_update(name, settings):
+def test_random_codecs_are_unbiased_and_have_the_expected_variance(name, settings):
     u = flat(U)
     read = read_often(UP[name](bare(), toys.TASK, **settings), u)
     error = (read.mean(0) - u) / (read.std(0) / np.sqrt(DRAWS) + 1e-6)
     assert np.abs(error).max() < 4.5
     if name == "random_k":  # E ||read - u||^2 = (d / k - 1) ||u||^2
         expected = (D / round(0.25 * D) - 1) * (u**2).sum()
-    else:  # p (1 - p) of each, times a level's square
+    else:  # p (1 - p) of each number, times the square of a level
         s = 2 ** (settings["bits"] - 1) - 1
         unit = (np.abs(u).max() if "norm" not in settings else np.linalg.norm(u)) / s
         p = np.abs(u) / unit % 1
@@ -216,7 +216,7 @@ EXACT = {
         if exact != "top_k with feedback"
     ],
 )
-def test_what_leaves_nothing_out_is_the_plain_method_bit_for_bit(name, exact):
+def test_lossless_compression_equals_the_plain_method_bit_for_bit(name, exact):
     check_identity(toys.make(name), EXACT[exact])
 
 
@@ -228,7 +228,7 @@ def check_identity(plain, wrap):
 
 
 def expected_bytes(name, leaves):
-    """What a codec takes, as its docstring says, for an update of these shapes."""
+    """The bytes of a codec for an update of these shapes, as its docstring says."""
     sizes = [leaf.size for leaf in leaves]
     k = max(1, round(0.01 * sum(sizes)))
     if not sizes:
@@ -248,7 +248,7 @@ def factors(leaf):
 
 
 def check_bytes(name, codec):
-    """Up: the plain method's, less those of its updates, and those of their codes."""
+    """Checks uploads: the plain method's bytes, less those of its updates, plus their codes'."""
     plain = toys.make(name)
     up, down = toys.bytes_of(plain)
     state = jax.eval_shape(lambda: simulate.init(plain, KEYS, toys.C))
@@ -260,7 +260,7 @@ def check_bytes(name, codec):
 @pytest.mark.parametrize(
     ("name", "codec"), [("fedavg", "top_k"), ("scaffold", "qsgd"), ("ifca", "low_rank")]
 )
-def test_bytes_are_those_of_what_is_sent(name, codec):
+def test_upload_bytes_are_those_of_the_encoded_updates(name, codec):
     check_bytes(name, codec)
 
 
@@ -268,14 +268,14 @@ def test_bytes_are_those_of_what_is_sent(name, codec):
 @pytest.mark.parametrize(
     ("name", "codec"), list(zip(wrapped.METHODS, itertools.cycle(UP), strict=False))
 )
-def test_bytes_of_every_method_are_those_of_what_is_sent(name, codec):
+def test_upload_bytes_of_every_method_are_those_of_the_encoded_updates(name, codec):
     check_bytes(name, codec)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", wrapped.METHODS)
-def test_bytes_of_every_message_are_those_of_what_is_sent(name):
-    """Down: of each leaf of numbers a byte for each and 4; the others as they are."""
+def test_message_bytes_of_every_method_are_those_of_the_encoded_messages(name):
+    """Leaves of floats take a byte per number and 4 more; statistics and others are not encoded."""
     plain = toys.make(name)
     state = jax.eval_shape(lambda: simulate.init(plain, KEYS, toys.C))
     expected = 0
@@ -296,8 +296,8 @@ def is_model(part):
 # Error feedback.
 
 
-def test_a_client_keeps_what_it_has_not_sent():
-    """Of a client who always has the same update, all that was read and what it keeps add up."""
+def test_error_feedback_keeps_what_was_not_sent():
+    """If all updates are equal, the decoded updates and the residual add up to their sum."""
     u, rounds = flat(U), 5
     method = compression.top_k(bare(), toys.TASK, share=0.1)
     (exchange,) = method.round
@@ -310,11 +310,11 @@ def test_a_client_keeps_what_it_has_not_sent():
         read = exchange.aggregate(jnp.asarray(u), tree.repeat(sent, 1), tree.repeat(client, 1))
         total += np.asarray(read[0])
         np.testing.assert_allclose(private.extra[0][0] + total, (t + 1) * u, rtol=1e-5)
-    assert (total != 0).sum() > round(0.1 * D)  # not the same places in every round
+    assert (total != 0).sum() > round(0.1 * D)  # not the same indices in every round
 
 
 @pytest.mark.slow
-def test_what_a_lost_upload_has_sent_counts_as_sent():
+def test_lost_uploads_count_as_sent_in_the_residual():
     """A client's residual does not depend on whether its uploads arrive in the first round."""
     method = compression.sign(toys.make("fedavg"), toys.NORM)
     lossy = toys.PLAN._replace(dropout=0.5)
@@ -340,8 +340,8 @@ OTHERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
-def test_however_it_is_run_the_same_is_sent(other):
-    """Within the step of a quantizer, over which a last bit may decide."""
+def test_compressed_runs_do_not_depend_on_the_execution_strategy(other):
+    """Up to a step of the quantizer, because rounding errors may change a level."""
     for expected, made in zip(played(), played(**OTHERS[other]), strict=True):
         for a, b in zip(*map(jax.tree.leaves, (expected, made)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
@@ -356,8 +356,8 @@ def test_however_it_is_run_the_same_is_sent(other):
     ],
     ids=lambda method: method["name"],
 )
-def test_a_stage_begins_with_the_state_of_the_last_one(method, tmp_path):
-    """Top-k of everything: each stage is the plain one, although clients keep something else."""
+def test_a_stage_starts_with_the_state_of_the_previous_stage(method, tmp_path):
+    """With top-k of all numbers, stages equal the plain ones, although clients keep residuals."""
     toys.write_examples(tmp_path / "data.npz")
     config = {
         "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
@@ -378,37 +378,37 @@ def test_a_stage_begins_with_the_state_of_the_last_one(method, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_aggregator_sees_what_has_been_read():
-    """Compression is wrapped around it; with top-k of everything it changes nothing."""
+def test_an_aggregator_gets_decoded_updates():
+    """Compression is wrapped around the aggregator; top-k of all numbers changes nothing."""
     robust = aggregators.trimmed_mean(toys.make("scaffold"), toys.NORM, trim=0.3)
     check_identity(robust, EXACT["top_k with feedback"])
 
 
-# What cannot be.
+# Rejected combinations and settings.
 
 
-def test_what_is_compressed_already_cannot_be_changed():
+def test_compressed_uploads_cannot_be_changed():
     method = compression.qsgd(toys.make("fedavg"), toys.NORM)
     for wrap in (
         lambda: compression.sign(method, toys.NORM, error_feedback=True),
         lambda: uplink.changed(method, lambda update, client, key: update),
     ):
-        said = complaint(lambda wrap=wrap: simulate_shapes(wrap()))
-        assert said == "its uploads are already compressed and cannot be changed"
+        message = complaint(lambda wrap=wrap: simulate_shapes(wrap()))
+        assert message == "its uploads are already compressed and cannot be changed"
 
 
-def test_uploads_of_which_nothing_is_known_are_refused():
+def test_uploads_without_declared_updates_are_rejected():
     plain = toys.make("scaffold")
     (exchange,) = plain.round
     unknown = plain._replace(round=(exchange._replace(updates=None),))
-    said = complaint(lambda: simulate_shapes(compression.top_k(unknown, toys.NORM)))
-    assert "does not say what its uploads are updates of" in said
+    message = complaint(lambda: simulate_shapes(compression.top_k(unknown, toys.NORM)))
+    assert "does not say what its uploads are updates of" in message
 
 
-def test_the_settings_of_messages_are_those_of_their_section():
-    for settings, said in (({"bits": 3}, "bits=3"), ({"norm": "l1"}, "norm")):
+def test_errors_in_settings_of_messages_name_the_downlink_section():
+    for settings, expected in (({"bits": 3}, "bits=3"), ({"norm": "l1"}, "norm")):
         message = complaint(downlink.qsgd, toys.make("fedavg"), toys.NORM, **settings)
-        assert message.startswith(f"config.downlink.{said}")
+        assert message.startswith(f"config.downlink.{expected}")
 
 
 def simulate_shapes(method):
@@ -416,7 +416,7 @@ def simulate_shapes(method):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "said"),
+    ("name", "settings", "message"),
     [
         ("top_k", {"share": 0.0}, "share"),
         ("random_k", {"share": 1.5}, "share"),
@@ -426,5 +426,5 @@ def simulate_shapes(method):
         ("low_rank", {"iterations": 0}, "iterations"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(name, settings, said):
-    assert said in complaint(lambda: UP[name](toys.make("fedavg"), toys.NORM, **settings))
+def test_bad_settings_are_rejected(name, settings, message):
+    assert message in complaint(lambda: UP[name](toys.make("fedavg"), toys.NORM, **settings))

@@ -1,4 +1,4 @@
-"""DP-SGD in local training: a step against NumPy, its batches, its epsilon, and who is refused."""
+"""DP-SGD in local training: a step against NumPy, batches, epsilon, and rejected methods."""
 
 import sys
 from functools import cache, partial
@@ -40,7 +40,7 @@ def make(name="fedavg", setup=SETUP, task=TASK, **settings):
 
 
 def by_hand(w, x, y, clip):
-    """sum_j g_j min(1, S / ||g_j||), and who is clipped."""
+    """sum_j g_j min(1, S / ||g_j||), and which examples are clipped."""
     total, clipped = [np.zeros_like(a) for a in w], []
     for j in range(len(y)):
         _, g = naive.gradient(w, x[j : j + 1], y[j : j + 1])
@@ -59,7 +59,7 @@ def compiled(loss, clip, sigma, share):
 
 
 def step(batch, loss=RISK, clip=0.5, sigma=0.0, share=0.1):
-    """(value, gradient) at the first weights."""
+    """(value, gradient) at the initial weights."""
     (value, _), g = compiled(loss, clip, sigma, share)(
         TASK.init(KEYS.init).params, batch, KEYS.local
     )
@@ -68,7 +68,7 @@ def step(batch, loss=RISK, clip=0.5, sigma=0.0, share=0.1):
 
 def test_a_step_sums_the_clipped_gradients_of_its_examples():
     batch, w = toys.example(), naive.first_weights()
-    x, y = np.asarray(batch.x)[:-2], np.asarray(batch.y)[:-2]  # the rest is padding
+    x, y = np.asarray(batch.x)[:-2], np.asarray(batch.y)[:-2]  # the last two are padding
     value, g = step(batch, clip=2.0)
     expected, clipped = by_hand(w, x, y, 2.0)
     assert set(clipped) == {True, False}
@@ -76,7 +76,7 @@ def test_a_step_sums_the_clipped_gradients_of_its_examples():
     assert float(value) == pytest.approx(naive.gradient(w, x, y)[0], rel=1e-5)
 
 
-def test_noise_of_a_stream_of_its_own_is_added_to_the_sum():
+def test_noise_from_a_separate_random_stream_is_added_to_the_sum():
     batch = toys.example()
     _, plain = step(batch)
     _, noisy = step(batch, sigma=2.0)
@@ -86,7 +86,7 @@ def test_noise_of_a_stream_of_its_own_is_added_to_the_sum():
     toys.close(added, tree.scale(0.1, noise), rtol=1e-4, atol=1e-5)
 
 
-def test_what_a_loss_has_besides_its_examples_is_not_clipped():
+def test_regularization_terms_are_not_clipped():
     batch = toys.example()
 
     def with_decay(w, batch, key):
@@ -99,7 +99,7 @@ def test_what_a_loss_has_besides_its_examples_is_not_clipped():
     toys.close(tree.sub(decayed.params, plain.params), tree.scale(100, w), rtol=1e-3, atol=1e-3)
 
 
-def test_one_example_moves_the_sum_by_at_most_the_clip_whatever_it_is():
+def test_one_example_changes_the_sum_by_at_most_the_clip():
     batch = toys.example()
     _, without = step(batch._replace(mask=batch.mask.at[2].set(0)), share=1.0)
     for bad in (np.nan, np.inf, 1e30, 1e4, 0.0):
@@ -107,7 +107,7 @@ def test_one_example_moves_the_sum_by_at_most_the_clip_whatever_it_is():
         assert float(tree.sq_norm(tree.sub(g.params, without.params))) ** 0.5 <= 0.5 * (1 + 1e-4)
 
 
-def test_each_example_is_drawn_with_the_same_probability_and_never_padding():
+def test_examples_are_drawn_with_equal_probability_and_padding_never():
     rows, plan, count = toys.FEDERATION.train[2], toys.PLAN, 4000
     examples = make_examples(toys.FEDERATION, rows, plan)
     n, batches = int(examples.size), int(examples.batches)
@@ -119,15 +119,15 @@ def test_each_example_is_drawn_with_the_same_probability_and_never_padding():
     assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in drawn[:100])
     slots = np.random.default_rng(0).binomial(batches * plan.batch_size, 1 / batches, 400_000)
     q = np.minimum(slots, places).mean() / (batches * plan.batch_size)
-    often = np.bincount(drawn[drawn >= 0], minlength=n) / count
-    assert np.abs(often - q).max() < 5 * (q * (1 - q) / count) ** 0.5
+    frequency = np.bincount(drawn[drawn >= 0], minlength=n) / count
+    assert np.abs(frequency - q).max() < 5 * (q * (1 - q) / count) ** 0.5
 
 
 # A run.
 
 
 @pytest.mark.slow
-def test_without_clipping_and_noise_full_batches_are_those_of_the_method():
+def test_full_batches_without_clipping_and_noise_equal_the_plain_method():
     for name in ("fedavg", "fedprox", "scaffold"):
         made = make(name, FULL, clip=np.inf, noise=0.0, epsilon=np.inf)
         plain = toys.make(name, TASK)
@@ -137,8 +137,8 @@ def test_without_clipping_and_noise_full_batches_are_those_of_the_method():
 
 
 @pytest.mark.slow
-def test_a_round_is_local_dp_sgd():
-    """Full batches, momentum and weight decay, noise of each step and client."""
+def test_a_round_equals_local_dp_sgd_in_numpy():
+    """With full batches, momentum, weight decay, and noise for each step and client."""
     plan, w, models = naive.FULL, naive.first_weights(), []
     state, _ = toys.player(make(setup=FULL, noise=0.5), plan=plan)(KEYS, 0, 1)
     ids = naive.cohort(toys.make("fedavg", TASK), 0)
@@ -159,7 +159,7 @@ def test_a_round_is_local_dp_sgd():
 
 
 @pytest.mark.slow
-def test_rounds_go_on_as_if_they_had_not_been_interrupted_one_by_one_as_at_once():
+def test_interrupted_and_sequential_runs_give_the_same_result():
     made = make("scaffold")
     play = toys.player(made)
     whole, half = play(KEYS, 0, 3), play(KEYS, 0, 1)
@@ -171,7 +171,7 @@ def test_rounds_go_on_as_if_they_had_not_been_interrupted_one_by_one_as_at_once(
 
 
 @pytest.mark.slow
-def test_it_learns():
+def test_a_run_with_dp_sgd_learns():
     setup, plan = SETUP._replace(cohort=8), toys.PLAN._replace(cohort=8, optimizer=optim.sgd(0.2))
     state, _ = toys.player(make(setup=setup, clip=1.0, noise=0.3), plan=plan)(KEYS, 0, 20)
     x, y = (np.asarray(a)[400:] for a in (toys.FEDERATION.x, toys.FEDERATION.y))
@@ -180,7 +180,7 @@ def test_it_learns():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(registry.NAMED["method"]) - {"client2vec", "central"}))
-def test_each_method_is_protected_or_refused(name):
+def test_each_method_is_protected_or_rejected(name):
     if callable(toys.make(name, TASK)):
         pytest.skip("it has stages")
     try:
@@ -200,36 +200,36 @@ def gaussian_delta(epsilon, mu):
     )
 
 
-def test_epsilon_is_that_of_a_gaussian_for_whom_every_step_sees_everything():
+def test_epsilon_of_full_batches_is_that_of_a_gaussian():
     epsilon = accounting.epsilon(Account(1, 8, 8, steps=2), 2.0, 3, 1e-3)
     assert gaussian_delta(epsilon, 6**0.5 / 2) == pytest.approx(1e-3, rel=0.02)
 
 
-def test_rounds_without_a_client_cost_it_nothing():
+def test_rounds_without_a_client_cost_it_no_privacy():
     account = Account(1, 8, 8, steps=2, probability=0.3)
     epsilon = accounting.epsilon(account, 2.0, 4, 1e-3)
-    often = stats.binom.pmf(range(1, 5), 4, 0.3)
-    delta = sum(p * gaussian_delta(epsilon, (2 * k) ** 0.5 / 2) for k, p in enumerate(often, 1))
+    binomial = stats.binom.pmf(range(1, 5), 4, 0.3)
+    delta = sum(p * gaussian_delta(epsilon, (2 * k) ** 0.5 / 2) for k, p in enumerate(binomial, 1))
     assert delta == pytest.approx(1e-3, rel=0.02)
     assert accounting.epsilon(account, 2.0, 0, 1e-3) == 0
     assert accounting.epsilon(account, 0.0, 1, 1e-3) == np.inf
 
 
 def test_epsilon_of_little_noise_needs_little_memory():
-    """Its losses are large, and would be terabytes of numbers in a fine distribution."""
+    """Its privacy losses are large, and would take terabytes in a fine distribution."""
     account = Account(2, 16, 20, steps=2)
     assert accounting.epsilon(account, 1e-5, 1, 1e-4) == np.inf
     assert len(accounting._round(account, 0.05)._pmf_remove.to_dense_pmf()._probs) < 200_000
 
 
-def test_epsilon_of_small_batches_is_the_library_s_published_one():
-    """jax_privacy.experimental.accounting: 512 steps of noise 3 at rate 0.1, 3.77 at 1e-6."""
+def test_epsilon_of_small_batches_is_the_value_published_by_jax_privacy():
+    """jax_privacy.experimental.accounting: 512 steps of noise 3, rate 0.1, 3.77 at delta 1e-6."""
     account = Account(10, 100, 1000, steps=512)
     assert accounting.epsilon(account, 3.0, 1, 1e-6) == pytest.approx(3.77, abs=0.005)
     assert accounting.epsilon(account._replace(places=130), 3.0, 1, 1e-6) < 3.9
 
 
-def test_an_account_has_the_steps_of_every_training_of_a_round():
+def test_an_account_counts_the_steps_of_all_trainings_of_a_round():
     def noted(name, **settings):
         method = toys.make(name, TASK, **settings)
         return module.trainings_of_a_round(method, TASK, SETUP)
@@ -243,7 +243,7 @@ def test_an_account_has_the_steps_of_every_training_of_a_round():
 
 
 @pytest.mark.slow
-def test_the_worst_client_has_the_fewest_batches_of_many_rounds_but_not_of_one():
+def test_the_worst_client_has_the_fewest_batches_only_over_many_rounds():
     def accounts(steps, probability):
         return [Account(b, 16, 28, steps * b, probability) for b in (1, 2, 5, 30)]
 
@@ -258,7 +258,7 @@ def test_the_worst_client_has_the_fewest_batches_of_many_rounds_but_not_of_one()
 
 
 @pytest.mark.slow
-def test_the_noise_for_an_epsilon_is_the_least():
+def test_the_noise_for_an_epsilon_is_minimal():
     made = make(noise=0.0, epsilon=4.0, delta=1e-3).guarantee
     each = accounting.accounts(SETUP, [Training(2, None)], 5 / 8)
     (epsilon,) = made.epsilons([SETUP.rounds])
@@ -269,10 +269,10 @@ def test_the_noise_for_an_epsilon_is_the_least():
     assert more.epsilons([SETUP.rounds])[0] > epsilon
 
 
-# Who is refused.
+# Rejected methods and settings.
 
 
-def test_what_cannot_be_protected_is_refused_in_one_line(monkeypatch):
+def test_unsupported_methods_and_settings_are_one_line_errors(monkeypatch):
     assert "BatchNorm" in complaint(make, task=toys.NORM)
     assert "use their examples outside of training" in complaint(make, "ifca")
     assert "numbers of examples of each class" in complaint(make, "fedlc")
@@ -280,15 +280,15 @@ def test_what_cannot_be_protected_is_refused_in_one_line(monkeypatch):
     assert "must be finite" in complaint(make, clip=np.inf)
     assert "cannot both be given" in complaint(make, epsilon=1.0)
     made = make(setup=SETUP._replace(batch_size=4))
-    told = complaint(toys.player(made), KEYS, 0, 1)
-    assert "batches of 8, but the privacy accounting assumes batches of 4" in told
+    message = complaint(toys.player(made), KEYS, 0, 1)
+    assert "batches of 8, but the privacy accounting assumes batches of 4" in message
     libraries.of_privacy.cache_clear()
     monkeypatch.setitem(sys.modules, "jax_privacy", None)
-    told = complaint(toys.player(make()), KEYS, 0, 1)
-    assert told == "it needs the package jax-privacy: pip install 'fedjax_lab[privacy]'"
+    message = complaint(toys.player(make()), KEYS, 0, 1)
+    assert message == "it needs the package jax-privacy: pip install 'fedjax_lab[privacy]'"
 
 
-def test_running_statistics_are_refused():
+def test_running_statistics_are_rejected():
     def loss(w, batch, key):
         return tree.sq_norm(w.params), Weights(w.params, {"mean": jnp.zeros(3)})
 

@@ -1,4 +1,4 @@
-"""Sums of masked words: who is whose neighbor, exact sums, uniform words, lost clients."""
+"""Sums of masked words: the graph of neighbors, exact sums, uniform words, lost clients."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def words_of(seed, m=M, dtype=np.uint32):
 
 
 def adjacency(ring):
-    """Whether clients i and j of the cohort [M, M] share a mask, by the distances on the ring."""
+    """[M, M]: whether clients i and j of the cohort share a mask, by their distance on the ring."""
     place, m = np.asarray(ring.place), len(ring.place)
     apart = (place[:, None] - place) % m
     apart = np.minimum(apart, m - apart)
@@ -33,26 +33,26 @@ def adjacency(ring):
 
 
 @pytest.mark.parametrize(("m", "neighbors"), [(8, 1), (8, 7), (8, 4), (7, 6), (7, 2), (2, 1)])
-def test_every_client_has_so_many_neighbors(m, neighbors):
+def test_every_client_has_the_given_number_of_neighbors(m, neighbors):
     graph = adjacency(masks.make_ring(KEY, arrived_of(m), neighbors))
     assert (graph.sum(0) == neighbors).all() and not graph.diagonal().any()
 
 
-def test_another_round_has_other_neighbors():
+def test_neighbors_differ_between_rounds():
     rings = [masks.make_ring(jax.random.key(t), arrived_of(30), 2) for t in (0, 1)]
     assert (adjacency(rings[0]) != adjacency(rings[1])).any()
 
 
-def test_graphs_that_cannot_be_are_refused():
-    said = complaint(masks.distances, 5, 5)
-    assert "neighbors=5 must be below the number of clients in a round, 5" in said
-    said = complaint(masks.distances, 5, 3)
-    assert "neighbors=3 must be even, because the number of clients in a round, 5, is odd" in said
+def test_impossible_numbers_of_neighbors_are_rejected():
+    error = complaint(masks.distances, 5, 5)
+    assert "neighbors=5 must be below the number of clients in a round, 5" in error
+    error = complaint(masks.distances, 5, 3)
+    assert "neighbors=3 must be even, because the number of clients in a round, 5, is odd" in error
 
 
 @pytest.mark.parametrize(("neighbors", "dtype"), [(1, np.uint32), (5, np.uint16), (7, np.uint32)])
 def test_the_sum_is_exact(neighbors, dtype):
-    """Modulo 2^b, of those that arrived; masks of lost clients are taken off."""
+    """It is the sum of the arrived words modulo 2^b, without the masks of lost clients."""
     words, arrived = words_of(0, dtype=dtype), arrived_of(M, 2, 5, 6)
     ring = masks.make_ring(KEY, arrived, neighbors)
     made = jax.jit(masks.masked_sum)(ring, words)
@@ -62,34 +62,34 @@ def test_the_sum_is_exact(neighbors, dtype):
 
 
 def chi_square(words):
-    """That of the bytes of words, divided by its mean of 255 where they are uniform."""
+    """Chi-square of the bytes of words, divided by 255, its mean for uniform bytes."""
     counts = np.bincount(np.asarray(words).view(np.uint8).ravel(), minlength=256)
     expected = counts.sum() / 256
     return ((counts - expected) ** 2 / expected).sum() / 255
 
 
-def test_each_masked_upload_is_uniform_and_no_two_are_alike():
-    """So is what the server has before it takes off masks that survivors share with the lost."""
+def test_masked_uploads_are_uniform_and_uncorrelated():
+    """The sum is also uniform until the server removes the masks shared with lost clients."""
     zeros = jnp.zeros((4, 20_000), jnp.uint32)
     ring = masks.make_ring(KEY, arrived_of(4, 1), 2)
     added, lifted = jax.jit(masks.masks)(ring, zeros[0])
     sent = np.asarray(zeros + added)
     assert all(0.6 < chi_square(a) < 1.4 for a in sent)  # 4.5 standard deviations
     assert np.abs(np.corrcoef(sent) - np.eye(4)).max() < 0.04
-    there = sent[[0, 2, 3]].sum(0, dtype=np.uint32)
-    assert 0.6 < chi_square(there) < 1.4
-    np.testing.assert_array_equal(there, lifted[jnp.array([0, 2, 3])].sum(0, dtype=jnp.uint32))
+    total = sent[[0, 2, 3]].sum(0, dtype=np.uint32)
+    assert 0.6 < chi_square(total) < 1.4
+    np.testing.assert_array_equal(total, lifted[jnp.array([0, 2, 3])].sum(0, dtype=jnp.uint32))
 
 
 def by_hand_can_unmask(graph, arrived, threshold):
-    for neighbors, is_there in zip(graph, arrived, strict=True):
-        there = (neighbors & arrived).sum()
-        if (is_there or there) and there <= threshold * neighbors.sum():
+    for neighbors, has_arrived in zip(graph, arrived, strict=True):
+        count = (neighbors & arrived).sum()
+        if (has_arrived or count) and count <= threshold * neighbors.sum():
             return False
     return True
 
 
-def test_too_few_neighbors_cannot_unmask():
+def test_a_sum_cannot_be_unmasked_with_too_few_neighbors():
     rng, seen = np.random.default_rng(1), []
     can_unmask = jax.jit(masks.can_unmask)
     for t in range(60):
@@ -102,8 +102,8 @@ def test_too_few_neighbors_cannot_unmask():
     assert 20 < sum(seen) < 100
 
 
-def test_memory_is_that_of_a_few_uploads():
-    """Not that of an upload for each pair."""
+def test_memory_is_a_small_multiple_of_the_uploads():
+    """It is below ten times that of the uploads, although each pair shares a mask."""
     m, words = 32, jax.ShapeDtypeStruct((32, 10_000), jnp.uint32)
     ring = masks.make_ring(KEY, arrived_of(m), m - 1)
     compiled = jax.jit(masks.masked_sum).lower(ring, words).compile()

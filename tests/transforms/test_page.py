@@ -1,4 +1,4 @@
-"""docs/transforms.md: the transforms that it shows do what it says, and a config can name them."""
+"""Checks that the transforms in docs/transforms.md work, and that a config can name them."""
 
 import re
 from pathlib import Path
@@ -19,25 +19,25 @@ PAGE = (Path(__file__).parents[2] / "docs" / "transforms.md").read_text()
 
 @pytest.fixture(scope="module")
 def page():
-    """The file of the page, as a module."""
+    """The Python file on the page, as a module."""
     module = ModuleType("own_transforms")
     exec(compile(CODE, "docs/transforms.md", "exec"), vars(module))
     return module
 
 
 def moved(method):
-    """How far each number of the server's model is from where it began, after a round."""
+    """How far one round moves each weight of the server's model."""
     first = method.init(naive.KEYS.init, toys.C).server
     state, _ = toys.player(method)(naive.KEYS, 0, 1)
     pairs = zip(jax.tree.leaves(state.server), jax.tree.leaves(first), strict=True)
     return np.concatenate([np.ravel(np.abs(new - old)) for new, old in pairs])
 
 
-def test_the_vote_moves_each_number_of_the_model_by_one_step(page):
+def test_the_majority_vote_moves_each_weight_by_one_step(page):
     vote = page.majority_vote(toys.make("fedavg", toys.TASK), toys.TASK, step=0.5)
-    far = moved(vote)
-    np.testing.assert_allclose(far[far > 1e-3], 0.5, rtol=1e-4)
-    assert np.mean(far > 1e-3) > 0.5
+    distance = moved(vote)
+    np.testing.assert_allclose(distance[distance > 1e-3], 0.5, rtol=1e-4)
+    assert np.mean(distance > 1e-3) > 0.5
 
 
 def test_the_limit_bounds_how_far_a_round_moves_the_model(page):
@@ -45,7 +45,7 @@ def test_the_limit_bounds_how_far_a_round_moves_the_model(page):
     assert 0.0005 < moved(dampened).max() < 0.0011
 
 
-def test_a_config_names_a_transform_of_the_page(tmp_path, monkeypatch):
+def test_a_config_can_name_a_transform_of_the_page(tmp_path, monkeypatch):
     (tmp_path / "own_transforms.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     section = resolve({"aggregator": {"name": "own_transforms.py:majority_vote"}}).aggregator

@@ -30,51 +30,51 @@ def ids(transforms):
     ],
     ids=ids,
 )
-def test_two_transforms_go_together(pair):
+def test_selected_pairs_of_transforms_can_be_combined(pair):
     wrapped.check_works("scaffold", *pair)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)
-def test_every_two_transforms_go_together(pair):
+def test_all_pairs_of_transforms_can_be_combined(pair):
     wrapped.check_works("fedavg", *pair)
     wrapped.check_sends("scaffold", *pair)
 
 
-def is_refused(name, transform):
-    """Whether the method cannot have the transform, as the end of a line says."""
+def is_rejected(name, transform):
+    """Whether the method rejects the transform with one of two expected errors."""
     try:
         wrapped.wrap(toys.make(name), transform)
     except BadInput:
-        said = complaint(wrapped.wrap, toys.make(name), transform)
-        return said in (
+        message = complaint(wrapped.wrap, toys.make(name), transform)
+        return message in (
             "its server never sees the updates of several clients at once",
             "its clients update models of their own, so that no single update can stand for all",
         )
     return False
 
 
-OF_EACH_SORT = [
+OF_EACH_KIND = [
     # The attackers of a round act together.
     (("downlink", "qsgd"), ("attack", "little_is_enough")),
-    # One update for all; private state.
+    # A single update stands for all clients; clients keep private state.
     (("aggregator", "median"), ("compression", "sign")),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", wrapped.METHODS)
-@pytest.mark.parametrize("transforms", OF_EACH_SORT, ids=ids)
-def test_a_transform_of_each_sort_goes_with_every_method(name, transforms):
-    wrapped.check_works(name, *[each for each in transforms if not is_refused(name, each)])
+@pytest.mark.parametrize("transforms", OF_EACH_KIND, ids=ids)
+def test_transforms_of_each_kind_can_be_combined_with_every_method(name, transforms):
+    wrapped.check_works(name, *[each for each in transforms if not is_rejected(name, each)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transform", wrapped.EVERY, ids=lambda transform: transform[1])
-def test_every_transform_goes_with_every_method_or_is_refused(transform):
-    """Traced only."""
+def test_every_transform_works_with_every_method_or_is_rejected(transform):
+    """The rounds are only traced."""
     for name in wrapped.METHODS:
-        if not is_refused(name, transform):
+        if not is_rejected(name, transform):
             wrapped.check_sends(name, transform)
             continue
         (*_, exchange) = toys.make(name).round

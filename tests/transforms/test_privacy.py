@@ -37,7 +37,7 @@ def central(method, cohort, **settings):
 
 
 def updates_of(seed):
-    """[M, 3, 2] and [M, 4], of very different lengths; those that were not drawn count nowhere."""
+    """Updates [M, 10] of very different norms. Those of clients not drawn must not count."""
     u = np.random.default_rng(seed).normal(size=(M, 10)) * 10.0 ** np.arange(-2, M - 2)[:, None]
     return np.float32(u)
 
@@ -58,13 +58,13 @@ def by_hand(u, drawn, clip, cohort):
 
 
 def noise_of(key):
-    """Standard normal, as the leaves of an update get it."""
+    """Standard normal noise, drawn for each leaf of an update."""
     shapes = enumerate([(3, 2), (4,)])
     return vector([jax.random.normal(streams.extra(key, j), shape) for j, shape in shapes])
 
 
 def bare(method):
-    """Its clients send updates themselves, and its server keeps the mean that it gets."""
+    """The method, but clients upload updates themselves and the server keeps their mean."""
 
     def updates(message, id, upload):
         return wire.itself(upload)
@@ -84,33 +84,33 @@ def cohort_of(ids, drawn=DRAWN):
     return clients._replace(weight=jnp.asarray(drawn / drawn.sum(), jnp.float32))
 
 
-def heard(wrapped, u, clients, server=None):
+def server_after(wrapped, u, clients, server=None):
     (exchange,) = wrapped.round
     server = wrapped.init(KEYS.init, toys.C).server if server is None else server
     return jax.jit(exchange.aggregate)(server, leaves(u), clients)
 
 
-def test_the_mean_of_clipped_updates_is_that_of_numpy():
+def test_the_mean_of_clipped_updates_equals_numpy():
     u = updates_of(0)
     made = privacy.clipped_mean(leaves(u), jnp.asarray(DRAWN), 0.5, 5)
     np.testing.assert_allclose(vector(made), by_hand(np.float64(u), DRAWN, 0.5, 5), rtol=1e-5)
 
 
-def test_one_update_moves_the_sum_by_at_most_the_clip_whatever_it_is():
+def test_one_update_changes_the_sum_by_at_most_the_clip():
     u = updates_of(1)
     without = DRAWN.copy()
     without[1] = False
-    rest = vector(privacy.clipped_mean(leaves(u), jnp.asarray(without), 0.5, 1))
+    others = vector(privacy.clipped_mean(leaves(u), jnp.asarray(without), 0.5, 1))
     for bad in (np.nan, np.inf, 1e30, 1e5, 1e-30, 0):
         u[1] = bad
         made = vector(privacy.clipped_mean(leaves(u), jnp.asarray(DRAWN), 0.5, 1))
-        assert np.linalg.norm(made - rest) <= 0.5 * (1 + 1e-5)
+        assert np.linalg.norm(made - others) <= 0.5 * (1 + 1e-5)
 
 
-def test_the_server_adds_noise_of_a_stream_of_its_own_to_the_mean():
+def test_the_server_adds_noise_from_a_separate_random_stream_to_the_mean():
     u, wrapped = updates_of(2), central(bare(toys.make("fedavg")), 4, clip=0.5, noise=1.0)
-    first = heard(wrapped, u, cohort_of(np.arange(M)))
-    again = heard(wrapped, u, cohort_of(np.arange(M)), first)
+    first = server_after(wrapped, u, cohort_of(np.arange(M)))
+    again = server_after(wrapped, u, cohort_of(np.arange(M)), first)
     mean = by_hand(np.float64(u), DRAWN, 0.5, 4)
     for t, server in enumerate((first, again)):
         key = jax.random.fold_in(streams.noise(KEYS.init), t)
@@ -123,13 +123,13 @@ def test_the_server_adds_noise_of_a_stream_of_its_own_to_the_mean():
     assert int(again.extra.releases) == 2 and int(again.extra.full) == 0
 
 
-def test_noise_has_the_standard_deviation_that_accounting_takes():
+def test_noise_has_the_standard_deviation_that_the_accounting_assumes():
     noise = privacy.with_noise([jnp.zeros(40_000)], KEYS.init, 0.25)[0]
     assert abs(float(jnp.std(noise)) / 0.25 - 1) < 0.02
     assert abs(float(jnp.mean(noise))) < 0.25 * 4 / 200
 
 
-def test_the_method_learns_nothing_of_a_cohort_but_the_released_mean():
+def test_the_method_learns_only_the_released_mean_of_a_cohort():
     seen = []
 
     def aggregate(server, uploads, clients):
@@ -153,8 +153,8 @@ def test_the_method_learns_nothing_of_a_cohort_but_the_released_mean():
 
 
 @pytest.mark.parametrize("make", [privacy.central, privacy.adaptive, privacy.local])
-def test_a_client_learns_nothing_of_others_but_what_the_server_sends(make):
-    """FedDyn's clients know how their number of examples compares with everybody's."""
+def test_a_client_learns_of_others_only_what_the_server_sends(make):
+    """Otherwise clients of FedDyn would know the ratio of their number of examples to the mean."""
     seen = []
 
     def local(message, client, work):
@@ -174,7 +174,7 @@ def test_a_client_learns_nothing_of_others_but_what_the_server_sends(make):
 
 
 @pytest.mark.parametrize("attack", ["none", "inner_product"])
-def test_a_client_of_local_privacy_does_not_say_how_many_examples_it_has(attack):
+def test_local_privacy_hides_how_many_examples_a_client_has(attack):
     seen = []
 
     def aggregate(server, uploads, clients):
@@ -198,36 +198,36 @@ def test_a_client_of_local_privacy_does_not_say_how_many_examples_it_has(attack)
     toys.same(*seen)
 
 
-def test_what_attackers_do_together_comes_before_clipping():
+def test_changes_by_colluding_attackers_come_before_clipping():
     doubled = cohort.changed(bare(toys.make("fedavg")), lambda u, clients: tree.scale(2, u))
     u, wrapped = updates_of(8), central(doubled, 4, clip=0.5, epsilon=np.inf)
     expected = by_hand(2 * np.float64(u), DRAWN, 0.5, 4)
-    server = heard(wrapped, u, cohort_of(np.arange(M)))
+    server = server_after(wrapped, u, cohort_of(np.arange(M)))
     np.testing.assert_allclose(vector(server.base), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("attack", ["inner_product", "little_is_enough"])
-def test_epsilon_is_not_claimed_where_attackers_repeat_what_others_sent(attack):
+def test_no_epsilon_is_claimed_if_attackers_use_updates_of_other_clients(attack):
     attacked = registry.NAMED["attack"][attack](bare(toys.make("fedavg")), TASK)
     for make in (privacy.central, privacy.adaptive, banded.banded):
-        said = complaint(make, attacked, TASK, setup(4), noise=0.3, **TWO_BANDS.get(make, {}))
-        assert "attackers compute their updates from those of other clients" in said
+        message = complaint(make, attacked, TASK, setup(4), noise=0.3, **TWO_BANDS.get(make, {}))
+        assert "attackers compute their updates from those of other clients" in message
     assert privacy.central(attacked, TASK, setup(4), epsilon=np.inf).guarantee is None
     assert privacy.local(attacked, TASK, setup(4), noise=0.3).guarantee is not None
 
 
-def test_a_full_cohort_is_counted():
+def test_rounds_with_a_full_cohort_are_counted():
     wrapped = central(bare(toys.make("fedavg")), 4, noise=1.0)
-    everybody = cohort_of(np.arange(M), np.ones(M, bool))
-    assert int(heard(wrapped, updates_of(5), everybody).extra.full) == 1
-    weight, arrived = everybody.weight.at[2].set(0), everybody.arrived.at[2].set(False)
-    lost = everybody._replace(weight=weight, arrived=arrived)
-    assert int(heard(wrapped, updates_of(5), lost).extra.full) == 1
-    assert int(heard(wrapped, updates_of(5), cohort_of(np.arange(M))).extra.full) == 0
+    all_drawn = cohort_of(np.arange(M), np.ones(M, bool))
+    assert int(server_after(wrapped, updates_of(5), all_drawn).extra.full) == 1
+    weight, arrived = all_drawn.weight.at[2].set(0), all_drawn.arrived.at[2].set(False)
+    lost = all_drawn._replace(weight=weight, arrived=arrived)
+    assert int(server_after(wrapped, updates_of(5), lost).extra.full) == 1
+    assert int(server_after(wrapped, updates_of(5), cohort_of(np.arange(M))).extra.full) == 0
 
 
 def test_a_round_whose_uploads_are_all_lost_releases_noise():
-    """That nothing was released would tell of who was drawn."""
+    """A missing release would reveal who was drawn."""
     plain = bare(toys.make("fedavg"))
     plain = plain._replace(round=(plain.round[0]._replace(local=lambda s, c, w: (s, ())),))
     plan = toys.PLAN._replace(dropout=1 - 1e-7)
@@ -238,12 +238,12 @@ def test_a_round_whose_uploads_are_all_lost_releases_noise():
     assert float(jnp.abs(jax.tree.leaves(without.server.base)[0]).max()) == 0
 
 
-def test_adaptive_clipping_is_the_rule_of_its_paper():
+def test_adaptive_clipping_follows_the_rule_of_its_paper():
     u = updates_of(6)
     made = privacy.adaptive(
         bare(toys.make("fedavg")), TASK, setup(4), clip=0.5, noise=0.2, quantile=0.3, clip_lr=0.7
     )
-    server = heard(made, u, cohort_of(np.arange(M)))
+    server = server_after(made, u, cohort_of(np.arange(M)))
     key = jax.random.fold_in(streams.noise(KEYS.init), 0)
     short = np.linalg.norm(u[DRAWN], axis=1) <= 0.5
     assert 0 < short.sum() < len(short)
@@ -255,7 +255,7 @@ def test_adaptive_clipping_is_the_rule_of_its_paper():
     np.testing.assert_allclose(vector(server.base), mean, rtol=1e-4, atol=1e-6)
 
 
-def test_a_client_adds_noise_to_what_it_sends():
+def test_local_privacy_clips_and_adds_noise_on_the_client():
     plain = bare(toys.make("fedavg"))
     plain = plain._replace(round=(plain.round[0]._replace(local=lambda s, c, w: (s, ())),))
     (exchange,) = privacy.local(plain, TASK, setup(4), clip=0.5, noise=2.0).round
@@ -268,7 +268,7 @@ def test_a_client_adds_noise_to_what_it_sends():
     np.testing.assert_allclose(vector(sent), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_poisson_cohort_has_each_client_with_the_same_probability():
+def test_a_poisson_cohort_draws_each_client_with_the_same_probability():
     C, m, capacity, count = 20, 5, 7, 4000
     population = tree.take(toys.POPULATION, jnp.zeros(C, int))
 
@@ -281,15 +281,15 @@ def test_a_poisson_cohort_has_each_client_with_the_same_probability():
     binomial = np.minimum(np.random.default_rng(0).binomial(C, m / C, 200_000), capacity)
     assert abs(k.mean() - binomial.mean()) < 5 * binomial.std() / count**0.5
     assert abs(k.std() / binomial.std() - 1) < 0.06
-    often = np.bincount(ids[drawn], minlength=C) / count
-    assert np.abs(often - binomial.mean() / C).max() < 5 * (often.mean() / count) ** 0.5
+    frequency = np.bincount(ids[drawn], minlength=C) / count
+    assert np.abs(frequency - binomial.mean() / C).max() < 5 * (frequency.mean() / count) ** 0.5
     assert all(len(set(row)) == capacity for row in ids[:50])
     np.testing.assert_allclose(np.asarray(shares).sum(1)[k > 0], 1, rtol=1e-6)
     assert sampling.room(100, 1000) == 129 and sampling.room(9, 10) == 10
 
 
 @pytest.mark.slow
-def test_a_round_is_dp_fedavg():
+def test_a_round_equals_dp_fedavg_in_numpy():
     plan = naive.FULL
     wrapped = privacy.central(
         toys.make("fedavg", TASK), TASK, setup(plan.cohort), clip=0.2, noise=0.3, sampling="fixed"
@@ -315,18 +315,18 @@ def test_a_round_is_dp_fedavg():
     )
 
 
-def test_without_clipping_and_noise_it_is_the_method_with_equal_shares():
+def test_without_clipping_and_noise_the_method_only_gets_equal_shares():
     plain = toys.make("scaffold", weights="size")
     made = central(plain, 3, clip=np.inf, epsilon=np.inf, sampling="fixed")
     assert made == plain._replace(sample=sampling.equal)
     assert privacy.local(plain, TASK, setup(3), clip=np.inf, epsilon=np.inf) is plain
 
 
-def test_an_infinite_clip_leaves_a_finite_state_and_every_update_as_it_is():
+def test_an_infinite_clip_changes_no_update_and_keeps_the_state_finite():
     """A run whose state is not finite has diverged."""
     wrapped = central(bare(toys.make("fedavg")), 4, clip=np.inf, epsilon=np.inf)
     u = updates_of(9)
-    server = heard(wrapped, u, cohort_of(np.arange(M)))
+    server = server_after(wrapped, u, cohort_of(np.arange(M)))
     assert np.isfinite(server.extra.clip)
     expected = by_hand(np.float64(u), DRAWN, np.inf, 4)
     np.testing.assert_allclose(vector(server.base), expected, rtol=1e-4)
@@ -334,7 +334,7 @@ def test_an_infinite_clip_leaves_a_finite_state_and_every_update_as_it_is():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedopt"])
-def test_a_clip_that_nothing_reaches_changes_rounding_alone(name):
+def test_a_clip_above_all_updates_changes_only_rounding(name):
     plain = toys.make(name, TASK)._replace(sample=sampling.equal)
     made = central(plain, toys.PLAN.cohort, clip=1e6, epsilon=np.inf, sampling="fixed")
     one, other = (toys.player(m)(KEYS, 0, 3)[0] for m in (plain, made))
@@ -343,7 +343,7 @@ def test_a_clip_that_nothing_reaches_changes_rounding_alone(name):
 
 
 @pytest.mark.slow
-def test_who_is_not_drawn_keeps_its_private_state():
+def test_clients_that_are_not_drawn_keep_their_private_state():
     made = central(toys.make("scaffold", TASK), 2, noise=0.1)
     state, _ = toys.player(made, plan=toys.PLAN._replace(cohort=2))(KEYS, 0, 1)
     key = jax.random.fold_in(KEYS.cohort, 0)
@@ -359,7 +359,7 @@ def test_who_is_not_drawn_keeps_its_private_state():
     [(name, make) for name in ONE_STAGE for make in (privacy.central, privacy.local)]
     + [(name, privacy.adaptive) for name in wrapped.DIFFERENT],
 )
-def test_each_method_is_protected_or_refused(name, make):
+def test_each_method_is_protected_or_rejected(name, make):
     method = toys.make(name, TASK)
     try:
         made = make(method, TASK, setup(4), noise=0.1)
@@ -370,57 +370,57 @@ def test_each_method_is_protected_or_refused(name, make):
     assert int(sums.diverged) == -1
 
 
-def test_what_cannot_be_protected_is_refused_in_one_line():
-    def refused(name, make=privacy.central, **settings):
+def test_unsupported_methods_and_settings_are_one_line_errors():
+    def rejected(name, make=privacy.central, **settings):
         return complaint(make, toys.make(name), TASK, setup(4), **{"noise": 1.0, **settings})
 
-    assert "several clients at once" in refused("pfedhn")
-    assert "models of their own" in refused("ifca")
-    assert "models of their own" in refused("ifca", privacy.local)
-    assert "must be above 0" in refused("fedavg", clip=0.0)
-    assert "must be finite" in refused("fedavg", clip=np.inf)
-    assert "did you mean 'poisson'" in refused("fedavg", sampling="poison")
-    assert "at least config.run.cohort=4, got 3" in refused("fedavg", capacity=3)
-    assert "count_noise is too low" in refused("fedavg", privacy.adaptive, noise=0.4)
-    assert "clip_lr must not be negative" in refused("fedavg", privacy.adaptive, clip_lr=-1.0)
+    assert "several clients at once" in rejected("pfedhn")
+    assert "models of their own" in rejected("ifca")
+    assert "models of their own" in rejected("ifca", privacy.local)
+    assert "must be above 0" in rejected("fedavg", clip=0.0)
+    assert "must be finite" in rejected("fedavg", clip=np.inf)
+    assert "did you mean 'poisson'" in rejected("fedavg", sampling="poison")
+    assert "at least config.run.cohort=4, got 3" in rejected("fedavg", capacity=3)
+    assert "count_noise is too low" in rejected("fedavg", privacy.adaptive, noise=0.4)
+    assert "clip_lr must not be negative" in rejected("fedavg", privacy.adaptive, clip_lr=-1.0)
     one = setup(1)._replace(num_clients=1)
-    said = complaint(privacy.central, toys.make("fedavg"), TASK, one, noise=1.0)
-    assert "config.privacy.delta must be given" in said
+    message = complaint(privacy.central, toys.make("fedavg"), TASK, one, noise=1.0)
+    assert "config.privacy.delta must be given" in message
 
 
-def test_no_aggregator_takes_the_place_of_a_private_sum():
+def test_no_aggregator_replaces_a_private_sum():
     made = central(toys.make("fedavg"), 4, noise=1.0)
-    said = complaint(registry.NAMED["aggregator"]["median"], made, TASK)
-    assert "only learns a noisy sum" in said and "config.privacy.name=local" in said
-    own = privacy.local(toys.make("fedavg"), TASK, setup(4), noise=1.0)
-    assert registry.NAMED["aggregator"]["median"](own, TASK).guarantee is own.guarantee
+    message = complaint(registry.NAMED["aggregator"]["median"], made, TASK)
+    assert "only learns a noisy sum" in message and "config.privacy.name=local" in message
+    protected = privacy.local(toys.make("fedavg"), TASK, setup(4), noise=1.0)
+    assert registry.NAMED["aggregator"]["median"](protected, TASK).guarantee is protected.guarantee
 
 
-def test_noise_or_epsilon_is_given_and_the_other_follows():
+def test_either_noise_or_epsilon_is_given_and_determines_the_other():
     def of(make=privacy.central, **settings):
         return make(toys.make("scaffold"), TASK, setup(4), **settings).guarantee
 
     given = of(noise=0.7)
     assert (given.noise, given.rounds, given.delta) == (0.7, None, toys.C**-1.1)
-    found = of(epsilon=3.0, delta=0.01)
-    assert type(found.noise) is float and found.rounds == 10 and found.delta == 0.01
-    assert 2.9 < found.epsilons([10])[0] <= 3
-    assert of(privacy.adaptive, epsilon=3.0, delta=0.01, count_noise=9.0).noise == found.noise
+    computed = of(epsilon=3.0, delta=0.01)
+    assert type(computed.noise) is float and computed.rounds == 10 and computed.delta == 0.01
+    assert 2.9 < computed.epsilons([10])[0] <= 3
+    assert of(privacy.adaptive, epsilon=3.0, delta=0.01, count_noise=9.0).noise == computed.noise
     assert of(epsilon="inf") is None and of(privacy.local, epsilon="inf") is None
     for both in ({}, {"noise": 0.7, "epsilon": 3.0}):
         assert "config.privacy.epsilon" in complaint(of, **both)
 
 
-def test_a_client_s_epsilon_is_of_all_that_it_sends():
+def test_epsilon_of_local_privacy_covers_all_that_a_client_sends():
     method = toys.make("fedavg")
     made = privacy.local(method, TASK, setup(4), noise=2.0, delta=1e-5).guarantee
     assert made.unit == "client" and "any two sets of data" in made.neighbors
-    run = accounting.Run(10, 10, "poisson", capacity=10)  # everybody, always: the plain mechanism
+    run = accounting.Run(10, 10, "poisson", capacity=10)  # all clients: the plain mechanism
     assert made.epsilons([3]) == [
         pytest.approx(accounting.epsilon(run, 1.0, 3, 1e-5), abs=2e-3)  # S / (2 S)
     ]
 
 
-def test_running_statistics_are_refused():
+def test_running_statistics_are_rejected():
     made = central(toys.make("fedavg", toys.NORM), 4, noise=1.0)
     assert "running statistics" in complaint(toys.player(made), KEYS, 0, 1)

@@ -1,4 +1,4 @@
-"""Runs whose clients keep what compression has left out: resumed, moved, read, gone on from."""
+"""Runs whose clients keep compression residuals: resuming, storage, loading, warm starts."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from fedjax_lab.engine import Engine
 from fedjax_lab.running import warm_start
 from fedjax_lab.transforms import beside
 
-# Each client keeps a head and, beside it, the residuals of its encoder.
+# Each client keeps a head and the residuals of its encoder.
 RUN = {"run": {"rounds": 4, "eval_every": 2, "cohort": 4}, "compression": {"name": "low_rank"}}
 
 
@@ -43,7 +43,7 @@ def whole(folder):
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_with_what_its_clients_have_kept(folder, whole, tmp_path, monkeypatch):
+def test_a_run_resumes_with_the_residuals_of_its_clients(folder, whole, tmp_path, monkeypatch):
     flags = [f"--config={toys.write_config(folder, **RUN)}:fedper", f"--workdir={tmp_path / 'cut'}"]
     with monkeypatch.context() as patch:
         stopping_after(3, patch)
@@ -70,14 +70,14 @@ CLOSE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", EXACT)
-def test_where_residuals_are_kept_changes_no_number(how, folder, whole, tmp_path):
+def test_results_do_not_depend_on_where_residuals_are_stored(how, folder, whole, tmp_path):
     other = played(folder, tmp_path / "run", "fedper", *EXACT[how])
     toys.same(other.states, whole.states)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", CLOSE)
-def test_residuals_are_the_same_however_clients_share_the_devices(how, folder, whole, tmp_path):
+def test_residuals_do_not_depend_on_how_clients_share_the_devices(how, folder, whole, tmp_path):
     other = played(folder, tmp_path / "run", "fedper", *CLOSE[how])
     toys.close(other.states, whole.states, rtol=2e-3, atol=2e-4)
 
@@ -87,8 +87,8 @@ def test_residuals_are_the_same_however_clients_share_the_devices(how, folder, w
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "finetune", "fedrep", "ifca"])
-def test_new_clients_are_scored(method, folder, tmp_path):
-    """Top-k of everything: the scores are those of the plain method."""
+def test_new_clients_have_the_scores_of_the_plain_method(method, folder, tmp_path):
+    """Top-k of all numbers does not change the updates."""
     more = ("partition.new_clients", "0.34"), ("compression.name", "top_k")
     plain = played(folder, tmp_path / "plain", method, *more, ("compression.name", "none"))
     made = played(folder, tmp_path / "made", method, *more, ("compression.share", "1.0"))
@@ -99,11 +99,11 @@ def test_new_clients_are_scored(method, folder, tmp_path):
     assert isinstance(made.states[0].private, beside.Beside)
 
 
-# What is read of a run.
+# Loading a run.
 
 
 @pytest.mark.slow
-def test_a_model_is_read_without_residuals_and_exported(whole, tmp_path):
+def test_a_model_is_loaded_without_residuals_and_exported(whole, tmp_path):
     state = whole.states[whole.index(3)]
     expected = tree.join(state.server, tree.take(state.private.private, 1))
     toys.same(whole.model(1, 3), expected)
@@ -111,7 +111,7 @@ def test_a_model_is_read_without_residuals_and_exported(whole, tmp_path):
     assert np.isfinite(whole.predict(whole.experiment.dataset.x[:5], 1)).all()
 
 
-# What another run starts from.
+# Starting another run.
 
 
 def first_states(folder, path, method, *more):
@@ -120,20 +120,20 @@ def first_states(folder, path, method, *more):
 
 
 @pytest.mark.parametrize("compression", ["low_rank", "none"])
-def test_clients_start_with_models_of_their_own_and_without_residuals(compression, folder, whole):
+def test_clients_start_with_their_personal_models_and_no_residuals(compression, folder, whole):
     more = ("run.start_with", "personal"), ("compression.name", compression)
     states = first_states(folder, whole.folder, "fedper", *more)
-    for state, was in zip(states, whole.states, strict=True):
-        toys.same(beside.plain(state.private), was.private.private)
+    for state, source in zip(states, whole.states, strict=True):
+        toys.same(beside.plain(state.private), source.private.private)
         assert not any(a.any() for a in jax.tree.leaves(getattr(state.private, "extra", ())))
 
 
-def test_a_whole_state_goes_on_with_its_residuals(folder, whole):
+def test_a_whole_state_keeps_its_residuals(folder, whole):
     states = first_states(folder, whole.folder, "fedper", ("run.start_with", "state"))
     toys.same(states, whole.states)
 
 
-def test_a_state_with_residuals_is_not_one_of_a_run_without_them(folder, whole):
+def test_a_state_with_residuals_does_not_fit_a_run_without_them(folder, whole):
     more = ("run.start_with", "state"), ("compression.name", "none")
-    said = complaint(first_states, folder, whole.folder, "fedper", *more)
-    assert "the state that the run starts from" in said
+    message = complaint(first_states, folder, whole.folder, "fedper", *more)
+    assert "the state that the run starts from" in message

@@ -1,4 +1,4 @@
-"""Transforms of any method: what changes nothing, and what a config names."""
+"""Transforms of any method: those that change nothing, and those that a config names."""
 
 import functools
 
@@ -22,7 +22,7 @@ from fedjax_lab.types import State
 KEYS = naive.KEYS
 
 
-def test_rows_have_what_a_transform_records_beside_what_the_method_does():
+def test_rows_contain_what_the_method_and_its_transforms_record():
     def listen(exchange, server, uploads, cohort):
         return server._replace(extra=server.extra + 1)
 
@@ -41,7 +41,7 @@ def test_rows_have_what_a_transform_records_beside_what_the_method_does():
 
 
 def with_nothing_changed(method):
-    """Each update goes through both levels of transforms and stays as it is."""
+    """Each update goes through both levels of transforms and is not changed."""
     method = uplink.changed(method, lambda update, client, key: [u * 1.0 for u in update])
     if any(exchange.one_by_one for exchange in method.round):
         return method
@@ -49,7 +49,7 @@ def with_nothing_changed(method):
 
 
 @pytest.mark.parametrize("name", wrapped.slow_but(("fedavg",), wrapped.DIFFERENT))
-def test_what_changes_no_update_leaves_a_method_bit_for_bit(name):
+def test_transforms_that_change_no_update_equal_the_method_bit_for_bit(name):
     plain = toys.make(name)
     expected, _ = toys.player(plain)(KEYS, 0, 2)
     toys.same(toys.player(with_nothing_changed(plain))(KEYS, 0, 2)[0], expected)
@@ -57,7 +57,7 @@ def test_what_changes_no_update_leaves_a_method_bit_for_bit(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-def test_a_bound_that_no_update_reaches_leaves_a_method_bit_for_bit(name):
+def test_a_bound_that_no_update_reaches_equals_the_method_bit_for_bit(name):
     plain = toys.make(name)
     bounded = aggregators.norm_bound(plain, toys.NORM, bound=1e9)
     expected, _ = toys.player(plain)(KEYS, 0, 2)
@@ -67,12 +67,12 @@ def test_a_bound_that_no_update_reaches_leaves_a_method_bit_for_bit(name):
 EVERY = [(kind, name) for kind in ("attack", "aggregator") for name in registry.NAMED[kind]]
 
 
-# Uploads that are no updates.
+# Uploads that are not updates.
 
 
 @pytest.mark.parametrize("transform", [("attack", "gaussian"), ("aggregator", "krum")])
-def test_what_is_no_update_is_left_as_it_is(transform):
-    """Clients send the model, and say that it is only a description of them."""
+def test_uploads_that_are_not_updates_are_not_transformed(transform):
+    """Clients send the model, but declare that it is not an update."""
     (exchange,) = toys.make("fedavg").round
     described = exchange._replace(
         local=lambda message, client, work: (message, client.private), updates=wire.all_kept
@@ -122,10 +122,10 @@ def described(images, case, *transform):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", DESCRIBING)
 @pytest.mark.parametrize(("kind", "transform"), ON_UPDATES)
-def test_stages_that_describe_data_send_what_they_send(
+def test_stages_that_describe_data_are_not_compressed(
     case, kind, transform, images, monkeypatch, small_network
 ):
-    """The first stage has the plain method's bytes; a run in fewer bytes has them later."""
+    """The first stage has the plain method's bytes; compression reduces those of later stages."""
     monkeypatch.setattr(_embeddings, "EPOCHS", 1)
     if case == "hfedf" and kind == "aggregator":
         pytest.skip("its server listens to one client after another")
@@ -152,7 +152,7 @@ def built(toy, method="fedavg", **overrides):
     return experiment.build(resolve(load_config(f"{toy}:{method}"), named))
 
 
-def test_without_a_transform_the_stages_are_those_of_the_method(toy):
+def test_without_transforms_the_stages_have_the_plain_method(toy):
     made = built(toy)
     (stage,) = made.simulation.stages
     assert not isinstance(stage.method.round[0].aggregate, cohort.Changed)
@@ -169,21 +169,21 @@ def test_a_config_names_transforms_and_their_settings(toy):
     assert exchange.aggregate.__wrapped__.exchange.aggregate.__name__ == "aggregate"
 
 
-REFUSED = {
+REJECTED = {
     "central": "it trains on the examples of all clients at once and has no uploads",
     "pfedhn": "its server never sees the updates of several clients at once",
     "ifca": "its clients update models of their own, so that no single update can stand for all",
 }
 
 
-@pytest.mark.parametrize("method", REFUSED)
-def test_what_cannot_be_transformed_is_refused_by_name(toy, method):
-    said = complaint(built, toy, method, aggregator_name="median")
-    assert said == f"method {method} with aggregator median: {REFUSED[method]}"
+@pytest.mark.parametrize("method", REJECTED)
+def test_an_unsupported_combination_is_an_error_with_both_names(toy, method):
+    message = complaint(built, toy, method, aggregator_name="median")
+    assert message == f"method {method} with aggregator median: {REJECTED[method]}"
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("attack_name", "sign_flop", "no attack 'sign_flop'; did you mean 'sign_flip'?"),
         ("aggregator_name", "medain", "no aggregator 'medain'; did you mean 'median'?"),
@@ -195,10 +195,10 @@ def test_what_cannot_be_transformed_is_refused_by_name(toy, method):
         ),
     ],
 )
-def test_what_cannot_be_is_told(toy, key, value, said, tmp_path, monkeypatch):
+def test_bad_names_and_settings_are_rejected(toy, key, value, message, tmp_path, monkeypatch):
     own_parts.write(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert said in complaint(built, toy, **{key: value})
+    assert message in complaint(built, toy, **{key: value})
 
 
 OWN = '''
@@ -210,7 +210,7 @@ def half(method, task, *, factor: float = 0.5):
 '''
 
 
-def test_a_transform_may_be_ones_own(toy, tmp_path, monkeypatch):
+def test_a_transform_may_be_user_defined(toy, tmp_path, monkeypatch):
     (tmp_path / "half.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     made = built(toy, aggregator_name="half.py:half", aggregator_factor="0.25")
@@ -226,13 +226,13 @@ def test_every_setting_has_a_meaning(kind, name):
 
 
 def numbers(folder):
-    """Its rows without what a computation costs."""
+    """The metrics rows of a run without the number of FLOPs."""
     return [{k: v for k, v in row.items() if k != "flops"} for row in comparable(folder)]
 
 
 @pytest.mark.slow
-def test_a_sweep_over_aggregators_has_a_run_of_each(toy, tmp_path):
-    """Another aggregator has other numbers; an attack of nobody has those of the plain method."""
+def test_a_sweep_over_transforms_has_a_run_for_each_combination(toy, tmp_path):
+    """The two aggregators give different numbers; an attack by no client changes nothing."""
     grid = ["--grid=aggregator.name=none,median", "--grid=attack.name=none,sign_flip"]
     shared = [f"--config={toy}", "--methods=fedavg", f"--out={tmp_path}"]
     assert sweep.main(["sweep", *shared, *grid, "--config.attack.share=0.0"]) == 0
@@ -250,21 +250,21 @@ def unknown(task):
 """
 
 
-def test_what_is_found_in_a_first_state_is_told_with_the_names(toy, tmp_path, monkeypatch):
+def test_errors_in_the_first_state_name_the_method_and_the_transform(toy, tmp_path, monkeypatch):
     """Error feedback needs to know the updates when clients get their first private state."""
     (tmp_path / "mine.py").write_text(UNKNOWN)
     monkeypatch.chdir(tmp_path)
-    said = complaint(built, toy, "mine.py:unknown", compression_name="top_k")
-    assert said.startswith("method mine.py:unknown with compression top_k: it does not say what")
+    message = complaint(built, toy, "mine.py:unknown", compression_name="top_k")
+    assert message.startswith("method mine.py:unknown with compression top_k: it does not say what")
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "expected"),
     [
         ("fedavg", "Krum needs at least 2f + 3 = 7 clients in a round for f=2 attackers, but"),
         ("local", "its clients upload nothing"),
     ],
 )
-def test_what_only_a_round_can_tell_is_told_before_there_is_a_folder(toy, method, said):
+def test_errors_of_a_round_are_raised_when_the_run_is_built(toy, method, expected):
     message = complaint(built, toy, method, aggregator_name="krum", aggregator_attackers="0.4")
-    assert message.startswith(f"method {method} with aggregator krum: {said}")
+    assert message.startswith(f"method {method} with aggregator krum: {expected}")

@@ -1,4 +1,4 @@
-"""Client2Vec's pictures of runs that have no index, or one without a part for labels."""
+"""Client2Vec's figures for runs without an index, or with an index without a label part."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,14 +24,14 @@ def draw_of(server, monkeypatch):
     return client2vec.draw(Path("run"))
 
 
-def test_a_base_run_has_times_and_no_pictures(monkeypatch):
-    """The server of FedAvg is a tuple, whose method `index` is no index of clients."""
+def test_a_run_without_an_index_has_times_and_no_pictures(monkeypatch):
+    """FedAvg's server state is a tuple, whose method `index` is not an index of clients."""
     drawn = draw_of(Weights({"w": np.ones(3)}, {}), monkeypatch)
     assert not drawn.pictures and len(drawn.text.splitlines()) == 2
 
 
-def test_heads_as_index_have_no_labels(monkeypatch):
-    """Only the feature index is drawn where index=local_weights leaves the labels' part empty."""
+def test_an_index_of_local_weights_has_no_label_part(monkeypatch):
+    """With index=local_weights the label part is empty, so only the feature index is drawn."""
     index = Index(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), ())
     drawn = draw_of(Server((), index, np.zeros(3), np.zeros(3)), monkeypatch)
     assert "cosine of feature index, same main class 1.000, other 0.000" in drawn.text

@@ -1,4 +1,4 @@
-"""Learning curves as pictures: which lines there are, and of which runs."""
+"""Figures of learning curves: their lines, and the runs that the lines show."""
 
 import json
 
@@ -13,7 +13,7 @@ def lines_of(figure):
     return [line.get_xydata() for line in figure.axes[0].lines]
 
 
-def test_a_line_is_a_row_and_its_mean_over_seeds(tmp_path):
+def test_each_row_of_the_report_is_a_line_averaged_over_seeds(tmp_path):
     write(tmp_path / "a", SCORES["fedavg"])
     write(tmp_path / "b", SCORES["fedprox"], method="fedprox", done=False)
     drawn = curves.draw(tmp_path)
@@ -30,7 +30,7 @@ def test_a_line_is_a_row_and_its_mean_over_seeds(tmp_path):
     np.testing.assert_allclose(lines_of(half)[0][:, 1] * 2, lines_of(figure)[0][:, 1])
 
 
-def test_federations_have_pictures_of_their_own_and_a_run_its_learning_curve(tmp_path, capsys):
+def test_federations_have_separate_pictures_and_a_run_has_a_learning_curve(tmp_path, capsys):
     write(tmp_path / "a", SCORES["fedavg"])
     assert figures.main(["curves", str(tmp_path / "a"), "--format=svg"]) == 0
     names = {path.name for path in (tmp_path / "a/figures").iterdir()}

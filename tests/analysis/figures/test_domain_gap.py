@@ -1,4 +1,4 @@
-"""Every client's model tested on every domain."""
+"""The figure domain_gap: the model of every client, tested on every domain."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from fedjax_lab.running import runner
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [7, 500])
-def test_the_accuracies_are_those_of_the_evaluation(tmp_path, capsys, monkeypatch, batch):
-    """Each client's own domain, as the run has scored it; each domain, whoever holds it."""
+def test_the_accuracies_equal_those_of_the_evaluation(tmp_path, capsys, monkeypatch, batch):
+    """The diagonal equals the run's scores by domain, and the weighted mean its global score."""
     monkeypatch.setattr(domain_gap, "BATCH", batch)
     domain = np.array(["north", "south"])[np.arange(300) % 2]
     toys.write_examples(tmp_path / "data.npz", domain=domain)

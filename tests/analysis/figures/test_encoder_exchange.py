@@ -48,7 +48,7 @@ def test_the_averaged_encoder_is_the_size_weighted_mean_of_the_parameters():
         np.testing.assert_allclose(mean, 0.75 * leaf[0] + 0.25 * leaf[1], rtol=1e-6, atol=1e-7)
 
 
-def test_the_linear_classifier_comes_to_the_loss_of_logistic_regression():
+def test_the_linear_classifier_reaches_the_loss_of_logistic_regression():
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 150)
     x = rng.normal(size=(3, 5))[y] / 2 + rng.normal(size=(150, 5))  # the classes overlap
@@ -62,7 +62,7 @@ def test_the_linear_classifier_comes_to_the_loss_of_logistic_regression():
     np.testing.assert_allclose(fitted_loss, least, rtol=2e-3)
 
 
-def test_constant_answers_reach_the_entropy_and_the_variance():
+def test_losses_of_constant_predictions_are_the_entropy_and_the_variance():
     batch = fetch(FEDERATION, jnp.arange(40), PLAN)
     cross_entropy, squared_error = encoder_exchange.constant(batch)
     share = np.bincount(batch.y) / 40
@@ -72,7 +72,7 @@ def test_constant_answers_reach_the_entropy_and_the_variance():
 
 
 @pytest.mark.slow
-def test_without_information_the_probes_come_to_constant_answers():
+def test_probes_without_information_learn_constant_predictions():
     rng = np.random.default_rng(0)
     y = jnp.asarray(rng.integers(0, 3, 30) // 2)
     data = Batch(jnp.asarray(rng.uniform(size=(30, 2, 2, 1)), jnp.float32), y, jnp.ones(30))
@@ -80,12 +80,12 @@ def test_without_information_the_probes_come_to_constant_answers():
     measure = jax.jit(partial(encoder_exchange.probe, 2, plan))
     blind = measure(jnp.zeros((30, 4)), data, KEY)
     np.testing.assert_allclose(blind, encoder_exchange.constant(data), rtol=2e-3)
-    told = measure(jnp.pad(jax.nn.one_hot(y, 2), ((0, 0), (0, 2))), data, KEY)
-    assert told[0] < 0.2 * blind[0] and told[1] < blind[1]
+    informed = measure(jnp.pad(jax.nn.one_hot(y, 2), ((0, 0), (0, 2))), data, KEY)
+    assert informed[0] < 0.2 * blind[0] and informed[1] < blind[1]
 
 
 @pytest.mark.slow
-def test_each_row_has_its_own_encoder_and_examples(monkeypatch):
+def test_each_row_uses_the_right_encoder_and_examples(monkeypatch):
     data = [
         fetch(FEDERATION, rows[:n], PLAN) for rows, n in zip(FEDERATION.train, SIZES, strict=False)
     ]
@@ -108,7 +108,7 @@ def test_each_row_has_its_own_encoder_and_examples(monkeypatch):
             np.testing.assert_allclose(errors[task][encoder], (features.sum(), x.sum()), rtol=1e-4)
 
 
-def test_losses_are_shown_with_their_ratios_beside_the_published():
+def test_losses_and_their_ratios_are_shown_next_to_the_published_ones():
     rows = {"encoder 1": (0.1, 0.2), "encoder 2": (0.4, 0.3), "none": (0.5, 0.2)}
     table = encoder_exchange.table("losses", {"client 1": rows})
     lines = formats.markdown(table).splitlines()[4:]
@@ -120,15 +120,15 @@ def test_losses_are_shown_with_their_ratios_beside_the_published():
 
 
 @pytest.mark.parametrize("text", ["0", "0,0", "0,40", "0,1,2", "a,1", "-1,0", ""])
-def test_other_than_two_clients_are_refused(text):
+def test_anything_but_two_different_clients_is_rejected(text):
     assert encoder_exchange.two_clients("3,39", 40) == [3, 39]
     with pytest.raises(BadInput, match="two different numbers in 0..39"):
         encoder_exchange.two_clients(text, 40)
 
 
 @pytest.mark.slow
-def test_two_clients_of_a_finished_run(tmp_path, capsys):
-    """The models are those of the run; the probes are trained for as many epochs as it has."""
+def test_the_exchange_between_two_clients_of_a_finished_run(tmp_path, capsys):
+    """The models are those of the run; the probes train for as many epochs as the run has."""
     toys.write_examples(tmp_path / "data.npz")
     config = {
         "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
