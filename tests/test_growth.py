@@ -269,7 +269,7 @@ def test_resume_without_a_config_takes_config_and_seeds_from_the_folder(toy, tmp
     [("fedavg", {}, {}), ("scaffold", {"state": "host"}, {}), ("fedconcat", {}, ENCODERS)],
 )
 def test_seeds_added_on_resume_equal_seeds_run_at_once(method, engine, settings, toy, tmp_path):
-    """Only the new seeds are trained; afterwards the run can be resumed with more rounds."""
+    """Afterwards the run can be resumed with more rounds."""
     how = {"method": method, "engine": engine, "settings": settings}
     whole = play(toy, tmp_path / "whole", 4, (0, 1, 2), **how)
     play(toy, tmp_path / "grown", 4, (0,), **how)
