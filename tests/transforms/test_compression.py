@@ -356,7 +356,7 @@ def test_compressed_runs_do_not_depend_on_the_execution_strategy(other):
     ],
     ids=lambda method: method["name"],
 )
-def test_a_stage_starts_with_the_state_of_the_previous_stage(method, tmp_path):
+def test_a_stage_starts_with_the_state_of_the_previous_stage(method, tmp_path, small_network):
     """With top-k of all numbers, stages equal the plain ones, although clients keep residuals."""
     toys.write_examples(tmp_path / "data.npz")
     config = {
