@@ -276,9 +276,8 @@ def table(federation: Federation, ranked: list[Place]) -> formats.Table:
     rows = []
     for rank, each in enumerate(ranked, 1):
         accuracy = compare.spread(numbers(each, ACCURACY))
-        half = (accuracy.high - accuracy.low) / 2
         others = [mean(each, measure) for measure in (LAST, WORST, GLOBAL)]
-        shown = [f"{accuracy.mean:.1f} ± {half:.1f}", *others]
+        shown = [f"{accuracy.mean:.1f}{half_width(accuracy)}", *others]
         cost = [mean(each, key, of_all=True) for key in (MEGABYTES, SECONDS)]
         row = [each.method, str(rank), *shown, difference(pairs.get(each.method))]
         rows.append([*row, *cost, each.settings])
@@ -307,14 +306,18 @@ def paired(ranked: list[Place]) -> dict[str, compare.Paired]:
 
 
 def difference(pair: compare.Paired | None) -> str:
-    """Format the mean difference, with its p value if that is below 0.05."""
+    """Format the mean difference with its interval, and with the p value if that is below 0.05."""
     if pair is None or pair.difference.mean is None:
         return formats.NONE
-    clear = pair.t_holm is not None and pair.t_holm < 0.05
-    p = "not distinguishable"
-    if clear:
-        p = f"p = {pair.t_holm:.3f}" if pair.t_holm >= 0.001 else "p < 0.001"
-    return f"{pair.difference.mean:+.1f}, {p}"
+    text = f"{pair.difference.mean:+.1f}{half_width(pair.difference)}"
+    if pair.t_holm is None or pair.t_holm >= 0.05:
+        return text
+    return f"{text}, " + (f"p = {pair.t_holm:.3f}" if pair.t_holm >= 0.001 else "p < 0.001")
+
+
+def half_width(spread: compare.Spread) -> str:
+    """Format half of the 95 % interval; empty if there is none."""
+    return "" if spread.low is None else f" ± {(spread.high - spread.low) / 2:.1f}"
 
 
 def origin(used: list[Record]) -> str:
@@ -345,10 +348,12 @@ READING = """\
   mean over the worst tenth of the clients. `global` is the accuracy, on all test examples, of the
   model that a new client would get; if a paper defines no such model, it is the mean over the
   clients' models.
-- The difference to FedAvg is the mean of the differences for equal seeds. p is the p value of a
-  paired t-test with Holm's correction for all methods of the table. Three seeds give this test
-  little power: a method that is not distinguishable from FedAvg may still be better or worse. The
-  order of methods with similar accuracies means nothing.
+- The difference to FedAvg is the mean of the differences for equal seeds, with half of its 95 %
+  confidence interval. The intervals are not corrected for the number of methods: of sixty methods
+  that equal FedAvg, about three would have an interval without 0. p is the p value of a paired
+  t-test with Holm's correction for all methods of the table, shown if it is below 0.05. Three seeds
+  give this test little power: a method without a p value may still be better or worse than FedAvg.
+  The order of methods with similar accuracies means nothing.
 - Three draws are few. Methods with several settings of their own are tuned less well than FedAvg,
   whose only setting is the learning rate. The run of seed 0 is also the one that chose the draw.
 - Megabytes are the uploads and downloads of all clients until the accuracy first reached the

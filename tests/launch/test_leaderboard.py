@@ -108,7 +108,7 @@ def test_the_page_ranks_complete_methods_and_lists_the_missing_ones(kept, tmp_pa
     (ditto, fedavg) = rows
     assert ditto[:2] == ["`ditto`", "1"] and fedavg[:2] == ["`fedavg`", "2"]
     assert fedavg[2:] == ["81.0 ± 2.5", "79.0", "61.0", "80.0", "-", "12.0", "3.0", "lr=0.095"]
-    assert ditto[6].startswith(r"+5.0, p \< 0.001") and ditto[7:9] == ["-", "-"]
+    assert ditto[6].startswith(r"+5.0 ± 0.0, p \< 0.001") and ditto[7:9] == ["-", "-"]
     assert "lam=" in ditto[9] and "lr=0.0243" in ditto[9]
     assert any("2 of 3 draws are measured: `local`." in line for line in missing)
     assert any("all draws diverged: `scaffold`." in line for line in missing)
@@ -118,12 +118,12 @@ def test_the_page_ranks_complete_methods_and_lists_the_missing_ones(kept, tmp_pa
     assert rows == [] and len(missing) == 1
 
 
-def test_an_insignificant_difference_is_marked_as_not_distinguishable(kept, tmp_path):
+def test_an_insignificant_difference_has_an_interval_and_no_p_value(kept, tmp_path):
     kept("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0))
     kept("digits", "fedbn", (70, 90, 80), (83.0, 80.0, 82.5))
     leaderboard.write(tmp_path)
     rows, _ = lines_of(leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title)
-    assert rows[0][:1] == ["`fedbn`"] and rows[0][6] == "+0.8, not distinguishable"
+    assert rows[0][:1] == ["`fedbn`"] and rows[0][6] == "+0.8 ± 5.0"
 
 
 def test_draws_and_then_more_seeds_are_run_exactly_once(kept, monkeypatch, tmp_path):
