@@ -59,6 +59,7 @@ def test_blocks_that_share_clients_do_not_change_the_numbers(rounds, stream):
     toys.same(sums, sums_expected)
 
 
+@pytest.mark.slow
 def test_a_cohort_may_depend_on_the_current_server_state():
     method = toys.make("moon")
 

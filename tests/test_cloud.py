@@ -213,7 +213,7 @@ def test_a_kill_while_a_seed_is_merged_into_a_run_in_the_cloud(folder, store, mo
         assert not left
 
 
-@pytest.mark.parametrize("fails_at", [0, 2, 30])
+@pytest.mark.parametrize("fails_at", [0, 2, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_failing_store_ends_a_run_with_a_one_line_error(
     fails_at, folder, undisturbed, store, monkeypatch, capsys
 ):
@@ -296,6 +296,7 @@ def test_several_processes_cannot_share_a_run_in_the_cloud(folder, monkeypatch):
 # Many runs.
 
 
+@pytest.mark.slow
 def test_report_figures_and_tensorboard_read_a_sweep_in_the_cloud(folder, store, tmp_path, capsys):
     words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep", "--methods=fedavg,fedprox"]
     assert sweep.main(["sweep", *words]) == 0

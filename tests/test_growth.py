@@ -55,7 +55,7 @@ def check_same_run(folder, other, result=None, expected=None):
 # More rounds.
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_a_run_resumed_with_more_rounds_equals_an_uninterrupted_run(method, toy, tmp_path):
     whole = play(toy, tmp_path / "whole", 8, (0, 1), method)
     play(toy, tmp_path / "grown", 4, (0, 1), method)

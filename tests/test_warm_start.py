@@ -137,6 +137,7 @@ def by_name(weights):
     return dict(zip(tree.names(weights), jax.tree.leaves(weights), strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_can_start_from_a_model_that_is_sent_with_other_arrays(folder, trained):
     run = fedjax_lab.load(trained("scaffold"))
     for i, state in enumerate(first_states(folder, run.folder, "fedavg", seeds=(0, 3))):

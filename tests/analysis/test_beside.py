@@ -75,7 +75,7 @@ def test_csv_has_the_published_numbers(folder, capsys):
     assert str(result("fedavg").mean) in first.split(",")
 
 
-def test_a_published_table_without_matching_runs_is_reported(folder, capsys):
+def test_a_table_of_a_paper_without_matching_runs_is_reported(folder, capsys):
     text = call(capsys, folder / "d", "--pivot", "--measure=global", "--published=fedconcat/table1")
     assert "fedconcat/table1 has no number for these methods" in text
     assert "published" not in text
