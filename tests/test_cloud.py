@@ -272,6 +272,7 @@ def test_client_states_on_the_host_are_saved_in_the_cloud(folder, undisturbed, m
     assert rows() == comparable(folder / "host")
 
 
+@pytest.mark.slow
 def test_a_run_from_python_writes_into_the_cloud(folder):
     config = load_config(str(folder / "toy.py"))
     result = fedjax_lab.run(config, workdir=Path(f"{BUCKET}/run"), quiet=True)  # memory:/bucket
@@ -279,6 +280,7 @@ def test_a_run_from_python_writes_into_the_cloud(folder):
     assert rows() == [{k: v for k, v in row.items() if k != "seconds"} for row in result.metrics]
 
 
+@pytest.mark.slow
 def test_partition_only_writes_its_table_and_picture_into_the_cloud(folder, store, capsys):
     assert run(folder, "--partition_only") == 0
     assert sorted(store()) == ["/bucket/run/partition.csv", "/bucket/run/partition.png"]

@@ -36,7 +36,10 @@ def test_the_error_about_a_mistyped_command_names_the_nearest_one():
     assert done.stderr == "error: no command 'swep'; did you mean 'sweep'?\n"
 
 
-@pytest.mark.parametrize("name", console.COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "run" else pytest.param(n, marks=pytest.mark.slow) for n in console.COMMANDS],
+)
 def test_the_name_of_a_command_runs_its_module(name):
     module, _ = console.COMMANDS[name]
     helped = fedjax_lab(name, "--help")

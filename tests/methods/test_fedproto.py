@@ -164,6 +164,7 @@ def test_head_layers_moves_the_prototypes_to_an_earlier_layer():
         toys.make("fedproto", tokens, head_layers=2)
 
 
+@pytest.mark.slow
 def test_fedproto_runs_on_logistic_regression():
     """Without a body, the prototypes are means of the examples."""
     task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
