@@ -88,13 +88,13 @@ def draw_elbow(inertia: np.ndarray, K: int) -> Figure:
     numbers = np.arange(1, len(inertia) + 1)
     axes.plot(numbers, inertia, **plots.look(0))
     axes.plot(numbers[[0, -1]], inertia[[0, -1]], linestyle="--", color="gray")
-    taken: dict[str, Any] = {
+    ring: dict[str, Any] = {
         "marker": "o",
         "markersize": 12,
         "fillstyle": "none",
         "linestyle": "none",
     }
-    axes.plot(K, inertia[K - 1], color=plots.COLORS[1], **taken)
+    axes.plot(K, inertia[K - 1], color=plots.COLORS[1], **ring)
     axes.set(xlabel="number of clusters", ylabel="inertia, squared distance", xticks=numbers)
-    plots.add_legend(figure, axes.lines, ["inertia", "chord", f"taken: {K}"])
+    plots.add_legend(figure, axes.lines, ["inertia", "chord", f"chosen: {K}"])
     return figure
