@@ -95,7 +95,7 @@ FEDERATIONS = {
 }
 
 # At the default of 500 epochs, computing the index would take several times as long as the rounds.
-OF_METHOD = {"client2vec": [("method.index_epochs", "20")]}
+METHOD_OVERRIDES = {"client2vec": [("method.index_epochs", "20")]}
 
 
 def main(argv: list[str]) -> int:
@@ -150,7 +150,7 @@ def run(args, name: str, method: str) -> int:
 def draws(name: str, method: str) -> list[Cell]:
     """The cells of a method's draws on the federation `name`, with the first seed alone."""
     federation = FEDERATIONS[name]
-    overrides = [*federation.overrides, *OF_METHOD.get(method, [])]
+    overrides = [*federation.overrides, *METHOD_OVERRIDES.get(method, [])]
     shared = Shared(str(records.ROOT / federation.config), overrides, SEEDS)
     (contender,) = sweep_tuning.contenders(plan(shared, [method], {}).values(), shared, SEARCH)
     return [draw._replace(name=f"{name}/{Path(draw.name).name}") for draw in contender.draws]

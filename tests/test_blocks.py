@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from slow_cases import slow_but
 
 from fedjax_lab import blocks, parts, sampling, simulate, streams
 from fedjax_lab.host_state import HostState, from_bits, to_bits
@@ -44,7 +45,7 @@ def complete_state(player, store, state, like):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("rounds", [pytest.param(1, marks=pytest.mark.slow), 2, 4])
+@pytest.mark.parametrize("rounds", slow_but([2, 4], [1, 2, 4]))
 def test_blocks_that_share_clients_do_not_change_the_numbers(rounds, stream):
     """With five of eight clients in each round, consecutive blocks share clients. Calls play any
     number of rounds, with a flush after each, as before an evaluation or a checkpoint."""

@@ -11,6 +11,7 @@ import pytest
 import toys
 from commands import call, comparable
 from fsspec.implementations.memory import MemoryFileSystem
+from slow_cases import slow_but
 from stops import stopping_after
 
 import fedjax_lab
@@ -213,7 +214,7 @@ def test_a_kill_while_a_seed_is_merged_into_a_run_in_the_cloud(folder, store, mo
         assert not left
 
 
-@pytest.mark.parametrize("fails_at", [0, 2, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fails_at", slow_but([0, 2], [0, 2, 30]))
 def test_a_failing_store_ends_a_run_with_a_one_line_error(
     fails_at, folder, undisturbed, store, monkeypatch, capsys
 ):
@@ -362,9 +363,7 @@ def test_cells_run_together_and_in_shares_are_written_to_the_cloud(folder, store
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fails_at", [60, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 90))]
-)
+@pytest.mark.parametrize("fails_at", [60, 20, 90])
 def test_cells_continue_one_by_one_after_a_failed_upload(
     fails_at, folder, undisturbed, store, monkeypatch, copies, capsys
 ):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
+from slow_cases import slow_but
 
 from fedjax_lab import experiment, failures, losses, parallel, registry, simulate, streams, tree
 from fedjax_lab.config import resolve
@@ -121,10 +122,7 @@ def values(rng, shape):
 COUNTING = "cfl fedavg feddyn fedgma fednova fedproto ifca pfedhn scaffold".split()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in COUNTING else pytest.param(n, marks=pytest.mark.slow) for n in AT_ONCE],
-)
+@pytest.mark.parametrize("name", slow_but(COUNTING, AT_ONCE))
 def test_the_server_learns_only_from_uploads_that_arrive(name):
     method = toys.make(name)
     state = simulate.init(method, KEYS, toys.C)
@@ -196,10 +194,7 @@ def without_the_lost(method, plan, t):
     return method._replace(sample=sample), np.asarray(ids)[~arriving]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fediir", "pfedhn"))],
-)
+@pytest.mark.parametrize("name", slow_but(["fedper"], ["fedper", "fediir", "pfedhn"]))
 def test_a_round_equals_one_of_the_clients_whose_uploads_arrive(name):
     """Also with several exchanges or one by one; the others still train and keep private states."""
     method = toys.make(name)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import toys
 from commands import call
+from slow_cases import slow_but
 
 from fedjax_lab import flops, simulate, streams
 from fedjax_lab.models import nets
@@ -66,15 +67,10 @@ def test_a_step_of_fedavg_costs_little_more_than_its_matrix_products():
 
 @pytest.mark.parametrize(
     ("name", "epochs"),
-    [
-        ("fedavg", 1),
-        ("fedavg", 3),
-        ("fediir", 1),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("scaffold", 3), ("fedrep", 3), ("hfedf", 1))
-        ),
-    ],
+    slow_but(
+        [("fedavg", 1), ("fedavg", 3), ("fediir", 1)],
+        [("fedavg", 1), ("fedavg", 3), ("scaffold", 3), ("fedrep", 3), ("fediir", 1), ("hfedf", 1)],
+    ),
 )
 def test_the_cost_of_a_client_is_linear_in_its_number_of_batches(name, epochs):
     """Only the cost of shuffling the examples is not linear."""

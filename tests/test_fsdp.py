@@ -7,6 +7,7 @@ import pytest
 import toys
 from commands import call
 from jax.sharding import PartitionSpec as P
+from slow_cases import slow_but
 from stops import stopping_after
 
 from fedjax_lab import experiment, fsdp, optim, parallel, simulate, streams, tree
@@ -61,11 +62,7 @@ def on_groups(group, inner, **divided):
 
 
 @pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("mlp", 2),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("vit", 8), ("cnn", 4))),
-    ],
+    ("name", "group"), slow_but([("mlp", 2)], [("mlp", 2), ("vit", 8), ("cnn", 4)])
 )
 def test_groups_of_devices_give_the_results_of_one_device(name, group):
     method, alone = player(name, toys.VECTORIZED)

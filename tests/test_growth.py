@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import toys
 from commands import call, comparable
+from slow_cases import slow_but
 from stops import stopping_after
 
 import fedjax_lab
@@ -55,7 +56,7 @@ def check_same_run(folder, other, result=None, expected=None):
 # More rounds.
 
 
-@pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", slow_but(["fedavg"], ["fedavg", "scaffold"]))
 def test_a_run_resumed_with_more_rounds_equals_an_uninterrupted_run(method, toy, tmp_path):
     whole = play(toy, tmp_path / "whole", 8, (0, 1), method)
     play(toy, tmp_path / "grown", 4, (0, 1), method)

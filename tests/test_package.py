@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slow_cases import slow_but
 
 from fedjax_lab import __main__ as console
 
@@ -36,10 +37,7 @@ def test_the_error_about_a_mistyped_command_names_the_nearest_one():
     assert done.stderr == "error: no command 'swep'; did you mean 'sweep'?\n"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "run" else pytest.param(n, marks=pytest.mark.slow) for n in console.COMMANDS],
-)
+@pytest.mark.parametrize("name", slow_but(["run"], console.COMMANDS))
 def test_the_name_of_a_command_runs_its_module(name):
     module, _ = console.COMMANDS[name]
     helped = fedjax_lab(name, "--help")

@@ -8,6 +8,7 @@ import pytest
 import toys
 from commands import call, comparable
 from inputs import complaint
+from slow_cases import slow_but
 
 import fedjax_lab
 from fedjax_lab import experiment, tree
@@ -70,8 +71,7 @@ def test_each_seed_starts_from_the_global_model_of_the_same_seed(how, folder, tr
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["ifca", "fedconcat", *(pytest.param(m, marks=pytest.mark.slow) for m in ("scaffold", "moon"))],
+    "method", slow_but(["ifca", "fedconcat"], ["ifca", "fedconcat", "scaffold", "moon"])
 )
 def test_first_states_of_other_methods_contain_the_global_model(method, folder, trained):
     """This includes methods with several stages, whose first stage makes the state."""

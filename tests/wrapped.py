@@ -5,7 +5,6 @@ import functools
 import jax
 import naive
 import numpy as np
-import pytest
 import toys
 
 from fedjax_lab import registry
@@ -30,11 +29,6 @@ METHODS = [
 # One method of each kind, for tests in which the formulas of the method do not matter.
 DIFFERENT = ("fedavg", "fedbn", "fedc2i", "fediir", "hfedf", "ifca", "pfedhn", "scaffold")
 ROUNDS = 7
-
-
-def slow_but(fast, names):
-    """Parameters of a test: `names`, all of which are marked slow except those in `fast`."""
-    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def wrap(method, *transforms):

@@ -17,6 +17,7 @@ from image_files import IMAGES
 from inputs import complaint
 from loopback import Server
 from published import contents, offered, zipped
+from slow_cases import slow_but
 
 from fedjax_lab.data import __main__ as command
 from fedjax_lab.data import at_hand, catalog, download, fetch, idx, places, unpack
@@ -110,10 +111,7 @@ def test_a_data_set_may_be_fetched_to_a_chosen_folder(server, call, tmp_path, fo
     assert code == 2 and err.startswith("error: ") and f"is not in {folder}" in err
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["svhn", *(pytest.param(n, marks=pytest.mark.slow) for n in ("emnist", "gtsrb", "bloodmnist"))],
-)
+@pytest.mark.parametrize("name", slow_but(["svhn"], ["svhn", "emnist", "gtsrb", "bloodmnist"]))
 def test_a_run_that_lacked_data_works_after_the_command(server, call, tmp_path, capsys, name):
     """The error names the command, whose output names the flags of the run."""
     data = catalog.PUBLISHED[name]

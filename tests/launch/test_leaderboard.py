@@ -73,6 +73,11 @@ def test_every_method_has_three_draws_with_the_learning_rates_of_fedavg(name, me
     assert all(draw.config.partition.validation > 0 for draw in drawn)
 
 
+def test_client2vec_trains_its_index_for_fewer_epochs_than_by_default():
+    drawn = leaderboard.draws("digits", "client2vec")
+    assert [draw.config.method.index_epochs for draw in drawn] == [20, 20, 20]
+
+
 def test_one_learning_rate_is_drawn_from_each_third_of_its_log_range():
     rates = [float(draw.grid["local.lr"]) for draw in leaderboard.draws("digits", "fedavg")]
     thirds = np.log(np.array(rates) / 1e-3) / np.log(300) * 3
