@@ -350,13 +350,14 @@ def test_a_used_workdir_and_a_resume_with_another_config_are_rejected(toy, tmp_p
 
 
 @pytest.mark.slow
-def test_divergence_is_a_one_line_error_with_exit_code_3(toy, tmp_path, capsys):
-    wild = ["--config.local.lr=1e25", "--config.run.eval_every=1"]
+def test_divergence_is_a_one_line_error_and_keeps_the_rounds_before(toy, tmp_path, capsys):
+    wild = ["--config.local.lr=60.0", "--config.run.eval_every=1"]
     code = call(f"--config={toy}:fedprox", f"--workdir={tmp_path / 'd'}", *wild)
     error = capsys.readouterr().err
-    assert code == 3
-    assert "fedprox diverged in round" in error and error.count("\n") == 1
-    assert "round" in json.loads((tmp_path / "d" / "metrics.jsonl").read_text().splitlines()[0])
+    assert code == 3 and error.count("\n") == 1
+    diverged = int(re.search(r"fedprox diverged in round (\d+)", error)[1])
+    rows = metrics.read_metrics(tmp_path / "d/metrics.jsonl")
+    assert [row["round"] for row in rows] == list(range(1, diverged)) and diverged > 1
 
 
 LONG = ["--config.run.rounds=60", "--config.run.eval_every=5", "--seeds=0,1"]

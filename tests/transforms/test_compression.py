@@ -207,14 +207,7 @@ EXACT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "exact"),
-    [(name, "top_k with feedback") for name in wrapped.METHODS]
-    + [
-        (name, exact)
-        for name in wrapped.DIFFERENT
-        for exact in EXACT
-        if exact != "top_k with feedback"
-    ],
+    ("name", "exact"), [(name, exact) for name in wrapped.DIFFERENT for exact in EXACT]
 )
 def test_lossless_compression_equals_the_plain_method_bit_for_bit(name, exact):
     check_identity(toys.make(name), EXACT[exact])

@@ -1,4 +1,4 @@
-"""Every transform on every method, and every pair of transforms on FedAvg and SCAFFOLD."""
+"""Every transform on every method, and every pair of transforms on FedAvg."""
 
 import itertools
 
@@ -38,7 +38,6 @@ def test_selected_pairs_of_transforms_can_be_combined(pair):
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)
 def test_all_pairs_of_transforms_can_be_combined(pair):
     wrapped.check_works("fedavg", *pair)
-    wrapped.check_sends("scaffold", *pair)
 
 
 def is_rejected(name, transform):
@@ -63,9 +62,9 @@ OF_EACH_KIND = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", wrapped.METHODS)
+@pytest.mark.parametrize("name", wrapped.DIFFERENT)
 @pytest.mark.parametrize("transforms", OF_EACH_KIND, ids=ids)
-def test_transforms_of_each_kind_can_be_combined_with_every_method(name, transforms):
+def test_transforms_of_each_kind_can_be_combined_with_different_methods(name, transforms):
     wrapped.check_works(name, *[each for each in transforms if not is_rejected(name, each)])
 
 

@@ -117,12 +117,15 @@ def test_methods_whose_server_needs_more_than_a_mean_are_rejected(name):
     if not isinstance(method, Method):
         return
     try:
-        state, sums = toys.player(secured(method), plan=LOSSY)(KEYS, 0, 2)
+        toys.bytes_of(secured(method), plan=LOSSY)
     except BadInput as error:
         lines = [REJECTED[name]] if name in REJECTED else REJECTED.values()
         assert any(line in str(error) for line in lines) and name not in SUMMED
-    else:
-        assert name not in REJECTED and tree.finite(state)
+        return
+    assert name not in REJECTED
+    if name in SUMMED:
+        state, _ = toys.player(secured(method), plan=LOSSY)(KEYS, 0, 2)
+        assert tree.finite(state)
 
 
 # The server's side, with an update u [D] of each client.

@@ -91,11 +91,13 @@ DESCRIBING = {  # methods whose clients first describe their data; the last one 
     "hfedf": {"embedding": "autoencoder", "embedding_dim": "2"},
     "client2vec federated": {"index": "federated", "index_epochs": "2"},
 }
-ON_MESSAGES = [("compression", "top_k"), ("downlink", "qsgd")]
-ON_UPDATES = [("attack", "gaussian"), ("attack", "label_flip"), ("aggregator", "norm_bound")]
 ON_DESCRIBING = [
-    *((case, *each) for case in DESCRIBING for each in ON_MESSAGES),
-    *((f"client2vec {index}", *each) for index in ("by class", "federated") for each in ON_UPDATES),
+    ("client2vec", "compression", "top_k"),
+    ("client2vec by class", "downlink", "qsgd"),
+    ("client2vec by class", "attack", "label_flip"),
+    ("hfedf", "compression", "top_k"),
+    ("client2vec federated", "compression", "top_k"),
+    ("client2vec federated", "aggregator", "norm_bound"),
 ]
 
 
