@@ -13,10 +13,14 @@ ALIASES = {  # SECTION.KEY or SECTION.KEY=VALUE of an earlier version: its curre
     "engine.strategy=vectorised": "engine.strategy=vectorized",
 }
 
-ADDED: dict[str, dict[str, Any]] = {}
-# {section: {key: value}} of the keys that an earlier version lacked and whose current default
-# differs from what that version did; the value reproduces the earlier behavior. All other missing
-# keys take their current default.
+ADDED: dict[str, dict[str, Any]] = {
+    "method.name=scaffold": {"weights": "size"},
+    "method.base=scaffold": {"weights": "size"},
+}
+# {SECTION or SECTION.KEY=VALUE: {key: value}} of the keys that an earlier version lacked and whose
+# current default differs from what that version did; the value reproduces the earlier behavior.
+# SECTION.KEY=VALUE means a section with this value. All other missing keys take their current
+# default.
 
 
 def current(key: str, value: Any) -> tuple[str, Any]:
@@ -55,4 +59,9 @@ def current_saved(config: dict[str, Any]) -> dict[str, Any]:
     Keys that it lacks get the values that reproduce its version (`ADDED`).
     """
     out = current_config(config)
-    return out | {name: {**added, **out[name]} for name, added in ADDED.items() if name in out}
+    for which, added in ADDED.items():
+        section, _, setting = which.partition(".")
+        key, _, value = setting.partition("=")
+        if section in out and (not setting or out[section].get(key) == value):
+            out[section] = {**added, **out[section]}
+    return out

@@ -244,6 +244,19 @@ def test_a_missing_key_with_a_new_default_has_the_earlier_value(toy, tmp_path, m
         play(toy, tmp_path / "run", 2)
 
 
+@pytest.mark.parametrize("key", ["name", "base"])
+def test_scaffold_of_version_0_1_averages_by_size(key):
+    saved = {"method": {"name": "client2vec"} | {key: "scaffold"}, "local": {"lr": 0.1}}
+    assert aliases.current_saved(saved) == {
+        "method": {**saved["method"], "weights": "size"},
+        "local": {"lr": 0.1},
+    }
+    saved["method"]["weights"] = "uniform"
+    assert aliases.current_saved(saved) == saved
+    other = {"method": {"name": "fedgma"}}
+    assert aliases.current_saved(other) == other
+
+
 def test_resume_without_a_config_takes_config_and_seeds_from_the_folder(toy, tmp_path, capsys):
     folder = f"--workdir={tmp_path / 'run'}"
     config = [f"--config={toy}:scaffold", "--config.run.rounds=4", "--seeds=0,1"]
