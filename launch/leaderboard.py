@@ -57,11 +57,12 @@ from fedjax_lab.running.sweep_plan import Cell, Shared, plan
 NAME = "leaderboard"
 PAGE = records.ROOT / "docs" / "leaderboard.md"
 SEEDS = [0, 1, 2]
-BASELINE = "fedavg"
-ORDER = sorted(METHODS, key=lambda name: (name != BASELINE, name != "local", name))
+BASELINE, LOCAL = "fedavg", "local"
+REFERENCE = "central"  # it is not federated and has no rank
+ORDER = sorted(METHODS, key=lambda name: (name != BASELINE, name != LOCAL, name))
 
-# Stream 1 of random numbers is the first whose three draws of the learning rate (0.00237, 0.095,
-# 0.0243) lie in different thirds of its logarithmic range.
+# The three draws of the learning rate in stream 1 of the random numbers (0.00237, 0.095, 0.0243)
+# lie in different thirds of its logarithmic range.
 SEARCH = sweep_tuning.parse("random:3:1", "validation", [])
 SCORE, SCORE_LOSS = "best_by_validation/id", "best_by_validation/id_loss"
 MEASURES = "accuracy.mean", "accuracy.worst10", "global"
@@ -214,8 +215,23 @@ def write(out: Path) -> None:
         available = current([draw for drawn in cells.values() for draw in drawn], out)
         used += available
         places = [place(method, drawn, available, out) for method, drawn in cells.items()]
-        parts += [f"## {federation.title}", section(federation, places)]
+        parts += [f"## {federation.title}", setting(name), section(federation, places)]
     metrics.write_text(PAGE, "\n\n".join([INTRODUCTION, origin(used), *parts, READING]) + "\n")
+
+
+def setting(name: str) -> str:
+    """A sentence about the settings of the runs on a federation."""
+    federation, drawn = FEDERATIONS[name], draws(name, BASELINE)
+    config = drawn[0].config
+    rates = sorted(float(draw.grid["local.lr"]) for draw in drawn)
+    flags = " ".join(f"`--config.{key}={value}`" for key, value in federation.overrides)
+    return (
+        f"`{federation.config}`{flags and ' with '}{flags}: {config.run.rounds} rounds with all"
+        f" clients, in each {config.local.epochs} epoch of SGD (momentum {config.local.momentum:g},"
+        f" batches of {config.local.batch_size}). {100 * config.partition.validation:g} % of the"
+        f" training examples are validation examples. Learning rates:"
+        f" {', '.join(map(str, rates))}."
+    )
 
 
 def place(method: str, drawn: list[Cell], available: list[Record], out: Path) -> Place:
@@ -253,7 +269,8 @@ def section(federation: Federation, places: list[Place]) -> str:
         if each.missing:
             missing.setdefault(each.missing, []).append(f"`{each.method}`")
     lines = [f"- Not ranked, {why}: {', '.join(of)}." for why, of in missing.items()]
-    return "\n\n".join([formats.markdown(table(federation, ranked)), "\n".join(lines)]).rstrip()
+    lines = [significant(paired(ranked, BASELINE)), *lines]
+    return "\n\n".join([formats.markdown(table(federation, ranked)), "\n".join(lines)])
 
 
 def numbers(each: Place, measure: str) -> list[float]:
@@ -263,25 +280,20 @@ def numbers(each: Place, measure: str) -> list[float]:
 
 def table(federation: Federation, ranked: list[Place]) -> formats.Table:
     """A table with a row for each ranked method, the best first."""
-    header = [
-        "",
-        "rank",
-        "accuracy, %",
-        "last, %",
-        "worst tenth, %",
-        "global, %",
-        f"minus {BASELINE}",
-    ]
+    header = ["", "rank", "accuracy, %", f"minus {BASELINE}", f"minus {LOCAL}"]
+    header += ["worst tenth, %", "global, %", "last, %"]
     header += [f"MB to {federation.target:g} %", f"s to {federation.target:g} %", "settings"]
-    pairs = paired(ranked)
+    pairs = [paired(ranked, to) for to in (BASELINE, LOCAL)]
+    order = [each.method for each in ranked if each.method != REFERENCE]
     rows = []
-    for rank, each in enumerate(ranked, 1):
+    for each in ranked:
+        rank = formats.NONE if each.method == REFERENCE else str(order.index(each.method) + 1)
         accuracy = compare.spread(numbers(each, ACCURACY))
-        others = [mean(each, measure) for measure in (LAST, WORST, GLOBAL)]
-        shown = [f"{accuracy.mean:.1f}{half_width(accuracy)}", *others]
+        shown = [f"{accuracy.mean:.1f}{half_width(accuracy)}"]
+        shown += [difference(of.get(each.method)) for of in pairs]
+        shown += [mean(each, measure) for measure in (WORST, GLOBAL, LAST)]
         cost = [mean(each, key, of_all=True) for key in (MEGABYTES, SECONDS)]
-        row = [each.method, str(rank), *shown, difference(pairs.get(each.method))]
-        rows.append([*row, *cost, each.settings])
+        rows.append([each.method, rank, *shown, *cost, each.settings])
     return formats.Table(f"Seeds {', '.join(map(str, SEEDS))}.", header, rows)
 
 
@@ -296,24 +308,30 @@ def mean(each: Place, measure: str, of_all: bool = False) -> str:
     return f"{np.mean(values):.1f}"
 
 
-def paired(ranked: list[Place]) -> dict[str, compare.Paired]:
-    """The paired difference of each method to the baseline, Holm-corrected over the table."""
+def paired(ranked: list[Place], to: str) -> dict[str, compare.Paired]:
+    """The differences of the methods to the method `to`, paired by seed; empty without `to`."""
     by_seed = {e.method: {s: v[ACCURACY] for s, v in e.seeds.items()} for e in ranked}
-    if (theirs := by_seed.pop(BASELINE, None)) is None:
+    if (theirs := by_seed.pop(to, None)) is None:
         return {}
-    pairs = {method: compare.paired(ours, theirs) for method, ours in by_seed.items()}
-    corrected = compare.holm([pair.t for pair in pairs.values()])
-    return {m: p._replace(t_holm=q) for (m, p), q in zip(pairs.items(), corrected, strict=True)}
+    return {method: compare.paired(ours, theirs) for method, ours in by_seed.items()}
+
+
+def significant(pairs: dict[str, compare.Paired]) -> str:
+    """A list item that names the methods of the pairs with p < 0.05 after Holm's correction."""
+    p = {m: 1.0 if pair.t is None else pair.t for m, pair in pairs.items() if m != REFERENCE}
+    corrected = zip(p, compare.holm([*p.values()]), strict=True)
+    below = ", ".join(f"`{method}`" for method, q in corrected if q is not None and q < 0.05)
+    return (
+        f"- Difference to {BASELINE} with p < 0.05 after Holm's correction for {len(p)} methods:"
+        f" {below or 'no method'}."
+    )
 
 
 def difference(pair: compare.Paired | None) -> str:
-    """Format the mean difference with its interval, and with the p value if that is below 0.05."""
+    """Format the mean difference with its interval."""
     if pair is None or pair.difference.mean is None:
         return formats.NONE
-    text = f"{pair.difference.mean:+.1f}{half_width(pair.difference)}"
-    if pair.t_holm is None or pair.t_holm >= 0.05:
-        return text
-    return f"{text}, " + (f"p = {pair.t_holm:.3f}" if pair.t_holm >= 0.001 else "p < 0.001")
+    return f"{pair.difference.mean:+.1f}{half_width(pair.difference)}"
 
 
 def half_width(spread: compare.Spread) -> str:
@@ -333,41 +351,61 @@ INTRODUCTION = """\
 # Leaderboard
 
 Every method of the project on two small federations, under one protocol. Each method gets three
-draws of the clients' learning rate and of its own settings, from the ranges that its file declares.
-The draw with the best accuracy on validation examples is run with three seeds. For the same seed
-all methods have the same clients, initial weights and batches. This page is generated;
+draws of the clients' learning rate and of its own settings. The learning rates are the same for all
+methods; the settings come from the ranges that the method's file declares. The draw with the best
+accuracy on validation examples is run with three seeds. For the same seed all methods have the same
+clients. They also have the same initial weights and batches, unless a method has several models or
+a hypernetwork, or trains on all examples (`central`). This page is generated;
 `docs/results/leaderboard.csv` has the numbers of every run."""
 
 READING = """\
 ## How to read this page, and its limits
 
+- **Compare with `local` as well as with FedAvg.** Under label skew a client's own test examples
+  have few classes, so that every method with a model for each client is far above FedAvg, and so is
+  `local`, which uses no other client. Compare methods with one model for all clients by `global`.
+  On the digit domains every client has all classes.
 - Accuracy is the mean over clients of the accuracy on each client's own test examples, with the
   model that the client uses for prediction, at the evaluation with the best accuracy on validation
-  examples; the draws are chosen by the same rule. `last` is the accuracy after the last round; if
-  it is much lower, training was unstable with the chosen settings. The number after ± is half of
-  the 95 % confidence interval of the mean over three seeds (Student's t). The worst tenth is the
-  mean over the worst tenth of the clients. `global` is the accuracy, on all test examples, of the
-  model that a new client would get; if a paper defines no such model, it is the mean over the
-  clients' models.
-- The difference to FedAvg is the mean of the differences for equal seeds, with half of its 95 %
-  confidence interval. The intervals are not corrected for the number of methods: of sixty methods
-  that equal FedAvg, about three would have an interval without 0. p is the p value of a paired
-  t-test with Holm's correction for all methods of the table, shown if it is below 0.05. Three seeds
-  give this test little power: a method without a p value may still be better or worse than FedAvg.
-  The order of methods with similar accuracies means nothing.
-- Three draws are few. Methods with several settings of their own are tuned less well than FedAvg,
-  whose only setting is the learning rate. The run of seed 0 is also the one that chose the draw.
+  examples. The draws are chosen by the same rule. The number after ± is half of the 95 % confidence
+  interval of the mean over three seeds (Student's t). The worst tenth is the mean over the worst
+  tenth of the clients.
+- `last` is the accuracy after the last round. On the digit domains accuracy fluctuates: FedAvg's is
+  between 70 and 88 % in the second half of a run. A `last` that is close to the accuracy does not
+  show that a run was stable.
+- `global` is the accuracy, on all test examples, of the model that a new client would get, before
+  that client trains it. It is taken at the round that is best for the clients' own models, so that
+  it can be below FedAvg's even if a method's global model is that of FedAvg (as in `ditto`). If a
+  method has no global model, `global` is the mean accuracy of the clients' models.
+- A difference is the mean of the differences for equal seeds, with half of its 95 % confidence
+  interval. The intervals are not corrected for the number of methods: of sixty methods that equal
+  FedAvg, about three would have an interval without 0. The line below each table names the methods
+  that differ from FedAvg after Holm's correction. With three seeds and sixty methods a paired
+  t-test needs p below 0.001 before the correction, which even large differences rarely reach. The
+  order of methods with similar accuracies means nothing.
+- **The methods' own settings are hardly tuned.** Three draws are few, and the smallest learning
+  rate is rarely the best one, so that two draws decide. The draws of one key have the same
+  quantiles for every method, and they do not cover its range: `server_lr` of `fedgma` is near 0.1
+  in both (its default is 1), `mu` of `fedprox` is near 0.5 (default 0.01), and `tau` of `moon` and
+  of `fedntd` and `models` of `fedfomo` have one value in all three. A method far below FedAvg may
+  have had unsuitable draws. The highest learning rate, 0.095, is often the best one, so that higher
+  ones might be better, also for FedAvg.
+- A draw that diverged is not chosen: this happened to `fedadmm` on both federations, and to
+  `scaffold` and `fedsr` on Fashion-MNIST. The run of seed 0 is also the one that chose the draw.
+  `fedfomo` also uses validation examples in training, to weigh the other clients' models.
+- All clients have the federation's momentum. The files of `fedcm` and `mimelite` say that these
+  methods should have none.
+- Rounds are equal for all methods, their computation is not: see the seconds.
 - Megabytes are the uploads and downloads of all clients until the accuracy first reached the
   target, at evaluations every five rounds. The number is missing if a seed did not reach the
-  target. Seconds are training time on machines that also did other work: read them only as orders
-  of magnitude.
+  target. On Fashion-MNIST many methods have reached it at the first evaluation. Seconds are
+  training time on machines that also did other work: read them only as orders of magnitude.
 - The federations are small and the runs are short, so that all methods can be run within hours.
-  Under label skew a client's own test examples have few classes, which favors methods with a model
-  for each client: compare these with `local`, and methods with one model for all by `global`. On
-  the digit domains every client has all classes.
-- `client2vec` improves FedAvg here, and trains its index for 20 epochs instead of 500.
+- `client2vec` has the base FedAvg here, and trains its index for 20 epochs instead of 500. With its
+  default settings its local term stops training; [a page](results_client2vec.md) has the reasons.
 - `central` is not a federated method: it trains one model on all examples, as a reference. `fedbn`
-  equals FedAvg if the model has no BatchNorm, as on Fashion-MNIST here."""
+  equals FedAvg if the model has no BatchNorm, as on Fashion-MNIST here; `cfl` does as long as it
+  splits no cluster, and `fedrs` if every client has all classes, as on the digit domains."""
 
 
 if __name__ == "__main__":

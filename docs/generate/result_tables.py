@@ -1,4 +1,4 @@
-"""Reads the rows of the tables in docs/results*.md, by the name in their first cell."""
+"""Reads the rows of tables in pages of measured numbers, by the name in their first cell."""
 
 import re
 from collections.abc import Iterable

@@ -86,7 +86,8 @@ def _path(uri):
 def _generated():
     """{address: text} of the pages that have no file in docs/."""
     costs = wire_costs.costs()
-    numbers = result_tables.rows(result_tables.files(DOCS))
+    of_all_methods = [DOCS / "leaderboard.md", DOCS / "method_costs.md"]
+    numbers = result_tables.rows([*of_all_methods, *result_tables.files(DOCS)])
     pages = {
         f"methods/{name}.md": method_pages.page(name, costs.get(name), numbers.get(name, []))
         for names in method_pages.groups().values()

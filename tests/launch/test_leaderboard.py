@@ -112,23 +112,42 @@ def test_the_page_ranks_complete_methods_and_lists_the_missing_ones(kept, tmp_pa
     rows, missing = lines_of(text, leaderboard.FEDERATIONS["digits"].title)
     (ditto, fedavg) = rows
     assert ditto[:2] == ["`ditto`", "1"] and fedavg[:2] == ["`fedavg`", "2"]
-    assert fedavg[2:] == ["81.0 ± 2.5", "79.0", "61.0", "80.0", "-", "12.0", "3.0", "lr=0.095"]
-    assert ditto[6].startswith(r"+5.0 ± 0.0, p \< 0.001") and ditto[7:9] == ["-", "-"]
-    assert "lam=" in ditto[9] and "lr=0.0243" in ditto[9]
+    assert fedavg[2:8] == ["81.0 ± 2.5", "-", "-", "61.0", "80.0", "79.0"]
+    assert fedavg[8:] == ["12.0", "3.0", "lr=0.095"]
+    assert ditto[3:5] == ["+5.0 ± 0.0", "-"] and ditto[8:10] == ["-", "-"]
+    assert "lam=" in ditto[10] and "lr=0.0243" in ditto[10]
+    assert missing[0].endswith("after Holm's correction for 1 methods: `ditto`.")
     assert any("2 of 3 draws are measured: `local`." in line for line in missing)
     assert any("all draws diverged: `scaffold`." in line for line in missing)
     assert any("not measured:" in line and "`moon`" in line for line in missing)
     assert "commit: abc" in text and "`python launch/leaderboard.py`" in text
     rows, missing = lines_of(text, leaderboard.FEDERATIONS["fashion"].title)
-    assert rows == [] and len(missing) == 1
+    assert rows == [] and len(missing) == 2
+    assert "50 rounds with all clients" in text and "0.00237, 0.0243, 0.095" in text
 
 
-def test_an_insignificant_difference_has_an_interval_and_no_p_value(kept, tmp_path):
+def test_differences_to_fedavg_and_local_have_intervals(kept, tmp_path):
     kept("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0))
     kept("digits", "fedbn", (70, 90, 80), (83.0, 80.0, 82.5))
+    kept("digits", "local", (70, 90, 80), (80.0, 81.0, 82.0))
     leaderboard.write(tmp_path)
-    rows, _ = lines_of(leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title)
-    assert rows[0][:1] == ["`fedbn`"] and rows[0][6] == "+0.8 ± 5.0"
+    rows, (significant, *_) = lines_of(
+        leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title
+    )
+    assert rows[0][:1] == ["`fedbn`"] and rows[0][3:5] == ["+0.8 ± 5.0"] * 2
+    assert significant.endswith("for 2 methods: no method.")
+
+
+def test_the_reference_has_no_rank_and_is_not_tested(kept, monkeypatch, tmp_path):
+    monkeypatch.setattr(leaderboard, "ORDER", ["fedavg", "central"])
+    kept("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0))
+    kept("digits", "central", (70, 90, 80), (90.0, 91.0, 92.001))
+    leaderboard.write(tmp_path)
+    rows, (significant, *_) = lines_of(
+        leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title
+    )
+    assert [row[:2] for row in rows] == [["`central`", "-"], ["`fedavg`", "1"]]
+    assert significant.endswith("for 0 methods: no method.")
 
 
 def test_draws_and_then_more_seeds_are_run_exactly_once(kept, monkeypatch, tmp_path):
