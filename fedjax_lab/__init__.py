@@ -1,6 +1,6 @@
 """fedjax_lab: a federated-learning simulator in JAX. See README.md."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 STOP = "stop"  # the value that `on_evaluation` returns to end a run
 
