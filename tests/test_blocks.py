@@ -45,7 +45,7 @@ def complete_state(player, store, state, like):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("rounds", slow_but([2, 4], [1, 2, 4]))
+@pytest.mark.parametrize("rounds", slow_but([2], [1, 2, 4]))
 def test_blocks_that_share_clients_do_not_change_the_numbers(rounds, stream):
     """With five of eight clients in each round, consecutive blocks share clients. Calls play any
     number of rounds, with a flush after each, as before an evaluation or a checkpoint."""

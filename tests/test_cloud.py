@@ -155,6 +155,7 @@ def test_a_run_in_the_cloud_equals_one_in_a_local_folder(
     assert not list(Path().glob("memory:*")) and not list(copies.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_in_the_cloud_resumes_without_local_files(folder, undisturbed, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         stopping_after(5, patch)
@@ -246,6 +247,7 @@ def test_truncated_downloads_are_rejected(folder, monkeypatch, capsys):
     assert re.match("error: memory://bucket/run cannot be read: .* was truncated", message)
 
 
+@pytest.mark.slow
 def test_a_command_ends_if_another_command_takes_over_its_run(
     folder, undisturbed, store, monkeypatch, capsys
 ):
@@ -338,6 +340,7 @@ def test_a_failed_cell_in_cloud_storage_is_retried(folder, store, monkeypatch):
     (summary,) = (path for path in store() if path.endswith("summary.json"))
 
 
+@pytest.mark.slow
 def test_a_cell_taken_over_by_another_command_is_left_to_it(folder, store, monkeypatch, capsys):
     words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep"]
     with monkeypatch.context() as patch:

@@ -8,6 +8,7 @@ import own_parts
 import pytest
 import toys
 from inputs import complaint
+from slow_cases import slow_but
 
 from fedjax_lab import errors, experiment, parallel, references
 from fedjax_lab.config import resolve
@@ -102,6 +103,7 @@ def test_a_pooled_method_trains_on_all_training_examples(data):
     assert e.simulation.plan.cohort == 1 and e.simulation.plan.equal_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_clients", [6, 8])
 def test_a_pooled_method_trains_on_all_examples_on_a_device_mesh(data, num_clients):
     """The mesh divides clients as with several processes, each of which must take part."""
@@ -138,7 +140,7 @@ def products(data, **engine):
     return [line for line in text.splitlines() if "dot_general" in line]
 
 
-@pytest.mark.parametrize("precision", ["high", "highest"])
+@pytest.mark.parametrize("precision", slow_but(["highest"], ["high", "highest"]))
 def test_the_precision_of_matrix_products_follows_the_config(data, precision):
     assert any("DEFAULT" in line for line in products(data))
     assert not any("DEFAULT" in line for line in products(data, precision=precision))

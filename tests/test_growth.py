@@ -257,6 +257,7 @@ def test_scaffold_of_version_0_1_averages_by_size(key):
     assert aliases.current_saved(other) == other
 
 
+@pytest.mark.slow
 def test_resume_without_a_config_takes_config_and_seeds_from_the_folder(toy, tmp_path, capsys):
     folder = f"--workdir={tmp_path / 'run'}"
     config = [f"--config={toy}:scaffold", "--config.run.rounds=4", "--seeds=0,1"]

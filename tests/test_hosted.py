@@ -161,6 +161,7 @@ def test_configs_without_support_for_state_on_the_host_are_rejected(options, mes
         build(config, [0, 1])
 
 
+@pytest.mark.slow
 def test_the_engine_holds_no_private_state_of_all_clients(small_blocks):
     """Nothing of the population's size is in the states that go through the rounds."""
     engine = Engine(simulation(toys.make("scaffold"), Host(), seeds=[0]))

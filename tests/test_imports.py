@@ -1,6 +1,7 @@
 """Checks which layers of the package import which others, and that the imports have no cycle."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -89,6 +90,7 @@ def imports(path, names):
     return {name for name in imported | folders if name in names and "." in name}
 
 
+@functools.cache
 def graph(package=PACKAGE):
     """Returns {module: the modules that it imports}."""
     names = modules(package)

@@ -130,6 +130,7 @@ def test_an_nnx_class_from_a_file_can_be_run_loaded_exported_and_reused(folder, 
     np.testing.assert_allclose(task.apply(first, x).logits, run.predict(x, 2), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_folder_can_be_loaded_while_its_run_is_in_progress(folder, monkeypatch, tmp_path):
     """The run holds its lock. Loading finds either checkpoint and changes nothing in the folder."""
     monkeypatch.setattr(workdir, "SAVE_SECONDS", 0)

@@ -57,6 +57,7 @@ def test_every_rule_applies_to_a_row():
             assert any(published._fits(rule, row) for row in rows), rule
 
 
+@pytest.mark.slow
 def test_runs_with_the_same_name_are_the_same(plans):
     for cells in plans.values():
         by_name = {}

@@ -44,6 +44,7 @@ def blocks(events):
     return [int(event["args"]["step_num"]) for event in events if event["name"] == "rounds"]
 
 
+@pytest.mark.slow
 def test_a_profile_records_the_rounds_after_the_first_three(toy, plain, tmp_path, capsys):
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--profile=4") == 0
     assert comparable(tmp_path / "w") == plain

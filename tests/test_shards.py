@@ -10,6 +10,7 @@ import pytest
 import toys
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from slow_cases import slow_but
 
 from fedjax_lab import optim, parallel, sampling, shards, simulate, streams, tree
 from fedjax_lab.engine import Engine, Simulation
@@ -81,7 +82,7 @@ def test_rows_of_a_device_are_those_of_its_clients(sizes):
     np.testing.assert_array_equal(take(dealt, ids), np.asarray(rows)[ids])
 
 
-@pytest.mark.parametrize("at_once", [1 << 28, 1])
+@pytest.mark.parametrize("at_once", slow_but([1], [1 << 28, 1]))
 def test_clients_get_the_examples_of_their_rows(monkeypatch, at_once):
     """Two arrays of rows are brought together, all at once or client by client."""
     monkeypatch.setattr(shards, "AT_ONCE", at_once)

@@ -159,6 +159,7 @@ def test_a_state_may_hold_typed_keys(inner):
     assert down == up + 8 and tree.finite(expected)
 
 
+@pytest.mark.slow
 def test_vectorized_seeds_may_hold_typed_keys():
     method = toys.with_keys(toys.TASK)
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)

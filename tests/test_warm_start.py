@@ -60,7 +60,7 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", slow_but(["one by one"], HOW))
 def test_each_seed_starts_from_the_global_model_of_the_same_seed(how, folder, trained):
     run = fedjax_lab.load(trained())
     states = first_states(folder, run.folder, "fedper", *HOW[how])
@@ -144,6 +144,7 @@ def test_a_run_can_start_from_a_model_that_is_sent_with_other_arrays(folder, tra
         toys.same(state.server, run.states[i].server[0])
 
 
+@pytest.mark.slow
 def test_all_seeds_start_from_the_model_of_a_single_seed(folder, trained):
     run = fedjax_lab.load(trained(seeds=(5,)))
     for state in first_states(folder, run.folder, "fedavg"):
@@ -167,6 +168,7 @@ def test_a_run_that_starts_from_another_run_can_be_resumed_and_loaded(folder, tr
     assert fedjax_lab.load(tmp_path / "cut").rounds == 2
 
 
+@pytest.mark.slow
 def test_a_changed_source_folder_is_detected_on_resume(folder, trained, tmp_path, capsys):
     source = shutil.copytree(trained(), tmp_path / "source")
     flags = [

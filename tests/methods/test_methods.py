@@ -36,7 +36,7 @@ BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(
 
 SLOW = [check_blocks, check_strategies, check_learns]
 COMPILED = [check_repeats, check_resumes]
-DIFFERENT = "fedavg fedbn fedc2i fedfomo fedproto fedrep hfedf ifca knn_per pfedhn scaffold".split()
+DIFFERENT = "fedavg fedbn fedproto ifca knn_per pfedhn scaffold".split()
 
 
 def methods_and_checks():
@@ -174,6 +174,7 @@ def test_docstring_names_paper_and_equations(name):
         assert any(w in source.__doc__ for w in ("arXiv:", "doi:", "proceedings."))
 
 
+@pytest.mark.slow
 def test_messages_are_counted_from_their_types():
     def sizes(name):
         method = toys.make(name)

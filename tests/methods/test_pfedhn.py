@@ -91,6 +91,7 @@ def test_pfedhn_with_one_client_is_hfedf(monkeypatch):
         toys.close(others, sums, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_running_statistics_pass_from_client_to_client():
     """Each client halves the statistics and adds its id; the server keeps the last ones."""
     method = toys.make("pfedhn")

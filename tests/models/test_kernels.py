@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from slow_cases import slow_but
 from toys import normal
 
 from fedjax_lab.models import conv, kernels, pooling, vgg
@@ -68,7 +69,7 @@ def test_shared_weights_turn_the_clients_into_rows_of_one_batch():
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
-@pytest.mark.parametrize("layer", ["convolution", "activation", "pooling"])
+@pytest.mark.parametrize("layer", slow_but(["pooling"], ["convolution", "activation", "pooling"]))
 def test_per_client_gradients_agree_on_cpu_and_tpu_kernels(layer, axes):
     """The clients may share the weights or the images."""
 

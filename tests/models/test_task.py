@@ -14,6 +14,7 @@ def test_convolutions_are_detected(net, convolutional):
     assert has_convolutions(make_task(net(3), (28, 28, 3), 3)) is convolutional
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("net", "shape", "layer"),
     [

@@ -45,6 +45,7 @@ def test_parameter_count_of_the_default_vit():
     assert shapes["blocks"]["Attention_0"]["qkv"]["kernel"].shape == (12, 192, 576)
 
 
+@pytest.mark.slow
 def test_each_block_has_different_initial_weights():
     kernels = make_task(vit(3, width=8, heads=2), (8, 8, 3), 3).init(KEY).params["blocks"]["mlp_0"]
     assert len(np.unique(kernels["kernel"])) == kernels["kernel"].size

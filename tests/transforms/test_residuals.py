@@ -119,6 +119,7 @@ def first_states(folder, path, method, *more):
     return Engine(warm_start.warmed(experiment.build(config, [0, 3])).simulation).final_states()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["low_rank", "none"])
 def test_clients_start_with_their_personal_models_and_no_residuals(compression, folder, whole):
     more = ("run.start_with", "personal"), ("compression.name", compression)
