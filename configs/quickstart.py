@@ -1,4 +1,4 @@
-"""Five clients, one digit domain each: the first config to run. Under a minute on two cores.
+"""Five clients, one digit domain each: the first config to run. About a minute on two cores.
 
 python -m fedjax_lab.main --config=configs/quickstart.py
 python -m fedjax_lab.main --config=configs/quickstart.py:client2vec

@@ -220,17 +220,17 @@ def write(out: Path) -> None:
 
 
 def setting(name: str) -> str:
-    """A sentence about the settings of the runs on a federation."""
+    """A paragraph about the settings of the runs on a federation."""
     federation, drawn = FEDERATIONS[name], draws(name, BASELINE)
     config = drawn[0].config
     rates = sorted(float(draw.grid["local.lr"]) for draw in drawn)
-    flags = " ".join(f"`--config.{key}={value}`" for key, value in federation.overrides)
+    flags = ", ".join(f"`--config.{key}={value}`" for key, value in federation.overrides)
     return (
-        f"`{federation.config}`{flags and ' with '}{flags}: {config.run.rounds} rounds with all"
-        f" clients, in each {config.local.epochs} epoch of SGD (momentum {config.local.momentum:g},"
-        f" batches of {config.local.batch_size}). {100 * config.partition.validation:g} % of the"
-        f" training examples are validation examples. Learning rates:"
-        f" {', '.join(map(str, rates))}."
+        f"The config is `{federation.config}`{flags and ' with '}{flags}. A run has"
+        f" {config.run.rounds} rounds with all clients. In each round a client trains with SGD"
+        f" (epochs: {config.local.epochs}, momentum: {config.local.momentum:g}, batch size:"
+        f" {config.local.batch_size}). {100 * config.partition.validation:g} % of the training"
+        f" examples are validation examples. Learning rates: {', '.join(map(str, rates))}."
     )
 
 
@@ -261,7 +261,7 @@ def why(drawn: list[Cell], of_method: list[Record], out: Path) -> str:
 
 
 def section(federation: Federation, places: list[Place]) -> str:
-    """The table of a federation, and a list of the methods that are not ranked in it."""
+    """The table of a federation, and a list of what it does not show."""
     ranked = [each for each in places if not each.missing]
     ranked.sort(key=lambda each: -np.mean(numbers(each, ACCURACY)))
     missing: dict[str, list[str]] = {}
@@ -269,7 +269,8 @@ def section(federation: Federation, places: list[Place]) -> str:
         if each.missing:
             missing.setdefault(each.missing, []).append(f"`{each.method}`")
     lines = [f"- Not ranked, {why}: {', '.join(of)}." for why, of in missing.items()]
-    lines = [significant(paired(ranked, BASELINE)), *lines]
+    pairs = paired(ranked, BASELINE)
+    lines = [significant(pairs), *lines] if pairs else lines
     return "\n\n".join([formats.markdown(table(federation, ranked)), "\n".join(lines)])
 
 
@@ -320,9 +321,9 @@ def significant(pairs: dict[str, compare.Paired]) -> str:
     """A list item that names the methods of the pairs with p < 0.05 after Holm's correction."""
     p = {m: 1.0 if pair.t is None else pair.t for m, pair in pairs.items() if m != REFERENCE}
     corrected = zip(p, compare.holm([*p.values()]), strict=True)
-    below = ", ".join(f"`{method}`" for method, q in corrected if q is not None and q < 0.05)
+    below = ", ".join(f"`{method}`" for method, q in corrected if q < 0.05)
     return (
-        f"- Difference to {BASELINE} with p < 0.05 after Holm's correction for {len(p)} methods:"
+        f"- Difference to {BASELINE} with p < 0.05 after Holm's correction (methods: {len(p)}):"
         f" {below or 'no method'}."
     )
 
@@ -356,7 +357,8 @@ methods; the settings come from the ranges that the method's file declares. The 
 accuracy on validation examples is run with three seeds. For the same seed all methods have the same
 clients. They also have the same initial weights and batches, unless a method has several models or
 a hypernetwork, or trains on all examples (`central`). This page is generated;
-`docs/results/leaderboard.csv` has the numbers of every run."""
+`docs/results/leaderboard.csv` has the numbers of every run. They were measured before the version
+number was raised; the methods are those of version 0.2.0."""
 
 READING = """\
 ## How to read this page, and its limits
@@ -369,14 +371,15 @@ READING = """\
   model that the client uses for prediction, at the evaluation with the best accuracy on validation
   examples. The draws are chosen by the same rule. The number after ± is half of the 95 % confidence
   interval of the mean over three seeds (Student's t). The worst tenth is the mean over the worst
-  tenth of the clients.
+  tenth of the clients: one client on the digit domains, two on Fashion-MNIST.
 - `last` is the accuracy after the last round. On the digit domains accuracy fluctuates: FedAvg's is
-  between 70 and 88 % in the second half of a run. A `last` that is close to the accuracy does not
-  show that a run was stable.
+  between 60 and 90 % in the second halves of its three runs. A `last` that is close to the accuracy
+  does not show that a run was stable.
 - `global` is the accuracy, on all test examples, of the model that a new client would get, before
   that client trains it. It is taken at the round that is best for the clients' own models, so that
   it can be below FedAvg's even if a method's global model is that of FedAvg (as in `ditto`). If a
-  method has no global model, `global` is the mean accuracy of the clients' models.
+  method has no global model, `global` is the mean accuracy of the clients' models on all test
+  examples.
 - A difference is the mean of the differences for equal seeds, with half of its 95 % confidence
   interval. The intervals are not corrected for the number of methods: of sixty methods that equal
   FedAvg, about three would have an interval without 0. The line below each table names the methods
@@ -385,24 +388,27 @@ READING = """\
   order of methods with similar accuracies means nothing.
 - **The methods' own settings are hardly tuned.** Three draws are few, and the smallest learning
   rate is rarely the best one, so that two draws decide. The draws of one key have the same
-  quantiles for every method, and they do not cover its range: `server_lr` of `fedgma` is near 0.1
-  in both (its default is 1), `mu` of `fedprox` is near 0.5 (default 0.01), and `tau` of `moon` and
-  of `fedntd` and `models` of `fedfomo` have one value in all three. A method far below FedAvg may
-  have had unsuitable draws. The highest learning rate, 0.095, is often the best one, so that higher
-  ones might be better, also for FedAvg.
-- A draw that diverged is not chosen: this happened to `fedadmm` on both federations, and to
-  `scaffold` and `fedsr` on Fashion-MNIST. The run of seed 0 is also the one that chose the draw.
-  `fedfomo` also uses validation examples in training, to weigh the other clients' models.
+  quantiles for every method, and they do not cover its range. In the two draws with the larger
+  learning rates `server_lr` of `fedgma` is near 0.1 (its default is 1) and `mu` of `fedprox` is
+  near 0.5 (default 0.01); `tau` of `fedgma`, `fedntd` and `moon` and `models` of `fedfomo` have one
+  value in all three draws. A method far below FedAvg may have had unsuitable draws. The highest
+  learning rate, 0.095, is often the best one, so that higher ones might be better, also for FedAvg.
+- A draw that diverged is not chosen. This happened once to `fedadmm` and to `client2vec` on both
+  federations, again to `client2vec` on Fashion-MNIST, and once to `scaffold` and `fedsr` there. The
+  run of seed 0 is also the one that chose the draw. `fedfomo` also uses validation examples in
+  training, to weigh the other clients' models.
 - All clients have the federation's momentum. The files of `fedcm` and `mimelite` say that these
   methods should have none.
-- Rounds are equal for all methods, their computation is not: see the seconds.
+- All methods have the same number of rounds, but a round costs more computation for some of them:
+  see the seconds.
 - Megabytes are the uploads and downloads of all clients until the accuracy first reached the
   target, at evaluations every five rounds. The number is missing if a seed did not reach the
   target. On Fashion-MNIST many methods have reached it at the first evaluation. Seconds are
   training time on machines that also did other work: read them only as orders of magnitude.
 - The federations are small and the runs are short, so that all methods can be run within hours.
-- `client2vec` has the base FedAvg here, and trains its index for 20 epochs instead of 500. With its
-  default settings its local term stops training; [a page](results_client2vec.md) has the reasons.
+- `client2vec` has the base FedAvg here, and trains its index for 20 epochs instead of 500. It is
+  last, near chance, because with its default `local_weight`, which no draw changes, its local term
+  stops training; [a page](results_client2vec.md) has the reasons.
 - `central` is not a federated method: it trains one model on all examples, as a reference. `fedbn`
   equals FedAvg if the model has no BatchNorm, as on Fashion-MNIST here; `cfl` does as long as it
   splits no cluster, and `fedrs` if every client has all classes, as on the digit domains."""

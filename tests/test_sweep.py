@@ -602,11 +602,11 @@ def test_a_search_runs_draws_then_the_best_with_all_seeds_then_more_seeds(tuned,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop_at", [7, 10])
+@pytest.mark.parametrize("stop_at", [2, 10])
 def test_an_interrupted_search_with_more_seeds_resumes(
     stop_at, tuned, toy, tmp_path, monkeypatch, capsys
 ):
-    """The interrupt comes in a cell or while seeds are added."""
+    """The interrupt comes in a draw or while seeds are added."""
     out, played = tmp_path / "out", []
 
     def noted(self, at_most, play=Engine.play):

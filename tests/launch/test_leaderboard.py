@@ -116,14 +116,14 @@ def test_the_page_ranks_complete_methods_and_lists_the_missing_ones(kept, tmp_pa
     assert fedavg[8:] == ["12.0", "3.0", "lr=0.095"]
     assert ditto[3:5] == ["+5.0 ± 0.0", "-"] and ditto[8:10] == ["-", "-"]
     assert "lam=" in ditto[10] and "lr=0.0243" in ditto[10]
-    assert missing[0].endswith("after Holm's correction for 1 methods: `ditto`.")
+    assert missing[0].endswith("after Holm's correction (methods: 1): `ditto`.")
     assert any("2 of 3 draws are measured: `local`." in line for line in missing)
     assert any("all draws diverged: `scaffold`." in line for line in missing)
     assert any("not measured:" in line and "`moon`" in line for line in missing)
     assert "commit: abc" in text and "`python launch/leaderboard.py`" in text
     rows, missing = lines_of(text, leaderboard.FEDERATIONS["fashion"].title)
-    assert rows == [] and len(missing) == 2
-    assert "50 rounds with all clients" in text and "0.00237, 0.0243, 0.095" in text
+    assert rows == [] and len(missing) == 1
+    assert "has 50 rounds with all clients" in text and "0.00237, 0.0243, 0.095" in text
 
 
 def test_differences_to_fedavg_and_local_have_intervals(kept, tmp_path):
@@ -135,7 +135,7 @@ def test_differences_to_fedavg_and_local_have_intervals(kept, tmp_path):
         leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title
     )
     assert rows[0][:1] == ["`fedbn`"] and rows[0][3:5] == ["+0.8 ± 5.0"] * 2
-    assert significant.endswith("for 2 methods: no method.")
+    assert significant.endswith("(methods: 2): no method.")
 
 
 def test_the_reference_has_no_rank_and_is_not_tested(kept, monkeypatch, tmp_path):
@@ -147,7 +147,7 @@ def test_the_reference_has_no_rank_and_is_not_tested(kept, monkeypatch, tmp_path
         leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title
     )
     assert [row[:2] for row in rows] == [["`central`", "-"], ["`fedavg`", "1"]]
-    assert significant.endswith("for 0 methods: no method.")
+    assert significant.endswith("(methods: 0): no method.")
 
 
 def test_draws_and_then_more_seeds_are_run_exactly_once(kept, monkeypatch, tmp_path):

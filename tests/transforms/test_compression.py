@@ -207,7 +207,9 @@ EXACT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "exact"), [(name, exact) for name in wrapped.DIFFERENT for exact in EXACT]
+    ("name", "exact"),
+    [(name, exact) for name in wrapped.DIFFERENT for exact in EXACT]
+    + [(name, "top_k with feedback") for name in ("ditto", "fedproto")],
 )
 def test_lossless_compression_equals_the_plain_method_bit_for_bit(name, exact):
     check_identity(toys.make(name), EXACT[exact])

@@ -113,6 +113,7 @@ REJECTED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_methods_whose_server_needs_more_than_a_mean_are_rejected(name):
+    """The rounds of the methods in SUMMED are run; those of the others are only traced."""
     method = toys.make(name, toys.TASK._replace(labels=toys.NORM.labels))
     if not isinstance(method, Method):
         return
