@@ -364,9 +364,9 @@ READING = """\
 ## How to read this page, and its limits
 
 - **Compare with `local` as well as with FedAvg.** Under label skew a client's own test examples
-  have few classes, so that every method with a model for each client is far above FedAvg, and so is
-  `local`, which uses no other client. Compare methods with one model for all clients by `global`.
-  On the digit domains every client has all classes.
+  have few classes, so that most methods with a model for each client are far above FedAvg, and so
+  is `local`, which uses no other client. Compare methods with one model for all clients by
+  `global`. On the digit domains every client has all classes.
 - Accuracy is the mean over clients of the accuracy on each client's own test examples, with the
   model that the client uses for prediction, at the evaluation with the best accuracy on validation
   examples. The draws are chosen by the same rule. The number after ± is half of the 95 % confidence
