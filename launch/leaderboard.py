@@ -10,9 +10,9 @@ examples is run with seeds 1 and 2 as well. FedAvg and Local come first, then th
 alphabetical order.
 
 The numbers of each run are added to docs/results/leaderboard.csv as soon as it has ended, and the
-page is rewritten after each method. Runs that the CSV file has are skipped. Commit it, and another
-session or another machine measures the remaining runs. An interrupted run is resumed from its
-folder in --out.
+page is rewritten after each method that was run. Runs that the CSV file has are skipped. Commit it,
+and another session or another machine measures the remaining runs. An interrupted run is resumed
+from its folder in --out.
 
 --methods      only these methods
 --federations  only these federations: digits, fashion
@@ -109,8 +109,10 @@ def _main(argv):
     if not args.page:
         for name in args.federations:
             for method in args.methods:
+                before = records.read(NAME)
                 code |= run(args, name, method)
-                write(args.out)
+                if records.read(NAME) != before:
+                    write(args.out)
     write(args.out)
     return code
 
