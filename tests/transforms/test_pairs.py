@@ -37,7 +37,10 @@ def test_selected_pairs_of_transforms_can_be_combined(pair):
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)
 def test_all_pairs_of_transforms_can_be_combined(pair):
-    wrapped.check_works("fedavg", *pair)
+    """Attacks are run with every aggregator; the rounds of the other pairs are only traced."""
+    kinds = {kind for kind, _ in pair}
+    check = wrapped.check_works if kinds == {"attack", "aggregator"} else wrapped.check_sends
+    check("fedavg", *pair)
 
 
 def is_rejected(name, transform):
