@@ -58,6 +58,7 @@ NAME = "leaderboard"
 PAGE = records.ROOT / "docs" / "leaderboard.md"
 SEEDS = [0, 1, 2]
 BASELINE, LOCAL = "fedavg", "local"
+Pairs = dict[str, compare.Paired]  # {method: its difference to one other method}
 REFERENCE = "central"  # it is not federated and has no rank
 ORDER = sorted(METHODS, key=lambda name: (name != BASELINE, name != LOCAL, name))
 
@@ -271,9 +272,9 @@ def section(federation: Federation, places: list[Place]) -> str:
         if each.missing:
             missing.setdefault(each.missing, []).append(f"`{each.method}`")
     lines = [f"- Not ranked, {why}: {', '.join(of)}." for why, of in missing.items()]
-    pairs = paired(ranked, BASELINE)
-    lines = [significant(pairs), *lines] if pairs else lines
-    return "\n\n".join([formats.markdown(table(federation, ranked)), "\n".join(lines)])
+    pairs = {to: paired(ranked, to) for to in (BASELINE, LOCAL)}
+    lines = [significant(pairs[BASELINE]), *lines] if pairs[BASELINE] else lines
+    return "\n\n".join([formats.markdown(table(federation, ranked, pairs)), "\n".join(lines)])
 
 
 def numbers(each: Place, measure: str) -> list[float]:
@@ -281,19 +282,21 @@ def numbers(each: Place, measure: str) -> list[float]:
     return [values[measure] for _, values in sorted(each.seeds.items()) if measure in values]
 
 
-def table(federation: Federation, ranked: list[Place]) -> formats.Table:
-    """A table with a row for each ranked method, the best first."""
-    header = ["", "rank", "accuracy, %", f"minus {BASELINE}", f"minus {LOCAL}"]
+def table(federation: Federation, ranked: list[Place], pairs: dict[str, Pairs]) -> formats.Table:
+    """A table with a row for each ranked method, the best first.
+
+    pairs: {method: the differences of the other methods to it}, each a column of the table.
+    """
+    header = ["", "rank", "accuracy, %", *(f"minus {to}" for to in pairs)]
     header += ["worst tenth, %", "global, %", "last, %"]
     header += [f"MB to {federation.target:g} %", f"s to {federation.target:g} %", "settings"]
-    pairs = [paired(ranked, to) for to in (BASELINE, LOCAL)]
     order = [each.method for each in ranked if each.method != REFERENCE]
     rows = []
     for each in ranked:
         rank = formats.NONE if each.method == REFERENCE else str(order.index(each.method) + 1)
         accuracy = compare.spread(numbers(each, ACCURACY))
         shown = [f"{accuracy.mean:.1f}{half_width(accuracy)}"]
-        shown += [difference(of.get(each.method)) for of in pairs]
+        shown += [difference(of.get(each.method)) for of in pairs.values()]
         shown += [mean(each, measure) for measure in (WORST, GLOBAL, LAST)]
         cost = [mean(each, key, of_all=True) for key in (MEGABYTES, SECONDS)]
         rows.append([each.method, rank, *shown, *cost, each.settings])
@@ -311,7 +314,7 @@ def mean(each: Place, measure: str, of_all: bool = False) -> str:
     return f"{np.mean(values):.1f}"
 
 
-def paired(ranked: list[Place], to: str) -> dict[str, compare.Paired]:
+def paired(ranked: list[Place], to: str) -> Pairs:
     """The differences of the methods to the method `to`, paired by seed; empty without `to`."""
     by_seed = {e.method: {s: v[ACCURACY] for s, v in e.seeds.items()} for e in ranked}
     if (theirs := by_seed.pop(to, None)) is None:
@@ -319,7 +322,7 @@ def paired(ranked: list[Place], to: str) -> dict[str, compare.Paired]:
     return {method: compare.paired(ours, theirs) for method, ours in by_seed.items()}
 
 
-def significant(pairs: dict[str, compare.Paired]) -> str:
+def significant(pairs: Pairs) -> str:
     """A list item that names the methods of the pairs with p < 0.05 after Holm's correction."""
     p = {m: 1.0 if pair.t is None else pair.t for m, pair in pairs.items() if m != REFERENCE}
     corrected = zip(p, compare.holm([*p.values()]), strict=True)
