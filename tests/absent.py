@@ -28,8 +28,8 @@ def engines(config, devices):
 
 
 def models():
-    """The names of all models as parameters of a test; those that compile slowly are slow tests."""
-    marks = {True: [pytest.mark.slow], False: []}
+    """The names of all models as parameters; those that compile slowly are exhaustive tests."""
+    marks = {True: [pytest.mark.exhaustive], False: []}
     return [pytest.param(name, marks=marks[name in SLOW]) for name in registry.NAMED["model"]]
 
 

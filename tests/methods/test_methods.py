@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
+from slow_cases import exhaustive_but
 
 from fedjax_lab import evaluate, parallel, registry, simulate, streams, tree
 from fedjax_lab.checks.methods import (
@@ -34,17 +35,21 @@ KEYS = streams.make_keys(jax.random.key(0))
 BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(0)]))
 
 
-SLOW = [check_blocks, check_strategies, check_learns]
+SLOW = [check_blocks, check_learns]
 COMPILED = [check_repeats, check_resumes]
 DIFFERENT = "fedavg fedbn fedproto ifca knn_per pfedhn scaffold".split()
 
 
 def methods_and_checks():
-    """Yields (name, check). Checks that compile are slow tests except for the DIFFERENT methods."""
+    """Yields (name, check). Checks that compile are slow tests except for the DIFFERENT methods.
+
+    Strategies, which need most compilations, are checked exhaustively.
+    """
     for name in PLAIN:
         for check in (check_types, *COMPILED, *SLOW):
             slow = check in SLOW or (check in COMPILED and name not in DIFFERENT)
             yield pytest.param(name, check, marks=[pytest.mark.slow] * slow)
+    yield from exhaustive_but(DIFFERENT, [(name, check_strategies) for name in PLAIN])
 
 
 @functools.cache
@@ -59,13 +64,11 @@ def test_every_method_passes_its_checks(name, check):
 
 
 def test_every_check_is_used():
-    assert {check_types, *COMPILED, *SLOW, check_compiles_for_tpu} == {
-        *CHECKS
-    }  # the last one is run in tests/accelerators
+    here = {check_types, *COMPILED, *SLOW, check_strategies}
+    assert here | {check_compiles_for_tpu} == {*CHECKS}  # the last one: see tests/accelerators
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", exhaustive_but(DIFFERENT, PLAIN))
 def test_the_pool_of_examples_is_never_copied(name):
     """It is copied neither for each client of an odd cohort on a mesh nor for each vmapped seed.
 

@@ -9,8 +9,10 @@ import naive
 import numpy as np
 import pytest
 import toys
+import wrapped
 from inputs import complaint
 from scipy import stats
+from slow_cases import exhaustive_but
 
 from fedjax_lab import losses, optim, parallel, registry, sampling, streams, tree
 from fedjax_lab.errors import BadInput
@@ -178,8 +180,12 @@ def test_a_run_with_dp_sgd_learns():
     assert (naive.predict(naive.weights_of(state.server), x) == y).mean() > 0.8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(registry.NAMED["method"]) - {"client2vec", "central"}))
+@pytest.mark.parametrize(
+    "name",
+    exhaustive_but(
+        wrapped.DIFFERENT, sorted(set(registry.NAMED["method"]) - {"client2vec", "central"})
+    ),
+)
 def test_each_method_is_protected_or_rejected(name):
     if callable(toys.make(name, TASK)):
         pytest.skip("it has stages")

@@ -34,7 +34,7 @@ def test_selected_pairs_of_transforms_can_be_combined(pair):
     wrapped.check_works("scaffold", *pair)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)
 def test_all_pairs_of_transforms_can_be_combined(pair):
     """Attacks are run with every aggregator; the rounds of the other pairs are only traced."""
@@ -71,7 +71,7 @@ def test_transforms_of_each_kind_can_be_combined_with_different_methods(name, tr
     wrapped.check_works(name, *[each for each in transforms if not is_rejected(name, each)])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("transform", wrapped.EVERY, ids=lambda transform: transform[1])
 def test_every_transform_works_with_every_method_or_is_rejected(transform):
     """The rounds are only traced."""

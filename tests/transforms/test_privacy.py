@@ -8,6 +8,7 @@ import pytest
 import toys
 import wrapped
 from inputs import complaint
+from slow_cases import exhaustive_but
 
 from fedjax_lab import registry, sampling, simulate, streams, tree, wire
 from fedjax_lab.errors import BadInput
@@ -353,11 +354,15 @@ def test_clients_that_are_not_drawn_keep_their_private_state():
     assert drawn == set(np.flatnonzero(moved).tolist()) and len(drawn) < len(ids)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "make"),
-    [(name, privacy.central) for name in ONE_STAGE]
-    + [(name, make) for name in wrapped.DIFFERENT for make in (privacy.local, privacy.adaptive)],
+    exhaustive_but(
+        wrapped.DIFFERENT,
+        [(name, privacy.central) for name in ONE_STAGE]
+        + [
+            (name, make) for name in wrapped.DIFFERENT for make in (privacy.local, privacy.adaptive)
+        ],
+    ),
 )
 def test_each_method_is_protected_or_rejected(name, make):
     method = toys.make(name, TASK)
