@@ -97,9 +97,14 @@ def test_wilcoxon_of_one_differing_pair_is_1():
     assert compare.paired(ours, theirs).wilcoxon == 1
 
 
-def test_too_few_or_equal_pairs_have_no_p_values():
+def test_p_values_of_equal_pairs_are_1():
     same = compare.paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
-    assert (same.t, same.wilcoxon, same.difference.mean) == (None, None, 0)
+    assert (same.t, same.wilcoxon, same.difference.mean) == (1, 1, 0)
+
+
+def test_too_few_pairs_and_a_constant_difference_have_no_p_values():
+    constant = compare.paired({0: 1.0, 1: 2.0}, {0: 2.0, 1: 3.0})
+    assert constant.t is None and constant.wilcoxon == 0.5  # its variance is 0
     one = compare.paired({0: 1.0, 1: 2.0}, {1: 1.5, 2: 2.0})
     assert one.difference == (1, 0.5, None, None, None) and one.t is one.wilcoxon is None
     assert compare.paired({0: 1.0}, {1: 1.0}).difference.n == 0

@@ -178,16 +178,19 @@ def spread(values: Sequence[float], ddof: int = 1) -> Spread:
 def paired(ours: dict[int, float], theirs: dict[int, float], ddof: int = 1) -> Paired:
     """Paired differences `ours` - `theirs` over the seeds that both have, with tests.
 
-    Wilcoxon's test is exact for up to EXACT_PAIRS pairs, also with ties.
+    Wilcoxon's test is exact for up to EXACT_PAIRS pairs, also with ties. If all of two or more
+    differences are zero, both p-values are 1, so that Holm's correction counts the comparison.
     """
     from scipy import stats
 
     shared = sorted(ours.keys() & theirs.keys())
     d = np.round([ours[seed] - theirs[seed] for seed in shared], 9)  # so that ties stay ties
+    if len(d) > 1 and not d.any():
+        return Paired(spread(d.tolist(), ddof), 1.0, 1.0)
     t = stats.ttest_1samp(d, 0.0).pvalue if len(d) > 1 and np.ptp(d) else None
     other = d[d != 0]
     wilcoxon = None
-    if len(d) > 1 and len(other):
+    if len(d) > 1:
         every = stats.PermutationMethod(n_resamples=np.inf)
         method = every if 1 < len(other) <= EXACT_PAIRS else "auto"
         wilcoxon = float(stats.wilcoxon(other, method=method).pvalue)

@@ -134,8 +134,8 @@ def _best_two(column, names, choice):
 def _tests(columns):
     """{(name, column): p} of all comparisons with the baseline, with Holm's correction.
 
-    The tests are paired t-tests over seeds. A comparison without a test (one seed, or equal
-    differences) has no entry.
+    The tests are paired t-tests over seeds. A comparison without a test (one seed, or the
+    same non-zero difference for each seed) has no entry.
     """
     p = {
         (name, k): entry.paired.t
