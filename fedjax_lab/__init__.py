@@ -1,4 +1,8 @@
-"""fedjax_lab: a federated-learning simulator in JAX. See README.md."""
+"""fedjax_lab: a federated-learning simulator in JAX.
+
+`run` trains a config, and `load` reads the folder of a run. The documentation is in docs/ of the
+repository.
+"""
 
 __version__ = "0.2.0"
 
@@ -16,24 +20,33 @@ def run(
     log=(),
     on_evaluation=None,
 ):
-    """Trains a config, as the command line does, and returns a `runner.Result`.
-
-    Without a workdir, nothing is written to disk.
+    """Runs the training that a config describes.
 
     Args:
-      config: a ConfigDict or dict as `get_config` returns it: sections with the values that differ
-        from the defaults. When a workdir is resumed, None means the config of the saved run.
-      workdir, seeds, resume, profile: as on the command line. When a workdir is resumed without a
-        config, seeds of None mean all seeds of the saved run.
+      config: a ConfigDict, or a dict as `get_config` returns it: sections with the values that
+        differ from the defaults. With `resume`, None means the config of the saved run.
+      workdir: the folder for all results, or a cloud address such as gs://BUCKET/FOLDER. None:
+        nothing is written to disk.
+      seeds: the seeds, which are trained together. None: config.run.seed or, without a config, all
+        seeds of the saved run.
+      resume: whether to continue from the newest checkpoint in the workdir.
       quiet: whether to print nothing.
-      log: names of loggers, or functions that create one; see `running/loggers`.
-      on_evaluation: called as on_evaluation(row, state) after each evaluation, once for each seed:
-        `row` is the new line of metrics.jsonl, and `state()` returns a copy of the seed's state.
-        If it returns `fedjax_lab.STOP`, the run ends after this evaluation. If it raises an
-        exception, the state is saved, and the exception ends the run. In a run of several
+      profile: the number of rounds to profile into WORKDIR/profile. None: no profile.
+      log: names of loggers, or functions that create one; see `fedjax_lab.running.loggers`.
+      on_evaluation: a function that is called as on_evaluation(row, state) after each evaluation,
+        once for each seed: `row` is the new line of metrics.jsonl, and `state()` returns a copy of
+        the seed's state. If it returns `fedjax_lab.STOP`, the run ends after this evaluation. If it
+        raises an exception, the state is saved, and the exception ends the run. In a run of several
         processes, each process calls it; if one of them calls `state`, all of them must.
 
-    Raises `errors.BadInput`, `runner.Diverged` or `runner.Interrupted`.
+    Returns:
+      A `runner.Result`: the summary, the rows of metrics.jsonl, the final states and the workdir.
+
+    Raises:
+      BadInput: the config, the seeds or the workdir cannot be used.
+      runner.Diverged: a loss or a weight became non-finite.
+      runner.Interrupted: a signal, or config.run.max_seconds before the first evaluation, stopped
+        the run after its state was saved.
     """
     from fedjax_lab import experiment
     from fedjax_lab.config import resolve
@@ -54,9 +67,17 @@ def run(
 
 
 def load(folder, *, rounds=None):
-    """Reads the folder of a finished or unfinished run, without changing it, as a `loaded.Run`.
+    """Loads a finished or unfinished run from its folder, which is not changed.
 
-    rounds: the round of the checkpoint to read; None: the newest one. Raises `errors.BadInput`.
+    Args:
+      folder: the folder of the run, or a cloud address such as gs://BUCKET/FOLDER.
+      rounds: the number of rounds after which the checkpoint was saved. None: the newest one.
+
+    Returns:
+      A `loaded.Run`, which predicts, scores and exports the models of the run.
+
+    Raises:
+      BadInput: the folder holds no run or no such checkpoint, or the data have changed.
     """
     from fedjax_lab import loaded
 

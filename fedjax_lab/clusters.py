@@ -38,8 +38,8 @@ def check_number(num_clusters: int | str, num_clients: int) -> None:
     """Raises BadInput unless 1 <= num_clusters <= num_clients; ignores words such as "elbow"."""
     if isinstance(num_clusters, int) and not 1 <= num_clusters <= num_clients:
         raise BadInput(
-            f"config.method.num_clusters must be from 1 to the {num_clients} clients, got"
-            f" {num_clusters}"
+            f"config.method.num_clusters must be from 1 to the number of clients, {num_clients},"
+            f" got {num_clusters}"
         )
 
 

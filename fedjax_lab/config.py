@@ -1,8 +1,9 @@
-"""Configs: their sections, keys and defaults; overrides; checks of all values.
+"""Config sections, keys and defaults, overrides, and checks of all values.
 
-A config has thirteen sections. All but `local`, `run` and `engine` name a function of the registry,
-whose settings are the section's other keys. Keys that a config leaves out take the defaults below
-and those of the named functions. `config_files` reads config files.
+A config has thirteen sections. Each of them except `local`, `run` and `engine` has a key `name`,
+the name of a function in the registry, whose settings are further keys of the section. `local`,
+`run` and `partition` have other keys that name functions (`SETTINGS_OF`). Keys that a config leaves
+out take the defaults below and those of the named functions. `config_files` reads config files.
 """
 
 import ast
@@ -91,7 +92,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "eval_every": 10,
         "patience": 0,  # evaluations without a better validation accuracy; 0: no early stopping
         "target": 0.0,  # accuracy in percent that ends the run; 0: none
-        "max_seconds": 0.0,  # longest training time of a command; 0: no limit
+        "max_seconds": 0.0,  # longest wall time of a command; 0: no limit
         "metrics": (),  # names of metrics besides accuracy and loss
         "seed": 0,
         "start_from": "",  # the folder of another run, whose models this one starts with

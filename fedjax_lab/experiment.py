@@ -330,7 +330,10 @@ def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
         stages = stages[:-1]
     named = " + ".join(f"{stage.rounds} of {stage.name}" for stage in stages)
     if not stages or min(stage.rounds for stage in stages) < 1:
-        raise BadInput(f"config.run.rounds={rounds} does not fit the stages: {named}")
+        raise BadInput(
+            f"config.run.rounds={rounds} does not fit the stages: {named}; every stage needs at"
+            " least one round"
+        )
     if len({stage.method.pooled for stage in stages}) > 1:
         raise BadInput(f"the stages {named} do not train on the same clients")
     return stages
@@ -606,7 +609,8 @@ def _host(division, engine, stages):
     stream = division.data.where == "stream"
     asked = f"config.engine.{'data=stream' if stream else f'state={division.state.where}'}"
     if len(stages) > 1 or stages[0].start or stages[0].view:
-        raise BadInput(f"{asked} needs a method without stages; this one has {len(stages)}")
+        names = ", ".join(stage.name for stage in stages)
+        raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
     if stages[0].method.pooled:
         raise BadInput(f"{asked} needs clients; this method trains on all clients' examples pooled")
     if engine.seeds == "vectorized":
@@ -734,4 +738,5 @@ def _check_seeds(seeds):
     if not seeds or not all(0 <= seed < 2**32 for seed in seeds):
         raise BadInput(f"seeds must be from 0 to 2**32 - 1, got {quoted(seeds)}")
     if len(set(seeds)) < len(seeds):
-        raise BadInput(f"the seeds {','.join(map(str, seeds))} are not all different")
+        repeated = next(seed for seed in seeds if seeds.count(seed) > 1)
+        raise BadInput(f"seed {repeated} is given more than once; give each seed only once")

@@ -49,7 +49,7 @@ def make_federations(
     unseen_rows = np.flatnonzero(in_unseen)
     if shots and not len(unseen_rows):
         raise BadInput(
-            f"config.data.shots={shots} is more than the 0 unseen examples; name a domain with"
+            f"config.data.shots={shots} needs an unseen domain with examples; set"
             " config.data.unseen"
         )
     train = np.flatnonzero(~in_unseen & ~dataset.test)

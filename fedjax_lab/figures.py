@@ -73,9 +73,7 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     if not argv:
-        raise BadInput(
-            "no figures are named; use python -m fedjax_lab.figures NAME FOLDER, or see --help"
-        )
+        raise BadInput("no figures are given; for example `fedjax-lab figures curves runs/my_run`")
     name, *rest = argv
     if name in ("-h", "--help"):
         print(__doc__)
@@ -110,9 +108,9 @@ def _parse(name, arguments):
     folders, out = args.pop("folders"), args.pop("out")
     formats = list(dict.fromkeys(args.pop("format").split(",")))
     if not folders:
-        raise BadInput(f"no run is named; use python -m fedjax_lab.figures {name} FOLDER")
+        raise BadInput(f"no folder is given; use `fedjax-lab figures {name} FOLDER`")
     if len(folders) > 1 and not takes_several(draw):
-        raise BadInput(f"figures {name} take the folder of one run, got {len(folders)} folders")
+        raise BadInput(f"`figures {name}` accepts only one folder of a run, got {len(folders)}")
     for wanted in formats:
         if wanted not in FORMATS:
             raise BadInput(f"--format: no format {quoted(wanted)}; {nearest(wanted, FORMATS)}")

@@ -189,8 +189,9 @@ def check(method: Method, like: State) -> None:
     for name, function in (("newcomer", method.newcomer), ("record", method.record)):
         if function is not None and depends(partial(_of_parts, function), *like[::-1]):
             raise BadInput(
-                f"the method's `{name}` reads the private state of all clients at once, which"
-                " config.engine.state=host and disk do not allow; use config.engine.state=auto"
+                f"the method's `{name}` reads the private state of all clients at once, but this"
+                " run keeps it on the host; use config.engine.state=replicated and"
+                " config.engine.data=replicated"
             )
 
 
@@ -200,8 +201,9 @@ def _check_metrics(plan, kinds):
     names = [metric.name for metric in plan.metrics if isinstance(metric, Whole)]
     if in_pieces and names:
         raise BadInput(
-            f"metric {names[0]!r} needs a model's outputs for all test examples at once, which"
-            " config.engine.data=stream scores in pieces; use config.engine.data=auto"
+            f"metric {names[0]!r} needs a model's outputs for all test examples at once, but this"
+            " run streams the examples and scores them in pieces; use config.engine.data=replicated"
+            " or sharded, or remove the metric from config.run.metrics"
         )
 
 

@@ -99,12 +99,19 @@ class Run:
         return np.concatenate([self._logits(pool, message, who, rows) for rows in batches])
 
     def score(self, data: Dataset | tuple[Any, Any], seed: int | None = None) -> dict:
-        """Scores on all examples of other data, in the format of a row of metrics.jsonl.
+        """Evaluates the run's models on all examples of another dataset.
 
-        data: a dataset, or a pair of examples [N, ...] and labels [N].
+        Args:
+          data: a dataset, or a pair of examples [N, ...] and labels [N].
+          seed: a seed of the run; None: its first one.
 
-        Returns a dict with `accuracy`, over the clients' own models, and `global`, in percent; if
-        the data have several domains also `domains`.
+        Returns:
+          The accuracies in percent and the losses, as in a row of metrics.jsonl: `accuracy` and
+          `loss` of the clients' own models, `global` and `global_loss` of the global model, and the
+          metrics of config.run.metrics; by domain if the data have several domains.
+
+        Raises:
+          BadInput: the data do not have the shape or the classes of the run's dataset.
         """
         dataset = _as_dataset(data, self.experiment.dataset)
         self._check_examples(dataset.x)
@@ -160,7 +167,7 @@ class Run:
         if method.predict is None:
             raise BadInput(
                 f"stage {self.stage.name} of {self.config.method.name}, after {self.rounds} rounds,"
-                " has no model to predict with"
+                " has no model to predict with; load a checkpoint of a later stage"
             )
         if client is None:
             return self._newcomer(i)
@@ -269,7 +276,8 @@ class Run:
         if x.shape[1:] != shape or not len(x):
             wanted = ", ".join(map(str, ("N", *shape)))
             raise BadInput(
-                f"examples must have the shape [{wanted}] of the run's, not {list(x.shape)}"
+                f"examples must be a non-empty array of shape [{wanted}], as in the run's dataset,"
+                f" not {list(x.shape)}"
             )
 
     def index(self, seed: int | None) -> int:

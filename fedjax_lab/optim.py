@@ -110,8 +110,11 @@ def rmsprop(
     alpha: float = 0.99,
     eps: float = 1e-8,
 ) -> optax.GradientTransformation:
-    """RMSprop: v <- alpha v + (1 - alpha) d^2;  w <- w - lr d / (sqrt(v) + eps).
+    """RMSprop with d = g + weight_decay w, as in PyTorch.
 
+    v <- alpha v + (1 - alpha) d^2;  m <- momentum m + d / (sqrt(v) + eps);  w <- w - lr m.
+
+    momentum: decay of m; 0: no momentum.
     alpha: decay of the second moment, below 1.
     eps: a constant added to the square root of the second moment.
     """

@@ -92,7 +92,8 @@ def divide(num_clients: int, by_client: NamedSharding | None) -> Owners:
 def _bounds(num_clients, processes, who):
     if num_clients < processes:
         raise BadInput(
-            f"{num_clients} {who} cannot be divided among {processes} processes; use"
-            " config.engine.state=replicated"
+            f"{num_clients} {who} cannot be divided among {processes} processes; use at most"
+            f" {num_clients} processes, or config.engine.state=replicated with"
+            " config.engine.data=replicated"
         )
     return tuple(num_clients * p // processes for p in range(processes + 1))

@@ -364,7 +364,10 @@ def _parse(argv):
     cloud.check("--out", args.out)
     check_path("--configs", args.configs)
     if args.what != ["list"] and len(args.what) != 2:
-        raise BadInput("name a table, for example fedconcat table1; `list` shows all tables")
+        raise BadInput(
+            "no table is given; for example `fedjax-lab paper fedconcat table1`; `fedjax-lab paper"
+            " list` shows all tables"
+        )
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
     return args, Request(_configs(args.configs), overrides, seeds)
 
@@ -373,7 +376,8 @@ def _configs(wanted):
     for folder in map(Path, [wanted] if wanted else configs.__path__):
         if (folder / "fedconcat_small.py").is_file():
             return folder
-    raise BadInput(f"{wanted} does not hold the papers' configs; name their folder: --configs=DIR")
+    where = wanted or "the package"
+    raise BadInput(f"{where} does not contain the papers' configs; set --configs=DIR")
 
 
 if __name__ == "__main__":

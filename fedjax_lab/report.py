@@ -31,7 +31,8 @@ paired by seed.
 --format    terminal, markdown, latex, csv, html; LaTeX needs the packages booktabs and graphicx
 --out       a file to write the report to; default: the standard output
 
-Exit codes: 0 done; 2 bad input, reported in one line.
+Exit codes: 0 success; 1 a failure of the machine (disk, memory); 2 invalid usage, config or data,
+reported in one line; 130 interrupted.
 """
 
 if __name__ == "__main__":  # before the imports, during which an interrupt may arrive
@@ -156,7 +157,7 @@ def _arguments(argv):
     if args.label and not re.fullmatch(r"[A-Za-z0-9:._-]+", args.label):
         raise BadInput(f"--label={quoted(args.label)} may have only letters, digits and :._-")
     if not args.folders:
-        raise BadInput("no folder given: python -m fedjax_lab.report DIR...; see --help")
+        raise BadInput("no folder is given; for example `fedjax-lab report runs/my_run`")
     return args
 
 

@@ -14,7 +14,8 @@ folders: downloaded) plus the training seconds of one seed.
             the same names are replaced; a viewer started with --load_fast=false needs a restart
 --follow    adds new evaluations, pictures and runs as they appear, until Ctrl-C
 
-Exit codes: 0 done; 2 bad input, reported in one line; 130 interrupted before all was written.
+Exit codes: 0 success; 1 a failure of the machine (disk, memory); 2 invalid usage, config or data,
+reported in one line; 130 interrupted.
 """
 
 if __name__ == "__main__":  # before the imports, during which an interrupt may arrive
@@ -71,7 +72,7 @@ def _arguments(argv):
     args = parse(parser, argv)
     cloud.check_local("--logdir", args.logdir)
     if not args.folders:
-        raise BadInput("no folder given: python -m fedjax_lab.tensorboard DIR...; see --help")
+        raise BadInput("no folder is given; for example `fedjax-lab tensorboard runs/my_run`")
     try:
         import tensorboardX  # noqa: F401
     except ImportError as error:

@@ -5,8 +5,8 @@
     def test_my_method():
         check_method(my_method, mu=0.1)
 
-Each check trains for a moment on a toy problem and raises `CheckFailed`, with an explanation, if
-the simulator cannot use the part.
+Each check runs the part on a small toy problem and raises `CheckFailed`, with an explanation, if
+the simulator cannot use the part. The checks of methods and models also train for a moment.
 """
 
 from fedjax_lab.checks.failure import CheckFailed

@@ -10,10 +10,14 @@ from fedjax_lab.types import Array, PyTree
 
 
 def mix(weight: Array, trees: PyTree) -> PyTree:
-    """Weighted sums over clients.
+    """Returns the weighted sums of the clients' trees.
 
-    trees: leaves [M, ...]. weight: [M] for one sum, with leaves [...], or [K, M] for K sums, with
-    leaves [K, ...].
+    Args:
+      weight: [M] for one sum, or [K, M] for K sums.
+      trees: leaves [M, ...], one entry for each client.
+
+    Returns:
+      A tree with leaves [...], or [K, ...] for K sums.
     """
     full = jax.lax.Precision.HIGHEST  # no TF32, no bfloat16
     return jax.tree.map(
@@ -22,9 +26,9 @@ def mix(weight: Array, trees: PyTree) -> PyTree:
 
 
 def dot(a: PyTree, b: PyTree) -> Array:
-    """Inner product over all leaves."""
+    """Returns the inner product over all leaves; 0 for trees without leaves."""
     total: Any = sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)))
-    return total  # the number 0 for trees without leaves
+    return total
 
 
 def sq_norm(a: PyTree) -> Array:
@@ -33,17 +37,17 @@ def sq_norm(a: PyTree) -> Array:
 
 
 def add(a: PyTree, b: PyTree, scale: float | Array = 1.0) -> PyTree:
-    """a + scale * b."""
+    """Returns a + scale * b, leaf by leaf."""
     return jax.tree.map(lambda x, y: x + scale * y, a, b)
 
 
 def sub(a: PyTree, b: PyTree) -> PyTree:
-    """a - b."""
+    """Returns a - b, leaf by leaf."""
     return jax.tree.map(jnp.subtract, a, b)
 
 
 def scale(factor: float | Array, a: PyTree) -> PyTree:
-    """factor * a."""
+    """Returns factor * a, leaf by leaf."""
     return jax.tree.map(lambda x: factor * x, a)
 
 
@@ -53,7 +57,7 @@ def zeros(a: PyTree) -> PyTree:
 
 
 def repeat(a: PyTree, count: int) -> PyTree:
-    """`count` copies along a new leading axis."""
+    """Returns `count` copies of each leaf along a new leading axis: leaves [count, ...]."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), a)
 
 
@@ -133,7 +137,7 @@ def within(layers: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def join(a: PyTree, b: PyTree) -> PyTree:
-    """The inverse of `split`."""
+    """Returns the tree that `split` divided into `a` and `b`, where missing leaves are None."""
     return jax.tree.map(lambda x, y: y if x is None else x, a, b, is_leaf=lambda x: x is None)
 
 

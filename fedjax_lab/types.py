@@ -76,7 +76,7 @@ class Client(NamedTuple):
 
     id: Array  # [] int32
     n: Array  # [] float32, number of training examples
-    weight: Array  # [] share in the server's mean; sums to 1 over a cohort
+    weight: Array  # [] weight in the server's mean; sums to 1 over a cohort
     label_count: Array  # [K] float32, number of training examples of each class
     private: PyTree  # state that the client keeps between rounds
     num_clients: Array  # [] float32, C: the size of the whole population, not of the cohort
@@ -89,7 +89,7 @@ class Client(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The operations of a client on its own data. The runner passes it to `Exchange.local`."""
+    """The operations of a client on its own data. The simulator passes it to `Exchange.local`."""
 
     train: Callable[..., Weights]
     # (weights, loss, *, only, epochs, steps, optimizer, references, stepping) -> weights:

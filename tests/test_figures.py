@@ -8,10 +8,10 @@ from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures.drawn import Drawn
 
 REFUSED = {
-    "": "no figures are named",
+    "": "no figures are given",
     "hfed {run}": "no figures 'hfed'; did you mean 'hfedf'?",
-    "hfedf": "no run is named; use python -m fedjax_lab.figures hfedf FOLDER",
-    "fedpick {run} {run}": "figures fedpick take the folder of one run, got 2 folders",
+    "hfedf": "no folder is given; use `fedjax-lab figures hfedf FOLDER`",
+    "fedpick {run} {run}": "`figures fedpick` accepts only one folder of a run, got 2",
     "fedpick {run} --sed=1": "unexpected argument '--sed=1'; did you mean '--seed'?",
     "fedpick {run} --seed=one": "argument --seed: invalid int value: 'one'",
     "fedconcat {run} --seed=1": "unexpected argument '--seed=1'",
@@ -20,7 +20,7 @@ REFUSED = {
     "hfedf {run}": "holds no finished run",
     "curves {run}": "holds no run: there is no config.json in it",
     "curves {run} --format=png,pfd": "--format: no format 'pfd'; did you mean 'pdf'?",
-    "client2vec {run} {run}": "two of the folders have the same name",
+    "client2vec {run} {run}": "several folders have the name",
     "domain_gap {run}": "holds no finished run",
     "encoder_exchange {run}": "holds no finished run",
 }

@@ -86,7 +86,7 @@ def test_the_evaluation_at_the_end_of_the_shorter_run_remains(toy, tmp_path):
 def test_a_run_cannot_have_fewer_rounds_than_it_has_played(toy, tmp_path):
     play(toy, tmp_path / "run", 4)
     before = comparable(tmp_path / "run")
-    with pytest.raises(BadInput, match="has already played 4 rounds, more than the 2 of"):
+    with pytest.raises(BadInput, match="already has 4 rounds, more than config.run.rounds=2"):
         play(toy, tmp_path / "run", 2)
     assert comparable(tmp_path / "run") == before and (tmp_path / "run/summary.json").exists()
 
@@ -324,7 +324,7 @@ def test_seeds_cannot_be_removed_on_resume(toy, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"config.seeds is \[0, 1\], not \[1, 2\]"):
         play(toy, tmp_path / "run", 4, (1, 2))
     interrupted(toy, tmp_path / "run", monkeypatch, after=2, rounds=4, seeds=(0, 1, 2, 3))
-    with pytest.raises(BadInput, match="has begun more seeds; .* --seeds=0,1,2,3"):
+    with pytest.raises(BadInput, match="holds a run with more seeds; .* --seeds=0,1,2,3"):
         play(toy, tmp_path / "run", 4, (0, 1))
     assert seeds_in(tmp_path / "run" / growth.ADDED) == [2, 3]
     play(toy, tmp_path / "run", 4, (0, 1, 2, 3, 4))

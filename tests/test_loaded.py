@@ -179,7 +179,7 @@ def test_bad_folders_and_bad_arguments_are_one_line_errors(runs, tmp_path):
     assert "rounds must be a whole number, got '2'" in complaint(fedjax_lab.load, path, rounds="2")
     assert "a folder must be text or a Path" in complaint(fedjax_lab.load, None)
     assert "has no seed 1; valid: [0, 3]" in complaint(run.predict, x, seed=1)
-    assert "shape [N, 5] of the run's, not [300, 4]" in complaint(run.predict, x[:, 1:])
+    assert "shape [N, 5], as in the run's dataset, not [300, 4]" in complaint(run.predict, x[:, 1:])
     assert "labels must be 0 .. 2, not 1 .. 3" in complaint(run.score, (x, y + 1))
     assert "one for each of the 300 examples" in complaint(run.score, (x, y[1:]))
 

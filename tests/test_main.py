@@ -123,7 +123,7 @@ BAD = [
     (["--config={toy}", "--seeds=a"], "--seeds"),
     (["--config={toy}", "--seeds=4294967296"], "seeds"),
     (["--config={toy}", "--config.run.rounds=3000000000"], "config.run.rounds"),
-    (["--config={toy}", "--seeds=1,1"], "the seeds 1,1 are not all different"),
+    (["--config={toy}", "--seeds=1,1"], "seed 1 is given more than once"),
     (["--config={toy}:fedprox", "--config.method.mo=1"], "did you mean 'mu'?"),
     (["--config={toy}", "--config.metod.mu=1"], "did you mean 'method'?"),
     (["--config={toy}", "--config.run.round=1"], "did you mean 'rounds'?"),

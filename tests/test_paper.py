@@ -432,8 +432,8 @@ def test_an_unsuccessful_run_sets_the_exit_code(toy, capsys, monkeypatch, error,
         (["fedconcat", "table1", "--seeds=a"], "--seeds must be whole numbers"),
         (["fedconcat", "table1", "--config.run.round=3"], "did you mean 'rounds'?"),
         (["fedconcat", "table1", "--configs=nowhere"], "--configs=DIR"),
-        (["fedconcat"], "name a table"),
-        ([], "name a table"),
+        (["fedconcat"], "no table is given"),
+        ([], "no table is given"),
     ],
 )
 def test_bad_arguments_are_one_line_errors(arguments, said, capsys):

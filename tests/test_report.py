@@ -321,7 +321,7 @@ def test_a_config_that_is_not_of_a_run_is_rejected(tmp_path, capsys, content):
 
 def test_bad_input_is_a_one_line_error(pair, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    assert "no folder given" in refusal(capsys)
+    assert "no folder is given" in refusal(capsys)
     assert "does not exist" in refusal(capsys, tmp_path / "nowhere")
     assert "is not a folder" in refusal(capsys, pair / "a/config.json")
     assert "holds no run" in refusal(capsys, tmp_path / "empty")

@@ -365,7 +365,7 @@ def test_bad_input_is_a_one_line_error(sweep, tmp_path, logdir, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     run = sweep / "fedavg,mu=0.1"
-    assert "no folder given" in error_line(capsys)
+    assert "no folder is given" in error_line(capsys)
     assert "does not exist" in error_line(capsys, tmp_path / "nowhere")
     assert "holds no run" in error_line(capsys, tmp_path / "empty")
     assert "--lodgir" in error_line(capsys, sweep, "--lodgir=x")

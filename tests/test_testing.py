@@ -128,7 +128,7 @@ def too_few(y, domain, num_clients, rng):
     [
         (own_random_numbers, "all random numbers must come from `rng`"),
         (twice_the_same, "client 0 holds an example more than once"),
-        (too_few, "it returns rows for 1 clients instead of 5"),
+        (too_few, "the partition returns rows for 1 clients instead of 5"),
     ],
 )
 def test_wrong_partitions_fail_with_a_specific_error(partition, message):

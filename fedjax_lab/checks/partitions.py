@@ -32,7 +32,7 @@ def check_partition(
     again = dealing.call(deal, examples, num_clients, np.random.default_rng(1))
     check(
         len(again) == num_clients,
-        f"it returns rows for {len(again)} clients instead of {num_clients}",
+        f"the partition returns rows for {len(again)} clients instead of {num_clients}",
     )
     rng = np.random.default_rng(1)
     try:
@@ -49,7 +49,7 @@ def check_partition(
     )
     check(
         all(np.array_equal(a, b) for a, b in zip(before[:4], examples[:4], strict=True)),
-        "it modifies the labels or domains in place; it must copy them first",
+        "the partition modifies labels or domains in place; it must copy them first",
     )
 
 

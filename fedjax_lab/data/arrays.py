@@ -61,9 +61,7 @@ def read(file: Path) -> dict[str, np.ndarray]:
         raise BadInput(f"{file} has no array {missing[0]!r}; it holds: {present}")
     for name in names:
         if name not in KEYS:
-            unused = f"{file} has an unknown array {quoted(name)}"
-            remedy = f"{nearest(name, KEYS)} Remove all arrays but {', '.join(KEYS)}"
-            raise BadInput(f"{unused}; {remedy}")
+            raise BadInput(f"{file} has an unknown array {quoted(name)}; {nearest(name, KEYS)}")
     arrays = npz.read(file, [key for key in KEYS if key in names], REMEDY, "is damaged")
     return {key: _decoded(array) for key, array in arrays.items()}
 

@@ -82,11 +82,14 @@ def classes_per_client(
     _at_least("classes", classes, 1)
     ids, group, sizes = _groups(y)
     if classes > len(ids):
-        raise BadInput(f"config.partition.classes is {classes}, but there are {len(ids)} classes")
+        raise BadInput(
+            f"config.partition.classes must be at most {len(ids)}, the number of classes, got"
+            f" {classes}"
+        )
     if num_clients < len(ids):
         raise BadInput(
-            f"config.partition.num_clients must be at least {len(ids)}, the number of classes "
-            f"(or some class has no owner), got {num_clients}"
+            f"config.partition.num_clients must be at least {len(ids)}, so that each of the"
+            f" {len(ids)} classes has a client, got {num_clients}"
         )
     owned = _draw_classes(num_clients, len(ids), classes, rng)
     counts = np.zeros((len(ids), num_clients), int)
@@ -195,7 +198,10 @@ def domains_per_client(
     _at_least("domains", domains, 1)
     ids, group, sizes = _groups(domain)
     if domains > len(ids):
-        raise BadInput(f"config.partition.domains is {domains}, but there are {len(ids)} domains")
+        raise BadInput(
+            f"config.partition.domains must be at most {len(ids)}, the number of domains, got"
+            f" {domains}"
+        )
     if num_clients * domains < len(ids):
         raise BadInput(
             f"config.partition.domains={domains} with {num_clients} clients leaves some of the "
@@ -538,7 +544,8 @@ def check_clients(num_clients: int, examples: int) -> None:
     _at_least("num_clients", num_clients, 1)
     if num_clients > examples:
         raise BadInput(
-            f"config.partition.num_clients is {num_clients}, but there are {examples} examples"
+            f"config.partition.num_clients must be at most {examples}, the number of training"
+            f" examples, got {num_clients}"
         )
 
 

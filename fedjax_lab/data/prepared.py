@@ -116,8 +116,7 @@ def _find(dataset: str, folder: str) -> tuple[Path, str]:
     if name["version"] and version is not None:
         version = version.parent / name["version"]
     if version is None or not (version / "dataset_info.json").is_file():
-        hint = _hint(where, dataset)
-        raise BadInput(f"{where} has no prepared {dataset}: {hint}{remedy}")
+        raise BadInput(f"{where} has no prepared {dataset}: {remedy}{_hint(where, dataset)}")
     with safe.reading(version, remedy):
         for file in version.glob("*.*"):
             safe.check_regular(file)
@@ -137,7 +136,7 @@ def _hint(where: Path, dataset: str) -> str:
             import tensorflow_datasets
 
             names = {*prepared, *tensorflow_datasets.list_builders(with_community_datasets=False)}
-    return "" if first in names or not names else f"{cut(nearest(dataset, names), 200)} Or "
+    return "" if first in names or not names else f"; {cut(nearest(dataset, names), 200)}"
 
 
 @contextlib.contextmanager

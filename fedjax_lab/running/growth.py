@@ -85,7 +85,7 @@ def _check_seeds(folder, saved, today):
     inner = files.read_config(folder / ADDED / "config.json")
     if inner is not None and not set(inner["seeds"]) <= set(today):
         begun = ",".join(map(str, [*saved, *inner["seeds"]]))
-        raise BadInput(f"{folder} has begun more seeds; resume all of them: --seeds={begun}")
+        raise BadInput(f"{folder} holds a run with more seeds; resume all of them: --seeds={begun}")
 
 
 def seeds(folder: Path) -> list[int] | None:
@@ -143,7 +143,8 @@ def check_rounds(folder: Path, old: dict[str, int], new: dict[str, int], played:
     whole = max(new.values())
     if played > whole:
         raise BadInput(
-            f"{folder} has already played {played} rounds, more than the {whole} of this config"
+            f"{folder} already has {played} rounds, more than config.run.rounds={whole}; increase"
+            " config.run.rounds, or name another folder"
         )
     for name, end in old.items():
         now = new.get(name, whole)

@@ -39,7 +39,10 @@ class Diverged(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when a signal stops a run, after its state has been saved."""
+    """Raised when a signal, or run.max_seconds before the first evaluation, stops a run.
+
+    The state of the run has been saved.
+    """
 
 
 class Result(NamedTuple):
@@ -75,7 +78,7 @@ def run(
 
     Raises:
       Diverged: a loss or weight became non-finite.
-      Interrupted: a signal stopped the run.
+      Interrupted: a signal, or run.max_seconds before the first evaluation, stopped the run.
       BadInput: the workdir holds another run or is in use, the run has fewer rounds than are to be
         profiled, or there is no such logger.
     """

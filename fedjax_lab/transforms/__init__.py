@@ -1,4 +1,4 @@
-"""Wrappers of any method that change what is uploaded, or how uploads are aggregated.
+"""Wrappers of any method that change its examples, its messages or its aggregation.
 
 A transform is a function (method, task, *, settings) -> Method. A transform that makes a run
 private also gets a `guarantee.Setup` as its third argument and sets `Method.guarantee`. A transform

@@ -21,5 +21,7 @@ def by_name(workdirs: Sequence[Path]) -> dict[str, Path]:
     """The folders of runs by name. Raises BadInput if two folders have the same name."""
     named = {workdir.name: workdir for workdir in workdirs}
     if len(named) < len(workdirs):
-        raise BadInput("two of the folders have the same name")
+        names = [workdir.name for workdir in workdirs]
+        shared = next(name for name in names if names.count(name) > 1)
+        raise BadInput(f"several folders have the name {shared!r}; rename all but one of them")
     return named
