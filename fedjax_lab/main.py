@@ -14,8 +14,8 @@ python -m fedjax_lab.main --help-method NAME
                   true or false can also be set with --config.KEY and --noconfig.KEY. If a key is
                   given twice, the last value is used
 --workdir         folder for all results; default: a new folder below runs/
---seeds           whole numbers and ranges of them, for example 0,1,2 or 0-2; all seeds are trained
-                  together; default: config.run.seed
+--seeds           whole numbers and ranges of them, for example 0,1,2 or 0-2; they are one run;
+                  default: config.run.seed
 --resume          continues from the newest checkpoint in the workdir. Without --config, the config
                   and the seeds of the workdir are used. Settings that do not affect the finished
                   rounds may change: config.run.rounds (provided that the method's finished stages
