@@ -218,7 +218,7 @@ def sources_of(config: Mapping) -> dict[str, Source]:
 def _checked_section(section, values):
     """The section, with the names of functions instead of the functions.
 
-    BadInput if the section is unknown, or if a key or the name of a function is not text.
+    Raises BadInput if the section is unknown, or if a key or the name of a function is not text.
     """
     if section not in DEFAULTS:
         raise BadInput(f"no config section {quoted(section)}; {nearest(str(section), DEFAULTS)}")
@@ -461,7 +461,7 @@ def _check_rules(run, validation):
 
 
 def _check_value(key, value):
-    """BadInput for a value that is invalid for every setting."""
+    """Raises BadInput for a value that is invalid for every setting."""
     if isinstance(value, float) and not np.isfinite(value):
         raise BadInput(f"{key} must be finite, got {value}")
     if isinstance(value, int) and value >= 2**31:

@@ -57,7 +57,7 @@ def _find(name):
 
 
 def _reference(path, module, method):
-    """The name or reference of the method. BadInput if there is no such method."""
+    """The name or reference of the method. Raises BadInput if there is no such method."""
     of_file = [name for name, value in vars(module).items() if is_method(value)]
     if method in of_file and method not in METHODS:
         method = f"{path}:{method}"

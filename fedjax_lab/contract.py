@@ -1,4 +1,4 @@
-"""Checks of methods before anything is compiled. BadInput names the requirement that is not met."""
+"""Checks methods before anything is compiled; an error names the requirement that is not met."""
 
 import inspect
 from typing import Any
@@ -56,7 +56,7 @@ def _check_method(method):
 
 
 def _check_call(field, function):
-    """BadInput unless the function can be called with the arguments of that field."""
+    """Raises BadInput unless the function can be called with the arguments of that field."""
     if not callable(function):
         raise BadInput(f"`{field}` of a method must be a function, not {quoted(function)}")
     try:

@@ -99,7 +99,10 @@ def build(
 
 
 def _make_stages(config, task, setup, federation):
-    """The stages of a run with the config's transforms. BadInput if they do not fit the data."""
+    """The stages of a run with the config's transforms.
+
+    Raises BadInput if they do not fit the data.
+    """
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
     transforming.check_private(config, stages)
     stages = tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)
@@ -113,7 +116,7 @@ def join(parts: Sequence[Experiment]) -> Experiment:
 
     The result is one computation. Its seeds are those of the first run, then those of the second,
     and so on. The numbers in which the runs differ are its `joint.settings`, which are traced.
-    BadInput if these runs cannot be combined.
+    Raises BadInput if these runs cannot be combined.
     """
     first, simulations = parts[0], [part.simulation for part in parts]
     _check_joinable(first)
@@ -144,7 +147,7 @@ def with_first_weights(experiment: Experiment, weights: Sequence[Weights]) -> Ex
 
 
 def _check_joinable(first):
-    """BadInput unless runs like this one can be combined in one computation."""
+    """Raises BadInput unless runs like this one can be combined in one computation."""
     simulation = first.simulation
     if first.config.run.start_from:
         raise BadInput("the runs start from other runs (config.run.start_from)")
@@ -200,7 +203,7 @@ def learning_rates(
 
     lengths: how many rounds each stage has. A schedule restarts in each stage.
 
-    BadInput if a schedule or one of its settings cannot be used.
+    Raises BadInput if a schedule or one of its settings cannot be used.
     """
     rates = {}
     for rate in filter(functools.partial(_is_scheduled, config), SCHEDULED):
@@ -218,7 +221,7 @@ def learning_rates(
 def check_rates(
     config: ml_collections.ConfigDict, old: Sequence[int], new: Sequence[int], played: int
 ) -> None:
-    """BadInput if other lengths of stages change the learning rates of rounds already played.
+    """Raises BadInput if other stage lengths change the learning rates of rounds already played.
 
     old, new: the earlier and the new number of rounds of each stage. played: rounds played so far.
     """
@@ -239,7 +242,7 @@ def _is_scheduled(config, rate):
 
 
 def _check_has(config, rate, key):
-    """BadInput unless the config's method has the learning rate that the schedule changes."""
+    """Raises BadInput unless the method has the learning rate that the schedule changes."""
     section, _, name = rate.partition(".")
     if name in config[section]:
         return
@@ -251,7 +254,7 @@ def _check_has(config, rate, key):
 
 
 def _check_cohort(config, num_clients):
-    """BadInput if a round has more clients than there are training clients."""
+    """Raises BadInput if a round has more clients than there are training clients."""
     if config.run.cohort > num_clients:
         raise BadInput(
             f"config.run.cohort={config.run.cohort} is more than the {num_clients} clients that"
@@ -285,7 +288,7 @@ def guarantee(experiment: Experiment) -> Guarantee | None:
 
 
 def check_noise(experiment: Experiment, old: int, new: int, played: int) -> None:
-    """BadInput if another number of rounds changes the noise of rounds already played.
+    """Raises BadInput if another number of rounds changes the noise of rounds already played.
 
     old, new: the earlier and the new number of rounds of the run. played: rounds played so far.
     """
@@ -299,7 +302,7 @@ def check_noise(experiment: Experiment, old: int, new: int, played: int) -> None
 
 
 def check_promise(experiment: Experiment, seeds: Sequence[Sequence[int]]) -> None:
-    """BadInput if the guarantee for some of the seeds differs from that for all seeds.
+    """Raises BadInput if the guarantee for some of the seeds differs from that for all seeds.
 
     seeds: the parts of the experiment's seeds that are trained separately.
     """
@@ -322,7 +325,7 @@ def check_promise(experiment: Experiment, seeds: Sequence[Sequence[int]]) -> Non
 def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
     """The stages of a run of so many rounds; a method without stages is a single one.
 
-    Stages without rounds at the end are left out. BadInput if any other stage has no rounds.
+    Stages without rounds at the end are left out. Raises BadInput if any other stage has no rounds.
     """
     stages = (Stage("train", method, rounds),) if isinstance(method, Method) else method(rounds)
     contract.check_stages(stages)
@@ -364,15 +367,16 @@ def load_data(section: Mapping) -> Dataset:
     """Loads the dataset of the source that a config's section `data` names.
 
     With config.data.test, a share of the examples become test examples, unless the source has its
-    own setting `test`. BadInput if the result is not a valid Dataset, or if it already has a test
-    set.
+    own setting `test`.
+
+    Raises BadInput if the result is not a valid Dataset, or if it already has a test set.
     """
     dataset = bind("data", section)()
     if not isinstance(dataset, Dataset):
         raise BadInput(f"data {section['name']} must return a Dataset, not {quoted(dataset)}")
     _check_arrays(dataset)
     if len(dataset.x) == 0:
-        raise BadInput("the dataset is empty")
+        raise BadInput(f"the data source {section['name']} returned no examples")
     _check_numbers("label", dataset.y, dataset.classes)
     _check_numbers("domain", dataset.domain, dataset.domains)
     if dataset.client is not None:
@@ -383,7 +387,7 @@ def load_data(section: Mapping) -> Dataset:
 
 
 def _check_arrays(dataset):
-    """BadInput unless the dataset's fields are arrays of numbers with one entry per example."""
+    """Raises BadInput unless the fields are arrays of numbers with one entry per example."""
     kinds_of = {"x": "biuf", "y": "biu", "domain": "biu", "test": "biu"}
     kinds_of |= {} if dataset.client is None else {"client": "biu"}
     for field, kinds in kinds_of.items():
@@ -401,7 +405,7 @@ def _check_arrays(dataset):
 
 
 def _check_numbers(what, numbers, names):
-    """BadInput unless each number is an index of `names`."""
+    """Raises BadInput unless each number is an index of `names`."""
     if not isinstance(names, (list, tuple)):
         raise BadInput(f"the {what} names must be a tuple of text, not {quoted(names)}")
     bad = (numbers < 0) | (numbers >= len(names))
@@ -539,7 +543,7 @@ def _plan(config, training, stages, dataset):
 
 
 def _check_words(measured, classes):
-    """BadInput if the word accuracy is a metric, but the classes are not words."""
+    """Raises BadInput if the word accuracy is a metric, but the classes are not words."""
     if not are_words(classes) and any(m.name == "word_accuracy" for m in measured):
         raise BadInput(
             "config.run.metrics: word_accuracy is for data whose classes are words, such as"
@@ -603,7 +607,10 @@ def _divide(engine, plan, stages, task, federations, devices, memory):
 
 
 def _host(division, engine, stages):
-    """What the run keeps on the host; None: nothing. BadInput if its method does not allow it."""
+    """What the run keeps on the host; None: nothing.
+
+    Raises BadInput if its method does not allow it.
+    """
     if not division.on_host:
         return None
     stream = division.data.where == "stream"
@@ -644,8 +651,9 @@ def feature_skew(
 ) -> Callable | None:
     """The config's feature skew as a function of raw examples x; None if there is none.
 
-    The skew itself sees the pixels of 8-bit images in 0..1 and other examples unchanged. BadInput
-    if it does not fit the examples.
+    The skew itself sees the pixels of 8-bit images in 0..1 and other examples unchanged.
+
+    Raises BadInput if it does not fit the examples.
     """
     name, skews = config.partition.feature_skew, federation.skews
     if skews is None:
@@ -667,7 +675,7 @@ def feature_skew(
 
 
 def _check_skewed(config, stages):
-    """BadInput if the feature skew would not affect the method's examples."""
+    """Raises BadInput if the feature skew would not affect the method's examples."""
     name, method = config.partition.feature_skew, config.method.name
     if name == "none":
         return
@@ -684,7 +692,7 @@ def _check_skewed(config, stages):
 
 
 def _check_validation(config, stages, federation):
-    """BadInput if a method needs validation rows that clients or new clients do not have."""
+    """Raises BadInput if a method needs validation rows that clients or new clients do not have."""
     name, methods = config.method.name, [stage.method for stage in stages]
     if not any(method.validation for method in methods):
         return
@@ -719,7 +727,7 @@ def vectorizes_seeds(
 
 
 def _check_fsdp(config, plan, stages):
-    """BadInput if a group of devices cannot share a client's work."""
+    """Raises BadInput if a group of devices cannot share a client's work."""
     group = config.engine.fsdp
     if plan.batch_size % group:
         raise BadInput(

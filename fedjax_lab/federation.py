@@ -81,7 +81,10 @@ def _skews(order, seed):
 
 
 def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:
-    """Which examples are of the named domain, [R] bool; none for "". BadInput for unknown names."""
+    """Which examples are of the named domain, [R] bool; none for "".
+
+    Raises BadInput for unknown names.
+    """
     if not name:
         return np.zeros(len(dataset.y), bool)
     if name not in dataset.domains:
@@ -90,7 +93,7 @@ def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:
 
 
 def check_scored(federation: Federation) -> None:
-    """BadInput unless the federation has examples to score clients on."""
+    """Raises BadInput unless the federation has examples to score clients on."""
     if all(
         rows is None for rows in (federation.global_test, federation.unseen, federation.validation)
     ):
@@ -161,7 +164,7 @@ def _deal_shots(dataset, rows, num_clients, shots, shots_per):
 
 
 def _check_shots_of_classes(dataset, rows, num_clients, shots):
-    """BadInput unless these rows have enough examples of each class for all clients."""
+    """Raises BadInput unless these rows have enough examples of each class for all clients."""
     counts = np.bincount(dataset.y[rows], minlength=len(dataset.classes))
     fewest = int(np.argmin(counts))
     if num_clients * shots > counts[fewest]:

@@ -185,7 +185,7 @@ def _described(a):
 
 
 def check(method: Method, like: State) -> None:
-    """BadInput if a method needs the private state of all clients at once. like: shapes."""
+    """Raises BadInput if a method needs the private state of all clients at once. like: shapes."""
     for name, function in (("newcomer", method.newcomer), ("record", method.record)):
         if function is not None and depends(partial(_of_parts, function), *like[::-1]):
             raise BadInput(
@@ -196,7 +196,7 @@ def check(method: Method, like: State) -> None:
 
 
 def _check_metrics(plan, kinds):
-    """BadInput if a metric needs all examples at once, but they are scored in pieces."""
+    """Raises BadInput if a metric needs all examples at once, but they are scored in pieces."""
     in_pieces = any(len(kind.shared) > 1 for kind in kinds)
     names = [metric.name for metric in plan.metrics if isinstance(metric, Whole)]
     if in_pieces and names:

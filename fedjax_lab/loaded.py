@@ -32,8 +32,8 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
     folder: a local folder, or text such as gs://BUCKET/FOLDER.
     rounds: the number of rounds after which the checkpoint was saved; None: the newest checkpoint.
 
-    BadInput if the folder holds no run or no such checkpoint, or if the data or files have changed
-    since the run.
+    Raises BadInput if the folder holds no run or no such checkpoint, or if the data or files have
+    changed since the run.
     """
     if not isinstance(folder, (str, Path)):
         raise BadInput(f"a folder must be text or a Path, got {quoted(folder)}")
@@ -137,8 +137,9 @@ class Run:
     def model(self, client: int | None = None, seed: int | None = None) -> Weights:
         """The weights of a model of `experiment.task`.
 
-        They are collected from the message to the client and from the state that it keeps. BadInput
-        if these do not contain exactly one model.
+        They are collected from the message to the client and from the state that it keeps.
+
+        Raises BadInput if these do not contain exactly one model.
         """
         message, who = self.of_client(client, seed)
         name, task = self.config.method.name, self.experiment.task
@@ -152,7 +153,7 @@ class Run:
         """Writes the weights of `model` to a new .safetensors file, or else to an Orbax folder.
 
         `config.model.pretrained` reads both. The names of weights are of the form
-        `params/LAYER/kernel`. BadInput if the path exists or its folder does not.
+        `params/LAYER/kernel`. Raises BadInput if the path exists or its folder does not.
         """
         path = Path(path)
         if path.exists():
@@ -281,7 +282,7 @@ class Run:
             )
 
     def index(self, seed: int | None) -> int:
-        """The position of a seed in `seeds`; 0 for None. BadInput for an unknown seed."""
+        """The position of a seed in `seeds`; 0 for None. Raises BadInput for an unknown seed."""
         if seed is None:
             return 0
         if seed not in self.seeds:

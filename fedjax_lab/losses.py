@@ -24,7 +24,7 @@ def cross_entropy(logits: Array, batch: Batch) -> Array:
 
 
 def unit(rows: Array) -> Array:
-    """The rows [., F] scaled to norm 1; rows with a norm below 1e-8 are divided by 1e-8."""
+    """Returns the rows [., F] divided by their norms, where a norm counts as at least 1e-8."""
     return rows / jnp.sqrt(jnp.maximum(jnp.sum(rows * rows, -1, keepdims=True), 1e-16))
 
 

@@ -237,7 +237,7 @@ def _saved(folder):
 
 
 def _parse_flags(argv):
-    """Sets the values of the flags. BadInput for any other argument."""
+    """Sets the values of the flags. Raises BadInput for any other argument."""
     for argument in argv[1:]:
         name = argument.partition("=")[0]
         if name.startswith("-") and len(name) > LONGEST_FLAG:  # absl's search for similar is slow
@@ -285,7 +285,7 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str | b
 def parse_seeds(texts: list[str] | None) -> list[int] | None:
     """The seeds of texts such as "3" and "0-4"; None if the flag is not given.
 
-    BadInput if a text is neither a whole number nor a range of them.
+    Raises BadInput if a text is neither a whole number nor a range of them.
     """
     try:
         seeds = [seed for text in texts or [] for seed in _range(text)]
@@ -307,7 +307,10 @@ def _range(text):
 
 
 def parse_profile(text: str | None) -> int | None:
-    """The number of rounds to profile; None if the flag is not given. BadInput if not whole."""
+    """The number of rounds to profile; None if the flag is not given.
+
+    Raises BadInput if not whole.
+    """
     if text is None:
         return None
     try:

@@ -207,7 +207,7 @@ def described_in(docstring: str, keys: list[str]) -> dict[str, str]:
 def of_method(name: str) -> str:
     """The text of --help-method: a method's settings, defaults and meanings, and its docstrings.
 
-    name: the name of a method, or a reference to one. BadInput if there is no such method.
+    name: the name of a method, or a reference to one. Raises BadInput if there is no such method.
     """
     function = registry.look_up("method", name)
     defaults = registry.default_settings(function)

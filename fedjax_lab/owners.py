@@ -70,7 +70,10 @@ class Owners(NamedTuple):
         return [self.line_up(np.concatenate(lot), length) for lot in zip(*lots, strict=True)]
 
     def of_new(self, number: int) -> "Owners":
-        """The assignment of `number` new clients to the same processes. BadInput as in `divide`."""
+        """The assignment of `number` new clients to the same processes.
+
+        Raises BadInput as in `divide`.
+        """
         return self._replace(bounds=_bounds(number, len(self.bounds) - 1, "new clients"))
 
 
@@ -78,7 +81,7 @@ def divide(num_clients: int, by_client: NamedSharding | None) -> Owners:
     """The assignment of the clients of a run to its processes.
 
     by_client: how the devices divide arrays that have an entry for each client; None: there is one
-    device, which has all of them. BadInput if there are fewer clients than processes.
+    device, which has all of them. Raises BadInput if there are fewer clients than processes.
     """
     if by_client is None:
         return Owners((0, num_clients))

@@ -122,7 +122,7 @@ def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     """The cells whose names match at least one pattern.
 
     A pattern that equals a name selects that cell alone; any other selects all cells whose names
-    contain it. BadInput for a pattern without a match.
+    contain it. Raises BadInput for a pattern without a match.
     """
     names = [cell.name for cell in cells]
     chosen = set()

@@ -39,7 +39,10 @@ def use_every_core() -> None:
 
 
 def check_devices() -> None:
-    """Starts jax. BadInput if it finds no device, for example because of a wrong JAX_PLATFORMS."""
+    """Starts jax.
+
+    Raises BadInput if it finds no device, for example because of a wrong JAX_PLATFORMS.
+    """
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # AssertionError: no plugin has the platform

@@ -34,7 +34,7 @@ def connect(place: str) -> None:
     place: I/N@HOST:PORT, which is this process's number, the number of processes and the address of
     process 0; or "auto" if jax can determine these itself (Slurm, TPU pods, MPI, Kubernetes).
 
-    After this call only the first process prints. BadInput if the processes cannot connect.
+    After this call only the first process prints. Raises BadInput if the processes cannot connect.
     """
     try:
         jax.distributed.initialize(**parse(place), heartbeat_timeout_seconds=HEARTBEAT_SECONDS)

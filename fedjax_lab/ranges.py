@@ -73,8 +73,9 @@ def at(range_: Range, share: float) -> Any:
 def parse(text: str) -> Range:
     """The range of a text such as "log:0.001,1", "uniform:0,0.9" or "choice:1,2,5".
 
-    The values of a choice stay text, because the setting determines their type. BadInput if the
-    text is not a range.
+    The values of a choice stay text, because the setting determines their type.
+
+    Raises BadInput if the text is not a range.
     """
     kind, colon, listed = text.partition(":")
     values: list[Any] = [value.strip() for value in listed.split(",")]
@@ -92,7 +93,7 @@ def parse(text: str) -> Range:
 def declared(function: Callable) -> Mapping[str, Range]:
     """The RANGES of the file that defines a function; empty if the file has none.
 
-    BadInput if RANGES is not a dict from settings to ranges.
+    Raises BadInput if RANGES is not a dict from settings to ranges.
     """
     ranges = getattr(inspect.unwrap(function), "__globals__", {}).get("RANGES", {})
     name = getattr(function, "__name__", "a function")

@@ -80,7 +80,7 @@ def is_reference(text: str) -> bool:
 
 
 def find(text: str) -> Callable:
-    """The function or class that a reference names. BadInput if it does not exist."""
+    """The function or class that a reference names. Raises BadInput if it does not exist."""
     if text in _nameless:
         return _nameless[text]
     if not lasts(text):
@@ -121,7 +121,7 @@ def _offers(module, key, value):
 
 
 def of_file(path: str) -> ModuleType:
-    """The module of a file. BadInput if there is no such file, or if executing it fails."""
+    """The module of a file. Raises BadInput if there is no such file, or if executing it fails."""
     absolute = os.path.abspath(path)
     if absolute == _main_file():
         return sys.modules["__main__"]
@@ -144,7 +144,7 @@ def refresh() -> None:
 
 
 def execute(path: str) -> ModuleType:
-    """Executes a file, which can import modules from its folder. BadInput if that fails."""
+    """Executes a file, which can import modules from its folder. Raises BadInput if that fails."""
     absolute = os.path.abspath(path)
     of_path = hashlib.sha256(absolute.encode(errors="surrogateescape")).hexdigest()[:8]
     module = ModuleType(f"{Path(path).stem}_{of_path}")  # a unique name
@@ -353,7 +353,7 @@ def offered(group: str) -> dict[str, Any]:
 
 
 def load_offered(point: Any) -> Callable:
-    """The function of an entry point. BadInput if it cannot be loaded."""
+    """The function of an entry point. Raises BadInput if it cannot be loaded."""
     package = point.dist.name if point.dist else "a package"
     with told(f"{point.name!r} of {package} ({point.value})"):
         return point.load()

@@ -382,8 +382,8 @@ def look_up(kind: str, name: str) -> Callable:
 
     kind: a key of NAMED, such as "method".
 
-    BadInput with the nearest name if there is no such function, or with the reason if a function
-    that is not built in cannot be loaded or does not have the signature of its kind.
+    Raises BadInput with the nearest name if there is no such function, or with the reason if a
+    function that is not built in cannot be loaded or does not have the signature of its kind.
     """
     if name in NAMED[kind]:
         return NAMED[kind][name]
@@ -417,7 +417,7 @@ def names(kind: str) -> list[str]:
 def source_of(kind: str, name: str) -> references.Source | None:
     """The source file of the function with this name; None for a built-in function.
 
-    BadInput as in `look_up`.
+    Raises BadInput as in `look_up`.
     """
     look_up(kind, name)
     if name in NAMED[kind]:
@@ -479,7 +479,7 @@ def bind(kind: str, section: Mapping, key: str = "name") -> Callable:
 def make_method(name: str, task: Task, **settings) -> Method | Stages:
     """The named method with these settings. A wrapper gets a factory of its base method.
 
-    BadInput, with the nearest valid choice, for an unknown name or setting.
+    Raises BadInput, with the nearest valid choice, for an unknown name or setting.
     """
     function = look_up("method", name)
     defaults = default_settings(function, settings)
@@ -496,7 +496,10 @@ def make_method(name: str, task: Task, **settings) -> Method | Stages:
 
 
 def _method(name, made):
-    """Checks what a method's function returned. BadInput if it is no method and has no stages."""
+    """Checks what a method's function returned.
+
+    Raises BadInput if it is no method and has no stages.
+    """
     if name not in METHODS and not isinstance(made, Method) and not callable(made):
         raise BadInput(
             f"method {name} must return a Method, or a function that returns the stages for a"
@@ -506,7 +509,7 @@ def _method(name, made):
 
 
 def _make_base(name, settings, task):
-    """A method that another one can wrap. BadInput if it has stages, or no cohorts."""
+    """A method that another one can wrap. Raises BadInput if it has stages, or no cohorts."""
     method = make_method(name, task, **settings)
     if not isinstance(method, Method):
         raise BadInput(f"config.method.base={name} has several stages; choose another method")

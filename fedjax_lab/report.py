@@ -173,7 +173,7 @@ def _write(path, text):
 def report(args) -> str:
     """The comparison of runs as text in the requested format.
 
-    args: the parsed command line. BadInput if the runs cannot be compared in this way.
+    args: the parsed command line. Raises BadInput if the runs cannot be compared in this way.
     """
     whole, damaged = runs.read_all(runs.find(args.folders))
     blocks, notes = runs.arrange(whole)

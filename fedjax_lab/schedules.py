@@ -88,7 +88,7 @@ def after_warmup(make: Callable[[int], Schedule], warmup: int, rounds: int) -> S
     In round t of the warm-up the factor is (t + 1) / (warmup + 1), so that it is never 0.
 
     make: number of rounds -> schedule. warmup: the number of rounds of the warm-up. rounds: the
-    number of all rounds. BadInput if `make` does not return a function.
+    number of all rounds. Raises BadInput if `make` does not return a function.
     """
     schedule = make(max(rounds - warmup, 1))  # a short stage may end before its warm-up
     if not callable(schedule):
@@ -100,7 +100,10 @@ def after_warmup(make: Callable[[int], Schedule], warmup: int, rounds: int) -> S
 
 
 def curve(schedule: Schedule, rounds: int) -> np.ndarray:
-    """The factors of all rounds, [rounds]. BadInput unless each is a finite number above 0."""
+    """The factors of all rounds, [rounds].
+
+    Raises BadInput unless each is a finite number above 0.
+    """
     factors = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(rounds)), np.float32)
     if factors.shape != (rounds,):
         shape = list(factors.shape[1:])

@@ -204,7 +204,9 @@ def arrange(federation: Federation, devices: int) -> Federation:
     """The federation with its pool reordered so that each device holds its clients' examples.
 
     Input and output are NumPy arrays; examples are read when they are accessed. Examples without a
-    client are distributed over the devices. BadInput if clients of two devices share an example.
+    client are distributed over the devices.
+
+    Raises BadInput if clients of two devices share an example.
     """
     device = _device_of_rows(federation, devices)
     free = np.flatnonzero(device < 0)

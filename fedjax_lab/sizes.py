@@ -80,7 +80,7 @@ def divide(
 ) -> Division:
     """Decides where a run keeps the clients' state and the examples.
 
-    state, data, sampling: the keys of config.engine. BadInput if they cannot be satisfied.
+    state, data, sampling: the keys of config.engine. Raises BadInput if they cannot be satisfied.
     """
     first = federations[0]
     by_device = sampling == "device" and devices.number > 1
@@ -104,7 +104,10 @@ def divide(
 
 
 def _beside_stream(division, state):
-    """The place of the state if examples are streamed: the host. BadInput for other choices."""
+    """The place of the state if examples are streamed: the host.
+
+    Raises BadInput for other choices.
+    """
     if state in ("replicated", "sharded"):
         raise BadInput(
             f"config.engine.state={state} cannot be combined with streamed examples"
@@ -118,7 +121,7 @@ BY_DEVICE = "config.engine.sampling=device"
 
 
 def _check_by_device(methods, federation, cohort, seeds, devices):
-    """BadInput if devices cannot draw from the clients that they hold."""
+    """Raises BadInput if devices cannot draw from the clients that they hold."""
     if seeds > 1:
         raise BadInput(
             f"{BY_DEVICE} needs a run with one seed, whose clients determine how the examples are"

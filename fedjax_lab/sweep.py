@@ -430,7 +430,7 @@ def _parse(argv):
 
 
 def _check_together(args):
-    """BadInput for flags that cannot be combined."""
+    """Raises BadInput for flags that cannot be combined."""
     if args.workers and args.together:
         raise BadInput("--together runs cells in one process, --workers in many; drop one of them")
     if args.workers and (cloud.split(args.out) or "")[:1] == ("memory",):

@@ -97,8 +97,10 @@ def update(
     written: the result of the last call; a run that is not in it is written from its beginning.
 
     Returns what the event files of each run contain. A run with damaged files is skipped with a
-    note on stderr. BadInput if there is no other run, or if `logdir` cannot be written or lies
-    inside a run's folder.
+    note on stderr.
+
+    Raises BadInput if there is no other run, or if `logdir` cannot be written or lies inside a
+    run's folder.
     """
     run_folders = runs.find(folders)
     inside = {run.resolve() for run in run_folders}

@@ -162,7 +162,7 @@ class State(NamedTuple):
 class Method(NamedTuple):
     """A federated method. `send`, `local` and `predict` are written for one client.
 
-    `newcomer` returns the (message, private) of an unseen client; None if the paper defines none.
+    `newcomer` returns the (message, private) of a new client; None if the paper defines none.
     `scored` returns the message with which clients are scored; None: that of the last exchange.
     `tune` is what a client does with its own data before it is scored; None: nothing.
     `join` replaces `tune` for new clients. With it, a method without a `newcomer` also has a model

@@ -1,4 +1,4 @@
-"""Which leaves of an upload are updates, so that transforms can change updates and nothing else.
+"""Describes which leaves of an upload are updates, so that transforms change nothing else.
 
 In general an upload is not an update: FedAvg's clients send models, SCAFFOLD's clients also send
 the changes of their control variates, and IFCA's clients also send the number of their cluster.

@@ -165,7 +165,7 @@ def jitter(x: Array, amounts: Array, order: Array) -> Array:
 
 
 def cifar10(key: Array, x: Array) -> Array:
-    """NIID-Bench's and FedConcat's for CIFAR-10.
+    """Augments images as NIID-Bench and FedConcat do for CIFAR-10.
 
     Random crop after reflecting 4 pixels at each border, random flip.
     """
@@ -174,7 +174,7 @@ def cifar10(key: Array, x: Array) -> Array:
 
 
 def cifar100(key: Array, x: Array) -> Array:
-    """NIID-Bench's and FedConcat's for CIFAR-100 and Tiny-ImageNet.
+    """Augments images as NIID-Bench and FedConcat do for CIFAR-100 and Tiny-ImageNet.
 
     Random crop with 4 zero pixels of padding, random flip, rotation by up to 15 degrees.
     """
@@ -184,7 +184,7 @@ def cifar100(key: Array, x: Array) -> Array:
 
 
 def office(key: Array, x: Array) -> Array:
-    """FedBN's and FedPick's for Office-Caltech-10 and DomainNet.
+    """Augments images as FedBN and FedPick do for Office-Caltech-10 and DomainNet.
 
     Random flip, rotation by up to 30 degrees.
     """
@@ -193,7 +193,7 @@ def office(key: Array, x: Array) -> Array:
 
 
 def domainbed(key: Array, x: Array) -> Array:
-    """DomainBed's (Gulrajani and Lopez-Paz 2021, arXiv:2007.01434) for PACS, VLCS, Office-Home.
+    """Augments images as DomainBed does for PACS, VLCS and Office-Home (arXiv:2007.01434).
 
     A random crop of 0.7 to 1 of the area, a random flip, and a color jitter of 0.3; a tenth of the
     images turns gray. It needs color images.

@@ -10,10 +10,10 @@ from fedjax_lab.errors import BadInput
 def shards(
     y, domain, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
 ) -> Parts:
-    """Sorts the examples by label, cuts them into n s shards and deals s of them to each client.
+    """Sorts the examples by label, cuts them into n s shards and assigns s of them to each client.
 
     McMahan et al., AISTATS 2017, Section 3: MNIST in 200 shards of 300 examples, two for each of
-    100 clients. Shards are dealt at random. If the examples do not divide evenly, the sizes of
+    100 clients. Shards are assigned at random. If the examples do not divide evenly, the sizes of
     shards differ by one. Examples of one class are in random order.
 
     shards_per_client: the number of shards s of each client.

@@ -263,14 +263,14 @@ def of_tags(settings: Settings) -> Kind:
         return list(zip(sentences, named, strict=True)), np.zeros(len(named), np.int32)
 
     def finish(parts, name):
-        parts, classes = labelled(parts, tags, settings.tags)
+        parts, classes = labeled(parts, tags, settings.tags)
         x = bags(words, parts, settings.vocabulary)
         return user_rows.assembled(parts, x, classes, name)
 
     return Kind(("tokens", "title", "tags"), encode, finish, *STACK_OVERFLOW)
 
 
-def labelled(
+def labeled(
     parts: Sequence[UserRows], tags: Words, count: int
 ) -> tuple[list[UserRows], tuple[str, ...]]:
     """The sentences that have one of the most frequent tags; the most frequent one is the label."""

@@ -38,7 +38,7 @@ def first_affine(k_kernel: Array, k_bias: Array, inputs: int, features: int) -> 
 
 
 def affine(weights: dict[str, Array], x: Array) -> Array:
-    """Applies such a dense layer to x [B, D]: [B, features]."""
+    """Applies a dense layer to x [B, D]: [B, features]."""
     return x @ weights["kernel"] + weights["bias"]
 
 
