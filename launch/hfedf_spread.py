@@ -45,8 +45,5 @@ def picture(table, of_table):
 
 
 if __name__ == "__main__":
-    table = measure.load("hfedf")
-    all_records, settings = records.read("hfedf")
-    cells = table.cells(Path("runs/hfedf"))
-    of_table = records.current(all_records, settings, cells, Path("runs/hfedf"))
+    table, of_table = measure.recorded("hfedf")
     print(plots.save(picture(table, of_table), Path(*sys.argv[1:2] or [PICTURE])))

@@ -18,10 +18,10 @@ For that, choose another --out than the folder that holds the earlier runs.
 --commit  the commit of the code; needed only in a copy of the repository without .git
 --list    list the cells, and which seeds of each are measured, stale or left; runs nothing
 --print   print the table in Markdown from the recorded numbers; runs nothing
---write   write the table from the recorded numbers to docs/results.md, between the lines
-          <!-- NAME --> and <!-- end NAME -->; runs nothing
+--write   write the table from the recorded numbers to its page of the documentation, between the
+          lines <!-- NAME --> and <!-- end NAME -->; runs nothing
 
-A table file has three functions:
+A table file has three functions, and PAGE if its page is another one than docs/results.md:
 
 cells(out)       the list of its cells: fedjax_lab.running.sweep_plan.Cell, made by records.cell.
                  out: the folder of the runs, for settings that name the folder of another cell;
@@ -44,6 +44,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import records
 from records import Record
@@ -57,7 +58,7 @@ from fedjax_lab.running import files, metrics, sweep_folder
 from fedjax_lab.running.sweep_plan import Cell
 
 TABLES = Path(__file__).parent / "tables"
-PAGE = records.ROOT / "docs" / "results.md"
+PAGE = "results.md"
 CODE = "fedjax_lab", "configs", "launch"
 
 
@@ -77,7 +78,7 @@ def _main(argv):
         code = measure(args, table, cells)
     text = shown(args.name, table, cells, args.out)
     if args.write:
-        write(PAGE, args.name, text)
+        write(page(table), args.name, text)
     else:
         print("\n" + text)
     return code
@@ -106,6 +107,17 @@ def load(name: str):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def recorded(name: str) -> tuple[Any, list[Record]]:
+    """The table file NAME, and the records that match its cells, for scripts that draw figures."""
+    table, out = load(name), Path("runs") / name
+    return table, records.current(*records.read(name), table.cells(out), out)
+
+
+def page(table) -> Path:
+    """The page of the documentation that shows a table."""
+    return records.ROOT / "docs" / getattr(table, "PAGE", PAGE)
 
 
 # Measuring.

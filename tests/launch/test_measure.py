@@ -89,6 +89,7 @@ def test_every_table_has_valid_cells_and_can_be_made_without_records(name):
     assert all(isinstance(each, formats.Table) for each in table.tables([]))
     text = measure.shown(name, table, cells, Path("runs") / name)
     assert f"`python launch/measure.py {name}`" in text and "earlier settings" not in text
+    assert measure.page(table).is_file()
 
 
 def test_an_unknown_table_is_an_error_with_a_suggestion(capsys):
@@ -194,9 +195,9 @@ def test_a_toy_table_is_measured_by_real_runs(toy, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if records.read(name)[0]])
-def test_the_results_page_shows_the_current_tables(name):
+def test_the_page_of_each_table_shows_its_current_numbers(name):
     """If this fails, run `python launch/measure.py NAME --write`."""
     out = Path("runs") / name
     table = measure.load(name)
     text = measure.shown(name, table, table.cells(out), out)
-    assert f"<!-- {name} -->\n{text}\n<!-- end {name} -->\n" in measure.PAGE.read_text()
+    assert f"<!-- {name} -->\n{text}\n<!-- end {name} -->\n" in measure.page(table).read_text()

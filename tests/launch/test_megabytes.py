@@ -1,39 +1,44 @@
 """Accuracy against megabytes: the table and the figure."""
 
 import matplotlib.pyplot as plt
+import measure
 import megabytes
 import numpy as np
-import pytest
-import toys
+from records import Record
 
-CURVES = {
-    "none": megabytes.Curve(np.array([10.0, 20.0]), np.array([[70.0, 80.0], [72.0, 82.0]])),
-    "sign": megabytes.Curve(np.array([0.4, 0.8]), np.array([[60.0, 75.0], [60.0, 75.0]])),
-}
+TABLE = measure.load("compression")
 
 
-def test_the_table_has_the_final_megabytes_and_accuracy():
-    table = megabytes.table("global", CURVES)
-    assert table.cells == [["none", "20", "81.00 (1.00)"], ["sign", "0.8", "75.00 (0.00)"]]
+def record(name, seed, first, last):
+    """The record of a cell whose accuracies are `first`, and `last` from round 20 on."""
+    values = {f"megabytes/{r}": r / 10 for r in TABLE.ROUNDS}
+    values |= {f"global/{r}": last if r >= 20 else first for r in TABLE.ROUNDS}
+    return Record(name, seed, "", "abc", "0.2.0", "1 x cpu", values)
+
+
+RECORDS = [
+    record("none", 0, 70.0, 79.0),
+    record("none", 1, 72.0, 83.0),
+    record("sign, with feedback", 0, 60.0, 75.0),
+]
+
+
+def test_the_table_has_the_final_megabytes_and_accuracy_and_when_the_target_is_reached():
+    (table,) = TABLE.tables(RECORDS)
+    rows = {row[0]: row[1:] for row in table.cells}
+    assert rows["none"] == ["30", "81.0 (2.0)", "2"]
+    assert rows["sign, with feedback"] == ["30", "75.0", "never"]
+    assert rows["random_k, 1 %"] == ["-", "-", "-"]
 
 
 def test_the_figure_shows_every_curve_on_a_logarithmic_axis():
-    figure = megabytes.picture("global", CURVES)
+    curves = {
+        "none": (np.array([10.0, 20.0]), np.array([[70.0, 80.0], [72.0, 82.0]])),
+        "sign": (np.array([0.4, 0.8]), np.array([[60.0, 75.0], [60.0, 75.0]])),
+    }
+    figure = megabytes.picture(curves)
     (axes,) = figure.axes
     low, high = axes.get_xlim()
     assert axes.get_xscale() == "log" and low < 0.4 and high > 20
     texts = {t.get_text() for t in figure.findobj(plt.Text)}
     assert {"none", "sign"} <= {text.strip() for text in texts}
-
-
-@pytest.mark.slow
-def test_each_compression_is_a_run_with_its_settings(tmp_path, capsys):
-    toys.write_examples(tmp_path / "data.npz")
-    config = toys.write_config(tmp_path, run={"rounds": 4, "eval_every": 2})
-    names = "--compressions=none qsgd:bits=2"
-    command = [f"--config={config}", f"--out={tmp_path / 'out'}", names, "--seeds=0,1"]
-    assert megabytes.main(command) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    sent = [float(line.split("|")[2]) for line in lines[2:]]
-    assert sent[1] < sent[0] / 4
-    assert (tmp_path / "out" / "megabytes.png").exists()

@@ -1,9 +1,7 @@
 """Runs of Client2Vec: stages, bytes, the index of another run, and figures."""
 
-import json
 from pathlib import Path
 
-import client2vec_table
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -238,64 +236,3 @@ def test_mean_similarity_inside_and_between_groups():
     np.testing.assert_allclose(drawing.alike(table, np.array([0, 0, 1])), (0.5, 0.2))
     b = np.array([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]])
     np.testing.assert_allclose(drawing.cosines(b), [[1, 0, 0], [0, 0, 0], [0, 0, 1]], atol=1e-12)
-
-
-def finished(folder, *rows):
-    """Writes the folder of a finished run with these evaluations."""
-    folder.mkdir(parents=True)
-    seeds = sorted({row["seed"] for row in rows})
-    sections = {"data": {}, "partition": {}, "run": {}, "method": {"name": "fedavg"}}
-    metrics.write_json(folder / "config.json", {**sections, "seeds": seeds})
-    cost = {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "stage": "train", "train_loss": 0.1}
-    lines = [json.dumps({**cost, **row}) + "\n" for row in rows]
-    (folder / "metrics.jsonl").write_text("".join(lines))
-    metrics.write_json(folder / "summary.json", {**toys.SUMMARY, "seeds": seeds})
-
-
-def test_the_table_has_each_index_and_each_base_with_and_without_it(tmp_path, monkeypatch, capsys):
-    """The runs of a table: each index once, then each base with and without the indices."""
-    trained = {}
-
-    def train(cells, out):
-        for cell in cells:
-            trained[cell.name] = cell
-            accuracy = {"mean": 10.0 * len(trained), "per_client": [50.0]}
-            row = {"round": 2, "seed": 0, "accuracy": accuracy}
-            if cell.name != "moon":
-                finished(out / cell.name, row)
-        return 1
-
-    monkeypatch.setattr(client2vec_table.sweep, "train", train)
-    config = str(Path(__file__).parents[2] / "configs/client2vec_digits.py")
-    arguments = f"--config={config}", f"--out={tmp_path}", "--bases=fedavg,moon"
-    assert client2vec_table.main([*arguments, "--config.run.rounds=30"]) == 1
-    settings = {name: cell.config.method for name, cell in trained.items()}
-    assert list(trained)[:3] == ["index-federated", "index-global", "fedavg"]
-    assert len(trained) == 2 + 2 * 7
-    assert settings["index-federated"].index_epochs == 500
-    assert [trained[name].config.run.rounds for name in list(trained)[1:3]] == [1, 30]
-    steps = [settings[f"fedavg-global-{step}"] for step in ("+i", "+i+ii", "+i+ii+iii")]
-    assert [(s.aggregation, s.local_training) for s in steps] == [(0, 0), (1, 0), (1, 1)]
-    assert steps[0].index_of == str(tmp_path / "index-global") and steps[0].sampling
-    assert settings["moon"].projection == "mlp256"  # from the config file
-    assert settings["moon-global-+i"].projection == "mlp256"
-    *_, fedavg, moon = capsys.readouterr().out.splitlines()
-    assert fedavg == "| `fedavg` | 30.0 | 40.0 | 50.0 | 60.0 | 70.0 | 80.0 | **90.0** |"
-    assert moon.startswith("| `moon` |  | 110.0 |")
-
-
-@pytest.mark.slow
-def test_a_base_with_and_without_an_index_is_run_by_a_sweep(data, tmp_path, capsys, small_network):
-    """Each run is trained once: the second command finds all of them finished."""
-    config = toys.write_config(data, run={"rounds": 2})
-    arguments = f"--config={config}", f"--out={tmp_path}", "--bases=fedavg", "--epochs=1"
-    command = [*arguments, "--indices=global", "--config.embedding.size=32"]
-    assert client2vec_table.main(command) == 0
-    assert "4 runs in" in capsys.readouterr().out
-    assert (tmp_path / "fedavg-global-+i+ii+iii/summary.json").exists()
-    assert client2vec_table.main(command) == 0
-    printed = capsys.readouterr().out
-    assert "1 of them done" in printed and "4 of them done" in printed
-    assert printed.splitlines()[-3] == "|  | alone | global +i | global +i+ii | global +i+ii+iii |"
-    assert client2vec_table.main([*command, "--config.local.lr=0.5"]) == 2
-    assert "another" in capsys.readouterr().err
