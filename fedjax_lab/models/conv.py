@@ -8,9 +8,8 @@ their implementation under `vmap` if every client has its own kernel. Measuremen
   fori_loop they are 10 to 100 times too slow. Here they are written as convolutions with standard
   layouts (`_input_gradient`, `_weight_gradient`), for any stride and kernel dilation.
 - `vmap` over kernels gives a grouped convolution, several times slower than one per client.
-- With few channels, XLA's convolution is inefficient. Then (`_thin`) `mapped` computes each row of
-  the result, some columns at a time, as a product of rows of the image with a banded matrix: a step
-  of FedConcat's simple CNN (batch 64 of 28x28x1, 32x32x3 or 16x16x3) takes less than half the time.
+- With few channels, XLA's convolution is inefficient. Then `mapped` uses products with banded
+  matrices (models/banded.py).
 
 On TPUs and GPUs, XLA's gradients are best, with the clients joined with the channels (`grouped`;
 see models/kernels.py for measurements).
@@ -25,37 +24,25 @@ order. On a CPU it is 3 to 6 times as fast as XLA's, and 100 times in a loop. Al
 are passed to `lax.conv_general_dilated` unchanged.
 """
 
-import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from fedjax_lab.models import banded
+from fedjax_lab.models.banded import Window, make_window
 from fedjax_lab.models.channelwise import channelwise
 from fedjax_lab.types import Array
 
 Convolution = Callable[..., Array]  # the signature of lax.conv_general_dilated
-Pair = tuple[int, int]
 
 UNROLLED_CLIENTS = 32  # with more clients, `unrolled` maps, to limit the size of the program
-PIECE = 48  # numbers in a row of the result that `_banded` computes at a time
 _LABELS = ("NHWC", "HWIO", "NHWC")
 _HANDLED = "lhs_dilation", "rhs_dilation", "dimension_numbers", "precision"
-
-
-class _Window(NamedTuple):
-    """How the kernel slides along each spatial axis: static numbers."""
-
-    strides: Pair
-    pads: tuple[Pair, Pair]  # (low, high)
-    x_dilation: Pair
-    w_dilation: Pair
-    precision: Any
 
 
 def unrolled(lhs, rhs, window_strides, padding, **settings) -> Array:
@@ -89,7 +76,7 @@ FORMULATIONS = {f.__name__: f for f in (unrolled, grouped, im2col, mapped)}
 
 
 def _drop_in(
-    convolve: Callable[[_Window, Array, Array], Array],
+    convolve: Callable[[Window, Array, Array], Array],
     lhs: Array,
     rhs: Array,
     window_strides,
@@ -101,18 +88,13 @@ def _drop_in(
     depthwise = special == {"feature_group_count": lhs.shape[-1]} and rhs.shape[-1] == lhs.shape[-1]
     if (special and not depthwise) or not _is_plain(lhs, rhs, settings):
         return lax.conv_general_dilated(lhs, rhs, window_strides, padding, **settings)
-    dilation = tuple(settings.get("rhs_dilation") or (1, 1))
-    if isinstance(padding, str):
-        reach = [(k - 1) * d + 1 for k, d in zip(rhs.shape[:2], dilation, strict=True)]
-        padding = lax.padtype_to_pads(lhs.shape[1:3], reach, window_strides, padding)
-    rows, columns = ((int(low), int(high)) for low, high in padding)
-    strides, precision = tuple(window_strides), settings.get("precision")
-    window = _Window(
-        strides=strides,
-        pads=(rows, columns),
-        x_dilation=(1, 1),
-        w_dilation=dilation,
-        precision=precision,
+    window = make_window(
+        lhs.shape,
+        rhs.shape,
+        padding,
+        strides=tuple(window_strides),
+        dilation=tuple(settings.get("rhs_dilation") or (1, 1)),
+        precision=settings.get("precision"),
     )
     return (_depthwise if depthwise else convolve)(window, lhs, rhs)
 
@@ -128,25 +110,25 @@ def _is_plain(lhs: Array, rhs: Array, settings: dict) -> bool:
     )
 
 
-def _banded_or_mapped(window: _Window, x: Array, w: Array) -> Array:
-    if _thin(window, x.shape, w.shape):
-        return _banded(window, x, w)
+def _banded_or_mapped(window: Window, x: Array, w: Array) -> Array:
+    if banded.is_thin(window, x.shape, w.shape):
+        return banded.convolve(window, x, w)
     return _convolve(_map, window, x, w)
 
 
-def _depthwise(window: _Window, x: Array, w: Array) -> Array:
+def _depthwise(window: Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, C], kernel [kh, kw, 1, C] -> [B, H', W', C]."""
     weights = w.reshape(-1, w.shape[-1])
     total: Any = sum(map(jnp.multiply, _patches(window, x, w), weights))
     return total
 
 
-def _joined(window: _Window, x: Array, w: Array) -> Array:
+def _joined(window: Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, C], kernel [kh, kw, C, K] -> [B, H', W', K]."""
     return channelwise(partial(_in_groups, window))(x, w)
 
 
-def _in_groups(window: _Window, x: Array, w: Array) -> Array:
+def _in_groups(window: Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, M * C], kernels [kh, kw, C, M * K] of M clients -> [B, H', W', M * K]."""
     return lax.conv_general_dilated(
         x,
@@ -160,13 +142,13 @@ def _in_groups(window: _Window, x: Array, w: Array) -> Array:
     )
 
 
-def _patches_product(window: _Window, x: Array, w: Array) -> Array:
+def _patches_product(window: Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, C], kernel [kh, kw, C, K] -> [B, H', W', K]."""
     flat = jnp.concatenate(_patches(window, x, w), axis=-1)  # [B, H', W', kh * kw * C]
     return jnp.matmul(flat, w.reshape(-1, w.shape[-1]), precision=window.precision)
 
 
-def _patches(window: _Window, x: Array, w: Array) -> list[Array]:
+def _patches(window: Window, x: Array, w: Array) -> list[Array]:
     """The inputs of each of the kernel's kh * kw positions, row by row: [B, H', W', C] each."""
     kh, kw = w.shape[:2]
     (s1, s2), (d1, d2) = window.strides, window.w_dilation
@@ -183,7 +165,7 @@ def _patches(window: _Window, x: Array, w: Array) -> list[Array]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _convolve(formulation: Callable, window: _Window, x: Array, w: Array) -> Array:
+def _convolve(formulation: Callable, window: Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, C], kernel [kh, kw, C, K] -> [B, H', W', K]."""
     return _batchable(formulation, window)(x, w)
 
@@ -201,7 +183,7 @@ def _backward(formulation, window, inputs, dy):
 _convolve.defvjp(_forward, _backward)
 
 
-def _input_gradient(formulation, window: _Window, x_shape, w: Array, dy: Array) -> Array:
+def _input_gradient(formulation, window: Window, x_shape, w: Array, dy: Array) -> Array:
     """dy, dilated by the stride, convolved with the flipped kernel. Returns [B, H, W, C]."""
     pads = []
     for axis in range(2):
@@ -212,7 +194,7 @@ def _input_gradient(formulation, window: _Window, x_shape, w: Array, dy: Array) 
     return _batchable(formulation, back)(dy, w[::-1, ::-1].swapaxes(2, 3))
 
 
-def _weight_gradient(formulation, window: _Window, x: Array, w_shape, dy: Array) -> Array:
+def _weight_gradient(formulation, window: Window, x: Array, w_shape, dy: Array) -> Array:
     """x with its channels as batch, convolved with dy as kernel. Returns [kh, kw, C, K]."""
     pads = []
     for axis in range(2):
@@ -226,54 +208,10 @@ def _weight_gradient(formulation, window: _Window, x: Array, w_shape, dy: Array)
     return dw.transpose(1, 2, 0, 3)  # [C, kh, kw, K] -> [kh, kw, C, K]
 
 
-def _thin(window: _Window, x_shape, w_shape) -> bool:
-    """Whether `_banded` is faster on a CPU, by a rule fitted to measurements.
-
-    A row of the kernel has kw C K numbers; a column of the result costs C K for every column of the
-    image in its piece. XLA's convolution gets no faster below 16 channels K or 12 channels C, but a
-    matrix product does.
-    """
-    (_, kw, c, k), width = w_shape, x_shape[2]
-    plain = window.strides == window.x_dilation == window.w_dilation == (1, 1)
-    slides = kw <= width + sum(window.pads[1]) - kw + 1  # False if dy is the kernel
-    met = min(width, PIECE // k + kw - 1)
-    few = k <= 16 and met * c * k < kw * 16 * max(c, 12)
-    return plain and slides and max(window.pads[1]) < kw and few
-
-
-def _banded(window: _Window, x: Array, w: Array) -> Array:
-    """Convolves by products with a banded matrix, from kh rows of the image to a row of the result.
-
-    It works in pieces, each of some columns of the result and the columns that they depend on,
-    because the matrix is mostly zeros. Needs stride 1, and less padding of a row than kw.
-
-    Images [B, H, W, C], kernel [kh, kw, C, K] -> [B, H', W', K].
-    """
-    kh, kw, _, k = w.shape
-    width, (rows, (low, high)) = x.shape[2], window.pads
-    out_width = width + low + high - kw + 1
-    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (*rows, 0), (0, 0, 0), (0, 0, 0)))
-    out_height = x.shape[1] - kh + 1
-    column, out_column = np.arange(width)[:, None], np.arange(out_width)
-    meets = np.arange(kw)[:, None, None] == column + low - out_column  # [kw, W, W']
-    band = jnp.einsum("hqck,qij->hicjk", w, meets.astype(w.dtype), precision="highest")
-    pieces = []
-    count = -(-out_width * k // PIECE)
-    ends = [out_width * i // count for i in range(count + 1)]
-    for first, end in itertools.pairwise(ends):
-        near = slice(max(0, first - low), min(width, end - low + kw - 1))
-        flat = x[:, :, near].reshape(*x.shape[:2], -1)
-        flat = jnp.concatenate([flat[:, i : i + out_height] for i in range(kh)], axis=-1)
-        piece = band[:, near, :, first:end].reshape(flat.shape[-1], -1)
-        y = jnp.matmul(flat, piece, precision=window.precision)
-        pieces.append(y.reshape(*y.shape[:2], end - first, k))
-    return jnp.concatenate(pieces, axis=2)
-
-
 # Batching rules.
 
 
-def _batchable(formulation: Callable, window: _Window) -> Callable[[Array, Array], Array]:
+def _batchable(formulation: Callable, window: Window) -> Callable[[Array, Array], Array]:
     """The plain convolution; under `vmap` over kernels, `formulation` applies it to each client."""
 
     plain = partial(_plain, formulation, window)
@@ -307,10 +245,10 @@ def _batchable(formulation: Callable, window: _Window) -> Callable[[Array, Array
     return one
 
 
-def _plain(formulation: Callable, window: _Window, x: Array, w: Array) -> Array:
+def _plain(formulation: Callable, window: Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, C] with one kernel [kh, kw, C, K]."""
-    if formulation is _map and _thin(window, x.shape, w.shape):
-        return _banded(window, x, w)
+    if formulation is _map and banded.is_thin(window, x.shape, w.shape):
+        return banded.convolve(window, x, w)
     return lax.conv_general_dilated(
         x,
         w,

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 import flax.linen as nn
 
-from fedjax_lab.models import conv, pooling
+from fedjax_lab.models import banded, conv, pooling
+from fedjax_lab.models.banded import make_window
 from fedjax_lab.models.channelwise import channelwise
 from fedjax_lab.types import Array
 
@@ -37,6 +38,15 @@ class Kernels(NamedTuple):
     max_pool: pooling.MaxPool
     activate: Callable[[Array, Array, int], Array]
     # (y, bias [C], window) -> max_pool(relu(y + bias), window); no pooling for a window of 1
+
+    def layer(self, x: Array, kernel: Array, bias: Array, padding, window: int) -> Array:
+        """activate(convolution(x)); on a CPU in one step for few channels and a window of 2."""
+        shape = make_window(x.shape, kernel.shape, padding)
+        if self == CPU and window == 2 and banded.is_thin(shape, x.shape, kernel.shape):
+            return banded.convolve_and_pool(shape, x, kernel, bias)
+        labels = ("NHWC", "HWIO", "NHWC")
+        y = self.convolution(x, kernel, (1, 1), padding, dimension_numbers=labels)
+        return self.activate(y, bias, window)
 
 
 def activate_by_slices(y: Array, bias: Array, window: int) -> Array:

@@ -93,11 +93,9 @@ class Conv(nn.Module):
         init = torch_uniform(math.prod(shape[:3]))
         kernel = self.param("kernel", init, shape)
         bias = self.param("bias", init, (self.features,))
-        labels = ("NHWC", "HWIO", "NHWC")
         p = self.padding
         pads = p if isinstance(p, str) else ((p, p), (p, p))
-        y = self.kernels.convolution(x, kernel, (1, 1), pads, dimension_numbers=labels)
-        return self.kernels.activate(y, bias, self.pool)
+        return self.kernels.layer(x, kernel, bias, pads, self.pool)
 
 
 def check_images(name: str, shape: tuple[int, ...], smallest: int) -> None:

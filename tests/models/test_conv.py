@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from toys import normal
 
 from fedjax_lab import parallel
-from fedjax_lab.models import conv
+from fedjax_lab.models import conv, kernels, pooling
 
 FORMULATIONS = tuple(conv.FORMULATIONS.values())
 LABELS = ("NHWC", "HWIO", "NHWC")
@@ -88,6 +88,53 @@ def test_mapped_uses_a_banded_matrix_for_few_channels(padding, banded):
     program = str(jax.make_jaxpr(call(conv.mapped, (1, 1), padding))(x, w))
     assert ("conv_general_dilated" not in program) == banded
     same(*jax.jit(lambda: (ours(x, w), xla(x, w)))())
+
+
+def pooled(x, w, bias, padding):
+    """The layer of a net on a CPU: convolution, bias, ReLU and pooling."""
+    return kernels.CPU.layer(x, w, bias, padding, 2)
+
+
+def pooled_by_xla(x, w, bias, padding):
+    y = lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=LABELS)
+    return pooling.by_slices(nn.relu(y + bias), 2)
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME", ((1, 2), (2, 0)), ((0, -1), (-1, 0))])
+@pytest.mark.parametrize("channels", [6, 16])
+def test_a_thin_convolution_with_pooling_equals_its_three_steps(padding, channels):
+    """Heights and widths of the convolution are odd and even; the last odd row is not pooled."""
+    x, w, bias = normal(0, 2, 10, 14, 1), normal(1, 5, 3, 1, channels), normal(2, channels)
+    ours, xla = (partial(f, padding=padding) for f in (pooled, pooled_by_xla))
+    program = str(jax.make_jaxpr(ours)(x, w, bias))
+    assert "conv_general_dilated" not in program
+
+    def with_three_gradients(layer):
+        y, back = jax.vjp(layer, x, w, bias)
+        return y, *back(jnp.sin(y))
+
+    same(*jax.jit(lambda: (with_three_gradients(ours), with_three_gradients(xla)))())
+
+
+def test_a_thin_convolution_with_pooling_under_vmap_over_clients_equals_one_client_at_a_time():
+    x, w, bias = normal(0, 3, 2, 9, 8, 2), normal(1, 3, 3, 3, 2, 6), normal(2, 3, 6)
+
+    def loss(x, w, bias):
+        return jnp.sum(jnp.sin(pooled(x, w, bias, "SAME")))
+
+    gradients = jax.value_and_grad(loss, (0, 1, 2))
+    together = jax.jit(jax.vmap(gradients))(x, w, bias)
+    alone = [jax.jit(gradients)(*client) for client in zip(x, w, bias, strict=True)]
+    same(together, jax.tree.map(lambda *values: jnp.stack(values), *alone))
+
+
+def test_of_equal_numbers_in_a_pooling_window_the_first_gets_the_gradient():
+    x, w, bias = jnp.ones((1, 5, 5, 1)), jnp.ones((2, 2, 1, 1)), jnp.zeros(1)
+    gradients = [
+        jax.jit(jax.grad(lambda x, f=f: jnp.sum(f(x, w, bias, "VALID"))))(x)
+        for f in (pooled, pooled_by_xla)
+    ]
+    same(*gradients)
 
 
 @pytest.mark.parametrize("formulation", FORMULATIONS)
