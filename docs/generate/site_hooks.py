@@ -15,6 +15,7 @@ ROOT = repository_links.ROOT
 DOCS = ROOT / "docs"
 ORIGINS = {uri: path for path, uri in repository_links.COPIES.items() if uri != "index.md"}
 MARKER = re.compile(r"<!-- (accuracies|measured) (\w+) -->")
+FLAG = re.compile(r"(?<![\w-])--\w[\w-]*")
 
 
 def on_config(config):
@@ -109,8 +110,16 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 
 
 def on_page_content(html: str, page, config, files) -> str:
-    """Make the pages of notebooks readable without a network."""
-    return notebook_pages.offline(html) if page.file.src_uri.endswith(".ipynb") else html
+    """Make notebooks readable without a network, and keep flags and intervals in one line."""
+    if page.file.src_uri.endswith(".ipynb"):
+        return notebook_pages.offline(html)
+    html = html.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    return re.sub(r"(?<=<code>)[^<]+(?=</code>)", _unbroken_flags, html)
+
+
+def _unbroken_flags(code):
+    """Inline code in which no line ends after the dashes of a flag."""
+    return FLAG.sub(r'<span class="flag">\g<0></span>', code[0])
 
 
 def _filled(match):
