@@ -15,6 +15,7 @@ ROOT = repository_links.ROOT
 DOCS = ROOT / "docs"
 ORIGINS = {uri: path for path, uri in repository_links.COPIES.items() if uri != "index.md"}
 MARKER = re.compile(r"<!-- (accuracies|measured) (\w+) -->")
+UNNAMED = re.compile(r'(<li class="doc-section-item field-body">)\s*–\s*(?=<div)')
 FLAG = re.compile(r"(?<![\w-])--\w[\w-]*")
 
 
@@ -110,10 +111,11 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 
 
 def on_page_content(html: str, page, config, files) -> str:
-    """Make notebooks readable without a network, and keep flags and intervals in one line."""
+    """Make notebooks readable without a network, and adapt the other pages' HTML."""
     if page.file.src_uri.endswith(".ipynb"):
         return notebook_pages.offline(html)
     html = html.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    html = UNNAMED.sub(r"\1", html)
     return re.sub(r"(?<=<code>)[^<]+(?=</code>)", _unbroken_flags, html)
 
 
