@@ -16,6 +16,8 @@ DOCS = ROOT / "docs"
 ORIGINS = {uri: path for path, uri in repository_links.COPIES.items() if uri != "index.md"}
 MARKER = re.compile(r"<!-- (accuracies|measured) (\w+) -->")
 UNNAMED = re.compile(r'(<li class="doc-section-item field-body">)\s*–\s*(?=<div)')
+CELL = re.compile(r"<td[^>]*>[^<]*</td>")
+INTERVAL = re.compile(r"(?<=\d) (±|\+-|to) (?=[-−]?\d)")  # stays in one line of a cell
 FLAG = re.compile(r"(?<![\w-])--\w[\w-]*")
 
 
@@ -112,9 +114,9 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 
 def on_page_content(html: str, page, config, files) -> str:
     """Make notebooks readable without a network, and adapt the other pages' HTML."""
+    html = CELL.sub(lambda cell: INTERVAL.sub("&nbsp;\\1&nbsp;", cell[0]), html)
     if page.file.src_uri.endswith(".ipynb"):
         return notebook_pages.offline(html)
-    html = html.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     html = UNNAMED.sub(r"\1", html)
     return re.sub(r"(?<=<code>)[^<]+(?=</code>)", _unbroken_flags, html)
 
