@@ -15,7 +15,10 @@ LINK = re.compile(r'href="([\w-]+)\.ipynb"')
 
 
 def offline(page: str) -> str:
-    """The HTML page of a notebook with MathML, and without parts loaded from a network."""
+    """The HTML page of a notebook with MathML, and without parts loaded from a network.
+
+    Formulas with a `\\qquad` between them are beside each other if the page is wide enough.
+    """
     page = MATHJAX.sub("", page)
     page = NO_OWNER.sub(ON_COLAB, page)  # the repository has no address yet: docs/colab.md
     page = BADGE.sub("Open in Colab", page)
@@ -24,6 +27,8 @@ def offline(page: str) -> str:
 
 
 def _mathml(match):
-    display = match[1] is not None
-    latex = html.unescape(match[1] if display else match[2]).replace("\n", " ")
-    return convert(latex, display="block" if display else "inline")
+    if match[1] is None:
+        return convert(html.unescape(match[2]).replace("\n", " "), display="inline")
+    formulas = html.unescape(match[1]).replace("\n", " ").split("\\qquad")
+    lines = "".join(convert(formula, display="block") for formula in formulas)
+    return f'<span class="formulas">{lines}</span>'
