@@ -1,4 +1,4 @@
-"""The command that trains one run. This is the only module that defines absl flags.
+"""The command that trains one run.
 
 python -m fedjax_lab.main --config=quickstart[:METHOD] [--config.method.mu=0.1 ...]
                           [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]

@@ -114,3 +114,19 @@ def test_the_loaded_model_has_the_score_of_its_run(folder, outputs):
 @pytest.mark.slow
 def test_the_tests_of_the_example_pass(outputs):
     assert "4 passed" in printed(outputs, "pytest")
+
+
+@pytest.mark.slow
+def test_the_files_and_the_command_of_the_page_about_own_parts_work(tmp_path, folder):
+    page = (ROOT / "docs/own_parts.md").read_text()
+    own, tests, *_ = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    commands = re.findall(r"^```bash\n(.*?)^```", page, re.S | re.M)[0].rstrip()
+    (tmp_path / "own.py").write_text(own)
+    (tmp_path / "test_own.py").write_text(tests)
+    call = f"{commands} --config.run.rounds=2 && python -m pytest -p no:cacheprovider test_own.py"
+    path = f"{folder.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        call, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr

@@ -537,6 +537,9 @@ def test_table_of_many_clients_and_classes_is_short():
     assert lines[22].split() == ["all", *["500"] * 12, "100000"]
     assert lines[23] == "... and 188 more classes" and len(lines) == 26
     assert max(map(len, lines)) <= 170
+    assert "handwritten" in partition.table(
+        np.ones((2, 2), int), ["a", "b"], np.ones((2, 1), int), ["handwritten"]
+    )
     assert "more" not in partition.table(np.ones((20, 12), int), ["a"] * 12)
 
 

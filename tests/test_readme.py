@@ -114,10 +114,10 @@ def test_the_configuration_page_has_every_name(kind):
 
 def test_the_numbers_of_methods_and_other_parts_in_the_readme_are_right():
     count = {kind: len(registry.names(kind)) for kind in ("method", "data", "partition", "model")}
-    assert (
-        f"{count['method']} methods, {count['data']} sources of data (real users, images, texts),"
-        f" {count['partition']} partitions and {count['model']} models" in " ".join(README.split())
-    )
+    data = f"{count['data']} sources of data (images, texts, and data of natural users)"
+    partitions = f"{count['partition']} ways to partition data among clients"
+    text = f"{count['method']} methods, {data}, {partitions}, and {count['model']} models"
+    assert text in " ".join(README.split())
 
 
 def test_the_citations_name_the_current_version():

@@ -15,6 +15,10 @@ ROOT = repository_links.ROOT
 DOCS = ROOT / "docs"
 ORIGINS = {uri: path for path, uri in repository_links.COPIES.items() if uri != "index.md"}
 MARKER = re.compile(r"<!-- (accuracies|measured) (\w+) -->")
+UNNAMED = re.compile(r'(<li class="doc-section-item field-body">)\s*–\s*(?=<div)')
+CELL = re.compile(r"<td[^>]*>[^<]*</td>")
+INTERVAL = re.compile(r"(?<=\d) (±|\+-|to) (?=[-−]?\d)")  # stays in one line of a cell
+FLAG = re.compile(r"(?<![\w-])--\w[\w-]*")
 
 
 def on_config(config):
@@ -109,8 +113,17 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 
 
 def on_page_content(html: str, page, config, files) -> str:
-    """Make the pages of notebooks readable without a network."""
-    return notebook_pages.offline(html) if page.file.src_uri.endswith(".ipynb") else html
+    """Make notebooks readable without a network, and adapt the other pages' HTML."""
+    html = CELL.sub(lambda cell: INTERVAL.sub("&nbsp;\\1&nbsp;", cell[0]), html)
+    if page.file.src_uri.endswith(".ipynb"):
+        return notebook_pages.offline(html)
+    html = UNNAMED.sub(r"\1", html)
+    return re.sub(r"(?<=<code>)[^<]+(?=</code>)", _unbroken_flags, html)
+
+
+def _unbroken_flags(code):
+    """Inline code in which no line ends after the dashes of a flag."""
+    return FLAG.sub(r'<span class="flag">\g<0></span>', code[0])
 
 
 def _filled(match):

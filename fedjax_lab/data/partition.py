@@ -24,7 +24,7 @@ CHUNK = 2**18  # random numbers that are drawn at once in repeated tries: 2 MB
 MOST_DRAWN = 2**26  # random numbers that are drawn in all tries together: a few seconds
 HOPELESS = 1e-6  # if fewer tries than this are expected to succeed, none is made
 SHOWN_CLIENTS, SHOWN_CLASSES, SHOWN_DOMAINS = 20, 12, 6  # shown by `table`, to fit on a screen
-NAME_WIDTH = 10
+CLASS_WIDTH, DOMAIN_WIDTH = 10, 12  # longest names in the table, in characters
 
 
 def iid(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
@@ -373,11 +373,12 @@ def table(
     clients, classes = counts.shape
     sizes = counts.sum(1)
     shown = counts[:, :SHOWN_CLASSES]
-    names = [*class_names[:SHOWN_CLASSES], *domain_names[:SHOWN_DOMAINS]]
+    names = [printable(name)[:CLASS_WIDTH] for name in class_names[:SHOWN_CLASSES]]
+    names += [printable(name)[:DOMAIN_WIDTH] for name in domain_names[:SHOWN_DOMAINS]]
     if domain_names:
         assert of_domains is not None
         shown = np.concatenate([shown, of_domains[:, :SHOWN_DOMAINS]], axis=1)
-    rows: list[list] = [["client", *(printable(name)[:NAME_WIDTH] for name in names), "all"]]
+    rows: list[list] = [["client", *names, "all"]]
     for i in range(min(clients, SHOWN_CLIENTS)):
         rows.append([i, *shown[i], sizes[i]])
     rows.append(["all", *shown.sum(0), sizes.sum()])
