@@ -2,8 +2,7 @@
 
 python -m fedjax_lab.main --config=configs/fashion_mnist_attacks.py \
     --config.attack.name=little_is_enough --config.aggregator.name=median
-python launch/attack_table.py --config=configs/fashion_mnist_attacks.py --out=runs/attacks \
-    --seeds=0,1,2
+python launch/measure.py attacks     # the table of docs/transforms.md
 
 All clients take part in every round, so that a round has exactly four attackers. The images come
 from Debian's package dataset-fashion-mnist, or from the folder config.data.folder.

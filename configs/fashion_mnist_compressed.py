@@ -2,8 +2,7 @@
 
 python -m fedjax_lab.main --config=configs/fashion_mnist_compressed.py \
     --config.compression.name=top_k --config.compression.share=0.01
-python launch/megabytes.py --config=configs/fashion_mnist_compressed.py --out=runs/megabytes \
-    --measure=global
+python launch/measure.py compression     # the table of docs/transforms.md
 
 The images come from Debian's package dataset-fashion-mnist, or from the folder config.data.folder.
 """
