@@ -1,11 +1,11 @@
 """A folder has one owner, until the process of the owner ends."""
 
 import errno
+import fcntl
 import os
 import threading
 from pathlib import Path
 
-import filelock._unix
 import pytest
 from processes_beside import another_process
 
@@ -71,7 +71,7 @@ def test_a_file_system_without_locks_gives_one_warning(number, tmp_path, monkeyp
     def flock(*_):
         raise OSError(number, "no locks here")
 
-    monkeypatch.setattr(filelock._unix.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with lock.owned(tmp_path / "run"), lock.owned(tmp_path / "run"):
         (tmp_path / "run/note").touch()
     warning = capsys.readouterr().err

@@ -7,7 +7,7 @@ matrix so that the numbers that a pooling window compares lie apart by whole row
 makes pooling and its gradient as fast as additions.
 
 A training step of FedConcat's simple CNN (batch 64 of 28x28x1) takes less than half the time of
-XLA's convolutions, and two thirds of that of banded products without pooling.
+XLA's convolutions, and about 0.7 of that of banded products with separate pooling.
 """
 
 import itertools
