@@ -4,11 +4,10 @@
   local   k_i = argmin_k F_i(w_k);  w_i <- SGD on F_i from w_{k_i}      (Alg. 1)
   server  w_k = mean of the w_i with k_i = k                            (Alg. 1)
 
-The paper's mean is uniform; FedConcat takes it by size (`by_size`). F_i is the mean over examples;
-FedConcat's code averages the means of batches. Running statistics are always averaged by size.
-Clusters start from different weights. Ties go to the lower index. A cluster that no client has
-chosen keeps its model. Every client, including new ones, is scored with the model that fits its
-training data best.
+The paper's mean is uniform; FedConcat takes it by size (`by_size`). Running statistics are always
+averaged by size. Clusters start from different weights. Ties go to the lower index. A cluster that
+no client has chosen keeps its model. Every client, including new ones, is scored with the model
+that fits its training data best.
 """
 
 from functools import partial
