@@ -121,6 +121,28 @@ def table(
     return formats.Table(title, ["", *columns], rows, bold)
 
 
+class GridRow(NamedTuple):
+    """A row of a grid: the names of its cells, and which mean of their measure is the best one."""
+
+    label: str
+    cells: Sequence[str]
+    measure: str
+    best: Callable = max  # or min
+
+
+def grid(
+    title: str, columns: Sequence[str], rows: Sequence[GridRow], records: Sequence[Record], **groups
+) -> formats.Table:
+    """A table with the measure of one cell in each place; the best mean of each row is bold."""
+    texts, bold = [], set()
+    for i, row in enumerate(rows):
+        texts.append([row.label, *(spread(records, cell, row.measure) for cell in row.cells)])
+        numbers = [values(records, cell, row.measure) for cell in row.cells]
+        means = {j: np.mean(each) for j, each in enumerate(numbers, 1) if each}
+        bold |= {(i, j) for j, mean in means.items() if mean == row.best(means.values())}
+    return formats.Table(title, ["", *columns], texts, bold, **groups)
+
+
 # Reading and writing records.
 
 

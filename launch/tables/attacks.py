@@ -5,10 +5,8 @@ centered clipping. The numbers are percentages after the last round: the accurac
 set and, for the backdoor, its success.
 """
 
-import numpy as np
 import records
-
-from fedjax_lab.analysis import formats
+from records import GridRow
 
 PAGE = "transforms.md"
 ATTACKS = (
@@ -58,16 +56,10 @@ def tables(of_table):
         " percentage of test images of other classes that the model classifies as the target when"
         " they have the trigger (lower is better)."
     )
-    rows = [(attack, attack, ACCURACY, max) for attack in ATTACKS]
-    rows.append(("backdoor: its success", "backdoor", SUCCESS, min))
-    cells, bold = [], set()
-    for i, (label, attack, measure, best) in enumerate(rows):
-        names = [f"{attack}/{aggregator}" for aggregator in AGGREGATORS]
-        cells.append([label, *(records.spread(of_table, name, measure) for name in names)])
-        means = {
-            j: np.mean(values)
-            for j, name in enumerate(names, 1)
-            if (values := records.values(of_table, name, measure))
-        }
-        bold |= {(i, j) for j, mean in means.items() if mean == best(means.values())}
-    return [formats.Table(title, ["", *AGGREGATORS], cells, bold)]
+    rows = [GridRow(attack, _row(attack), ACCURACY) for attack in ATTACKS]
+    rows.append(GridRow("backdoor: its success", _row("backdoor"), SUCCESS, best=min))
+    return [records.grid(title, [*AGGREGATORS], rows, of_table)]
+
+
+def _row(attack):
+    return [f"{attack}/{aggregator}" for aggregator in AGGREGATORS]

@@ -5,8 +5,8 @@ is the best of every fifth round of the mean accuracy over clients, which the pa
 """
 
 import records
+from records import GridRow
 
-from fedjax_lab.analysis import formats
 from fedjax_lab.analysis.published import CLIENT2VEC_BASES
 
 STEPS = {  # {column: improvements that it leaves out}
@@ -76,21 +76,13 @@ def tables(of_table):
 
 def _table(of_table, data):
     _, bases, rounds, epochs = DATA[data]
-    columns = ["", *(f"/{kind}{step}" for kind in INDICES for step in STEPS)]
-    cells, bold = [], set()
-    for i, base in enumerate(bases):
-        names = [f"{data}/{base}{column}" for column in columns]
-        cells.append([base, *(records.spread(of_table, name, MEASURE) for name in names)])
-        values = {
-            j: of_cell[0]
-            for j, name in enumerate(names, 1)
-            if (of_cell := records.values(of_table, name, MEASURE))
-        }
-        bold |= {(i, j) for j, value in values.items() if value == max(values.values())}
+    places = ["", *(f"/{kind}{step}" for kind in INDICES for step in STEPS)]
+    rows = [GridRow(base, [f"{data}/{base}{place}" for place in places], MEASURE) for base in bases]
     title = (
         f"{data}: mean accuracy over clients in percent, the best of every fifth of {rounds} rounds"
         " (chosen on the test set itself), seed 0; epochs of the index: "
         + ", ".join(f"{kind} {epochs[kind]}" for kind in INDICES)
     )
     groups = [("", 1), *((kind, len(STEPS)) for kind in INDICES)]
-    return formats.Table(title, ["", "alone", *[*STEPS] * len(INDICES)], cells, bold, groups=groups)
+    columns = ["alone", *[*STEPS] * len(INDICES)]
+    return records.grid(title, columns, rows, of_table, groups=groups)

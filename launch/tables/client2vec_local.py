@@ -9,6 +9,7 @@ aggregation; w=0.1, 1, 5: also local training with this weight (the paper's is 5
 """
 
 import records
+from records import GridRow
 
 PAGE = "results_client2vec.md"
 SETS = {"digits": "configs/client2vec_digits.py", "fashion": "configs/client2vec_fmnist.py"}
@@ -26,6 +27,7 @@ BASES = {"digits": ("fedavg", "fedavgm", "feddyn"), "fashion": ("fedavg",)}
 LONG = {"run.rounds": "100", "run.eval_every": "5"}
 SMALL_INDEX = {"method.index_epochs": "16", "embedding.size": "128"}
 IN_LONG: dict[str, dict[str, str]] = {"i+ii": READINGS["i+ii"], "w=1": READINGS["w=1"]}
+MEASURE = "last/accuracy.mean"
 measured = records.in_rounds("max_over_rounds", "last", measures=("accuracy.mean",))
 
 
@@ -65,22 +67,22 @@ def _long(out):
 
 
 def tables(of_table):
-    """One table for each data set, with the base methods below each other, and one of IN_LONG."""
-    columns = {"best round": "max_over_rounds/accuracy.mean", "last": "last/accuracy.mean"}
-    title = "accuracy in percent, mean over clients"
-    short = [
-        records.table(f"{data}: {title}, 20 rounds, seed 0.", _rows(data), columns, of_table)
-        for data in SETS
-    ]
-    rows = ["long-fedavg", *(f"long-fedavg-{name}" for name in IN_LONG)]
-    title = f"digits: {title}, 100 rounds, mean (population standard deviation) over seeds 0, 1, 2."
-    return [*short, records.table(title, rows, columns, of_table)]
+    """A row for each base method, alone and with the readings, and a table of IN_LONG."""
+    accuracy = "mean accuracy over clients in percent after the last of"
+    made = []
+    for data in SETS:
+        names = {base: f"{data}-{base}" for base in BASES[data]}
+        made.append(_table(f"{data}: {accuracy} 20 rounds, seed 0.", READINGS, names, of_table))
+    title = (
+        f"digits: {accuracy} 100 rounds, mean (population standard deviation) over seeds 0, 1, 2."
+    )
+    return [*made, _table(title, IN_LONG, {"fedavg": "long-fedavg"}, of_table)]
 
 
-def _rows(data):
-    """The names of the cells of a data set, without the cell of its index."""
-    return [
-        each
-        for base in BASES[data]
-        for each in (f"{data}-{base}", *(f"{data}-{base}-{name}" for name in READINGS))
+def _table(title, readings, names, of_table):
+    """names: {base method: the name of its cell}."""
+    rows = [
+        GridRow(base, [name, *(f"{name}-{reading}" for reading in readings)], MEASURE)
+        for base, name in names.items()
     ]
+    return records.grid(title, ["alone", *readings], rows, of_table)
