@@ -26,7 +26,7 @@ def picture(curves):
     curves: {compression: (megabytes [E], accuracies [seeds, E])}
     """
     figure = plots.draw_curves(list(curves.values()), "megabytes up", "accuracy, %")
-    figure.set_size_inches(6.0, 3.6)
+    figure.set_size_inches(6.0, 3.8)
     (axes,) = figure.axes
     axes.set_xscale("log")
     least = min(megabytes[0] for megabytes, _ in curves.values())
@@ -37,7 +37,8 @@ def picture(curves):
     turned = {"rotation": 45, "rotation_mode": "anchor", "fontsize": "small"}
     for i, (name, (megabytes, _)) in enumerate(curves.items()):
         color, x = plots.look(i)["color"], megabytes[-1]
-        axes.text(x, 1.02, name, color=color, transform=axes.get_xaxis_transform(), **turned)
+        label = name.removesuffix(", with feedback")
+        axes.text(x, 1.02, label, color=color, transform=axes.get_xaxis_transform(), **turned)
     return figure
 
 
