@@ -3,8 +3,8 @@
 XLA's convolutions on a CPU get no faster below 16 output or 12 input channels, but matrix products
 do. Each row of the result is therefore computed, some columns at a time, as the product of rows of
 the image with a banded matrix that holds the kernel. `convolve_and_pool` orders the columns of the
-matrix so that the numbers that a pooling window compares lie apart by whole rows of memory, which
-makes pooling and its gradient as fast as additions.
+matrix so that the four numbers of each pooling window are in four contiguous blocks of memory. The
+compiler then vectorizes pooling and its gradient.
 
 A training step of FedConcat's simple CNN (batch 64 of 28x28x1) takes less than half the time of
 XLA's convolutions, and about 0.7 of that of banded products with separate pooling.
@@ -25,7 +25,7 @@ from fedjax_lab.types import Array
 Pair = tuple[int, int]
 
 PIECE = 48  # numbers in a row of the result of one product
-POOLED_PIECE = 64
+POOLED_PIECE = 64  # the same with pooling
 
 
 class Window(NamedTuple):
