@@ -160,8 +160,9 @@ def _pool_forward(y, bias):
     place = jnp.zeros(best.shape, jnp.int32)
     for i in (1, 2, 3):
         other = y[:, :, i // 2, i % 2]
-        place = jnp.where(other > best, i, place)
-        best = jnp.where(other > best, other, best)
+        larger = other > best
+        place = jnp.where(larger, i, place)
+        best = jnp.where(larger, other, best)
     out = jnp.maximum(best + bias, 0)
     return out, jnp.where(out > 0, place, -1)  # -1: no gradient
 

@@ -41,9 +41,9 @@ class Kernels(NamedTuple):
 
     def layer(self, x: Array, kernel: Array, bias: Array, padding, window: int) -> Array:
         """activate(convolution(x)); on a CPU in one step for few channels and a window of 2."""
-        shape = make_window(x.shape, kernel.shape, padding)
-        if self == CPU and window == 2 and banded.is_thin(shape, x.shape, kernel.shape):
-            return banded.convolve_and_pool(shape, x, kernel, bias)
+        sliding = make_window(x.shape, kernel.shape, padding)
+        if self == CPU and window == 2 and banded.is_thin(sliding, x.shape, kernel.shape):
+            return banded.convolve_and_pool(sliding, x, kernel, bias)
         labels = ("NHWC", "HWIO", "NHWC")
         y = self.convolution(x, kernel, (1, 1), padding, dimension_numbers=labels)
         return self.activate(y, bias, window)
