@@ -15,8 +15,8 @@ SLOW = "0.9"  # the share of clients that are too slow for all passes
 ROWS = {  # {label: (method, settings)}
     "FedAvg": ("fedavg", {}),
     "FedProx, mu = 1": ("fedprox", {}),
-    "FedAvg, `run.dropout=0.9`": ("fedavg", {"run.dropout": SLOW}),
-    "FedProx, mu = 1, `run.straggler=0.9`": ("fedprox", {"run.straggler": SLOW}),
+    "FedAvg, run.dropout=0.9": ("fedavg", {"run.dropout": SLOW}),
+    "FedProx, mu = 1, run.straggler=0.9": ("fedprox", {"run.straggler": SLOW}),
 }
 LAST = range(165, 201)
 MEASURES = "global_loss", "global"
@@ -53,9 +53,9 @@ def tables(of_table):
     """Loss and accuracy of each row on each data set, averaged over seeds."""
     title = (
         "Loss and accuracy in percent on the test examples, averaged over rounds 165 to 200 and"
-        " over seeds 0 to 4, on data sets drawn with four values of `config.data.seed`."
+        " over seeds 0 to 4, on data sets drawn with four values of data.seed."
     )
-    header = ["", *(f"data {seed}" for seed in DATA_SEEDS)]
+    header = ["", *(f"data.seed={seed}" for seed in DATA_SEEDS)]
     rows = [[label, *(_pair(of_table, label, d) for d in DATA_SEEDS)] for label in ROWS]
     return [formats.Table(title, header, rows)]
 
