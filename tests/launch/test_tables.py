@@ -70,7 +70,7 @@ def test_synthetic_averages_the_last_rounds_and_shows_loss_and_accuracy():
     assert measured == {0: {"global_loss": 0.5, "global": 70.5}}
     values = {"fedprox/run.straggler/data 5": [measured[0]]}
     (made,) = table.tables(records_of(values))
-    assert made.cells[3] == ["FedProx, mu = 1, `run.straggler=0.9`", "-", "-", "0.50, 70.5", "-"]
+    assert made.cells[3] == ["FedProx, mu = 1, run.straggler=0.9", "-", "-", "0.50, 70.5", "-"]
 
 
 def test_privacy_has_a_column_for_each_epsilon():
