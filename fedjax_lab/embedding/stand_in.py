@@ -34,7 +34,8 @@ def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
     All features are projected to `size` dimensions by a fixed Gaussian matrix, centered over the
     training examples and scaled to a mean length of 10. A label has the direction of the mean of
     its class (averaged in each domain, then over domains), plus a small random direction. The same
-    dataset gives the same embeddings, bit for bit.
+    dataset gives the same embeddings, bit for bit on a machine with the same number of CPU cores;
+    with another number they differ by rounding.
 
     size: the size of an embedding, a multiple of 32 (the width of Client2Vec's tokens).
 

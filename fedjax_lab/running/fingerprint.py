@@ -20,6 +20,7 @@ ROWS = {  # the fields of a federation by the names that enter the digests
     "unseen": "unseen",
     **dict(zip(NEW_ROWS, NEW_ROWS, strict=True)),
 }
+EMBEDDINGS = "embeddings"
 START = "start of seed"  # the state that the seed takes from config.run.start_from
 DRAWING = "devices that draw clients"  # the number of devices rather than a digest
 
@@ -37,7 +38,7 @@ def of(experiment: Experiment) -> dict[str, str]:
         parts[f"partition of seed {seed}"] = rows
     if any(stage.view and stage.view.embedded for stage in simulation.stages):
         assert simulation.embeddings is not None  # an embedded stage has them
-        parts["embeddings"] = simulation.embeddings()._asdict()
+        parts[EMBEDDINGS] = simulation.embeddings()._asdict()
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = experiment.dataset.digests()
     digests |= {name: checksum(arrays) for name, arrays in parts.items()}
@@ -90,5 +91,15 @@ def check_same(saved: dict[str, str], today: dict[str, str], folder) -> None:
     if differing:
         raise BadInput(
             f"{folder} holds a run on other data; these have changed since it began:"
-            f" {', '.join(differing)}; restore them, or name another folder"
+            f" {', '.join(differing)}; {_remedy(differing)}, or name another folder"
         )
+
+
+def _remedy(differing):
+    """What to do about data that differ."""
+    if differing == [EMBEDDINGS]:
+        return (
+            "they differ by rounding if they are computed on another device or with another number"
+            " of CPU cores; use those of the run"
+        )
+    return "restore them"
