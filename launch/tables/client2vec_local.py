@@ -1,10 +1,12 @@
 """Client2Vec's local term (eq. 4) with an index of 512 numbers: 20 rounds, one seed.
 
-The last table has 100 rounds of the digits and three seeds, with an index of 128 numbers. Its
-beta^f are shorter, so that w=1 is about the same weight as w=0.1 with 512 numbers.
+The table of L_orth has the same length and seed, and indices of 128 numbers whose |Z U^T| is
+averaged (mean), summed over the clients (batchmean) or summed over clients and examples (sum).
+Their beta^f are shorter, so that w=1 is about the same weight as w=0.1 with 512 numbers. The last
+table has 100 rounds of the digits and three seeds, with such an index.
 
-One run for each data set computes the index, which the other runs use. i+ii: sampling and
-aggregation; w=0.1, 1, 5: also local training with this weight (the paper's is 5); kl: without
+One run for each data set and reduction computes the index, which the other runs use. i+ii: sampling
+and aggregation; w=0.1, 1, 5: also local training with this weight (the paper's is 5); kl: without
 |z P B^f|; detached: without the gradient of the KL term with respect to o.
 """
 
@@ -24,6 +26,8 @@ READINGS: dict[str, dict[str, str]] = {
     "w=5,kl": {"method.local_orth": "False"},
     "w=5,detached": {"method.detach_teacher": "True"},
 }
+REDUCTIONS = "mean", "batchmean", "sum"  # of |Z U^T| in L_orth of an index
+IN_REDUCTIONS = "i+ii", "w=1", "w=5"
 BASES = {"digits": ("fedavg", "fedavgm", "feddyn"), "fashion": ("fedavg",)}
 LONG = {"run.rounds": "100", "run.eval_every": "5"}
 SMALL = {"embedding.size": "128"}
@@ -41,7 +45,7 @@ def cells(out):
         for base in BASES[data]:
             made.append(records.cell(f"{data}-{base}", f"{config}:{base}", (0,), **SHORT))
             made += [_improved(out, data, base, name) for name in READINGS]
-    return made + _long(out)
+    return made + _reduced(out) + _long(out)
 
 
 def _improved(out, data, base, name):
@@ -50,6 +54,23 @@ def _improved(out, data, base, name):
     settings = SHORT | of_base | READINGS[name]
     made = records.cell(f"{data}-{base}-{name}", f"{SETS[data]}:client2vec", (0,), **settings)
     return made._replace(note={"needs": [f"{data}-index"]})
+
+
+def _reduced(out):
+    """For each of REDUCTIONS the cell of its index, and of FedAvg with IN_REDUCTIONS."""
+    config, made = SETS["digits"], []
+    for reduction in REDUCTIONS:
+        name = f"orth-{reduction}"
+        index = {"method.index_epochs": EPOCHS["digits"], "method.orth_reduction": reduction}
+        made.append(
+            records.cell(f"{name}-index", f"{config}:client2vec", (0,), **index, **SMALL, **ONCE)
+        )
+        for reading in IN_REDUCTIONS:
+            settings = {"method.index_of": str(out / f"{name}-index"), **READINGS[reading]}
+            settings |= SHORT | SMALL
+            cell = records.cell(f"{name}-{reading}", f"{config}:client2vec", (0,), **settings)
+            made.append(cell._replace(note={"needs": [f"{name}-index"]}))
+    return made
 
 
 def _long(out):
@@ -66,16 +87,26 @@ def _long(out):
 
 
 def tables(of_table):
-    """A row for each base method, alone and with the readings, and a table of IN_LONG."""
+    """A row for each base method with the readings, and tables of REDUCTIONS and IN_LONG."""
     accuracy = "mean accuracy over clients in percent after the last of"
     made = []
     for data in SETS:
         names = {base: f"{data}-{base}" for base in BASES[data]}
         made.append(_table(f"{data}: {accuracy} 20 rounds, seed 0.", READINGS, names, of_table))
+    title = f"digits, FedAvg, by the reduction of |Z U^T| in L_orth: {accuracy} 20 rounds, seed 0."
+    made.append(_of_reductions(title, of_table))
     title = (
         f"digits: {accuracy} 100 rounds, mean (population standard deviation) over seeds 0, 1, 2."
     )
     return [*made, _table(title, IN_LONG, {"fedavg": "long-fedavg"}, of_table)]
+
+
+def _of_reductions(title, of_table):
+    rows = []
+    for name in REDUCTIONS:
+        cells = ["digits-fedavg", *(f"orth-{name}-{reading}" for reading in IN_REDUCTIONS)]
+        rows.append(GridRow(name, cells, MEASURE))
+    return records.grid(title, ["alone", *IN_REDUCTIONS], rows, of_table)
 
 
 def _table(title, readings, names, of_table):

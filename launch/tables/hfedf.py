@@ -12,6 +12,7 @@ The name of a cell is d1/METHOD/TARGET or d1/METHOD,SETTING/TARGET if each clien
 and begins with d2/ if each holds two. Cells of hfedf_tuning.py begin with held_out/.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,6 +40,7 @@ ABLATIONS = {
     "grad_align=False,ema=1.0": {"method.grad_align": "False", "method.ema": "1.0"},
     "embedding=random": {"method.embedding": "random"},
     "embedding=autoencoder": {"method.embedding": "autoencoder"},
+    "embedding=autoencoder_learned": {"method.embedding": "autoencoder_learned"},
     "server_lr=1e-2": {"method.server_lr": "1e-2"},
 }
 ROUNDS = range(20, 201, 20)  # at which the curves are recorded
@@ -65,10 +67,9 @@ def planned():
         for step in STEPS:
             for row in ROWS:
                 add(by_name, "", d, row, step)
-    for name, settings in ABLATIONS.items():
-        for target in TARGETS:
-            cell = f"d1/hfedf,{name}/{target}"
-            by_name[cell] = make(cell, "hfedf", target, (0, 1, 2), **settings)
+    for d, name, target in itertools.product(COUNTS, ABLATIONS, TARGETS):
+        cell = f"{d}/hfedf,{name}/{target}"
+        by_name[cell] = make(cell, "hfedf", target, (0, 1, 2), **ABLATIONS[name])
     for row in ROWS:
         for step in STEPS:
             add(by_name, "held_out/", "d1", row, step)
@@ -154,12 +155,9 @@ def average(of_table: Sequence[Record], cells: Sequence[str], measure: str) -> f
 
 
 def tables(of_table: Sequence[Record]) -> list[formats.Table]:
-    """For each of COUNTS the means over targets, each target, and the chosen learning rates.
-
-    The last table has the ablations.
-    """
+    """For each of COUNTS: means over targets, each target, chosen learning rates and ablations."""
     made = [make(of_table, d) for d in COUNTS for make in (by_method, by_target, by_step)]
-    return [*made, ablations(of_table)]
+    return [*made, *(ablations(of_table, d) for d in COUNTS)]
 
 
 def shown(values: Sequence[float | None]) -> list[str]:
@@ -203,13 +201,12 @@ def by_step(of_table, d):
     return formats.Table(title, ["", *TARGETS * 2], rows, groups=groups)
 
 
-def ablations(of_table):
+def ablations(of_table, d):
     """The table of hFedF's ablations, with Table 10's settings otherwise."""
     rows = []
     for label in ("hfedf", *(f"hfedf,{each}" for each in ABLATIONS)):
-        cells = [f"d1/{label}/{target}" for target in TARGETS]
+        cells = [f"{d}/{label}/{target}" for target in TARGETS]
         rows.append([label, *shown([average(of_table, cells, m) for m in MEASURES])])
-    title = (
-        "d1: hFedF with other settings than Table 10's, means over five targets and three seeds."
-    )
+    title = f"{d}: hFedF with other settings than Table 10's"
+    title += ", means over five targets and three seeds."
     return formats.Table(title, ["", *MEASURES], rows)

@@ -77,6 +77,8 @@ def test_the_settings_of_a_cell_match_its_name():
     assert tuned.partition.num_clients == 3 and tuned.partition.domains == 1
     both = config["d1/hfedf,grad_align=False,ema=1.0/street"].method
     assert (both.grad_align, both.ema) == (False, 1.0)
+    ablated = config["d2/hfedf,embedding=autoencoder_learned/street"]
+    assert ablated.method.embedding == "autoencoder_learned" and ablated.partition.domains == 2
 
 
 def test_the_record_of_a_seed_has_final_values_and_curves():

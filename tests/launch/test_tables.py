@@ -46,6 +46,19 @@ def test_the_parts_of_client2vec_stand_beside_their_base():
     assert digits.bold == {(place, 2)} and not fashion.bold
 
 
+def test_a_reduction_of_l_orth_belongs_to_the_index_and_not_to_the_local_term(tmp_path):
+    table = measure.load("client2vec_local")
+    cells = {cell.name: cell for cell in table.cells(tmp_path)}
+    index, made = cells["orth-sum-index"].config.method, cells["orth-sum-w=1"]
+    assert (index.orth_reduction, index.local_training) == ("sum", False)
+    assert (made.config.method.orth_reduction, made.config.method.local_weight) == ("mean", 1.0)
+    assert made.note["needs"] == ["orth-sum-index"]
+    values = {"digits-fedavg": 80.0, "orth-sum-w=1": 81.0}
+    of_table = records_of({cell: [{table.MEASURE: value}] for cell, value in values.items()})
+    reduced = table.tables(of_table)[2]
+    assert reduced.cells[2] == ["sum", "80.0", "-", "81.0", "-"]
+
+
 def test_an_improved_base_has_its_own_settings_and_needs_the_index(tmp_path):
     cells = {cell.name: cell for cell in measure.load("client2vec").cells(tmp_path)}
     made = cells["digits/moon/global+i+ii"]
