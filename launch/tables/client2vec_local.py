@@ -1,7 +1,7 @@
 """Client2Vec's local term (eq. 4) with an index of 512 numbers: 20 rounds, one seed.
 
-The table of L_orth has the same length and seed, and indices of 128 numbers whose |Z U^T| is
-averaged (mean), summed over the clients (batchmean) or summed over clients and examples (sum).
+The table of L_orth has the same length and seed, and indices of 128 numbers whose products |Z U^T|
+of a batch are averaged (mean), summed (sum), or summed and divided by the batch size (batchmean).
 Their beta^f are shorter, so that w=1 is about the same weight as w=0.1 with 512 numbers. The last
 table has 100 rounds of the digits and three seeds, with such an index.
 
