@@ -1,0 +1,77 @@
+"""The commands with which the documentation's tables were measured are still valid."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import measure
+import pytest
+
+from fedjax_lab.errors import BadInput
+
+ROOT = Path(__file__).parents[2]
+FIRST = {  # {script: the function that is called when all flags have been checked}
+    "client2vec_screen": "data_of",
+    "leaderboard": "run",
+    "method_table": "sweep.train",
+}
+
+
+class Accepted(Exception):
+    """The command's flags are valid."""
+
+
+def documented(text: str) -> list[str]:
+    """The commands `python launch/...` of a page, in blocks and in sentences."""
+    text = text.replace("\\\n", " ")
+    return re.findall(r"python launch/[^`\n]*", text)
+
+
+def all_documented():
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return sorted({line for page in pages for line in documented(page.read_text())})
+
+
+def check(line: str, monkeypatch) -> None:
+    """Raises BadInput unless the command's script exists and accepts its flags."""
+    script, *argv = shlex.split(line, comments=True)[1:]
+    if not (ROOT / script).is_file():
+        raise BadInput(f"{script} does not exist")
+    name = Path(script).stem
+    if name == "measure" and "NAME" not in argv:
+        args = measure._parse(argv)
+        table = measure.load(args.name)
+        if args.cells:
+            measure.left(args, table.cells(args.out))
+    if name not in FIRST:
+        return
+    with monkeypatch.context() as patch, pytest.raises(Accepted):
+        patch.setattr(f"{name}.{FIRST[name]}", accept)
+        importlib.import_module(name)._main(argv)
+
+
+def accept(*args, **kwargs):
+    raise Accepted
+
+
+@pytest.mark.parametrize("line", all_documented())
+def test_a_documented_command_is_valid(line, monkeypatch):
+    check(line, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python launch/attack_table.py",
+        "python launch/measure.py attack",
+        "python launch/measure.py attacks --cells='no such cell*'",
+        "python launch/leaderboard.py --method=fedavg",
+        "python launch/method_table.py --seed=0 --out=runs",
+        "python launch/method_table.py --out=runs --config.run.round=30",
+        "python launch/client2vec_screen.py --config.model.size=8",
+    ],
+)
+def test_an_outdated_command_is_noticed(line, monkeypatch):
+    with pytest.raises(BadInput):
+        check(line, monkeypatch)
