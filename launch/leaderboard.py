@@ -362,8 +362,8 @@ methods; the settings come from the ranges that the method's file declares. The 
 accuracy on validation examples is run with three seeds. For the same seed all methods have the same
 clients. They also have the same initial weights and batches, unless a method has several models or
 a hypernetwork, or trains on all examples (`central`). This page is generated;
-`docs/results/leaderboard.csv` has the numbers of every run. All but three were measured before the
-version number was raised; the methods are those of version 0.2.0."""
+`docs/results/leaderboard.csv` has the numbers of every run. All but three runs were made when
+the version number was still 0.1.0; the methods are those of version 0.2.0."""
 
 READING = """\
 ## How to read this page, and its limits

@@ -100,6 +100,6 @@ def _remedy(differing):
     if differing == [EMBEDDINGS]:
         return (
             "they differ by rounding if they are computed on another device or with another number"
-            " of CPU cores; use those of the run"
+            " of CPU cores; use the same device and number of cores as the run"
         )
     return "restore them"

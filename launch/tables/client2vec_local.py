@@ -50,26 +50,27 @@ def cells(out):
 
 def _improved(out, data, base, name):
     """The cell of a base method with a reading, which needs the index of its data set."""
-    of_base = {"method.index_of": str(out / f"{data}-index"), "method.base": base}
-    settings = SHORT | of_base | READINGS[name]
-    made = records.cell(f"{data}-{base}-{name}", f"{SETS[data]}:client2vec", (0,), **settings)
-    return made._replace(note={"needs": [f"{data}-index"]})
+    settings = SHORT | {"method.base": base} | READINGS[name]
+    return _with_index(out, f"{data}-{base}-{name}", data, f"{data}-index", (0,), settings)
+
+
+def _with_index(out, name, data, index, seeds, settings):
+    """A cell of Client2Vec that takes its index from the cell `index`."""
+    settings = {"method.index_of": str(out / index)} | settings
+    made = records.cell(name, f"{SETS[data]}:client2vec", seeds, **settings)
+    return made._replace(note={"needs": [index]})
 
 
 def _reduced(out):
     """For each of REDUCTIONS the cell of its index, and of FedAvg with IN_REDUCTIONS."""
     config, made = SETS["digits"], []
     for reduction in REDUCTIONS:
-        name = f"orth-{reduction}"
-        index = {"method.index_epochs": EPOCHS["digits"], "method.orth_reduction": reduction}
-        made.append(
-            records.cell(f"{name}-index", f"{config}:client2vec", (0,), **index, **SMALL, **ONCE)
-        )
+        name, index = f"orth-{reduction}", f"orth-{reduction}-index"
+        training = {"method.index_epochs": EPOCHS["digits"], "method.orth_reduction": reduction}
+        made.append(records.cell(index, f"{config}:client2vec", (0,), **training, **SMALL, **ONCE))
         for reading in IN_REDUCTIONS:
-            settings = {"method.index_of": str(out / f"{name}-index"), **READINGS[reading]}
-            settings |= SHORT | SMALL
-            cell = records.cell(f"{name}-{reading}", f"{config}:client2vec", (0,), **settings)
-            made.append(cell._replace(note={"needs": [f"{name}-index"]}))
+            settings = SHORT | SMALL | READINGS[reading]
+            made.append(_with_index(out, f"{name}-{reading}", "digits", index, (0,), settings))
     return made
 
 
@@ -80,9 +81,8 @@ def _long(out):
     made = [records.cell(index, f"{config}:client2vec", seeds, **epochs, **SMALL, **ONCE)]
     made.append(records.cell("long-fedavg", f"{config}:fedavg", seeds, **LONG))
     for name, reading in IN_LONG.items():
-        settings = LONG | SMALL | {"method.index_of": str(out / index)} | reading
-        cell = records.cell(f"long-fedavg-{name}", f"{config}:client2vec", seeds, **settings)
-        made.append(cell._replace(note={"needs": [index]}))
+        settings = LONG | SMALL | reading
+        made.append(_with_index(out, f"long-fedavg-{name}", "digits", index, seeds, settings))
     return made
 
 

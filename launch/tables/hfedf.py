@@ -156,8 +156,8 @@ def average(of_table: Sequence[Record], cells: Sequence[str], measure: str) -> f
 
 def tables(of_table: Sequence[Record]) -> list[formats.Table]:
     """For each of COUNTS: means over targets, each target, chosen learning rates and ablations."""
-    made = [make(of_table, d) for d in COUNTS for make in (by_method, by_target, by_step)]
-    return [*made, *(ablations(of_table, d) for d in COUNTS)]
+    makers = by_method, by_target, by_step, ablations
+    return [make(of_table, d) for d in COUNTS for make in makers]
 
 
 def shown(values: Sequence[float | None]) -> list[str]:
