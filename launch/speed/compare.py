@@ -29,21 +29,21 @@ NAME = "speed_peers"
 TIMES = records.RESULTS / f"{NAME}.json"
 PAGE = records.ROOT / "docs" / "speed.md"
 WORKLOADS = "W1", "W2", "W3", "W4"
-OURS = "`fedjax_lab`"
+OURS = "fedjax_lab"
 ROUNDS = {"W1": ["--rounds=3"], "W4": ["--rounds=3"]}  # of the others, whose rounds take seconds
-PROGRAMS = {  # {row of the table: the arguments of its command for a workload; None: not run}
+PROGRAMS = {  # {column of the table: the arguments of its command for a workload; None: not run}
     OURS: lambda work: ["benchmark.py", f"--workload={work}", "--strategy=auto"],
-    "a plain sequential PyTorch loop": lambda work: [
+    "PyTorch loop": lambda work: [
         "peer_torch.py",
         f"--workload={work}",
         *ROUNDS.get(work, []),
     ],
-    "FedJAX `fed_avg`": lambda work: [
+    "FedJAX": lambda work: [
         "peer_fedjax.py",
         f"--workload={work}",
         *ROUNDS.get(work, []),
     ],
-    "one model without federation (the bound)": lambda work: (
+    "one model, no federation": lambda work: (
         ["benchmark.py", "--workload=W2", "--strategy=central"] if work == "W2" else None
     ),
 }
@@ -97,14 +97,15 @@ def time_once(work: str, pythons: dict[str, str]) -> dict[str, float]:
 def shown(measured: dict) -> str:
     """The table in Markdown, followed by a line that says where its numbers come from."""
     times = measured["seconds_per_round"]
-    rows = [[name, *(ratio(times, work, name) for work in WORKLOADS)] for name in PROGRAMS]
-    rows.append([f"seconds of a round of {OURS}", *(pace(times, work) for work in WORKLOADS)])
+    others = [name for name in PROGRAMS if name != OURS]
+    rows = [[w, pace(times, w), *(ratio(times, w, name) for name in others)] for w in WORKLOADS]
     title = (
-        f"Time for a round relative to {OURS} (higher is slower): the median of the ratios of"
-        f" {len(times)} repeats, and their range."
+        "Seconds of a round of this package, and the time of others relative to it (higher is"
+        f" slower): the medians of {len(times)} repeats, and the range of the ratios."
     )
+    table = formats.Table(title, ["", "seconds", *others], rows)
     source = f"Command: `python launch/speed/compare.py`; commit: {measured['commit']}."
-    return formats.markdown(formats.Table(title, ["", *WORKLOADS], rows)) + "\n\n" + source
+    return f"{formats.markdown(table)}\n\n{source}"
 
 
 def ratio(times: Times, work: str, name: str) -> str:
@@ -112,9 +113,7 @@ def ratio(times: Times, work: str, name: str) -> str:
     each = [of[work][name] / of[work][OURS] for of in times if name in of[work]]
     if not each:
         return formats.NONE
-    low, high = min(each), max(each)
-    spread = f" ({low:.2g} to {high:.2g})" if name != OURS else ""
-    return f"{np.median(each):.2g}{spread}"
+    return f"{np.median(each):.2g} ({min(each):.2g} to {max(each):.2g})"
 
 
 def pace(times: Times, work: str) -> str:

@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[2]
 FIRST = {  # {script: the function that is called when all flags have been checked}
     "client2vec_screen": "data_of",
     "leaderboard": "run",
-    "method_table": "sweep.train",
 }
 
 
@@ -67,8 +66,6 @@ def test_a_documented_command_is_valid(line, monkeypatch):
         "python launch/measure.py attack",
         "python launch/measure.py attacks --cells='no such cell*'",
         "python launch/leaderboard.py --method=fedavg",
-        "python launch/method_table.py --seed=0 --out=runs",
-        "python launch/method_table.py --out=runs --config.run.round=30",
         "python launch/client2vec_screen.py --config.model.size=8",
     ],
 )
