@@ -40,7 +40,8 @@ def width(
       chunks of 20 to 125 are fastest, and all at once takes 1.2 to 1.9 times as long. With an MLP
       784-256-10 (1.6 MiB per client), all at once is fastest for a line of 5, and chunks of 2 are
       fastest for 50 and 500.
-    - TPU, from the compiler's estimate for a v5e, with pooling by `reduce_window`. A round of
+    - TPU, from the compiler's estimate for a v5e when the limit was chosen, with pooling by
+      `reduce_window` (docs/accelerators.md has the numbers of the current code). A round of
       pfl_cnn with 50 clients of 19 MiB takes 48 ms one by one, 45 in chunks of 2, 36 of 5, 42 of 8
       (with 6 copies) and 61 all at once, with four times the memory. A round of mcmahan_cnn with 10
       clients of 18 MiB takes 73 ms one by one, 38 in chunks of 2, 50 of 5 and 67 all at once.

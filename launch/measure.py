@@ -223,7 +223,7 @@ def shown(name: str, table, cells: list[Cell], out: Path) -> str:
 
 def measured_rows(table: formats.Table) -> formats.Table:
     """The table without the rows that have no numbers yet."""
-    kept = [i for i, row in enumerate(table.cells) if set(row[1:]) != {formats.NONE}]
+    kept = [i for i, row in enumerate(table.cells) if {*row[1:]} - {formats.NONE}]
     bold = {(kept.index(i), j) for i, j in table.bold if i in kept}
     return table._replace(cells=[table.cells[i] for i in kept], bold=bold)
 

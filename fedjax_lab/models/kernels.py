@@ -1,7 +1,8 @@
 """The implementations of a net's convolutions and poolings on each platform.
 
 A net takes them as one attribute, `kernels`. They were chosen for FedAvg on the workloads A1 and W1
-of launch/speed/workloads.py:
+of launch/speed/workloads.py. The numbers are those by which they were chosen; those of the current
+code are in docs/accelerators.md:
 
 - CPU: by measurements; see models/conv.py, models/banded.py and models/pooling.py.
 - TPU: by the compiler's estimates for a v5e (no device yet), in chunks of 5 clients. A round of A1

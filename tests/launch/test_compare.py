@@ -1,46 +1,107 @@
 """The comparison of this package's speed with PyTorch and FedJAX: commands, table, page."""
 
 import json
+import subprocess
 import sys
 
 import compare
+import pytest
+
+from fedjax_lab.errors import BadInput
+
+VERSIONS = {"fedjax_lab": {"jax": "1.0"}, "PyTorch loop": {"torch": "2.0"}}
 
 
 def seconds(ours, torch, fedjax, **others):
     return {"fedjax_lab": ours, "PyTorch loop": torch, "FedJAX": fedjax} | others
 
 
-def test_each_program_runs_once_in_its_environment_and_its_last_line_is_read(monkeypatch):
-    calls = []
+def measured(*repeats):
+    """Recorded times, the same for each workload."""
+    times = [dict.fromkeys(compare.WORKLOADS, each) for each in repeats]
+    return {"commit": "abc", "cores": 2, "versions": VERSIONS, "seconds_per_round": times}
 
-    def run(command, **kwargs):
-        calls.append(command[:2])
-        done = type("Done", (), {})()
-        done.stdout = "a warning\n" + json.dumps({"seconds_per_round": len(calls)}) + "\n"
-        return done
+
+@pytest.fixture
+def ran(monkeypatch, tmp_path):
+    """The commands that are started; each prints a time, or the versions of its packages."""
+    commands = []
+
+    def run(words, **kwargs):
+        commands.append(words[1:] if words[0] == sys.executable else words)
+        asks = words[1] == "-c"
+        text = "3.0 " * len(words[3:]) if asks else 'a warning\n{"seconds_per_round": 2}\n'
+        return subprocess.CompletedProcess(words, 0, text, "")
 
     monkeypatch.setattr(compare.subprocess, "run", run)
-    pythons = {"peer_torch.py": "torch/python", "peer_fedjax.py": "fedjax/python"}
-    times = compare.time_once("W2", pythons)
-    ours = [sys.executable, "benchmark.py"]
-    others = [["torch/python", "peer_torch.py"], ["fedjax/python", "peer_fedjax.py"]]
-    assert calls == [ours, *others, ours]
-    assert times == dict(zip(compare.PROGRAMS, (1, 2, 3, 4), strict=True))
-    assert "one model, no federation" not in compare.time_once("W1", pythons)
+    monkeypatch.setattr(compare.measure, "commit", lambda: "abc")
+    monkeypatch.setattr(compare, "TIMES", tmp_path / "times.json")
+    return commands
+
+
+def test_a_repeat_runs_each_program_once_on_each_workload(ran):
+    pythons = dict.fromkeys(compare.SCRIPTS, sys.executable)
+    compare.time_once("W2", pythons | {"PyTorch loop": "torch/python"})
+    assert ran == [
+        ["benchmark.py", "--workload=W2", "--strategy=auto"],
+        ["torch/python", "peer_torch.py", "--workload=W2"],
+        ["peer_fedjax.py", "--workload=W2"],
+        ["benchmark.py", "--workload=W2", "--strategy=central"],
+    ]
+    ran.clear()
+    compare.time_once("W4", pythons)
+    assert ran == [
+        ["benchmark.py", "--workload=W4", "--strategy=auto"],
+        ["peer_torch.py", "--workload=W4", "--rounds=3"],
+        ["peer_fedjax.py", "--workload=W4", "--rounds=3"],
+    ]
+
+
+def test_repeats_of_the_same_commit_are_added_and_others_replaced(ran, monkeypatch, capsys):
+    flags = [f"--torch={sys.executable}", f"--fedjax={sys.executable}", "--repeats=2"]
+    compare._main(flags)
+    compare._main(flags)
+    assert len(json.loads(compare.TIMES.read_text())["seconds_per_round"]) == 4
+    assert "the medians of 4 repeats" in capsys.readouterr().out
+    monkeypatch.setattr(compare.measure, "commit", lambda: "def")
+    compare._main(flags)
+    recorded = json.loads(compare.TIMES.read_text())
+    assert recorded["commit"] == "def" and len(recorded["seconds_per_round"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "give both --torch"),
+        (["--print", "--write"], "give both --torch"),
+        ([f"--torch={sys.executable}"], "give both --torch"),
+        (["--print", "--repeats=0"], "--repeats=0"),
+        (["--torch=none", f"--fedjax={sys.executable}"], "--torch='none'"),
+        (["--print"], "does not exist"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(flags, message, ran):
+    with pytest.raises(BadInput, match=message):
+        compare._main(flags)
+    assert ran == []
+
+
+def test_a_program_that_fails_is_named_with_its_last_line(monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nboom\n")
+    monkeypatch.setattr(compare.subprocess, "run", lambda *args, **kwargs: failed)
+    with pytest.raises(BadInput, match=r"peer --workload=W1 failed \(exit code 1\): boom"):
+        compare.output(["python"], "peer --workload=W1")
 
 
 def test_the_table_has_the_medians_of_the_ratios_within_repeats():
-    slow, fast = seconds(2.0, 3.0, 8.0), seconds(1.0, 2.0, 4.0)
     middle = seconds(1.5, 1.5, 6.0) | {"one model, no federation": 0.75}
-    times = [{work: of for work in compare.WORKLOADS} for of in (slow, fast, middle)]
-    text = compare.shown({"commit": "abc", "seconds_per_round": times})
-    assert "3 repeats" in text and "commit: abc" in text
+    text = compare.shown(measured(seconds(2.0, 3.0, 8.0), seconds(1.0, 2.0, 4.0), middle))
+    assert "3 repeats" in text and "commit: abc" in text and "torch 2.0" in text
     assert "| `W1` | 1.5 | 1.5 (1 to 2) | 4 (4 to 4) | 0.5 (0.5 to 0.5) |" in text
-    text = compare.shown(
-        {"commit": "abc", "seconds_per_round": [dict.fromkeys(("W1", "W2", "W3", "W4"), fast)]}
-    )
-    assert "| `W4` | 1 | 2 (2 to 2) | 4 (4 to 4) | - |" in text
+    text = compare.shown(measured(seconds(1.0, 99.7, 234.0)))
+    assert "| `W4` | 1 | 100 (100 to 100) | 234 (234 to 234) | - |" in text
 
 
 def test_the_page_shows_the_measured_times():
-    assert compare.shown(json.loads(compare.TIMES.read_text())) in compare.PAGE.read_text()
+    recorded = compare.records.RESULTS / "speed_peers.json"
+    assert compare.shown(json.loads(recorded.read_text())) in compare.PAGE.read_text()

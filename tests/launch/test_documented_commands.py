@@ -13,6 +13,7 @@ from fedjax_lab.errors import BadInput
 ROOT = Path(__file__).parents[2]
 FIRST = {  # {script: the function that is called when all flags have been checked}
     "client2vec_screen": "data_of",
+    "compare": "python",
     "leaderboard": "run",
 }
 
@@ -67,6 +68,7 @@ def test_a_documented_command_is_valid(line, monkeypatch):
         "python launch/measure.py attacks --cells='no such cell*'",
         "python launch/leaderboard.py --method=fedavg",
         "python launch/client2vec_screen.py --config.model.size=8",
+        "python launch/speed/compare.py --torch=PYTHON",
     ],
 )
 def test_an_outdated_command_is_noticed(line, monkeypatch):
