@@ -60,6 +60,12 @@ def test_rows_of_result_tables_are_found_by_method(tmp_path):
     assert "| **`fedavg`** | 87.5 |" in method_pages.page("fedavg", None, [row])
 
 
+@pytest.mark.parametrize("page", ["method_costs.md", "leaderboard.md"])
+def test_the_pages_of_all_methods_have_a_row_for_each(page):
+    rows = result_tables.rows([repository_links.ROOT / "docs" / page])
+    assert {*registry.METHODS} - {*rows} <= {"client2vec"}
+
+
 def test_the_page_of_a_paper_has_all_accuracy_tables():
     text = paper_pages.accuracies("fedc2i")
     for paper, table in published.tables():
