@@ -154,7 +154,7 @@ def shown(measured: dict) -> str:
     )
     table = formats.markdown(formats.Table(title, ["", "seconds", *others], rows))
     packages = "; ".join(
-        f"{name}: {', '.join(f'{package} {number}' for package, number in of.items())}"
+        f"{name}: {', '.join(map(' '.join, of.items()))}"
         for name, of in measured["versions"].items()
     )
     flags = f"--torch=PYTHON --fedjax=PYTHON --repeats={len(times)}"
