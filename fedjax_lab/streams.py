@@ -74,7 +74,8 @@ def extra(key: Array, number: int = 1) -> Array:
 
 def stage(init: Array, number: int) -> tuple[Array, Array]:
     """The streams of `prepare` and `start` of stage `number` (the first is 0), from `init`."""
-    return tuple(jax.random.split(jax.random.fold_in(init, STAGE + number)))
+    prepare, start = jax.random.split(jax.random.fold_in(init, STAGE + number))
+    return prepare, start
 
 
 def noise(init: Array) -> Array:

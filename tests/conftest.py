@@ -1,8 +1,7 @@
-"""Sets up eight virtual devices, fast compilation, and caches for this session only.
+"""Sets up eight virtual devices and fast compilation.
 
 Compilation takes most of a test's time. Two flags of XLA make it three to four times faster;
-processes that tests start inherit them. A jaxlib without one of the flags ends with "Unknown flag
-in XLA_FLAGS".
+workers and processes that tests start inherit them.
 
 With FEDJAX_LAB_TEST_DEVICE=1 the tests run on the device that JAX finds, and programs are compiled
 as in a run. Matrix products then have the highest precision, because formulas are compared with
@@ -11,17 +10,19 @@ many devices serve only one process.
 """
 
 import os
-import tempfile
 
 import targets
+import xla_flags
 
 ON_DEVICE = bool(os.environ.get("FEDJAX_LAB_TEST_DEVICE"))
-FLAGS = os.environ.get("XLA_FLAGS", "")
-QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{FLAGS} {QUICK}"  # before jax is imported
+FLAGS = os.environ.get("XLA_FLAGS", "").split()
+QUICK = ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the flags of the first process
+    FLAGS += xla_flags.known(QUICK)
 if not ON_DEVICE:
-    compilers = targets.ENVIRONMENT
-    os.environ.update({**compilers, "XLA_FLAGS": f"{FLAGS} {QUICK} {compilers['XLA_FLAGS']}"})
+    os.environ.update(targets.ENVIRONMENT)
+    FLAGS.append(targets.ENVIRONMENT["XLA_FLAGS"])
+os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys(FLAGS))  # before jax is imported
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -53,14 +54,6 @@ else:
     jax.config.update("jax_num_cpu_devices", 8)
     jax.config.update("jax_disable_most_optimizations", True)
 
-PROGRAMS = "FEDJAX_LAB_TEST_PROGRAMS"  # each program is compiled once in a session
-if PROGRAMS not in os.environ:  # only in the first process, before its workers start
-    programs = tempfile.TemporaryDirectory()
-    os.environ[PROGRAMS] = programs.name
-jax.config.update("jax_compilation_cache_dir", os.environ[PROGRAMS])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory):
@@ -76,10 +69,8 @@ def as_users_compile():
     if ON_DEVICE:
         pytest.skip("compiles for devices that are not there")
     jax.config.update("jax_disable_most_optimizations", False)
-    jax.config.update("jax_enable_compilation_cache", False)  # it is for present devices only
     yield
     jax.config.update("jax_disable_most_optimizations", True)
-    jax.config.update("jax_enable_compilation_cache", True)
 
 
 @pytest.fixture

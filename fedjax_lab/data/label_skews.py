@@ -64,7 +64,7 @@ def extended_dirichlet(
     counts = np.zeros((len(ids), num_clients), int)
     for c, size in enumerate(np.bincount(group)):
         holders = np.flatnonzero(owners[:, c])
-        counts[c, holders] = partition.cut(rng.dirichlet(np.full(len(holders), alpha)), size)
+        counts[c, holders] = partition.cut(rng.dirichlet(np.full(len(holders), alpha)), int(size))
     return partition.deal_counts(group, counts, rng)
 
 

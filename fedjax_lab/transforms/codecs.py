@@ -133,9 +133,9 @@ def count(share: float, size: int) -> int:
     return max(1, round(share * size))
 
 
-def index_type(size: int) -> type:
+def index_type(size: int) -> jnp.dtype:
     """Returns the smallest unsigned type that holds the places of `size` numbers."""
-    return jnp.uint16 if size <= 1 << 16 else jnp.uint32
+    return jnp.dtype(jnp.uint16 if size <= 1 << 16 else jnp.uint32)
 
 
 def pack(codes: Array, bits: int) -> Array:
