@@ -1,55 +1,53 @@
-"""Collects all tests once for each package of the command line, each time without that package.
+"""Collects tests without each package of the command line, as if it were not installed.
 
-Prints a line for each package; the exit code is the number of packages without which the collection
-fails. All collections share one process, so that JAX is imported once.
+For each package, all test files are collected that mention it, or a module beside the tests that
+does. Prints what fails; the exit code is the number of packages without which a collection fails.
+All collections share one process, so that JAX is imported once.
 """
 
 import contextlib
 import io
+import re
 import sys
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("tests", "launch", "docs/generate")  # of setup.cfg's pythonpath
+TEXTS = {path: path.read_text() for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
 
 
-class Absent(MetaPathFinder):
-    """Finds no module of one package, as if it were not installed."""
-
-    def __init__(self, package):
-        self.package = package
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == self.package:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+def affected(package):
+    """The files that mention a package, directly or through other modules of these folders."""
+    names, files = {package}, set()
+    while True:
+        mention = re.compile(rf"\b({'|'.join(names)})\b")
+        found = {path for path, text in TEXTS.items() if path not in files and mention.search(text)}
+        if not found:
+            return files
+        files |= found
+        names |= {path.stem for path in found if not path.stem.startswith(("test_", "conftest"))}
 
 
 def collect(package):
-    """Collects all tests without a package. Returns the exit code and what pytest printed."""
-    helpers = {path.stem for path in TESTS.glob("*.py")} - {"conftest"}
-    for name in list(sys.modules):
-        if name.partition(".")[0] in {package, "tests", *helpers}:
-            del sys.modules[name]
-    absent, printed = Absent(package), io.StringIO()
-    sys.meta_path.insert(0, absent)
-    try:
-        with contextlib.redirect_stdout(printed):
-            code = pytest.main(["--collect-only", "-q", "-n0", "-m", "", str(TESTS)])
-    finally:
-        sys.meta_path.remove(absent)
-    return code, printed.getvalue()
-
-
-def main(packages):
-    failed = 0
-    for package in packages:
-        code, printed = collect(package)
-        failed += code != pytest.ExitCode.OK
-        print(package, "collected" if code == pytest.ExitCode.OK else printed, flush=True)
-    return failed
+    """Collects the affected tests without a package; returns what pytest printed if it failed."""
+    files = affected(package) - {Path(__file__), ROOT / "tests/optional.py"}
+    for path in files:
+        sys.modules.pop(path.stem, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
+    sys.modules[package] = None  # importing it raises ModuleNotFoundError
+    tests = sorted(str(path) for path in files if path.stem.startswith("test_"))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = pytest.main(["--collect-only", "-q", "-n0", "-m", "", *tests])
+    del sys.modules[package]
+    fine = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    return "" if fine else printed.getvalue()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    failures = {package: collect(package) for package in sys.argv[1:]}
+    print(*(f"without {name}:\n{text}" for name, text in failures.items() if text), sep="\n")
+    sys.exit(sum(map(bool, failures.values())))

@@ -22,6 +22,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the flags of the 
 if not ON_DEVICE:
     os.environ.update(targets.ENVIRONMENT)
     FLAGS.append(targets.ENVIRONMENT["XLA_FLAGS"])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA prints only why a process dies
 os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys(FLAGS))  # before jax is imported
 
 import jax  # noqa: E402

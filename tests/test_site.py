@@ -4,7 +4,6 @@ import re
 
 import equations
 import method_pages
-import notebook_pages
 import paper_pages
 import pytest
 import repository_links
@@ -81,17 +80,3 @@ def test_links_lead_to_pages_of_the_site():
     shown = on_site("../../setup.cfg", "papers/x.md", "docs/papers/x.md")
     assert shown == "[a](../code/setup.cfg.md)"
     assert on_site("https://jax.dev", "a.md", "docs/a.md") == "[a](https://jax.dev)"
-
-
-def test_the_badge_of_a_notebook_leads_to_an_address_that_exists():
-    badge = '<a href="https://colab.research.google.com/github/{}/x/a.ipynb"><img src="{}"/></a>'
-    image = "https://colab.research.google.com/badge.svg"
-    assert 'href="../colab.html"' in notebook_pages.offline(badge.format("_OWNER_", image))
-    page = notebook_pages.offline(badge.format("someone", image))
-    assert "github/someone/x" in page and ">Open in Colab</a>" in page
-
-
-def test_formulas_in_one_line_of_a_notebook_can_be_broken_apart():
-    page = notebook_pages.offline(r"<p>Let $$a = 1, \qquad b = 2$$ and $c$.</p>")
-    assert page.count("<math") == 3 and page.count('display="block"') == 2
-    assert page.startswith('<p>Let <span class="formulas"><math')
