@@ -14,7 +14,7 @@ import optax
 
 from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, transforming, tree
 from fedjax_lab.config import value_at
-from fedjax_lab.data import catalog, held_out
+from fedjax_lab.data import catalog, held_out, leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
 from fedjax_lab.data.text_rows import are_words
@@ -383,6 +383,8 @@ def load_data(section: Mapping) -> Dataset:
         _check_numbers("client", dataset.client, dataset.users)
     if (share := section.get("test")) and not has_own_test(section["name"]):
         dataset = held_out.with_test(dataset, section["name"], share, section["test_seed"])
+    if share or dataset.test_is_drawn or ":" in section["name"]:
+        leaks.report(dataset)  # the package's sources report what they read
     return catalog.credited(dataset, section)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.data import dealing, partition
+from fedjax_lab.data import dealing, leaks, partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.normalize import center_and_scale
@@ -60,8 +60,8 @@ def make_federations(
     by_seed = zip(dealt, rngs, strict=True)
     tests = [_deal_tests(dataset, train, test, *of_seed, deal) for of_seed in by_seed]
     shot_rows = _deal_shots(dataset, unseen_rows, len(dealt[0]), shots, shots_per)
-    origin = None if dataset.origin is None else dataset.origin[train]
-    shares = {"validation": validation, "new_clients": new_clients, "origin": origin}
+    hold_out = _holder(dataset, train, validation)
+    shares = {"new_clients": new_clients, "hold_out": hold_out}
     each = zip(dealt, tests, rngs, seeds, strict=True)
     rows_of_seeds = [_deal_rows(train, test, shot_rows, *of_seed, **shares) for of_seed in each]
     parts, orders = zip(*rows_of_seeds, strict=True)
@@ -224,13 +224,22 @@ def _deal_tests(dataset, train, test, parts, rng, deal):
     return partition.deal_like(parts, *of_train, *of_test, rng)
 
 
-def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_clients, origin):
+def _holder(dataset, train, validation):
+    """Returns a function (parts, rng) -> (train, validation) parts, for training rows `train`."""
+    if dataset.overlap and validation:
+        user = dataset.client[train]
+        return lambda parts, rng: leaks.hold_out_ends(parts, validation, dataset.overlap, user)
+    origin = None if dataset.origin is None else dataset.origin[train]
+    return lambda parts, rng: partition.hold_out(parts, validation, rng, origin)
+
+
+def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, hold_out, new_clients):
     """The rows of one seed, each set of CLIENT_ROWS as a list over clients, and the clients' order.
 
     The order has the numbers that the clients, followed by the new ones, had before new clients
     were chosen.
     """
-    kept, held_out = partition.hold_out(parts, validation, rng, origin)
+    kept, held_out = hold_out(parts, rng)
     kept = [np.concatenate([train[p], shots]) for p, shots in zip(kept, shot_rows, strict=True)]
     each = kept, [train[p] for p in held_out], [test[p] for p in tests]
     new = partition.choose_new(len(parts), new_clients, rng)

@@ -1,4 +1,4 @@
-"""Asks the installed jaxlib which flags of XLA it knows: it ends a process that sets another one."""
+"""Asks jaxlib which flags of XLA it knows; it ends a process that sets another one."""
 
 import os
 import re

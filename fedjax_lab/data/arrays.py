@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab.data import npz, safe
+from fedjax_lab.data import leaks, npz, safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
@@ -43,6 +43,8 @@ def arrays(*, path: str) -> Dataset:
     check_both_splits(file, test)
     made = Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
     made = made._replace(test_is_drawn="split" not in members)
+    if not made.test_is_drawn:
+        leaks.report(made)
     return with_users(file, made, members.get("client"))
 
 

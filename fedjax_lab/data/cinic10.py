@@ -6,6 +6,7 @@ ten folders, one for each class, of 9,000 images of 32 x 32 pixels.
 
 from pathlib import Path
 
+from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.images import Split, arrays, check_size, decoded, rgb
 from fedjax_lab.data.places import fetched, locate
@@ -44,8 +45,8 @@ def cinic10(*, folder: str = "", size: int = 32, merge_valid: bool = False) -> D
     merge_valid: append the 90,000 validation images to the training images; otherwise they are left
         out.
 
-    Decoded images are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or
-    sizes of files change. Raises BadInput if files are missing or damaged.
+    Decoded images are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until a file
+    changes. Raises BadInput if files are missing or damaged.
     """
     check_size(size)
     where = locate(folder, PROBES, HELP, Path.is_dir).parents[1]
@@ -60,7 +61,7 @@ def _files(folder: Path) -> Split:
     """The files of one split, ordered by class and name."""
     files, labels = [], []
     for label, name in enumerate(CLASSES):
-        images = sorted((folder / name).glob("*.png"))
+        images = safe.glob(folder / name, "*.png")
         if not images:
             raise BadInput(f"{folder / name} has no images *.png: {HELP}")
         files += images

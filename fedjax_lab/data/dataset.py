@@ -32,6 +32,7 @@ class Dataset(NamedTuple):
     citation: str = ""  # as text
     origin: np.ndarray | None = None  # [R] int32, the text that the example was cut from
     test_is_drawn: bool = False  # whether the source itself drew the test set at random
+    overlap: int = 0  # how many examples before and after it share content with an example
 
     def digests(self) -> dict[str, str]:
         """The digest of each of PARTS (of the users only if they are known). Reads all examples."""

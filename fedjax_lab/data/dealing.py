@@ -78,7 +78,23 @@ def _checked(name, parts, num_clients, count):
         if len(beyond):
             position = f"the position {beyond[0]}, which is not in 0..{count - 1}"
             raise BadInput(f"partition {name} gives client {i} {position}")
+    _check_disjoint(name, parts, count)
     return [part.astype(np.int32) for part in parts]
+
+
+def _check_disjoint(name, parts, count):
+    """Raises BadInput if a position occurs twice."""
+    positions = np.concatenate(parts).astype(np.int64)
+    twice = np.flatnonzero(np.bincount(positions, minlength=count) > 1)
+    if len(twice):
+        holders = [i for i, part in enumerate(parts) for _ in range(np.sum(part == twice[0]))]
+        to = f"client {holders[0]} twice"
+        if holders[0] != holders[1]:
+            to = f"client {holders[0]} and to client {holders[1]}"
+        raise BadInput(
+            f"partition {name} gives example {twice[0]} to {to}, and {len(twice)} examples more"
+            " than once in all; remove examples that are dealt"
+        )
 
 
 def owners(parts: Parts, client: np.ndarray, num_users: int) -> np.ndarray | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.data import pickles
+from fedjax_lab.data import pickles, safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.images import Split, arrays, rgb_or_gray
 from fedjax_lab.data.places import locate
@@ -42,7 +42,7 @@ def read(release: Release, folder: str, size: int, choose: Callable) -> Dataset:
     first = release.domains[0]
     names = (first, f"{release.folder}/{first}")
     where = locate(folder, names, release.remedy, Path.is_dir).parent
-    lists = next((p for p in (where, where / "split") if any(p.glob("*_train.pkl"))), None)
+    lists = next((p for p in (where, where / "split") if safe.glob(p, "*_train.pkl")), None)
     if lists is None:
         logging.getLogger(__name__).warning(
             "%s has no lists *_train.pkl, so its images are split at random; results are not"
@@ -82,8 +82,8 @@ def split_here(release: Release, where: Path, domain: str) -> tuple[Split, Split
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(release.classes):
-        entries = (where / domain / name).glob("*")
-        images = sorted(file for file in entries if file.suffix.lower() in SUFFIXES)
+        entries = safe.glob(where / domain / name, "*")
+        images = [file for file in entries if file.suffix.lower() in SUFFIXES]
         if not images:
             raise BadInput(f"{where / domain / name} has no images: {release.remedy}")
         files += images

@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fedjax_lab.data import safe
-from fedjax_lab.data.images import PIXEL, check_size
+from fedjax_lab.data.images import PIXEL, check_size, upright
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput, check_choice
 
@@ -135,4 +135,4 @@ def _open(encoded, row, content):
         if image.mode not in (*GRAY, *COLORED):
             raise ValueError(f"its pixels have PIL's mode {image.mode}, which is not supported")
         image.load()
-        return image
+        return upright(image)

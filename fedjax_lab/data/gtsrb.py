@@ -94,8 +94,8 @@ def gtsrb(*, folder: str = "", size: int = 32, roi: bool = False) -> Dataset:
 
     The training set has 30 consecutive images of each physical sign, so that randomly drawn
     validation images are easier than the test set. Decoded pixels are cached in $FEDJAX_LAB_CACHE,
-    else in ~/.cache/fedjax_lab, until names or sizes of files, labels or boxes change. Raises
-    Raises BadInput if files are missing or damaged.
+    else in ~/.cache/fedjax_lab, until a file or a box changes. Raises BadInput if files are missing
+    or damaged.
     """
     check_size(size)
     where = locate(folder, PROBES, HELP, Path.is_dir).parents[1]

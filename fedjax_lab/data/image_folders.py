@@ -69,8 +69,8 @@ def pacs(*, folder: str = "", size: int = 32) -> Dataset:
 
     The domains are 2,048 art paintings, 2,344 cartoons, 1,670 photographs and 3,929 sketches. As in
     all data sources of this module, the resized images are cached in $FEDJAX_LAB_CACHE, else in
-    ~/.cache/fedjax_lab, until names or sizes of files change, and truncated files are read as far
-    as possible. Raises BadInput if files are missing or damaged.
+    ~/.cache/fedjax_lab, until a file changes, and truncated files are read as far as possible.
+    Raises BadInput if files are missing or damaged.
     """
     return _published(PACS, folder, size)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.images import COLORS, FITS, Split, arrays, check_size, rgb, stretch
+from fedjax_lab.data.images import COLORS, FITS, Split, arrays, check_size, rgb, stretch, upright
 from fedjax_lab.errors import BadInput, check_choice
 
 SPLITS = {  # usual names of a split: its kind
@@ -43,8 +43,12 @@ def make_look(size: int, color: str, resize: str) -> Look:
     check_size(size)
     check_choice("data.color", color, COLORS)
     check_choice("data.resize", resize, FITS)
+
+    def fit(image, size):  # pictures of one's own may be photographs from a camera
+        return FITS[resize](upright(image), size)
+
     named = (each for each in (color, resize) if each not in ("rgb", "stretch"))
-    return Look(size, COLORS[color], FITS[resize], "".join(f"-{each}" for each in named))
+    return Look(size, COLORS[color], fit, "".join(f"-{each}" for each in named))
 
 
 def gather(

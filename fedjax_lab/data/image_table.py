@@ -11,6 +11,8 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.image_parts import SPLITS, Part, gather, make_look, sorted_names
@@ -67,7 +69,11 @@ def image_table(
     parts = _parts(table, Path(folder).expanduser() if folder else table.parent, rows, classes)
     domains = sorted_names({part.domain for part in parts})
     listed = hashlib.sha256(repr(rows).encode()).hexdigest()[:8]  # users affect the images' order
-    return gather(f"image_table-v{VERSION}-{listed}", parts, classes, domains, look, REMEDY)
+    dataset = gather(f"image_table-v{VERSION}-{listed}", parts, classes, domains, look, REMEDY)
+    if len(set(dataset.files)) == len(dataset.files):
+        return dataset
+    image_of = np.unique(dataset.files, return_inverse=True)[1]  # one image is dealt as a whole
+    return dataset._replace(origin=image_of.astype(np.int32))
 
 
 def _rows(table: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
@@ -76,7 +82,7 @@ def _rows(table: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
         text = safe.content(table).decode("utf-8-sig")
         header = text.partition("\n")[0]
         lines = csv.reader(
-            io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=header.count)
+            io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=header.count), strict=True
         )
         names = [name.strip() for name in next(lines, [])]
         places = {key: _place(table, key, name, names) for key, name in columns.items()}

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.data import safe
+from fedjax_lab.data import leaks, safe
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.lazy import LazyArray, read_all
@@ -37,6 +38,13 @@ def gray(image):
 def rgb_or_gray(image):
     """Converts as FedBN does: images without exactly three channels become gray."""
     return rgb(image if len(image.getbands()) == 3 else image.convert("L"))
+
+
+def upright(image):
+    """Turns a photograph as its EXIF orientation says, if it has one."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
 
 
 def stretch(image, size: int):
@@ -87,22 +95,25 @@ def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:
     """Decorates a data source that lists images, so that it decodes all of them at once.
 
     The x of `listing` is lazy, like that of `arrays`; any other x is left unchanged. The decoded
-    arrays are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or sizes of
-    files or the labels change. To read piece by piece, use the result's attribute `listing`.
+    arrays are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until a file or a label
+    changes. To read piece by piece, use the result's attribute `listing`.
     """
 
     @functools.wraps(listing)
     def source(**settings):
         dataset = listing(**settings)
         if not isinstance(dataset.x, LazyArray):
+            leaks.report(dataset)
             return dataset
-        kept = cache_folder() / f"{dataset.x.digest}.npz"
-        made = load(kept)
+        version = f"-{versions(dataset.files)}" if dataset.files else ""
+        cached = cache_folder() / f"{dataset.x.digest}{version}.npz"
+        made = load(cached)
         if made is None:
             x = read_all(dataset.x, "decoding")
             made = {"x": x, "y": dataset.y, "domain": dataset.domain, "test": dataset.test}
-            save(kept, made)
-        return dataset._replace(**made)
+            save(cached, made)
+        leaks.report(dataset := dataset._replace(**made))
+        return dataset
 
     source.listing = listing  # type: ignore[attr-defined]
     return source
@@ -165,6 +176,23 @@ def fingerprint(splits: Sequence[Split], remedy: str) -> str:
                 raise BadInput(f"{file} cannot be read ({error}): {remedy}") from error
             time = f" {described.st_mtime_ns}" if file.suffix.lower() in UNCOMPRESSED else ""
             digest.update(f"{file.name!r} {described.st_size} {label}{time}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def versions(files: Sequence[str | Path]) -> str:
+    """16 hexadecimal digits that change with the path of any file, and whenever one is written.
+
+    The time of the last change of a file's status is used too: a program can set the modification
+    time, but not that one.
+    """
+    digest = hashlib.sha256()
+    for file in files:
+        try:
+            state = os.stat(file)
+        except OSError as error:
+            raise BadInput(f"{file} cannot be read ({error}); restore it") from error
+        numbers = f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
+        digest.update(f"{os.path.abspath(file)!r} {numbers}\n".encode())
     return digest.hexdigest()[:16]
 
 

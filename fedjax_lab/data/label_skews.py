@@ -6,6 +6,8 @@ from fedjax_lab.data import partition
 from fedjax_lab.data.partition import Parts
 from fedjax_lab.errors import BadInput
 
+TRIES = 1000  # draws of `extended_dirichlet`
+
 
 def shards(
     y, domain, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
@@ -45,7 +47,8 @@ def extended_dirichlet(
 
     ExDir(C, alpha) of Li and Lyu, NeurIPS 2023. Classes are allocated to clients one after another:
     each client gets the classes with the fewest owners so far (ties at random), so that the numbers
-    of owners differ by one at most. A client may get no examples of some of its classes.
+    of owners differ by one at most. A client may get no examples of some of its classes; the shares
+    are drawn again, at most TRIES times, until every client has examples.
 
     classes: the number of classes C of each client.
     alpha: the concentration of the Dirichlet distribution.
@@ -61,11 +64,23 @@ def extended_dirichlet(
             f" hold all {len(ids)} classes; increase num_clients or classes"
         )
     owners = _allocate(num_clients, len(ids), classes, rng)
-    counts = np.zeros((len(ids), num_clients), int)
-    for c, size in enumerate(np.bincount(group)):
+    for _ in range(TRIES):
+        counts = _divide(np.bincount(group), owners, alpha, rng)
+        if counts.any(0).all():
+            return partition.deal_counts(group, counts, rng)
+    raise BadInput(
+        f"config.partition.alpha={alpha} left a client without examples in each of {TRIES} draws;"
+        " raise alpha or classes, or lower num_clients"
+    )
+
+
+def _divide(sizes, owners, alpha, rng):
+    """Counts [K, n]: classes of sizes [K] are divided among their owners [n, K] by Dir(alpha)."""
+    counts = np.zeros(owners.T.shape, int)
+    for c, size in enumerate(sizes):
         holders = np.flatnonzero(owners[:, c])
         counts[c, holders] = partition.cut(rng.dirichlet(np.full(len(holders), alpha)), int(size))
-    return partition.deal_counts(group, counts, rng)
+    return counts
 
 
 def _allocate(num_clients, num_classes, k, rng):

@@ -28,7 +28,7 @@ class User(NamedTuple):
 
 def has_files(folder: Path) -> bool:
     """Whether a folder has JSON files."""
-    return any(folder.glob("*.json"))
+    return bool(safe.glob(folder, "*.json"))
 
 
 def users_in(folder: Path, remedy: str) -> Iterator[User]:
@@ -36,7 +36,7 @@ def users_in(folder: Path, remedy: str) -> Iterator[User]:
 
     Raises BadInput if a file is malformed or a user occurs twice.
     """
-    files = sorted(folder.glob("*.json"))
+    files = safe.glob(folder, "*.json")
     if not files:
         raise BadInput(f"{folder} has no files *.json: {remedy}")
     names = set()

@@ -52,7 +52,7 @@ def check_names(folder: Path) -> None:
     for name in NAMES[:2]:
         if not (folder / name).exists():
             raise BadInput(f"{folder} has no {name}: {REMEDY}")
-    for file in sorted(folder.glob("*.npy")):
+    for file in safe.glob(folder, "*.npy"):
         if file.name not in NAMES:
             raise BadInput(
                 f"{folder} has an unknown file {quoted(file.name)}; {nearest(file.name, NAMES)}"

@@ -22,6 +22,7 @@ Parts = list[np.ndarray]  # per client: positions [N_i] int32
 
 CHUNK = 2**18  # random numbers that are drawn at once in repeated tries: 2 MB
 MOST_DRAWN = 2**26  # random numbers that are drawn in all tries together: a few seconds
+FEW = 5  # tries of each alpha that an error message may recommend
 HOPELESS = 1e-6  # if fewer tries than this are expected to succeed, none is made
 SHOWN_CLIENTS, SHOWN_CLASSES, SHOWN_DOMAINS = 20, 12, 6  # shown by `table`, to fit on a screen
 CLASS_WIDTH, DOMAIN_WIDTH = 10, 12  # longest names in the table, in characters
@@ -58,7 +59,7 @@ def dirichlet(
     _check_tries(alpha, min_size, tries, num_clients, len(y))
     _, group, sizes = _groups(y)
 
-    def draw(count):
+    def draw(count, alpha=alpha):
         shares = rng.dirichlet(np.full(num_clients, alpha), (count, len(sizes)))  # [B, G, n]
         counts = _balanced_counts(shares, sizes)
         return counts, counts.sum(1).min(1)
@@ -148,16 +149,18 @@ def quantity(
     """
     check_clients(num_clients, len(y))
     _check_tries(alpha, min_size, tries, num_clients, len(y))
+
+    def draw(count, alpha=alpha):
+        shares = rng.dirichlet(np.full(num_clients, alpha), (count, 1))  # [B, 1, n]
+        return cut(shares, len(y)), np.floor(shares.min((1, 2)) * len(y)).astype(int)
+
     if tries * _most_likely(alpha, min_size / len(y), num_clients) < HOPELESS:
         raise BadInput(
             f"config.partition.min_size {min_size} is out of reach: with alpha {alpha} and "
             f"num_clients {num_clients} the smallest of the random shares of {len(y)} examples "
-            "practically never has that many; raise alpha, or lower num_clients or min_size"
+            "practically never has that many; raise alpha"
+            f"{_alpha_that_works(draw, alpha, min_size)}, or lower num_clients or min_size"
         )
-
-    def draw(count):
-        shares = rng.dirichlet(np.full(num_clients, alpha), (count, 1))  # [B, 1, n]
-        return cut(shares, len(y)), np.floor(shares.min((1, 2)) * len(y)).astype(int)
 
     counts = _first_accepted(draw, num_clients, tries, min_size, alpha, num_clients)
     return deal_counts(np.zeros(len(y), int), counts, rng)
@@ -517,12 +520,20 @@ def _first_accepted(draw, numbers, tries, min_size, alpha, num_clients) -> np.nd
         best = max(best, smallest.max())
         if best >= min_size:
             return counts[np.argmax(smallest >= min_size)]
-    remedy = "raise alpha or tries," if most == tries else "raise alpha,"
+    more = " or tries" if most == tries else ""
     raise BadInput(
         f"config.partition.min_size {min_size} was not reached in {most} tries: with alpha "
-        f"{alpha} and num_clients {num_clients} the smallest client had at most {best}; {remedy} "
-        "or lower num_clients or min_size"
+        f"{alpha} and num_clients {num_clients} the smallest client had at most {best}; raise alpha"
+        f"{_alpha_that_works(draw, alpha, min_size)}{more}, or lower num_clients or min_size"
     )
+
+
+def _alpha_that_works(draw, alpha, min_size) -> str:
+    """Doubles alpha until one of FEW draws succeeds. Returns a phrase for messages, or ""."""
+    for larger in alpha * 2.0 ** np.arange(1, 12):
+        if draw(FEW, larger)[1].max() >= min_size:
+            return f" (for example to {larger:.2g})"
+    return ""
 
 
 def _fill(slots: int, mix: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:

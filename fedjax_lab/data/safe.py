@@ -73,6 +73,11 @@ def content(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def glob(folder: Path, pattern: str) -> list[Path]:
+    """The matching files of a folder, sorted, without hidden ones, such as macOS's `._NAME`."""
+    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+
+
 def lines(path: Path, remedy: str) -> list[str]:
     """The non-empty lines of a text file. Raises BadInput if there are none."""
     with reading(path, remedy):

@@ -68,12 +68,12 @@ def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEE
     if not train:
         raise BadInput(f"{where} has no user with enough texts for a test set: {HELP}")
     users = sorted(train)
-    encoded = [encode(user, part[user]) for part in (train, test) for user in users]
+    encoded = [encode(part[user]) for part in (train, test) for user in users]
     x = np.concatenate([texts for texts, _ in encoded])
     labels = [y for _, y in encoded]
     arrays = pooled(x, labels[: len(users)], labels[len(users) :])
     made = Dataset(**arrays, classes=tuple(ALPHABET), domains=tuple(users))
-    return made._replace(client=made.domain, users=made.domains)
+    return made._replace(client=made.domain, users=made.domains, overlap=LENGTH - 1)
 
 
 def sampled(
@@ -120,18 +120,23 @@ def ready(folder: Path) -> tuple[dict[str, User], dict[str, User]]:
 
 
 def read(folder: Path) -> dict[str, User]:
-    """The texts x and next characters y of each user in the JSON files, not yet checked."""
-    return {user.name: user for user in leaf_json.users_in(folder, HELP)}
+    """The texts x and next characters y of each user in the JSON files.
+
+    Raises BadInput for entries that are not texts of the right length.
+    """
+    users = {user.name: user for user in leaf_json.users_in(folder, HELP)}
+    for user in users.values():
+        for key, values, length in (("x", user.x, LENGTH), ("y", user.y, 1)):
+            if not all(isinstance(value, str) and len(value) == length for value in values):
+                raise BadInput(
+                    f"{user.file}: {key} of user {quoted(user.name, 60)} has entries that are not"
+                    f" texts of length {length}: {HELP}"
+                )
+    return users
 
 
-def encode(user: str, texts: User) -> tuple[np.ndarray, np.ndarray]:
+def encode(texts: User) -> tuple[np.ndarray, np.ndarray]:
     """x [n, 80] int8 and y [n] int32 of one user."""
-    for key, values, length in (("x", texts.x, LENGTH), ("y", texts.y, 1)):
-        if not all(isinstance(value, str) and len(value) == length for value in values):
-            raise BadInput(
-                f"{texts.file}: {key} of user {quoted(user, 60)} has entries that are not texts of"
-                f" length {length}: {HELP}"
-            )
     return numbers(texts.x).reshape(-1, LENGTH), numbers(texts.y).astype(np.int32)
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.data import text_rows, text_tables
+from fedjax_lab.data import leaks, text_rows, text_tables
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, check_choice
 
@@ -99,7 +99,7 @@ class Columns(NamedTuple):
         made = []
         for number, row in enumerate(rows, 1):
             rest = iter(row[len(parts) :])
-            label, user = (next(rest) if name else "" for name in (self.label, self.client))
+            label, user = (next(rest).strip() if name else "" for name in (self.label, self.client))
             for column, cell, what in ((self.label, label, "label"), (self.client, user, "user")):
                 if column and not cell:
                     raise BadInput(f"{file}: text {number} has an empty {what}")
@@ -141,7 +141,7 @@ def dataset_of(
     x, y, row = text_rows.examples(ids, labels, predict, tokens.length, made.size)
     if not (row < len(train)).any():
         raise BadInput(f"{where} has no training texts")
-    return Dataset(
+    dataset = Dataset(
         x=x,
         y=y,
         domain=np.zeros(len(x), np.int32),
@@ -151,6 +151,8 @@ def dataset_of(
         origin=row.astype(np.int32) if predict else None,
         **_users([each.user for each in texts], row),
     )
+    leaks.report(dataset)
+    return dataset
 
 
 def in_order(labels: set[str]) -> tuple[str, ...]:

@@ -19,7 +19,13 @@ from fedjax_lab.errors import BadInput, check_positive, nearest, quoted
 SPECIAL = ("<padding>", "<unknown>")  # the names of ids 0 and 1
 UNKNOWN, FIRST = 1, len(SPECIAL)  # ids of the unknown word and of the first word
 LARGEST = 2**24  # up to this number, float32 represents every integer exactly
-WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")  # punctuation marks are words, too
+# Thai to Tibetan, Burmese, Khmer, and the characters of Chinese and Japanese: without spaces.
+UNSPACED = (
+    "\u0e00-\u109f\u1780-\u17ff\u2e80-\u30ff\u31f0-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    "\U00020000-\U0003ffff"
+)
+# Punctuation marks are words, too, and so is each character of a script without spaces.
+WORD = re.compile(rf"[^\W{UNSPACED}]+(?:'[^\W{UNSPACED}]+)*|[{UNSPACED}]|[^\w\s]")
 MODEL_FILE = "tokenizer.json"
 BUILT_IN = ("hash", "words")
 OTHER = "name another one with --config.data.tokenizer"

@@ -43,10 +43,9 @@ def read(
 
 def _of_lines(file, wanted, header, encoding):
     """The columns of a CSV or TSV file."""
-    content = io.StringIO(_decoded(file, encoding), newline="")
     limit = csv.field_size_limit(LONGEST)
     try:
-        rows = enumerate(csv.reader(content, delimiter=SEPARATORS[file.suffix]), 1)
+        rows = enumerate(_lines(file, _decoded(file, encoding)), 1)
         rows = ((number, row) for number, row in rows if row)
         number, first = next(rows, (0, []))
         places = [_place(file, name, first if header else len(first)) for name in wanted]
@@ -54,6 +53,26 @@ def _of_lines(file, wanted, header, encoding):
         return kept + [_cells(file, number, row, places) for number, row in rows]
     finally:
         csv.field_size_limit(limit)
+
+
+def _lines(file, text):
+    """The lines of a table. TSV files are often not quoted: then marks are parts of the texts."""
+
+    def reader(quoting):
+        content = io.StringIO(text, newline="")
+        separator = SEPARATORS[file.suffix]
+        return csv.reader(content, delimiter=separator, quoting=quoting, strict=True)
+
+    quoted_lines = reader(csv.QUOTE_MINIMAL)
+    try:
+        return list(quoted_lines)
+    except csv.Error as error:
+        if file.suffix == ".tsv":
+            return list(reader(csv.QUOTE_NONE))
+        raise BadInput(
+            f"{file}: a quotation mark before or in line {quoted_lines.line_num} is not closed, or"
+            f" stands inside of a quoted text ({error}); double marks inside of quoted texts"
+        ) from error
 
 
 def _decoded(file, encoding):

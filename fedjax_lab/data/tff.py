@@ -105,7 +105,7 @@ def files_of(folder: str, dataset: str) -> tuple[str, Path, Path]:
     if not where.is_dir():
         raise BadInput(f"{where} is not a folder: {REMEDY}")
     ends = "_train.h5", "_test.h5"
-    names = sorted(file.name.removesuffix(ends[0]) for file in where.glob(f"*{ends[0]}"))
+    names = [file.name.removesuffix(ends[0]) for file in safe.glob(where, f"*{ends[0]}")]
     if not names:
         raise BadInput(f"no *_train.h5 in {where}: {REMEDY}")
     if len(names) > 1 and not dataset:

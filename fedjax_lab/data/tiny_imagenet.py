@@ -45,7 +45,7 @@ def training_files(where: Path, classes: tuple[str, ...]) -> Split:
     files, labels = [], []
     for label, name in enumerate(classes):
         folder = where / "train" / name / "images"
-        images = sorted(folder.glob("*.JPEG"))
+        images = safe.glob(folder, "*.JPEG")
         if not images:
             raise BadInput(f"{folder} has no images *.JPEG: {HELP}")
         files += images

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from fedjax_lab.data.cache import cache_folder, checksum, load, save
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.images import Split, fingerprint, read, rgb, truncated_allowed
+from fedjax_lab.data.images import read, rgb, truncated_allowed, versions
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.embedding.prompts import is_text, of_examples, of_labels
 from fedjax_lab.errors import BadInput, check_positive
@@ -110,7 +110,7 @@ def _texts(dataset: Dataset, rows: np.ndarray, tokens: Callable) -> Side:
 def _images(dataset: Dataset, rows: np.ndarray, preprocess: Callable) -> Side:
     if dataset.files:
         files = [Path(dataset.files[row]) for row in rows]
-        content = {"files": np.array(fingerprint([Split(files, dataset.y[rows].tolist())], REMEDY))}
+        content = {"files": np.array(versions(files))}
     else:
         content = {"x": dataset.x[rows]}
 

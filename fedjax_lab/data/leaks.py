@@ -1,0 +1,91 @@
+"""Keeps the same content out of two splits, and reports it where a data set has it."""
+
+import logging
+
+import numpy as np
+
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.partition import Parts
+from fedjax_lab.errors import BadInput
+
+MOST = 2**31  # bytes of examples up to which they are compared
+
+
+def report(dataset: Dataset) -> None:
+    """Logs a warning if test examples are also training examples, by their content.
+
+    Of examples that were cut from texts, whole texts are compared. Examples that are read on
+    demand, and more than MOST bytes of them, are not compared.
+    """
+    x = dataset.x
+    if type(x) is not np.ndarray or x.nbytes > MOST or not 0 < np.sum(dataset.test) < len(x):
+        return
+    content = _contents(dataset)
+    training = set(content[~dataset.test].tolist())
+    shared = sum(each in training for each in content[dataset.test].tolist())
+    if shared:
+        logging.getLogger(__name__).warning(
+            "%d of %d test examples are equal to training examples; the accuracy on them says"
+            " nothing about new examples",
+            shared,
+            int(np.sum(dataset.test)),
+        )
+
+
+def _contents(dataset):
+    """A hash of the content of each example [R]: of its text if it was cut from one."""
+    x = np.ascontiguousarray(dataset.x).reshape(len(dataset.x), -1)
+    each = np.array([hash(row.tobytes()) for row in x])
+    if dataset.origin is None:
+        return each
+    order = np.argsort(dataset.origin, kind="stable")
+    starts = np.flatnonzero(np.diff(dataset.origin[order], prepend=-1))
+    content = np.empty_like(each)
+    for rows in np.split(order, starts[1:]):
+        content[rows] = hash((each[rows].tobytes(), dataset.y[rows].tobytes()))
+    return content
+
+
+def hold_out_ends(
+    parts: Parts, fraction: float, overlap: int, user: np.ndarray
+) -> tuple[Parts, Parts]:
+    """Holds out the last examples of each user, and drops those that share content with them.
+
+    Examples are consecutive windows of a user's text: each one shares content with the `overlap`
+    examples before and after it.
+
+    Args:
+      parts: the positions of each client's examples.
+      fraction: the share of a user's examples that is held out, at least 0 and below 1.
+      overlap: the number of examples on each side that share content with an example.
+      user: the user of each example [R].
+
+    Returns:
+      The (train, validation) parts. Users with too few examples only train.
+
+    Raises:
+      BadInput: a client would train on a window that overlaps with another client's validation.
+    """
+    pairs = [_without_end(np.sort(part), fraction, overlap, user) for part in parts]
+    train, validation = map(list, zip(*pairs, strict=True))
+    held, trained = np.sort(np.concatenate(validation)), np.concatenate(train)
+    low, high = (np.searchsorted(held, trained + side) for side in (-overlap, overlap + 1))
+    beside = trained[high > low]
+    if any(user[held[low[high > low]]] == user[beside]):
+        raise BadInput(
+            "config.partition.validation: texts of one user are divided among several clients, so"
+            " that validation texts would overlap with training texts; use"
+            " --config.partition.name=by_client or --config.partition.validation=0"
+        )
+    return train, validation
+
+
+def _without_end(ordered, fraction, overlap, user):
+    """The ascending positions of one client's (training, validation) examples."""
+    train, validation = [ordered[:0]], [ordered[:0]]
+    for rows in np.split(ordered, np.flatnonzero(np.diff(user[ordered])) + 1):
+        first = rows[len(rows) - max(1, int(fraction * len(rows)))]
+        before = rows[rows < first - overlap]
+        train.append(before if len(before) else rows)
+        validation.append(rows[rows >= first] if len(before) else rows[:0])
+    return np.concatenate(train), np.concatenate(validation)
