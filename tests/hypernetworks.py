@@ -51,6 +51,17 @@ def one_round(method, state, t=0, plan=naive.FULL):
     return toys.player(method, plan=plan)(naive.KEYS, t, 1, state)[0]
 
 
+def memory_of_a_round(method, count, strategy=toys.VECTORIZED):
+    """XLA's analysis of the memory of a round with `count` clients, all of which take part."""
+    rows = toys.as_rows(np.tile(toys.FEDERATION.train, (-(-count // toys.C), 1))[:count])
+    federation = toys.FEDERATION._replace(train=rows)
+    lane = simulate.Lane(federation, simulate.population(federation, toys.K), naive.KEYS)
+    program = simulate.Program(method, toys.PLAN._replace(cohort=count), strategy)
+    state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, count))
+    play = jax.jit(functools.partial(simulate.play_round, program))
+    return play.lower(lane, state, 0).compile().memory_analysis()
+
+
 def adam_step(g, x, m, v, count, lr, decay):
     g = g + decay * x
     m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g

@@ -6,6 +6,7 @@ Each step uses all data of a client, so that the order of the examples does not 
 import jax
 import numpy as np
 import toys
+from scipy.special import softmax
 
 from fedjax_lab import optim, simulate, streams
 
@@ -37,9 +38,26 @@ def features(w, x):
     return np.maximum(x @ w[0] + w[1], 0)
 
 
+def logits(w, x):
+    """The logits [B, K]."""
+    return features(w, x) @ w[2] + w[3]
+
+
+def probabilities(w, x):
+    """The softmax of the logits, [B, K]."""
+    return softmax(logits(w, x), 1)
+
+
 def predict(w, x):
     """The most likely class of each example."""
-    return (features(w, x) @ w[2] + w[3]).argmax(1)
+    return logits(w, x).argmax(1)
+
+
+def backward(w, x, d):
+    """The gradient of a loss whose gradient with respect to the logits is d [B, K]."""
+    h = features(w, x)
+    dh = d @ w[2].T * (h > 0)
+    return [x.T @ dh, dh.sum(0), h.T @ d, d.sum(0)]
 
 
 def gradient(w, x, y, scale=1.0, shift=0.0, pull=lambda z: 0.0):

@@ -2,10 +2,12 @@
 
 import functools
 
+import jax
 import naive
 import toys
 
-from fedjax_lab import optim
+from fedjax_lab import evaluate, optim, simulate, tree
+from fedjax_lab.local import make_work
 
 KEYS = naive.KEYS
 
@@ -33,6 +35,37 @@ def rounds(method, count, plan=naive.FULL, federation=toys.FEDERATION, scheduled
     return play(KEYS, 0, count)[0]
 
 
+def one_client(function, message, i, private=(), plan=naive.FULL, federation=toys.FEDERATION):
+    """What a method's `local`, `tune` or `join` returns for client i, compiled."""
+    client = tree.take(toys.POPULATION, i)._replace(private=private)
+
+    @jax.jit
+    def run(message, client):
+        validation = None if federation.validation is None else federation.validation[i]
+        rows = federation.train[i]
+        work, _ = make_work(federation, rows, plan, KEYS.score, validation=validation)
+        return function(message, client, work)
+
+    return run(message, client)
+
+
+def scores(method, state, federation=toys.FEDERATION, plan=toys.PLAN, new=None):
+    """The scores of a state; new: `Lane.new`."""
+    lane = simulate.Lane(federation, simulate.population(federation, toys.K), KEYS, new=new)
+    score = functools.partial(evaluate.score, simulate.Program(method, plan, toys.VECTORIZED))
+    return jax.jit(score)(lane, state, 3)
+
+
+def by_hand(method, count, train, federation=toys.FEDERATION):
+    """The server's model after rounds in NumPy: the mean by size of train(i, w, x, y)."""
+    w = naive.first_weights()
+    for t in range(count):
+        ids = naive.cohort(method, t)
+        models = [train(i, w, *naive.data_of(i, federation)) for i in ids]
+        w = naive.mean_by_size(ids, models, federation)
+    return w
+
+
 def averaged_by_hand(method, t, w):
     """The mean of FedAvg in NumPy, in round t and from the weights w that were sent."""
     ids = naive.cohort(method, t)
@@ -41,16 +74,11 @@ def averaged_by_hand(method, t, w):
 
 def skewed_rounds(method, count, gradient_of):
     """Rounds of FedAvg in NumPy on skewed classes; clients descend gradient_of(i, w, x, y)."""
-    w = naive.first_weights()
-    for t in range(count):
-        ids = naive.cohort(method, t)
-        data = [naive.data_of(i, toys.SKEWED) for i in ids]
-        models = [
-            naive.descend(w, lambda v, i=i, xy=xy: gradient_of(i, v, *xy)[1])
-            for i, xy in zip(ids, data, strict=True)
-        ]
-        w = naive.mean_by_size(ids, models, toys.SKEWED)
-    return w
+
+    def train(i, w, x, y):
+        return naive.descend(w, lambda v: gradient_of(i, v, x, y)[1])
+
+    return by_hand(method, count, train, toys.SKEWED)
 
 
 def averages(members, ids, models, centers):

@@ -50,19 +50,35 @@ class Trial:
         self._play = jax.jit(jax.vmap(self._of_seed, (0, 0, None, None)))
         self._keys = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(s) for s in SEEDS]))
 
-    def play(self, start: int, count: int, state: Any = None) -> tuple[Any, Any]:
+    def start(self) -> Any:
+        """The states of both seeds before the first round."""
+        return jax.vmap(lambda keys: simulate.init(self.method, keys, C))(self._keys)
+
+    def play(self, start: int, count: int, state: Any) -> tuple[Any, Any]:
         """Plays `count` rounds from round `start` on; returns states and sums [seeds].
 
-        state: the states of both seeds before these rounds; None: the initial states.
+        state: the states of both seeds before these rounds.
         """
-        if state is None:
-            state = jax.vmap(lambda keys: simulate.init(self.method, keys, C))(self._keys)
         return self._play(self._keys, state, jnp.int32(start), jnp.int32(count))
+
+    def swapped(self, start: int, count: int, state: Any) -> tuple[Any, Any]:
+        """As `play`, by the same program, but each seed is computed in the place of the other."""
+        keys, state = (jax.tree.map(lambda a: a[::-1], a) for a in (self._keys, state))
+        after = self._play(keys, state, jnp.int32(start), jnp.int32(count))
+        return jax.tree.map(lambda a: a[::-1], after)
 
     @functools.cached_property
     def played(self) -> tuple[Any, Any]:
         """States and sums after all rounds of the plan."""
-        return self.play(0, ROUNDS)
+        return self.play(0, ROUNDS, self.start())
+
+    @functools.cached_property
+    def message_bytes(self) -> tuple[int, int]:
+        """The bytes (up, down) of the messages of one client in one round."""
+        lane = Lane(self.federation, self.population, keys_of(0))
+        state = jax.eval_shape(lambda: simulate.init(self.method, lane.keys, C))
+        program = Program(self.method, self.plan, parallel.vectorized())
+        return simulate.message_bytes(program, lane, state)
 
     def _of_seed(self, keys, state, start, count):
         lane = Lane(self.federation, self.population, keys)
@@ -72,7 +88,7 @@ class Trial:
     def alone(self, devices: int, count: int) -> tuple[State, simulate.Progress]:
         """Plays the last seed alone, two clients at a time; returns its state and sums.
 
-        devices: how many devices to use; if several, they divide the state and the examples.
+        devices: the number of devices; if several, they divide the state and the examples.
         """
         strategy, federation = parallel.chunked(2), self.federation
         if devices > 1 and not self.method.pooled:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
+from rounds import one_client
 
 from fedjax_lab import experiment, simulate, streams, tree
 from fedjax_lab.methods import ccvr
@@ -56,8 +57,9 @@ def moments(z):
 def test_the_global_moments_follow_from_those_of_the_clients():
     before, _ = played(toys.TASK, True)
     w, method = before.server, toys.make("ccvr", toys.TASK)(4)[1].method
-    each = [method.round[0].local(w, client_of(i), work_of(i))[0] for i in range(toys.C)]
-    total = ccvr.together(jax.tree.map(lambda *a: jnp.stack(a), *each))
+    local = method.round[0].local
+    each = [one_client(local, w, i, federation=toys.SKEWED)[0] for i in range(toys.C)]
+    total = jax.jit(ccvr.together)(jax.tree.map(lambda *a: jnp.stack(a), *each))
     parts = features(naive.weights_of(w), toys.SKEWED)
     z, y = (np.concatenate(a) for a in zip(*parts, strict=True))
     for c in range(toys.K):
@@ -65,15 +67,6 @@ def test_the_global_moments_follow_from_those_of_the_clients():
         assert total.N[c] == (y == c).sum()
         np.testing.assert_allclose(total.mu[c], mu, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(total.Sigma[c], Sigma, rtol=1e-3, atol=1e-4)
-
-
-def client_of(i):
-    population = simulate.population(toys.SKEWED, toys.K)
-    return jax.tree.map(lambda a: a[i], population)
-
-
-def work_of(i):
-    return simulate.make_work(toys.SKEWED, toys.SKEWED.train[i], toys.PLAN, KEYS.local)[0]
 
 
 def test_ccvr_against_numpy():
@@ -104,7 +97,8 @@ def test_virtual_features_have_the_given_moments():
     z = rng.normal(size=(2, 3, 4))  # three examples of each class, four features
     mu, Sigma = zip(*map(moments, z), strict=True)
     given = ccvr.Moments(jnp.full(2, 3.0), jnp.asarray(mu), jnp.asarray(Sigma))
-    drawn = np.asarray(ccvr.virtual_features(KEYS.init, given, 20_000))
+    draw = jax.jit(ccvr.virtual_features, static_argnums=2)
+    drawn = np.asarray(draw(KEYS.init, given, 20_000))
     for c in range(2):
         got = moments(drawn[c])
         np.testing.assert_allclose(got[0], mu[c], atol=0.05)
@@ -114,25 +108,21 @@ def test_virtual_features_have_the_given_moments():
 def test_a_class_without_examples_has_no_virtual_features():
     w, z = toys.TASK.init(KEYS.init), toys.normal(0, toys.K, 10, 16)
     present = jnp.array([True, True, False, True])
-    head = ccvr.calibrated(w, z, present, 0.1, 3).params["head"]
-    other = ccvr.calibrated(w, z.at[2].set(7.0), present, 0.1, 3).params["head"]
-    toys.same(head, other)
+    calibrated = jax.jit(lambda z: ccvr.calibrated(w, z, present, 0.1, 3).params["head"])
+    toys.same(calibrated(z), calibrated(z.at[2].set(7.0)))
 
 
 def test_too_many_uploads_at_once_are_rejected_before_the_first_round():
     (train, _) = toys.make("ccvr", toys.TASK)(3)
     message = complaint(lambda: jax.eval_shape(lambda: simulate.init(train.method, KEYS, 10**6)))
-    assert message == (
-        "method ccvr has 4.1 GiB of uploads at once, 4.3 KiB from each of 1,000,000 clients; with"
-        " this model it takes at most 983,280 clients (config.partition)"
-    )
+    assert "4.3 KiB from each of 1,000,000 clients" in message
+    assert "at most 983,280 clients (config.partition)" in message
 
 
 def test_every_client_uploads_its_moments_once():
     _, calibrate = toys.make("ccvr", toys.TASK)(3)
     ids, _ = calibrate.method.sample(KEYS.cohort, (), toys.POPULATION, 2)
     assert len(ids) == toys.C
-    program = simulate.Program(calibrate.method, toys.PLAN, toys.VECTORIZED)
-    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
-    up, _ = simulate.message_bytes(program, lane, State(toys.TASK.init(KEYS.init), ()))
+    method = calibrate.method._replace(init=lambda key, C: State(toys.TASK.init(key), ()))
+    up, _ = toys.bytes_of(method)
     assert up == 4 * toys.K * (1 + 16 + 16 * 16)

@@ -11,6 +11,7 @@ import scipy.stats
 import toys
 from indices import INDEX, KEYS, POPULATION, RNG, TASK, C, stages
 from inputs import complaint
+from slow_cases import exhaustive_but
 
 from fedjax_lab import losses, registry, simulate, tree
 from fedjax_lab.config import resolve
@@ -102,42 +103,27 @@ def test_the_first_cohort_is_uniform_and_excluded_clients_fill_a_shortage():
     assert np.bincount(ids.ravel(), minlength=C).astype(bool).tolist() == [False] * 3 + [True] * 5
 
 
-def test_no_client_is_sampled_twice_within_the_window():
-    """With two of eight clients per round, three consecutive cohorts are disjoint."""
-    method, state, _ = improved(local_training=False, aggregation=False)
-    server, cohorts = state.server, []
-    sample = jax.jit(lambda key, server: method.sample(key, server, POPULATION, 2)[0])
-    uploads = tree.repeat(server.base, 2)
-    for key in jax.random.split(jax.random.key(5), 8):
-        ids = sample(key, server)
-        server = method.round[0].aggregate(server, uploads, tree.take(POPULATION, ids))
-        cohorts.append(set(ids.tolist()))
-    for three in zip(cohorts, cohorts[1:], cohorts[2:], strict=False):
-        assert len(set.union(*three)) == 6
+def history(clients, **settings):
+    """H after a first round of these clients, without earlier rounds."""
+    method, state, _ = improved(history_gamma=0.0, **settings)
+    aggregate = jax.jit(method.round[0].aggregate)
+    uploads = tree.repeat(state.server.base, 1)
+    each = [
+        aggregate(state.server, uploads, tree.take(POPULATION, jnp.array([i]))) for i in clients
+    ]
+    return np.stack([server.history for server in each])
 
 
 def test_similarity_is_symmetric_and_1_for_a_client_with_itself():
-    method, state, _ = improved(history_gamma=0.0)
-
-    def S(i):
-        cohort = tree.take(POPULATION, jnp.array([i]))
-        uploads = tree.repeat(state.server.base, 1)
-        return np.asarray(method.round[0].aggregate(state.server, uploads, cohort).history)
-
-    table = np.stack([S(i) for i in range(3)])
+    table = history(range(3))
     np.testing.assert_allclose(np.diag(table), 1, rtol=1e-5)
     np.testing.assert_allclose(table[:, :3], table[:, :3].T, rtol=1e-5)
     np.testing.assert_allclose(table[1], [naive_S(i, [1]) for i in range(C)], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("part", ["feature", "label"])
-def test_similarity_of_one_part_of_the_index(part):
-    method, state, _ = improved(index_part=part, local_training=False, history_gamma=0.0)
-    cohort = tree.take(POPULATION, jnp.array([2]))
-    server = method.round[0].aggregate(state.server, tree.repeat(state.server.base, 1), cohort)
-    b = getattr(INDEX, part)
-    b = b / np.linalg.norm(b, axis=1, keepdims=True)
-    np.testing.assert_allclose(server.history, b @ b[2], rtol=1e-4, atol=1e-6)
+    for part in ("feature", "label"):
+        b = getattr(INDEX, part)
+        b = b / np.linalg.norm(b, axis=1, keepdims=True)
+        (of_part,) = history([2], index_part=part, local_training=False)
+        np.testing.assert_allclose(of_part, b @ b[2], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("gamma, lam", [(0.5, 1.0), (0.0, 0.5), (0.9, 1e9)])
@@ -145,12 +131,12 @@ def test_aggregation_shares_follow_eq_3(gamma, lam):
     """The recursion equals the explicit double sum; a huge lambda gives shares by size."""
     method, state, _ = improved(history_gamma=gamma, history_lambda=lam, local_training=False)
     n, rounds = np.asarray(POPULATION.n), [[0, 3, 5], [1, 3, 4], [7, 2, 0]]
-    server = state.server
+    server, aggregate = state.server, jax.jit(method.round[0].aggregate)
     uploads = tree.repeat(server.base, 3)
     uploads = jax.tree.map(lambda a: a + RNG.normal(size=a.shape).astype(np.float32), uploads)
     for t, ids in enumerate(rounds):
         cohort = tree.take(POPULATION, jnp.array(ids))
-        server = method.round[0].aggregate(server, uploads, cohort)
+        server = aggregate(server, uploads, cohort)
         H = [
             sum(
                 gamma ** (t - s) * naive_S(i, rounds[s]) if gamma or t == s else 0
@@ -208,16 +194,18 @@ def trained(settings):
     return state.server.base, rows[rows >= 0], step(federation(stage, state), state.server.base)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings, orth",
-    [
-        ({}, lambda products: jnp.mean(products)),
-        ({"orth_reduction": "sum"}, lambda products: jnp.sum(products)),
-        ({"orth_reduction": "batchmean"}, lambda products: jnp.sum(products) / len(products)),
-        ({"local_orth": False}, lambda products: 0.0),
-        ({"detach_teacher": True}, lambda products: jnp.mean(products)),
-    ],
+    exhaustive_but(
+        [{}],
+        [
+            ({}, jnp.mean),
+            ({"orth_reduction": "sum"}, jnp.sum),
+            ({"orth_reduction": "batchmean"}, lambda products: jnp.sum(products) / len(products)),
+            ({"local_orth": False}, lambda products: 0.0),
+            ({"detach_teacher": True}, jnp.mean),
+        ],
+    ),
 )
 def test_local_training_adds_the_loss_of_eq_4(settings, orth):
     """Compares a step with the gradient of the loss written out naively."""
@@ -245,7 +233,7 @@ def test_the_default_local_weight_is_that_of_the_paper(index, w):
     toys.close(trained({"index": index})[2], trained({"index": index, "local_weight": w})[2])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_negligible_local_weight_gives_the_base_method():
     """With w = 1e-30 and no sampling or aggregation, it is FedAvg except for P and phi_P."""
     method, state, stage = improved(local_weight=1e-30, aggregation=False, sampling=False)
@@ -273,7 +261,7 @@ def test_a_base_with_two_exchanges_updates_the_history_once_per_round():
     assert float(jnp.abs(server.base.g["kernel"]).max()) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_scoring_uses_the_model_that_the_base_scores():
     """FedDyn is scored on the participants' mean, which is also the model for new clients."""
     method, state, stage = improved(base="feddyn", local_training=False)
@@ -319,7 +307,7 @@ def test_the_index_of_local_weights_holds_the_uploaded_heads():
     uploads = tree.repeat(state.server.base, 2)
     uploads = jax.tree.map(lambda a: a + RNG.normal(size=a.shape).astype(np.float32), uploads)
     cohort = tree.take(POPULATION, jnp.array(ids))
-    server = stage.method.round[0].aggregate(state.server, uploads, cohort)
+    server = jax.jit(stage.method.round[0].aggregate)(state.server, uploads, cohort)
     head = uploads.params["head"]
     heads = np.concatenate([head["kernel"].reshape(2, -1), head["bias"]], 1)
     np.testing.assert_array_equal(server.index.feature[jnp.array(ids)], heads)
@@ -328,23 +316,6 @@ def test_the_index_of_local_weights_holds_the_uploaded_heads():
     expected = np.zeros(C)
     expected[ids] = n[0] + n[1] * (a @ b), n[0] * (a @ b) + n[1]
     np.testing.assert_allclose(server.history, expected, rtol=1e-4)
-
-
-BASES = {"moon": {"projection": "mlp256"}, "ifca": {}, "fedper": {}}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("base", BASES)
-def test_other_bases_run_with_all_three_improvements(base):
-    """With private state, clusters or parts of models, values stay finite and P is trained."""
-    method, state, stage = improved(base=base, **BASES[base])
-    after = played(2, method, state, stage)
-    assert tree.finite(after)
-    ages = np.sort(np.asarray(after.server.age))
-    assert ages[:5].tolist() == [1] * 5  # the last cohort
-    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), after, state)
-    sides = [v for path, v in jax.tree_util.tree_leaves_with_path(moved) if "'P'" in str(path)]
-    assert sides and max(sides) > 0
 
 
 def one_round(base):
@@ -357,7 +328,7 @@ def one_round(base):
     return simulate.play_round(program, lane, state, 0)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_method_can_be_a_base_or_is_rejected_with_a_reason():
     """Rounds are only traced, not run.
 

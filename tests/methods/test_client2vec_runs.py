@@ -164,7 +164,7 @@ def test_resuming_a_finished_run_returns_its_results(whole, data):
     assert again.summary == whole.summary
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_index_of_local_weights_changes_during_training(data):
     """It holds the heads of past participants and is sent with every model; no stage precedes."""
     run = run_of(data, index="local_weights")

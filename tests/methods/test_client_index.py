@@ -9,6 +9,7 @@ import optax
 import pytest
 import toys
 from indices import KEYS, POPULATION, RNG, C, E, K, T, stages
+from slow_cases import exhaustive_but
 
 from fedjax_lab import parallel, simulate, tree
 from fedjax_lab.methods import _index_dsa_ign
@@ -27,8 +28,9 @@ def a_batch(B, pad=0, scale=1.0):
     return z, u, made, Batch(D, y, mask), L
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "batchmean"])
+@pytest.mark.parametrize(
+    "reduction, normalize", [("mean", False), ("sum", True), ("batchmean", False)]
+)
 def test_index_losses_match_their_formulas(reduction, normalize):
     B = 6
     z, u, made, batch, L = a_batch(B, pad=3)
@@ -54,17 +56,18 @@ def test_index_losses_match_their_formulas(reduction, normalize):
         np.testing.assert_allclose(actual[name], value, rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.slow
 def test_the_diversity_loss_is_bounded_and_0_for_one_example():
-    z, u, made, batch, L = a_batch(9)
-    div = _index_dsa_ign.index_losses(z, u, made, batch, L)["div"]
-    assert np.log(8) - 1 <= div <= np.log(8) + 1
-    same = _index_dsa_ign.index_losses(z, np.tile(u[:1], (9, 1)), made, batch, L)["div"]
+    @jax.jit
+    def diversity(z, u, *others):
+        return _index_dsa_ign.index_losses(z, u, *others)["div"]
+
+    z, u, *others = a_batch(9)
+    assert np.log(8) - 1 <= diversity(z, u, *others) <= np.log(8) + 1
+    same = diversity(z, np.tile(u[:1], (9, 1)), *others)
     np.testing.assert_allclose(same, np.log(8) + 1, rtol=1e-5)
-    z, u, made, batch, L = a_batch(1, pad=3)
-    assert _index_dsa_ign.index_losses(z, u, made, batch, L)["div"] == 0
-    grad = jax.grad(lambda u: _index_dsa_ign.index_losses(z, u, made, batch, L)["div"])(u)
-    assert np.isfinite(grad).all()
+    z, u, *others = a_batch(1, pad=3)
+    value, gradient = jax.value_and_grad(diversity, 1)(z, u, *others)
+    assert value == 0 and np.isfinite(gradient).all()
 
 
 EMBEDDED = toys.SKEWED._replace(
@@ -84,8 +87,7 @@ def server_of(dropout=0.1, **settings):
     return state.server
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("index", ["global", "federated"])
+@pytest.mark.parametrize("index", exhaustive_but(["global"], ["global", "federated"]))
 def test_the_index_of_a_client_matches_its_definition(index):
     """beta^l is the label histogram times T, beta^f the mean of u."""
     server = server_of(index=index)
@@ -128,8 +130,9 @@ def without_key_bias(psi):
     return {path: leaf for path, leaf in named if "['key']['bias']" not in path}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("index, steps", [("global", [2]), ("federated", [10, 10])])
+@pytest.mark.parametrize(
+    "index, steps", exhaustive_but(["global"], [("global", [2]), ("federated", [10, 10])])
+)
 def test_the_training_of_dsa_ign_matches_explicit_adam_steps(index, steps, monkeypatch):
     """Two epochs of the server, or two rounds of ten local epochs, as explicit steps."""
     monkeypatch.setattr(dsa_ign, "DROPOUT", 0.0)
@@ -171,8 +174,9 @@ def index_epochs(devices, **settings):
     ), args
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices, pooled", [(2, False), (5, False), (8, True)])
+@pytest.mark.parametrize(
+    "devices, pooled", exhaustive_but([8], [(2, False), (5, False), (8, True)])
+)
 def test_training_on_several_devices_gives_the_numbers_of_one(devices, pooled):
     """Dropout is included, and the number of devices need not divide the 128 rows."""
     play, args = index_epochs(devices, index_pooled=pooled)
@@ -181,7 +185,7 @@ def test_training_on_several_devices_gives_the_numbers_of_one(devices, pooled):
     toys.close(trained, expected, rtol=2e-3, atol=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_servers_training_is_divided_among_the_devices(monkeypatch):
     monkeypatch.setattr(dsa_ign, "HIDDEN", 256)
     flops = []
@@ -191,7 +195,7 @@ def test_the_servers_training_is_divided_among_the_devices(monkeypatch):
     assert flops[1] < 0.2 * flops[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_dropout_is_active_in_the_training_of_dsa_ign():
     trained = [server_of(dropout, index="federated").psi for dropout in (0.1, 0.0)]
     assert tree.sq_norm(tree.sub(*trained)) > 0

@@ -85,7 +85,7 @@ def test_features_are_the_concatenated_outputs_of_the_encoders():
     models = clusters.distinct_starts(toys.NORM, jax.random.key(0), 2)
     encoders, heads = split_head(toys.NORM, models)
     x = toys.FEDERATION.x[:7]
-    h = concatenation.concatenate(toys.NORM, encoders, x)
+    h = jax.jit(lambda e: concatenation.concatenate(toys.NORM, e, x))(encoders)
     alone = [toys.NORM.apply(tree.take(models, k), x).features for k in range(2)]
     np.testing.assert_allclose(h, np.concatenate(alone, 1), rtol=1e-5, atol=1e-6)
     toys.same(encode(toys.NORM, tree.take(encoders, 1), x), alone[1])

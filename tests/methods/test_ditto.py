@@ -3,23 +3,16 @@
 import naive
 import pytest
 import toys
-from rounds import averaged
+from rounds import by_hand, one_client, rounds
 
 from fedjax_lab import losses, tree
-from fedjax_lab.local import make_work
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import State
 
 KEYS = naive.KEYS
 
 
-@pytest.mark.slow
-def test_the_global_model_is_that_of_fedavg():
-    state, _ = toys.player(toys.make("ditto"))(KEYS, 0, 3)
-    toys.same(state.server, averaged()[0].server)
-
-
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_lam_0_gives_the_personal_models_of_local_training():
     """The local clients shuffle as those of Ditto do in the second training of a round."""
     risk = losses.risk(toys.NORM)
@@ -43,15 +36,13 @@ def proximal_sgd(v, center, lam, i):
 @pytest.mark.slow
 def test_against_numpy():
     lam, method = 0.7, toys.make("ditto", toys.TASK, lam=0.7)
-    w = naive.first_weights()
-    v = [w] * toys.C
-    for t in range(3):
-        ids = naive.cohort(method, t)
-        models = [naive.sgd(w, *naive.data_of(i)) for i in ids]
-        for i in ids:
-            v[i] = proximal_sgd(v[i], w, lam, i)
-        w = naive.mean_by_size(ids, models)
-    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 3)
+    v = [naive.first_weights()] * toys.C
+
+    def train(i, w, x, y):
+        v[i] = proximal_sgd(v[i], w, lam, i)
+        return naive.sgd(w, x, y)
+
+    w, state = by_hand(method, 3, train), rounds(method, 3)
     naive.close(state.server, w)
     for i in range(toys.C):
         naive.close(tree.take(state.private, i), v[i])
@@ -62,8 +53,7 @@ def test_a_new_client_trains_a_personal_model_from_the_global_one():
     w = toys.TASK.init(KEYS.init)
     message, untrained = method.newcomer(State(w, ()))
     toys.same((message, untrained), (w, w))
-    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[1], naive.FULL, KEYS.score)
-    message, v = method.join(w, tree.take(toys.POPULATION, 1), work)
+    message, v = one_client(method.join, w, 1)
     toys.same(message, w)
     first = naive.first_weights()
     naive.close(v, proximal_sgd(first, first, 0.7, 1))

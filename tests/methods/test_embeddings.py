@@ -90,8 +90,9 @@ def test_the_embedding_of_a_client_is_the_mean_latent_of_its_images(monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["feedback", "shadow"])
-@pytest.mark.parametrize("kind", ["autoencoder", "autoencoder_learned"])
+@pytest.mark.parametrize(
+    "kind, mode", [("autoencoder", "shadow"), ("autoencoder_learned", "feedback")]
+)
 def test_training_starts_from_the_computed_embeddings(kind, mode):
     """They and their moments change only if they are learned."""
     how = {"embedding": kind, "embedding_dim": 2, "ema_mode": mode, "server_lr": 0.01}
@@ -117,10 +118,7 @@ def test_the_autoencoder_rejects_inputs_outside_0_to_1(normalize, span, tmp_path
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(80) // 4 % 2, domain=domain)
     how = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
     message = complaint(setting, tmp_path / "data.npz", how, normalize=normalize)
-    assert message == (
-        f"config.method.embedding: an autoencoder needs inputs from 0 to 1, not {span};"
-        " config.data.normalize=unit scales 8-bit images to this range"
-    )
+    assert f"needs inputs from 0 to 1, not {span}; config.data.normalize=unit" in message
     assert len(setting(tmp_path / "data.npz", how, normalize="unit").simulation.stages) == 2
 
 

@@ -14,7 +14,7 @@ from fedjax_lab.types import Weights
 KEYS = naive.KEYS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_model_is_the_mean_of_all_augmented_models():
     """Checked after every round, with five of eight clients in each."""
     method = toys.make("fedadmm", rho=0.1)

@@ -1,23 +1,18 @@
 """Compares FedALA with FedAvg in a special case, and with plain NumPy."""
 
+import jax
+import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
 import toys
-from rounds import averaged
+from rounds import by_hand, one_client, rounds
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput
-from fedjax_lab.local import make_work
+from fedjax_lab.types import Weights
 
 KEYS = naive.KEYS
 FIRST, ETA = 2, 5.0
-
-
-@pytest.mark.slow
-def test_without_adapted_layers_it_is_fedavg():
-    state, sums = toys.player(toys.make("fedala", layers=0))(KEYS, 0, 3)
-    toys.same((state.server, sums), (averaged()[0].server, averaged()[1]))
 
 
 def mixed(w, last, W):
@@ -39,28 +34,27 @@ def learned(w, last, W, x, y, passes):
 def method_and_numpy(count):
     """The method, and its rounds in NumPy: w, and (last head, W, rounds) of each client."""
     method = toys.make("fedala", toys.TASK, eta=ETA, share=1.0, first_passes=FIRST)
-    w = naive.first_weights()
-    kept = [(w[2:], [np.ones_like(a) for a in w[2:]], 0)] * toys.C
-    for t in range(count):
-        models = []
-        for i in (ids := naive.cohort(method, t)):
-            last, W, rounds = kept[i]
-            x, y = naive.data_of(i)
-            W = learned(w, last, W, x, y, {0: 0, 1: FIRST}.get(rounds, 1))
-            models.append(naive.sgd(mixed(w, last, W), x, y))
-            kept[i] = models[-1][2:], W, rounds + 1
-        w = naive.mean_by_size(ids, models)
-    return method, w, kept
+    head = naive.first_weights()[2:]
+    kept = [(head, [np.ones_like(a) for a in head], 0)] * toys.C
+
+    def train(i, w, x, y):
+        last, W, played = kept[i]
+        W = learned(w, last, W, x, y, {0: 0, 1: FIRST}.get(played, 1))
+        model = naive.sgd(mixed(w, last, W), x, y)
+        kept[i] = model[2:], W, played + 1
+        return model
+
+    return method, by_hand(method, count, train), kept
 
 
 @pytest.mark.slow
 def test_against_numpy():
     """Seven rounds, so that some client takes part more than twice."""
     method, w, kept = method_and_numpy(7)
-    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 7)
+    state = rounds(method, 7)
     naive.close(state.server, w, rtol=1e-3, atol=1e-4)
-    last, W, rounds = state.private
-    np.testing.assert_array_equal(rounds, [r for *_, r in kept])
+    last, W, played = state.private
+    np.testing.assert_array_equal(played, [r for *_, r in kept])
     assert max(r for *_, r in kept) > 2
     for i in range(toys.C):
         for given, expected in ((last, kept[i][0]), (W, kept[i][1])):
@@ -73,23 +67,16 @@ def test_against_numpy():
 def test_a_client_is_scored_on_its_adapted_model():
     method, w, kept = method_and_numpy(1)
     i = naive.cohort(method, 0)[0]
-    last, W, rounds = kept[i]
-    weights = toys.TASK.init(KEYS.init)
-    params = {"Dense_0": dict(zip(("kernel", "bias"), w[:2], strict=True))}
-    params["head"] = dict(zip(("kernel", "bias"), w[2:], strict=True))
-    private = (
-        {"Dense_0": {"kernel": None, "bias": None}, "head": {"kernel": last[0], "bias": last[1]}},
-        {"Dense_0": {"kernel": None, "bias": None}, "head": {"kernel": W[0], "bias": W[1]}},
-        rounds,
-    )
-    client = tree.take(toys.POPULATION, i)._replace(private=private)
-    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[i], naive.FULL, KEYS.score)
-    adapted, unchanged = method.tune(weights._replace(params=params), client, work)
+    last, W, played = kept[i]
+
+    def as_params(body, head):
+        names = ("kernel", "bias")
+        return {k: dict(zip(names, v, strict=True)) for k, v in (("Dense_0", body), ("head", head))}
+
+    no_body = [None, None]
+    private = jax.tree.map(jnp.asarray, (as_params(no_body, last), as_params(no_body, W), played))
+    weights = Weights(as_params(w[:2], w[2:]), {})
+    adapted, unchanged = one_client(method.tune, weights, i, private)
     expected = mixed(w, last, learned(w, last, W, *naive.data_of(i), FIRST))
     naive.close(adapted, expected)
     toys.same(unchanged, private)
-
-
-def test_more_layers_than_the_model_has_are_an_error():
-    with pytest.raises(BadInput, match="layers must be from 0 to 3, got 4"):
-        toys.make("fedala", layers=4)

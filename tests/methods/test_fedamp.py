@@ -7,17 +7,8 @@ import pytest
 import toys
 
 from fedjax_lab import simulate, tree
-from fedjax_lab.errors import BadInput
 
 KEYS = naive.KEYS
-
-
-@pytest.mark.slow
-def test_pull_0_is_local_training():
-    all_clients = toys.PLAN._replace(cohort=toys.C)
-    state, _ = toys.player(toys.make("fedamp", pull=0.0), plan=all_clients)(KEYS, 0, 3)
-    alone, _ = toys.player(toys.make("local"), plan=all_clients)(KEYS, 0, 3)
-    toys.same(state.private, alone.private)
 
 
 def test_with_a_very_large_sigma_the_mean_of_all_models_is_sent():
@@ -52,10 +43,11 @@ def test_against_numpy():
             new[i] = naive.sgd(w[i], *naive.data_of(i), extra)
         w = [new.get(i, v) for i, v in enumerate(w)]
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 4)
+    send = jax.jit(method.round[0].send)
     for i in range(toys.C):
         naive.close(tree.take(state.private, i), w[i])
         naive.close(tree.take(state.server.models, i), w[i])
-        naive.close(method.round[0].send(state.server, i), cloud(i, w, sigma, alpha))
+        naive.close(send(state.server, i), cloud(i, w, sigma, alpha))
 
 
 def test_a_lost_upload_changes_nothing():
@@ -67,10 +59,3 @@ def test_a_lost_upload_changes_nothing():
     moved = [i for i in range(toys.C) if float(server.far[i].max()) and i != 2]
     assert moved == [i for i in range(toys.C) if i != 2]  # only their distance to client 2
     assert float(server.far[5, 7]) == 0 and float(server.far[2, 5]) > 0
-
-
-def test_bounds_are_checked_before_anything_is_compiled():
-    with pytest.raises(BadInput, match="1.5 GiB for 20,000 clients; it takes at most 16,384"):
-        jax.eval_shape(lambda: simulate.init(toys.make("fedamp"), KEYS, 20_000))
-    with pytest.raises(BadInput, match="alpha must be at most sigma / 7 = 1.43 for 8 clients"):
-        simulate.init(toys.make("fedamp", alpha=2.0), KEYS, toys.C)

@@ -1,14 +1,14 @@
 """FedBN: which layers stay on a client, and that the client is scored with them."""
 
-import functools
-
 import jax
 import naive
 import numpy as np
 import pytest
 import toys
+from rounds import scores
+from slow_cases import exhaustive_but
 
-from fedjax_lab import evaluate, simulate, tree
+from fedjax_lab import simulate, tree
 
 KEYS = naive.KEYS
 
@@ -23,15 +23,7 @@ def test_fedbn_keeps_the_batch_norm_layers_on_the_clients():
     assert np.ptp(scale, axis=0).max() > 0  # clients differ
 
 
-def score(method, state):
-    run = jax.jit(
-        functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
-    )
-    return run(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedbn", "local"])
+@pytest.mark.parametrize("name", exhaustive_but(["fedbn"], ["fedbn", "local"]))
 def test_a_client_is_scored_with_its_private_parameters(name):
     """The correct predictions are those of the client's model, not of the next client's."""
     method = toys.make(name)
@@ -40,7 +32,7 @@ def test_a_client_is_scored_with_its_private_parameters(name):
         lambda a: a + jax.random.uniform(KEYS.local, a.shape, a.dtype, 0, 3), state.private
     )
     state = state._replace(private=far_apart)
-    scores = score(method, state)
+    scored = scores(method, state)
 
     def hits(i, rows):
         private = jax.tree.map(lambda a: a[i], state.private)
@@ -50,7 +42,7 @@ def test_a_client_is_scored_with_its_private_parameters(name):
 
     correct_counts = [hits(i, toys.FEDERATION.test[i]) for i in range(toys.C)]
     others = [hits((i + 1) % toys.C, toys.FEDERATION.test[i]) for i in range(toys.C)]
-    assert correct_counts == scores.test.correct[:, 0].astype(int).tolist()
+    assert correct_counts == scored.test.correct[:, 0].astype(int).tolist()
     assert correct_counts != others
 
 

@@ -1,22 +1,15 @@
 """Compares FedCAC with FedAvg in a special case, and with plain NumPy."""
 
 import jax
+import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
 import toys
-from rounds import averaged
 
 from fedjax_lab import simulate, tree
-from fedjax_lab.errors import BadInput
 
 KEYS = naive.KEYS
-
-
-@pytest.mark.slow
-def test_without_critical_parameters_it_is_fedavg():
-    state, sums = toys.player(toys.make("fedcac", tau=0.0))(KEYS, 0, 3)
-    toys.same((state.server.w, sums), (averaged()[0].server, averaged()[1]))
 
 
 def critical(before, after, tau):
@@ -61,44 +54,24 @@ def test_against_numpy():
         w = naive.mean_by_size(ids, new)
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 3)
     naive.close(state.server.w, w)
+    send = jax.jit(method.round[0].send)
     for i in range(toys.C):
-        naive.close(method.round[0].send(state.server, i), sent(i, 3, beta, w, models, masks))
+        naive.close(send(state.server, i), sent(i, 3, beta, w, models, masks))
     assert len(models) > 4
 
 
 def test_after_round_beta_critical_parameters_are_no_longer_shared():
-    method = toys.make("fedcac", toys.TASK, beta=2)
-    server = simulate.init(method, KEYS, toys.C).server
-    noise = jax.tree.map(lambda a: toys.normal(1, *a.shape), server.models)
-    masks = jax.tree.map(lambda a: toys.normal(2, *a.shape) > 0, server.models)
-    uploads = server.w._replace(params=noise), masks
-    server = method.round[0].aggregate(server, uploads, toys.POPULATION)._replace(t=3)
-    got = method.round[0].send(server, 5).params
-    mask, model = tree.take((masks, noise), 5)
-    toys.close(got, jax.tree.map(jax.numpy.where, mask, model, server.w.params))
-
-
-def test_with_equal_overlaps_sharing_also_ends_after_round_beta():
-    """With two clients the mean overlap is the largest: no threshold lies between them."""
+    """Also with two clients, whose mean overlap is the largest: no threshold lies between them."""
     method = toys.make("fedcac", toys.TASK, beta=2)
     server = simulate.init(method, KEYS, 2).server
     noise = jax.tree.map(lambda a: toys.normal(1, *a.shape), server.models)
     first = jax.tree.map(lambda a: toys.normal(2, *a.shape[1:]) > 0, server.models)
-    masks = jax.tree.map(lambda a: jax.numpy.stack([a, jax.numpy.flip(a)]), first)
+    masks = jax.tree.map(lambda a: jnp.stack([a, jnp.flip(a)]), first)
     two = tree.take(toys.POPULATION, np.arange(2))
-    uploads = server.w._replace(params=noise), masks
-    server = method.round[0].aggregate(server, uploads, two)
-
-    def got(t):
-        return method.round[0].send(server._replace(t=t), 0).params
-
+    aggregate, send = jax.jit(method.round[0].aggregate), jax.jit(method.round[0].send)
+    server = aggregate(server, (server.w._replace(params=noise), masks), two)
     mask, model = tree.take((masks, noise), 0)
-    alone = jax.tree.map(jax.numpy.where, mask, model, server.w.params)
-    toys.close(got(3), alone)
+    alone = jax.tree.map(jnp.where, mask, model, server.w.params)
+    toys.close(send(server._replace(t=3), 0).params, alone)
     with pytest.raises(AssertionError):
-        toys.close(got(1), alone)
-
-
-def test_too_many_clients_are_rejected_before_anything_is_compiled():
-    with pytest.raises(BadInput, match="method fedcac keeps a number for each pair of clients"):
-        jax.eval_shape(lambda: simulate.init(toys.make("fedcac"), KEYS, 20_000))
+        toys.close(send(server._replace(t=1), 0).params, alone)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from slow_cases import exhaustive_but
 from stops import stopping_after
 
 from fedjax_lab import experiment, figures, parallel, simulate, streams, tree
@@ -12,7 +13,6 @@ from fedjax_lab.analysis.figures import fedconcat as drawing
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _communication as communication
-from fedjax_lab.methods.fedconcat_id import mean_outputs
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task, split_head
 from fedjax_lab.running import metrics, runner
@@ -132,12 +132,11 @@ def test_any_number_of_rounds_is_divided_among_the_stages(data):
     assert (T_1, T_2) == (5, 4)  # 2 m 4 = 2 (m - c) + 4 c T_2, m = 84, c = 36
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedconcat", "fedconcat_id"])
-def test_bytes_match_the_formula_of_the_paper(data, name):
+@pytest.mark.parametrize("name", exhaustive_but(["fedconcat"], ["fedconcat", "fedconcat_id"]))
+def test_bytes_match_the_formula_of_the_paper(data, name, whole):
     """Except for K - 1 bias vectors that the classifier does not have."""
     e = build(data, name, **HYPER)
-    last = runner.run(e, quiet=True).metrics[-1]
+    last = (whole if name == "fedconcat" else runner.run(e, quiet=True)).metrics[-1]
     m, c = communication.sizes(e.task)
     assert (m, c) == (5 * 8 + 8 + 8 * CLASSES + CLASSES, 8 * CLASSES + CLASSES)
     numbers = communication.cost(m, c, 3, 3, 4) - 2 * 4 * (3 - 1) * CLASSES
@@ -145,8 +144,7 @@ def test_bytes_match_the_formula_of_the_paper(data, name):
     assert last["bytes_down"] - last["bytes_up"] == 8 * 4 * 3 * (m - c)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rounds", [2, 3, 6])
+@pytest.mark.parametrize("rounds", exhaustive_but([3], [2, 3, 6]))
 def test_an_interrupted_run_resumes_bit_for_bit(rounds, data, whole, tmp_path, monkeypatch):
     """It is interrupted in either stage; the features are computed again."""
 
@@ -163,7 +161,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(rounds, data, whole, tmp_path, m
     assert comparable(rows) == comparable(whole.metrics)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_features_computed_per_batch_equal_cached_features(data, whole):
     """An augmentation that changes nothing turns the cache off; `clean` turns it on again."""
     e = build(data, seeds=(0, 1), way="vectorized", **HYPER)
@@ -181,7 +179,7 @@ def test_features_computed_per_batch_equal_cached_features(data, whole):
     assert np.abs(weights[0] - weights[1]).max() > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_mesh_with_chunks_gives_the_same_numbers(data):
     """Five of eight clients on four devices in chunks of two, including the view of the pool."""
     e = build(data, **HYPER)
@@ -194,7 +192,7 @@ def test_a_mesh_with_chunks_gives_the_same_numbers(data):
     toys.close(*results)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_client_may_be_a_cluster(data):
     """The model of each cluster is then the one that its client trains alone."""
     e = build(data, clustering="none", encoder_rounds=2, classifier_rounds=1)
@@ -203,7 +201,7 @@ def test_each_client_may_be_a_cluster(data):
     toys.close(centers, alone, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_clustering_by_ifca_is_ifca_weighted_by_size(data):
     """By default, IFCA's mean is uniform."""
     e = build(data, clustering="ifca", **HYPER)
@@ -213,38 +211,7 @@ def test_clustering_by_ifca_is_ifca_weighted_by_size(data):
     toys.close(server.encoders, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_infer_from_selects_outputs_on_noise_or_biases(data):
-    """Label distributions are inferred from outputs on noise, or from the bias alone."""
-    e = build(data, "fedconcat_id", num_clusters=2, num_noise=100)
-    population = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
-    state = jax.device_get(
-        played(e, 1, state=e.simulation.stages[0].method.init(jax.random.key(0), 8))
-    )
-    key = jax.random.key(2)
-    outputs = e.simulation.stages[1].prepare(key, population, state)["p"]
-    k_noise = jax.random.split(key)[0]
-    expected = mean_outputs(e.task, state.private[0], k_noise, 100)
-    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
-    other = build(data, "fedconcat_id", num_clusters=2, infer_from="bias")
-    actual = other.simulation.stages[1].prepare(key, population, state)["p"]
-    np.testing.assert_allclose(actual, state.private[1], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_encoder_decay_applies_from_the_first_round(data):
-    for name, stage in (("fedconcat", 0), ("fedconcat_id", 0)):
-        norms = []
-        for decay in (0.0, 1.0):
-            e = build(data, name, encoder_decay=decay, num_clusters=2)
-            first = e.simulation.stages[0].method.init
-            state = None if first is None else first(jax.random.key(0), 8)
-            server = played(e, 1, stage, state).server
-            norms.append(float(tree.sq_norm(getattr(server, "centers", server))))
-        assert norms[1] < 0.9 * norms[0]
-
-
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name, hyper",
     [
@@ -355,7 +322,7 @@ def test_first_models_are_averaged_inside_the_inferred_clusters(data):
 # Figures.
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_figures_of_finished_runs(data, tmp_path, capsys):
     """Accuracy by megabytes per client, the members of the clusters, and the elbow."""
     e = build(data, **(HYPER | {"num_clusters": "elbow"}))

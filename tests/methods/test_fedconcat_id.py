@@ -38,13 +38,6 @@ def test_outputs_on_noise_are_computed_in_evaluation_mode():
         np.testing.assert_allclose(p[k], jax.nn.softmax(logits).mean(0), rtol=1e-4)
 
 
-def test_constant_classifiers_give_uniform_distributions():
-    models = clusters.distinct_starts(toys.TASK, jax.random.key(0), 3)
-    models.params["head"] = jax.tree.map(jnp.zeros_like, models.params["head"])
-    p = mean_outputs(toys.TASK, models, jax.random.key(5), 100)
-    np.testing.assert_allclose(p, 1 / toys.K, rtol=1e-6)
-
-
 def test_noise_has_the_range_of_the_inputs():
     low, high = jnp.array([-1.0, 0.0]), jnp.array([1.0, 3.0])
     task = make_task(nets.mlp(3), (4, 4, 2), 3, lowest=low, highest=high)

@@ -9,7 +9,7 @@ from rounds import PLAIN, rounds
 KEYS = naive.KEYS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_first_round_of_feddbe_is_fedavg():
     state, sums = toys.player(toys.make("feddbe"))(KEYS, 0, 1)
     expected = toys.player(toys.make("fedavg"))(KEYS, 0, 1)

@@ -1,46 +1,28 @@
 """Compares FedEM with FedAvg in a special case, and with plain NumPy."""
 
-import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
 import toys
-from rounds import PLAIN, averaged, rounds
+from rounds import PLAIN, one_client, rounds
 
 from fedjax_lab import simulate, tree
-from fedjax_lab.local import make_work
 
 KEYS = naive.KEYS
 
 
-@pytest.mark.slow
-def test_fedem_with_one_component_is_fedavg():
-    state, sums = toys.player(toys.make("fedem", num_components=1))(KEYS, 0, 3)
-    assert np.asarray(state.private).min() == 1
-    one = tree.take(state.server, 0), sums
-    toys.close(one, (averaged()[0].server, averaged()[1]), rtol=1e-5, atol=1e-6)
-
-
-def probabilities(w, x):
-    o = naive.features(w, x) @ w[2] + w[3]
-    e = np.exp(o - o.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
-
-
 def shares(components, pi, x, y):
     """The responsibilities q [B, M] of the components."""
-    likelihoods = [probabilities(w, x)[np.arange(len(y)), y] for w in components]
+    likelihoods = [naive.probabilities(w, x)[np.arange(len(y)), y] for w in components]
     q = pi * np.stack(likelihoods, 1)
     return q / q.sum(1, keepdims=True)
 
 
 def weighted_gradient(w, x, y, q):
     """The gradient of the mean of q times the cross-entropy."""
-    h = naive.features(w, x)
-    d = (probabilities(w, x) - np.eye(toys.K)[y]) * q[:, None] / len(y)
-    dz = d @ w[2].T * (h > 0)
-    return [x.T @ dz, dz.sum(0), h.T @ d, d.sum(0)]
+    d = (naive.probabilities(w, x) - np.eye(toys.K)[y]) * q[:, None] / len(y)
+    return naive.backward(w, x, d)
 
 
 @pytest.fixture(scope="module")
@@ -71,21 +53,15 @@ def test_fedem_against_numpy(played):
     x, _ = naive.data_of(1)
     i = int(np.argmax(np.abs(np.asarray(state.private)[:, 0] - 0.5)))
     client = tree.take(toys.POPULATION._replace(private=state.private), i)
-    mixed = sum(pi[i][m] * probabilities(w[m], x) for m in range(2))
+    mixed = sum(pi[i][m] * naive.probabilities(w[m], x) for m in range(2))
     logits = method.predict(state.server, client, jnp.asarray(x))
     np.testing.assert_allclose(np.exp(logits), mixed, rtol=1e-3, atol=1e-5)
 
 
 def test_a_new_client_fits_its_mixture_to_its_examples(played):
     method, state, w, _ = played
-    client = tree.take(toys.POPULATION, 3)
-
-    @jax.jit
-    def join():
-        work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[3], toys.PLAN, KEYS.local)
-        return method.join(state.server, client, work)[1]
-
     pi = np.full(2, 0.5)
     for _ in range(10):
         pi = shares(w, pi, *naive.data_of(3)).mean(0)
-    np.testing.assert_allclose(join(), pi, rtol=1e-3, atol=1e-5)
+    joined = one_client(method.join, state.server, 3)[1]
+    np.testing.assert_allclose(joined, pi, rtol=1e-3, atol=1e-5)

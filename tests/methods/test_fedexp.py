@@ -3,17 +3,10 @@
 import jax
 import naive
 import numpy as np
-import pytest
 import toys
-from rounds import PLAIN, averaged, rounds
+from rounds import PLAIN, rounds
 
 KEYS = naive.KEYS
-
-
-@pytest.mark.slow
-def test_fedexp_with_server_steps_of_1_is_fedavg():
-    state, sums = toys.player(toys.make("fedexp", eps=1e9))(KEYS, 0, 3)
-    toys.same((state.server[0], sums), (averaged()[0].server, averaged()[1]))
 
 
 def test_fedexp_against_numpy():

@@ -11,7 +11,7 @@ from fedjax_lab import simulate, tree
 KEYS = naive.KEYS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_server_steps_the_head_is_unchanged():
     method = toys.make("fedgh", server_steps=0)
     state, _ = toys.player(method)(KEYS, 0, 2)

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import naive
 import numpy as np
 import pytest
 import toys
@@ -20,9 +19,10 @@ def gma_inputs():
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
-@pytest.mark.parametrize("tau", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("tau", [0.3, 1.0])
 @pytest.mark.parametrize("mode", ["masked_average", "average_plus_masked_step"])
 def test_fedgma_against_numpy(weights, tau, mode):
+    """Running statistics are averaged by size, without mask and learning rate of the server."""
     step, n = gma_inputs()
     method = toys.make("fedgma", tau=tau, server_lr=0.7, mode=mode, weights=weights)
     w_t = np.arange(5.0)
@@ -35,23 +35,11 @@ def test_fedgma_against_numpy(weights, tau, mode):
         kept = np.where(agree & (np.sign(step) == np.sign(votes)), step, 0)
         expected = p @ (w_t + step) + 0.7 * p @ kept
     cohort = tree.take(toys.POPULATION, jnp.arange(4))._replace(n=jnp.asarray(n))
-    uploads = Weights({"w": jnp.asarray(w_t + step)}, {})
-    new = method.round[0].aggregate(Weights({"w": jnp.asarray(w_t)}, {}), uploads, cohort)
+    uploads = Weights({"w": jnp.asarray(w_t + step)}, {"mean": jnp.asarray(step)})
+    sent = Weights({"w": jnp.asarray(w_t)}, {"mean": jnp.full(5, 9.0)})
+    new = jax.jit(method.round[0].aggregate)(sent, uploads, cohort)
     np.testing.assert_allclose(new.params["w"], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("weights", ["uniform", "size"])
-@pytest.mark.parametrize("mode", ["masked_average", "average_plus_masked_step"])
-def test_fedgma_averages_running_statistics_by_size(weights, mode):
-    """They are not masked, and the server's learning rate does not apply to them."""
-    step, n = gma_inputs()
-    method = toys.make("fedgma", tau=1.0, server_lr=0.3, mode=mode, weights=weights)
-    uploads = Weights({"w": jnp.asarray(step)}, {"mean": jnp.asarray(step)})
-    sent = Weights({"w": jnp.full(5, -9.0)}, {"mean": jnp.full(5, 9.0)})
-    cohort = tree.take(toys.POPULATION, jnp.arange(4))._replace(n=jnp.asarray(n))
-    new = method.round[0].aggregate(sent, uploads, cohort)
     np.testing.assert_allclose(new.stats["mean"], n / n.sum() @ step, rtol=1e-5, atol=1e-6)
-    assert np.abs(new.params["w"] - new.stats["mean"]).max() > 0.1
 
 
 def test_with_three_clients_tau_0_5_and_tau_0_7_are_equivalent():
@@ -67,10 +55,3 @@ def test_with_three_clients_tau_0_5_and_tau_0_7_are_equivalent():
     toys.same(after(tau=0.5), after(tau=0.7))
     toys.same(after(tau=0.3), after(tau=0.0))
     assert float(jnp.abs(after(tau=0.3) - after(tau=0.5)).max()) > 0.01
-
-
-@pytest.mark.slow
-def test_fedgma_that_masks_nothing_is_fedavg():
-    one, _ = toys.player(toys.make("fedgma", tau=0.0))(naive.KEYS, 0, 3)
-    other, _ = toys.player(toys.make("fedavg"))(naive.KEYS, 0, 3)
-    toys.close(one, other, rtol=1e-5, atol=1e-6)

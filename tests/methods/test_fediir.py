@@ -6,10 +6,10 @@ import naive
 import numpy as np
 import pytest
 import toys
-from inputs import complaint
+from slow_cases import exhaustive_but
 
 from fedjax_lab import losses, sampling, simulate, tree
-from fedjax_lab.methods.fediir import Server, head_gradient
+from fedjax_lab.methods.fediir import head_gradient
 from fedjax_lab.types import Batch
 
 KEYS = naive.KEYS
@@ -43,7 +43,7 @@ def test_the_closed_form_of_the_head_gradient_equals_autodiff():
     toys.close(padded, whole, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_penalty_it_is_uniform_fedavg():
     """The parameters agree bit for bit; only running statistics are averaged by size."""
     state, sums = toys.player(toys.make("fediir", penalty=0.0))(KEYS, 0, 3)
@@ -91,8 +91,7 @@ def test_rounds_against_numpy():
     toys.close((server.g["kernel"], server.g["bias"]), tuple(g), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("equal_steps", [False, True])
+@pytest.mark.parametrize("equal_steps", exhaustive_but([False], [False, True]))
 def test_g_is_a_moving_average_of_the_mean_gradient_over_all_batches(equal_steps):
     """Batches of 8 in evaluation mode; a short batch counts as one, an empty batch as none."""
     method = toys.make("fediir", ema=0.7)
@@ -115,22 +114,3 @@ def test_g_is_a_moving_average_of_the_mean_gradient_over_all_batches(equal_steps
         state, _ = play(KEYS, t, 1, state)
         server_g = state.server.g["kernel"], state.server.g["bias"]
         toys.close(server_g, tuple(g), rtol=1e-4, atol=1e-5)
-
-
-def test_parameters_are_averaged_uniformly_and_running_statistics_by_size():
-    method = toys.make("fediir")
-    server: Server = simulate.init(method, KEYS, toys.C).server
-    value = jnp.array([1.0, 2.0, 6.0])
-    w = jax.tree.map(lambda a: jnp.multiply.outer(value, jnp.ones(a.shape)), server.w)
-    n = jnp.array([10.0, 20.0, 70.0])
-    cohort = tree.take(toys.POPULATION, jnp.arange(3))._replace(n=n, weight=jnp.full(3, 1 / 3))
-    new = method.round[1].aggregate(server, w, cohort)
-    np.testing.assert_allclose(new.w.params["head"]["bias"], 3.0, rtol=1e-6)
-    np.testing.assert_allclose(new.w.stats["BatchNorm_0"]["var"], 4.7, rtol=1e-6)
-    toys.same(new.g, server.g)
-
-
-def test_ema_must_be_from_0_to_1():
-    assert (
-        complaint(toys.make, "fediir", ema=1.5) == "config.method.ema must be from 0 to 1, got 1.5"
-    )

@@ -1,5 +1,6 @@
 """Tests FedPAC against FedRep, its shares against SciPy, and rounds against NumPy."""
 
+import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
@@ -13,7 +14,7 @@ from fedjax_lab.methods.fedpac import shares
 KEYS = naive.KEYS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fedpac_without_alignment_and_combination_is_fedrep():
     method = toys.make("fedpac", lam=0.0, combine=False)
     state, sums = toys.player(method)(KEYS, 0, 3)
@@ -40,7 +41,7 @@ def best_shares(i, H, V):
 def test_head_shares_against_scipy():
     rng = np.random.default_rng(0)
     H, V = rng.normal(size=(5, 3, 2)), rng.uniform(0.1, 2.0, 5)
-    got = shares(jnp.asarray(H), jnp.asarray(V), jnp.ones(5, bool), 500)
+    got = jax.jit(shares, static_argnums=3)(H, V, jnp.ones(5, bool), 500)
     for i in range(5):
         np.testing.assert_allclose(got[i], best_shares(i, H, V), atol=1e-4)
 

@@ -6,7 +6,6 @@ import pytest
 import toys
 
 from fedjax_lab import simulate, tree
-from fedjax_lab.errors import BadInput
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 
@@ -29,17 +28,6 @@ def test_head_layers_determines_which_layers_are_private(name, layers, private):
     assert {leaf.split("/")[1] for leaf in tree.names(state.private)} == private
     shared = {leaf.split("/")[1] for leaf in tree.names(state.server)}
     assert shared == set(task.layers) - private
-
-
-def test_bad_head_layers_and_epochs_are_rejected():
-    with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
-        toys.make("fedper", head_layers=3)
-    with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
-        toys.make("lg_fedavg", head_layers=0)
-    with pytest.raises(BadInput, match="head_layers=2 leaves no layer for the body"):
-        toys.make("fedrep", head_layers=2)
-    with pytest.raises(BadInput, match="head_epochs and body_epochs cannot both be 0"):
-        toys.make("fedrep", head_epochs=0, body_epochs=0)
 
 
 def test_the_head_of_a_convolutional_net_begins_at_its_dense_layers():

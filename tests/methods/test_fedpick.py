@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, experiment, figures, losses, registry, simulate, streams, tree
+from fedjax_lab import experiment, figures, losses, registry, simulate, streams, tree
 from fedjax_lab.analysis.figures import fedpick as drawing
+from fedjax_lab.checks.methods import check_learns
+from fedjax_lab.checks.trial import Trial
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _selection as selection
@@ -113,30 +115,23 @@ def test_the_net_has_the_common_first_weights_and_the_heads_differ():
     assert 0.2 < float(out.m.mean()) < 0.8
 
 
-def test_the_mask_is_hard_and_splits_the_features_exactly():
-    w = first_weights(TASK, CUT, KEYS.init)
-    out = pick(TASK, CUT, w, toys.FEDERATION.x[:50], KEY, tau=0.3)
+def test_the_mask_is_hard_and_has_no_noise_in_evaluation():
+    w, x = first_weights(TASK, CUT, KEYS.init), toys.FEDERATION.x[:50]
+    out, other = (pick(TASK, CUT, w, x, KEY, tau=tau) for tau in (0.3, 10.0))
     assert set(np.unique(out.m)) == {0.0, 1.0}
-    np.testing.assert_array_equal(out.z_g * out.m + out.z_g * (1 - out.m), out.z_g)
-    other = pick(TASK, CUT, w, toys.FEDERATION.x[:50], KEY, tau=10.0)
     toys.same(out.m, other.m)  # the forward pass does not depend on tau
     assert float(out.z_g.min()) >= 0
-
-
-def test_masks_have_no_noise_in_evaluation():
-    w = first_weights(TASK, CUT, KEYS.init)
-    out = pick(TASK, CUT, w, toys.FEDERATION.x[:50], tau=10.0)
-    np.testing.assert_array_equal(out.m, out.z_l >= 0)
-    soft = pick(TASK, CUT, w, toys.FEDERATION.x[:50], tau=2.0, soft=True)
+    evaluated = pick(TASK, CUT, w, x, tau=10.0)
+    np.testing.assert_array_equal(evaluated.m, evaluated.z_l >= 0)
+    soft = pick(TASK, CUT, w, x, tau=2.0, soft=True)
     np.testing.assert_allclose(soft.m, 1 / (1 + np.exp(-soft.z_l / 2)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("tau", [0.5, 10.0])
-def test_features_are_selected_with_probability_sigmoid_of_their_logits(tau):
-    """For every tau, the mean of 4,000 draws is within 4 standard errors of sigmoid(z^l)."""
+def test_features_are_selected_with_probability_sigmoid_of_their_logits():
+    """The mean of 4,000 draws is within 4 standard errors of sigmoid(z^l)."""
     w = first_weights(TASK, CUT, KEYS.init)
     x = jnp.repeat(toys.FEDERATION.x[:1], 4000, 0)
-    running = pick(TASK, CUT, w, x, KEY, tau=tau)  # batch statistics of equal rows: z^l is constant
+    running = pick(TASK, CUT, w, x, KEY, tau=0.5)  # batch statistics of equal rows: z^l is constant
     p = 1 / (1 + np.exp(-np.asarray(running.z_l[0])))
     error = np.sqrt(p * (1 - p) / 4000)
     assert (np.abs(np.asarray(running.m).mean(0) - p) < 4 * error).all()
@@ -173,18 +168,26 @@ def test_negative_entropy_against_numpy_and_at_extreme_logits():
 
 
 def test_distance_is_the_sum_of_both_kl_divergences():
+    """With detached targets its gradient is that of KL(sg b || a): softmax(a) - softmax(b)."""
     a, b = 3 * jax.random.normal(KEY, (2, 50, 7))
     p, q = (np.exp(v) / np.exp(v).sum(1, keepdims=True) for v in (a, b))
     expected = (p * np.log(p / q) + q * np.log(q / p)).sum(1)
-    np.testing.assert_allclose(distance(a, b), expected, rtol=1e-3)
-    np.testing.assert_allclose(distance(a, b), distance(b, a), rtol=1e-5)
-    np.testing.assert_allclose(distance(a, a + 5), 0, atol=1e-5)
-    extreme = jnp.array([[1e4, -1e4, 0.0]])
-    assert np.isfinite(distance(extreme, -extreme)).all()
-    np.testing.assert_allclose(distance(a, b, detach_targets=True), expected, rtol=1e-3)
+    of_both, one_sided = (
+        jax.jit(distance),
+        jax.jit(functools.partial(distance, detach_targets=True)),
+    )
+    for of_pair in (of_both, one_sided):
+        np.testing.assert_allclose(of_pair(a, b), expected, rtol=1e-3)
+    np.testing.assert_allclose(of_both(a, b), of_both(b, a), rtol=1e-5)
+    np.testing.assert_allclose(of_both(a, a + 5), 0, atol=1e-5)
+    extreme = jnp.full((50, 7), 1e4).at[:, 1].set(-1e4)
+    assert np.isfinite(of_both(extreme, -extreme)).all()
+    slope, full = (jax.grad(lambda a: of(a, b).sum())(a) for of in (one_sided, of_both))  # noqa: B023
+    np.testing.assert_allclose(slope, p - q, rtol=1e-4, atol=1e-5)
+    assert float(jnp.abs(full - slope).max()) > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mask_and_detach_targets_change_the_loss_as_documented():
     """Soft masks have noise in training; detached targets change the gradient alone."""
     w, batch = first_weights(TASK, CUT, KEYS.init), toys.example(12)
@@ -211,20 +214,6 @@ def test_mask_and_detach_targets_change_the_loss_as_documented():
     assert float(soft[0]) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_soft_mask_is_also_used_in_predictions():
-    w = first_weights(TASK, CUT, KEYS.init)
-    made = method(mask="soft", tau=0.5)
-    state = made.init(KEYS.init, 1)
-    client = tree.take(toys.POPULATION, 0)._replace(private=tree.take(state.private, 0))
-    x = toys.FEDERATION.x[:20]
-    out = pick(TASK, CUT, w, x, tau=0.5, soft=True)
-    np.testing.assert_allclose(
-        made.predict(state.server, client, x), out.a_g + out.a_p, rtol=1e-5, atol=1e-6
-    )
-    hard = pick(TASK, CUT, w, x, tau=0.5)
-    assert float(jnp.abs(hard.a_p - out.a_p).max()) > 1e-3
-
-
 def test_each_head_has_the_running_statistics_of_its_features():
     """They are those of the real rows of z^p for h^p, and of z^u for h^u."""
     w, batch = first_weights(TASK, CUT, KEYS.init), toys.example(12)
@@ -235,17 +224,6 @@ def test_each_head_has_the_running_statistics_of_its_features():
         running = out.stats[name]["BatchNorm_1"]
         np.testing.assert_allclose(running["mean"], 0.1 * z.mean(0), rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(running["var"], 0.9 + 0.1 * z.var(0, ddof=1), rtol=1e-3)
-
-
-def test_detached_targets_pass_no_gradient():
-    """The gradient is that of KL(sg b || a) alone: softmax(a) - softmax(b)."""
-    a, b = 3 * jax.random.normal(KEY, (2, 5, 7))
-    gradient = jax.grad(lambda a: distance(a, b, detach_targets=True).sum())(a)
-    np.testing.assert_allclose(
-        gradient, jax.nn.softmax(a) - jax.nn.softmax(b), rtol=1e-4, atol=1e-5
-    )
-    full = jax.grad(lambda a: distance(a, b).sum())(a)
-    assert float(jnp.abs(full - gradient).max()) > 0.1
 
 
 def test_gradients_of_the_total_loss_against_numpy():
@@ -358,93 +336,48 @@ def test_fedpick_without_its_extra_losses_trains_the_net_as_fedbn():
     toys.close(one.private.params["net"], other.private.params, rtol=1e-5, atol=1e-6)
 
 
-def shared_layers(**hyper):
-    """Returns the names of the leaves that two clients share after two rounds, and all names."""
-    made = method(**hyper)
-    state, _ = player(**hyper)(KEYS, 0, 2)
-    clients = [tree.join(state.server, tree.take(state.private, i)) for i in (0, 1)]
-    names = tree.names(clients[0])
-    pairs = zip(names, *map(jax.tree.leaves, clients), strict=True)
-    alike = {name for name, a, b in pairs if np.array_equal(a, b)}
-    up, down = simulate.message_bytes(
-        simulate.Program(made, toys.PLAN, toys.VECTORIZED),
-        simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS),
-        state,
-    )
-    assert (
-        up
-        == down
-        == sum(
-            a.size * 4
-            for name, a in zip(names, jax.tree.leaves(clients[0]), strict=True)
-            if name in alike
-        )
-    )
-    return alike, set(names)
-
-
-def test_only_the_net_without_its_norm_layers_is_shared():
-    alike, names = shared_layers()
-    expected = {n for n in names if n.split("/")[1] == "net" and "BatchNorm" not in n}
-    assert alike == expected and len(alike) == 6
-
-
-@pytest.mark.slow
-def test_share_bn_also_shares_the_norm_layers_of_the_net():
-    """The norm layers of h^p and h^u stay private."""
-    alike, names = shared_layers(share_bn=True)
-    assert alike == {n for n in names if n.split("/")[1] == "net"}
-
-
-@pytest.mark.slow
-def test_share_selection_shares_all_but_the_norm_layers():
-    alike, names = shared_layers(share_selection=True)
-    assert alike == {n for n in names if "BatchNorm" not in n}
+@pytest.mark.parametrize(
+    "settings, shared",
+    [
+        ({}, lambda part, layer: part == "net" and "BatchNorm" not in layer),
+        ({"share_bn": True}, lambda part, layer: part == "net"),
+        ({"share_selection": True}, lambda part, layer: "BatchNorm" not in layer),
+    ],
+    ids=lambda value: next(iter(value), "default") if isinstance(value, dict) else "",
+)
+def test_which_layers_are_shared_and_sent(settings, shared):
+    """By default this is the net without its norm layers; those of h^p and h^u stay private."""
+    made = method(**settings)
+    state = jax.eval_shape(lambda: simulate.init(made, KEYS, toys.C))
+    server = set(tree.names(state.server))
+    every = server | set(tree.names(state.private))
+    assert server == {name for name in every if shared(*name.split("/")[1:3])}
+    assert toys.bytes_of(made) == (tree.num_bytes(state.server),) * 2
 
 
 def test_predictions_follow_the_ensemble_setting():
-    w = first_weights(TASK, CUT, KEYS.init)
-    x = toys.FEDERATION.x[:20]
-    out = pick(TASK, CUT, w, x, tau=10.0)
-    soft = jax.nn.softmax
-    for ensemble, expected in (
-        ("logits", out.a_g + out.a_p),
-        ("probs", jnp.log(soft(out.a_g) / 2 + soft(out.a_p) / 2)),
-        ("none", out.a_g),
+    w, x = first_weights(TASK, CUT, KEYS.init), toys.FEDERATION.x[:20]
+    out, soft = (pick(TASK, CUT, w, x, tau=0.5, soft=soft) for soft in (False, True))
+    of_both = jax.nn.softmax(out.a_g) + jax.nn.softmax(out.a_p)
+    for settings, expected in (
+        ({"ensemble": "logits"}, out.a_g + out.a_p),
+        ({"ensemble": "probs"}, jnp.log(of_both / 2)),
+        ({"ensemble": "none"}, out.a_g),
+        ({"mask": "soft", "tau": 0.5}, soft.a_g + soft.a_p),
     ):
-        made = method(ensemble=ensemble)
+        made = method(**settings)
         state = made.init(KEYS.init, 1)
         client = tree.take(toys.POPULATION, 0)._replace(private=tree.take(state.private, 0))
-        logits = made.predict(state.server, client, x)
+        logits = jax.jit(made.predict)(state.server, client, x)
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+    assert float(jnp.abs(out.a_p - soft.a_p).max()) > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hyper", [{}, {"mask": "soft", "tau": 1.0}, {"ensemble": "none"}])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("hyper", [{"mask": "soft", "tau": 1.0}, {"ensemble": "none"}])
 def test_fedpick_learns(hyper):
     small = {"lam_lce": 1.0, "lam_dis": 1.0, **hyper}
-    state, sums = player(**small)(KEYS, 0, 20)
-    assert int(sums.diverged) == -1
-    score = functools.partial(
-        evaluate.score, simulate.Program(method(**small), toys.PLAN, toys.VECTORIZED)
-    )
-    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 20)
-    assert evaluate.summarize(scores, ("only",))["accuracy"]["mean"] > 70
-
-
-@pytest.mark.parametrize(
-    "hyper, message",
-    [
-        ({"mask": "hrad"}, "did you mean 'hard'"),
-        ({"ensemble": "logit"}, "did you mean 'logits'"),
-        ({"tau": 0.0}, "config.method.tau must be above 0"),
-        ({"mask": "none", "share_bn": True}, "mask=none needs share_bn=False"),
-        ({"head_layers": 3}, "leaves no layer for the body"),
-    ],
-)
-def test_bad_settings_are_rejected(hyper, message):
-    with pytest.raises(BadInput, match=message):
-        toys.make("fedpick", TASK, **hyper)
+    check_learns(Trial(toys.make("fedpick", **small)))
 
 
 # The published network, and the figures of a run.
@@ -494,7 +427,7 @@ def two_domains(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_figures_and_numbers_of_finished_runs(two_domains, capsys):
     out = two_domains / "out"
     every = {"sparsity", "fisher_probe"}

@@ -1,13 +1,12 @@
 """Tests FedProto against local training and NumPy, and its prototypes."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
 import toys
+from rounds import one_client
 
 from fedjax_lab import simulate, tree
 from fedjax_lab.errors import BadInput
@@ -20,13 +19,6 @@ KEYS = naive.KEYS
 
 def moved(a, b):
     return float(tree.sq_norm(tree.sub(a, b))) > 1e-8
-
-
-def test_fedproto_with_lam_0_is_local_training():
-    plan = toys.PLAN._replace(cohort=toys.C)
-    one, _ = toys.player(toys.make("fedproto", lam=0.0), plan=plan)(KEYS, 0, 3)
-    other, _ = toys.player(toys.make("local"))(KEYS, 0, 3)
-    toys.close(one.private, other.private, rtol=1e-5, atol=1e-6)
 
 
 def fedproto_by_hand(method, count, lam):
@@ -51,12 +43,11 @@ def fedproto_by_hand(method, count, lam):
     return models, C, has_prototype
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_fedproto_against_numpy(count):
+def test_fedproto_against_numpy():
     """In the first round there are no prototypes, so that the term has no effect."""
     method = toys.make("fedproto", toys.TASK, lam=2.0)
-    models, C, has_prototype = fedproto_by_hand(method, count, 2.0)
-    state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, count)
+    models, C, has_prototype = fedproto_by_hand(method, 4, 2.0)
+    state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, 4)
     np.testing.assert_allclose(state.server[0], C, rtol=1e-3, atol=1e-4)
     assert (np.asarray(state.server[1]) > 0).tolist() == has_prototype.tolist()
     for i in range(toys.C):
@@ -89,37 +80,12 @@ def test_fedproto_predicts_by_the_nearest_prototype_of_the_clients_classes():
         got = method.predict(state.server, tree.take(population, i), x).argmax(-1)
         assert (np.asarray(got) == distance.argmin(1)).mean() > 0.99
     assert min(naive.counts(i).min() for i in range(toys.C)) == 0
-    with pytest.raises(BadInput, match="prediction cannot be 'nearest'"):
-        toys.make("fedproto", prediction="nearest")
-
-
-def test_padding_has_no_effect_on_prototypes():
-    """With full-batch steps, nothing depends on the number of padded rows."""
-    method = toys.make("fedproto", toys.TASK)
-    train = toys.FEDERATION.train
-    wide = toys.FEDERATION._replace(train=replace(train, longest=train.longest + 40))
-    plan = naive.FULL._replace(batch_size=toys.N + 40)
-    one, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
-    other, _ = toys.player(method, plan=plan, federation=wide)(KEYS, 0, 2)
-    toys.close(one, other)
-
-
-def first_client(method, state, message):
-    """Returns the upload and the private state of client 0 after it was sent the message."""
-    client = tree.take(toys.POPULATION._replace(private=state.private), 0)
-
-    @jax.jit
-    def local():
-        work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
-        return method.round[0].local(message, client, work)
-
-    return local()
 
 
 def test_prototypes_are_computed_in_evaluation_mode():
     method = toys.make("fedproto")
     state = simulate.init(method, KEYS, toys.C)
-    (C, _), w = first_client(method, state, state.server)
+    (C, _), w = one_client(method.round[0].local, state.server, 0, tree.take(state.private, 0))
     x, y = naive.data_of(0)
     h = np.asarray(toys.NORM.apply(w, x).features)
     expected = [h[y == k].mean(0) for k in range(toys.K)]
@@ -137,7 +103,7 @@ def test_head_layers_moves_the_prototypes_to_an_earlier_layer():
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
     client = tree.take(toys.POPULATION._replace(private=state.private), 0)
     sent = jnp.full((toys.K, 16), 5.0), jnp.ones(toys.K)
-    (C, _), w = first_client(method, state, sent)
+    (C, _), w = one_client(method.round[0].local, sent, 0, client.private)
     p = jax.tree.map(np.asarray, w.params)
     x, y = naive.data_of(0)
     h = np.maximum(x @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], 0)
@@ -157,14 +123,12 @@ def test_head_layers_moves_the_prototypes_to_an_earlier_layer():
     toys.close(pulled["Dense_1"], free["Dense_1"])
     toys.close(pulled["head"], free["head"])
     assert moved(pulled["Dense_0"], free["Dense_0"])
-    with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
-        toys.make("fedproto", head_layers=3)
     tokens = make_task(cct.cct7(toys.K), (32, 32, 3), toys.K)
     with pytest.raises(BadInput, match="head_layers=2: .* must get a vector"):
         toys.make("fedproto", tokens, head_layers=2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fedproto_runs_on_logistic_regression():
     """Without a body, the prototypes are means of the examples."""
     task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)

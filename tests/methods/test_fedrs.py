@@ -33,7 +33,7 @@ class NoBias(nn.Module):
         return nn.Dense(toys.K, use_bias=False, name="head")(x), x
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fedrs_without_a_bias_against_numpy():
     task = make_task(NoBias(), (toys.D,), toys.K)
     method = toys.make("fedrs", task, alpha=0.3)

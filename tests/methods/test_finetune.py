@@ -1,29 +1,18 @@
 """Tests fine-tuning before a client is scored."""
 
-import functools
-
-import jax
 import naive
 import numpy as np
-import pytest
 import toys
+from rounds import one_client, scores
 
-from fedjax_lab import evaluate, simulate, tree
-from fedjax_lab.local import make_work
+from fedjax_lab import simulate
 
 KEYS = naive.KEYS
 
 
-@functools.cache
-def averaged():
-    """Returns the state and sums of FedAvg after three rounds."""
-    return toys.player(toys.make("fedavg"))(KEYS, 0, 3)
-
-
 def tuned(method):
-    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[1], naive.FULL, KEYS.score)
     w = simulate.init(method, KEYS, toys.C).server
-    return w, method.tune(w, tree.take(toys.POPULATION, 1), work)[0]
+    return w, one_client(method.tune, w, 1)[0]
 
 
 def test_a_client_is_tuned_on_its_own_data_before_it_is_scored():
@@ -31,10 +20,7 @@ def test_a_client_is_tuned_on_its_own_data_before_it_is_scored():
     naive.close(after, naive.sgd(naive.weights_of(before), *naive.data_of(1)))
 
 
-@pytest.mark.slow
-def test_tuning_does_not_change_the_trained_state():
-    state, sums = toys.player(toys.make("finetune"))(KEYS, 0, 3)
-    toys.same((state, sums), averaged())
+def test_without_epochs_nothing_is_tuned():
     before, after = tuned(toys.make("finetune", toys.TASK, epochs=0))
     toys.same(before, after)
 
@@ -43,8 +29,7 @@ def test_scores_are_those_of_the_tuned_model():
     """The expected models are tuned by hand; the model before tuning has other scores."""
     method = toys.make("finetune", toys.TASK, epochs=naive.STEPS)
     state = simulate.init(method, KEYS, toys.C)
-    score = functools.partial(evaluate.score, simulate.Program(method, naive.FULL, toys.VECTORIZED))
-    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0)
+    scored = scores(method, state, plan=naive.FULL)
     first = naive.weights_of(state.server)
 
     def num_correct(w, i):
@@ -52,5 +37,5 @@ def test_scores_are_those_of_the_tuned_model():
         return int((naive.predict(w, x) == y).sum())
 
     expected = [num_correct(naive.sgd(first, *naive.data_of(i)), i) for i in range(toys.C)]
-    assert scores.test.correct[:, 0].astype(int).tolist() == expected
+    assert scored.test.correct[:, 0].astype(int).tolist() == expected
     assert expected != [num_correct(first, i) for i in range(toys.C)]

@@ -8,20 +8,13 @@ import naive
 import numpy as np
 import pytest
 import toys
+from rounds import one_client, scores
 
-from fedjax_lab import evaluate, simulate
-from fedjax_lab.errors import BadInput
-from fedjax_lab.local import make_work
+from fedjax_lab import tree
 from fedjax_lab.methods import knn_per
 
 KEYS = naive.KEYS
 METHOD = functools.partial(toys.make, "knn_per", toys.TASK)
-
-
-def scores(method, state, federation=toys.FEDERATION):
-    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
-    lane = simulate.Lane(federation, simulate.population(federation, toys.K), KEYS)
-    return jax.jit(functools.partial(evaluate.score, program))(lane, state, 3)
 
 
 @functools.cache
@@ -29,7 +22,7 @@ def averaged():
     return toys.player(toys.make("fedavg", toys.TASK))(KEYS, 0, 3)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_knn_per_trains_as_fedavg_and_with_weight_0_scores_as_fedavg():
     toys.same(toys.player(METHOD(weight=0.0))(KEYS, 0, 3)[0], averaged())
     fedavg = toys.make("fedavg", toys.TASK)
@@ -58,17 +51,14 @@ def by_hand(w, i, x, lam, k, federation=toys.FEDERATION):
 def test_knn_per_against_numpy(k):
     """Clients have 10 to 37 examples, so that most have fewer than 30 neighbors."""
     method, state = METHOD(weight=0.7, neighbors=k), averaged()
+    predict = jax.jit(method.predict)
     w = naive.weights_of(state.server)
     for i in range(toys.C):
-        client, x = one_client(i), np.asarray(toys.FEDERATION.x[400:420])
-        work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[i], toys.PLAN, KEYS.score)
-        message, store = method.tune(state.server, client, work)
-        logits = method.predict(message, client._replace(private=store), x)
+        x = np.asarray(toys.FEDERATION.x[400:420])
+        message, store = one_client(method.tune, state.server, i)
+        client = tree.take(toys.POPULATION, i)._replace(private=store)
+        logits = predict(message, client, x)
         np.testing.assert_allclose(np.exp(logits), by_hand(w, i, x, 0.7, k), atol=2e-6)
-
-
-def one_client(i):
-    return jax.tree.map(lambda a: a[i], toys.POPULATION)
 
 
 @pytest.mark.slow
@@ -86,9 +76,7 @@ def test_weight_validation_gives_each_client_the_lam_of_least_loss():
             for lam in np.linspace(0, 1, 11):
                 p = by_hand(w, i, x, lam, 3, federation)
                 losses.append(-np.log(p[np.arange(len(y)), y]).mean())
-        each = federation.train[i], toys.PLAN, KEYS.score
-        work, _ = make_work(federation, *each, validation=federation.validation[i])
-        _, store = method.tune(state.server, one_client(i), work)
+        _, store = one_client(method.tune, state.server, i, federation=federation)
         chosen.add(round(float(store.lam), 1))
         assert losses[round(float(store.lam) * 10)] <= min(losses) + 1e-5
     assert len(chosen) > 1
@@ -97,22 +85,16 @@ def test_weight_validation_gives_each_client_the_lam_of_least_loss():
 
 def test_classes_without_a_neighbor_have_finite_logits_with_weight_1():
     method, x = METHOD(weight=1.0, neighbors=1), toys.FEDERATION.x[400:420]
-    w, client = averaged().server, one_client(0)
-    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.score)
-    _, store = method.tune(w, client, work)
-    logits = np.asarray(method.predict(w, client._replace(private=store), x))
+    w = averaged().server
+    _, store = one_client(method.tune, w, 0)
+    client = tree.take(toys.POPULATION, 0)._replace(private=store)
+    logits = np.asarray(jax.jit(method.predict)(w, client, x))
     assert np.isfinite(logits).all() and (np.sort(logits)[:, -2] < -80).all()
 
 
 def test_with_an_empty_store_the_model_alone_predicts():
     store = knn_per.Store(jnp.ones((4, 16)), jnp.zeros(4, int), jnp.zeros(4), jnp.float32(0.5))
-    x, client = toys.FEDERATION.x[:5], one_client(0)
-    w = averaged().server
-    logits = METHOD().predict(w, client._replace(private=store), x)
+    x, w = toys.FEDERATION.x[:5], averaged().server
+    client = tree.take(toys.POPULATION, 0)._replace(private=store)
+    logits = jax.jit(METHOD().predict)(w, client, x)
     np.testing.assert_allclose(logits, jax.nn.log_softmax(toys.TASK.apply(w, x).logits), rtol=1e-6)
-
-
-def test_bad_settings_are_rejected():
-    for hyper in ({"weight": 1.5}, {"weight": "test"}, {"neighbors": 0}, {"scale": 0.0}):
-        with pytest.raises(BadInput, match="method." + next(iter(hyper))):
-            METHOD(**hyper)

@@ -1,20 +1,13 @@
 """Tests LG-FedAvg against FedAvg and NumPy."""
 
-import functools
-
 import naive
 import pytest
 import toys
+from rounds import averaged
 
 from fedjax_lab import experiment, simulate, tree
 
 KEYS = naive.KEYS
-
-
-@functools.cache
-def averaged():
-    """Returns the state and sums of FedAvg after three rounds."""
-    return toys.player(toys.make("fedavg"))(KEYS, 0, 3)
 
 
 def test_lg_fedavg_that_only_pretrains_is_fedavg():
@@ -43,11 +36,3 @@ def test_lg_fedavg_after_pretraining_against_numpy():
     for i in range(toys.C):
         model = tree.join(state.server, tree.take(state.private, i))
         naive.close(model, body_by_id.get(i, w[:2]) + w[2:])
-
-
-def test_after_pretraining_all_clients_have_the_averaged_model():
-    pretrain, train = toys.make("lg_fedavg", pretrain_rounds=2)(4)
-    last = averaged()[0]
-    state = train.start(KEYS.init, toys.C, last, {})
-    for i in range(toys.C):
-        toys.same(tree.join(state.server, tree.take(state.private, i)), last.server)

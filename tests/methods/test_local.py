@@ -11,7 +11,7 @@ from fedjax_lab import tree
 KEYS = naive.KEYS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_local_keeps_each_clients_running_statistics():
     stats = toys.player(toys.make("local"))(KEYS, 0, 1)[0].private.stats["BatchNorm_0"]["mean"]
     assert float(jnp.abs(stats).max(1).min()) > 0.01  # all have changed

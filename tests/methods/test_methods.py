@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
-from slow_cases import exhaustive_but
+from slow_cases import exhaustive_but, slow_but
 
 from fedjax_lab import evaluate, parallel, registry, simulate, streams, tree
 from fedjax_lab.checks.methods import (
     CHECKS,
-    check_blocks,
     check_compiles_for_tpu,
     check_learns,
     check_repeats,
@@ -24,6 +23,7 @@ from fedjax_lab.checks.methods import (
     check_strategies,
     check_types,
 )
+from fedjax_lab.checks.stages import check_stages
 from fedjax_lab.checks.trial import Trial
 from fedjax_lab.methods._index_naive import head
 from fedjax_lab.models.task import make_task
@@ -31,44 +31,92 @@ from fedjax_lab.simulate import Program
 from fedjax_lab.types import Method
 
 PLAIN = [name for name in registry.METHODS if isinstance(toys.make(name), Method)]  # one stage
+STAGED = [name for name in registry.METHODS if name not in PLAIN]
 KEYS = streams.make_keys(jax.random.key(0))
 BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(0)]))
 
-
-SLOW = [check_blocks, check_learns]
-COMPILED = [check_repeats, check_resumes]
-DIFFERENT = "fedavg fedbn fedproto ifca knn_per pfedhn scaffold".split()
-
-
-def methods_and_checks():
-    """Yields (name, check). Checks that compile are slow tests except for the DIFFERENT methods.
-
-    Strategies, which need most compilations, are checked exhaustively.
-    """
-    for name in PLAIN:
-        for check in (check_types, *COMPILED, *SLOW):
-            slow = check in SLOW or (check in COMPILED and name not in DIFFERENT)
-            yield pytest.param(name, check, marks=[pytest.mark.slow] * slow)
-    yield from exhaustive_but(DIFFERENT, [(name, check_strategies) for name in PLAIN])
+# The checks of one compiled program, in which two seeds are vectorized.
+ONE_PROGRAM = (check_types, check_repeats, check_resumes, check_learns)
+# A second program, of one seed alone, is compiled for one method of each kind: without private
+# state, with layers, parts of models or numbers as private state, with two exchanges, one by one,
+# with validation rows and random numbers of the server, pooled, and with its own scoring.
+MESH_OF_8 = "fedavg fedfomo fediir pfedhn scaffold".split()
+IN_CHUNKS = "central fedbn fedem fedproto ifca knn_per".split()
 
 
-@functools.cache
-def trial(name):
-    """Returns a trial of two vectorized seeds, so that most checks need one compilation."""
-    return Trial(toys.make(name))
+@pytest.mark.parametrize("name", slow_but(["fedavg", "fedbn", "scaffold"], PLAIN))
+def test_every_method_passes_its_checks(name):
+    """It learns, repeats and resumes bit for bit, and has the types and bytes that are expected."""
+    trial = Trial(toys.make(name))
+    for check in ONE_PROGRAM:
+        check(trial)
+    assert trial.message_bytes == message_bytes()[name]
+    if name in MESH_OF_8:
+        check_strategies(trial, 8)
+    if name in IN_CHUNKS:
+        check_strategies(trial, 1)
 
 
-@pytest.mark.parametrize(("name", "check"), [*methods_and_checks()])
-def test_every_method_passes_its_checks(name, check):
-    check(trial(name))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_mesh_of_8_and_chunks_give_every_method_the_numbers_of_one_device(name):
+    """One seed alone on eight devices, or two clients at a time, against two seeds at once."""
+    trial = Trial(toys.make(name))
+    for devices in (8, 1):
+        check_strategies(trial, devices)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", STAGED)
+def test_every_method_with_stages_passes_its_checks(name, small_network):
+    """In the slow suite, test_testing.py checks FedConcat."""
+    check_stages(toys.make(name))
 
 
 def test_every_check_is_used():
-    here = {check_types, *COMPILED, *SLOW, check_strategies}
-    assert here | {check_compiles_for_tpu} == {*CHECKS}  # the last one: see tests/accelerators
+    assert {*ONE_PROGRAM, check_strategies, check_compiles_for_tpu} == {*CHECKS}
 
 
-@pytest.mark.parametrize("name", exhaustive_but(DIFFERENT, PLAIN))
+@functools.cache
+def message_bytes():
+    """The bytes (up, down) of the messages of each method on a toy model."""
+    weights = jax.eval_shape(toys.NORM.init, KEYS.init)
+    model, params = tree.num_bytes(weights), tree.num_bytes(weights.params)
+    norm, head = 4 * 4 * 16, 4 * (16 + 1) * toys.K
+    features, count = 4 * toys.K * 16, 4 * toys.K
+    outputs = 4 * toys.K * toys.K
+    same = {
+        **dict.fromkeys("central local".split(), 0),
+        **dict.fromkeys("fedper fedrep fedbabu".split(), model - head),
+        **dict.fromkeys("fedbn fedpick".split(), model - norm),
+        "lg_fedavg": head,
+        "fedetf": model + 4,
+        "fedem": 3 * model,
+        "scaffold": model + params,
+        "fedproto": features + count,
+        "fedsr": model + 4 * 16 * (toys.D + 1),  # the layer of the spread
+        "fd": outputs + count,
+    }
+    return {
+        **{name: (same.get(name, model),) * 2 for name in PLAIN},
+        "fedc2i": (model, toys.C * (model + 4)),
+        "fedcac": (model + params // 4, model),  # each mask is a byte a parameter
+        "fedcm": (model + 4, model + params),
+        "feddbe": (model + 4 * 16, model + 4 * 16 + 4),
+        "feddisco": (model + 4, model),
+        "fedfomo": (model + 5 * 8, 5 * (model + 4)),
+        "fedgh": (features + count, head),
+        "fediir": (model + head + 4, 2 * model + head),
+        "fednova": (model + 4, model),
+        "fedpac": (model + 2 * features + count + 4, model + features + count),
+        "fedsoft": (model + 2 * 4, 2 * model + 1),  # two shares; whether to compute them
+        "elastic": (model + params, model),
+        "ifca": (model + 4, 2 * model),
+        "mimelite": (model + params, model + params + 4),
+    }
+
+
+@pytest.mark.parametrize("name", exhaustive_but(["fedavg", "fedfomo", "ifca"], PLAIN))
 def test_the_pool_of_examples_is_never_copied(name):
     """It is copied neither for each client of an odd cohort on a mesh nor for each vmapped seed.
 
@@ -124,10 +172,8 @@ def test_methods_that_use_the_head_accept_one_without_a_bias(name):
 
 @pytest.mark.parametrize("name", ["fediir", "fedconcat", "fedconcat_id"])
 def test_methods_that_need_a_bias_reject_a_head_without_one(name):
-    expected = (
-        f"method {name} needs a model whose head has a bias; choose another config.model.name"
-    )
-    assert complaint(toys.make, name, NO_BIAS) == expected
+    error = complaint(toys.make, name, NO_BIAS)
+    assert name in error and "has a bias; choose another config.model.name" in error
 
 
 def test_the_index_local_weights_does_not_need_a_bias():
@@ -145,25 +191,71 @@ def test_nan_settings_are_rejected(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "setting", "value", "must"),
+    ("name", "settings", "words"),
     [
-        ("cfl", "gamma", 1.0, "be at least 0 and below 1"),
-        ("elastic", "tau", 1.5, "be from 0 to 1"),
-        ("fedadmm", "server_lr", 0.0, "be above 0"),
-        ("fedala", "share", 0.0, "be above 0 and at most 1"),
-        ("fedcm", "alpha", 0.0, "be above 0 and at most 1"),
-        ("fedcm", "server_lr", 0.0, "be above 0"),
-        ("fedetf", "scale", 0.0, "be above 0"),
-        ("fedpac", "solver_steps", 0, "be above 0"),
-        ("pfedme", "lam", 0.0, "be above 0"),
-        ("pfedme", "inner_steps", 0, "be above 0"),
-        ("pfedme", "inner_lr", 0.0, "be above 0"),
-        ("pfedme", "beta", 0.0, "be above 0"),
+        ("cfl", {"gamma": 1.0}, "must be at least 0 and below 1, got 1.0"),
+        ("cfl", {"max_clusters": 0}, "must be above 0"),
+        ("elastic", {"tau": 1.5}, "must be from 0 to 1"),
+        ("fedadmm", {"server_lr": 0.0}, "must be above 0"),
+        ("fedala", {"share": 0.0}, "must be above 0 and at most 1"),
+        ("fedala", {"layers": 4}, "must be from 0 to 3"),
+        ("fedbabu", {"tuned": "heads"}, "did you mean 'head'"),
+        ("fedcm", {"alpha": 0.0}, "must be above 0 and at most 1"),
+        ("fedcm", {"server_lr": 0.0}, "must be above 0"),
+        ("fedetf", {"scale": 0.0}, "must be above 0"),
+        ("fediir", {"ema": 1.5}, "must be from 0 to 1"),
+        ("fedopt", {"server_optimizer": "adan"}, "did you mean 'adam'"),
+        ("fedpac", {"solver_steps": 0}, "must be above 0"),
+        ("fedper", {"head_layers": 3}, "must be from 1 to 2"),
+        ("fedphp", {"transfer": "mmds"}, "did you mean 'mmd'"),
+        ("fedpick", {"mask": "hrad"}, "did you mean 'hard'"),
+        ("fedpick", {"ensemble": "logit"}, "did you mean 'logits'"),
+        ("fedpick", {"tau": 0.0}, "must be above 0"),
+        ("fedpick", {"mask": "none", "share_bn": True}, "mask=none needs share_bn=False"),
+        ("fedpick", {"head_layers": 2}, "leaves no layer for the body"),
+        ("fedproto", {"head_layers": 3}, "must be from 1 to 2"),
+        ("fedproto", {"prediction": "nearest"}, "cannot be 'nearest'"),
+        ("fedrep", {"head_layers": 2}, "leaves no layer for the body"),
+        ("fedrep", {"head_epochs": 0, "body_epochs": 0}, "body_epochs cannot both be 0"),
+        ("fedsr", {"l2r_power": 3}, "cannot be '3'"),
+        ("hfedf", {"ema": 1.5}, "must be from 0 to 1"),
+        ("hfedf", {"ema_mode": "feedbak"}, "did you mean 'feedback'"),
+        ("hfedf", {"embedding": "randm"}, "did you mean 'random'"),
+        ("hfedf", {"start": "torsh"}, "did you mean 'torch'"),
+        ("knn_per", {"weight": 1.5}, "got 1.5"),
+        ("knn_per", {"weight": "test"}, "'test'"),
+        ("knn_per", {"neighbors": 0}, "must be above 0"),
+        ("knn_per", {"scale": 0.0}, "must be above 0"),
+        ("lg_fedavg", {"head_layers": 0}, "must be from 1 to 2"),
+        ("moon", {"projection": "mlp"}, "did you mean 'mlp256'"),
+        ("per_fedavg", {"hessian": "free"}, "did you mean 'hessian_free'"),
+        ("pfedme", {"lam": 0.0}, "must be above 0"),
+        ("pfedme", {"inner_steps": 0}, "must be above 0"),
+        ("pfedme", {"inner_lr": 0.0}, "must be above 0"),
+        ("pfedme", {"beta": 0.0}, "must be above 0"),
+        ("scaffold", {"weights": "sizes"}, "did you mean 'size'"),
     ],
 )
-def test_settings_that_prevent_learning_are_rejected(name, setting, value, must):
-    error = complaint(toys.make, name, **{setting: value})
-    assert error == f"config.method.{setting} must {must}, got {value}"
+def test_bad_settings_are_rejected(name, settings, words):
+    error = complaint(toys.make, name, **settings)
+    assert next(iter(settings)) in error and words in error
+
+
+@pytest.mark.parametrize(
+    "name, settings, count, words",
+    [
+        ("fedamp", {}, 20_000, "1.5 GiB for 20,000 clients; it takes at most 16,384"),
+        ("fedamp", {"alpha": 2.0}, 8, "alpha must be at most sigma / 7 = 1.43 for 8 clients"),
+        ("fedc2i", {}, 1, "at least two clients"),
+        ("fedcac", {}, 20_000, "method fedcac keeps a number for each pair of clients"),
+        ("fedfomo", {}, 20_000, "1.5 GiB for 20,000 clients"),
+    ],
+)
+def test_a_wrong_number_of_clients_is_rejected_before_anything_is_compiled(
+    name, settings, count, words
+):
+    method = toys.make(name, **settings)
+    assert words in complaint(jax.eval_shape, lambda: simulate.init(method, KEYS, count))
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
@@ -175,56 +267,3 @@ def test_docstring_names_paper_and_equations(name):
         assert text.count(f"# {equation}") == 1, equation
     if name not in ("local", "central"):
         assert any(w in source.__doc__ for w in ("arXiv:", "doi:", "proceedings."))
-
-
-@pytest.mark.slow
-def test_messages_are_counted_from_their_types():
-    def sizes(name):
-        method = toys.make(name)
-        federation, population, plan = toys.pooled(method)
-        state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
-        return simulate.message_bytes(
-            simulate.Program(method, plan, toys.VECTORIZED),
-            simulate.Lane(federation, population, KEYS),
-            state,
-        )
-
-    weights = jax.eval_shape(toys.NORM.init, KEYS.init)
-    model = tree.num_bytes(weights)
-    norm = 4 * 16 * 4  # scale, bias, mean, var of 16 units, 4 bytes each
-    assert sizes("fedavg") == sizes("fedprox") == (model, model)
-    assert sizes("fedbn") == (model - norm, model - norm)
-    head = 4 * (16 + 1) * toys.K
-    assert sizes("fedper") == sizes("fedrep") == (model - head, model - head)
-    assert sizes("lg_fedavg") == (head, head)
-    assert sizes("fedrod") == sizes("finetune") == (model, model)
-    prototypes = 4 * toys.K * (16 + 1)
-    assert sizes("fedproto") == (prototypes, prototypes)
-    assert sizes("ifca") == (model + 4, 2 * model)
-    for name in ("fedavgm", "fedopt", "feddyn", "fedlc", "fedrs", "moon"):
-        assert sizes(name) == (model, model), name
-    params = tree.num_bytes(weights.params)
-    assert sizes("scaffold") == (model + params, model + params)
-    assert sizes("fednova") == (model + 4, model)
-    assert sizes("fediir") == (model + head + 4, 2 * model + head)
-    for name in ("ditto", "apfl", "pfedme", "per_fedavg", "fedala", "fedphp", "fedamp", "fml"):
-        assert sizes(name) == (model, model), name
-    assert sizes("fedbabu") == (model - head, model - head)
-    numbers = params // 4  # each mask is a byte a parameter
-    assert sizes("fedcac") == (model + numbers, model)
-    features, count = 4 * toys.K * 16, 4 * toys.K
-    assert sizes("fedpac") == (model + 2 * features + count + 4, model + features + count)
-    assert sizes("feddbe") == (model + 4 * 16, model + 4 * 16 + 4)
-    assert sizes("fedgh") == (features + count, head)
-    assert sizes("fd") == (4 * toys.K * toys.K + count, 4 * toys.K * toys.K + count)
-    assert sizes("fedetf") == (model + 4, model + 4)
-    assert sizes("local") == sizes("central") == (0, 0)
-    for name in ("fedntd", "fedsam", "fedexp", "fedadmm", "feddecorr"):
-        assert sizes(name) == (model, model), name
-    assert sizes("fedcm") == (model + 4, model + params)
-    assert sizes("mimelite") == (model + params, model + params + 4)
-    assert sizes("feddisco") == (model + 4, model)
-    assert sizes("elastic") == (model + params, model)
-    assert sizes("fedem") == (3 * model, 3 * model)
-    assert sizes("cfl") == sizes("knn_per") == (model, model)
-    assert sizes("fedfomo") == (model + 5 * 8, 5 * (model + 4))

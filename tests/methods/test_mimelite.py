@@ -5,20 +5,14 @@ import naive
 import numpy as np
 import pytest
 import toys
-from rounds import PLAIN, averaged, rounds
+from rounds import PLAIN, rounds
 
 from fedjax_lab import simulate, tree
 
 KEYS = naive.KEYS
 
 
-@pytest.mark.slow
-def test_mimelite_without_momentum_is_fedavg():
-    state, sums = toys.player(toys.make("mimelite", beta=0.0))(KEYS, 0, 3)
-    toys.same((state.server[0], sums), (averaged()[0].server, averaged()[1]))
-
-
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_full_gradient_does_not_depend_on_running_statistics():
     """It is computed in training mode, like the gradients of the steps."""
     method = toys.make("mimelite")

@@ -69,7 +69,7 @@ def test_pfedhn_against_numpy():
     np.testing.assert_allclose(flat(state.server.x), x, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pfedhn_with_one_client_is_hfedf(monkeypatch):
     """pFedHN has Adam instead of SGD and no clipping; hFedF has ReLU and no moving average."""
     monkeypatch.setattr(optim, "sgd", lambda lr, momentum, decay: optim.adam(lr, decay))

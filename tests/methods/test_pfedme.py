@@ -3,19 +3,10 @@
 import naive
 import pytest
 import toys
-from rounds import averaged
 
 from fedjax_lab import tree
 
 KEYS = naive.KEYS
-
-
-@pytest.mark.slow
-def test_pfedme_with_one_inner_step_of_size_1_over_lam_is_fedavg():
-    """lam (w - (w - grad F(w) / lam)) is grad F(w)."""
-    method = toys.make("pfedme", lam=4.0, inner_steps=1, inner_lr=0.25)
-    state, _ = toys.player(method)(KEYS, 0, 3)
-    toys.close(state.server, averaged()[0].server)
 
 
 def personal_model(w, x, y, lam, steps, lr):
