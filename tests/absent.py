@@ -1,17 +1,46 @@
-"""Helpers that compile small runs for accelerators that this machine does not have."""
+"""Helpers that compile small runs for accelerators that this machine does not have.
 
-import numpy as np
+The compilers are packages: libtpu (the extra aot-tpu) and the CUDA plugin (the extra aot-cuda).
+"""
+
+import itertools
+
 import pytest
+import targets
 import toys
 
-from fedjax_lab import experiment, registry, transforming
+from fedjax_lab import experiment
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.engine import Engine
-from fedjax_lab.width import client_bytes
 
-TEXTS = {"char_lstm", "fasttext", "text_cnn", "transformer", "word_lstm"}  # models for text
-SLOW = {"resnet18", "resnet50", "mobilenet_v2", "cct7"}
+TARGETS = {"tpu": "v5e:2x2", "gpu": "h100"}
+
+
+def devices(kind, count=None):
+    """Devices of "tpu" or "gpu" (by default a mesh of four chips, and one GPU), or a skip."""
+    if not targets.installed(TARGETS[kind]):
+        pytest.skip(f"the compiler for {TARGETS[kind]} is not installed")
+    return targets.topology(TARGETS[kind], count or (4 if kind == "tpu" else 1))
+
+
+def in_turn(names, both):
+    """Parameters (kind, name): names take turns with the kinds of devices, but those in `both`.
+
+    The other combinations are exhaustive tests.
+    """
+    chosen = {(kind, name) for kind in TARGETS for name in both}
+    chosen |= set(zip(itertools.cycle(TARGETS), names, strict=False))
+    return exhaustive_but(chosen, [(kind, name) for kind in TARGETS for name in names])
+
+
+def exhaustive_but(chosen, values):
+    """The tuples `values` as parameters, exhaustive unless they or their first elements are in
+    `chosen`."""
+    marks = {True: [], False: [pytest.mark.exhaustive]}
+    return [
+        pytest.param(*value, marks=marks[value in chosen or value[0] in chosen]) for value in values
+    ]
 
 
 def engines(config, devices):
@@ -27,68 +56,8 @@ def engines(config, devices):
         yield engine
 
 
-def models():
-    """The names of all models as parameters; those that compile slowly are exhaustive tests."""
-    marks = {True: [pytest.mark.exhaustive], False: []}
-    return [pytest.param(name, marks=marks[name in SLOW]) for name in registry.NAMED["model"]]
-
-
-def model_config(folder, name):
-    """A config of FedAvg with this model and four clients, each with two batches of examples."""
-    rng = np.random.default_rng(0)
-    side = 64 if name == "alexnet_bn" else 32
-    x = rng.integers(0, 256, (4 * 64 + 16, side, side, 3), dtype=np.uint8)
-    if name in TEXTS:
-        x = rng.integers(0, 10, (len(x), 80)).astype(np.float32)
-    split = np.where(np.arange(len(x)) < 16, "test", "train")
-    np.savez(folder / "data.npz", x=x, y=np.arange(len(x)) % 10, split=split)
-    return resolve(
-        {
-            "data": {"name": "arrays", "path": str(folder / "data.npz")},
-            "partition": {"name": "iid", "num_clients": 4},
-            "model": {"name": name},
-            "local": {"batch_size": 32},
-        }
-    )
-
-
-def check_compiles(folder, name, devices, padded):
-    """Checks that a round and an evaluation compile, and that width.py bounds the round's memory.
-
-    padded: by how many times the compiled program, with its padding, may exceed that bound.
-    """
-    job = experiment.build(model_config(folder, name), devices=devices)
-    (programs,) = Engine(job.simulation, abstract=True).lower().values()
-    temporary = programs.play.compile().memory_analysis().temp_size_in_bytes
-    plan = job.simulation.plan
-    assert 0 < temporary <= padded * plan.cohort * client_bytes(job.task, plan)
-    assert programs.score.compile().as_text()
-
-
-def fedavg_with(folder, devices, clients=8, **sections):
-    """An abstract engine of FedAvg with a wide MLP and all clients in each round.
-
-    With correlated noise half of the clients are in a round, because clients take turns.
-
-    sections: sections of the config, such as a transform or where state and data are stored.
-    """
-    toys.write_examples(folder / "data.npz")
-    model = {"name": "mlp", "width": 4096}
-    partition = {"name": "iid", "num_clients": clients}
-    if "bands" in sections.get("privacy", {}):
-        sections["run"] = {"cohort": clients // 2}
-    file = toys.write_config(folder, model=model, partition=partition, **sections)
-    (engine,) = engines(resolve(load_config(f"{file}:fedavg")), devices)
-    return engine
-
-
-def transforms():
-    """(section, name, settings) of each transform, as parameters of a test."""
-    settings = {name: {"noise": 0.1} for name in registry.NAMED["privacy"]}
-    settings["banded"] = {"noise": 0.1, "bands": 2}
-    return [
-        pytest.param(section, name, settings.get(name, {}), id=name)
-        for section in transforming.TRANSFORMS
-        for name in registry.NAMED[section]
-        if name not in ("none", "backdoor")  # backdoor needs images; otherwise it is like others
-    ]
+def config_of(folder, method="fedavg", **sections):
+    """The config of a method on toy examples in `folder`, with these sections."""
+    if not (folder / "data.npz").exists():
+        toys.write_examples(folder / "data.npz")
+    return resolve(load_config(f"{toys.write_config(folder, **sections)}:{method}"))

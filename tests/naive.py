@@ -23,6 +23,11 @@ def weights_of(w):
     return [p["Dense_0"]["kernel"], p["Dense_0"]["bias"], p["head"]["kernel"], p["head"]["bias"]]
 
 
+def vector(tree):
+    """All numbers of a tree as one vector."""
+    return np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree)])
+
+
 def add(w, v, scale=1.0):
     """w + scale v."""
     return [a + scale * b for a, b in zip(w, v, strict=True)]

@@ -26,6 +26,14 @@ def same(a, b):
     jax.tree.map(close, a, b)
 
 
+def check_equal(variants, formulations=FORMULATIONS):
+    """Checks variants(convolution) of each formulation against XLA's, in one program."""
+    convolutions = (lax.conv_general_dilated, *formulations)
+    expected, *others = jax.jit(lambda: [variants(each) for each in convolutions])()
+    for ours in others:
+        same(ours, expected)
+
+
 def with_gradients(convolve, x, w):
     """Returns value and gradients of a convolution; the cotangent depends on the value."""
     y, back = jax.vjp(convolve, x, w)
@@ -36,7 +44,6 @@ def call(convolution, strides=(1, 1), padding="SAME", **settings):
     return lambda x, w: convolution(x, w, strides, padding, dimension_numbers=LABELS, **settings)
 
 
-@pytest.mark.parametrize("formulation", [conv.unrolled, conv.mapped, conv.im2col, conv.grouped])
 @pytest.mark.parametrize(
     ("kernel", "strides", "padding", "dilation"),
     [
@@ -54,17 +61,13 @@ def call(convolution, strides=(1, 1), padding="SAME", **settings):
         ((3, 3), (1, 1), ((-1, 0), (0, -2)), None),
     ],
 )
-def test_convolutions_equal_those_of_xla(formulation, kernel, strides, padding, dilation):
+def test_convolutions_equal_those_of_xla(kernel, strides, padding, dilation):
     x, w = normal(0, 2, 8, 7, 3), normal(1, *kernel, 3, 4)
 
-    @jax.jit
-    def both(x, w):
-        settings = (strides, padding)
-        ours = call(formulation, *settings, rhs_dilation=dilation)
-        xla = call(lax.conv_general_dilated, *settings, rhs_dilation=dilation)
-        return with_gradients(ours, x, w), with_gradients(xla, x, w)
+    def variants(convolution):
+        return with_gradients(call(convolution, strides, padding, rhs_dilation=dilation), x, w)
 
-    same(*both(x, w))
+    check_equal(variants, [conv.unrolled, conv.mapped, conv.im2col, conv.grouped])
 
 
 @pytest.mark.parametrize(
@@ -137,31 +140,21 @@ def test_of_equal_numbers_in_a_pooling_window_the_first_gets_the_gradient():
     same(*gradients)
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS)
-def test_convolutions_under_vmap_equal_those_of_xla(formulation):
+def test_convolutions_under_vmap_equal_those_of_xla():
     """Images, kernels or both differ by client; gradients are inside and outside of vmap."""
     x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 3, 2, 4)
+    cases = [((0, 0), x, w), ((0, None), x, w[0]), ((None, 0), x[0], w)]
 
     def variants(convolution):
         convolve = call(convolution, (2, 1), ((1, 0), (1, 1)))
         grad = partial(with_gradients, convolve)
-        inside = {
-            "both": jax.vmap(grad)(x, w),
-            "images": jax.vmap(grad, (0, None))(x, w[0]),
-            "kernels": jax.vmap(grad, (None, 0))(x[0], w),
-        }
-        outside = {
-            "both": with_gradients(jax.vmap(convolve), x, w),
-            "images": with_gradients(jax.vmap(convolve, (0, None)), x, w[0]),
-            "kernels": with_gradients(jax.vmap(convolve, (None, 0)), x[0], w),
-        }
-        return inside, outside
+        inside = [jax.vmap(grad, axes)(x, w) for axes, x, w in cases]
+        return inside, [with_gradients(jax.vmap(convolve, axes), x, w) for axes, x, w in cases]
 
-    same(*jax.jit(lambda: (variants(formulation), variants(lax.conv_general_dilated)))())
+    check_equal(variants)
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS)
-def test_convolutions_in_scan_and_loop_equal_those_of_xla(formulation):
+def test_convolutions_in_scan_and_loop_equal_those_of_xla():
     """Trains clients of two seeds in a scan of two steps, then in a loop of traced length."""
     x, w = normal(0, 2, 3, 2, 5, 5, 2), normal(1, 2, 3, 3, 3, 2, 2) / 4
 
@@ -177,12 +170,12 @@ def test_convolutions_in_scan_and_loop_equal_those_of_xla(formulation):
         w, losses = lax.scan(step, w, None, length=2)
         return lax.fori_loop(0, n, lambda _, w: w - 0.1 * jax.grad(loss)(w, x), w), losses
 
-    def run(n, convolution):
+    def variants(convolution):
         over_clients = jax.vmap(partial(train, convolution), (0, 0, None))
-        shared_images = jax.vmap(over_clients, (None, 0, None))(x[0], w, n)
-        return jax.vmap(over_clients, (0, 0, None))(x, w, n), shared_images
+        shared_images = jax.vmap(over_clients, (None, 0, None))(x[0], w, 2)
+        return jax.vmap(over_clients, (0, 0, None))(x, w, 2), shared_images
 
-    same(*jax.jit(lambda n: (run(n, formulation), run(n, lax.conv_general_dilated)))(2))
+    check_equal(variants)
 
 
 def test_unrolled_uses_a_scan_for_many_clients(monkeypatch):
@@ -193,19 +186,16 @@ def test_unrolled_uses_a_scan_for_many_clients(monkeypatch):
     assert program.count("conv_general_dilated[") == 1
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS)
-def test_convolutions_under_shard_map_equal_those_of_xla(formulation):
+def test_convolutions_under_shard_map_equal_those_of_xla():
     mesh = jax.make_mesh((1,), ("client",), axis_types=(jax.sharding.AxisType.Auto,))
     x, w = normal(0, 2, 1, 4, 4, 2), normal(1, 2, 3, 3, 2, 2)
     spec = PartitionSpec("client")
 
-    def each(convolution):
-        return jax.vmap(partial(with_gradients, call(convolution)))
+    def variants(convolution):
+        each = jax.vmap(partial(with_gradients, call(convolution)))
+        return jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x, w)
 
-    sharded = jax.shard_map(
-        each(formulation), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-    )
-    same(*jax.jit(lambda: (sharded(x, w), each(lax.conv_general_dilated)(x, w)))())
+    check_equal(variants)
 
 
 def test_unsupported_convolutions_are_passed_to_xla():
@@ -221,16 +211,17 @@ def test_unsupported_convolutions_are_passed_to_xla():
     )
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS)
-def test_flax_layers_can_use_each_formulation(formulation):
+def test_flax_layers_can_use_each_formulation():
     x = normal(0, 2, 7, 7, 3)
     settings = dict(features=4, kernel_size=(3, 3), strides=2, padding=1)
-    module, plain = nn.Conv(**settings, conv_general_dilated=formulation), nn.Conv(**settings)
     weights = {"params": {"kernel": normal(1, 3, 3, 3, 4), "bias": normal(2, 4)}}
-    close(module.apply(weights, x), plain.apply(weights, x))
+
+    def variants(convolution):
+        return nn.Conv(**settings, conv_general_dilated=convolution).apply(weights, x)
+
+    check_equal(variants)
 
 
-@pytest.mark.parametrize("formulation", [conv.mapped, conv.im2col, conv.grouped])
 @pytest.mark.parametrize(
     ("kernel", "strides", "padding", "dilation"),
     [
@@ -239,15 +230,17 @@ def test_flax_layers_can_use_each_formulation(formulation):
         ((3, 3), (2, 2), ((1, 1), (1, 1)), (2, 1)),
     ],
 )
-def test_depthwise_convolutions_equal_those_of_xla(formulation, kernel, strides, padding, dilation):
+def test_depthwise_convolutions_equal_those_of_xla(kernel, strides, padding, dilation):
     """Each channel has one kernel, and each of the two clients has different kernels."""
     x, w = normal(0, 2, 3, 8, 7, 4), normal(1, 2, *kernel, 1, 4)
     settings = dict(rhs_dilation=dilation, feature_group_count=4)
-    ours, xla = (
-        jax.vmap(partial(with_gradients, call(f, strides, padding, **settings)))
-        for f in (formulation, lax.conv_general_dilated)
-    )
-    same(*jax.jit(lambda: (ours(x, w), xla(x, w)))())
+
+    def variants(convolution):
+        return jax.vmap(partial(with_gradients, call(convolution, strides, padding, **settings)))(
+            x, w
+        )
+
+    check_equal(variants, [conv.mapped, conv.im2col, conv.grouped])
 
 
 LONG_LOOP = """

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from slow_cases import slow_but
+from slow_cases import exhaustive_but
 from toys import normal
 
 from fedjax_lab.models import conv, kernels, pooling, vgg
@@ -42,9 +42,13 @@ def trained(net, clients):
     return jax.jit(loss)(scale, x)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("clients", [(), (1,), (6,), (2, 4)])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    ("name", "clients"),
+    exhaustive_but(
+        [("pooled", (2, 4)), ("normed", (6,)), ("vgg", ())],
+        [(name, clients) for name in NETS for clients in ((), (1,), (6,), (2, 4))],
+    ),
+)
 def test_the_kernels_of_all_platforms_agree(name, clients):
     """The cases are no vmap, a cohort of one client, one of six, and two seeds of four."""
     expected, *others = (
@@ -69,24 +73,20 @@ def test_shared_weights_turn_the_clients_into_rows_of_one_batch():
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
-@pytest.mark.parametrize("layer", slow_but(["pooling"], ["convolution", "activation", "pooling"]))
-def test_per_client_gradients_agree_on_cpu_and_tpu_kernels(layer, axes):
-    """The clients may share the weights or the images."""
+def test_per_client_gradients_agree_on_cpu_and_tpu_kernels(axes):
+    """Of a convolution, an activation and pooling. Clients may share the weights or the images."""
+    settings = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
 
-    def score(choice, x, w):
-        kind = kernels.choose(choice)
-        if layer == "convolution":
-            settings = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-            return kind.convolution(x, w, (1, 1), "SAME", **settings).sum()
-        if layer == "activation":
-            return kind.activate(x, w[0, 0, 0], 2).sum()
-        return kind.max_pool(x, 2).sum() * w.sum()
+    def scores(kind, x, w):
+        convolved = kind.convolution(x, w, (1, 1), "SAME", **settings)
+        activated, pooled = kind.activate(x, w[0, 0, 0], 2), kind.max_pool(x, 2)
+        return jnp.stack([convolved.sum(), activated.sum(), pooled.sum() * w.sum()])
 
-    x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 2, 2, 2)
+    x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 3, 2, 2, 2)
     args = [a if axis == 0 else a[0] for a, axis in zip((x, w), axes, strict=True)]
-    gradient = partial(jax.grad, argnums=(0, 1))
     expected, actual = (
-        jax.vmap(gradient(partial(score, choice)), axes)(*args) for choice in ("cpu", "tpu")
+        jax.jit(jax.vmap(jax.jacrev(partial(scores, kernels.choose(name)), (0, 1)), axes))(*args)
+        for name in ("cpu", "tpu")
     )
     jax.tree.map(close, actual, expected)
 

@@ -1,8 +1,5 @@
-"""Tests batch normalization and adaptive pooling against formulas written out here."""
+"""Tests batch normalization and pooling against formulas written out here."""
 
-from functools import partial
-
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,48 +7,76 @@ import pytest
 from naive_layers import pool_by_hand
 from toys import normal
 
-from fedjax_lab.models import layers
-
-close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+from fedjax_lab.models import kernels, layers
 
 
-# Adaptive pooling
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_adaptive_pool_of_a_ramp_along_height_and_width():
-    """8 rows become 3: the means of rows 0 to 2, 2 to 5 and 5 to 7."""
+# Pooling
+
+
+def test_adaptive_pool_is_the_mean_of_each_bin():
+    """8 rows become 3: the means of rows 0 to 2, 2 to 5 and 5 to 7. Bins may outnumber pixels."""
     ramp = jnp.broadcast_to(jnp.arange(8.0)[:, None], (8, 8))[None, :, :, None]
     pooled = layers.adaptive_avg_pool(ramp, 3)[0, :, :, 0]
-    close(pooled, np.broadcast_to([[1.0], [3.5], [6.0]], (3, 3)))
-    close(layers.adaptive_avg_pool(ramp.swapaxes(1, 2), 3)[0, :, :, 0], pooled.T)
+    np.testing.assert_array_equal(pooled, np.broadcast_to([[1.0], [3.5], [6.0]], (3, 3)))
+    for shape, out in (((8, 11), 3), ((7, 7), 6), ((6, 3), 3), ((2, 5), 3), ((5, 6), 1)):
+        x = normal(1, 2, *shape, 3)
+        close(layers.adaptive_avg_pool(x, out), pool_by_hand(np.asarray(x), out))
 
 
-def test_adaptive_pool_from_7_to_6_is_a_2x2_pool_of_stride_1():
-    x = normal(0, 2, 7, 7, 3)
-    close(layers.adaptive_avg_pool(x, 6), nn.avg_pool(x, (2, 2), (1, 1)))
+@pytest.mark.parametrize(("window", "stride", "padding"), [(3, 1, 1), (2, None, 0), (3, 2, 1)])
+def test_average_pooling_against_numpy(window, stride, padding):
+    x = np.random.default_rng(0).normal(size=(2, 7, 6, 3)).astype(np.float32)
+    actual = layers.avg_pool(x, window, stride, padding)
+    padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (window, window), axis=(1, 2))
+    step = stride or window
+    close(actual, windows.mean((-2, -1))[:, ::step, ::step])
 
 
-@pytest.mark.parametrize("shape", [(8, 5), (6, 3), (1, 7)])
-def test_adaptive_pool_is_the_mean_of_each_bin(shape):
-    """There may be more bins than pixels."""
-    x = normal(1, 2, *shape, 3)
-    close(layers.adaptive_avg_pool(x, 3), pool_by_hand(np.asarray(x), 3))
+def with_gradient(pool, x, *window):
+    y, back = jax.vjp(lambda x: pool(x, *window), x)
+    return y, *back(normal(1, *y.shape))
 
 
-close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 0), (3, 1, 0), (3, 2, 1)])
+def test_both_formulations_of_max_pooling_are_equal(window):
+    """window: its size, stride and padding. After a ReLU most windows have ties at 0."""
+    x = normal(0, 2, 7, 6, 3)
+
+    @jax.jit
+    def both(x):
+        pools = kernels.CPU.max_pool, kernels.TPU.max_pool
+        return [with_gradient(pool, x, *window) for pool in pools]
+
+    tied, negative = jax.nn.relu(jnp.round(x)), -1 - jnp.abs(x)  # padding is never the maximum
+    for images in (x, tied, negative):
+        slices, windows = both(images)
+        np.testing.assert_array_equal(slices[0], windows[0])
+        np.testing.assert_allclose(slices[1], windows[1], rtol=1e-6, atol=1e-6)  # sums of overlaps
+
+
+@pytest.mark.parametrize("kind", [kernels.CPU, kernels.TPU])
+def test_the_gradient_of_ties_goes_to_the_first_element(kind):
+    gradient = jax.grad(lambda x: kind.max_pool(x, 2).sum())(jnp.ones((1, 2, 2, 1)))
+    assert gradient.ravel().tolist() == [1, 0, 0, 0]
 
 
 # BatchNorm
 
 
 def norm_apply(x, mask=None, stats=None, params=None):
-    """Returns the output and the running statistics of BatchNorm in training mode."""
+    """The output and the running statistics of BatchNorm in training mode."""
     module, width = layers.BatchNorm(), x.shape[-1]
     variables = {
         "params": params or {"scale": jnp.ones(width), "bias": jnp.zeros(width)},
         "batch_stats": stats or {"mean": jnp.zeros(width), "var": jnp.ones(width)},
     }
-    y, new = module.apply(variables, x, True, mask, mutable=["batch_stats"])
+    apply = jax.jit(lambda v: module.apply(v, x, True, mask, mutable=["batch_stats"]))
+    y, new = apply(variables)
     return y, new["batch_stats"]
 
 
@@ -68,49 +93,19 @@ def test_batch_norm_against_numpy(shape):
     close(new["mean"], 0.9 * old["mean"] + 0.1 * mean)
     close(new["var"], 0.9 * old["var"] + 0.1 * flat.var(0, ddof=1))
 
-    evaluated = layers.BatchNorm().apply(
-        {"params": params, "batch_stats": old}, jnp.asarray(x), False
-    )
+    variables = {"params": params, "batch_stats": old}
+    evaluated = jax.jit(lambda v: layers.BatchNorm().apply(v, jnp.asarray(x), False))(variables)
     expected = (x - old["mean"]) / np.sqrt(old["var"] + 1e-5) * params["scale"] + params["bias"]
     close(evaluated, expected)
 
 
-def test_batch_norm_without_a_real_row_keeps_its_statistics():
+def test_batch_norm_without_enough_real_values_keeps_its_statistics():
+    """Without a real row it keeps both moments; with a single value it keeps the variance."""
     old = {"mean": normal(1, 3), "var": jnp.exp(normal(2, 3))}
     y, new = norm_apply(normal(0, 4, 2, 2, 3), jnp.zeros(4), old)
     assert np.isfinite(y).all()
     jax.tree.map(np.testing.assert_array_equal, new, old)
-
-
-def test_batch_norm_of_a_single_value_keeps_its_variance():
     y, new = norm_apply(normal(0, 2, 3), jnp.array([1.0, 0.0]))
     assert np.isfinite(y).all()
     close(new["mean"], 0.1 * normal(0, 2, 3)[0])
     close(new["var"], jnp.ones(3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("n", "out", "bins"),
-    [
-        (8, 3, [(0, 3), (2, 6), (5, 8)]),
-        (7, 6, [(k, k + 2) for k in range(6)]),
-        (6, 3, [(0, 2), (2, 4), (4, 6)]),
-        (2, 3, [(0, 1), (0, 2), (1, 2)]),
-        (5, 1, [(0, 5)]),
-    ],
-)
-def test_adaptive_pool_against_listed_bins(n, out, bins):
-    x = np.random.default_rng(0).normal(size=(2, n, n + out, 3)).astype(np.float32)
-    got = layers.adaptive_avg_pool(x[:, :, :n], out)
-    assert got.shape == (2, out, out, 3)
-    for i, (a, b) in enumerate(bins):
-        for j, (c, d) in enumerate(bins):
-            np.testing.assert_allclose(got[:, i, j], x[:, a:b, c:d].mean((1, 2)), atol=1e-6)
-    wide = layers.adaptive_avg_pool(x, out)  # height and width are pooled by their own bins
-    assert wide.shape == (2, out, out, 3)
-
-
-def test_adaptive_pool_of_a_ramp_is_exact():
-    ramp = jnp.broadcast_to(jnp.arange(8.0)[:, None], (8, 8))[None, ..., None]
-    np.testing.assert_array_equal(layers.adaptive_avg_pool(ramp, 3)[0, :, 0, 0], [1.0, 3.5, 6.0])

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from slow_cases import exhaustive_but
 
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.models import layers, nets
@@ -64,10 +65,7 @@ def check(net, tolerance):
         assert tree.sq_norm(tree.sub(a, b)) < tolerance**2 * tree.sq_norm(a)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("cct", "vit"))) for n in NETS]
-)
+@pytest.mark.parametrize("name", exhaustive_but(["cnn", "lstm"], NETS))
 def test_a_step_in_bfloat16_is_close_to_float32(name):
     check(NETS[name], 0.15)
 
@@ -77,8 +75,11 @@ def test_all_products_of_small_networks_are_in_bfloat16(name):
     check_products(NETS[name])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMED["model"])
+# Models with layers that the small networks do not have.
+OTHER = ("mobilenet_v2", "hfedf_cnn", "fasttext", "text_cnn", "word_lstm")
+
+
+@pytest.mark.parametrize("name", exhaustive_but(OTHER, NAMED["model"]))
 def test_all_products_of_registered_models_are_in_bfloat16(name):
     check_products(NAMED["model"][name](K), size=64)
 
@@ -113,7 +114,7 @@ def test_batch_norm_moments_are_computed_in_float32():
 
     task = make_task(Norm(), (1,), 2, compute_dtype=jnp.bfloat16)
     x = jnp.tile(jnp.array([[1.0], [1.0078125]]), (50, 1))
-    out = task.apply(task.init(jax.random.key(0)), x, jax.random.key(1))
+    out = jax.jit(lambda key: task.apply(task.init(key), x, key))(jax.random.key(0))
     assert out.stats["BatchNorm_0"]["mean"] == pytest.approx(0.1 * 1.00390625, rel=1e-6)
 
 
@@ -121,7 +122,8 @@ def test_characters_are_not_rounded_to_bfloat16():
     """257 is not representable in bfloat16."""
     task = make_task(CharLSTM(300, width=8, depth=1), (3,), 300, compute_dtype=jnp.bfloat16)
     weights = task.init(jax.random.key(0))
-    a, b = (task.apply(weights, jnp.full((1, 3), c, jnp.float32)).logits for c in (256, 257))
+    apply = jax.jit(lambda x: task.apply(weights, x).logits)
+    a, b = (apply(jnp.full((1, 3), c, jnp.float32)) for c in (256, 257))
     assert not np.allclose(a, b, atol=1e-3)
 
 
@@ -137,8 +139,9 @@ def test_apply_at_continues_from_the_input_of_a_layer():
         toys.same(task.apply_at(layer, weights, batch.x, inside), task.apply(weights, batch.x))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedbn", "scaffold", "moon", "fedproto"])
+@pytest.mark.parametrize(
+    "name", exhaustive_but(["fedproto"], ["fedbn", "scaffold", "moon", "fedproto"])
+)
 def test_methods_train_in_mixed_precision_as_in_float32(name):
     exact = toys.NORM
     names = exact.batch_norms

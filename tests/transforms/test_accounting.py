@@ -12,26 +12,24 @@ library = pytest.importorskip("dp_accounting")
 
 ALL_CLIENTS = Run(10, 10, "poisson", capacity=10)
 TUTORIAL = [  # tensorflow/privacy, tutorials/README.md: noise, epochs, epsilon at delta = 1e-5
-    pytest.param(1.12, 60, 2.92, marks=pytest.mark.slow),
-    pytest.param(0.6, 30, 9.74, marks=pytest.mark.slow),
+    pytest.param(1.12, 60, 2.92, marks=pytest.mark.exhaustive),
+    pytest.param(0.6, 30, 9.74, marks=pytest.mark.exhaustive),
     (1.2, 10, 1.20),
+]
+PUBLISHED = [  # a run, its noise and rounds, and the delta at which epsilon is 1
+    # dp_accounting, pld_privacy_accountant_test.py: test_gaussian_basic
+    (Run(1, 1, "poisson"), 3**0.5, 3, 0.126936),
+    # and test_poisson_subsampled_gaussian
+    (Run(5, 1, "poisson"), 0.5, 3, 0.15594),
+    # DPBayes/PLD-Accountant, simple_usage_example.py (the file says 1,000 rounds, for which delta
+    # is 1e-15)
+    pytest.param(Run(100, 1, "poisson"), 4.0, 10_000, 4.243484e-6, marks=pytest.mark.slow),
 ]
 
 
-def test_epsilon_of_poisson_cohorts_equals_the_examples_of_dp_accounting():
-    """pld_privacy_accountant_test.py: test_gaussian_basic and test_poisson_subsampled_gaussian."""
-    assert accounting.epsilon(Run(1, 1, "poisson"), 3**0.5, 3, 0.126936) == pytest.approx(
-        1, abs=2e-3
-    )
-    assert accounting.epsilon(Run(5, 1, "poisson"), 0.5, 3, 0.15594) == pytest.approx(1, abs=2e-3)
-
-
-@pytest.mark.slow
-def test_epsilon_equals_that_of_the_fourier_accountant():
-    """DPBayes/PLD-Accountant, simple_usage_example.py: delta is 4.2435e-6 at epsilon 1 after 10^4
-    rounds (the file says 1,000, for which delta is 1e-15)."""
-    run = Run(100, 1, "poisson")
-    assert accounting.epsilon(run, 4.0, 10_000, 4.243484e-6) == pytest.approx(1, abs=1e-3)
+@pytest.mark.parametrize(("run", "noise", "rounds", "delta"), PUBLISHED)
+def test_epsilon_of_poisson_cohorts_equals_published_examples(run, noise, rounds, delta):
+    assert accounting.epsilon(run, noise, rounds, delta) == pytest.approx(1, abs=2e-3)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Compression of uploads and messages: codecs, error feedback, bytes, rejected settings."""
 
 import itertools
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,11 @@ import pytest
 import toys
 import wrapped
 from inputs import complaint
-from slow_cases import exhaustive_but, slow_but
+from naive import vector as flat
+from slow_cases import exhaustive_but
 
-from fedjax_lab import experiment, parallel, simulate, tree
+from fedjax_lab import experiment, simulate, tree
 from fedjax_lab.config import resolve
-from fedjax_lab.hosted import Host
 from fedjax_lab.running import runner
 from fedjax_lab.transforms import (
     aggregators,
@@ -44,10 +43,6 @@ V = [r + u for r, u in zip(REFERENCE, U, strict=True)]
 D = sum(u.size for u in U)
 
 
-def flat(leaves):
-    return np.concatenate([np.ravel(a) for a in leaves])
-
-
 def through(codec, key=KEYS.init, u=U, reference=REFERENCE):
     """Encodes and decodes an update; returns the decoded values and what was sent."""
     v = [r + a for r, a in zip(reference, u, strict=True)]
@@ -70,11 +65,7 @@ def test_top_k_sends_the_new_values_of_the_largest_updates():
     np.testing.assert_array_equal(flat(read), expected)
     assert [a.shape for a in read] == [u.shape for u in U]
     assert at.tolist() == places.tolist()
-    assert at.dtype == jnp.uint16
-
-
-def test_indices_take_two_bytes_if_they_fit():
-    assert codecs.index_type(1 << 16) == jnp.uint16
+    assert at.dtype == codecs.index_type(1 << 16) == jnp.uint16
     assert codecs.index_type((1 << 16) + 1) == jnp.uint32
 
 
@@ -119,10 +110,7 @@ def test_low_rank_is_subspace_iteration_from_a_random_start():
     np.testing.assert_allclose(read[0], REFERENCE[0] + p @ q.T, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(read[1], V[1])
     assert [a.shape for a in jax.tree.leaves(sent)] == [(6, 1), (5, 1), (7,)]
-
-
-def test_low_rank_recovers_a_matrix_of_that_rank():
-    u = [U[0][:, :1] * U[0][:1]]
+    u = [U[0][:, :1] * U[0][:1]]  # a matrix of rank 1 is recovered
     read, _ = through(codecs.low_rank(1, 1), u=u, reference=[np.zeros_like(u[0])])
     np.testing.assert_allclose(read[0], u[0], rtol=1e-4, atol=1e-5)
 
@@ -135,18 +123,19 @@ def test_unpacking_restores_packed_numbers(bits):
     np.testing.assert_array_equal(codecs.unpack(packed, bits, 19), codes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", UP)
-def test_an_update_of_zeros_is_decoded_as_zeros(name):
+@pytest.mark.parametrize(
+    "codec",
+    [
+        pytest.param(codecs.top_k(0.1), marks=pytest.mark.exhaustive),
+        pytest.param(codecs.random_k(0.1), marks=pytest.mark.exhaustive),
+        pytest.param(codecs.sign(), marks=pytest.mark.exhaustive),
+        codecs.quantized(2, compression.NORMS["l2"]),
+        codecs.low_rank(1, 2),
+    ],
+)
+def test_an_update_of_zeros_is_decoded_as_zeros(codec):
     """Low rank and QSGD, which divide by a norm, must not give NaN or other values."""
     zeros = [np.zeros_like(u) for u in U]
-    codec = {
-        "top_k": codecs.top_k(0.1),
-        "random_k": codecs.random_k(0.1),
-        "qsgd": codecs.quantized(2, compression.NORMS["l2"]),
-        "sign": codecs.sign(),
-        "low_rank": codecs.low_rank(1, 2),
-    }[name]
     np.testing.assert_array_equal(flat(through(codec, u=zeros)[0]), flat(REFERENCE))
 
 
@@ -207,10 +196,20 @@ EXACT = {
 }
 
 
+EXACT_OF = [(name, exact) for name in (*wrapped.DIFFERENT, "ditto", "fedproto") for exact in EXACT]
+
+
 @pytest.mark.parametrize(
     ("name", "exact"),
-    exhaustive_but(["fedavg"], [(name, exact) for name in wrapped.DIFFERENT for exact in EXACT])
-    + slow_but([], [(name, "top_k with feedback") for name in ("ditto", "fedproto")]),
+    exhaustive_but(
+        [
+            ("fedavg", "top_k with feedback"),
+            ("fedavg", "random_k"),
+            ("scaffold", "low_rank"),
+            ("scaffold", "messages"),
+        ],
+        EXACT_OF,
+    ),
 )
 def test_lossless_compression_equals_the_plain_method_bit_for_bit(name, exact):
     check_identity(toys.make(name), EXACT[exact])
@@ -243,7 +242,7 @@ def factors(leaf):
     return min(leaf.size, 2 * (leaf.size // m + m))
 
 
-def check_bytes(name, codec):
+def check_upload(name, codec):
     """Checks uploads: the plain method's bytes, less those of its updates, plus their codes'."""
     plain = toys.make(name)
     up, down = toys.bytes_of(plain)
@@ -253,24 +252,7 @@ def check_bytes(name, codec):
     assert toys.bytes_of(UP[codec](plain, toys.NORM)) == (expected, down)
 
 
-@pytest.mark.parametrize(
-    ("name", "codec"), [("fedavg", "top_k"), ("scaffold", "qsgd"), ("ifca", "low_rank")]
-)
-def test_upload_bytes_are_those_of_the_encoded_updates(name, codec):
-    check_bytes(name, codec)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "codec"), list(zip(wrapped.METHODS, itertools.cycle(UP), strict=False))
-)
-def test_upload_bytes_of_every_method_are_those_of_the_encoded_updates(name, codec):
-    check_bytes(name, codec)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", wrapped.METHODS)
-def test_message_bytes_of_every_method_are_those_of_the_encoded_messages(name):
+def check_messages(name):
     """Leaves of floats take a byte per number and 4 more; statistics and others are not encoded."""
     plain = toys.make(name)
     state = jax.eval_shape(lambda: simulate.init(plain, KEYS, toys.C))
@@ -283,6 +265,20 @@ def test_message_bytes_of_every_method_are_those_of_the_encoded_messages(name):
         leaves = len(numbers) - len(jax.tree.leaves(stats))
         expected += tree.num_bytes(message) - 4 * count + count + 4 * leaves
     assert toys.bytes_of(downlink.qsgd(plain, toys.NORM)) == (toys.bytes_of(plain)[0], expected)
+
+
+CODEC_OF = zip(wrapped.METHODS, itertools.cycle(UP), strict=False)
+
+
+@pytest.mark.parametrize(("name", "codec"), exhaustive_but(wrapped.DIFFERENT, list(CODEC_OF)))
+def test_bytes_are_those_of_the_encoded_updates_and_messages(name, codec):
+    check_upload(name, codec)
+    check_messages(name)
+
+
+def test_upload_bytes_of_fedavg_are_those_of_the_encoded_updates():
+    for codec in UP:
+        check_upload("fedavg", codec)
 
 
 def is_model(part):
@@ -320,59 +316,27 @@ def test_lost_uploads_count_as_sent_in_the_residual():
     assert tree.finite(lost)
 
 
-def played(**options):
-    method = downlink.qsgd(toys.make("scaffold"), toys.NORM)
-    method = compression.qsgd(method, toys.NORM, bits=4, error_feedback=True)
-    plan = toys.PLAN._replace(dropout=0.2)
-    return wrapped.played(method, plan, toys.with_new(toys.FEDERATION), **options)
-
-
-@cache
-def played_one_by_one():
-    return played()
-
-
-OTHERS = {
-    "seeds at once": {"vectorized_seeds": True},
-    "chunks": {"strategy": parallel.chunked(2)},
-    "on the host": {"host": Host(on_disk=False, stream=True)},
+STAGED = {
+    "fedconcat": {"num_clusters": 2, "classifier_rounds": 2},
+    "client2vec": {"index_epochs": 2},
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("other", OTHERS)
-def test_compressed_runs_do_not_depend_on_the_execution_strategy(other):
-    """Up to a step of the quantizer, because rounding errors may change a level."""
-    for expected, made in zip(played_one_by_one(), played(**OTHERS[other]), strict=True):
-        for a, b in zip(*map(jax.tree.leaves, (expected, made)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"name": "fedconcat", "num_clusters": 2, "classifier_rounds": 2},
-        {"name": "client2vec", "index_epochs": 2},
-    ],
-    ids=lambda method: method["name"],
-)
-def test_a_stage_starts_with_the_state_of_the_previous_stage(method, tmp_path, small_network):
+@pytest.mark.parametrize("name", exhaustive_but(["fedconcat"], STAGED))
+def test_a_stage_starts_with_the_state_of_the_previous_stage(name, tmp_path, small_network):
     """With top-k of all numbers, stages equal the plain ones, although clients keep residuals."""
     toys.write_examples(tmp_path / "data.npz")
     config = {
         "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
         "partition": {"num_clients": 6},
         "model": {"name": "mlp", "width": 8},
-        "method": method,
+        "method": {"name": name, **STAGED[name]},
         "local": {"lr": 0.001, "batch_size": 16},
         "run": {"rounds": 6, "eval_every": 3, "cohort": 3},
     }
-    plain = experiment.build(resolve(config), [0])
-    made = experiment.build(
-        resolve({**config, "compression": {"name": "top_k", "share": 1.0}}), [0]
-    )
-    rows = (runner.run(e, tmp_path / n, quiet=True).metrics for n, e in (("a", plain), ("b", made)))
+    exact = {**config, "compression": {"name": "top_k", "share": 1.0}}
+    jobs = [experiment.build(resolve(each), [0]) for each in (config, exact)]
+    rows = (runner.run(job, quiet=True).metrics for job in jobs)
     for expected, row in zip(*rows, strict=True):
         for key in ("stage", "train_loss", "accuracy"):
             assert row.get(key) == expected.get(key)
@@ -381,51 +345,38 @@ def test_a_stage_starts_with_the_state_of_the_previous_stage(method, tmp_path, s
 @pytest.mark.slow
 def test_an_aggregator_gets_decoded_updates():
     """Compression is wrapped around the aggregator; top-k of all numbers changes nothing."""
-    robust = aggregators.trimmed_mean(toys.make("scaffold"), toys.NORM, trim=0.3)
+    robust = aggregators.trimmed_mean(toys.make("fedavg"), toys.NORM, trim=0.3)
     check_identity(robust, EXACT["top_k with feedback"])
 
 
 # Rejected combinations and settings.
 
 
-def test_compressed_uploads_cannot_be_changed():
+def test_uploads_that_cannot_be_compressed_or_changed_are_rejected():
     method = compression.qsgd(toys.make("fedavg"), toys.NORM)
-    for wrap in (
-        lambda: compression.sign(method, toys.NORM, error_feedback=True),
-        lambda: uplink.changed(method, lambda update, client, key: update),
-    ):
-        message = complaint(lambda wrap=wrap: simulate_shapes(wrap()))
+    again = compression.sign(method, toys.NORM, error_feedback=True)
+    for changed in (again, uplink.changed(method, lambda update, client, key: update)):
+        message = complaint(toys.bytes_of, changed)
         assert message == "its uploads are already compressed and cannot be changed"
-
-
-def test_uploads_without_declared_updates_are_rejected():
     plain = toys.make("scaffold")
     (exchange,) = plain.round
     unknown = plain._replace(round=(exchange._replace(updates=None),))
-    message = complaint(lambda: simulate_shapes(compression.top_k(unknown, toys.NORM)))
+    message = complaint(toys.bytes_of, compression.top_k(unknown, toys.NORM))
     assert "does not say what its uploads are updates of" in message
 
 
-def test_errors_in_settings_of_messages_name_the_downlink_section():
-    for settings, expected in (({"bits": 3}, "bits=3"), ({"norm": "l1"}, "norm")):
-        message = complaint(downlink.qsgd, toys.make("fedavg"), toys.NORM, **settings)
-        assert message.startswith(f"config.downlink.{expected}")
-
-
-def simulate_shapes(method):
-    toys.bytes_of(method)
-
-
 @pytest.mark.parametrize(
-    ("name", "settings", "message"),
+    ("make", "settings", "message"),
     [
-        ("top_k", {"share": 0.0}, "share"),
-        ("random_k", {"share": 1.5}, "share"),
-        ("qsgd", {"bits": 3}, "bits=3 must be one of 2, 4, 8"),
-        ("qsgd", {"norm": "l1"}, "norm"),
-        ("low_rank", {"rank": 0}, "rank"),
-        ("low_rank", {"iterations": 0}, "iterations"),
+        (compression.top_k, {"share": 0.0}, "share"),
+        (compression.random_k, {"share": 1.5}, "share"),
+        (compression.qsgd, {"bits": 3}, "bits=3 must be one of 2, 4, 8"),
+        (compression.qsgd, {"norm": "l1"}, "norm"),
+        (compression.low_rank, {"rank": 0}, "rank"),
+        (compression.low_rank, {"iterations": 0}, "iterations"),
+        (downlink.qsgd, {"bits": 3}, "config.downlink.bits=3"),
+        (downlink.qsgd, {"norm": "l1"}, "config.downlink.norm"),
     ],
 )
-def test_bad_settings_are_rejected(name, settings, message):
-    assert message in complaint(lambda: UP[name](toys.make("fedavg"), toys.NORM, **settings))
+def test_bad_settings_are_rejected(make, settings, message):
+    assert message in complaint(make, toys.make("fedavg"), toys.NORM, **settings)

@@ -38,16 +38,11 @@ def test_every_client_has_the_given_number_of_neighbors(m, neighbors):
     assert (graph.sum(0) == neighbors).all() and not graph.diagonal().any()
 
 
-def test_neighbors_differ_between_rounds():
+def test_neighbors_differ_between_rounds_and_impossible_numbers_are_rejected():
     rings = [masks.make_ring(jax.random.key(t), arrived_of(30), 2) for t in (0, 1)]
     assert (adjacency(rings[0]) != adjacency(rings[1])).any()
-
-
-def test_impossible_numbers_of_neighbors_are_rejected():
-    error = complaint(masks.distances, 5, 5)
-    assert "neighbors=5 must be below the number of clients in a round, 5" in error
-    error = complaint(masks.distances, 5, 3)
-    assert "neighbors=3 must be even, because the number of clients in a round, 5, is odd" in error
+    assert "neighbors=5 must be below the number of clients" in complaint(masks.distances, 5, 5)
+    assert "neighbors=3 must be even" in complaint(masks.distances, 5, 3)
 
 
 @pytest.mark.parametrize(("neighbors", "dtype"), [(1, np.uint32), (5, np.uint16), (7, np.uint32)])

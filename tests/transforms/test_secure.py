@@ -22,7 +22,7 @@ from fedjax_lab.types import Method
 KEYS = naive.KEYS
 PLAN = toys.PLAN._replace(cohort=6)
 LOSSY = PLAN._replace(dropout=0.3)
-FINE, COARSE = {"bits": 32, "limit": 16.0}, {"bits": 16, "limit": 2.0}
+FINE, COARSE = {"bits": 32, "limit": 16.0}, {"bits": 16, "limit": 8.0}
 
 
 def secured(method, **settings):
@@ -56,14 +56,11 @@ def test_numbers_are_decoded_within_a_step(fixed):
     assert (np.abs(read - u) < fixed.step / 0.25 + 1e-6).all()
 
 
-def test_rounding_is_unbiased():
+def test_rounding_is_unbiased_and_numbers_beyond_the_limit_are_clipped():
     fixed, u = Fixed(16, 8.0), np.full(40_000, -0.3 * 8 / 2**14, np.float32)
     _, read = through(fixed, u)
     assert set(np.unique(read / fixed.step)) == {-1, 0}
     assert abs(read.mean() / fixed.step + 0.3) < 0.01
-
-
-def test_numbers_beyond_the_limit_are_clipped_and_nan_becomes_zero():
     u = np.float32([np.inf, -np.inf, np.nan, 3, -1.5])
     assert through(Fixed(32, 2.0), u)[1].tolist() == [2, -2, 0, 2, -1.5]
 
@@ -80,25 +77,27 @@ def test_the_largest_sum_fits(bits):
 # Whole methods.
 
 
-def check_mean(name, plan, settings, **hyper):
-    """One round: numbers differ from the plain method's by at most M steps / the arrived share."""
-    plain = made(name, **hyper)
+CASES = [
+    (name, settings, plan)
+    for name in ("fedavg", "fedprox", "scaffold", "fedavgm")
+    for settings in (FINE, COARSE)
+    for plan in (PLAN, LOSSY)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "plan"),
+    exhaustive_but([("scaffold", FINE, LOSSY), ("scaffold", COARSE, PLAN)], CASES),
+)
+def test_methods_get_the_same_mean_as_without_secure_aggregation(name, settings, plan):
+    """Numbers differ by at most a step for each client / the arrived share."""
+    plain = made(name)
     expected = server_after(plain, plan)
-    fixed = Fixed(**settings)
     arrived = 0.5 if plan.dropout else 1.0  # at least
-    bound = plan.cohort * fixed.step / arrived
+    bound = plan.cohort * Fixed(**settings).step / arrived
     got = server_after(secured(plain, threshold=0.0, **settings), plan)
     toys.close(got, expected, rtol=1e-6, atol=bound + 1e-6)
     assert jax.tree.structure(got) == jax.tree.structure(expected)
-
-
-@pytest.mark.parametrize("plan", [PLAN, LOSSY])
-@pytest.mark.parametrize("settings", [FINE, COARSE | {"limit": 8.0}])
-@pytest.mark.parametrize(
-    "name", exhaustive_but(["scaffold"], ["fedavg", "fedprox", "scaffold", "fedavgm"])
-)
-def test_methods_get_the_same_mean_as_without_secure_aggregation(name, settings, plan):
-    check_mean(name, plan, settings)
 
 
 SUMMED = ("fedavg", "fedavgm", "feddyn", "fedopt", "fedper", "fedprox", "moon", "scaffold")
@@ -112,9 +111,9 @@ REJECTED = {
 }
 
 
-@pytest.mark.parametrize("name", exhaustive_but({"fedavg", *REJECTED}, registry.METHODS))
+@pytest.mark.parametrize("name", exhaustive_but({*SUMMED[:2], *REJECTED}, registry.METHODS))
 def test_methods_whose_server_needs_more_than_a_mean_are_rejected(name):
-    """The rounds of the methods in SUMMED are run; those of the others are only traced."""
+    """The rounds are only traced."""
     method = toys.make(name, toys.TASK._replace(labels=toys.NORM.labels))
     if not isinstance(method, Method):
         return
@@ -125,9 +124,6 @@ def test_methods_whose_server_needs_more_than_a_mean_are_rejected(name):
         assert any(line in str(error) for line in lines) and name not in SUMMED
         return
     assert name not in REJECTED
-    if name in SUMMED:
-        state, _ = toys.player(secured(method), plan=LOSSY)(KEYS, 0, 2)
-        assert tree.finite(state)
 
 
 # The server's side, with an update u [D] of each client.
@@ -190,24 +186,15 @@ def test_colluding_attackers_change_their_updates_before_masking():
 @pytest.mark.slow
 def test_the_sum_does_not_depend_on_the_execution_strategy():
     """Masks of clients in other chunks and on other devices cancel, too."""
-    method, expected = secured(made("scaffold")), None
-    mesh = parallel.make_mesh(4)
-    for strategy in (
-        toys.VECTORIZED,
-        parallel.chunked(2),
-        parallel.sequential(),
-        parallel.on_mesh(mesh, parallel.chunked(2)),
-    ):
-        server = server_after(method, LOSSY, 3, strategy)
-        expected = expected or server
-        toys.close(server, expected)
+    method = secured(made("scaffold"))
+    mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
+    toys.close(server_after(method, LOSSY, 3), server_after(method, LOSSY, 3, mesh))
 
 
 @pytest.mark.slow
 def test_messages_may_be_compressed():
-    wrapped = secured(downlink.qsgd(made("fedavg"), toys.TASK))
     plain = downlink.qsgd(made("fedavg"), toys.TASK)
-    toys.close(server_after(wrapped), server_after(plain), atol=1e-6)
+    toys.close(server_after(secured(plain)), server_after(plain), atol=1e-6)
 
 
 # Bytes.
@@ -233,10 +220,8 @@ def test_bytes_match_the_published_protocol(clients, numbers, published):
     up, down = sizes_of(neighbors=clients - 1)
     share = 4  # bytes of the client's share in the mean; its part of its own secret is not sent
     assert up + down == 32 * (2 * clients + 5 * clients - 4) + share - 32
-    log_R = 16 + np.log2(clients)
-    assert (8 * (up + down) + numbers * log_R) / (16 * numbers) == pytest.approx(
-        published, abs=5e-3
-    )
+    bits = 8 * (up + down) + numbers * (16 + np.log2(clients))
+    assert bits / (16 * numbers) == pytest.approx(published, abs=5e-3)
 
 
 def test_bytes_besides_the_words_depend_only_on_the_neighbors():
@@ -250,54 +235,38 @@ def test_bytes_besides_the_words_depend_only_on_the_neighbors():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bits": 8}, "config.aggregator.bits must be 16 or 32, got 8"),
-        ({"limit": 0.0}, "config.aggregator.limit must be above 0 and finite, got 0.0"),
-        ({"limit": float("inf")}, "config.aggregator.limit must be above 0 and finite, got inf"),
-        ({"neighbors": 0}, "config.aggregator.neighbors must be above 0, got 0"),
-        ({"threshold": 1.0}, "config.aggregator.threshold must be at least 0 and below 1, got 1.0"),
+        ({"bits": 8}, "config.aggregator.bits must be 16 or 32"),
+        ({"limit": 0.0}, "config.aggregator.limit must be above 0 and finite"),
+        ({"limit": float("inf")}, "config.aggregator.limit must be above 0 and finite"),
+        ({"neighbors": 0}, "config.aggregator.neighbors must be above 0"),
+        ({"threshold": 1.0}, "config.aggregator.threshold must be at least 0 and below 1"),
     ],
 )
 def test_bad_settings_are_rejected(settings, message):
     assert message in complaint(secured, made("fedavg"), **settings)
 
 
-def test_methods_without_a_common_sum_are_rejected():
-    assert "models of their own" in complaint(secured, toys.make("ifca"))
-    assert "several clients at once" in complaint(secured, toys.make("pfedhn"))
+def test_sums_that_are_not_possible_are_rejected():
     with_statistics = secure.secure_sum(toys.make("fedavg"), toys.NORM)
-    message = complaint(lambda: toys.bytes_of(with_statistics))
-    assert "statistics of BatchNorm), but secure aggregation only sums updates" in message
-
-
-def test_masked_words_cannot_be_compressed():
+    assert "statistics of BatchNorm" in complaint(toys.bytes_of, with_statistics)
     both = compression.top_k(secured(made("fedavg")), toys.TASK, error_feedback=False)
-    assert "its uploads are already masked" in complaint(lambda: toys.bytes_of(both))
-
-
-def test_more_clients_than_the_words_can_hold_are_rejected():
-    error = complaint(secure._check_sum, Fixed(16, 1.0), 2**14 + 1)
-    assert (
-        "bits=16 can hold the sum of at most 16384 clients in a round, but there are 16385" in error
-    )
+    assert "its uploads are already masked" in complaint(toys.bytes_of, both)
+    message = complaint(secure._check_sum, Fixed(16, 1.0), 2**14 + 1)
+    assert "at most 16384 clients in a round, but there are 16385" in message
 
 
 # In a config.
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_config_can_name_secure_aggregation(tmp_path):
     toys.write_examples(tmp_path / "data.npz")
     config = toys.write_config(tmp_path, run={"rounds": 2, "eval_every": 1})
     losses = []
     for name in ("none", "secure_sum"):
-        folder = tmp_path / name
-        assert (
-            call(f"--config={config}", f"--config.aggregator.name={name}", f"--workdir={folder}")
-            == 0
-        )
-        losses.append([row["train_loss"] for row in comparable(folder)])
+        folder = f"--workdir={tmp_path / name}"
+        assert call(f"--config={config}", f"--config.aggregator.name={name}", folder) == 0
+        losses.append([row["train_loss"] for row in comparable(tmp_path / name)])
     np.testing.assert_allclose(*losses, rtol=1e-5)
-    assert [row["recorded"]["aborted_sums"] for row in comparable(tmp_path / "secure_sum")] == [
-        0,
-        0,
-    ]
+    rows = comparable(tmp_path / "secure_sum")
+    assert [row["recorded"]["aborted_sums"] for row in rows] == [0, 0]

@@ -1,0 +1,46 @@
+"""Every method and every transform compiles for TPU chips or for a GPU, each kind for both.
+
+The methods take turns with the devices. Some carry a transform; test_transforms.py has the others.
+"""
+
+import absent
+import pytest
+
+from fedjax_lab import registry
+
+pytestmark = [pytest.mark.compilers, pytest.mark.usefixtures("as_users_compile")]
+
+CARRIED = {
+    "fedavgm": ("privacy", {"name": "adaptive", "noise": 0.1}),
+    "fedbabu": ("compression", {"name": "qsgd"}),
+    "fedcm": ("aggregator", {"name": "norm_bound"}),
+    "feddisco": ("attack", {"name": "gaussian"}),
+    "feddyn": ("compression", {"name": "low_rank"}),
+    "fedexp": ("downlink", {"name": "qsgd"}),
+    "fedlc": ("attack", {"name": "label_flip"}),
+    "fedntd": ("compression", {"name": "random_k"}),
+    "fedopt": ("privacy", {"name": "central", "noise": 0.1}),
+    "fedprox": ("privacy", {"name": "example_level", "noise": 0.1}),
+    "fedrs": ("attack", {"name": "sign_flip"}),
+    "fedsam": ("compression", {"name": "sign"}),
+    "moon": ("compression", {"name": "top_k"}),
+    "scaffold": ("privacy", {"name": "local", "noise": 0.1}),
+}
+BOTH = ("fedavg", "fediir", "pfedhn")  # a plain one, several exchanges, one client at a time
+
+
+@pytest.mark.parametrize(("kind", "name"), absent.in_turn(sorted(registry.METHODS), BOTH))
+def test_every_method_compiles(tmp_path, small_network, kind, name):
+    sections = {"local": {"batch_size": 8}}
+    if name == "fedfomo":
+        sections["partition"] = {"validation": 0.2}
+    if name in CARRIED:
+        section, settings = CARRIED[name]
+        if section == "privacy":
+            pytest.importorskip("dp_accounting")
+        sections[section] = settings
+    devices = absent.devices(kind)
+    for engine in absent.engines(absent.config_of(tmp_path, name, **sections), devices):
+        (programs,) = engine.lower().values()
+        assert programs.play.compile().as_text()
+        assert programs.score.compile().as_text()
