@@ -10,6 +10,7 @@ many devices serve only one process.
 """
 
 import os
+from pathlib import Path
 
 import targets
 import xla_flags
@@ -54,6 +55,31 @@ if ON_DEVICE:
 else:
     jax.config.update("jax_num_cpu_devices", 8)
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+# The tier `smoke`: fast tests of these files and folders, which together use every part of the
+# package. It runs in two minutes with further versions of Python and JAX.
+SMOKE = """
+    configs/ data/ methods/test_client2vec methods/test_fedavg methods/test_fedbn
+    methods/test_fedpick methods/test_hfedf methods/test_identities methods/test_ifca
+    methods/test_methods models/test_conv models/test_nets models/test_pooling
+    models/test_vit transforms/test_aggregators transforms/test_compression
+    transforms/test_masks transforms/test_privacy transforms/test_transforms test_checkpoint
+    test_command test_config test_experiment test_files test_host_state test_imports
+    test_local test_loggers test_main test_optim test_optional test_parallel test_plots
+    test_report test_simulate test_stages test_sweep test_tensorboard test_tree test_workdir
+""".split()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks the tests of the tier `smoke`."""
+    here = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(here).as_posix()
+        others = {mark.name for mark in item.iter_markers()} & {"slow", "compilers", "exhaustive"}
+        if place.startswith(tuple(SMOKE)) and not others:
+            item.add_marker("smoke")
 
 
 @pytest.fixture(scope="session", autouse=True)
