@@ -13,12 +13,12 @@ from image_files import FLAT, IMAGES, python2
 from PIL import Image
 from scipy.io import savemat
 
-from fedjax_lab.data import catalog, cifar, domainnet, emnist, idx, k49, medmnist
+from fedjax_lab.data import catalog, cifar, domainnet, emnist, idx, k49, medmnist, unpack
 from fedjax_lab.data import cinic10 as cinic
 from fedjax_lab.data import gtsrb as signs
 from fedjax_lab.data.text_sets import AG_NEWS_FILES, SENTIMENT140_FILES
 
-WNIDS = ("n01", "n02")
+WNIDS = ("n02", "n01")  # not sorted, as in wnids.txt
 
 
 @functools.cache
@@ -45,6 +45,23 @@ def offered(name, server):
         address = f"{server.address}/{name}/{file.name}"
         files.append(file._replace(size=len(content), checksum=checksum, addresses=(address,)))
     return catalog.PUBLISHED[name]._replace(files=tuple(files))
+
+
+def write_all(folder, files):
+    """Writes {path: bytes} to a folder."""
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+
+
+def write_published(name, folder):
+    """Writes the tiny files of a data set to a folder and unpacks them; returns the folder."""
+    write_all(folder, contents(name))
+    for file in contents(name):
+        if file.endswith(catalog.ARCHIVES):
+            unpack.unpack(folder / file, folder, "", lambda _: None)
+            (folder / file).unlink()
+    return folder
 
 
 def zipped(files):
@@ -83,11 +100,11 @@ def idx_of(array):
     return gzip.compress(head + array.tobytes(), mtime=0)
 
 
-def image(seed, form="PNG", side=16):
+def image(seed, form="PNG", side=16, mode="RGB"):
     """The bytes of an image file."""
     pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3)).astype(np.uint8)
     out = io.BytesIO()
-    Image.fromarray(pixels).save(out, form)
+    Image.fromarray(pixels).convert(mode).save(out, form)
     return out.getvalue()
 
 
@@ -127,21 +144,26 @@ def _tiny():
     lines = [f"val_{n}.JPEG\t{name}\t0\t0\t63\t63\n" for n, name in enumerate(WNIDS)]
     files = {"wnids.txt": "\n".join(WNIDS), "val/val_annotations.txt": "".join(lines)}
     for n, name in enumerate(WNIDS):
-        files[f"train/{name}/images/{name}_0.JPEG"] = image(n, "JPEG", 64)
+        for number, mode in ((10, "RGB"), (9, "L")):
+            files[f"train/{name}/images/{name}_{number}.JPEG"] = image(n, "JPEG", 64, mode)
         files[f"val/images/val_{n}.JPEG"] = image(9 + n, "JPEG", 64)
     inner = {f"tiny-imagenet-200/{path}": content for path, content in files.items()}
     return {"tiny-imagenet-200.zip": zipped(inner)}
 
 
+LISTED = ("aircraft_carrier", "airplane", "The_Mona_Lisa", "t-shirt")  # classes, by label
+
+
 def _domainnet():
     made = {}
     for n, domain in enumerate(domainnet.RELEASE.domains):
-        paths = [f"{domain}/{name}/{domain}_{i}.png" for i in range(2) for name in ("cat", "dog")]
+        starts = [f"{domain}/{name}/{domain}_{label}" for label, name in enumerate(LISTED)]
+        paths = [f"{start}_{i}.png" for i in range(2) for start in starts]
         images = {path: image(10 * n + i) for i, path in enumerate(paths)}
         made[f"{domain}.zip"] = zipped(images)
-        lines = [f"{path} {i % 2}\n" for i, path in enumerate(paths)]
-        made[f"{domain}_train.txt"] = "".join(lines[:2]).encode()
-        made[f"{domain}_test.txt"] = "".join(lines[2:]).encode()
+        lines = [f"{path} {i % 4}\n" for i, path in enumerate(paths)]
+        made[f"{domain}_train.txt"] = "".join(lines[: 6 - n % 2]).encode()
+        made[f"{domain}_test.txt"] = "".join(lines[4:]).encode()
     return made
 
 

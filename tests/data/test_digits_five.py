@@ -1,32 +1,20 @@
 """Digits-Five: small data sets in the original formats."""
 
+from functools import partial
 from pathlib import Path
 
+import broken
 import numpy as np
 import pytest
 from domain_files import naive_resize, write
 from inputs import complaint
 from scipy.io import savemat
 
-from fedjax_lab.data import digits_five, domainnet, office_caltech
-from fedjax_lab.data import places as places_module
-
-
-@pytest.fixture
-def nothing_in_the_usual_places(monkeypatch):
-    monkeypatch.setattr(places_module, "PLACES", ("/nowhere/a", "/nowhere/b"))
-
+from fedjax_lab.data import digits_five, places
 
 DOMAINS = ("mnist_m", "mnist", "usps", "synth", "svhn")
-
-
-SHAPES = {
-    "mnist_m": (28, 28, 3),
-    "mnist": (28, 28),
-    "usps": (16, 16),
-    "synth": (32, 32, 3),
-    "svhn": (32, 32, 3),
-}
+SIZES = (28, 28, 3), (28, 28), (16, 16), (32, 32, 3), (32, 32, 3)
+SHAPES = dict(zip(DOMAINS, SIZES, strict=True))
 
 
 def digits(domain: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -40,8 +28,6 @@ def three_channels(x: np.ndarray) -> np.ndarray:
 
 
 TRAINING, TESTS = 30, 7
-
-
 SMALL = {  # for FedPick and FedC2I
     "fedpick": digits_five.Sampling(12, 2, 0, 0),
     "fedc2i": digits_five.Sampling(25, 3, 2, 1),
@@ -69,15 +55,11 @@ def expected_rows(sampling: str, domain: str) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(12), np.arange(TESTS)
 
     def first(labels, count):
-        kept, seen = [], dict.fromkeys(range(10), 0)
-        for row, label in enumerate(labels):
-            if seen[label] < count:
-                kept.append(row)
-            seen[label] += 1
-        return np.array(kept)
+        """The first rows of each label."""
+        return [i for i, label in enumerate(labels) if sum(labels[:i] == label) < count]
 
     train, test = digits(domain, TRAINING, 0)[1], digits(domain, TESTS, 1)[1]
-    return first(train[:25], 2), first(test, 1)
+    return np.array(first(train[:25], 2)), np.array(first(test, 1))
 
 
 def check_digits(data, sampling: str):
@@ -101,15 +83,14 @@ def check_digits(data, sampling: str):
     assert row == len(data.y)
 
 
+REMOVED = {"none": "none", "train.pkl": "train.pkl", "a part": "partitions/train_part1.pkl"}
+
+
 @pytest.mark.parametrize("sampling", SMALL)
-@pytest.mark.parametrize("files", ["both", "parts", "train.pkl"])
-def test_digits_five_reads_the_release_of_fedbn(files, sampling, release):
+@pytest.mark.parametrize("removed", REMOVED)
+def test_digits_five_reads_the_release_of_fedbn(removed, sampling, release):
     for name in digits_five.FOLDERS.values():
-        folder = release / "digits_five" / name
-        if files == "parts":
-            (folder / "train.pkl").unlink()
-        if files == "train.pkl":
-            (folder / "partitions" / "train_part1.pkl").unlink()
+        (release / "digits_five" / name / REMOVED[removed]).unlink(missing_ok=True)
     for folder in (release, release / "digits_five"):
         data = digits_five.digits_five(folder=str(folder), sampling=sampling)
         check_digits(data, sampling)
@@ -120,35 +101,35 @@ def test_the_samplings_have_the_papers_numbers():
     assert fedpick == (1000, 2, 0, 0) and fedc2i == (7438, 10, 100, 200)
     ends = [int(743.8 * part) for part in range(11)]  # as FedBN cuts train.pkl
     assert ends[fedpick.parts] >= fedpick.pool and ends[fedc2i.parts] == fedc2i.pool
+    for setting in ("sampling", "source"):
+        assert f"config.data.{setting}" in complaint(digits_five.digits_five, **{setting: "fed"})
 
 
 def test_digits_five_is_found_in_the_usual_places_and_resized(release, monkeypatch):
-    monkeypatch.setattr(places_module, "PLACES", ("/nowhere", str(release)))
+    monkeypatch.setattr(places, "PLACES", ("/nowhere", str(release)))
     data = digits_five.digits_five(size=16)
     assert data.x.shape == (5 * (12 + TESTS), 16, 16, 3)
     usps = data.x[(data.domain == 2) & ~data.test]
     assert np.array_equal(usps, three_channels(digits("usps", TRAINING, 0)[0][:12]))
 
 
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-@pytest.mark.parametrize("kind", ["lists", "channel", "column", "turned"])
+FORMS = {
+    "lists": lambda x, y: [x, y.tolist()],
+    "channel": lambda x, y: (x[..., None], y.astype(np.float32)),
+    "column": lambda x, y: (x, y[:, None].astype(np.uint8)),
+    "turned": lambda x, y: (np.asfortranarray(x), y.astype(">i8")),
+}
+
+
+@pytest.mark.parametrize("kind, protocol", [*zip(FORMS, (2, 4, 5, 4), strict=True)])
 def test_digits_five_reads_other_forms_of_pickles(kind, protocol, release):
     x, y = digits("mnist", TRAINING, 0)
-    change = {
-        "lists": lambda x, y: [x, y.tolist()],
-        "channel": lambda x, y: (x[..., None], y.astype(np.float32)),
-        "column": lambda x, y: (x, y[:, None].astype(np.uint8)),
-        "turned": lambda x, y: (np.asfortranarray(x), y.astype(">i8")),
-    }[kind]
+    change = FORMS[kind]
     folder = release / "digits_five" / "MNIST"
     for part in range(2):
         rows = slice(10 * part, 10 * part + 10)
         write(folder / "partitions" / f"train_part{part}.pkl", change(x[rows], y[rows]), protocol)
     check_digits(digits_five.digits_five(folder=str(release)), "fedpick")
-
-
-def one_hot(labels: np.ndarray) -> np.ndarray:
-    return np.eye(10)[labels]
 
 
 def write_matlab(folder: Path, synth: str = "synth"):
@@ -160,10 +141,10 @@ def write_matlab(folder: Path, synth: str = "synth"):
         x, y = pairs["usps"][row]
         cells[row] = [x[:, None] / 255, y[:, None]]
         x, y = pairs["mnist"][row]
-        mnist |= {f"{split}_32": x.astype(float), f"label_{split}": one_hot(y)}
+        mnist |= {f"{split}_32": x.astype(float), f"label_{split}": np.eye(10)[y]}
         mnist[f"{split}_28"] = x[..., None]
         x, y = pairs["mnist_m"][row]
-        mnist_m |= {split: x, f"label_{split}": one_hot(y)}
+        mnist_m |= {split: x, f"label_{split}": np.eye(10)[y]}
         x, y = pairs["synth"][row]
         numbers |= {f"{split}_data": x, f"{split}_label": y[:, None]}
         if synth == "synth":
@@ -191,11 +172,10 @@ def test_digits_five_reads_matlab_files_of_kd3a_and_m3sda(synth, sampling, tmp_p
 
 
 def test_pixels_are_scaled_and_rounded_to_bytes():
-    made = digits_five._pixels(np.float32([[[0, 0.999, 1]]]), Path("a.mat"))
-    assert made.dtype == np.uint8 and made.tolist() == [[[0, 255, 255]]]
-    made = digits_five._pixels(np.float32([[[0.4, 1.6, 254.6]]]), Path("a.mat"))
-    assert made.tolist() == [[[0, 2, 255]]]
-    assert digits_five._pixels(np.array([[[0, 1]]]), Path("a.mat")).tolist() == [[[0, 1]]]
+    scaled, levels, integers = np.float32([0, 0.999, 1]), np.float32([0.4, 1.6, 254.6]), [0, 1]
+    for values, wanted in ((scaled, [0, 255, 255]), (levels, [0, 2, 255]), (integers, [0, 1])):
+        made = digits_five._pixels(np.array([[values]]), Path("a.mat"))
+        assert made.dtype == np.uint8 and made.tolist() == [[wanted]]
 
 
 def test_digits_five_prefers_the_release_of_fedbn(release):
@@ -210,84 +190,57 @@ def test_digits_five_prefers_the_release_of_fedbn(release):
     assert counts == {"auto": 2, "fedbn": 2, "m3sda": TESTS}
 
 
-def test_missing_digits_five_is_an_error_with_instructions(tmp_path, nothing_in_the_usual_places):
-    for folder, place in (("", "/nowhere/a or /nowhere/b"), (str(tmp_path), str(tmp_path))):
-        message = complaint(digits_five.digits_five, folder=folder)
-        for part in (place, "MNIST/test.pkl", "https://github.com/med-air/FedBN", "data.folder"):
-            assert part in message
-    assert "config.data.sampling" in complaint(digits_five.digits_five, sampling="fedavg")
-    assert "config.data.source" in complaint(digits_five.digits_five, source="fedbm")
-    for source in (digits_five.digits_five, office_caltech.office_caltech, domainnet.domainnet):
-        for size in (7, 513):
-            assert f"must be from 8 to 512 pixels, got {size}" in complaint(source, size=size)
-
-
 ONES = np.ones((2, 28, 28), np.uint8)
+DAMAGED = [  # (what a file holds, words of the error)
+    (ONES, "is not a pair"),
+    ({"x": ONES}, "is not a pair"),
+    ((ONES, ["a", "b"]), "its labels are <U1 [2]"),
+    ((ONES, [1]), "its labels are int64 [1], not 2"),
+    ((ONES, [1, 11]), "label 11 is not in 0 .. 10"),
+    ((ONES, [1, 1.5]), "label 1.5 is not"),
+    ((ONES, [[1], [1, 2]]), "not a pair of arrays"),
+    ((np.ones((2, 8, 8, 4), np.uint8), [1, 2]), "its images are uint8 [2, 8, 8, 4]"),
+    ((ONES * 256.0, [1, 2]), "its pixels are from 256.0 to 256.0"),
+    ((ONES * np.nan, [1, 2]), "its pixels are from nan"),
+    ((np.array([{}, None]), [1, 2]), "not plain data"),
+    (print, "it refers to builtins.print"),
+]
 
 
-BROKEN_DIGITS = {
-    "missing": (None, "cannot be read"),
-    "one array": (ONES, "is not a pair"),
-    "triple": ((ONES, [1, 2], [1, 2]), "is not a pair"),
-    "dictionary": ({"x": ONES}, "is not a pair"),
-    "text": ((ONES, ["a", "b"]), "its labels are <U1 [2]"),
-    "count": ((ONES, [1]), "its labels are int64 [1], not 2"),
-    "label": ((ONES, [1, 11]), "label 11 is not in 0 .. 10"),
-    "negative": ((ONES, [1, -1]), "label -1 is not"),
-    "fraction": ((ONES, [1, 1.5]), "label 1.5 is not"),
-    "nested": ((ONES, [[1], [1, 2]]), "not a pair of arrays"),
-    "axes": ((ONES[0], [1] * 28), "its images are uint8 [28, 28]"),
-    "channels": ((np.ones((2, 8, 8, 4), np.uint8), [1, 2]), "its images are uint8 [2, 8, 8, 4]"),
-    "none": ((ONES[:0], []), "its images are uint8 [0, 28, 28]"),
-    "range": ((ONES * 256.0, [1, 2]), "its pixels are from 256.0 to 256.0"),
-    "below": ((ONES * -1.0, [1, 2]), "its pixels are from -1.0"),
-    "nan": ((ONES * np.nan, [1, 2]), "its pixels are from nan"),
-    "objects": ((np.array([{}, None]), [1, 2]), "not plain data"),
-    "hostile": (print, "it refers to builtins.print"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN_DIGITS)
-def test_an_error_says_what_is_wrong_with_a_pickle(case, release):
-    content, expected = BROKEN_DIGITS[case]
+def test_an_error_says_what_is_wrong_with_a_pickle(release):
     file = release / "digits_five" / "SVHN" / "test.pkl"
-    file.unlink()
-    if content is not None:
+    check = partial(broken.check, digits_five.digits_five, folder=str(release))
+    for content, expected in DAMAGED:
         write(file, content)
-    message = complaint(digits_five.digits_five, folder=str(release))
-    assert message.startswith(str(file)) and expected in message and "med-air/FedBN" in message
-
-
-def test_parts_with_images_of_different_sizes_are_an_error(release):
+        check(file, expected, "med-air/FedBN")
+    file.unlink()
+    check(file, "cannot be read", "med-air/FedBN")
+    write(file, (ONES, [1, 2]))
     file = release / "digits_five" / "USPS" / "partitions" / "train_part1.pkl"
     write(file, (ONES, [1, 2]))
     assert "differ in size" in complaint(digits_five.digits_five, folder=str(release))
 
 
-BROKEN_MATLAB = {
-    "svhn_test_32x32.mat": [(None, "is missing"), (b"<html>" * 99, "damaged or has no X and y")],
-    "usps_28x28.mat": [
-        ({"dataset": np.zeros(3)}, "damaged or has no dataset"),
-        ({"a": 1}, "has no"),
-    ],
-    "mnist_data.mat": [
-        ({"train_32": ONES, "label_train": np.ones((3, 1))}, "its labels are float64 [3, 1]"),
-        ({"train_32": ONES, "label_train": np.array([[1], [np.nan]])}, "label nan is not"),
-        ({"train_28": ONES, "label_train": np.ones((2, 1))}, "train_32 and label_train"),
-    ],
-    "synth_train_32x32.mat": [({"X": np.ones((4, 4)), "y": 1}, "damaged or has no X and y")],
-}
+DAMAGED_MATLAB = [  # (file, content, words of the error)
+    ("svhn_test_32x32.mat", None, "is missing"),
+    ("svhn_test_32x32.mat", b"<html>" * 99, "damaged or has no X and y"),
+    ("usps_28x28.mat", {"dataset": np.zeros(3)}, "damaged or has no dataset"),
+    ("usps_28x28.mat", {"a": 1}, "has no"),
+    ("mnist_data.mat", {"train_32": ONES, "label_train": np.ones((3, 1))}, "labels are float64 [3"),
+    ("mnist_data.mat", {"train_32": ONES, "label_train": np.array([[1], [np.nan]])}, "label nan"),
+    ("mnist_data.mat", {"train_28": ONES, "label_train": np.ones((2, 1))}, "train_32 and label_"),
+    ("synth_train_32x32.mat", {"X": np.ones((4, 4)), "y": 1}, "damaged or has no X and y"),
+]
 
 
-@pytest.mark.parametrize("name", BROKEN_MATLAB)
-def test_an_error_says_what_is_wrong_with_a_matlab_file(name, tmp_path):
+def test_an_error_says_what_is_wrong_with_a_matlab_file(tmp_path):
     write_matlab(tmp_path)
-    file = tmp_path / name
-    for content, expected in BROKEN_MATLAB[name]:
-        file.unlink(missing_ok=True)
-        if isinstance(content, bytes):
-            file.write_bytes(content)
-        elif content is not None:
+    for name, content, expected in DAMAGED_MATLAB:
+        file = tmp_path / name
+        whole = file.read_bytes()
+        if isinstance(content, dict):
             savemat(file, content)
-        message = complaint(digits_five.digits_five, folder=str(tmp_path))
-        assert message.startswith(str(file)) and expected in message
+        else:
+            broken.replace(file, content)
+        broken.check(digits_five.digits_five, file, expected, folder=str(tmp_path))
+        broken.replace(file, whole)

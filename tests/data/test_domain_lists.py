@@ -2,53 +2,35 @@
 
 import logging
 import pickle
+from functools import partial
 from pathlib import Path
 
+import broken
 import numpy as np
 import pytest
 from domain_files import naive_resize, write
 from image_files import check_listing
 from inputs import complaint
 from PIL import Image
+from published import LISTED, write_published
 
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
-from fedjax_lab.data import domainnet, images, office_caltech
-from fedjax_lab.data import places as places_module
-from fedjax_lab.registry import NAMED
-
-
-@pytest.fixture
-def nothing_in_the_usual_places(monkeypatch):
-    monkeypatch.setattr(places_module, "PLACES", ("/nowhere/a", "/nowhere/b"))
-
-
-def test_sources_are_registered_under_their_names():
-    for name in ("digits_five", "office_caltech", "domainnet"):
-        assert NAMED["data"][name].__name__ == name
+from fedjax_lab.data import domainnet, images, office_caltech, places
 
 
 def test_the_office_config_of_fedc2i_has_the_papers_settings():
-    def config(name):
-        return resolve(load_config(str(Path(__file__).parents[2] / "configs" / name)))
-
-    office = config("fedc2i_office.py")
+    office = resolve(load_config("fedc2i_office"))
     assert (office.data.size, office.data.sampling, office.data.normalize) == (64, "fedc2i", "unit")
     assert (office.run.rounds, office.local.epochs, office.local.optimizer) == (40, 2, "adam")
     assert office.partition.num_clients == len(office_caltech.RELEASE.domains) == 4
 
 
-# Office-Caltech-10 and DomainNet
-
 SETS = {
     "office_caltech": (office_caltech.office_caltech, office_caltech.RELEASE),
     "domainnet": (domainnet.domainnet, domainnet.RELEASE),
 }
-
-
 SIDE = 24
-
-
 IN_LISTS = [(3, "train"), (0, "test"), (3, "train"), (9, "train"), (0, "train"), (9, "test")]
 
 
@@ -82,55 +64,50 @@ def check_set(data, release):
     assert data.domains == release.domains and data.classes == release.classes
     row = 0
     for test, part in enumerate(("train", "test")):
-        for seed in range(len(release.domains)):
-            for number, (label, where) in enumerate(IN_LISTS):
-                if where == part:
-                    assert np.array_equal(data.x[row], np.asarray(picture(100 * seed + number)))
-                    actual = (int(data.y[row]), int(data.domain[row]), bool(data.test[row]))
-                    assert actual == (label, seed, bool(test))
-                    assert data.files[row].endswith(path_of(release, release.domains[seed], number))
-                    row += 1
+        for seed, domain in enumerate(release.domains):
+            for number in (n for n, (_, where) in enumerate(IN_LISTS) if where == part):
+                assert np.array_equal(data.x[row], np.asarray(picture(100 * seed + number)))
+                actual = (data.y[row], data.domain[row], data.test[row])
+                assert actual == (IN_LISTS[number][0], seed, test)
+                assert data.files[row].endswith(path_of(release, domain, number))
+                row += 1
     assert row == len(data.x) == len(data.y) == len(data.files) and data.x.dtype == np.uint8
 
 
-def texts(values: list[str]) -> np.ndarray:
-    return np.array(values)
+KINDS = {
+    "list": list,
+    "tuple": tuple,
+    "texts": np.array,
+    "raw": partial(np.array, dtype="S"),
+    "objects": partial(np.array, dtype=object),
+}
 
 
-def raw(values: list[str]) -> np.ndarray:
-    return np.array(values, "S")
-
-
-def objects(values: list[str]) -> np.ndarray:
-    return np.array(values, object)
-
-
-@pytest.mark.parametrize("protocol", [2, 4])
-@pytest.mark.parametrize("kind", [list, tuple, texts, raw, objects])
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name, protocol", [("office_caltech", 4), ("domainnet", 2)])
 def test_lists_are_read_from_all_kinds_of_pickles(name, kind, protocol, tmp_path, empty_cache):
     source, release = SETS[name]
-    make_set(release, tmp_path, protocol=protocol, kind=kind)
+    make_set(release, tmp_path, protocol=protocol, kind=KINDS[kind])
     check_set(source(folder=str(tmp_path), size=SIDE), release)
+    if kind == "list":  # both columns may also be in one array
+        for file in tmp_path.glob("*.pkl"):
+            write(file, np.array(pickle.loads(file.read_bytes())))
+        check_set(source(folder=str(tmp_path), size=SIDE), release)
 
 
 @pytest.mark.parametrize("where", ["parent", "usual place", "split", "no leading folder"])
 @pytest.mark.parametrize("name", SETS)
-def test_folders_and_lists_are_found_in_all_places(name, where, tmp_path, empty_cache, monkeypatch):
+def test_folders_and_lists_are_found_in_all_places(
+    name, where, tmp_path, empty_cache, monkeypatch, caplog
+):
     source, release = SETS[name]
-    monkeypatch.setattr(places_module, "PLACES", ("/nowhere", str(tmp_path)))
+    monkeypatch.setattr(places, "PLACES", ("/nowhere", str(tmp_path)))
     lists = "split" if where == "split" else "."
     make_set(release, tmp_path / release.folder, where != "no leading folder", lists=lists)
     folder = "" if where == "usual place" else str(tmp_path)
     check_set(source(folder=folder, size=SIDE), release)
-
-
-def test_both_columns_of_a_list_may_be_in_one_array(tmp_path, empty_cache):
-    source, release = SETS["office_caltech"]
-    make_set(release, tmp_path)
-    for file in tmp_path.glob("*.pkl"):
-        write(file, np.array(pickle.loads(file.read_bytes())))
-    check_set(source(folder=str(tmp_path), size=SIDE), release)
+    assert not caplog.records  # the warning is for data without lists
+    check_listing(source, folder=folder, size=8)
 
 
 def long_lists(release, folder: Path, counts: dict[str, list[int]]):
@@ -149,13 +126,8 @@ def long_lists(release, folder: Path, counts: dict[str, list[int]]):
 def test_office_samplings_have_the_papers_counts(tmp_path, empty_cache):
     """The counts of FedBN's split: FedC2I's Table 6 has 200, 200, 125 and 197 images."""
     source, release = SETS["office_caltech"]
-    counts = {
-        "amazon": [76] * 9 + [82],
-        "caltech": [90] * 9 + [88],
-        "dslr": [12] * 9 + [17],
-        "webcam": [24] * 9 + [17],
-    }
-    long_lists(release, tmp_path, counts)
+    sizes = {"amazon": (76, 82), "caltech": (90, 88), "dslr": (12, 17), "webcam": (24, 17)}
+    long_lists(release, tmp_path, {name: [n] * 9 + [last] for name, (n, last) in sizes.items()})
     taken = {}
     for sampling in ("fedpick", "fedc2i"):
         data = source(folder=str(tmp_path), size=8, sampling=sampling)
@@ -167,6 +139,7 @@ def test_office_samplings_have_the_papers_counts(tmp_path, empty_cache):
     first = source(folder=str(tmp_path), size=8).y[:125]
     assert first.tolist() == [9] * 82 + [8] * 43
     assert len(list(empty_cache.iterdir())) == 2
+    assert "config.data.sampling" in complaint(source, folder=str(tmp_path), sampling="first")
 
 
 def test_domainnet_uses_the_first_500_training_images_per_domain(tmp_path, empty_cache):
@@ -193,135 +166,85 @@ def test_images_without_three_channels_become_gray(mode, tmp_path, empty_cache):
 
 
 def test_images_are_resized_with_antialiasing(tmp_path, empty_cache):
+    """The sides of the last image are shrunk by different factors."""
     source, release = SETS["domainnet"]
     make_set(release, tmp_path)
-    for size in (12, 40):
+    half = np.asarray(picture(0))[:, :12]
+    for size, image in ((12, picture(0)), (40, picture(0)), (16, Image.fromarray(half))):
+        image.save(tmp_path / path_of(release, "clipart", 0))
         made = source(folder=str(tmp_path), size=size).x[0]
-        assert np.abs(made - naive_resize(np.asarray(picture(0)), size)).max() < 1.6
-    half = np.asarray(picture(0))[:, :12]  # not square: the sides have different factors
-    Image.fromarray(half).save(tmp_path / path_of(release, "clipart", 0))
-    made = source(folder=str(tmp_path), size=16).x[0]
-    assert np.abs(made - naive_resize(half, 16)).max() < 1.6
+        assert np.abs(made - naive_resize(np.asarray(image), size)).max() < 1.6
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_images_can_be_listed_without_decoding(name, tmp_path, empty_cache):
-    source, release = SETS[name]
-    make_set(release, tmp_path)
-    check_listing(source, folder=str(tmp_path), size=8)
-
-
-def test_images_are_decoded_once_until_a_file_or_list_changes(tmp_path, empty_cache, monkeypatch):
+def test_images_are_decoded_again_if_a_list_has_another_order(tmp_path, empty_cache, monkeypatch):
     source, release = SETS["office_caltech"]
     make_set(release, tmp_path)
     calls, decode = [], images.decode
     monkeypatch.setattr(images, "decode", lambda *a: calls.append(a) or decode(*a))
-    first = source(folder=str(tmp_path), size=SIDE)
-    again = source(folder=str(tmp_path), size=SIDE)
-    assert len(calls) == 1 and all(map(np.array_equal, first, again))
-    check_set(again, release)
-    source(folder=str(tmp_path), size=8)
-    assert len(calls) == 2
-    file = tmp_path / path_of(release, "webcam", 5)
-    file.write_bytes(file.read_bytes() + b"\0")
-    source(folder=str(tmp_path), size=SIDE)
-    assert len(calls) == 3
+    for _ in range(2):
+        check_set(source(folder=str(tmp_path), size=SIDE), release)
+    assert len(calls) == 1
     lists = tmp_path / "dslr_train.pkl"
     paths, names = pickle.loads(lists.read_bytes())
     write(lists, (paths[::-1], names[::-1]))
     data = source(folder=str(tmp_path), size=SIDE)
-    assert len(calls) == 4 and data.y[(data.domain == 2) & ~data.test].tolist() == [0, 9, 3, 3]
-    assert len(list(empty_cache.iterdir())) == 4
+    assert len(calls) == 2 and data.y[(data.domain == 2) & ~data.test].tolist() == [0, 9, 3, 3]
 
 
 OUTSIDE = [
     "/etc/passwd",
     "../secret.png",
     "office_caltech_10/../../secret.png",
-    "amazon/back_pack/../../../secret.png",
     "amazon/..",
     "amazon/a\0.png",
     "amazon/a\n.png",
 ]
 
 
-@pytest.mark.parametrize("path", OUTSIDE)
-def test_paths_that_leave_the_folder_are_not_opened(path, tmp_path, empty_cache, monkeypatch):
+def test_paths_that_leave_the_folder_are_not_opened(tmp_path, empty_cache, monkeypatch):
     source, release = SETS["office_caltech"]
     make_set(release, tmp_path / "office_caltech_10")
     picture(0).save(tmp_path / "secret.png")
     file = tmp_path / "office_caltech_10" / "amazon_test.pkl"
-    write(file, ([path], ["mug"]))
     opened = []
     monkeypatch.setattr(images, "decode", lambda *a: opened.append(a))
-    message = complaint(source, folder=str(tmp_path))
-    assert message.startswith(str(file)) and "is not in the data set's folder" in message
+    for path in OUTSIDE:
+        write(file, ([path], ["mug"]))
+        broken.check(source, file, "is not in the data set's folder", folder=str(tmp_path))
     assert not opened and not empty_cache.exists()
 
 
-BROKEN_LISTS = {
-    "missing": (None, "cannot be read"),
-    "hostile": (print, "it refers to builtins.print"),
-    "number": (3, "is not a pair"),
-    "one column": ((["a"],), "is not a pair"),
-    "lengths": ((["a", "b"], ["mug"]), "is not a pair"),
-    "numbers": ((["a"], [3]), "is not a pair"),
-    "text": (("a", "b"), "is not a pair"),
-    "dictionary": ({"a": "mug"}, "is not a pair"),
-    "empty": (([], []), "is empty"),
-    "class": ((["a.png"], ["mugs\n"]), "'mugs\\n' is not a class of office_caltech_10"),
-}
+DAMAGED = [  # (what a list holds, words of the error)
+    (print, "it refers to builtins.print"),
+    ((["a"],), "is not a pair"),
+    ((["a", "b"], ["mug"]), "is not a pair"),
+    (("a", "b"), "is not a pair"),
+    (([], []), "is empty"),
+    ((["a.png"], ["mugs\n"]), "'mugs\\n' is not a class of office_caltech_10"),
+]
 
 
-@pytest.mark.parametrize("case", BROKEN_LISTS)
-def test_an_error_says_what_is_wrong_with_a_list(case, tmp_path, empty_cache):
+def test_an_error_says_what_is_wrong_with_a_list(tmp_path, empty_cache):
     source, release = SETS["office_caltech"]
-    content, expected = BROKEN_LISTS[case]
     file = make_set(release, tmp_path) / "dslr_test.pkl"
-    file.unlink()
-    if content is not None:
+    for content, expected in DAMAGED:
         write(file, content)
-    message = complaint(source, folder=str(tmp_path))
-    assert message.startswith(str(file)) and expected in message and "med-air/FedBN" in message
+        broken.check(source, file, expected, "med-air/FedBN", folder=str(tmp_path))
+    file.unlink()
+    broken.check(source, file, "cannot be read", "med-air/FedBN", folder=str(tmp_path))
     assert not empty_cache.exists()
 
 
-def damage(file: Path, how: str):
-    content = file.read_bytes()
-    file.unlink()
-    if how == "a folder":
-        file.mkdir()
-    elif how != "missing":
-        file.write_bytes({"cut": content[:-100], "empty": b"", "no image": b"<html>"}[how])
-
-
-@pytest.mark.parametrize("how", ["missing", "cut", "empty", "no image", "a folder"])
 @pytest.mark.parametrize("name", SETS)
-def test_a_missing_or_damaged_image_is_an_error(name, how, tmp_path, empty_cache):
+def test_a_missing_or_damaged_image_is_an_error(name, tmp_path, empty_cache):
     source, release = SETS[name]
     make_set(release, tmp_path)
     file = tmp_path / path_of(release, release.domains[1], 2)
-    damage(file, how)
-    message = complaint(source, folder=str(tmp_path))
-    expected = "cannot be read" if how == "missing" else "is damaged or not an image"
-    assert message.startswith(str(file)) and expected in message and release.folder in message
+    for content in (lambda c: c[:-100], b"", b"<html>", None):
+        broken.replace(file, content)
+        problem = "cannot be read" if content is None else "is damaged or not an image"
+        broken.check(source, file, problem, release.folder, folder=str(tmp_path))
     assert not empty_cache.exists()
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_missing_data_sets_are_errors_with_instructions(
-    name, tmp_path, nothing_in_the_usual_places
-):
-    source, release = SETS[name]
-    for folder, place in (("", "/nowhere/a or /nowhere/b"), (str(tmp_path), str(tmp_path))):
-        message = complaint(source, folder=folder)
-        for part in (place, "https://github.com/med-air/FedBN", "data.folder", release.folder):
-            assert part in message
-        for domain in release.domains:
-            assert f"{domain}/" in message
-    assert "is not a folder" in complaint(source, folder=str(tmp_path / "none"))
-    office = office_caltech.office_caltech
-    assert "config.data.sampling" in complaint(office, folder=str(tmp_path), sampling="first")
 
 
 # Without lists
@@ -351,25 +274,13 @@ def test_without_lists_a_random_split_is_drawn_with_a_warning(name, tmp_path, em
     with caplog.at_level(logging.WARNING):
         data = source(folder=str(tmp_path), size=SIDE)
     assert "not comparable" in caplog.text and len(caplog.records) == 1
-    row = 0
-    for test in (False, True):
+    order, expected = np.random.default_rng(0).permutation(21), []
+    for test, kept in ((False, order[4:]), (True, order[:4])):
         for number, domain in enumerate(release.domains):
-            order = np.random.default_rng(0).permutation(21)
-            for at in order[:4] if test else order[4:]:
-                file, label = files[domain][at]
-                with Image.open(file) as image:
-                    assert np.array_equal(data.x[row], np.asarray(image))
-                actual = (int(data.y[row]), int(data.domain[row]), bool(data.test[row]))
-                assert actual == (label, number, test)
-                row += 1
-    assert row == len(data.y)
-
-
-def test_there_is_no_warning_with_lists(tmp_path, empty_cache, caplog):
-    source, release = SETS["domainnet"]
-    make_set(release, tmp_path)
-    source(folder=str(tmp_path), size=8)
-    assert not caplog.records
+            expected += [(*files[domain][at], number, test) for at in kept]
+    assert [*zip(data.files, data.y, data.domain, data.test, strict=True)] == expected
+    for made, file in zip(data.x, data.files, strict=True):
+        assert np.array_equal(made, np.asarray(Image.open(file)))
 
 
 def test_a_class_without_images_is_an_error(tmp_path, empty_cache):
@@ -380,3 +291,89 @@ def test_a_class_without_images_is_an_error(tmp_path, empty_cache):
         if file.suffix:
             file.unlink()
     assert complaint(source, folder=str(tmp_path)).startswith(f"{empty} has no images")
+
+
+# DomainNet with the official lists
+
+
+@pytest.fixture
+def official(tmp_path, empty_cache):
+    """The whole DomainNet: images of four classes in six domains, and lists."""
+    return write_published("domainnet_full", tmp_path / "DomainNet")
+
+
+@pytest.mark.parametrize("lists", [".", "splits"])
+def test_the_lists_determine_the_training_and_test_images(lists, official):
+    (official / lists).mkdir(exist_ok=True)
+    for file in official.glob("*.txt"):
+        file.rename(official / lists / file.name)
+    for folder in (official.parent, official):
+        data = domainnet.domainnet_full(folder=str(folder), size=16, classes=3, classes_seed=4)
+        kept = [LISTED.index(name) for name in data.classes]
+        assert len(kept) == 3 and kept == sorted(kept)
+        row = 0
+        for test, part in enumerate(("train", "test")):
+            for number, domain in enumerate(data.domains):
+                for line in (official / lists / f"{domain}_{part}.txt").read_text().splitlines():
+                    path, label = line.split()
+                    if int(label) in kept:
+                        image = np.asarray(Image.open(official / path))
+                        assert np.array_equal(data.x[row], image)
+                        actual = (data.y[row], data.domain[row], data.test[row])
+                        assert actual == (kept.index(int(label)), number, test)
+                        row += 1
+        assert row == len(data.x) == len(data.y) and data.domains == domainnet.RELEASE.domains
+        check_listing(domainnet.domainnet_full, folder=str(folder), size=8, classes=3)
+
+
+def test_the_seed_determines_the_drawn_classes(official, monkeypatch):
+    shapes = []
+
+    def decode(files, size, *rest):
+        shapes.append(size)
+        return np.zeros((len(files), size, size, 3), np.uint8)
+
+    monkeypatch.setattr(images, "decode", decode)
+    load = partial(domainnet.domainnet_full, folder=str(official))
+    drawn = [load(classes=2, classes_seed=seed).classes for seed in (0, 0, *range(1, 10))]
+    assert drawn[0] == drawn[1] and len(set(drawn)) > 3
+    assert set(shapes) == {64} and len(shapes) == len(set(drawn))  # otherwise from the cache
+    assert load(classes=4).classes == LISTED
+    for key, value in {"classes": 0, "classes_seed": -1}.items():
+        message = complaint(load, **{"classes": 4, key: value})
+        assert f"data.{key} " in message and str(value) in message
+    assert "data.classes " in complaint(load, classes=5)
+
+
+CARRIER = "clipart/aircraft_carrier/clipart_0_0.png"
+NO_PAIR, LEAVES = "is not a path and a label", "is not in the data set's folder"
+WRONG_PATH, GAP = "is not clipart/CLASS/IMAGE", "classes are not 0, 1, .."
+BAD_LINES = [  # (first line of a list, words of the error)
+    (CARRIER, NO_PAIR),
+    (f"{CARRIER} -1", NO_PAIR),
+    (f"{CARRIER} \u00b2", NO_PAIR),
+    ("/etc/passwd 0", LEAVES),
+    ("clipart/aircraft_carrier/a\0.png 0", LEAVES),
+    ("real/aircraft_carrier/a.png 0", WRONG_PATH),
+    ("clipart/aircraft_carrier/a/b.png 0", WRONG_PATH),
+    (f"{CARRIER} 1", "label 1 stands for 'airplane' and 'aircraft_carrier'"),
+    ("clipart/zoo/a.png 345", f"the labels of 5 {GAP}"),
+]
+
+
+def test_bad_lists_and_images_are_errors(official, monkeypatch):
+    file = official / "clipart_test.txt"
+    whole = file.read_bytes()
+    load = partial(domainnet.domainnet_full, folder=str(official), classes=4)
+    cases = [(f"{line}\n".encode() + whole, expected) for line, expected in BAD_LINES]
+    cases += [(b"\n", "is empty"), (b"\xff\xfe", "cannot be read"), (None, "cannot be read")]
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "decode", None)  # no image is read
+        for content, expected in cases:
+            broken.replace(file, content)
+            broken.check(load, official, expected, "M3SDA")
+    file.write_bytes(whole)
+    image = official / "sketch" / "t-shirt" / "sketch_3_1.png"
+    for content in (b"<html>", None):
+        broken.replace(image, content)
+        broken.check(load, image)

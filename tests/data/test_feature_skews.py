@@ -1,5 +1,6 @@
 """Feature skews, which change each client's examples: noise, rotations and user-defined ones."""
 
+import functools
 from functools import partial
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from slow_cases import exhaustive_but
 
 from fedjax_lab import evaluate, simulate, streams
 from fedjax_lab.config import resolve
@@ -75,10 +77,8 @@ def test_random_numbers_of_an_example_do_not_depend_on_the_order():
 
 
 def test_new_clients_keep_their_number_and_random_numbers():
-    whole, some = (
-        experiment(images(), (7,), **SEEN, new_clients=share).simulation.federations[0]
-        for share in (0.0, 0.5)
-    )
+    made = [experiment(images(), (7,), **SEEN, new_clients=share) for share in (0.0, 0.5)]
+    whole, some = (each.simulation.federations[0] for each in made)
     assert whole.skews.client.tolist() == [0, 1, 2, 3]
     assert sorted(some.skews.client) == [0, 1, 2, 3]
     np.testing.assert_array_equal(some.skews.seed, whole.skews.seed[some.skews.client])
@@ -86,9 +86,8 @@ def test_new_clients_keep_their_number_and_random_numbers():
     for client, rows in zip(some.skews.client, held, strict=True):
         assert set(rows[rows >= 0]) == set(np.asarray(whole.train)[client]) - {-1}
     people = simulate.population_on_host(some, 2), simulate.new_on_host(some, 2)
-    np.testing.assert_array_equal(
-        np.concatenate([each.skew.client for each in people]), some.skews.client
-    )
+    clients = np.concatenate([each.skew.client for each in people])
+    np.testing.assert_array_equal(clients, some.skews.client)
 
 
 def test_only_examples_that_clients_hold_are_skewed():
@@ -102,26 +101,23 @@ def test_only_examples_that_clients_hold_are_skewed():
         skews=Skew(np.arange(11, dtype=np.int32), np.zeros(11, np.uint32)),
     )
     plan = toys.PLAN._replace(eval_batch=50, feature_skew=lambda key, x, client: x + client % 2)
-    method = fedavg(toys.TASK)._replace(
-        predict=lambda message, client, x: jax.nn.one_hot(x[:, 0].astype(jnp.int32), toys.K)
-    )
-    people = (jax.tree.map(jnp.asarray, of(federation, toys.K)) for of in (
-        simulate.population_on_host, simulate.new_on_host))  # fmt: skip
-    keys = streams.make_keys(jax.random.key(0))
-    population, new = people
+
+    def predict(message, client, x):
+        return jax.nn.one_hot(x[:, 0].astype(jnp.int32), toys.K)
+
+    method, keys = fedavg(toys.TASK)._replace(predict=predict), streams.make_keys(jax.random.key(0))
+    people = [of(federation, toys.K) for of in (simulate.population_on_host, simulate.new_on_host)]
+    population, new = jax.tree.map(jnp.asarray, people)
     lane = simulate.Lane(federation._replace(skews=None), population, keys, new=new)
     program = simulate.Program(method, plan, toys.VECTORIZED)
     score = jax.jit(partial(evaluate.score, program))
     scores = score(lane, simulate.init(method, keys, toys.C), jnp.int32(1))
-    right = {
-        form: np.asarray(c.correct / c.total)[:, 0] for form, c in scores._asdict().items() if c
-    }
+    counts = {form: c for form, c in scores._asdict().items() if c}
+    right = {form: np.asarray(c.correct / c.total)[:, 0] for form, c in counts.items()}
     odd = np.arange(toys.C) % 2
-    np.testing.assert_array_equal(right["test"], 1 - odd)
-    np.testing.assert_array_equal(right["validation"], 1 - odd)
-    np.testing.assert_array_equal(right["new"][[0, 2]], [1, 1])  # numbers 8 and 10
-    np.testing.assert_array_equal(right["global_test"], [1])
-    np.testing.assert_array_equal(right["unseen"], np.ones(toys.C))
+    assert right["test"].tolist() == right["validation"].tolist() == (1 - odd).tolist()
+    assert right["new"][[0, 2]].tolist() == [1, 1]  # numbers 8 and 10
+    assert right["global_test"].tolist() == [1] and right["unseen"].tolist() == [1] * toys.C
 
 
 def brighter(key, x, client, num_clients, *, step: float = 0.1):
@@ -133,24 +129,18 @@ def flat(key, x, client, num_clients):
     return x.reshape(-1)
 
 
-def test_a_user_defined_feature_skew():
-    made = experiment(images(), name="iid", num_clients=4, feature_skew=brighter, step=0.2)
-    changed, clean = with_and_without_skew(made, 3, np.arange(9))
-    np.testing.assert_allclose(changed, clean + 0.6 * 255, rtol=1e-5)
-    with pytest.raises(BadInput, match="a feature skew must return an example"):
-        experiment(images(), name="iid", num_clients=4, feature_skew=flat)
-
-
-def test_each_natural_user_has_a_client_number():
+def test_a_user_defined_feature_skew_gets_the_number_of_each_natural_user():
     """The data have three users; the config does not state their number."""
     users = np.arange(120, dtype=np.int32) % 3
     dataset = images()._replace(client=users, users=("a", "b", "c"))
-    made = experiment(dataset, name="by_client", feature_skew=brighter)
+    made = experiment(dataset, name="by_client", feature_skew=brighter, step=0.2)
     for client in range(3):
         rows = np.asarray(made.simulation.federations[0].train)[client]
         assert {*users[rows[rows >= 0]]} == {client}
         changed, clean = with_and_without_skew(made, client, rows[:3])
-        np.testing.assert_allclose(changed, clean + client * 25.5, rtol=1e-5)
+        np.testing.assert_allclose(changed, clean + client * 51, rtol=1e-5)
+    with pytest.raises(BadInput, match="a feature skew must return an example"):
+        experiment(images(), name="iid", num_clients=4, feature_skew=flat)
 
 
 def test_without_a_feature_skew_clients_are_unchanged():
@@ -161,22 +151,22 @@ def test_without_a_feature_skew_clients_are_unchanged():
     assert of_client(made.simulation.federations[0], client) is made.simulation.federations[0]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "method", "partition", "said"),
-    [
-        (images((6, 5)), "fedavg", {"feature_skew": "rotation"}, "square images, not 6 x 5"),
-        (images(()), "fedavg", {"feature_skew": "rotation"}, "=rotation needs images"),
-        (images(), "fedavg", {"feature_skew": "rotation", "rotations": 3}, "must be 2 or 4, got 3"),
-        (images(), "fedavg", {"feature_skew": "noise", "sigma": -1.0}, "sigma must not"),
-        (images(dtype=np.int32), "fedavg", {"feature_skew": "noise"}, "real numbers, not int32"),
-        (images(), "fedavg", {"feature_skew": "nois"}, "did you mean 'noise"),
-        (images(), "central", {"feature_skew": "noise"}, "=noise needs clients; method central"),
-        (images(), "client2vec", {"feature_skew": "noise"}, "which method client2vec trains on"),
-    ],
-)  # fmt: skip
-def test_bad_skews_are_rejected(dataset, method, partition, said):
+REJECTED = [  # (data, method, name and settings of the feature skew, words of the error)
+    (images((6, 5)), "fedavg", "rotation", {}, "square images, not 6 x 5"),
+    (images(()), "fedavg", "rotation", {}, "=rotation needs images"),
+    (images(), "fedavg", "rotation", {"rotations": 3}, "must be 2 or 4, got 3"),
+    (images(), "fedavg", "noise", {"sigma": -1.0}, "sigma must not"),
+    (images(dtype=np.int32), "fedavg", "noise", {}, "real numbers, not int32"),
+    (images(), "fedavg", "nois", {}, "did you mean 'noise"),
+    (images(), "central", "noise", {}, "=noise needs clients; method central"),
+    (images(), "client2vec", "noise", {}, "which method client2vec trains on"),
+]
+
+
+@pytest.mark.parametrize("dataset, method, skew, settings, said", REJECTED)
+def test_bad_skews_are_rejected(dataset, method, skew, settings, said):
     with pytest.raises(BadInput, match=said):
-        experiment(dataset, method=method, num_clients=4, **partition)
+        experiment(dataset, method=method, num_clients=4, feature_skew=skew, **settings)
 
 
 def played(seeds=(0,), blocks=(4,), method="finetune", engine=None, augment="none", **partition):
@@ -203,36 +193,44 @@ def played(seeds=(0,), blocks=(4,), method="finetune", engine=None, augment="non
     return playing.final_states(), evaluate.summarize(playing.evaluate()[-1], ("",))
 
 
-def assert_same(a, b):
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), a, b)
+close = partial(toys.close, rtol=2e-5, atol=1e-6)
+ENGINES = {  # {name: (settings of the engine, blocks of rounds)}
+    "chunked, streamed, state on host": (
+        {"strategy": "chunked", "chunk": 2, "state": "host", "data": "stream"},
+        (1, 3),
+    ),
+    "sequential": ({"strategy": "sequential"}, (4,)),
+    "sharded": ({"data": "sharded", "state": "sharded"}, (4,)),
+}
 
 
-@pytest.mark.slow
-def test_results_do_not_depend_on_how_a_run_is_computed():
+@functools.cache
+def plain():
+    return played()
+
+
+@pytest.mark.parametrize("name", exhaustive_but([[*ENGINES][0]], ENGINES))
+def test_results_do_not_depend_on_how_a_run_is_computed(name):
     """The method also trains on the examples of new clients."""
-    plain = played()
-    assert_same(played(blocks=(1, 3)), plain)
-    for engine in (
-        {"strategy": "chunked", "chunk": 2},
-        {"strategy": "sequential"},
-        {"state": "host"},
-        {"data": "stream"},
-        {"data": "sharded", "state": "sharded"},
-    ):
-        assert_same(played(engine=engine), plain)
+    engine, blocks = ENGINES[name]
+    close(played(engine=engine, blocks=blocks), plain())
+
+
+@pytest.mark.exhaustive
+def test_seeds_of_a_vectorized_run_have_the_results_of_separate_runs():
     states, _ = played((3, 0), engine={"seeds": "vectorized"})
-    assert_same(states[1:], plain[0])
+    close(states[1:], plain()[0])
     clean = played(sigma=0.0)
-    assert not np.allclose(*(jax.tree.leaves(s.server)[1] for s in (clean[0][0], plain[0][0])))
+    assert not np.allclose(*(jax.tree.leaves(s.server)[1] for s in (clean[0][0], plain()[0][0])))
 
 
 def unchanged(key, x):
     return x
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_identity_augmentation_does_not_change_features_of_skewed_examples():
     """FedConcat's classifiers train on features, which are computed in every batch here."""
     method = {"name": "fedconcat", "num_clusters": 2, "encoder_rounds": 2, "classifier_rounds": 2}
     run = partial(played, blocks=(2, 2), method=method, new_clients=0.0)
-    assert_same(run(), run(augment=unchanged))
+    close(run(), run(augment=unchanged))

@@ -1,23 +1,20 @@
 """Published data sets, fetched from a local server, are complete or absent."""
 
 import hashlib
+import itertools
 import os
-import pickle
-import signal
-import subprocess
-import sys
-import threading
 import time
 from types import SimpleNamespace
 
 import commands
+import kills
 import numpy as np
 import pytest
 from image_files import IMAGES
 from inputs import complaint
 from loopback import Server
+from processes_beside import another_process
 from published import contents, offered, zipped
-from slow_cases import slow_but
 
 from fedjax_lab.data import __main__ as command
 from fedjax_lab.data import at_hand, catalog, download, fetch, idx, places, unpack
@@ -25,6 +22,7 @@ from fedjax_lab.registry import NAMED, keyword_defaults
 from fedjax_lab.running import lock
 
 FETCHED = [name for name, data in catalog.PUBLISHED.items() if data.files]
+EXHAUSTIVE = pytest.mark.exhaustive
 BY_HAND = [name for name, data in catalog.PUBLISHED.items() if data.by_hand]
 
 
@@ -97,7 +95,7 @@ def test_a_fetched_data_set_is_read_without_a_folder(server, call, folder, name)
     assert code == 0 and out == f"{name:15}  verified, {where}\n"
 
 
-@pytest.mark.parametrize("name", FETCHED)
+@pytest.mark.parametrize("name", ["svhn", "tiny_imagenet", "cifar10", "retinamnist"])
 def test_a_data_set_may_be_fetched_to_a_chosen_folder(server, call, tmp_path, folder, name):
     chosen = tmp_path / "own"
     code, out, _ = call("get", name, f"--folder={chosen}")
@@ -111,7 +109,10 @@ def test_a_data_set_may_be_fetched_to_a_chosen_folder(server, call, tmp_path, fo
     assert code == 2 and err.startswith("error: ") and f"is not in {folder}" in err
 
 
-@pytest.mark.parametrize("name", slow_but(["svhn"], ["svhn", "emnist", "gtsrb", "bloodmnist"]))
+LACKING = ["svhn", *(pytest.param(name, marks=EXHAUSTIVE) for name in ("emnist", "bloodmnist"))]
+
+
+@pytest.mark.parametrize("name", LACKING)
 def test_a_run_that_lacked_data_works_after_the_command(server, call, tmp_path, capsys, name):
     """The error names the command, whose output names the flags of the run."""
     data = catalog.PUBLISHED[name]
@@ -136,13 +137,13 @@ def test_a_run_without_data_names_the_command(name, capsys):
     assert f"`fedjax-lab data get {name}`" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", BY_HAND)
-def test_data_sets_to_fetch_by_hand_are_explained(call, name):
-    code, out, err = call("get", name)
-    assert code == 2 and "must be fetched by hand" in err
-    output = " ".join(out.split())
-    for text in (catalog.PUBLISHED[name].by_hand, catalog.PUBLISHED[name].citation):
-        assert " ".join(text.split()) in output
+def test_data_sets_to_fetch_by_hand_are_explained(call):
+    for name in BY_HAND:
+        code, out, err = call("get", name)
+        assert code == 2 and "must be fetched by hand" in err
+        output = " ".join(out.split())
+        for text in (catalog.PUBLISHED[name].by_hand, catalog.PUBLISHED[name].citation):
+            assert " ".join(text.split()) in output
 
 
 def test_every_source_is_in_the_catalog():
@@ -153,40 +154,36 @@ def test_every_source_is_in_the_catalog():
         assert "folder" in keyword_defaults(NAMED["data"][catalog.PUBLISHED[name].reader or name])
 
 
-@pytest.mark.parametrize("name", FETCHED)
-def test_addresses_and_checksums_are_well_formed(name):
-    data = catalog.PUBLISHED[name]
+def test_addresses_and_checksums_are_well_formed():
     lengths = {"sha256": 64, "md5": 32}
-    for file in data.files:
-        algorithm, digits = file.checksum.split(":")
-        assert len(digits) == lengths[algorithm] and int(digits, 16)
-        assert file.size == 0 or file.size > 1000
-        for address in file.addresses:
-            assert address.startswith(("http://", "https://")) and ".." not in address
-        assert f"/{file.name}" in file.addresses[0]
-    assert len({file.checksum for file in data.files}) == len(data.files)
-    assert set(contents(name)) == {file.name for file in data.files}
+    for name in FETCHED:
+        files = catalog.PUBLISHED[name].files
+        for file in files:
+            algorithm, digits = file.checksum.split(":")
+            assert len(digits) == lengths[algorithm] and int(digits, 16)
+            assert file.size == 0 or file.size > 1000
+            for address in file.addresses:
+                assert address.startswith(("http://", "https://")) and ".." not in address
+            assert f"/{file.name}" in file.addresses[0]
+        assert len({file.checksum for file in files}) == len(files)
+        assert set(contents(name)) == {file.name for file in files}
 
 
 def test_list_shows_which_data_sets_are_present_and_their_details(server, call, folder):
+    """This includes files that were added by hand."""
     call("get", "svhn")
-    code, out, err = call("list")
-    lines = {line.split()[0]: line for line in out.splitlines()}
-    assert code == 0 and set(catalog.PUBLISHED) <= set(lines)
-    assert " here " in lines["svhn"] and "non-commercial use only" in lines["svhn"]
-    assert " here " not in lines["cifar10"] and "by hand" in lines["pacs"]
-    code, out, _ = call("list", "svhn", "pacs")
-    file = catalog.PUBLISHED["svhn"].files[0]
-    assert file.checksum in out and file.addresses[0] in out and "DomainBed" in out
-
-
-def test_list_finds_files_that_were_added_by_hand(call, folder):
     (folder / "medmnist").mkdir(parents=True)
     for name in ("medmnist/bloodmnist.npz", "octmnist.npz"):
         (folder / name).touch()
-    lines = {line.split()[0]: line for line in call("list")[1].splitlines()}
-    here = [name for name, line in lines.items() if " here " in line]
-    assert here == ["octmnist", "bloodmnist"]
+    code, out, err = call("list")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert code == 0 and set(catalog.PUBLISHED) <= set(lines)
+    here = {name for name, line in lines.items() if " here " in line}
+    assert here == {"svhn", "octmnist", "bloodmnist"}
+    assert "non-commercial use only" in lines["svhn"] and "by hand" in lines["pacs"]
+    code, out, _ = call("list", "svhn", "pacs")
+    file = catalog.PUBLISHED["svhn"].files[0]
+    assert file.checksum in out and file.addresses[0] in out and "DomainBed" in out
 
 
 def test_a_data_set_of_unpublished_size_is_fetched_and_checked(server, call, folder):
@@ -203,25 +200,33 @@ def test_a_data_set_of_unpublished_size_is_fetched_and_checked(server, call, fol
     assert code == 2 and f"{file} is damaged" in err
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    {
-        "get": "no data set is named",
-        "get cifar11": "no data set 'cifar11'; did you mean 'cifar10'?",
-        "check svnh": "did you mean 'svhn'?",
-        "list nothing": "no data set 'nothing'; valid: ",
-        "get digit_domains": "nothing to fetch: digit_domains is generated on this machine",
-        "get idx": "mnist, emnist and kmnist can be fetched",
-        "get medmnist": "fetch one by its own name: pathmnist, dermamnist",
-        "get svhn --folder=gs://a": "--folder must be a local path",
-        "get svhn --mirror=ftp://a": "--mirror must begin with http:// or https://, got 'ftp://a'",
-        "get svhn --foldr=a": "did you mean '--folder'?",
-        "gt svhn": "no command 'gt'; did you mean 'get'?",
-    }.items(),
-)
-def test_bad_arguments_are_errors(call, words, said):
+REFUSED = {  # {arguments: words of the error}
+    "": "no command is given; valid: check, get, list, prepare",
+    "get": "no data set is named",
+    "get cifar11": "no data set 'cifar11'; did you mean 'cifar10'?",
+    "list nothing": "no data set 'nothing'; valid: ",
+    "get digit_domains": "nothing to fetch: digit_domains is generated on this machine",
+    "get idx": "mnist, emnist and kmnist can be fetched",
+    "get medmnist": "fetch one by its own name: pathmnist, dermamnist",
+    "get svhn --folder=gs://a": "--folder must be a local path",
+    "get svhn --mirror=ftp://a": "--mirror must begin with http:// or https://, got 'ftp://a'",
+    "get svhn --foldr=a": "did you mean '--folder'?",
+    "prepare": "--config is missing; for example --config=configs/hfedf_pacs.py",
+    "prepare --config=configs/quickstart.py": "--out is missing",
+    "prepare --config=configs/nothing.py --out=o": "no config file",
+    "prepare --confg=a --out=o": "unexpected argument '--confg=a'; did you mean '--config'?",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_bad_arguments_are_errors(call, words):
     code, out, err = call(*words.split())
-    assert code == 2 and said in err and not out
+    assert code == 2 and REFUSED[words] in err and not out
+
+
+def test_help_shows_the_usage(call):
+    code, out, _ = call("--help")
+    assert code == 0 and "python -m fedjax_lab.data prepare --config=" in out
 
 
 def test_a_mirror_must_have_the_same_bytes(server, call, folder):
@@ -235,52 +240,37 @@ def test_a_mirror_must_have_the_same_bytes(server, call, folder):
     assert code == 1 and "it has 14 bytes" in err and os.listdir(folder) == ["svhn"]
 
 
-def test_a_failed_fetch_leaves_no_folder(server, call, folder):
+def test_files_fetched_before_a_failure_are_kept_and_no_folder_is_left_without_any(
+    server, call, folder
+):
+    kept = dict(server.files)
     server.files.clear()
     code, out, err = call("get", "svhn")
     assert code == 1 and "HTTP 404" in err and "the same command continues" in err
     assert not folder.exists()
-
-
-def test_files_fetched_before_a_failure_are_kept(server, call, folder):
-    path = "/svhn/test_32x32.mat"
-    kept = server.files.pop(path)
+    server.files.update(kept)
+    del server.files["/svhn/test_32x32.mat"]
+    requests = len(server.starts("/svhn/train_32x32.mat"))
     assert call("get", "svhn")[0] == 1
     assert "no train_32x32.mat" in complaint(load, "svhn")
     assert call("check", "svhn")[0] == 2
-    server.files[path] = kept
+    server.files.update(kept)
     assert call("get", "svhn")[0] == 0
-    assert len(server.starts("/svhn/train_32x32.mat")) == 1 and os.listdir(folder) == ["svhn"]
+    assert len(server.starts("/svhn/train_32x32.mat")) == requests + 1
+    assert os.listdir(folder) == ["svhn"] and np.array_equal(load("svhn").x[:5], IMAGES[:5])
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny_imagenet", "svhn", "cifar10", pytest.param("cinic10", marks=pytest.mark.slow)]
+    "name", ["tiny_imagenet", "svhn", "cifar10", pytest.param("cinic10", marks=EXHAUSTIVE)]
 )
 def test_a_command_killed_at_any_step_is_continued(server, call, folder, monkeypatch, name):
     """It is killed before each block is written, and before each file or folder is renamed."""
-
-    class Killed(BaseException):
-        pass
-
     monkeypatch.setattr(download, "BLOCK", 1500)
     call("get", name)
-    whole, step = tree(folder), 0
-    while True:
-        step += 1
-        count = 0
-        where = folder / f"killed{step}"
+    whole, target = tree(folder), catalog.PUBLISHED[name].target
+    for step in itertools.count(1):
+        before, where = kills.at(step), folder / f"killed{step}"
         monkeypatch.setattr(places, "PLACES", (str(where),))
-
-        def before(function):
-            def counted(*args, **settings):
-                nonlocal count
-                count += 1
-                if count == step:  # noqa: B023
-                    raise Killed
-                return function(*args, **settings)
-
-            return counted
-
         with monkeypatch.context() as patch:
             for module in (download.os, fetch.os):
                 patch.setattr(module, "replace", before(os.replace))
@@ -288,16 +278,14 @@ def test_a_command_killed_at_any_step_is_continued(server, call, folder, monkeyp
             patch.setattr(unpack, "blocks", before(unpack.blocks))
             patch.setattr(download, "_length", before(download._length))
             patch.setattr(fetch.shutil, "rmtree", before(fetch.shutil.rmtree))
-            patch.setattr(command, "_bar", lambda *args: Bar(before(lambda: None)))
+            patch.setattr(command.Tenths, "update", before(command.Tenths.update))
             try:
                 code, *_ = call("get", name)
                 break
-            except Killed:
+            except kills.Killed:
                 pass
-        if (where / catalog.PUBLISHED[name].target).exists():
-            assert tree(where / catalog.PUBLISHED[name].target) == tree(
-                folder / catalog.PUBLISHED[name].target
-            )
+        if (where / target).exists():
+            assert tree(where / target) == tree(folder / target)
         else:
             complaint(load, name)
             assert call("check", name)[0] == 2
@@ -305,86 +293,39 @@ def test_a_command_killed_at_any_step_is_continued(server, call, folder, monkeyp
     assert code == 0 and step > 10
 
 
-class Bar:
-    """A progress bar that calls `step` whenever it moves."""
+def test_an_interrupted_command_says_that_the_same_command_continues(
+    server, call, folder, monkeypatch
+):
+    """How signals become this exception is tested with all commands in tests/test_command.py."""
 
-    def __init__(self, step):
-        self.n, self.step = 0, step
+    def interrupt():
+        raise KeyboardInterrupt
 
-    def update(self, more):
-        self.step()
-        self.n += more
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *args):
-        pass
-
-
-CHILD = """
-import sys
-from fedjax_lab import command as base
-base.begin()
-from fedjax_lab.data import at_hand, catalog, download, places
-from fedjax_lab.data import __main__ as command
-import pickle
-catalog.PUBLISHED = pickle.loads(bytes.fromhex(sys.argv.pop()))
-places.PLACES = (sys.argv.pop(),)
-download.BLOCK = 1000
-base.run(command.main, ["data", *sys.argv[1:]])
-"""
-
-
-def child(folder, *words):
-    """Starts the command as a separate process."""
-    tiny = pickle.dumps({"tiny_imagenet": catalog.PUBLISHED["tiny_imagenet"]}).hex()
-    arguments = [sys.executable, "-c", CHILD, *words, str(folder), tiny]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_killed_process_is_continued(server, call, folder, number):
-    path = "/tiny_imagenet/tiny-imagenet-200.zip"
-    server.faults[path] = [("slow", 0.3)]
-    process = child(folder, "get", "tiny_imagenet")
+    before = kills.at(3, interrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(download, "BLOCK", 1000)
+        patch.setattr(command.Tenths, "update", before(command.Tenths.update))
+        code, _, err = call("get", "tiny_imagenet")
+    assert code == 130 and err == "interrupted; the same command continues\n"
     part = folder / ".fetch-tiny_imagenet/archives/tiny-imagenet-200.zip.part"
-    while process.poll() is None and not (part.exists() and part.stat().st_size):
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, err = process.communicate()
-    if number != signal.SIGKILL:
-        assert process.returncode == 130 and err == "interrupted; the same command continues\n"
-    complaint(load, "tiny_imagenet")
     received = part.stat().st_size
-    process = child(folder, "get", "tiny_imagenet")
-    assert process.communicate() and process.returncode == 0
-    assert 0 < received == server.starts(path)[-1]
-    assert len(load("tiny_imagenet").x) == 4 and os.listdir(folder) == ["tiny-imagenet-200"]
+    assert call("get", "tiny_imagenet")[0] == 0 and len(load("tiny_imagenet").x) == 6
+    assert 0 < received == server.starts("/tiny_imagenet/tiny-imagenet-200.zip")[-1]
+    assert os.listdir(folder) == ["tiny-imagenet-200"]
 
 
 def test_a_second_command_for_the_same_data_set_is_rejected(server, call, folder):
-    held, done = threading.Event(), threading.Event()
-
-    def other():
-        with lock.owned(fetch.stage("svhn", folder)):
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    held.wait()
-    code, _, err = call("get", "svhn")
-    assert code == 2 and "is in use by another command" in err and server.requests == []
-    assert call("get", "cifar10")[0] == 0  # another data set
-    done.set()
-    thread.join()
+    staged = fetch.stage("svhn", folder)
+    staged.mkdir(parents=True)
+    with another_process(staged / lock.LOCK):
+        code, _, err = call("get", "svhn")
+        assert code == 2 and "is in use by another command" in err and server.requests == []
+        assert call("get", "cifar10")[0] == 0  # another data set
     assert call("get", "svhn")[0] == 0
 
 
 def test_check_finds_every_damaged_or_missing_file(server, call, folder):
-    for name in ("svhn", "tiny_imagenet", "domainnet_full", "cifar10"):
+    for name in ("svhn", "tiny_imagenet", "cifar10"):
         call("get", name)
     for path in [path for path in folder.rglob("[!.]*") if path.is_file()]:
         good = path.read_bytes()
@@ -395,22 +336,19 @@ def test_check_finds_every_damaged_or_missing_file(server, call, folder):
             assert (code == 2 and path.name in err) or gone
         path.write_bytes(good)
     code, out, _ = call("check")
-    assert code == 0 and out.count("verified") == 4
+    assert code == 0 and out.count("verified") == 3
 
 
 def test_other_files_in_the_place_of_a_data_set_are_never_changed(server, call, folder):
     (folder / "svhn").mkdir(parents=True)
     (folder / "svhn" / "train_32x32.mat").write_bytes(b"mine")
     code, _, err = call("get", "svhn")
-    assert (
-        code == 2
-        and "exists, but is not what would be fetched" in err
-        and "train_32x32.mat has 4 bytes" in err
-    )
+    other = "exists, but is not what would be fetched"
+    assert code == 2 and other in err and "train_32x32.mat has 4 bytes" in err
     assert tree(folder) == {"svhn/train_32x32.mat": b"mine"} and server.requests == []
     (folder / "tiny-imagenet-200").mkdir()
     (folder / "tiny-imagenet-200" / "wnids.txt").write_text("n01")
-    assert "exists, but is not what would be fetched" in call("get", "tiny_imagenet")[2]
+    assert other in call("get", "tiny_imagenet")[2]
     assert "here, but not checked: `get` has not fetched it" in call("check", "tiny_imagenet")[1]
 
 
@@ -425,10 +363,8 @@ def test_a_full_disk_is_reported_before_anything_is_fetched(server, call, folder
 def test_an_archive_without_the_data_set_is_not_installed(server, call, folder, monkeypatch):
     content = zipped({"elsewhere/wnids.txt": b"n01", "__MACOSX/x": b""})
     server.files["/tiny_imagenet/tiny-imagenet-200.zip"] = content
-    data = catalog.PUBLISHED["tiny_imagenet"]
-    file = data.files[0]._replace(
-        size=len(content), checksum=f"sha256:{hashlib.sha256(content).hexdigest()}"
-    )
+    data, checksum = catalog.PUBLISHED["tiny_imagenet"], hashlib.sha256(content).hexdigest()
+    file = data.files[0]._replace(size=len(content), checksum=f"sha256:{checksum}")
     catalog.PUBLISHED["tiny_imagenet"] = data._replace(files=(file,))
     code, _, err = call("get", "tiny_imagenet")
     assert code == 2 and "the fetched archives have no tiny-imagenet-200" in err
@@ -441,8 +377,3 @@ def test_progress_of_large_files_is_logged(server, call, monkeypatch):
     out = call("get", "svhn")[1]
     lines = [line for line in out.splitlines() if line.startswith("train_32x32.mat: 0.0 MB of")]
     assert len(lines) == 10
-
-
-def test_fetched_pixels_are_unchanged(server, call):
-    call("get", "svhn")
-    assert np.array_equal(load("svhn").x[:5], IMAGES[:5])

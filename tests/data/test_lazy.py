@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from inputs import complaint
+from record_files import make, write
 
-from fedjax_lab.data import lazy, safe
+from fedjax_lab.data import lazy, safe, stream
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.normalize import input_range
+from fedjax_lab.data.records import records
 
 
 def counting(content):
@@ -88,13 +90,10 @@ def test_the_range_of_model_inputs_is_computed_in_pieces(monkeypatch):
     assert (lowest, highest) == (CONTENT.min(), CONTENT.max()) == input_range(CONTENT, "unit")
     pixels, read = counting(np.zeros((3, 4, 4, 1), np.uint8))
     assert input_range(pixels, "unit") == (0, 1) and not read
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nonfinite_inputs_are_an_error(value):
-    content = CONTENT.copy()
-    content[6, 1, 1] = value
-    assert "NaN or infinite" in complaint(input_range, counting(content)[0], "unit")
+    for value in (np.nan, np.inf):
+        content = CONTENT.copy()
+        content[6, 1, 1] = value
+        assert "NaN or infinite" in complaint(input_range, counting(content)[0], "unit")
 
 
 def test_an_array_too_large_for_memory_is_rejected_before_it_is_read(monkeypatch):
@@ -104,3 +103,40 @@ def test_an_array_too_large_for_memory_is_rejected_before_it_is_read(monkeypatch
     message = complaint(np.asarray, x)
     assert "16777216 examples of 256 float32 do not fit in memory" in message and not read
     assert "python -m fedjax_lab.data prepare" in message
+
+
+# Rows in each form that a data set can have
+
+
+COUNT = 23
+
+
+@pytest.fixture(params=["memory", "mapped", "records", "strided"])
+def x(request, tmp_path):
+    """The examples of `make`, in each of these forms."""
+    data = make(COUNT)
+    if request.param == "records":
+        write(data, tmp_path / "toy")
+        return records(path=str(tmp_path / "toy")).x
+    if request.param == "mapped":
+        np.save(tmp_path / "x.npy", data.x)
+        return np.load(tmp_path / "x.npy", mmap_mode="r")
+    return data.x if request.param == "memory" else np.repeat(data.x, 2, 0)[::2]
+
+
+@pytest.mark.parametrize("padding", [0, 0.3, 1])
+def test_fill_copies_the_rows_and_writes_zeros_for_padding(x, padding):
+    rng = np.random.default_rng(0)
+    rows = np.where(rng.random(40) < padding, -1, rng.integers(0, COUNT, 40))
+    flat = make(COUNT).x.reshape(COUNT, -1)
+    made = np.full((40, flat.shape[1]), 99, flat.dtype)
+    stream.fill(made, x, rows)
+    np.testing.assert_array_equal(made, np.where(rows[:, None] < 0, 0, flat[rows]))
+
+
+def test_fill_accepts_no_rows_but_none_out_of_range(x):
+    size = int(np.prod(x.shape[1:]))
+    stream.fill(np.empty((0, size), x.dtype), x, np.zeros(0, int))
+    for row in (-2, COUNT):
+        with pytest.raises(IndexError, match="are not among 23 examples"):
+            stream.fill(np.empty((2, size), x.dtype), x, np.array([0, row]))

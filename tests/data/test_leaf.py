@@ -2,6 +2,7 @@
 
 import json
 
+import broken
 import leaf_files
 import numpy as np
 import pytest
@@ -9,8 +10,6 @@ from inputs import complaint
 
 from fedjax_lab.data import leaf_json, safe, text_rows
 from fedjax_lab.data.leaf import leaf
-from fedjax_lab.data.natural import by_client
-from fedjax_lab.federation import make_federations
 
 
 def of_user(data, name, test=False):
@@ -32,11 +31,8 @@ def test_femnist_is_read_from_its_folder_or_the_folder_around_it(around, tmp_pat
             assert data.y[rows].tolist() == values["y"]
     assert [len(of_user(data, user, test=True)) for user in data.users] == [1, 1]
     assert "LEAF: A Benchmark" in data.citation
-
-
-def test_femnist_with_digits_only_has_ten_classes(tmp_path):
-    leaf_files.write_femnist(tmp_path, highest=9)
-    assert leaf(folder=str(tmp_path)).classes == tuple("0123456789")
+    leaf_files.write_femnist(tmp_path / "digits", highest=9)
+    assert leaf(folder=str(tmp_path / "digits")).classes == tuple("0123456789")
 
 
 def test_pixels_that_are_not_gray_levels_stay_floats(tmp_path):
@@ -75,11 +71,12 @@ def test_celeba_images_are_read_from_files_and_from_the_cache(tmp_path, monkeypa
     assert data.x.shape == (4, 84, 84, 3)
 
 
-@pytest.mark.parametrize("name", ["../secret.png", "/etc/secret.png", "a\\b.png", "a\x00.png"])
-def test_unsafe_image_names_are_rejected(name, tmp_path):
+def test_unsafe_image_names_are_rejected(tmp_path):
     leaf_files.write_celeba(tmp_path)
-    leaf_files.write_leaf(tmp_path / "train" / "t.json", {"7": {"x": ["1.png", name], "y": [0, 1]}})
-    assert "without a folder" in complaint(leaf, folder=str(tmp_path))
+    for name in ("../secret.png", "/etc/secret.png", "a\\b.png", "a\x00.png"):
+        users = {"7": {"x": ["1.png", name], "y": [0, 1]}}
+        leaf_files.write_leaf(tmp_path / "train" / "t.json", users)
+        assert "without a folder" in complaint(leaf, folder=str(tmp_path))
 
 
 def test_tweets_become_token_ids_and_labels(tmp_path):
@@ -94,24 +91,21 @@ def test_comments_become_one_example_per_next_word(tmp_path):
     leaf_files.write_reddit(tmp_path)
     data = leaf(folder=str(tmp_path), length=2)
     assert data.classes[2:] == ("<EOS>", "the", "bird", "cat", "dog")
-    names = [*" ?", *data.classes[2:]]
-    pairs = [
-        (*(names[number] for number in x), names[y])
-        for x, y in zip(data.x.tolist(), data.y.tolist(), strict=True)
-    ]
-    assert pairs == [
-        (" ", " ", "the"),
-        (" ", "the", "cat"),
-        ("the", "cat", "the"),
-        ("cat", "the", "dog"),
-        ("the", "dog", "<EOS>"),
-        (" ", " ", "the"),
-        (" ", "the", "bird"),
-        ("the", "bird", "<EOS>"),
-        (" ", " ", "<EOS>"),
-        (" ", " ", "the"),
-        (" ", "the", "?"),
-        ("the", "?", "<EOS>"),
+    names = np.array([*" ?", *data.classes[2:]])
+    examples = np.concatenate([names[data.x], names[data.y][:, None]], 1)  # two words and the next
+    assert [" ".join(row) for row in examples] == [
+        "    the",
+        "  the cat",
+        "the cat the",
+        "cat the dog",
+        "the dog <EOS>",
+        "    the",
+        "  the bird",
+        "the bird <EOS>",
+        "    <EOS>",
+        "    the",
+        "  the ?",
+        "the ? <EOS>",
     ]
     assert data.client.tolist() == [0] * 5 + [1] * 7
     assert data.test.tolist() == [False] * 9 + [True] * 3
@@ -153,61 +147,38 @@ def test_unpaired_surrogates_become_question_marks(tmp_path):
     assert leaf(folder=str(tmp_path / "c")).classes[2:] == ("<EOS>", "?")
 
 
-def test_each_user_with_training_examples_is_a_client(tmp_path):
-    """A user with only test examples is not a client; the global test set has these examples."""
-    leaf_files.write_femnist(tmp_path)
-    alone = {"f0009_00": leaf_files.characters(2, [7, 8])}
-    leaf_files.write_leaf(tmp_path / "test" / "all_data_1_test_9.json", alone)
-    data = leaf(folder=str(tmp_path))
-    (federation,) = make_federations(data, by_client, [0], num_clients=0)
-    for rows, test in ((federation.train, False), (federation.test, True)):
-        rows = np.asarray(rows)
-        held = [sorted(row[row >= 0].tolist()) for row in rows]
-        assert held == [of_user(data, name, test).tolist() for name in data.users[:2]]
-    assert len(federation.global_test) == 4
-
-
-def test_shakespeare_files_are_referred_to_the_shakespeare_source(tmp_path):
-    users = {"HAMLET": {"x": ["a" * 80], "y": ["b"]}}
-    leaf_files.write_leaf(tmp_path / "train" / "a.json", users)
-    assert "config.data.name=shakespeare" in complaint(leaf, folder=str(tmp_path))
-
-
 VECTOR = [0.5, 1.0]
-BROKEN = {
-    "ragged": ({"x": [VECTOR, [0.5]], "y": [0, 1]}, "user 'a' cannot be read"),
-    "nothing": ({"x": [VECTOR, None], "y": [0, 1]}, "user 'a' cannot be read"),
-    "infinite": ({"x": [VECTOR, [0.5, 1e39]], "y": [0, 1]}, "x must hold finite numbers"),
-    "words": ({"x": [VECTOR, ["b", "c"]], "y": [0, 1]}, "user 'a' cannot be read"),
-    "fraction": ({"x": [VECTOR] * 2, "y": [0, 0.5]}, "labels are not integers"),
-    "negative": ({"x": [VECTOR] * 2, "y": [0, -1]}, "labels are not from 0 to"),
-    "huge": ({"x": [VECTOR] * 2, "y": [0, 10**400]}, "user 'a' cannot be read"),
-    "objects": ({"x": [VECTOR] * 2, "y": [0, {}]}, "user 'a' cannot be read"),
-    "lengths": ({"x": [VECTOR] * 2, "y": [0]}, "no lists x and y of equal length"),
-    "numbers among texts": ({"x": ["b", 3], "y": [0, 1]}, "some x is neither a text nor a row"),
-    "no words": ({"x": [[["b"]], [[3]]], "y": [{}, {}]}, "some x is neither a text nor a list"),
-    "nobody": ({"x": [], "y": []}, "no training examples"),
-}
+UNREADABLE = "user 'a' cannot be read"
+DAMAGED = [  # (x and y of a user, words of the error)
+    ([VECTOR, [0.5]], [0, 1], UNREADABLE),
+    ([VECTOR, [0.5, 1e39]], [0, 1], "x must hold finite numbers"),
+    ([VECTOR, ["b", "c"]], [0, 1], UNREADABLE),
+    ([VECTOR] * 2, [0, 0.5], "labels are not integers"),
+    ([VECTOR] * 2, [0, -1], "labels are not from 0 to"),
+    ([VECTOR] * 2, [0, 10**400], UNREADABLE),
+    ([VECTOR] * 2, [0], "no lists x and y of equal length"),
+    (["b", 3], [0, 1], "some x is neither a text nor a row"),
+    ([[["b"]], [[3]]], [{}, {}], "some x is neither a text nor a list"),
+    ([], [], "no training examples"),
+]
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_files_not_in_leafs_format_are_rejected(case, tmp_path):
-    user, expected = BROKEN[case]
-    leaf_files.write_leaf(tmp_path / "train" / "a.json", {"a": user})
-    message = complaint(leaf, folder=str(tmp_path))
-    assert message.startswith(str(tmp_path)) and expected in message
+@pytest.mark.parametrize("x, y, expected", DAMAGED, ids=range(len(DAMAGED)))
+def test_files_not_in_leafs_format_are_rejected(x, y, expected, tmp_path):
+    leaf_files.write_leaf(tmp_path / "train" / "a.json", {"a": {"x": x, "y": y}})
+    broken.check(leaf, tmp_path, expected, folder=str(tmp_path))
 
 
-def test_users_with_examples_of_different_shapes_are_rejected(tmp_path):
+def test_missing_and_mixed_files_and_those_of_other_sources_are_rejected(tmp_path):
+    assert "is not a folder" in complaint(leaf, folder=str(tmp_path / "none"))
+    assert "no train/*.json or all_data/*.json" in complaint(leaf, folder=str(tmp_path))
     users = {"a": {"x": [VECTOR], "y": [0]}, "b": {"x": [[1.0]], "y": [0]}}
     leaf_files.write_leaf(tmp_path / "train" / "a.json", users)
     message = complaint(leaf, folder=str(tmp_path))
     assert "user 'a' have shape [2], but those of user 'b' have [1]" in message
-
-
-def test_missing_folders_and_files_are_rejected(tmp_path):
-    assert "is not a folder" in complaint(leaf, folder=str(tmp_path / "none"))
-    assert "no train/*.json or all_data/*.json" in complaint(leaf, folder=str(tmp_path))
+    users = {"HAMLET": {"x": ["a" * 80], "y": ["b"]}}
+    leaf_files.write_leaf(tmp_path / "train" / "a.json", users)
+    assert "config.data.name=shakespeare" in complaint(leaf, folder=str(tmp_path))
 
 
 def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
@@ -243,21 +214,20 @@ def test_one_user_is_decoded_at_a_time(tmp_path, monkeypatch):
         assert all(set(item) != set("abc") for item in decoded if isinstance(item, dict))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"users": ["a"], "user_data": {"a": {"x": [], "y": []}}} more',
-        '{"users": ["a"], "user_data": {"a": {"x": [], "y": []},}}',
-        '{"users": ["a"], "user_data": {"a": {"x": [], "y": []}',
-        '{"users": ["a"], "user_data": {3: {"x": [], "y": []}}}',
-        '{"users": ["a"] "user_data": {}}',
-        '{"users": ["a"], "user_data" {}}',
-        "{",
-        "",
-    ],
-)
-def test_invalid_json_is_rejected(text, tmp_path):
+INVALID = [
+    '{"users": ["a"], "user_data": {"a": {"x": [], "y": []}}} more',
+    '{"users": ["a"], "user_data": {"a": {"x": [], "y": []},}}',
+    '{"users": ["a"], "user_data": {"a": {"x": [], "y": []}',
+    '{"users": ["a"], "user_data": {3: {"x": [], "y": []}}}',
+    '{"users": ["a"], "user_data" {}}',
+    "{",
+    "",
+]
+
+
+def test_invalid_json_is_rejected(tmp_path):
     file = tmp_path / "a.json"
-    file.write_text(text)
-    message = complaint(lambda: list(leaf_json.users_of(file, "get another")))
-    assert message.startswith(f"{file} cannot be read as JSON (") and "get another" in message
+    for text in INVALID:
+        file.write_text(text)
+        said = f"{file} cannot be read as JSON ("
+        broken.check(lambda: list(leaf_json.users_of(file, "get another")), file, said, "another")

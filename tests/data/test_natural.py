@@ -1,10 +1,10 @@
 """Tests natural users: each becomes one client with the user's training and test examples."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from commands import call, comparable
 from inputs import complaint
 from toys import write_config, write_examples
 
@@ -56,13 +56,20 @@ def test_each_user_with_training_examples_is_a_client():
     assert (np.diff(held) < 0).any()  # in random order
 
 
-def test_users_with_few_examples_are_left_out():
-    (f,) = make(deal=registry.bind("partition", section(min_examples=12)))
+def bound(**settings):
+    section = {"name": "by_client", "num_clients": 0, "min_examples": 1, **settings}
+    return registry.bind("partition", section)
+
+
+def test_users_with_few_examples_are_left_out_unless_too_few_are_left():
+    (f,) = make(deal=bound(min_examples=12))
     assert users_of(f.train) == users_of(f.test) == [{0}, {3}, {4}, {5}]
-
-
-def section(**settings):
-    return {"name": "by_client", "num_clients": 0, "min_examples": 1, **settings}
+    error = partial(complaint, make)
+    assert "min_examples must be at least 1, got 0" in error(deal=bound(min_examples=0))
+    message = error(deal=bound(min_examples=41))
+    assert "0 of 6 users have that many, and the largest has 40; lower it" in message
+    said = "needs at least 3 users with at least 26 training examples"
+    assert said in error(deal=bound(min_examples=26, num_clients=3), num_clients=3)
 
 
 def test_the_seed_draws_a_subsample_of_users_which_keep_their_order():
@@ -103,9 +110,8 @@ def test_test_examples_follow_labels_if_users_are_divided_or_ignored():
     assert users_of(f.train)[0] & users_of(f.train)[1] and sum(sizes_of(f.test)) == 30
     plain = DATASET._replace(client=None, users=())
     first = registry.bind("partition", {"name": "by_domain"})
-    (with_users,), (without,) = (
-        make(deal=first, num_clients=2, dataset=d) for d in (DATASET, plain)
-    )
+    both = (make(deal=first, num_clients=2, dataset=d) for d in (DATASET, plain))
+    (with_users,), (without,) = both
     np.testing.assert_array_equal(with_users.test, without.test)
 
 
@@ -126,22 +132,6 @@ def test_a_partition_of_examples_receives_all_fields_and_embeddings():
     assert "needs embeddings (config.embedding)" in message
 
 
-@pytest.mark.parametrize(
-    "settings, said",
-    [
-        ({"min_examples": 0}, "config.partition.min_examples must be at least 1, got 0"),
-        ({"min_examples": 41}, "0 of 6 users have that many, and the largest has 40; lower it"),
-        (
-            {"min_examples": 26, "num_clients": 3},
-            "needs at least 3 users with at least 26 training examples",
-        ),
-    ],
-)
-def test_too_few_users_are_a_one_line_error(settings, said):
-    deal = registry.bind("partition", section(**settings))
-    assert said in complaint(make, deal=deal, num_clients=settings.get("num_clients", 0))
-
-
 def test_the_error_for_data_without_users_names_alternatives():
     message = complaint(make, dataset=DATASET._replace(client=None))
     assert "such as dirichlet or by_domain" in message and "arrays" in message
@@ -152,12 +142,10 @@ def test_seeds_with_different_numbers_of_clients_are_rejected():
     def any_number(examples, num_clients, rng):
         return np.array_split(np.arange(len(examples.y)), rng.integers(1, 99))
 
-    assert "the seeds of a run must have equally many" in complaint(
-        make, (0, 1, 2), any_number, name="own.py:any_number"
-    )
-    assert "must return a list of one or more arrays" in complaint(
-        make, deal=lambda examples, num_clients, rng: []
-    )
+    message = complaint(make, (0, 1, 2), any_number, name="own.py:any_number")
+    assert "the seeds of a run must have equally many" in message
+    message = complaint(make, deal=lambda examples, num_clients, rng: [])
+    assert "must return a list of one or more arrays" in message
 
 
 def test_the_number_of_clients_is_optional_for_by_client_only(tmp_path):
@@ -176,12 +164,10 @@ def test_the_number_of_clients_is_optional_for_by_client_only(tmp_path):
 
 def test_a_cohort_larger_than_the_users_is_rejected_before_compilation(tmp_path):
     write_examples(tmp_path / "data.npz", client=np.arange(300) % 5)
-    config = load_config(write_config(tmp_path))
-    overrides = [("partition.name", "by_client"), ("run.cohort", "6")]
-    message = complaint(experiment.build, resolve(config, overrides))
+    config = load_config(write_config(tmp_path, partition={"name": "by_client", "num_clients": 0}))
+    message = complaint(experiment.build, resolve(config, [("run.cohort", "6")]))
     assert "config.run.cohort=6 is more than the 5 clients" in message
-    built = experiment.build(resolve(config, overrides[:1]))
-    assert built.simulation.plan.cohort == 5
+    assert experiment.build(resolve(config)).simulation.plan.cohort == 5
 
 
 def test_check_partition_accepts_by_client_and_rejects_an_extra_client():
@@ -195,32 +181,30 @@ def test_check_partition_accepts_by_client_and_rejects_an_extra_client():
         check_partition(one_client_too_many)
 
 
-def test_the_error_for_a_wrong_signature_names_the_expected_arguments(tmp_path):
-    own = tmp_path / "own.py"
-    own.write_text("def bad(examples, rng):\n    return []\n")
-    with pytest.raises(BadInput, match=r"must take \(examples, num_clients, rng\), then settings"):
-        registry.look_up("partition", f"{own}:bad")
-
-
 OWN = """
 import numpy as np
 def by_parity(examples, rng, *, num_clients: int = 0, odd: bool = False):
     return [np.flatnonzero(examples.client % 2 == odd)]
 def reversed_halves(examples, num_clients, rng):
     return np.array_split(np.arange(len(examples.y))[::-1], num_clients)
+def bad(examples, rng):
+    return []
 """
 
 
-@pytest.mark.parametrize("name, clients, first", [("by_parity", 0, 1), ("reversed_halves", 2, 2)])
-def test_a_user_defined_partition_can_take_examples(name, clients, first, tmp_path):
+def test_a_user_defined_partition_can_take_examples(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    config = {"partition": {"name": f"{tmp_path}/own.py:{name}"}}
-    config["partition"] |= {"odd": True} if name == "by_parity" else {"num_clients": clients}
-    resolved = resolve(config)
-    assert resolved.partition.num_clients == clients
-    (f,) = experiment.deal_dataset(resolved, DATASET, [0])
-    assert len(f.train) == first
-    assert name != "by_parity" or users_of(f.train) == users_of(f.test) == [{1, 3, 5}]
+
+    def dealt(name, **settings):
+        config = {"partition": {"name": f"{tmp_path}/own.py:{name}", **settings}}
+        (f,) = experiment.deal_dataset(resolve(config), DATASET, [0])
+        return f
+
+    f = dealt("by_parity", odd=True)
+    assert users_of(f.train) == users_of(f.test) == [{1, 3, 5}]
+    assert len(dealt("reversed_halves", num_clients=2).train) == 2
+    with pytest.raises(BadInput, match=r"must take \(examples, num_clients, rng\), then settings"):
+        registry.look_up("partition", f"{tmp_path}/own.py:bad")
 
 
 EMBEDDED = """
@@ -251,40 +235,12 @@ def test_the_cost_is_unknown_if_the_data_determine_the_number_of_clients():
     assert requirements.cost(resolve(config)) is None
 
 
-@pytest.mark.slow
-def test_a_by_client_run_has_the_same_metrics_with_state_and_data_on_host(tmp_path, capsys):
-    write_examples(tmp_path / "data.npz", client=np.arange(300) % 23)
-    config = write_config(tmp_path, partition={"name": "by_client", "num_clients": 0})
-    flags = ["--config.method.name=scaffold", "--config.run.cohort=5", "--config.run.rounds=3"]
-    flags += ["--config.partition.validation=0.2", "--config.partition.new_clients=0.2"]
-    on_host = ["--config.engine.state=host", "--config.engine.data=stream"]
-    for folder, more in (("a", []), ("b", on_host)):
-        assert call(f"--config={config}", f"--workdir={tmp_path / folder}", *flags, *more) == 0
-    a, b = comparable(tmp_path / "a"), comparable(tmp_path / "b")
-    assert a == b and len(a[-1]["accuracy"]["per_client"]) == 19
-    assert capsys.readouterr().out.count("scaffold with 19 clients") == 2
-
-
-def users_beyond():
-    return DATASET._replace(client=CLIENT + 1)
-
-
-def users_twice():
-    return DATASET._replace(users=("u",) * 6)
-
-
-def no_array():
-    return DATASET._replace(client=CLIENT.tolist())
-
-
-@pytest.mark.parametrize(
-    "source, said",
-    [
-        (users_beyond, "has client 6, out of range 0..5"),
-        (users_twice, "users must be different names"),
-        (no_array, "the dataset's client must be an array"),
-    ],
-)
-def test_check_source_rejects_invalid_users(source, said):
-    with pytest.raises(CheckFailed, match=said):
-        check_source(source)
+def test_check_source_rejects_invalid_users():
+    wrong = {  # {words of the error: changed fields}
+        "has client 6, out of range 0..5": {"client": CLIENT + 1},
+        "users must be different names": {"users": ("u",) * 6},
+        "the dataset's client must be an array": {"client": CLIENT.tolist()},
+    }
+    for said, changed in wrong.items():
+        with pytest.raises(CheckFailed, match=said):
+            check_source(lambda: DATASET._replace(**changed))  # noqa: B023

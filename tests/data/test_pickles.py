@@ -100,9 +100,7 @@ STATE = b"(K\x03" + binstring(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x
 REFUSED = {
     "os.system": (pickle.dumps(Call(os.system, "echo hi")), "system"),
     "eval": (pickle.dumps(Call(eval, "1 + 1")), "builtins.eval"),
-    "eval of Python 2": (global_("__builtin__", "eval"), "__builtin__.eval"),
     "getattr": (pickle.dumps(Call(getattr, "a", "upper")), "builtins.getattr"),
-    "numpy.load": (pickle.dumps(Call(np.load, "a.npy")), "it refers to numpy"),
     "numpy.save": (global_("numpy", "save"), "numpy.save"),
     "dotted name": (b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.", "numpy.ndarray.tofile"),
     "codec": (global_("_codecs", "encode", b"U\x01aU\x04zlib\x86R."), "it uses a codec"),
@@ -110,26 +108,16 @@ REFUSED = {
     "own class": (pickle.dumps(PLAIN).replace(b"multiarray", b"multiarraz"), "multiarraz"),
     "objects": (pickle.dumps(np.array([{}, None])), "array of type O"),
     "text and objects": (pickle.dumps(np.array(["a", {}])), "array of type O"),
-    "no characters": (
-        forged(binstring(b"U1"), STATE, binstring(b"\xff" * 4)),
-        "a file is damaged",
-    ),
-    "objects, protocol 2": (pickle.dumps(np.array([{}]), 2), "array of type O"),
+    "no characters": (forged(binstring(b"U1"), STATE, binstring(b"\xff" * 4)), "a file is damaged"),
     "records": (pickle.dumps(np.zeros(2, [("a", "i4")])), "array of type V"),
-    "times": (pickle.dumps(np.array(["2020-01-01"], "M8[D]")), "array of type M8"),
     "pointers": (forged(binstring(b"O8"), STATE, binstring(b"\x01" * 8)), "array of type O8"),
     "list as type": (forged(b"]", STATE, binstring(b"\x01" * 8)), "array of type []"),
     "list for bytes": (forged(binstring(b"i8"), STATE, b"]"), "without its bytes"),
     "too few bytes": (forged(binstring(b"i8"), STATE, binstring(b"123")), "a file is damaged"),
-    "set on a stand-in": (
-        global_("numpy", "dtype", b"N}U\x0c__defaults__U\x01xs\x86b."),
-        "a file is damaged",
-    ),
+    "stand-in": (global_("numpy", "dtype", b"N}U\x0c__defaults__U\x01xs\x86b."), "is damaged"),
     "persistent id": (b"\x80\x02K\x01Q.", "a file is damaged"),
-    "extension": (b"\x80\x02\x82\x07.", "a file is damaged"),
     "newline in a name": (b"\x80\x04\x8c\x02o\n\x8c\x03\x1b[2\x93.", "it refers to o . [2"),
     "empty": (b"", "a file is damaged"),
-    "text": (b"<html>no pickle</html>", "a file is damaged"),
 }
 
 
@@ -147,19 +135,12 @@ def test_no_code_in_a_pickle_is_executed(tmp_path):
         for protocol in range(6):
             complaint(pickles.loads, pickle.dumps([call], protocol), "a file", "")
     assert not target.exists()
-
-
-def test_pickles_get_stand_ins_for_numpy_classes():
-    for name in ("ndarray", "dtype"):
+    for name in ("ndarray", "dtype"):  # stand-ins
         assert pickles.loads(global_("numpy", name), "", "") is not getattr(np, name)
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_every_truncated_pickle_is_rejected(protocol):
-    content = pickle.dumps({b"data": np.arange(9), b"labels": [1, 2]}, protocol)
-    for end in range(len(content)):
-        complaint(pickles.loads, content[:end], "a file", "get another")
-
-
-def test_a_missing_pickle_file_is_a_one_line_error(tmp_path):
-    assert f"{tmp_path / 'none'} cannot be read" in complaint(pickles.load, tmp_path / "none", "")
+def test_every_truncated_pickle_is_rejected():
+    for protocol in (2, 3, 4, 5):
+        content = pickle.dumps({b"data": np.arange(9), b"labels": [1, 2]}, protocol)
+        for end in range(len(content)):
+            complaint(pickles.loads, content[:end], "a file", "get another")

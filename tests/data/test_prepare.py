@@ -1,13 +1,15 @@
 """Tests `python -m fedjax_lab.data prepare`, which writes image files as records and resumes."""
 
 import hashlib
+import itertools
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import broken
+import kills
 import numpy as np
 import pytest
+from processes_beside import another_process
 from record_files import make
 
 from fedjax_lab.data import __main__ as command
@@ -44,8 +46,15 @@ def content(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_records_equal_the_decoded_examples(prepare, pacs, tmp_path, empty_cache, capsys):
-    assert prepare(tmp_path / "out") == 0
+def test_records_equal_the_decoded_examples(
+    prepare, pacs, tmp_path, empty_cache, capsys, monkeypatch
+):
+    """At most one piece is decoded at a time."""
+    sizes, decode = [], images.decode
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "decode", lambda *a: sizes.append(len(a[0])) or decode(*a))
+        assert prepare(tmp_path / "out") == 0
+    assert max(sizes) == PIECE_EXAMPLES and sum(sizes) == 47
     assert not empty_cache.exists()  # no decoded copy of all images is cached
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"47 examples [{SIDE}, {SIDE}, 3] uint8 to {tmp_path / 'out'}"
@@ -59,51 +68,29 @@ def test_records_equal_the_decoded_examples(prepare, pacs, tmp_path, empty_cache
         assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == digest
 
 
-def test_at_most_one_piece_is_decoded_at_a_time(prepare, tmp_path, monkeypatch):
-    sizes, decode = [], images.decode
-    monkeypatch.setattr(images, "decode", lambda *a: sizes.append(len(a[0])) or decode(*a))
-    assert prepare(tmp_path / "out") == 0
-    assert max(sizes) == PIECE_EXAMPLES and sum(sizes) == 47
-
-
-def stopping_at(step, monkeypatch):
+def killed_at(step, patch):
     """Simulates a kill before the `step`-th operation: decoding a piece or renaming a file."""
-    count = 0
 
-    class Killed(BaseException):
-        pass
+    def delete_nothing():
+        patch.setattr(record_writer.Path, "unlink", lambda *a, **b: None)
 
-    def before(function):
-        def counted(*args):
-            nonlocal count
-            count += 1
-            if count == step:
-                monkeypatch.setattr(
-                    record_writer.Path, "unlink", lambda *a, **b: None
-                )  # a killed process deletes nothing
-                raise Killed
-            return function(*args)
-
-        return counted
-
-    monkeypatch.setattr(images, "decode", before(images.decode))
-    monkeypatch.setattr(record_writer.os, "replace", before(os.replace))
-    return Killed
+    before = kills.at(step, delete_nothing)
+    patch.setattr(images, "decode", before(images.decode))
+    patch.setattr(record_writer.os, "replace", before(os.replace))
 
 
 @pytest.mark.slow
 def test_a_command_interrupted_at_any_step_resumes(prepare, tmp_path):
     assert prepare(tmp_path / "whole") == 0
-    whole, step, decoded = content(tmp_path / "whole"), 0, []
-    while True:
-        step += 1
+    whole, decoded = content(tmp_path / "whole"), []
+    for step in itertools.count(1):
         out = tmp_path / f"out{step}"
         with pytest.MonkeyPatch.context() as patch:
-            killed = stopping_at(step, patch)
+            killed_at(step, patch)
             try:
                 prepare(out)
                 break
-            except killed:
+            except kills.Killed:
                 pass
         present = set(content(out)) if out.exists() else set()
         with pytest.MonkeyPatch.context() as patch:
@@ -117,22 +104,18 @@ def test_a_command_interrupted_at_any_step_resumes(prepare, tmp_path):
     assert step == 2 + 7 + 7 * 3 - 1 + 1 + 1 and decoded[0] == 47 and decoded[-1] == 0
 
 
-@pytest.mark.parametrize("finished", [True, False])
-@pytest.mark.parametrize("damage", ["cut", "changed", "lost"])
-def test_the_same_command_repairs_a_damaged_folder(damage, finished, prepare, tmp_path):
+def test_the_same_command_repairs_a_damaged_folder(prepare, tmp_path):
+    """The shard is cut, has another byte, or is missing, and the folder is finished or not."""
     out = tmp_path / "out"
     assert prepare(out) == 0
     whole, file = content(out), out / records.shard_name(3)
-    first = records.records(path=str(out)).x[3 * SHARD_EXAMPLES].tobytes()
-    changed = bytearray(whole[file.name])
-    changed[changed.index(first)] ^= 1
-    if damage == "lost":
-        file.unlink()
-    else:
-        file.write_bytes(changed if damage == "changed" else changed[:-1])
-    if not finished:
-        (out / "SHA256SUMS").unlink()
-    assert prepare(out) == 0 and content(out) == whole
+    place = whole[file.name].index(records.records(path=str(out)).x[3 * SHARD_EXAMPLES].tobytes())
+    changed = lambda c: c[:place] + bytes([c[place] ^ 1]) + c[place + 1 :]  # noqa: E731
+    for damage, finished in itertools.product((lambda c: c[:-1], changed, None), (True, False)):
+        broken.replace(file, damage)
+        if not finished:
+            (out / "SHA256SUMS").unlink()
+        assert prepare(out) == 0 and content(out) == whole
 
 
 def test_a_folder_with_other_content_is_not_written_to(prepare, pacs, tmp_path, capsys):
@@ -152,13 +135,11 @@ def test_a_folder_with_other_content_is_not_written_to(prepare, pacs, tmp_path, 
     assert content(tmp_path / "notes") == {"a.txt": b""}
 
 
-def test_a_second_command_on_a_folder_in_use_is_rejected(tmp_path):
-    """The command runs in a separate process, as a user would start it."""
-    with lock.owned(tmp_path / "out"):
-        words = ["prepare", f"--config={CONFIG}", f"--out={tmp_path / 'out'}"]
-        call = [sys.executable, "-m", "fedjax_lab.data", *words]
-        second = subprocess.run(call, capture_output=True, text=True)
-    assert second.returncode == 2 and "is in use by another command" in second.stderr
+def test_a_second_command_on_a_folder_in_use_is_rejected(prepare, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    with another_process(tmp_path / "out" / lock.LOCK):
+        assert prepare(tmp_path / "out") == 2
+    assert "is in use by another command" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full device")
@@ -192,40 +173,6 @@ def test_a_damaged_image_is_reported_and_written_shards_are_kept(prepare, pacs, 
     assert (tmp_path / "out" / records.shard_name(5)).exists()
     file.write_bytes(good)
     assert prepare(tmp_path / "out") == 0
-
-
-REFUSED = {
-    "": "no command is given; valid: check, get, list, prepare",
-    "prepar": "no command 'prepar'; did you mean 'prepare'?",
-    "prepare": "--config is missing; for example --config=configs/hfedf_pacs.py",
-    "prepare --config=configs/quickstart.py": "--out is missing",
-    "prepare --config=configs/nothing.py --out=o": "no config file",
-    "prepare --confg=a --out=o": "unexpected argument '--confg=a'; did you mean '--config'?",
-    "prepare b --config=a --out=o": "unexpected argument 'b'",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_bad_arguments_are_a_one_line_error(words, capsys):
-    assert command.main(["data", *words.split()]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("error: ") and err.count("\n") == 1 and REFUSED[words] in err
-
-
-def test_help_shows_the_usage(capsys):
-    assert command.main(["data", "--help"]) == 0
-    assert "python -m fedjax_lab.data prepare --config=" in capsys.readouterr().out
-
-
-def test_examples_in_memory_can_be_written(tmp_path, small_shards):
-    data = make(20)
-    progress = []
-    (tmp_path / "out").mkdir()
-    for done in record_writer.write(data, tmp_path / "out", "toy"):
-        progress.append(done)
-    assert progress[-1].examples == 20 and progress == sorted(progress)
-    for a, b in zip(records.records(path=str(tmp_path / "out")), data, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_unsupported_types_are_rejected(tmp_path):

@@ -1,15 +1,18 @@
 """Tests the source of data sets that TFDS has prepared."""
 
 import io
+import os
 import sys
 
+import broken
 import numpy as np
 import pytest
 from image_files import IMAGES, LABELS, check_one_domain
 from inputs import complaint
+from slow_cases import slow_but
 from tfrecord_files import write_tfrecords
 
-from fedjax_lab.data import prepared
+from fedjax_lab.data import prepared, tfrecords
 
 
 def prepare(folder, name: str, version: str, images, labels: list[int], **of_builder):
@@ -86,10 +89,21 @@ def in_order(data, images: np.ndarray) -> list[int]:
     return [int(np.flatnonzero((images == x).all((1, 2, 3)))[0]) for x in data.x]
 
 
-@pytest.mark.parametrize("name", ["cifar10", "mnist"])
-def test_tfds_reads_prepared_data_sets(name, tmp_path, monkeypatch):
-    images = IMAGES if name == "cifar10" else IMAGES[:, :28, :28, :1]
-    prepare(tmp_path, name, "3.0.2", images, LABELS)
+FORMS = {  # {name of the form: (data set, images, format of the files)}
+    "array_record": ("cifar10", IMAGES, "array_record"),
+    "gray": ("mnist", IMAGES[:, :28, :28, :1], "array_record"),
+    "tfrecord": ("cifar10", IMAGES, "tfrecord"),
+    "parquet": ("cifar10", IMAGES, "parquet"),
+}
+
+
+@pytest.mark.parametrize("form", slow_but(["array_record", "gray", "tfrecord"], FORMS))
+def test_tfds_reads_prepared_data_sets_of_each_format(form, tmp_path, monkeypatch):
+    name, images, file_format = FORMS[form]
+    written = {"file_format": "parquet"} if form == "parquet" else {}
+    prepare(tmp_path, name, "3.0.2", images, LABELS, **written)
+    if file_format == "tfrecord":
+        as_tfrecords(tmp_path / name / "3.0.2")
     data = prepared.tfds(dataset=name, folder=str(tmp_path))
     check_one_domain(data, name, 5, 7)
     rows = in_order(data, images)
@@ -100,22 +114,6 @@ def test_tfds_reads_prepared_data_sets(name, tmp_path, monkeypatch):
     assert np.array_equal(prepared.tfds(dataset=name).x, data.x)
     assert "tensorflow" not in sys.modules
     assert data.license == "CC BY 4.0" and data.citation == "@misc{small, title={Small} }"
-
-
-@pytest.mark.parametrize(
-    "file_format", ["tfrecord", pytest.param("parquet", marks=pytest.mark.slow)]
-)
-def test_tfds_reads_tfrecord_and_parquet_files(file_format, tmp_path):
-    if file_format == "tfrecord":
-        prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS)
-        as_tfrecords(tmp_path / "cifar10" / "3.0.2")
-    else:
-        prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS, file_format="parquet")
-    data = prepared.tfds(folder=str(tmp_path))
-    check_one_domain(data, "cifar10", 5, 7)
-    rows = in_order(data, IMAGES)
-    assert sorted(rows[:5]) == [0, 1, 2, 3, 4] and sorted(rows[5:]) == [5, 6]
-    assert data.y.tolist() == [LABELS[row] for row in rows]
 
 
 def test_tfds_accepts_the_split_syntax_of_tfds(tmp_path):
@@ -177,22 +175,23 @@ def test_tfds_reads_the_newest_version(tmp_path):
     assert data.y.tolist() == [LABELS[row] for row in in_order(data, IMAGES)]
 
 
-@pytest.mark.parametrize("case", ["format", "features", "truncated", "shard missing"])
-def test_tfds_reports_unreadable_files(case, tmp_path):
+SHARD = "cifar10-test.array_record-00000-of-00001"
+DAMAGED = {  # {file: what it holds}
+    "dataset_info.json": lambda c: c.replace(b'"array_record"', b'"tfrecord"'),
+    "features.json": "{",
+    SHARD: lambda c: c[:70],
+}
+
+
+def test_tfds_reports_unreadable_files(tmp_path):
     prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS)
     where = tmp_path / "cifar10" / "3.0.2"
-    shard = where / "cifar10-test.array_record-00000-of-00001"
-    if case == "format":
-        info = where / "dataset_info.json"
-        info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
-    elif case == "features":
-        (where / "features.json").write_text("{")
-    elif case == "truncated":
-        shard.write_bytes(shard.read_bytes()[:70])
-    else:
-        shard.unlink()
-    message = complaint(prepared.tfds, folder=str(tmp_path))
-    assert message.startswith(f"{where} cannot be read") and "tfds build cifar10" in message
+    for name, content in [*DAMAGED.items(), (SHARD, None)]:
+        whole = (where / name).read_bytes()
+        broken.replace(where / name, content)
+        message = complaint(prepared.tfds, folder=str(tmp_path))
+        assert message.startswith(f"{where} cannot be read") and "tfds build cifar10" in message
+        broken.replace(where / name, whole)
 
 
 def test_an_unprepared_data_set_is_reported_with_the_build_command(tmp_path, monkeypatch):
@@ -202,18 +201,34 @@ def test_an_unprepared_data_set_is_reported_with_the_build_command(tmp_path, mon
     assert command in message
     monkeypatch.setenv("TFDS_DATA_DIR", "/nowhere")
     assert "/nowhere has no prepared cifar10" in complaint(prepared.tfds)
+    pytest.importorskip("tensorflow_datasets")
+    assert "did you mean 'cifar10'" in complaint(prepared.tfds, dataset="cifar", folder="/nowhere")
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     assert "/nowhere has no prepared cifar: prepare it" in complaint(prepared.tfds, dataset="cifar")
 
 
-def test_a_misspelled_data_set_gets_a_suggestion():
-    pytest.importorskip("tensorflow_datasets")
-    assert "did you mean 'cifar10'" in complaint(prepared.tfds, dataset="cifar", folder="/nowhere")
+# Record files
 
 
-def test_a_missing_tensorflow_datasets_is_named_with_its_extra(tmp_path, monkeypatch):
-    (tmp_path / "cifar10" / "3.0.2").mkdir(parents=True)
-    (tmp_path / "cifar10" / "3.0.2" / "dataset_info.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    message = complaint(prepared.tfds, folder=str(tmp_path))
-    assert "tensorflow_datasets" in message and "pip install 'fedjax_lab[tfds]'" in message
+CONTENTS = [b"one", b"", b"three" * 100]
+
+
+def test_records_are_read(tmp_path):
+    write_tfrecords(tmp_path / "file", CONTENTS)
+    assert [record.content() for record in tfrecords.records(tmp_path / "file")] == CONTENTS
+    write_tfrecords(tmp_path / "empty", [])
+    assert tfrecords.records(tmp_path / "empty") == []
+
+
+def test_files_that_end_within_a_record_or_are_pipes_are_errors(tmp_path):
+    file = tmp_path / "file"
+    write_tfrecords(file, CONTENTS)
+    whole = file.read_bytes()
+    cut = [whole[:kept] for kept in (1, 11, 14, 18, 40, -1)]
+    for content in (*cut, b"\xff" * 8 + whole[8:]):  # the last one declares a larger length
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="ends within record"):
+            tfrecords.records(file)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="a pipe"):
+        tfrecords.records(tmp_path / "pipe")

@@ -3,8 +3,8 @@
 import json
 import os
 import shutil
-import sys
 
+import broken
 import numpy as np
 import pytest
 import toys
@@ -45,32 +45,21 @@ def test_written_examples_are_read_back_unchanged(kind, tmp_path):
     np.testing.assert_array_equal(made.x[[]], data.x[:0])
 
 
-def test_natural_users_are_written_and_read(tmp_path):
+def test_users_and_origins_are_written_and_read_and_earlier_versions_lack_them(written, tmp_path):
     data, folder = with_users(make()), tmp_path / "toy"
-    write(data, folder)
-    made = records.records(path=str(folder))
-    assert made.users == data.users and made.client.dtype == np.int32
-    np.testing.assert_array_equal(made.client, data.client)
-    forge(users=["ada", "bob"])(folder / "index.json")
-    message = complaint(records.records, path=str(folder))
-    assert "client in labels.npz has a number without a name" in message
-    forge(users=[])(folder / "index.json")
-    assert records.records(path=str(folder)).client is None
-
-
-def test_the_origins_of_examples_are_written_and_read(tmp_path):
-    data, folder = make(), tmp_path / "toy"
     write(data._replace(origin=np.arange(len(data.y)) // 2), folder)
     made = records.records(path=str(folder))
-    assert made.origin.dtype == np.int32
+    assert made.users == data.users and made.client.dtype == made.origin.dtype == np.int32
+    np.testing.assert_array_equal(made.client, data.client)
     assert made.origin.tolist() == [row // 2 for row in range(len(data.y))]
-
-
-def test_a_folder_without_users_has_the_format_of_earlier_versions(written):
+    forge(folder / "index.json", users=["ada", "bob"])
+    message = complaint(records.records, path=str(folder))
+    assert "client in labels.npz has a number without a name" in message
     assert not {"users", "origin"} & json.loads((written / "index.json").read_text()).keys()
     with np.load(written / "labels.npz") as labels:
         assert sorted(labels.files) == ["domain", "test", "y"]
-    assert records.records(path=str(written)).users == ()
+    earlier = records.records(path=str(written))
+    assert earlier.users == () and earlier.client is None
 
 
 def test_only_needed_shards_are_read(toy):
@@ -119,75 +108,73 @@ def test_a_damaged_example_is_detected_when_it_is_read(toy):
     assert "is damaged" in complaint(records.records(path=str(toy)).x.__getitem__, [12])
 
 
-def cut(file):
-    file.write_bytes(file.read_bytes()[:-9])
+def forge(file, **fields):
+    """Changes fields of the index and updates its checksum."""
+    sums = file.with_name("SHA256SUMS")
+    before = records.sum_of(file)
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    sums.write_text(sums.read_text().replace(before, records.sum_of(file)))
 
 
-def forge(**fields):
-    """Returns a function that changes fields of the index and updates its checksum."""
-
-    def change(file):
-        sums = file.with_name("SHA256SUMS")
-        before = records.sum_of(file)
-        file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
-        sums.write_text(sums.read_text().replace(before, records.sum_of(file)))
-
-    return change
+def cut(content):
+    return content[:-9]
 
 
-BROKEN = {
-    "cut shard": ("shard-00001.array_record", cut, "shard-00001"),
-    "empty shard": ("shard-00001.array_record", lambda f: f.write_bytes(b""), "it holds 0 of 5"),
-    "no shard": ("shard-00001.array_record", os.remove, "shard-00001"),
-    "pipe": ("shard-00001.array_record", lambda f: (f.unlink(), os.mkfifo(f)), "a pipe"),
-    "too few": (
-        "shard-00000.array_record",
-        lambda f: shutil.copy(f.with_name("shard-00004.array_record"), f),
-        "it holds 3 of 5 examples",
-    ),
-    "not whole": ("SHA256SUMS", os.remove, "has no SHA256SUMS, so it is incomplete"),
-    "no index": ("index.json", os.remove, "index.json"),
-    "cut labels": ("labels.npz", cut, "labels.npz does not match its checksum in SHA256SUMS"),
-    "changed index": ("index.json", lambda f: flip(f, 50), "index.json does not match its"),
-    "later format": ("index.json", forge(format=2), "format 2"),
-    "other type": ("index.json", forge(dtype="object"), "object"),
-    "other shape": ("index.json", forge(shape=[24, 8, 8, 3]), "do not fit together"),
-    "text": ("index.json", forge(shards="abc"), "is damaged"),
-    "more": ("index.json", forge(more=1), "more"),
-    "few classes": ("index.json", forge(classes=["a"]), "y in labels.npz has a number"),
-}
+SHARD = "shard-00001.array_record"
+DAMAGED = [  # (file, content or forged fields, words of the error)
+    (SHARD, cut, "shard-00001"),
+    (SHARD, b"", "it holds 0 of 5"),
+    ("SHA256SUMS", None, "has no SHA256SUMS, so it is incomplete"),
+    ("index.json", None, "index.json"),
+    ("labels.npz", cut, "labels.npz does not match its checksum in SHA256SUMS"),
+    ("index.json", lambda c: c.replace(b"5", b"7", 1), "index.json does not match its"),
+    ("index.json", {"format": 2}, "format 2"),
+    ("index.json", {"dtype": "object"}, "object"),
+    ("index.json", {"shape": [24, 8, 8, 3]}, "do not fit together"),
+    ("index.json", {"shards": "abc"}, ""),
+    ("index.json", {"classes": ["a"]}, "y in labels.npz has a number"),
+]
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_damaged_folder_is_rejected_when_it_is_opened(case, toy):
-    name, damage, expected = BROKEN[case]
-    damage(toy / name)
-    message = complaint(records.records, path=str(toy))
-    assert message.startswith(str(toy)) and "python -m fedjax_lab.data prepare" in message
-    assert expected in message or case == "text"
+@pytest.mark.parametrize("name, content, expected", DAMAGED)
+def test_a_damaged_folder_is_rejected_when_it_is_opened(name, content, expected, toy):
+    if isinstance(content, dict):
+        forge(toy / name, **content)
+    else:
+        broken.replace(toy / name, content)
+    remedy = "python -m fedjax_lab.data prepare"
+    broken.check(records.records, toy, expected, remedy, path=str(toy))
 
 
-def test_a_path_without_records_is_rejected(tmp_path):
+def test_a_path_without_records_or_with_other_shards_is_rejected(tmp_path, toy):
     assert "data.path is empty" in complaint(records.records, path="")
     assert "nothing is not a folder" in complaint(records.records, path=str(tmp_path / "nothing"))
     assert "SHA256SUMS" in complaint(records.records, path=str(tmp_path))
-
-
-def test_a_missing_array_record_is_named_with_its_extra(toy, monkeypatch):
-    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
-    message = complaint(records.records, path=str(toy))
-    assert "array_record" in message and "pip install 'fedjax_lab[stream]'" in message
+    shutil.copy(toy / "shard-00004.array_record", toy / "shard-00000.array_record")
+    assert "it holds 3 of 5 examples" in complaint(records.records, path=str(toy))
+    (toy / SHARD).unlink()
+    os.mkfifo(toy / SHARD)
+    shutil.copy(toy / "shard-00002.array_record", toy / "shard-00000.array_record")
+    assert "a pipe" in complaint(records.records, path=str(toy))
 
 
 @pytest.mark.slow
-def test_a_run_on_records_has_the_same_metrics(tmp_path):
-    """The examples are in memory, or streamed for each cohort with the clients' state on disk."""
-    toys.write_examples(tmp_path / "data.npz")
-    run = {"rounds": 4, "eval_every": 2, "cohort": 2}
-    config = f"--config={toys.write_config(tmp_path, run=run)}:scaffold"
-    assert prepare.main(["data", "prepare", config, f"--out={tmp_path / 'own'}"]) == 0
-    on_records = f"--config.data.name=records --config.data.path={tmp_path / 'own'}".split()
-    on_disk = "--config.engine.state=disk --config.engine.data=stream".split()
-    for name, flags in {"a": [], "b": on_records, "c": on_records + on_disk}.items():
-        assert call(config, f"--workdir={tmp_path / name}", *flags) == 0
-        assert comparable(tmp_path / name) == comparable(tmp_path / "a")
+def test_a_run_on_streamed_records_has_the_same_metrics_as_one_on_mapped_arrays(tmp_path, capsys):
+    """Clients are users, whose number is in the data only; their state is in memory or on disk."""
+    toys.write_examples(tmp_path / "data.npz", client=np.arange(300) % 23)
+    run, partition = {"rounds": 2, "cohort": 5}, {"name": "by_client", "num_clients": 0}
+    partition |= {"validation": 0.2, "new_clients": 0.2}
+    config = f"--config={toys.write_config(tmp_path, run=run, partition=partition)}:scaffold"
+    assert prepare.main(["data", "prepare", config, f"--out={tmp_path / 'records'}"]) == 0
+    (tmp_path / "mapped").mkdir()
+    with np.load(tmp_path / "data.npz") as members:
+        for name, array in members.items():
+            np.save(tmp_path / "mapped" / f"{name}.npy", array)
+    on_disk = ["--config.engine.state=disk", "--config.engine.data=stream"]
+    for name, flags in (("mapped", []), ("records", on_disk)):
+        source = [f"--config.data.name={name}", f"--config.data.path={tmp_path / name}"]
+        assert call(config, f"--workdir={tmp_path / f'run-{name}'}", *source, *flags) == 0
+    rows = comparable(tmp_path / "run-mapped")
+    assert rows == comparable(tmp_path / "run-records")
+    assert len(rows[-1]["accuracy"]["per_client"]) == 19
+    assert capsys.readouterr().out.count("scaffold with 19 clients") == 2

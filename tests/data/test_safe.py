@@ -13,7 +13,6 @@ import tarfile
 import tracemalloc
 import zipfile
 import zlib
-from functools import partial
 from pathlib import Path
 
 import leaf_files
@@ -22,26 +21,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inputs import complaint
-from published import cinic10_files, contents, emnist_files, gtsrb_files
+from published import contents, write_all, write_published
 from scipy.io import savemat
 
-from fedjax_lab.data import cifar, digits_five, idx, images, pickles, safe, shakespeare, svhn
+from fedjax_lab.data import cifar, digits_five, idx, images, pickles, safe, svhn
 from fedjax_lab.data.arrays import arrays
-from fedjax_lab.data.cinic10 import cinic10
-from fedjax_lab.data.domainnet import domainnet_full
-from fedjax_lab.data.emnist import emnist
-from fedjax_lab.data.gtsrb import gtsrb
-from fedjax_lab.data.hub import huggingface
-from fedjax_lab.data.image_folders import image_folders
-from fedjax_lab.data.image_table import image_table
-from fedjax_lab.data.k49 import k49
-from fedjax_lab.data.leaf import leaf
-from fedjax_lab.data.medmnist import medmnist
-from fedjax_lab.data.text_files import text_files
-from fedjax_lab.data.tff import tff_hdf5
-from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding.precomputed import precomputed
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.errors import BadInput
+from fedjax_lab.registry import NAMED
 
 
 @pytest.fixture
@@ -86,44 +73,6 @@ def read_arrays(folder):
     return arrays(path=str(folder / "data.npz"))
 
 
-def write_idx(folder, suffix=".gz"):
-    for name, count in zip(idx.FILES, (3, 3, 2, 2), strict=True):
-        shape = (count, 4, 4)[: 3 if "images" in name else 1]
-        head = struct.pack(f">{1 + len(shape)}I", 0x800 + len(shape), *shape)
-        content = head + bytes(np.prod(shape))
-        path = folder / f"{name}{suffix}"
-        path.write_bytes(gzip.compress(content) if suffix else content)
-    return folder / f"{idx.FILES[0]}{suffix}"
-
-
-def cifar_part(labels=(0, 1)):
-    return {b"data": np.zeros((2, 3072), np.uint8), b"labels": list(labels)}
-
-
-def write_cifar(folder):
-    for name in (*cifar.CIFAR10.train, cifar.CIFAR10.test):
-        (folder / name).write_bytes(pickle.dumps(cifar_part()))
-    names = {b"label_names": [b"a"] * 10}
-    (folder / "batches.meta").write_bytes(pickle.dumps(names))
-    return folder / "data_batch_1"
-
-
-def write_cifar_archive(folder):
-    inner = folder / "inner"
-    inner.mkdir()
-    write_cifar(inner)
-    with tarfile.open(folder / cifar.CIFAR10.archive, "w:gz") as members:
-        members.add(inner, cifar.CIFAR10.folder)
-    return folder / cifar.CIFAR10.archive
-
-
-def write_svhn(folder):
-    for name in svhn.FILES:
-        content = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.ones((2, 1), np.uint8)}
-        savemat(folder / name, content, do_compression=name == svhn.FILES[0])
-    return folder / svhn.FILES[0]
-
-
 def write_images(folder):
     from PIL import Image
 
@@ -132,11 +81,6 @@ def write_images(folder):
         (folder / name).parent.mkdir(parents=True)
         picture.save(folder / name)
     return folder / "a/cat/0.png"
-
-
-def read_images(folder):
-    with uncached():
-        return image_folders(folder=str(folder), size=8)
 
 
 @contextlib.contextmanager
@@ -158,7 +102,7 @@ def write_table(folder):
 def read_table(folder):
     with uncached():
         file = str(folder / "table.csv")
-        return image_table(path=file, client="center", split="fold", size=8)
+        return NAMED["data"]["image_table"](path=file, client="center", split="fold", size=8)
 
 
 def write_texts(folder):
@@ -178,18 +122,24 @@ def write_saved(folder):
     return folder / "data-00000-of-00001.arrow"
 
 
-def write_text_table(folder, ending):
-    from pyarrow import Table, parquet
+def text_table(ending):
+    """How to write and read a table of texts."""
+    columns = {"text": ["some words", "more"], "label": ["a", "b"]}
+    rows = list(zip(*columns.values(), strict=True))
 
-    file, rows = folder / f"train.{ending}", {"text": ["some words", "more"], "label": ["a", "b"]}
-    if ending == "parquet":
-        parquet.write_table(Table.from_pydict(rows), file)
-    elif ending == "jsonl":
-        lines = ({"text": t, "label": y} for t, y in zip(*rows.values(), strict=True))
-        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    else:
-        file.write_text("text,label\nsome words,a\nmore,b\n")
-    return file
+    def write(folder):
+        file = folder / f"train.{ending}"
+        if ending == "parquet":
+            from pyarrow import Table, parquet
+
+            parquet.write_table(Table.from_pydict(columns), file)
+        elif ending == "jsonl":
+            file.write_text("\n".join(json.dumps({"text": t, "label": y}) for t, y in rows))
+        else:
+            file.write_text("\n".join(["text,label", *map(",".join, rows)]))
+        return file
+
+    return write, lambda folder: NAMED["data"]["text_files"](path=str(folder / f"train.{ending}"))
 
 
 def write_fedbn(folder):
@@ -201,65 +151,63 @@ def write_fedbn(folder):
     return folder / "MNIST_M" / "train.pkl"
 
 
-def write_files(files, first):
-    """Returns a function that writes {path: bytes} to a folder and returns the file `first`."""
+def reader(name, **settings):
+    """Reads the first example of a data set in a folder, without the cache."""
+
+    def read(folder):
+        source = NAMED["data"][name]
+        with uncached():
+            return getattr(source, "listing", source)(folder=str(folder), **settings).x[:1]
+
+    return read
+
+
+def published(name, file, source="", **settings):
+    """How to write a published data set, of which the file is to be damaged, and how to read it."""
 
     def write(folder):
-        for path, content in files().items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(content)
-        return folder / first
+        return write_published(name, folder) / file
 
-    return write
+    return write, reader(source or name, **settings)
 
 
+def write_plain_idx(folder):
+    """MNIST's files without compression."""
+    for file in write_published("mnist", folder).iterdir():
+        file.with_suffix("").write_bytes(gzip.decompress(file.read_bytes()))
+        file.unlink()
+    return folder / idx.FILES[0]
+
+
+def write_cifar_archive(folder):
+    write_all(folder, contents("cifar10"))
+    return folder / cifar.CIFAR10.archive
+
+
+BATCH, TESTS = f"{cifar.CIFAR10.folder}/data_batch_1", "emnist-letters-test-labels-idx1-ubyte.gz"
 READERS = {
     "arrays": (write_arrays, read_arrays),
     "embeddings": (write_embeddings, read_embeddings),
-    "idx": (lambda folder: write_idx(folder, ""), lambda folder: idx.idx(folder=str(folder))),
-    "idx.gz": (write_idx, lambda folder: idx.idx(folder=str(folder))),
-    "cifar": (write_cifar, lambda folder: cifar.cifar10(folder=str(folder))),
-    "cifar.tar.gz": (write_cifar_archive, lambda folder: cifar.cifar10(folder=str(folder))),
-    "svhn": (write_svhn, lambda folder: svhn.svhn(folder=str(folder))),
-    "images": (write_images, read_images),
+    "idx": (write_plain_idx, reader("idx")),
+    "idx.gz": published("mnist", f"{idx.FILES[0]}.gz", "idx"),
+    "cifar": published("cifar10", BATCH),
+    "cifar.tar.gz": (write_cifar_archive, reader("cifar10")),
+    "svhn": published("svhn", svhn.FILES[0]),
+    "images": (write_images, reader("image_folders", size=8)),
     "image table": (write_table, read_table),
-    "shakespeare": (
-        write_texts,
-        lambda folder: shakespeare.shakespeare(folder=str(folder), fraction=1.0),
-    ),
-    "leaf": (leaf_files.write_reddit, lambda folder: leaf(folder=str(folder))),
-    "tff_hdf5": (leaf_files.write_fed_emnist, lambda folder: tff_hdf5(folder=str(folder))),
-    **{
-        ending: (
-            partial(write_text_table, ending=ending),
-            lambda folder, name=f"train.{ending}": text_files(path=str(folder / name)),
-        )
-        for ending in ("csv", "jsonl", "parquet")
-    },
-    "digits_five": (write_fedbn, lambda folder: digits_five.digits_five(folder=str(folder))),
-    "emnist": (
-        write_files(emnist_files, "emnist-letters-test-labels-idx1-ubyte.gz"),
-        lambda folder: emnist(folder=str(folder), split="letters"),
-    ),
-    "k49": (
-        write_files(lambda: contents("k49"), "k49-test-labels.npz"),
-        lambda folder: k49(folder=str(folder)),
-    ),
-    "medmnist": (
-        write_files(lambda: contents("bloodmnist"), "bloodmnist.npz"),
-        lambda folder: medmnist(folder=str(folder), dataset="bloodmnist"),
-    ),
-    "cinic10": (
-        write_files(cinic10_files, "train/airplane/cifar10-train-0.png"),
-        lambda folder: cinic10.listing(folder=str(folder), size=8).x[:1],
-    ),
-    "gtsrb": (
-        write_files(gtsrb_files, "GT-final_test.csv"),
-        lambda folder: gtsrb.listing(folder=str(folder), roi=True).x[:1],
-    ),
+    "shakespeare": (write_texts, reader("shakespeare", fraction=1.0)),
+    "leaf": (leaf_files.write_reddit, reader("leaf")),
+    "tff_hdf5": (leaf_files.write_fed_emnist, reader("tff_hdf5")),
+    **{ending: text_table(ending) for ending in ("csv", "jsonl", "parquet")},
+    "digits_five": (write_fedbn, reader("digits_five")),
+    "emnist": published("emnist", f"gzip/{TESTS}", split="letters"),
+    "k49": published("k49", "k49-test-labels.npz"),
+    "medmnist": published("bloodmnist", "bloodmnist.npz", "medmnist", dataset="bloodmnist"),
+    "cinic10": published("cinic10", "train/airplane/cifar10-train-0.png", size=8),
+    "gtsrb": published("gtsrb", "GT-final_test.csv", roi=True),
 }
 if importlib.util.find_spec("datasets"):
-    READERS["hub"] = (write_saved, lambda folder: huggingface(dataset=str(folder)))
+    READERS["hub"] = (write_saved, lambda folder: NAMED["data"]["huggingface"](dataset=str(folder)))
 
 
 @pytest.fixture(scope="module")
@@ -276,8 +224,14 @@ def samples(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_every_undamaged_sample_is_read(name, samples):
-    READERS[name][1](samples[name][0])
+def test_a_sample_is_read_and_the_error_names_its_file_if_that_is_empty_or_a_page(name, samples):
+    folder, file, content = samples[name]
+    READERS[name][1](folder)
+    for damage in (b"", b"<html>"):
+        file.write_bytes(damage)
+        message = complaint(READERS[name][1], folder)
+        assert name == "hub" or file.name.removesuffix(".gz") in message
+    file.write_bytes(content)
 
 
 DAMAGES = st.lists(
@@ -345,21 +299,18 @@ def test_files_that_are_not_regular_are_rejected(name, kind, tmp_path, at_once):
     complaint(READERS[name][1], tmp_path / "set")
 
 
-@pytest.mark.parametrize("name", ["wnids.txt", "clipart_train.txt"])
-def test_lists_of_files_that_are_pipes_are_rejected(name, tmp_path, at_once):
-    os.mkfifo(tmp_path / name)
-    source = tiny_imagenet if name == "wnids.txt" else domainnet_full
-    complaint(source, folder=str(tmp_path))
+def test_lists_of_files_that_are_pipes_are_rejected(tmp_path, at_once):
+    for name, source in (("wnids.txt", "tiny_imagenet"), ("clipart_train.txt", "domainnet_full")):
+        os.mkfifo(tmp_path / name)
+        complaint(NAMED["data"][source], folder=str(tmp_path))
 
 
 # Wrong sizes in headers
 
 
 def npy_header(shape, descr="<f8"):
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": descr, "fortran_order": False, "shape": shape}
-    )
+    file, header = io.BytesIO(), {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
     return file.getvalue()
 
 
@@ -369,15 +320,13 @@ def write_members(path, **members):
             archive.writestr(f"{name}.npy", content)
 
 
-@pytest.mark.parametrize(
-    "shape, descr", [((2**30, 8), "<f8"), ((2**40, 8), "<U0"), ((-1, 8), "<f8")]
-)
-def test_array_headers_that_declare_missing_data_are_rejected(shape, descr, tmp_path, at_once):
+def test_array_headers_that_declare_missing_data_are_rejected(tmp_path, at_once):
     file = tmp_path / "data.npz"
-    write_members(file, x=npy_header(shape, descr), y=npy_header((3,)))
-    assert file.stat().st_size < 1000
-    message = complaint(arrays, path=str(file))
-    assert message.startswith(f"{file}: x is damaged (x declares")
+    for shape, descr in (((2**30, 8), "<f8"), ((2**40, 8), "<U0"), ((-1, 8), "<f8")):
+        write_members(file, x=npy_header(shape, descr), y=npy_header((3,)))
+        assert file.stat().st_size < 1000
+        message = complaint(arrays, path=str(file))
+        assert message.startswith(f"{file}: x is damaged (x declares")
 
 
 def test_zip_members_with_impossible_sizes_are_rejected(tmp_path, at_once):
@@ -402,9 +351,8 @@ def test_compressed_zeros_are_read_only_if_they_fit_in_memory(tmp_path, monkeypa
 
 
 def test_idx_files_longer_or_shorter_than_their_header_are_rejected(tmp_path, at_once):
-    file = write_idx(tmp_path)
-    with gzip.open(file, "rb") as whole:
-        content = whole.read()
+    file = write_published("mnist", tmp_path) / f"{idx.FILES[0]}.gz"
+    content = gzip.decompress(file.read_bytes())
     with gzip.open(file, "wb", compresslevel=1) as bomb:
         bomb.write(content)
         for _ in range(40):
@@ -424,7 +372,9 @@ def test_archive_members_with_huge_declared_sizes_are_rejected(tmp_path, at_once
 
 
 def test_matlab_files_with_huge_declared_shapes_are_rejected(tmp_path, at_once):
-    file = write_svhn(tmp_path)
+    file = write_published("svhn", tmp_path) / svhn.FILES[0]
+    zeros = np.zeros((32, 32, 3, 2), np.uint8)
+    savemat(file, {"X": zeros, "y": np.ones((2, 1))}, do_compression=True)
     content = file.read_bytes()
     inner = zlib.decompress(content[136:])
     forged = zlib.compress(inner.replace(struct.pack("<4i", 32, 32, 3, 2), b"\xff\xff\xff\x0f" * 4))
@@ -445,7 +395,7 @@ def test_images_that_declare_too_many_pixels_are_rejected(side, reason, tmp_path
     file = write_images(tmp_path)
     head = struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", b"x\x9c") * 9)
-    message = complaint(image_folders, folder=str(tmp_path), size=8)
+    message = complaint(NAMED["data"]["image_folders"], folder=str(tmp_path), size=8)
     assert message.startswith(f"{file} is damaged or not an image (") and reason in message
 
 
@@ -459,13 +409,13 @@ def nested(depth, value=0):
 
 
 def test_nested_or_huge_cifar_labels_are_rejected(tmp_path, at_once):
-    write_cifar(tmp_path)
-    file = tmp_path / "data_batch_1"
+    file = write_published("cifar10", tmp_path) / BATCH
+    part = {b"data": np.zeros((2, 3072), np.uint8)}
     for depth in (3, 25, 60):
-        file.write_bytes(pickle.dumps(cifar_part([0, nested(depth)])))
+        file.write_bytes(pickle.dumps(part | {b"labels": [0, nested(depth)]}))
         message = complaint(cifar.cifar10, folder=str(tmp_path))
         assert message.startswith(str(file)) and len(message) < 500
-    file.write_bytes(pickle.dumps(cifar_part([0, 2**100_000])))
+    file.write_bytes(pickle.dumps(part | {b"labels": [0, 2**100_000]}))
     assert "value of type int" in complaint(cifar.cifar10, folder=str(tmp_path))
 
 
@@ -474,15 +424,10 @@ BOMBS = {
     "shared lists": pickle.dumps(nested(60)),
     "shared tuples": TUPLES + b".",
     "hashed key": b"\x80\x02}" + TUPLES[2:] + b"Ns.",
-    "hashed keys": b"\x80\x02}(" + TUPLES[2:] + b"Nu.",
-    "hashed dictionary": b"\x80\x02(" + TUPLES[2:] + b"Nd.",
     "hashed set": b"\x80\x04\x8f(" + TUPLES[2:] + b"\x90.",
-    "hashed frozenset": b"\x80\x04(" + TUPLES[2:] + b"\x91.",
     "set that is called": b"\x80\x02cbuiltins\nset\n]" + TUPLES[2:] + b"a\x85R.",
     "memo": b"\x80\x02Nr\xff\xff\xff\x7f.",
     "bytes of a number": b"\x80\x02cbuiltins\nbytes\nI%d\n\x85R." % 2**36,
-    "bytearray of a number": b"\x80\x02cbuiltins\nbytearray\nI%d\n\x85R." % 2**36,
-    "claimed bytearray": b"\x80\x05\x96" + struct.pack("<Q", 2**36) + b".",
     "claimed bytes": b"\x80\x04\x8e" + struct.pack("<Q", 2**36) + b".",
     "arrays of one array": pickle.dumps([np.zeros(10**6, np.uint8)] * 100_000),
     "one long text": pickle.dumps(np.array(["x" * 10**6] + ["y"] * 10**5, object)),
@@ -495,20 +440,12 @@ def test_pickle_bombs_do_not_fill_the_memory(name, at_once):
     with contextlib.suppress(BadInput):
         made = pickles.loads(content, "a file", "get another")
         assert name == "memo" and made is None
-
-
-def test_values_shared_by_several_keys_are_read(at_once):
     shared = (3, (4, 5))
-    value = {("a", 1): [shared, shared], 2: {frozenset([(1, 2)])}}
+    value = {("a", 1): [shared, shared], 2: {frozenset([(1, 2)])}}  # this is not a bomb
     assert pickles.loads(pickle.dumps(value), "a file", "") == value
 
 
 # The module itself
-
-
-def test_values_are_quoted_briefly(at_once):
-    for value in (nested(25), {1: nested(25)}, 10**5000, "x" * 10**7, b"y" * 10**7):
-        assert 1 < len(quoted(value)) <= 80
 
 
 def test_errors_of_the_machine_are_not_reported_as_bad_input(tmp_path):

@@ -1,15 +1,12 @@
 """Tests tables of texts: file formats, columns by name and by number, users and next words."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 from inputs import complaint
 from pyarrow import Table, parquet
 
-from fedjax_lab import experiment
-from fedjax_lab.config import resolve
 from fedjax_lab.data import text_rows, text_sets
 from fedjax_lab.data.text_files import text_files
 
@@ -53,16 +50,17 @@ def test_columns_without_names_are_numbered_from_one(tmp_path):
     assert np.array_equal(named.x, made.x)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "settings"),
-    [
-        ("a.csv", "\ufefftext,label\ngood,1\n", {}),
-        ("b.csv", "\ufeff1,good\n", {"header": False, "text": "2", "label": "1"}),
-        ("c.jsonl", '\ufeff{"text": "good", "label": 1}\n', {}),
-    ],
-)
-def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path, name, content, settings):
-    (tmp_path / name).write_text(content, encoding="utf-8")
+MARKED = {  # {file that begins with a byte order mark: (content, settings)}
+    "a.csv": ("text,label\ngood,1\n", {}),
+    "b.csv": ("1,good\n", {"header": False, "text": "2", "label": "1"}),
+    "c.jsonl": ('{"text": "good", "label": 1}\n', {}),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path, name):
+    content, settings = MARKED[name]
+    (tmp_path / name).write_text(f"\ufeff{content}", encoding="utf-8")
     made = text_files(path=str(tmp_path / name), length=2, **settings)
     assert made.classes == ("1",) and np.count_nonzero(made.x) == 1
 
@@ -74,9 +72,12 @@ def test_an_unpaired_surrogate_becomes_a_valid_word_and_label(tmp_path):
     assert text_rows.examples_of_texts(["so \ud83d"], "hash", 50, 2).all()
 
 
-def test_a_label_with_thousands_of_digits_is_a_class_name(tmp_path):
+def test_numeric_labels_are_sorted_by_value_even_with_thousands_of_digits(tmp_path):
     path = write_rows(tmp_path / "a.csv", [("a", "9" * 5000, "ann"), ("b", "10", "ann")])
     assert [len(label) for label in text_files(path=path).classes] == [2, 5000]
+    rows = [("a", 10), ("b", 9), ("c", -1)]
+    made = text_files(path=write_rows(tmp_path / "t.parquet", rows, NAMES[:2]))
+    assert made.classes == ("-1", "9", "10") and made.y.tolist() == [2, 1, 0]
 
 
 def test_a_folder_has_a_training_file_and_a_test_file(tmp_path):
@@ -92,12 +93,6 @@ def test_a_folder_has_a_training_file_and_a_test_file(tmp_path):
     assert one.test.tolist() == made.test.tolist()
 
 
-def test_numeric_labels_are_sorted_by_value(tmp_path):
-    rows = [("a", 10), ("b", 9), ("c", -1)]
-    made = text_files(path=write_rows(tmp_path / "t.parquet", rows, NAMES[:2]))
-    assert made.classes == ("-1", "9", "10") and made.y.tolist() == [2, 1, 0]
-
-
 def test_each_next_word_is_an_example_of_its_user(tmp_path):
     path = write_rows(tmp_path / "train.csv")
     settings = {"client": "user", "task": "next_word", "vocabulary": 6, "length": 2}
@@ -105,76 +100,46 @@ def test_each_next_word_is_an_example_of_its_user(tmp_path):
     assert made.classes[:2] == ("<padding>", "<unknown>") and len(made.classes) == 6
     assert made.classes[made.y[0]] == "good" and made.x[1].tolist() == [0, made.y[0]]
     assert made.client.tolist() == [0] * 3 + [1] * 5 + [0]
+    assert made.origin.tolist() == [0] * 3 + [1] * 5 + [2]  # a test share has whole texts
     message = complaint(text_files, path=path, **settings)
     assert "use --config.data.tokenizer=words" in message
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"text": "txet"}, "has no column 'txet'; did you mean 'text'?"),
-        ({"label": "9"}, "has no column '9'"),
-        (
-            {"header": False, "text": "1", "label": "4"},
-            "has 3 columns without names, but no column '4'",
-        ),
-        ({"encoding": "ascii"}, "cannot be read ('ascii' codec can't decode"),
-        ({"encoding": "uft-8"}, "cannot be read (unknown encoding: uft-8)"),
-        ({"task": "clasify"}, "config.data.task cannot be 'clasify'; did you mean 'classify'?"),
-        ({"path": ""}, "data.path is empty"),
-        ({"label": ""}, "config.data.label is empty: name the column of labels"),
-        ({"path": "none.csv"}, "none.csv cannot be read ([Errno 2]"),
-        ({"path": "."}, "has no file train (.csv, .tsv"),
-        ({"path": "other.txt"}, "a table of texts must end in .csv, .tsv"),
-        ({"path": "short.csv"}, "short.csv: row 3 has 1 columns, not 2"),
-        ({"path": "empty.csv"}, "has no column 'text'"),
-        ({"path": "header.csv"}, "header.csv has no training texts"),
-        ({"path": "unlabeled.csv"}, "unlabeled.csv: text 1 has an empty label"),
-        ({"path": "unsaid.csv", "client": "user"}, "unsaid.csv: text 2 has an empty user"),
-        ({"path": "anonym.csv", "client": "user"}, "anonym.csv: text 2 has an empty user"),
-        ({"path": "list.json"}, "list.json cannot be read (line 1 is not a JSON object"),
-        ({"path": "null.jsonl"}, "null.jsonl: 'text' of row 2 is not text but None"),
-        ({"path": "lacks.jsonl"}, "lacks.jsonl: row 1 has no 'text'; did you mean 'texts'?"),
-    ],
-)
-def test_invalid_files_and_settings_are_a_one_line_error(tmp_path, monkeypatch, settings, said):
+WRONG = [  # (settings, words of the error)
+    ({"text": "txet"}, "has no column 'txet'; did you mean 'text'?"),
+    (
+        {"header": False, "text": "1", "label": "4"},
+        "3 columns without names, but no column '4'",
+    ),
+    ({"encoding": "uft-8"}, "cannot be read (unknown encoding: uft-8)"),
+    ({"task": "clasify"}, "config.data.task cannot be 'clasify'; did you mean 'classify'?"),
+    ({"path": ""}, "data.path is empty"),
+    ({"label": ""}, "config.data.label is empty: name the column of labels"),
+    ({"path": "none.csv"}, "none.csv cannot be read ([Errno 2]"),
+    ({"path": "."}, "has no file train (.csv, .tsv"),
+]
+FILES = [  # (name, content, words of the error)
+    ("other.txt", "", "a table of texts must end in .csv, .tsv"),
+    ("short.csv", "text,label\na,b\nc\n", "short.csv: row 3 has 1 columns, not 2"),
+    ("empty.csv", "", "has no column 'text'"),
+    ("header.csv", "text,label\n", "header.csv has no training texts"),
+    ("unlabeled.csv", "text,label\na,\n", "unlabeled.csv: text 1 has an empty label"),
+    ("unsaid.csv", "text,label,user\na,1,ann\nb,0,\n", "unsaid.csv: text 2 has an empty user"),
+    ("list.json", '[{"text": "a", "label": 1}]', "cannot be read (line 1 is not a JSON object"),
+    ("null.jsonl", '{"text": null, "label": 1}', "'text' of row 1 is not text but None"),
+    ("lacks.jsonl", '{"texts": "a", "label": 1}', "row 1 has no 'text'; did you mean 'texts'?"),
+]
+
+
+def test_invalid_files_and_settings_are_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "rows.csv", [("né", "a", "u")])
-    contents = {
-        "other.txt": "",
-        "short.csv": "text,label\na,b\nc\n",
-        "empty.csv": "",
-        "unsaid.csv": "text,label,user\ngood,1,ann\nbad,0,\n",
-        "header.csv": "text,label\n",
-        "unlabeled.csv": "text,label\na,\n",
-        "anonym.csv": "text,label,user\na,1,u\nb,1,\n",
-        "list.json": '[{"text": "a", "label": 1}]',
-        "null.jsonl": '{"text": "a", "label": 1}\n{"text": null, "label": 1}\n',
-        "lacks.jsonl": '{"texts": "a", "label": 1}',
-    }
-    for name, content in contents.items():
+    for settings, said in WRONG:
+        assert said in complaint(text_files, **{"path": "rows.csv", **settings})
+    for name, content, said in FILES:
         (tmp_path / name).write_text(content)
-    assert said in complaint(text_files, **{"path": "rows.csv", **settings})
-
-
-def test_randomly_drawn_test_examples_are_whole_texts(tmp_path):
-    """Next words of texts that are also in the training set would be no valid test."""
-    rows = [(f"one two three {number}", "", f"user{number % 4}") for number in range(20)]
-    path = write_rows(tmp_path / "some.csv", rows)
-    data = {"name": "text_files", "path": path, "client": "user", "task": "next_word"}
-    config = resolve({"data": {**data, "tokenizer": "words", "test": 0.25}})
-    test = experiment.load_data(config.data).test.reshape(20, 4)
-    assert (test.all(1) == test.any(1)).all()
-    assert sorted(test[:, 0].reshape(5, 4).sum(0).tolist()) == [1, 1, 1, 2]
-
-
-@pytest.mark.parametrize("package", ["tokenizers", "pyarrow"])
-def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, package):
-    path = write_rows(tmp_path / f"rows.{'parquet' if package == 'pyarrow' else 'csv'}")
-    (tmp_path / "tokenizer.json").touch()
-    monkeypatch.setitem(sys.modules, package, None)
-    message = complaint(text_files, path=path, tokenizer=str(tmp_path))
-    assert message.endswith(f"needs {package}: pip install 'fedjax_lab[text]'")
+        client = "user" if "user" in content else ""
+        assert said in complaint(text_files, path=name, client=client)
 
 
 def test_ag_news_is_read_in_its_published_format(tmp_path):

@@ -1,9 +1,9 @@
 """Tests the conversion of texts to rows of token ids."""
 
 import json
+from functools import partial
 
 import numpy as np
-import pytest
 from inputs import complaint
 
 from fedjax_lab.data import text_rows
@@ -45,6 +45,8 @@ def test_rows_are_truncated_at_the_end_or_padded_in_front():
     x = padded([[5, 6, 7], [8], []], 2, 10)
     assert x.tolist() == [[5, 6], [0, 8], [0, 0]] and x.dtype == np.int16
     assert padded([[40_000]], 1, 40_001).dtype == np.int32
+    last = np.arange(text_rows.LARGEST - 2, text_rows.LARGEST)  # reaches a model as float32
+    assert last.astype(np.float32).astype(np.int32).tolist() == last.tolist()
 
 
 def test_each_word_is_the_label_of_the_words_before_it():
@@ -54,21 +56,13 @@ def test_each_word_is_the_label_of_the_words_before_it():
     assert next_words([], 2, 10)[0].shape == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("hash", 2, 4), "config.data.vocabulary must be from 3 to 2**24, got 2"),
-        (("hash", 2**25, 4), "config.data.vocabulary must be from 3 to 2**24, got 33554432"),
-        (("hash", 9, 0), "config.data.length must be above 0, got 0"),
-        (("hsah", 9, 4), "nor a folder that has one; did you mean 'hash'?"),
-    ],
-)
-def test_invalid_arguments_are_a_one_line_error(arguments, said):
-    assert said in complaint(examples_of_texts, ["a"], *arguments)
-
-
-def test_rows_that_do_not_fit_in_memory_are_a_one_line_error():
-    message = complaint(examples_of_texts, ["a b"], "hash", 9, 2**40)
+def test_invalid_or_too_large_arguments_are_a_one_line_error():
+    error = partial(complaint, examples_of_texts, ["a b"])
+    assert "config.data.vocabulary must be from 3 to 2**24, got 2" in error("hash", 2, 4)
+    assert "config.data.vocabulary must be from 3 to 2**24, got 33554432" in error("hash", 2**25, 4)
+    assert "config.data.length must be above 0, got 0" in error("hash", 9, 0)
+    assert "nor a folder that has one; did you mean 'hash'?" in error("hsah", 9, 4)
+    message = error("hash", 9, 2**40)
     assert message.startswith("the array of token ids does not fit in memory: ")
     assert message == complaint(next_words, [[2]], 2**40, 9)
 
@@ -81,14 +75,7 @@ def test_a_damaged_tokenizer_is_a_one_line_error(tmp_path):
     assert "failed on a text (" in complaint(examples_of_texts, ["there"], str(file), 9, 4)
     whole["model"]["vocab"]["hi"] = 2**31
     file.write_text(json.dumps(whole))
-    assert "is not a tokenizer (it has 2147483649 tokens" in complaint(
-        make_tokenizer, str(file), 9, []
-    )
+    many = "is not a tokenizer (it has 2147483649 tokens"
+    assert many in complaint(make_tokenizer, str(file), 9, [])
     file.write_bytes(file.read_bytes()[:40])
     assert f"{file} is not a tokenizer" in complaint(make_tokenizer, str(file), 9, [])
-
-
-def test_token_ids_are_exact_as_float32():
-    """Examples reach a model as float32, which represents all integers up to 2**24 exactly."""
-    last = np.array([text_rows.LARGEST - 1, text_rows.LARGEST - 2], np.int32)
-    assert last.astype(np.float32).astype(np.int32).tolist() == last.tolist()

@@ -1,0 +1,422 @@
+"""Published sets of images: tiny copies in the original formats, whole and damaged."""
+
+import gzip
+import io
+import pickle
+import struct
+from pathlib import Path
+
+import broken
+import numpy as np
+import pytest
+from domain_files import naive_resize
+from image_files import FLAT, IMAGES, Call, check_listing, check_one_domain, python2
+from inputs import complaint
+from PIL import Image
+from published import (
+    TITLE,
+    cinic10_files,
+    contents,
+    emnist_files,
+    gtsrb_files,
+    idx_of,
+    k49_arrays,
+    medmnist_arrays,
+    npz_of,
+    write_all,
+    write_published,
+)
+from scipy.io import savemat
+
+from fedjax_lab.data import cifar, cinic10, emnist, gtsrb, idx, k49, medmnist, places, svhn
+from fedjax_lab.data.tiny_imagenet import tiny_imagenet
+from fedjax_lab.registry import NAMED
+
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
+
+@pytest.fixture
+def fetched(tmp_path):
+    """Writes the unpacked files of a data set; returns their folder."""
+    return lambda name: write_published(name, tmp_path / "set")
+
+
+# CIFAR
+
+SETS = {"cifar10": (cifar.cifar10, cifar.CIFAR10), "cifar100": (cifar.cifar100, cifar.CIFAR100)}
+
+
+@pytest.mark.parametrize("where", ["itself", "parent", "archive"])
+@pytest.mark.parametrize("name", SETS)
+def test_cifar_is_read_from_a_folder_or_an_archive(name, where, fetched, tmp_path):
+    source, release = SETS[name]
+    folder = fetched(name)
+    if where == "archive":
+        folder = tmp_path / "archive"
+        write_all(folder, contents(name))
+    data = source(folder=str(folder / release.folder if where == "itself" else folder))
+    number = len(release.train)
+    check_one_domain(data, name, 2 * number, 2 * number + 2)
+    rows = [n % 5 + i for n in range(number + 1) for i in (0, 1)]
+    assert np.array_equal(data.x, IMAGES[rows])
+    assert data.y.tolist() == [label for n in range(number + 1) for label in (n, 1)]
+    assert data.classes == tuple(f"c{n}" for n in range(release.num_classes))
+    left = release.archive if where == "archive" else release.folder
+    assert [file.name for file in folder.iterdir()] == [left]  # nothing was unpacked
+
+
+def batch(data=FLAT[:1], labels=(1,)):
+    return python2({"data": data, "labels": list(labels)})
+
+
+CIFAR = [  # (file, content, words of the error)
+    ("test_batch", None, "cannot be read"),
+    ("batches.meta", None, "cannot be read"),
+    ("data_batch_2", python2([1, 2]), "not a dictionary with data and labels"),
+    ("data_batch_2", batch([[1], []]), "data is not an array"),
+    ("data_batch_2", batch(FLAT[:1, :9]), "data is uint8 [1, 9]"),
+    ("data_batch_2", batch(FLAT[:0], []), "data is uint8 [0, 3072]"),
+    ("data_batch_2", batch(FLAT[:2]), "labels is not a list of 2"),
+    ("data_batch_2", batch(labels=[10]), "10 is not a label of cifar10"),
+    ("test_batch", batch(labels=["\n"]), "b'\\n' is not a label"),
+    ("batches.meta", python2({"num_vis": 3072}), "has no list label_names"),
+    ("batches.meta", python2({"label_names": ["a"]}), "has 1 classes, not 10"),
+    ("data_batch_3", broken.half, "is damaged or not plain data"),
+    ("data_batch_3", pickle.dumps(Call(eval, "1")), "is damaged or not plain data"),
+]
+
+
+def test_broken_archives_of_cifar_are_errors(tmp_path):
+    (name, content), *_ = contents("cifar100").items()
+    for damaged in (broken.half(content), b"<html>"):
+        (tmp_path / name).write_bytes(damaged)
+        said = f"{tmp_path / name} cannot be read"
+        broken.check(cifar.cifar100, tmp_path / name, said, folder=str(tmp_path))
+
+
+# Formats of arrays: SVHN, MNIST and its like, Kuzushiji-49, MedMNIST
+
+
+def test_svhn_is_read_from_its_folder_or_the_usual_place(fetched, monkeypatch):
+    folder = fetched("svhn")
+    data = svhn.svhn(folder=str(folder))
+    check_one_domain(data, "svhn", 5, 10)
+    assert np.array_equal(data.x, np.concatenate([IMAGES[:5]] * 2))
+    assert data.y.tolist() == [0, 1, 9, 2, 0] * 2 and data.classes == tuple("0123456789")
+    folder.rename(folder.parent / "svhn")
+    monkeypatch.setattr(places, "PLACES", ("/nowhere", str(folder.parent)))
+    assert np.array_equal(svhn.svhn().x, data.x)
+    assert np.array_equal(svhn.svhn(folder=str(folder.parent)).x, data.x)
+
+
+def matlab(**arrays):
+    file = io.BytesIO()
+    savemat(file, arrays)
+    return file.getvalue()
+
+
+X, Y = np.zeros((32, 32, 3, 2), np.uint8), np.ones((2, 1), np.uint8)
+SVHN = [  # (content of the test file, words of the error)
+    (None, "is missing"),
+    (matlab(y=Y), "X is object []"),
+    (matlab(X=X.astype(float), y=Y), "X is float64 [32, 32, 3, 2]"),
+    (matlab(X=X.transpose(3, 0, 1, 2), y=Y), "X is uint8 [2, 32, 32, 3]"),
+    (matlab(X=X, y=Y[:1]), "y is uint8 [1, 1], not 2 labels"),
+    (matlab(X=X, y=11 * Y), "label 11 is not in 1 .. 10"),
+    (matlab(X=X, y=1.5 * Y), "label 1.5 is not"),
+    (lambda c: c[:-40], "is damaged or not a MATLAB file"),
+]
+IMAGE_FILE, LABEL_FILE = (f"{name}.gz" for name in idx.FILES[:2])
+LABELS = np.arange(20, dtype=np.uint8) % 10
+
+
+def test_idx_files_may_be_gzipped_or_not_and_have_any_number_of_classes(fetched):
+    folder = fetched("fashion_mnist")
+    images = np.arange(20 * 784).reshape(20, 28, 28, 1) % 10
+    (folder / idx.FILES[0]).write_bytes(gzip.decompress((folder / IMAGE_FILE).read_bytes()))
+    (folder / IMAGE_FILE).unlink()
+    plain, data = idx.idx(folder=str(folder)), idx.fashion_mnist(folder=str(folder))
+    for made in (plain, data):
+        assert np.array_equal(made.x, np.concatenate([images] * 2))
+        assert made.y.tolist() == [*LABELS, *LABELS]
+        check_one_domain(made, made.domains[0], 20, 40)
+    assert plain.domains == (folder.name,) and plain.classes == tuple("0123456789")
+    assert data.classes[0] == "T-shirt/top" and data.classes[9] == "Ankle boot"
+    few = idx.fashion_mnist(folder=str(folder), train_per_class=1)  # all test images stay
+    assert few.y.tolist() == [*range(10), *LABELS] and few.test.sum() == 20
+    assert np.array_equal(few.x, np.concatenate([images[:10], images]))
+    message = complaint(idx.fashion_mnist, folder=str(folder), train_per_class=-1)
+    assert "data.train_per_class must not be negative" in message
+    (folder / LABEL_FILE).write_bytes(idx_of(46 + LABELS))
+    assert len(idx.idx(folder=str(folder)).classes) == 56
+    assert "is not a label" in complaint(idx.fashion_mnist, folder=str(folder))
+
+
+def test_fashion_mnist_is_found_in_the_usual_places(fetched, tmp_path, monkeypatch):
+    folder = fetched("fashion_mnist")
+    (tmp_path / IMAGE_FILE).write_bytes(b"half a download")
+    monkeypatch.setattr(places, "PLACES", ())
+    search = idx.FASHION._replace
+    monkeypatch.setattr(idx, "FASHION", search(elsewhere=(str(tmp_path), str(folder))))
+    assert len(idx.fashion_mnist().x) == 40
+    monkeypatch.setattr(idx, "FASHION", search(elsewhere=("/nowhere/a", "/nowhere/b")))
+    message = complaint(idx.fashion_mnist)
+    for part in ("/nowhere/a", "/nowhere/b", "apt install dataset-fashion-mnist", "data.folder"):
+        assert part in message
+    assert "--config.data.folder" in complaint(idx.idx, folder="")
+    assert "/nowhere is not a folder" in complaint(idx.idx, folder="/nowhere")
+
+
+def flipped(content):
+    content = bytearray(content)
+    content[len(content) // 2] ^= 16
+    return content
+
+
+def zeros(*shape):
+    return idx_of(np.zeros(shape, np.uint8))
+
+
+PLAIN = gzip.decompress(zeros(20, 28, 28))
+IDX = [  # (file, content, words of the error)
+    (IMAGE_FILE, None, "is missing"),
+    (IMAGE_FILE, gzip.compress(PLAIN[:-1]), "truncated, 15679 bytes instead of 15680"),
+    (IMAGE_FILE, gzip.compress(PLAIN + b"x"), "too long"),
+    (IMAGE_FILE, gzip.compress(struct.pack(">4I", 0x803, *[2**32 - 1] * 3)), "truncated"),
+    (IMAGE_FILE, zeros(0, 28, 28), "is empty"),
+    (IMAGE_FILE, gzip.compress(b"PNG!" + PLAIN), "holds something else"),
+    (IMAGE_FILE, zeros(20), "holds labels, not images"),
+    (LABEL_FILE, zeros(20, 28, 28), "holds images, not labels"),
+    (IMAGE_FILE, zeros(9, 28, 28), "holds 9 images"),
+    (IMAGE_FILE, zeros(20, 20, 28), "20 x 28 and 28 x 28"),
+    (IMAGE_FILE, broken.half, "cannot be read"),
+    (IMAGE_FILE, flipped, ""),
+    (LABEL_FILE, idx_of(7 + LABELS), "is not a label of "),
+]
+SPLITS = {  # {split of EMNIST: (number of classes, first class, last class)}
+    "byclass": (62, "0", "z"),
+    "bymerge": (47, "0", "t"),
+    "balanced": (47, "0", "t"),
+    "letters": (26, "A", "Z"),
+    "digits": (10, "0", "9"),
+    "mnist": (10, "0", "9"),
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_split_of_emnist_has_its_classes_and_upright_images(split, tmp_path):
+    write_all(tmp_path, emnist_files())
+    count, first, last = SPLITS[split]
+    data = emnist.emnist(folder=str(tmp_path), split=split)
+    check_one_domain(data, "emnist", 4, 6)
+    assert (len(data.classes), data.classes[0], data.classes[-1]) == (count, first, last)
+    assert data.y[[0, 3, 4, 5]].tolist() == [0, count - 1, 0, count - 1]
+    published = np.random.default_rng(0).integers(0, 256, (4, 28, 28)).astype(np.uint8)
+    for row in range(28):
+        np.testing.assert_array_equal(data.x[:4, row, :, 0], published[:, :, row])
+    merged = emnist.SPLITS["bymerge"]  # letters that look alike are one class
+    assert merged[10:36] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ" and merged[36:] == "abdefghnqrt"
+    assert emnist.SPLITS["byclass"][36:38] == "ab"
+
+
+def test_torchvisions_folder_of_emnist_is_found(tmp_path, monkeypatch):
+    write_all(tmp_path / "EMNIST/raw", {k: v for k, v in emnist_files().items() if "letter" in k})
+    assert len(emnist.emnist(folder=str(tmp_path), split="letters").x) == 6
+    monkeypatch.setattr(places, "PLACES", (str(tmp_path),))
+    assert len(emnist.emnist(split="letters").x) == 6
+    assert "EMNIST balanced is in none of" in complaint(emnist.emnist)
+    message = complaint(emnist.emnist, folder=str(tmp_path), split="letter")
+    assert "data.split" in message and "did you mean 'letters'?" in message
+
+
+@pytest.mark.parametrize("source, classes", [(idx.mnist, "0 9"), (idx.kmnist, "o wo")])
+def test_mnist_and_kmnist_have_named_classes(source, classes, fetched):
+    data = source(folder=str(fetched(source.__name__)))
+    check_one_domain(data, source.__name__, 20, 40)
+    assert [data.classes[0], data.classes[-1]] == classes.split() and len(data.classes) == 10
+
+
+def test_kuzushiji_49_has_its_images_labels_and_classes(fetched):
+    arrays = k49_arrays()
+    data = k49.k49(folder=str(fetched("k49")))
+    check_one_domain(data, "k49", 5, 8)
+    assert np.array_equal(data.x[..., 0], np.concatenate(arrays[::2]))
+    assert np.array_equal(data.y, np.concatenate(arrays[1::2]))
+    assert len(set(data.classes)) == 49 and data.classes[:2] == ("a", "i")
+
+
+K49 = [  # (number of the file, its array, words of the error)
+    (0, np.zeros((5, 28, 28)), "has float64 [5, 28, 28], not uint8"),
+    (1, np.zeros(4, np.uint8), "has uint8 [4], not 5 labels"),
+    (3, np.full(3, 49, np.uint8), "the labels are from 49 to 49, not 0 to 48"),
+]
+
+
+def medmnist_file(**changed):
+    arrays = {**medmnist_arrays(9), **changed}
+    return npz_of({key: array for key, array in arrays.items() if array is not None})
+
+
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_validation_images_of_medmnist_are_left_out_or_trained_on(tmp_path, channels):
+    made = medmnist_arrays(9, channels=channels)
+    (tmp_path / "pathmnist.npz").write_bytes(npz_of(made))
+    for merge, names in ((False, ["train"]), (True, ["train", "val"])):
+        data = medmnist.medmnist(folder=str(tmp_path), merge_valid=merge)
+        check_one_domain(data, "pathmnist", 9 if merge else 6, 13 if merge else 10)
+        x = np.concatenate([made[f"{name}_images"] for name in (*names, "test")])
+        y = np.concatenate([made[f"{name}_labels"] for name in (*names, "test")])
+        assert np.array_equal(data.x, x.reshape(*x.shape[:3], -1))
+        assert np.array_equal(data.y, y[:, 0])
+        assert data.classes[0] == "adipose" and len(data.classes) == 9
+
+
+def test_each_size_of_medmnist_is_read_from_a_separate_file_and_others_are_rejected(tmp_path):
+    files = {"medmnist/retinamnist_64.npz": npz_of(medmnist_arrays(5, size=64))}
+    write_all(tmp_path, files)
+    settings = {"folder": str(tmp_path), "dataset": "retinamnist"}
+    assert medmnist.medmnist(**settings, size=64).x.shape == (10, 64, 64, 3)
+    files = {128: "files/retinamnist_128.npz", 28: "`fedjax-lab data get retinamnist`"}
+    for size, expected in files.items():
+        assert expected in complaint(medmnist.medmnist, **settings, size=size)
+    assert "data.size of medmnist must be one of 28, 64" in complaint(medmnist.medmnist, size=32)
+    assert "14 labels for each image" in complaint(medmnist.medmnist, dataset="chestmnist")
+    assert "did you mean 'pathmnist'?" in complaint(medmnist.medmnist, dataset="patmnist")
+
+
+GRAY = np.zeros((4, 28, 28), np.uint8)
+MEDMNIST = [  # (changed arrays, words of the error)
+    ({"test_labels": None}, "not a file of MedMNIST"),
+    ({"train_images": np.zeros((6, 64, 64, 3), np.uint8)}, "[6, 64, 64, 3], not"),
+    ({"train_images": np.zeros((6, 28, 28, 3))}, "images are float64"),
+    ({"test_images": GRAY}, "only some of its splits have color images"),
+    ({"test_labels": np.zeros((4, 14), np.uint8)}, "uint8 [4, 14], not [N, 1]"),
+    ({"train_labels": np.full((6, 1), 9, np.uint8)}, "label 9 is not in 0 .. 8"),
+    ({"test_images": GRAY[:0], "test_labels": GRAY[:0, :1, 0]}, "[0, 28, 28, 1], not"),
+]
+
+
+# Files of images: CINIC-10, GTSRB, Tiny-ImageNet
+
+
+def opened(content):
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_validation_images_of_cinic10_are_left_out_or_trained_on(fetched, merge):
+    parts, folder = ["train", "valid", "test"] if merge else ["train", "test"], fetched("cinic10")
+    data = cinic10.cinic10(folder=str(folder), size=8, merge_valid=merge)
+    check_one_domain(data, "cinic10", 20 * (len(parts) - 1), 20 * len(parts))
+    files = cinic10_files()
+    folders = [f"{part}/{name}/" for part in parts for name in cinic10.CLASSES]
+    names = [name for at in folders for name in sorted(p for p in files if p.startswith(at))]
+    assert np.array_equal(data.x, [opened(files[name]) for name in names])
+    assert data.y.tolist() == np.tile(np.repeat(np.arange(10), 2), len(parts)).tolist()
+    assert data.classes[0] == "airplane" and data.classes[9] == "truck"
+    check_listing(cinic10.cinic10, folder=str(folder), size=8, merge_valid=merge)
+    empty = folder / "test/dog"
+    for file in empty.iterdir():
+        file.unlink()
+    message = complaint(cinic10.cinic10, folder=str(folder), merge_valid=merge)
+    assert f"{empty} has no images" in message and "`fedjax-lab data get cinic10`" in message
+
+
+@pytest.mark.parametrize("roi", [False, True])
+def test_images_of_gtsrb_are_whole_or_cropped_to_the_sign(fetched, roi):
+    folder = fetched("gtsrb")
+    data = gtsrb.gtsrb(folder=str(folder), size=8, roi=roi)
+    check_one_domain(data, "gtsrb", 43, 48)
+    assert data.y.tolist() == [*range(43), 42, 41, 40, 39, 38] and len(data.classes) == 43
+    files = [content for path, content in gtsrb_files().items() if path.endswith(".ppm")]
+    for made, file in zip(data.x, files, strict=True):
+        expected = naive_resize(opened(file)[3:11, 2:9] if roi else opened(file), 8)
+        assert np.abs(made - expected).max() < 1.01
+    check_listing(gtsrb.gtsrb, folder=str(folder / "GTSRB"), size=8, roi=roi)
+
+
+@pytest.mark.parametrize("box", ["0;0;13;12", "5;5;5;9", "-1;0;3;3", "0;0;999999;999999"])
+def test_changed_boxes_change_the_pixels_and_those_outside_of_the_image_are_errors(fetched, box):
+    folder = fetched("gtsrb")
+    before = gtsrb.gtsrb(folder=str(folder), size=8, roi=True).x
+    write_all(folder, gtsrb_files("0;0;12;12"))
+    assert not np.array_equal(gtsrb.gtsrb(folder=str(folder), size=8, roi=True).x, before)
+    write_all(folder, gtsrb_files(box))
+    assert len(gtsrb.gtsrb(folder=str(folder), size=8).x) == 48
+    message = complaint(gtsrb.gtsrb, folder=str(folder), size=8, roi=True)
+    assert "00000_00000.ppm is damaged or not an image (the box of its sign" in message
+
+
+ROW = "00000_00000.ppm;12;12;0;0;9;9;"
+GTSRB = [  # (content of a table, words of the error)
+    (f"Filename;ClassId\n{ROW}3\n", "not a table of GTSRB ('Roi.X1')"),
+    (f"{TITLE}00000_00000.ppm;12\n", "not a table of GTSRB"),
+    (f"{TITLE}{ROW}43\n", "class 43 is not in 0 .. 42"),
+    (TITLE, "has no images"),
+    ("", "is empty"),
+    (b"\xff\xfe\x00", "cannot be read"),
+]
+TESTS = [f"val/images/val_{number}.JPEG" for number in (0, 1)]
+TRAINING = [f"train/{n}/images/{n}_{k}.JPEG" for n in ("n01", "n02") for k in (10, 9)]
+
+
+def test_tiny_imagenet_has_the_original_pixels_or_is_resized(fetched):
+    where = fetched("tiny_imagenet") / "tiny-imagenet-200"
+    data = tiny_imagenet(folder=str(where.parent), size=64)
+    check_one_domain(data, "tiny_imagenet", 4, 6)
+    images = [opened((where / name).read_bytes()) for name in TRAINING + TESTS]
+    assert np.array_equal(data.x, images)
+    assert data.files == tuple(str(where / name) for name in TRAINING + TESTS)
+    assert data.classes == ("n01", "n02") and data.y.tolist() == [0, 0, 1, 1] + [1, 0]
+    assert np.ptp(data.x[1], axis=-1).max() == 0  # n01_9 is gray
+    for made, image in zip(tiny_imagenet(folder=str(where)).x, images, strict=True):
+        assert np.abs(made - naive_resize(image, 32)).max() < 1.6
+    check_listing(tiny_imagenet, folder=str(where))
+
+
+TABLE = "val/val_annotations.txt"
+TINY = [  # (file, content, words of the error)
+    (TRAINING[3], broken.half, "truncated"),
+    (TESTS[0], b"<html>", "is damaged or not an image"),
+    (TESTS[1], None, "cannot be read"),
+    (TABLE, b"\n", "is empty"),
+    (TABLE, lambda c: c.replace(b"n02", b"n99", 1), "'n99' of 'val_0.JPEG' is not in wnids.txt"),
+    (TABLE, lambda c: c.replace(b"\t", b" "), "'' of 'val_0.JPEG n"),
+    (TABLE, b"\xff\xfe", "cannot be read"),
+    ("wnids.txt", b"", "is empty"),
+]
+
+
+def test_a_class_of_tiny_imagenet_without_images_is_rejected(fetched):
+    wnids = fetched("tiny_imagenet") / "tiny-imagenet-200" / "wnids.txt"
+    wnids.write_text(wnids.read_text() + "\nn11\n")
+    message = complaint(tiny_imagenet, folder=str(wnids.parent))
+    assert f"{wnids.parent / 'train' / 'n11' / 'images'} has no images" in message
+
+
+# Damaged files of all sets
+
+DAMAGED = [
+    *(("cifar10", f"{cifar.CIFAR10.folder}/{name}", *case) for name, *case in CIFAR),
+    *(("svhn", svhn.FILES[1], *case) for case in SVHN),
+    *(("fashion_mnist", *case) for case in IDX),
+    *(("mnist", *case) for case in IDX[-1:]),
+    *(("k49", k49.FILES[n], npz_of({"arr_0": array}), said) for n, array, said in K49),
+    ("k49", k49.FILES[2], None, "is missing"),
+    *(("pathmnist", "pathmnist.npz", medmnist_file(**changed), said) for changed, said in MEDMNIST),
+    *(("gtsrb", f"GTSRB/{gtsrb.IMAGES}/00007/GT-00007.csv", *case) for case in GTSRB),
+    *(("gtsrb", gtsrb.TEST, *case) for case in GTSRB),
+    ("gtsrb", "GTSRB/Final_Test/Images/00003.ppm", None, "cannot be read"),
+    *(("tiny_imagenet", f"tiny-imagenet-200/{name}", *case) for name, *case in TINY),
+]
+
+
+@pytest.mark.parametrize("name, file, content, expected", DAMAGED, ids=range(len(DAMAGED)))
+def test_an_error_says_what_is_wrong_with_a_file(name, file, content, expected, fetched):
+    folder = fetched(name)
+    broken.replace(folder / file, content)
+    source = NAMED["data"]["medmnist" if name == "pathmnist" else name]
+    message = complaint(source, folder=str(folder))
+    assert expected in message and str(folder) in message
+    assert Path(file).name.removesuffix(".gz") in message or name.endswith("mnist")
+    assert f"`fedjax-lab data get {name}`" in message
