@@ -22,31 +22,29 @@ def averaged(skewed=False):
     return toys.player(toys.make("fedavg"), federation=federation)(KEYS, 0, 3)
 
 
-def check_averages(method):
-    """Asserts that the server state and the progress are those of FedAvg up to rounding."""
-    state, sums = toys.player(method)(KEYS, 0, 3)
-    expected, expected_sums = averaged()
-    toys.close((state.server, sums), (expected.server, expected_sums), rtol=1e-5, atol=1e-7)
-
-
 def rounds(method, count, plan=naive.FULL, federation=toys.FEDERATION, scheduled=None):
     """The state after `count` rounds."""
     play = toys.player(method, plan=plan, federation=federation, scheduled=scheduled)
     return play(KEYS, 0, count)[0]
 
 
-def one_client(function, message, i, private=(), plan=naive.FULL, federation=toys.FEDERATION):
-    """What a method's `local`, `tune` or `join` returns for client i, compiled."""
-    client = tree.take(toys.POPULATION, i)._replace(private=private)
-
-    @jax.jit
-    def run(message, client):
-        validation = None if federation.validation is None else federation.validation[i]
-        rows = federation.train[i]
-        work, _ = make_work(federation, rows, plan, KEYS.score, validation=validation)
+@functools.lru_cache(maxsize=8)
+def _of_client(function, plan):
+    def run(federation, population, i, message, private):
+        client = tree.take(population, i)._replace(private=private)
+        held_out = federation.validation
+        validation = None if held_out is None else held_out[i]
+        each = federation.train[i], plan, KEYS.score
+        work, _ = make_work(federation, *each, validation=validation)
         return function(message, client, work)
 
-    return run(message, client)
+    return jax.jit(run)
+
+
+def one_client(function, message, i, private=(), plan=naive.FULL, federation=toys.FEDERATION):
+    """What a method's `local`, `tune` or `join` returns for client i; compiled once."""
+    population = simulate.population(federation, toys.K)
+    return _of_client(function, plan)(federation, population, i, message, private)
 
 
 def scores(method, state, federation=toys.FEDERATION, plan=toys.PLAN, new=None):

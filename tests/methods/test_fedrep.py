@@ -4,7 +4,7 @@ import jax
 import naive
 import pytest
 import toys
-from rounds import by_hand, one_client, rounds
+from rounds import by_hand, one_client
 
 from fedjax_lab import simulate, tree
 
@@ -55,7 +55,9 @@ def test_fedrep_against_numpy():
         of_body = lambda b: naive.gradient(b + heads[i], x, y)[1][:2]  # noqa: E731
         return naive.descend(body, of_body, steps=2) + heads[i]
 
-    w, state = by_hand(method, 2, train), rounds(method, 2)
+    w = by_hand(method, 2, train)
+    state, sums = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
+    assert float(sums.steps) == 2 * 3 * (3 + 2)
     for i in range(toys.C):
         naive.close(tree.join(state.server, tree.take(state.private, i)), w[:2] + heads[i])
 
