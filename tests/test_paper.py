@@ -39,13 +39,17 @@ def find(cells, name):
 
 @pytest.mark.slow
 def test_every_published_row_has_runs_or_a_reason_why_not(plans):
+    """Runs with the same name are the same run."""
     assert sum(map(len, plans.values())) == len(published.results()) == 2107
     for cells in plans.values():
         assert len({cell.name for cell in cells}) == len(cells)
+        by_name = {}
         for cell in cells:
             assert bool(cell.recipe.lacks) != bool(cell.runs)  # their configs have been resolved
             assert cell.recipe.way in tables.WAYS and cell.recipe.seeds
             assert cell.recipe.lacks or cell.recipe.measure
+            for run, spec in zip(cell.runs, cell.recipe.specs, strict=True):
+                assert by_name.setdefault(spec.name, (run, spec)) == (run, spec)
 
 
 def test_every_rule_applies_to_a_row():
@@ -57,112 +61,45 @@ def test_every_rule_applies_to_a_row():
             assert any(published._fits(rule, row) for row in rows), rule
 
 
-@pytest.mark.slow
-def test_runs_with_the_same_name_are_the_same(plans):
-    for cells in plans.values():
-        by_name = {}
-        for cell in cells:
-            for run, spec in zip(cell.runs, cell.recipe.specs, strict=True):
-                assert by_name.setdefault(spec.name, (run, spec)) == (run, spec)
+SETTINGS = [  # paper and table, cell, and keys of the config of its run
+    ("fedconcat 1", "fmnist/partition=#C=3/fedconcat_id", {"partition.classes": 3}),
+    ("fedconcat 1", "svhn/partition=Dir(0.1)/moon", {"data.augment": "none", "method.mu": 0.01}),
+    ("fedconcat 3", "cifar100/partition=Dir(0.5)/fedconcat", {"method.encoder_decay": 4.99e-3}),
+    ("fedconcat 4", "partition=#C=2/fedconcat_fesem", {"method.clustering": "fesem"}),
+    ("fedconcat 9", "fmnist/partition=#C=2/fedconcat", {"method.encoder_rounds": 231}),
+    ("fedconcat 9", "fmnist/partition=#C=2/fedrs", {"model.name": "concat_cnn"}),
+    ("fedconcat 13", "svhn/num_clients=200/partition=#C=2/fedavg", {"run.cohort": 100}),
+    ("fedc2i 4", "digits_five/gamma=0.5/fedc2i", {"method.gamma": 0.5, "data.sampling": "fedc2i"}),
+    ("fedpick II", "digits_five/fedrep/svhn", {"method.head_layers": 3, "method.head_epochs": 4}),
+    ("fedpick IV", "domainnet10/fedpick(soft_mask)/real", {"method.mask": "soft"}),
+    ("hfedf 18", "hfedf/ood:voc2007", {"data.unseen": "VOC2007", "method.server_decay": 1e-3}),
+    ("client2vec 1", "cifar10/index=federated/cases=i+ii/moon", {"method.local_training": False}),
+    ("client2vec 2", "cases=i+ii+iii/fedavg(local_model_weights)", {"method.local_training": True}),
+    ("client2vec 4", "resnet18/index=none/cases=none/feddyn", {"model.stem": "imagenet"}),
+]
+COSTS = [  # examples that the run of a cell trains on
+    ("fedconcat 1", "fmnist/partition=#C=2/fedavg", 60_000 * 10 * 50),
+    ("fedconcat 1", "fmnist/partition=#C=2/fedconcat", 60_000 * 10 * 31),
+    ("fedconcat 1", "fmnist/partition=none/central", 60_000 * 200),
+    ("fedconcat 13", "fmnist/num_clients=100/partition=#C=2/fedavg", 30_000 * 10 * 100),
+    ("fedpick II", "office_caltech10/fedrep/dslr", 500 * 5 * 300),
+    ("client2vec 1", "shakespeare/index=none/cases=none/fedavg", None),
+]
 
 
-def test_a_published_number_has_its_mean_and_standard_deviation():
-    (row,) = [
-        row
-        for row in published.find("fedconcat", "Table 1")
-        if published.cell_name(row) == "fmnist/partition=Dir(0.5)/fedavg"
-    ]
-    assert (row.mean, row.std) == (87.5, 0.3)
-
-
-@pytest.mark.parametrize(
-    ("table", "cell", "expected"),
-    [
-        (
-            ("fedconcat", "1"),
-            "fmnist/partition=#C=3/fedconcat_id",
-            {"data.name": "fashion_mnist", "partition.classes": 3, "run.rounds": 50},
-        ),
-        (
-            ("fedconcat", "1"),
-            "svhn/partition=Dir(0.1)/moon",
-            {
-                "data.name": "svhn",
-                "data.augment": "none",
-                "partition.alpha": 0.1,
-                "method.mu": 0.01,
-            },
-        ),
-        (
-            ("fedconcat", "3"),
-            "cifar100/partition=Dir(0.5)/fedconcat",
-            {"method.encoder_decay": 4.99e-3, "method.balanced": True, "run.cohort": 40},
-        ),
-        (
-            ("fedconcat", "4"),
-            "partition=#C=2/fedconcat_fesem",
-            {"method.name": "fedconcat", "method.clustering": "fesem", "method.encoder_rounds": 31},
-        ),
-        (
-            ("fedconcat", "9"),
-            "fmnist/partition=#C=2/fedconcat",
-            {"model.name": "simple_cnn", "method.encoder_rounds": 231},
-        ),
-        (("fedconcat", "9"), "fmnist/partition=#C=2/fedrs", {"model.name": "concat_cnn"}),
-        (
-            ("fedconcat", "11"),
-            "fmnist/partition=#C=2/fedconcat",
-            {"run.cohort": 20, "method.encoder_rounds": 62, "method.classifier_rounds": 346},
-        ),
-        (
-            ("fedconcat", "13"),
-            "svhn/num_clients=200/partition=#C=2/fedavg",
-            {"run.cohort": 100, "partition.num_clients": 200, "run.rounds": 100},
-        ),
-        (
-            ("fedc2i", "4"),
-            "digits_five/gamma=0.5/fedc2i",
-            {"method.gamma": 0.5, "data.sampling": "fedc2i", "data.size": 64, "run.rounds": 20},
-        ),
-        (
-            ("fedpick", "II"),
-            "digits_five/fedrep/svhn",
-            {"model.name": "fedbn_cnn", "method.head_layers": 3, "method.head_epochs": 4},
-        ),
-        (("fedpick", "IV"), "domainnet10/fedpick(soft_mask)/real", {"method.mask": "soft"}),
-        (
-            ("hfedf", "18"),
-            "hfedf/ood:voc2007",
-            {"data.unseen": "VOC2007", "partition.domains": 2, "method.server_decay": 1e-3},
-        ),
-        (
-            ("client2vec", "1"),
-            "cifar10/index=federated/cases=i+ii/moon",
-            {
-                "method.base": "moon",
-                "method.index": "federated",
-                "method.aggregation": True,
-                "method.local_training": False,
-                "method.projection": "mlp256",
-                "embedding.name": "clip",
-            },
-        ),
-        (
-            ("client2vec", "4"),
-            "resnet18/index=none/cases=none/feddyn",
-            {"method.name": "feddyn", "model.stem": "imagenet", "data.normalize": "imagenet"},
-        ),
-        (
-            ("client2vec", "2"),
-            "cases=i+ii+iii/fedavg(local_model_weights)",
-            {"method.index": "local_weights", "method.local_training": True},
-        ),
-    ],
-)
-def test_runs_of_a_cell_have_the_settings_of_the_paper(plans, table, cell, expected):
-    (run,) = find(plans[table], cell).runs
-    actual = {key: value_at(run.cell.config, key) for key in expected}
-    assert actual == expected
+def test_runs_of_a_cell_have_the_settings_and_the_cost_of_the_paper(plans):
+    for table, name, expected in SETTINGS:
+        (run,) = find(plans[tuple(table.split())], name).runs
+        assert {key: value_at(run.cell.config, key) for key in expected} == expected, name
+    for table, name, cost in COSTS:
+        run = find(plans[tuple(table.split())], name).runs[0]
+        assert requirements.cost(run.cell.config) == cost, name
+    name = "fmnist/partition=Dir(0.5)/fedavg"
+    rows = {published.cell_name(row): row for row in published.find("fedconcat", "Table 1")}
+    assert (rows[name].mean, rows[name].std) == (87.5, 0.3)
+    for name in ("table1", "Table 1", "1", "TABLE1"):
+        assert published.find("fedconcat", name)[0].table == "1"
+    assert published.find("fedpick", "tableii")[0].table == "II"
 
 
 def test_a_mean_over_target_domains_has_a_run_for_each_of_them(plans):
@@ -170,23 +107,6 @@ def test_a_mean_over_target_domains_has_a_run_for_each_of_them(plans):
     unseen = [run.cell.config.data.unseen for run in cell.runs]
     assert unseen == ["Art", "Clipart", "Product", "Real World"]
     assert find(plans["hfedf", "3"], "d=2/fedsr/id:avg").runs == cell.runs
-
-
-@pytest.mark.parametrize(
-    ("table", "cell", "expected"),
-    [
-        (("fedconcat", "1"), "fmnist/partition=#C=2/fedavg", 60_000 * 10 * 50),
-        (("fedconcat", "1"), "fmnist/partition=#C=2/fedconcat", 60_000 * 10 * 31),
-        (("fedconcat", "1"), "fmnist/partition=none/central", 60_000 * 200),
-        (("fedconcat", "13"), "fmnist/num_clients=100/partition=#C=2/fedavg", 30_000 * 10 * 100),
-        (("fedconcat", "3"), "cifar100/partition=none/central", 50_000 * 200),
-        (("fedpick", "II"), "office_caltech10/fedrep/dslr", 500 * 5 * 300),
-        (("fedc2i", "2"), "fedrep/dslr", 722 * 2 * 40),
-        (("client2vec", "1"), "shakespeare/index=none/cases=none/fedavg", None),
-    ],
-)
-def test_the_cost_is_the_number_of_examples_trained_on(plans, table, cell, expected):
-    assert requirements.cost(find(plans[table], cell).runs[0].cell.config) == expected
 
 
 # Choosing cells.
@@ -232,56 +152,41 @@ def write(folder, seeds):
     folder.mkdir(parents=True)
     config = {name: {"name": "x"} for name in ("data", "partition", "method", "run")}
     (folder / "config.json").write_text(json.dumps(config | {"seeds": list(seeds)}))
-    rows = [
-        {
-            "round": after,
-            "seed": seed,
-            "bytes_up": 1,
-            "bytes_down": 1,
-            "seconds": 1.0,
-            "global": values[i],
-            "id": values[i],
-            "id_per_client": [values[i] - 3, values[i] + 3],
-            "domains": {"north": values[i] + 1},
-            "accuracy": {"mean": values[i], "per_client": [values[i]]},
-        }
-        for i, after in enumerate((1, 2))
-        for seed, values in seeds.items()
-    ]
+
+    def row(after, seed, value):
+        row = {"round": after, "seed": seed, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
+        row |= {"global": value, "id": value, "id_per_client": [value - 3, value + 3]}
+        accuracy = {"mean": value, "per_client": [value]}
+        return row | {"domains": {"north": value + 1}, "accuracy": accuracy}
+
+    rows = [row(i + 1, seed, values[i]) for i in (0, 1) for seed, values in seeds.items()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "summary.json").write_text(json.dumps(toys.SUMMARY))
 
 
 def cell(*names, way="last", measure="global", per_client=False):
     config = resolve({})
-    made = [
-        paper.Run(sweep_plan.Cell(name, "fedavg", {}, config, [0, 1]), "x", [], "")
-        for name in names
-    ]
+    cells = [sweep_plan.Cell(name, "fedavg", {}, config, [0, 1]) for name in names]
+    made = [paper.Run(each, "x", [], "") for each in cells]
     recipe = Recipe((), way, measure, 2, per_client, (), "")
     return paper.Cell("cell", result(), recipe, made)
 
 
 def test_values_are_read_from_finished_runs(tmp_path):
+    def values(*names, **choice):
+        return paper.values(cell(*names, **choice), tmp_path)
+
     write(tmp_path / "a", {0: (90, 70), 1: (80, 60)})
     write(tmp_path / "b", {0: (10, 30), 1: (20, 40)})
-    assert paper.values(cell("a"), tmp_path) == [70, 60]
-    assert paper.values(cell("a", "b"), tmp_path) == [50, 50]  # a mean for each seed
-    assert paper.values(cell("a", measure="domains.north", way="max_per_domain"), tmp_path) == [
-        91,
-        81,
-    ]
-    assert paper.values(cell("a", measure="accuracy.mean", way="max_over_rounds"), tmp_path) == [
-        90,
-        80,
-    ]
-    of_clients = cell("a", measure="id", per_client=True)
-    assert paper.values(of_clients, tmp_path) == [67, 73, 57, 63]
-    assert paper.values(cell("a", "c"), tmp_path) is None  # one run is missing
-    assert paper.values(cell("a", measure="ood"), tmp_path) is None
-    assert paper.values(cell(), tmp_path) is None
+    assert values("a") == [70, 60]
+    assert values("a", "b") == [50, 50]  # a mean for each seed
+    assert values("a", measure="domains.north", way="max_per_domain") == [91, 81]
+    assert values("a", measure="accuracy.mean", way="max_over_rounds") == [90, 80]
+    assert values("a", measure="id", per_client=True) == [67, 73, 57, 63]
+    assert values("a", "c") is None  # one run is missing
+    assert values("a", measure="ood") is values() is None
     (tmp_path / "a" / "summary.json").write_text(json.dumps({**toys.SUMMARY, "diverged": {}}))
-    assert paper.values(cell("a"), tmp_path) is None
+    assert values("a") is None
 
 
 def test_a_damaged_run_is_shown_next_to_the_others(tmp_path):
@@ -337,7 +242,7 @@ def test_files_are_found_where_their_source_reads_them(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_missing_initial_weights_and_a_missing_clip_model_are_reported(plans):
+def test_missing_initial_weights_and_a_missing_clip_model_are_reported():
     base = {"data": {"name": "digit_domains"}, "model": {"name": "mobilenet_v2"}}
     config = resolve(base, [("model.pretrained", "nowhere.safetensors")])
     assert requirements.missing(config).startswith("no file nowhere.safetensors with first")
@@ -440,12 +345,6 @@ def test_bad_arguments_are_one_line_errors(arguments, said, capsys):
     assert paper.main(arguments) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
-
-
-def test_names_of_tables_ignore_case_and_the_word_table():
-    for name in ("table1", "Table 1", "1", "TABLE1"):
-        assert published.find("fedconcat", name)[0].table == "1"
-    assert published.find("fedpick", "tableii")[0].table == "II"
 
 
 def test_a_dry_run_prints_commands_with_the_given_configs(capsys):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from slow_cases import exhaustive_but
 
 from fedjax_lab import evaluate, metrics, parts, pieces, simulate, streams
 from fedjax_lab.host_state import HostState, to_bits
@@ -21,11 +22,10 @@ WHOLE = jax.tree.map(np.asarray, FEDERATION)
 SUMMED = tuple(m for m in metrics.BUILT_IN.values() if isinstance(m, metrics.Summed))[1:]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "name", ["scaffold", "fedper", pytest.param("finetune", marks=pytest.mark.slow)]
-)
+PAIRS = [("finetune", True), ("scaffold", False), ("fedper", True)]
+
+
+@pytest.mark.parametrize("name, stream", exhaustive_but(["finetune"], PAIRS))
 def test_evaluation_in_pieces_gives_the_counts_of_one_evaluation(name, stream):
     """A piece has two of eight clients or of three new ones, and 60 of 140 or 200 shared rows.
 

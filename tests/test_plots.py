@@ -16,11 +16,8 @@ def test_a_heat_map_labels_its_rows_and_columns():
     figure = plots.draw_heat_maps({"": values}, "share", rows, columns, high=1, written=True)
     axes, bar = figure.axes
     assert text_by_position(axes.get_yticklabels()) == {(0, 0): "7", (0, 1): "5"}
-    assert text_by_position(axes.get_xticklabels()) == {
-        (0, 0): "a",
-        (1, 0): "\u200b_b",
-        (2, 0): "c",
-    }
+    shown = {(i, 0): text for i, text in enumerate(["a", "\u200b_b", "c"])}
+    assert text_by_position(axes.get_xticklabels()) == shown
     assert (axes.get_ylabel(), axes.get_xlabel(), bar.get_ylabel()) == ("client", "class", "share")
     assert axes.images[0].get_clim() == (0, 1)
     written = {text.get_position(): (text.get_text(), text.get_color()) for text in axes.texts}

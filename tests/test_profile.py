@@ -6,13 +6,13 @@ import json
 import pytest
 import toys
 from commands import call, comparable
+from inputs import complaint
 from stops import stopping_after
 
 import fedjax_lab
 from fedjax_lab import sweep
 from fedjax_lab.config_files import load_config
 from fedjax_lab.engine import Engine
-from fedjax_lab.errors import BadInput
 from fedjax_lab.running import profile
 
 
@@ -60,54 +60,8 @@ def test_a_profile_records_the_rounds_after_the_first_three(toy, plain, tmp_path
 
 
 @pytest.mark.slow
-def test_a_profile_of_all_rounds_has_no_warmup(toy, plain, tmp_path):
-    assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--profile=8") == 0
-    assert comparable(tmp_path / "w") == plain
-    assert min(blocks(recorded(tmp_path / "w")[0])) == 1
-
-
-@pytest.mark.slow
-def test_a_resumed_run_is_recorded(toy, plain, tmp_path, monkeypatch):
-    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}"]
-    with monkeypatch.context() as patch:
-        stopping_after(4, patch)
-        assert call(*arguments) == 130
-    assert call(*arguments, "--resume", "--profile=3") == 0
-    assert comparable(tmp_path / "w") == plain
-    assert min(blocks(recorded(tmp_path / "w")[0])) == 6  # of the four rounds left, one is a warmup
-
-
-@pytest.mark.parametrize(
-    "value, message",
-    [
-        ("0", "--profile must be from 1 to 8, the number of rounds left in the run; got 0"),
-        ("-2", "--profile must be from 1 to 8"),
-        ("9", "--profile must be from 1 to 8"),
-        ("9" * 400, "--profile must be from 1 to 8"),
-        ("few", "--profile must be a number of rounds, got few"),
-    ],
-)
-def test_an_invalid_number_of_rounds_is_rejected(value, message, toy, tmp_path, capsys):
-    assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", f"--profile={value}") == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "w").exists()
-
-
-@pytest.mark.slow
-def test_a_run_without_rounds_left_or_without_a_folder_is_rejected(toy, tmp_path, capsys):
-    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=1"]
-    assert call(*arguments) == 0
-    assert call(*arguments, "--resume", "--profile=1") == 2
-    assert "the run has no rounds left to record" in capsys.readouterr().err
-    with pytest.raises(BadInput, match="a profile needs a workdir"):
-        fedjax_lab.run(load_config(toy), profile=1)
-
-
-@pytest.mark.slow
-def test_an_unwritable_folder_is_reported_before_compilation(
-    toy, plain, tmp_path, monkeypatch, capsys
-):
+def test_a_resumed_run_is_recorded(toy, plain, tmp_path, monkeypatch, capsys):
+    """An unwritable folder is reported before compilation. A run without rounds is rejected."""
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}"]
     with monkeypatch.context() as patch:
         stopping_after(4, patch)
@@ -118,27 +72,44 @@ def test_an_unwritable_folder_is_reported_before_compilation(
         patch.setattr(Engine, "compile", None)
         assert call(*arguments, "--resume", "--profile=2") == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'w' / 'profile'}: File exists\n"
-    assert call(*arguments, "--resume") == 0
+    (tmp_path / "w" / "profile").unlink()
+    assert call(*arguments, "--resume", "--profile=3") == 0
     assert comparable(tmp_path / "w") == plain
+    assert min(blocks(recorded(tmp_path / "w")[0])) == 6  # of the four rounds left, one is a warmup
+    assert call(*arguments, "--resume", "--profile=1") == 2
+    assert "the run has no rounds left to record" in capsys.readouterr().err
+    assert "a profile needs a workdir" in complaint(fedjax_lab.run, load_config(toy), profile=1)
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ("0", "--profile must be from 1 to 8, the number of rounds left in the run; got 0"),
+        ("-2", "--profile must be from 1 to 8"),
+        ("9" * 400, "--profile must be from 1 to 8"),
+        ("few", "--profile must be a number of rounds, got few"),
+    ],
+)
+def test_an_invalid_number_of_rounds_is_rejected(value, message, toy, tmp_path, capsys):
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", f"--profile={value}") == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "w").exists()
+    assert sweep.main(["sweep", f"--config={toy}", f"--out={tmp_path / 's'}", "--profile=1"]) == 2
+    assert "unexpected argument '--profile=1'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_profile_lies_within_one_stage(toy, tmp_path, capsys):
-    """Between two stages, the next one is compiled."""
+    """Between two stages, the next one is compiled. A profile of all rounds has no warmup."""
     sizes = {"num_clusters": 2, "encoder_rounds": 2, "classifier_rounds": 6}
     arguments = [f"--config={toy}:fedconcat", f"--workdir={tmp_path / 'w'}"]
     arguments += [f"--config.method.{key}={value}" for key, value in sizes.items()]
     assert call(*arguments, "--profile=7") == 2
     assert "from 1 to 6, the number of rounds left in its longest stage" in capsys.readouterr().err
-    assert call(*arguments, "--profile=5") == 0
-    assert "profile of rounds 4 to 8" in capsys.readouterr().out
+    assert call(*arguments, "--profile=6") == 0
+    assert "profile of rounds 3 to 8" in capsys.readouterr().out
     assert not [e for e in recorded(tmp_path / "w")[0] if "backend_compile" in e["name"]]
-
-
-def test_a_sweep_rejects_the_profile_flag(toy, tmp_path, capsys):
-    assert sweep.main(["sweep", f"--config={toy}", f"--out={tmp_path / 's'}", "--profile=1"]) == 2
-    error = capsys.readouterr().err
-    assert "unexpected argument '--profile=1'" in error and error.count("\n") == 1
 
 
 def test_events_get_the_names_of_their_operations():

@@ -2,27 +2,20 @@
 
 import own_parts
 import pytest
+from inputs import complaint
 
 from fedjax_lab import ranges, registry
-from fedjax_lab.errors import BadInput
 from fedjax_lab.ranges import choice, log_uniform, uniform
 
 
 def test_values_are_uniform_in_the_scale_of_the_range():
-    assert [ranges.at(log_uniform(1e-3, 10.0), s) for s in (0, 0.25, 0.5, 0.75)] == [
-        0.001,
-        0.01,
-        0.1,
-        1.0,
-    ]
+    rates = [ranges.at(log_uniform(1e-3, 10.0), s) for s in (0, 0.25, 0.5, 0.75)]
+    assert rates == [0.001, 0.01, 0.1, 1.0]
     assert [ranges.at(uniform(-1, 3), s) for s in (0, 0.5, 0.99999)] == [-1.0, 1.0, 3.0]
     assert [ranges.at(choice(1, 2, 5), s) for s in (0, 0.34, 0.67, 0.999)] == [1, 2, 5, 5]
     assert ranges.at(log_uniform(1e-3, 1.0), 0.123456) == 0.00235  # rounded to three digits
-
-
-@pytest.mark.parametrize("text", ["log:0.001,1.0", "uniform:-1.0,3.0", "choice:a,b"])
-def test_a_range_is_parsed_from_the_text_that_it_prints(text):
-    assert str(ranges.parse(text)) == text
+    for text in ("log:0.001,1.0", "uniform:-1.0,3.0", "choice:a,b"):
+        assert str(ranges.parse(text)) == text
     assert ranges.parse("choice:1, 2") == choice("1", "2")
 
 
@@ -30,7 +23,6 @@ def test_a_range_is_parsed_from_the_text_that_it_prints(text):
     "text, message",
     [
         ("0.1,1", "is not a range; for example log:"),
-        ("log:", "is not a range"),
         ("lug:1,2", "no range 'lug'; did you mean 'log'?"),
         ("log:1,2,3", "has two bounds, got 3"),
         ("log:0,1", "must begin above 0"),
@@ -41,9 +33,8 @@ def test_a_range_is_parsed_from_the_text_that_it_prints(text):
     ],
 )
 def test_an_invalid_range_is_an_error(text, message):
-    with pytest.raises(BadInput) as error:
-        ranges.parse(text)
-    assert message in str(error.value) and len(str(error.value)) < 300
+    error = complaint(ranges.parse, text)
+    assert message in error and len(error) < 300
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
@@ -63,5 +54,5 @@ def test_a_user_defined_method_declares_its_ranges_in_its_file(tmp_path):
     for wrong, message in (("[1]", "must be a dict"), ("{'pull': (0, 2)}", "must be made by")):
         file.write_text(file.read_text() + f"RANGES = {wrong}\n")
         registry.references.refresh()
-        with pytest.raises(BadInput, match=message):
-            ranges.declared(registry.look_up("method", f"{file}:near"))
+        near = registry.look_up("method", f"{file}:near")
+        assert message in complaint(ranges.declared, near)

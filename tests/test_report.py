@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from inputs import complaint
 from run_folders import ROUNDS, SCORES, call, config, evaluation, refusal, write
 from scipy import stats
 
@@ -24,6 +23,14 @@ def pair(tmp_path):
     write(tmp_path / "sweep/a", SCORES["fedavg"])
     write(tmp_path / "sweep/b", SCORES["fedprox"], method="fedprox", mu=0.01)
     return tmp_path / "sweep"
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_rows(folder, rows):
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def blocks_of(*folders):
@@ -46,8 +53,12 @@ def test_mean_standard_deviation_and_confidence_interval(ddof):
     assert compare.spread([]) == (0, None, None, None, None)
 
 
-def test_the_numbers_of_the_last_round(pair):
-    got = entries_of(pair)
+def test_the_numbers_of_the_last_round(tmp_path):
+    """Seeds in several folders are one row; the seconds are those of one seed."""
+    for seed, values in SCORES["fedavg"].items():
+        write(tmp_path / f"seed{seed}", {seed: values}, data={"cache": f"/disk{seed}"})
+    write(tmp_path / "all", SCORES["fedprox"], method="fedprox", mu=0.01)
+    got = entries_of(tmp_path)
     assert list(got) == ["fedavg", "fedprox"]
     a, b = (np.array([s[-1] for s in SCORES[name].values()], float) for name in SCORES)
     for entry, expected in zip(got.values(), (a, b), strict=True):
@@ -83,26 +94,16 @@ def test_wilcoxon_is_exact_with_and_without_ties():
         np.testing.assert_allclose(got, expected)
         if 0 not in d:
             np.testing.assert_allclose(got, stats.wilcoxon(d, method="exact").pvalue)
-
-
-def test_differences_that_are_equal_up_to_rounding_are_ties():
+    # Differences that are equal up to rounding have tied ranks; one sign is against three.
     ours, theirs = {0: 0.3, 1: 80.0, 2: 7.1, 3: 5.0}, {0: 0.2, 1: 79.9, 2: 7.0, 3: 5.1}
-    # four tied ranks, one sign against three: 2 * (1 + 4) / 16
-    np.testing.assert_allclose(compare.paired(ours, theirs).wilcoxon, 0.625)
+    np.testing.assert_allclose(compare.paired(ours, theirs).wilcoxon, 2 * (1 + 4) / 16)
 
 
-def test_wilcoxon_of_one_differing_pair_is_1():
-    """One difference has two possible signs, which are equally extreme."""
-    ours, theirs = {0: 80.0, 1: 81.0, 2: 80.0}, {0: 80.0, 1: 80.0, 2: 80.0}
-    assert compare.paired(ours, theirs).wilcoxon == 1
-
-
-def test_p_values_of_equal_pairs_are_1():
+def test_p_values_of_few_equal_or_constant_pairs():
     same = compare.paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
     assert (same.t, same.wilcoxon, same.difference.mean) == (1, 1, 0)
-
-
-def test_too_few_pairs_and_a_constant_difference_have_no_p_values():
+    ours, theirs = {0: 80.0, 1: 81.0, 2: 80.0}, {0: 80.0, 1: 80.0, 2: 80.0}
+    assert compare.paired(ours, theirs).wilcoxon == 1  # one difference has two possible signs
     constant = compare.paired({0: 1.0, 1: 2.0}, {0: 2.0, 1: 3.0})
     assert constant.t is None and constant.wilcoxon == 0.5  # its variance is 0
     one = compare.paired({0: 1.0, 1: 2.0}, {1: 1.5, 2: 2.0})
@@ -110,31 +111,23 @@ def test_too_few_pairs_and_a_constant_difference_have_no_p_values():
     assert compare.paired({0: 1.0}, {1: 1.0}).difference.n == 0
 
 
-def test_holm_correction_against_values_by_hand():
+def test_holm_correction_against_values_by_hand(pair):
     """0.01 x 4, 0.02 x 3, 0.03 x 2 and 0.2, and no value is below that of a smaller p-value."""
     np.testing.assert_allclose(compare.holm([0.03, 0.01, 0.2, 0.02]), [0.06, 0.04, 0.2, 0.06])
     assert compare.holm([0.04, 0.03]) == [0.06, 0.06]
     assert compare.holm([None, 0.9, 0.8]) == [None, 1.0, 1.0] and compare.holm([]) == []
-
-
-def test_holm_correction_counts_the_rows_of_the_block(pair):
-    write(pair / "c", SCORES["fedprox"], method="moon")
-    got = entries_of(pair)
-    p = got["moon"].paired
+    write(pair / "c", SCORES["fedprox"], method="moon")  # the rows of a block are counted
+    p = entries_of(pair)["moon"].paired
     np.testing.assert_allclose([p.t_holm, p.wilcoxon_holm], [2 * p.t, 0.5])
 
 
 def test_each_way_picks_its_round_for_each_seed(pair, tmp_path):
     write(pair / "c", {0: (50, 80, 60), 1: (90, 70, 60)}, method="moon")
-    got = entries_of(pair, "max_over_rounds")
-    assert got["moon"].values == {0: 80, 1: 90}
+    assert entries_of(pair, "max_over_rounds")["moon"].values == {0: 80, 1: 90}
     assert entries_of(pair)["moon"].values == {0: 60, 1: 60}
     with_validation = write(tmp_path / "v", {0: (50, 80, 60)})
-    file = with_validation / "metrics.jsonl"
-    rows = [
-        json.loads(line) | {"id": 70 - i} for i, line in enumerate(file.read_text().split("\n")[:3])
-    ]
-    file.write_text("\n".join(map(json.dumps, rows)))
+    rows = [row | {"id": 70 - i} for i, row in enumerate(rows_of(with_validation))]
+    write_rows(with_validation, rows)
     assert entries_of(with_validation, "best_by_validation")["fedavg"].values == {0: 50}
 
 
@@ -161,47 +154,29 @@ def test_only_maxima_over_a_test_set_are_marked_as_chosen_on_it(measured, peeks,
     assert (PEEK in report.closing_table(summary)) == peeks
     if measured:
         folder = write(tmp_path / "a", {0: ()})
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder, rows)
         for form in ("terminal", "html"):
             out = call(capsys, folder, "--way=max_over_rounds", f"--format={form}")
             assert (PEEK in out) == peeks
         assert PEEK not in call(capsys, folder)
 
 
-def test_a_target_must_be_a_finite_number(pair, capsys):
-    for text in ("nan", "inf", "9" * 5000):
-        assert "--target must be a finite number" in refusal(capsys, pair, f"--target={text}")
-
-
-def test_rounds_bytes_and_seconds_to_a_target(pair):
+def test_rounds_bytes_and_seconds_to_a_target(pair, capsys):
     got = entries_of(pair, target=69.0)
     assert got["fedavg"].goal == (3, 3, (15, 15e6, 30))  # first reached with 70, 71, 75
     rounds = np.mean([10, 10, 10])
     assert got["fedprox"].goal == (3, 3, (rounds, 1e6 * rounds, 2 * rounds))
     some = entries_of(pair, target=74.0)["fedavg"].goal
     assert some == (1, 3, None)  # a mean over only the seeds that reached it would flatter
-    assert entries_of(pair, target=99.0)["fedavg"].goal == (0, 3, None)
-
-
-def test_only_rounds_of_the_last_stage_reach_a_target():
+    lines = call(capsys, pair, "--target=99").splitlines()
+    assert [line.split()[-6:] for line in lines[-2:]] == [["0", "of", "3", "-", "-", "-"]] * 2
+    for text in ("nan", "inf", "9" * 5000):
+        assert "--target must be a finite number" in refusal(capsys, pair, f"--target={text}")
+    # Only rounds of the last stage reach a target.
     rows = [evaluation(0, 5, 90.0, 1, "first"), evaluation(0, 10, 80.0, 1, "second")]
     row = runs.Row("x", [], {0: rows})
     assert compare.goal(row, "accuracy.mean", 75.0).cost.rounds == 10
     assert compare.goal(row, "accuracy.mean", 85.0).cost is None
-
-
-def test_a_target_that_is_never_reached_is_a_dash(pair, capsys):
-    lines = call(capsys, pair, "--target=99").splitlines()
-    assert [line.split()[-6:] for line in lines[-2:]] == [["0", "of", "3", "-", "-", "-"]] * 2
-
-
-def test_seeds_in_several_folders_are_one_row(tmp_path):
-    for seed, values in SCORES["fedavg"].items():
-        write(tmp_path / f"seed{seed}", {seed: values}, data={"cache": f"/disk{seed}"})
-    write(tmp_path / "all", SCORES["fedprox"], method="fedprox")
-    got = entries_of(tmp_path)
-    assert got["fedavg"].values == {0: 70, 1: 71, 2: 75} and got["fedprox"].paired.difference.n == 3
-    assert [entry.cost.seconds for entry in got.values()] == [30, 30]  # those of one seed
 
 
 def test_a_row_is_named_by_the_settings_that_differ(tmp_path):
@@ -216,44 +191,31 @@ def test_a_row_is_named_by_the_settings_that_differ(tmp_path):
     assert names == ["fedavg", "fedprox mu=0.1", "fedprox mu=0.2", "fedrs mu=0.9", "fedrs"]
 
 
-def test_an_earlier_name_of_a_value_is_no_difference(tmp_path):
-    """Two seeds of one config, one run before the value was renamed, are one row."""
-    for seed, name in enumerate(("vectorised", "vectorized")):
-        write(tmp_path / name, {seed: (1, 2, 3)})
-        saved = json.loads((tmp_path / name / "config.json").read_text())
-        saved["engine"] = {"strategy": name, "seeds": name}
-        (tmp_path / name / "config.json").write_text(json.dumps(saved))
-    ((block,), notes) = blocks_of(tmp_path)
-    assert [row.name for row in block.rows] == ["fedavg"] and notes == []
-    assert list(block.rows[0].seeds) == [0, 1]
-
-
-def test_a_key_that_a_run_lacks_has_its_default(tmp_path):
-    """Runs of versions with and without a key are one row, unless the key has another value."""
-    for seed, local in enumerate(({}, {"clip": 0.0}, {"clip": 1.0})):
-        write(tmp_path / str(seed), {seed: (1, 2, 3)})
-        saved = json.loads((tmp_path / str(seed) / "config.json").read_text())
-        saved["local"] = {"lr": 0.1, **local}
-        (tmp_path / str(seed) / "config.json").write_text(json.dumps(saved))
+@pytest.mark.parametrize(
+    "sections, names",
+    [
+        ([{"engine": {"seeds": "vectorised"}}, {"engine": {"seeds": "vectorized"}}], ["fedavg"]),
+        ([{}, {"run": {"rounds": 15, "seed": 7, "metrics": ["ece"]}}], ["fedavg"]),
+        (
+            [{"local": {"lr": 0.1, **more}} for more in ({}, {"clip": 0.0}, {"clip": 1.0})],
+            ["fedavg local.clip=0.0", "fedavg local.clip=1.0"],
+        ),
+        (
+            [{}, {"aggregator": {"name": "none"}}, {"aggregator": {"name": "median"}}],
+            ["fedavg aggregator.name=none", "fedavg aggregator.name=median"],
+        ),
+    ],
+    ids=["an earlier name", "other metrics", "a missing key", "a missing section"],
+)
+def test_the_first_two_configs_are_one_row_and_the_third_is_another(sections, names, tmp_path):
+    """What a run of an earlier version lacks has its default."""
+    for seed, changed in enumerate(sections):
+        folder = write(tmp_path / str(seed), {seed: (1, 2, 3)})
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(saved | changed))
     ((block,), _) = blocks_of(tmp_path)
-    assert [(row.name, list(row.seeds)) for row in block.rows] == [
-        ("fedavg local.clip=0.0", [0, 1]),
-        ("fedavg local.clip=1.0", [2]),
-    ]
-
-
-def test_a_section_that_a_run_lacks_has_its_defaults(tmp_path):
-    """A missing aggregator equals the aggregator none; another aggregator is a difference."""
-    none, median = ({"aggregator": {"name": name}} for name in ("none", "median"))
-    for seed, sections in enumerate(({}, none, median)):
-        write(tmp_path / str(seed), {seed: (1, 2, 3)})
-        saved = json.loads((tmp_path / str(seed) / "config.json").read_text())
-        (tmp_path / str(seed) / "config.json").write_text(json.dumps(saved | sections))
-    ((block,), _) = blocks_of(tmp_path)
-    assert [(row.name, list(row.seeds)) for row in block.rows] == [
-        ("fedavg aggregator.name=none", [0, 1]),
-        ("fedavg aggregator.name=median", [2]),
-    ]
+    assert [row.name for row in block.rows] == names
+    assert [list(row.seeds) for row in block.rows] == [[0, 1], [2]][: len(names)]
 
 
 def test_runs_on_different_federations_are_not_compared(pair, tmp_path, capsys):
@@ -273,13 +235,10 @@ def test_only_shared_seeds_are_paired(pair, tmp_path, capsys):
     out = call(capsys, pair, tmp_path / "c")
     assert "only shared seeds are paired: 0, 1, 2 (2 rows); 1, 5 (1 row)" in out
     (line,) = (line.split() for line in out.splitlines() if re.match(r"moon +1 +2.00", line))
-    assert line[3:] == ["-"] * 5
-
-
-def test_the_same_seed_twice_is_rejected(pair, tmp_path, capsys):
+    assert line[3:] == ["-"] * 5  # undefined for a single seed
     write(tmp_path / "again", {2: (1, 2, 3)})
     assert "both hold seed 2 of fedavg" in refusal(capsys, pair, tmp_path / "again")
-    call(capsys, pair, pair / "a")  # a folder named twice is read once
+    assert runs.find([pair, pair / "a"]) == [pair / "a", pair / "b"]  # each folder once
 
 
 def test_an_unfinished_run_ends_with_its_last_complete_evaluation(pair, tmp_path, capsys):
@@ -294,45 +253,46 @@ def test_an_unfinished_run_ends_with_its_last_complete_evaluation(pair, tmp_path
     (started / "metrics.jsonl").unlink()
     assert "d: left out, because it has not been evaluated yet" in call(capsys, pair, started)
     assert "nothing to compare" in refusal(capsys, started)
+    (pair / "a/summary.json").write_text('{"diverged": {"round": 16, "seed": 0}}')
+    assert "a: diverged; its numbers end with round 15" in call(capsys, pair)
 
 
 def test_a_stage_without_scores_has_no_numbers(pair, capsys):
     run = write(pair / "c", {0: (1,)}, done=False, method="client2vec")
     bare = {"round": 1, "seed": 0, "stage": "index", "train_loss": 1.0}
-    bare |= {"bytes_up": 0, "bytes_down": 0, "seconds": 1.0}
-    (run / "metrics.jsonl").write_text(json.dumps(bare) + "\n")
+    write_rows(run, [bare | {"bytes_up": 0, "bytes_down": 0, "seconds": 1.0}])
     out = call(capsys, pair, "--target=50")
     assert len(re.findall(r"^client2vec +0( +-)+$", out, re.MULTILINE)) == 2  # numbers, pairs
     assert "<title>" in call(capsys, pair, "--target=50", "--format=html")
 
 
-def test_a_run_that_diverged_is_marked(pair, capsys):
-    (pair / "a/summary.json").write_text('{"diverged": {"round": 16, "seed": 0}}')
-    assert "a: diverged; its numbers end with round 15" in call(capsys, pair)
-
-
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"seeds": [0]}', json.dumps(config() | {"method": {"mu": 1}})]
+    "arguments, message",
+    [
+        ([], "no folder is given"),
+        (["nowhere"], "does not exist"),
+        (["sweep/a/config.json"], "is not a folder"),
+        (["empty"], "holds no run"),
+        (["sweep", "--baseline=fedprx"], "did you mean 'fedprox'?"),
+        (["sweep", "--measure=worst10"], "did you mean 'accuracy.worst10'?"),
+        (["sweep", "--way=best_by_validation"], "no run supports --way=best_by_validation"),
+        (["sweep", "--way=best"], "invalid choice: 'best'"),
+        (["sweep", "--out=empty"], "cannot write"),
+        (["short"], "lacks bytes_down, bytes_up, seconds"),
+    ],
 )
-def test_a_config_that_is_not_of_a_run_is_rejected(tmp_path, capsys, content):
-    (tmp_path / "config.json").write_text(content)
-    assert str(tmp_path) in refusal(capsys, tmp_path)
-
-
-def test_bad_input_is_a_one_line_error(pair, tmp_path, capsys):
+def test_bad_input_is_a_one_line_error(arguments, message, pair, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    assert "no folder is given" in refusal(capsys)
-    assert "does not exist" in refusal(capsys, tmp_path / "nowhere")
-    assert "is not a folder" in refusal(capsys, pair / "a/config.json")
-    assert "holds no run" in refusal(capsys, tmp_path / "empty")
-    assert "did you mean 'fedprox'?" in refusal(capsys, pair, "--baseline=fedprx")
-    assert "did you mean 'accuracy.worst10'?" in refusal(capsys, pair, "--measure=worst10")
-    message = refusal(capsys, pair, "--way=best_by_validation")
-    assert "no run supports --way=best_by_validation" in message
-    assert "invalid choice: 'best'" in refusal(capsys, pair, "--way=best")
-    assert "cannot write" in refusal(capsys, pair, f"--out={tmp_path}")
-    (pair / "a/metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
-    assert "lacks bytes_down, bytes_up, seconds" in refusal(capsys, pair / "a")
+    write_rows(write(tmp_path / "short", {0: ()}), [{"round": 1, "seed": 0}])
+    assert message in refusal(capsys, *arguments)
+
+
+def test_a_config_that_is_not_of_a_run_is_rejected(tmp_path, capsys):
+    wrong = json.dumps(config() | {"method": {"mu": 1}})
+    for content in ("", "[]", "{}", '{"seeds": [0]}', wrong):
+        (tmp_path / "config.json").write_text(content)
+        assert str(tmp_path) in refusal(capsys, tmp_path)
 
 
 def test_a_baseline_may_be_named_by_its_method(pair, capsys):
@@ -357,17 +317,14 @@ def test_csv_parses_and_is_exact(pair, capsys):
     assert float(rows[0]["domains.north mean"]) == (a - 1).mean()
 
 
+PAGE_OF = "--format=html", "--target=60"
 STRANGE = "a_b & 50% <script>alert('x')</script> #1 {c} \\d~^|` $\\oops$"
 
 
-def write_strange(tmp_path):
-    write(tmp_path / "a", SCORES["fedavg"])
-    return write(tmp_path / "b", SCORES["fedprox"], method="fedprox", note=STRANGE).parent
-
-
 def strange_rows(tmp_path):
-    write(tmp_path / "c", SCORES["fedprox"], method="fedprox", note="plain\nline")
-    return write_strange(tmp_path)
+    write(tmp_path / "a", SCORES["fedavg"])
+    write(tmp_path / "b", SCORES["fedprox"], method="fedprox", note=STRANGE)
+    return write(tmp_path / "c", SCORES["fedprox"], method="fedprox", note="plain\nline").parent
 
 
 def test_latex_is_balanced_and_escaped(tmp_path, capsys):
@@ -391,9 +348,7 @@ def test_the_best_mean_of_each_column_is_bold(tmp_path, capsys):
             evaluation(seed, 5, a, 2) | {"domains": {"a": a, "b": 90.0 - (name == "local")}}
             for seed, a in enumerate(scores)
         ]
-        write(tmp_path / name, {0: [0.0], 1: [0.0]}, method=name)
-        lines = [json.dumps(row) + "\n" for row in rows]
-        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
+        write_rows(write(tmp_path / name, {0: [0.0], 1: [0.0]}, method=name), rows)
     arguments = tmp_path, "--way=last", "--ddof=0", "--bold"
     lines = call(capsys, *arguments, "--format=markdown").splitlines()
     i = lines.index("|  | a | b |")
@@ -445,7 +400,8 @@ class Page(HTMLParser):
 
 
 def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
-    out = call(capsys, strange_rows(tmp_path), "--format=html", "--target=60")
+    assert call(capsys, strange_rows(tmp_path), *PAGE_OF, f"--out={tmp_path / 'page.html'}") == ""
+    out = (tmp_path / "page.html").read_text(encoding="utf-8")
     page = Page()
     page.feed(out)
     page.close()
@@ -462,48 +418,39 @@ def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", out))
     assert all(f"{name}:" in out for name in used)
     assert "seconds of training" in page.text  # figures hold text, not outlines
+    assert len({tuple(plots.look(i).values()) for i in range(28)}) == 28  # no two curves are alike
 
 
 def wide_page(tmp_path, capsys):
     """A page with a pivot table and with names that are wider than a phone."""
     write(tmp_path / "d", SCORES["fedprox"], method="moon", note="n" * 300)
-    arguments = strange_rows(tmp_path), "--pivot", "--format=html", "--target=60"
-    return call(capsys, *arguments)
+    return call(capsys, strange_rows(tmp_path), "--pivot", *PAGE_OF)
 
 
-def test_content_wider_than_a_phone_scrolls_in_a_box(tmp_path, capsys):
+def test_wide_tables_scroll_in_a_box(tmp_path, capsys):
     out = wide_page(tmp_path, capsys)
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in out
     boxes = re.findall(r'<div class="scroll"[^>]*>\n<table>', out)
-    assert len(boxes) == out.count("<table") == 5
-    (style,) = re.findall("<style>(.*?)</style>", out, re.DOTALL)
-    assert ".scroll { overflow-x: auto; }" in style and "pre { overflow-x: auto;" in style
-    assert "h1, h2, p, li, summary, dd { overflow-wrap: anywhere; }" in style
-    assert ".tables > * { max-width: 100%; }" in style and "figure svg { display: block;" in style
+    assert len(boxes) == out.count("<table") == 5 and ".scroll { overflow-x: auto; }" in out
     assert not re.search(r"<svg[^>]* width=", out)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
-@pytest.mark.parametrize("width", [320, 390, 768])
-def test_a_browser_shows_the_page_within_the_width_of_a_phone(width, tmp_path, capsys):
+def test_a_browser_shows_the_page_within_the_width_of_a_phone(tmp_path, capsys):
     """The page reports by how much its content is wider than a frame of that width."""
     script = "parent.postMessage(document.documentElement.scrollWidth - innerWidth, '*')"
     page = wide_page(tmp_path, capsys).replace("</body>", f"<script>{script}</script></body>")
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     (tmp_path / "frame.html").write_text(
         "<script>onmessage = event => document.title = `beyond: ${event.data}`</script>"
-        f'<iframe src="page.html" width="{width}" height="800"></iframe>'
+        '<iframe src="page.html" width="320" height="800"></iframe>'
     )
     command = "chromium --headless --no-sandbox --disable-gpu --virtual-time-budget=5000 --dump-dom"
     file = (tmp_path / "frame.html").as_uri()
     done = subprocess.run([*command.split(), file], capture_output=True, text=True, timeout=120)
     (beyond,) = re.findall("<title>beyond: (-?[0-9]+)", done.stdout)
     assert int(beyond) <= 0
-
-
-def test_no_two_curves_look_alike():
-    assert len({tuple(plots.look(i).values()) for i in range(28)}) == 28
 
 
 def test_curves_have_the_evaluations_that_all_seeds_have(tmp_path):
@@ -517,37 +464,19 @@ def test_curves_have_the_evaluations_that_all_seeds_have(tmp_path):
     np.testing.assert_array_equal(got["seconds"], [10, 20])
     np.testing.assert_array_equal(got["values"], [[50, 60], [52, 64]])
     assert runs.per_client(row, "last", "accuracy.mean") == [60, 70, 80, 54, 64, 74]
-
-
-def test_a_report_is_written_to_a_file(pair, tmp_path, capsys):
-    assert call(capsys, pair, "--format=html", f"--out={tmp_path / 'page.html'}") == ""
-    assert (tmp_path / "page.html").read_text(encoding="utf-8").endswith("</html>\n")
-
-
-def test_undefined_statistics_of_a_single_seed_are_dashes(tmp_path, capsys):
-    write(tmp_path / "a", {0: (1, 2, 3)})
-    write(tmp_path / "b", {0: (1, 2, 4)}, method="moon")
-    out = call(capsys, tmp_path)
-    assert re.search(r"moon +1 +4.00 +- ", out) and "nan" not in out
-    assert re.search(r"moon +1 +1.00( +-){5}$", out, re.MULTILINE)
-
-
-def test_run_folders_are_found_in_folders_and_only_once(pair):
-    assert runs.find([pair, pair / "a"]) == [pair / "a", pair / "b"]
-    assert complaint(runs.find, [pair / "b/none"])
     assert tables.MEASURES.keys() >= set(runs.HEADLINES)
 
 
 def with_metrics(folder, losses, method, brier=None):
     """Writes the folder of a run; `losses` has the loss of each seed in the last evaluation."""
     write(folder, {seed: (50, 60) for seed in losses}, method=method)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(folder)
     for row in rows:
         loss = losses[row["seed"]] + (row["round"] == ROUNDS[0])
         row["loss"] = {"mean": loss, "worst10": 2 * loss, "per_client": [loss, None, loss]}
         row |= {"global_loss": None, "domains_loss": {"north": loss}, "global_top5": 90.0}
         row |= {"brier": {"mean": loss / 8, "per_client": [loss / 8] * 3}} if brier else {}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder, rows)
     if brier:
         (folder / "summary.json").write_text(json.dumps({"lower_is_better": ["loss", "brier"]}))
 
@@ -572,26 +501,18 @@ def test_a_loss_is_compared_and_lower_is_better(losses, capsys):
 
 
 def test_other_metrics_are_listed_besides_the_accuracy(losses, capsys):
+    """A metric of the user's declares that lower is better. The closing table has every metric."""
     out = call(capsys, losses, "--bold", "--format=markdown")
     assert "accuracies in percent, last round" in out
     header = next(line for line in out.splitlines() if "loss.mean" in line)
     cells = [cell.strip() for cell in header.split("|")]
     assert cells[2:5] == ["loss.mean", r"global\_top5, %", "brier.mean"]  # a null is left out
     assert re.search(r"`fedavg` \| 0.6000 \+- 0.1414 \| \*\*90.00 \+- 0.00\*\* \| \*\*0.0750", out)
-
-
-def test_a_user_defined_metric_declares_which_direction_is_better(losses):
     blocks, _ = blocks_of(losses)
     assert runs.lower_is_better(blocks) == {"loss", "perplexity", "ece", "brier"}
-    ((block,), _) = blocks_of(losses)
-    assert runs.per_client(block.rows[0], "last", "brier.mean") == pytest.approx(
-        [0.0625] * 3 + [0.0875] * 3
-    )
-
-
-def test_the_closing_table_has_every_metric(losses):
-    rows = [json.loads(line) for line in (losses / "a/metrics.jsonl").read_text().splitlines()]
-    summary = {**metrics.summarize(rows, [0, 1]), "seeds": [0, 1]}
+    of_clients = runs.per_client(blocks[0].rows[0], "last", "brier.mean")
+    assert of_clients == pytest.approx([0.0625] * 3 + [0.0875] * 3)
+    summary = {**metrics.summarize(rows_of(losses / "a"), [0, 1]), "seeds": [0, 1]}
     assert summary["last"]["mean"]["global_loss"] is None
     assert summary["max_over_rounds"]["mean"]["loss"] == {"mean": 0.6, "worst10": 1.2}
     table = report.closing_table(summary)
@@ -604,46 +525,12 @@ def test_the_closing_table_has_every_metric(losses):
 def test_epsilon_is_listed_with_the_accuracy(form, tmp_path, capsys):
     for method, epsilons in (("fedavg", (1, 2.5)), ("fedprox", (1, None)), ("scaffold", ())):
         folder = write(tmp_path / method, {0: (50, 60)}, method=method)
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        rows = rows_of(folder)
         for row, epsilon in zip(rows, epsilons, strict=False):
             row |= {"epsilon": epsilon} | ({"delta": 1e-5} if epsilon else {})
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder, rows)
     out = call(capsys, tmp_path, f"--format={form}")
     assert ("2.5,1e-05" if form == "csv" else "2.5 (1e-05)") in out and "inf" in out
     assert "epsilon.mean" not in out  # it is not a measure
     if form == "terminal":
         assert "fedprox has epsilon (delta) inf" in call(capsys, tmp_path, "--pivot")
-
-
-def test_new_clients_are_compared_if_a_method_scores_them(tmp_path, capsys):
-    """FedAvg's numbers are checked by hand, also in the closing table; FedPer has a dash."""
-    write(tmp_path / "a", {0: (50, 60), 1: (50, 64)})
-    write(tmp_path / "b", {0: (50, 60), 1: (50, 64)}, method="fedper")
-    path = tmp_path / "a/metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
-        row |= {"new": 70.0 + 2 * row["seed"], "new_per_client": [70.0, None], "new_tuned": 81.0}
-        row |= {"new_loss": 0.5, "new_tuned_loss": 0.25}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = call(capsys, tmp_path, "--measure=new")
-    assert re.search(r"^ +n +new +95 % interval .* new, tuned$", out, re.MULTILINE)
-    assert re.search(r"^fedavg +2 +71.00 \+- 1.41 ", out, re.MULTILINE)
-    assert re.search(r"^fedper +0 +- ", out, re.MULTILINE)
-    out = call(capsys, tmp_path, "--measure=new_tuned_loss")
-    assert "new_tuned_loss (lower is better)" in out and re.search(r"^fedavg +2 +0.2500", out, re.M)
-    ((block,), _) = blocks_of(tmp_path)
-    assert runs.per_client(block.rows[0], "last", "new") == [70.0, 70.0]
-    table = report.closing_table({**metrics.summarize(rows, [0, 1]), "seeds": [0, 1]})
-    assert re.search(r"^new clients +71.00 \+- 1.41", table, re.MULTILINE)
-    assert re.search(r"^new clients, tuned +81.00 \+- 0.00", table, re.MULTILINE)
-
-
-def test_runs_with_different_metrics_are_one_row(tmp_path):
-    write(tmp_path / "a", {0: (50, 60)})
-    write(tmp_path / "b", {1: (50, 60)})
-    path = tmp_path / "b/config.json"
-    written = json.loads(path.read_text())
-    written["run"]["metrics"] = ["ece"]
-    path.write_text(json.dumps(written))
-    ((block,), _) = blocks_of(tmp_path)
-    assert list(block.rows[0].seeds) == [0, 1]

@@ -7,6 +7,7 @@ import pytest
 import toys
 from commands import call
 from inputs import complaint
+from slow_cases import exhaustive_but
 
 from fedjax_lab import experiment, meanings, schedules
 from fedjax_lab.config import resolve
@@ -17,10 +18,7 @@ ROUNDS = 12
 CURVES = {  # what PyTorch's schedulers give in epoch t with a learning rate of 1
     "constant": ({}, lambda t: 1.0),
     "exponential": ({"lr_decay": 0.9}, lambda t: 0.9**t),
-    "exponential over 4": (
-        {"lr_decay": 0.5, "lr_decay_every": 4},
-        lambda t: 0.5 ** (t / 4),
-    ),
+    "exponential over 4": ({"lr_decay": 0.5, "lr_decay_every": 4}, lambda t: 0.5 ** (t / 4)),
     "step": ({"lr_decay": 0.5, "lr_decay_every": 4}, lambda t: 0.5 ** (t // 4)),
     "multistep": (
         {"lr_decay": 0.1, "lr_decay_at": (3, 7)},
@@ -79,50 +77,45 @@ def test_both_learning_rates_are_listed_for_each_round(toy):
     np.testing.assert_allclose(rates["method.server_lr"], [0.5, 1.0, 1.0])
     assert experiment.learning_rates(config_of(toy), [3]) == {}
     assert experiment.build(config_of(toy)).simulation.scheduled is None
+    config = config_of(toy, local__schedule="linear", local__warmup=1)
+    rates = experiment.learning_rates(config, [1, 3])["local.lr"]
+    np.testing.assert_allclose(rates, [0.05, 0.05, 0.1, 0.05], rtol=1e-6)  # each stage restarts
+    config = {"local": {"optimizer": "sgd", "schedule": "step", "lr_decay": 0.3}}
+    assert resolve(config, [("local.optimizer", "adam")]).local.lr_decay == 0.3
+    other = resolve(config, [("local.schedule", "exponential")])
+    assert other.local.lr_decay == 0.99  # the default of the other schedule
 
 
 @pytest.mark.parametrize(
-    "method, settings, message",
+    "settings, message",
     [
-        ("fedavg", {"run__server_schedule": "step"}, "a method with the setting server_lr, which"),
-        ("fedavg", {"run__server_warmup": 2}, "fedavg does not have; methods that have it: ccvr"),
-        ("fedavg", {"local__warmup": 3}, "config.local.warmup=3 must be less than the 3 rounds"),
-        ("fedavg", {"local__warmup": -1}, "config.local.warmup must not be negative"),
-        ("fedavg", {"local__schedule": "cosin"}, "no schedule 'cosin'; did you mean 'cosine'?"),
+        ({"run__server_schedule": "step"}, "a method with the setting server_lr, which"),
+        ({"run__server_warmup": 2}, "fedavg does not have; methods that have it: ccvr"),
+        ({"local__warmup": 3}, "config.local.warmup=3 must be less than the 3 rounds"),
+        ({"local__warmup": -1}, "config.local.warmup must not be negative"),
+        ({"local__schedule": "cosin"}, "no schedule 'cosin'; did you mean 'cosine'?"),
         (
-            "fedavg",
             {"local__schedule": "cosine", "local__lr_decay_rounds": 2},
             "config.local.schedule=cosine: its factor of the learning rate is 0 in round 3 of 3",
         ),
+        ({"local__schedule": "step", "local__lr_decay_every": -3}, "step: lr_decay_every must be"),
         (
-            "fedavg",
-            {"local__schedule": "step", "local__lr_decay_every": 0},
-            "config.local.schedule=step: lr_decay_every must be at least 1, got 0",
+            {"local__schedule": "exponential", "local__lr_decay_every": 0},
+            "exponential: lr_decay_ev",
         ),
         (
-            "fedavg",
-            {"local__schedule": "step", "local__lr_deacy": 0.5},
-            "has no setting 'lr_deacy'; did you mean 'lr_decay",
+            {"local__schedule": "linear", "local__lr_decay_rounds": -5},
+            "linear: lr_decay_rounds must",
         ),
+        (
+            {"local__schedule": "cosine", "local__lr_decay_rounds": -5},
+            "cosine: lr_decay_rounds must",
+        ),
+        ({"local__schedule": "step", "local__lr_deacy": 0.5}, "'lr_deacy'; did you mean 'lr_decay"),
     ],
 )
-def test_an_invalid_schedule_is_a_one_line_error(toy, method, settings, message):
-    assert message in complaint(lambda: experiment.build(config_of(toy, method, **settings)))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "setting", "value"),
-    [
-        ("exponential", "lr_decay_every", 0),
-        ("step", "lr_decay_every", -3),
-        ("linear", "lr_decay_rounds", -5),
-        ("cosine", "lr_decay_rounds", -5),
-    ],
-)
-def test_a_setting_that_is_too_small_is_an_error_that_names_it(toy, schedule, setting, value):
-    config = config_of(toy, **{"local__schedule": schedule, f"local__{setting}": value})
-    message = complaint(experiment.learning_rates, config, [3])
-    assert f"config.local.schedule={schedule}: {setting} must be at least" in message
+def test_an_invalid_schedule_is_a_one_line_error(toy, settings, message):
+    assert message in complaint(lambda: experiment.build(config_of(toy, **settings)))
 
 
 OWN = """
@@ -164,13 +157,6 @@ def test_a_user_defined_schedule_is_used_and_checked(toy, tmp_path):
     assert "config.local.lr_decay is a setting of" in message and "and of step" in message
 
 
-def test_another_optimizer_keeps_the_settings_of_the_schedule(tmp_path):
-    config = {"local": {"optimizer": "sgd", "schedule": "step", "lr_decay": 0.3}}
-    assert resolve(config, [("local.optimizer", "adam")]).local.lr_decay == 0.3
-    other = resolve(config, [("local.schedule", "exponential")])
-    assert other.local.lr_decay == 0.99  # the default of the other schedule
-
-
 def test_show_config_prints_the_curve(toy, capsys):
     assert call(f"--config={toy}", "--show_config", "--config.local.schedule=linear") == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -187,20 +173,16 @@ BOTH = {
     "run__server_schedule": "linear",
     "run__lr_end": 0.5,
 }
-METHODS = {  # clients that use the learning rate, a wrapper, stages, and servers that train
+METHODS = {  # clients that use the learning rate, a wrapper with stages, and a server that trains
     "scaffold": BOTH,
     "client2vec": {**BOTH, "method__base": "scaffold", "method__index": "feature_average"},
+    "central": {"local__schedule": "step", "local__lr_decay_every": 1},
     "fedconcat": {"local__schedule": "cosine", "method__num_clusters": 2},
     "pfedhn": BOTH,
-    "central": {"local__schedule": "step", "local__lr_decay_every": 1},
 }
-SLOW = "client2vec", "fedconcat", "pfedhn"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=[pytest.mark.slow] * (m in SLOW)) for m in METHODS]
-)
+@pytest.mark.parametrize("method", exhaustive_but(["scaffold", "client2vec", "central"], METHODS))
 def test_each_round_equals_one_of_a_run_with_its_learning_rates(method, toy):
     """The other run has `server_lr` and `lr` of the round in its config, in every stage."""
     job = experiment.build(config_of(toy, method, **METHODS[method]))
@@ -221,31 +203,18 @@ def test_each_round_equals_one_of_a_run_with_its_learning_rates(method, toy):
         toys.close(engine.states[0], other.states[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_schedule_restarts_in_each_stage(toy):
-    config = config_of(toy, local__schedule="linear", local__warmup=1)
-    rates = experiment.learning_rates(config, [1, 3])["local.lr"]
-    np.testing.assert_allclose(rates, [0.05, 0.05, 0.1, 0.05], rtol=1e-6)
+def test_more_rounds_must_not_change_the_learning_rates_of_past_rounds(toy):
+    def check(played, **settings):
+        config = config_of(toy, "scaffold", **settings)
+        experiment.check_rates(config, [3], [6], played)
 
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"local__schedule": "exponential", "local__warmup": 1}, ""),
-        ({"local__schedule": "cosine", "local__lr_decay_rounds": 9}, ""),
-        (
-            {"local__schedule": "cosine"},
-            "config.local.schedule=cosine depends on config.run.rounds",
-        ),
-        ({"run__server_schedule": "linear"}, "would have changed method.server_lr in the first 3"),
-    ],
-)
-def test_more_rounds_must_not_change_the_learning_rates_of_past_rounds(settings, message, toy):
-    config = config_of(toy, "scaffold", **settings)
-    experiment.check_rates(config, [3], [6], 1)  # every schedule begins at 1
-    if message:
-        assert message in complaint(experiment.check_rates, config, [3], [6], 3)
-    else:
-        experiment.check_rates(config, [3], [6], 3)
+    check(3, local__schedule="exponential", local__warmup=1)
+    check(3, local__schedule="cosine", local__lr_decay_rounds=9)
+    check(1, local__schedule="cosine")  # every schedule begins at 1
+    message = complaint(check, 3, local__schedule="cosine")
+    assert "config.local.schedule=cosine depends on config.run.rounds" in message
+    message = complaint(check, 3, run__server_schedule="linear")
+    assert "would have changed method.server_lr in the first 3" in message
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 import toys
+from inputs import complaint
 
 from fedjax_lab import losses, parallel, simulate, streams, tree
-from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Exchange, State
 
@@ -55,60 +55,44 @@ def test_clients_and_rounds_have_separate_random_streams():
     np.testing.assert_array_equal(rounds[0], rounds[2])
 
 
-@pytest.mark.slow
-def test_no_second_trace():
-    """Any number of blocks of any length costs one trace."""
+def test_a_block_is_one_program_traced_once():
+    """It has no callbacks or outfeeds; any number of blocks of any length costs one trace."""
     method = fedavg(toys.TASK)
-
-    @jax.jit
-    @chex.assert_max_traces(n=1)
-    def run(*args):
-        return simulate.play(simulate.Program(method, toys.PLAN, toys.VECTORIZED), *args)
-
+    play = partial(simulate.play, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
+    run = jax.jit(chex.assert_max_traces(play, n=1))
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
     state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
     for start, count in ((0, 1), (1, 3), (4, 2)):
-        now = jnp.int32(start), jnp.int32(count)
-        state, sums = run(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, sums, *now)
+        state, sums = run(lane, state, sums, jnp.int32(start), jnp.int32(count))
     assert float(sums.examples) > 0
-
-
-def test_nothing_returns_to_the_host_inside_a_block():
-    """A block is one program without callbacks or outfeeds."""
-    method = fedavg(toys.NORM)
-    state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
-    play = partial(simulate.play, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
-    args = (
-        simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS),
-        state,
-        sums,
-        jnp.int32(0),
-        jnp.int32(2),
-    )
-    program = str(jax.make_jaxpr(play)(*args))
+    program = str(run.trace(lane, state, sums, jnp.int32(0), jnp.int32(2)).jaxpr)
     assert "while" in program or "scan" in program
     assert not any(word in program for word in ("callback", "outfeed", "infeed", "debug_print"))
 
 
 @pytest.mark.slow
 def test_measured_work_includes_a_second_training():
-    """A second training of three steps counts, with its loss and its examples."""
+    """A second training of three steps counts, with its loss and its examples.
 
-    risk = losses.risk(toys.TASK)
+    Divergence is reported with its round.
+    """
+    risk, method = losses.risk(toys.TASK), fedavg(toys.TASK)
 
     def twice(w_t, client, work):
         w = work.train(w_t, risk, epochs=1)
         return work.train(w, risk, epochs=3, steps=1), client.private
 
     one = toys.player(fedavg(toys.TASK, twice))(KEYS, 0, 1)[1]
-    method = fedavg(toys.TASK)
-    ids, _ = method.sample(
-        jax.random.fold_in(KEYS.cohort, 0), (), toys.POPULATION, toys.PLAN.cohort
-    )
+    key = jax.random.fold_in(KEYS.cohort, 0)
+    ids, _ = method.sample(key, (), toys.POPULATION, toys.PLAN.cohort)
     n = np.asarray(toys.POPULATION.n)[np.asarray(ids)]
     assert float(one.steps) == (-(-n // 8) + 3).sum()
     assert float(one.examples) == (n + 3 * np.minimum(n, 8)).sum()
     assert float(one.lane_steps) == len(n) * ((-(-n // 8)).max() + 3)
     assert 0.2 < float(one.train_loss) < 3
+    plan = toys.PLAN._replace(optimizer=optax.sgd(1e30))
+    _, sums = toys.player(method, plan=plan)(KEYS, 5, 3)
+    assert 5 <= int(sums.diverged) <= 6
 
 
 def test_a_client_in_an_empty_place_takes_no_part():
@@ -136,46 +120,33 @@ def test_a_client_in_an_empty_place_takes_no_part():
         assert float(getattr(measured, field)) == float(getattr(with_empty, field))
 
 
-def test_divergence_is_reported_with_its_round():
-    plan = toys.PLAN._replace(optimizer=optax.sgd(1e30))
-    _, sums = toys.player(fedavg(toys.TASK), plan=plan)(KEYS, 5, 3)
-    assert 5 <= int(sums.diverged) <= 6
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "inner", [parallel.chunked(2), parallel.sequential()], ids=lambda s: s.name
-)
-def test_a_state_may_hold_typed_keys(inner):
-    """Five clients run on four devices, some as copies; the bytes of messages are counted."""
+def test_a_state_may_hold_typed_keys():
+    """Five clients run on four devices, some as copies, or with seeds vectorized.
+
+    The bytes of messages are counted.
+    """
     method = toys.with_keys(toys.TASK)
     expected, sums = toys.player(method)(KEYS, 0, 2)
     assert int(sums.diverged) == -1
-    strategy = parallel.on_mesh(parallel.make_mesh(4), inner)
+    strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
     toys.close(toys.player(method, strategy)(KEYS, 0, 2)[0], expected)
     lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
     up, down = simulate.message_bytes(program, lane, expected)
     assert down == up + 8 and tree.finite(expected)
 
-
-@pytest.mark.slow
-def test_vectorized_seeds_may_hold_typed_keys():
-    method = toys.with_keys(toys.TASK)
-    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
-
     def one(keys):
-        lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, keys)
         state = simulate.init(method, keys, toys.C)
-        return simulate.play(program, lane, state, simulate.no_progress(), 0, 2)[0]
+        of_seed = lane._replace(keys=keys)
+        return simulate.play(program, of_seed, state, simulate.no_progress(), 0, 2)[0]
 
     other = streams.make_keys(jax.random.key(7))
     both = jax.jit(jax.vmap(one))(jax.tree.map(lambda *a: jnp.stack(a), other, KEYS))
-    toys.close(tree.take(both, 1), toys.player(method)(KEYS, 0, 2)[0])
+    toys.close(tree.take(both, 1), expected)
 
 
-@pytest.mark.parametrize("returned", [(), np.zeros(()), np.zeros(2), (np.zeros(3),)])
-def test_private_state_must_keep_its_shapes(returned):
+def test_private_state_must_keep_its_shapes():
     """The error is raised when the method is traced; no array is broadcast instead."""
     plain = fedavg(toys.TASK)
     (exchange,) = plain.round
@@ -183,13 +154,15 @@ def test_private_state_must_keep_its_shapes(returned):
     def init(key, num_clients):
         return plain.init(key, num_clients)._replace(private=jnp.zeros((num_clients, 3)))
 
-    def local(message, client, work):
-        upload, _ = exchange.local(message, client, work)
-        return upload, jax.tree.map(jnp.asarray, returned)
+    for returned in ((), np.zeros(()), np.zeros(2), (np.zeros(3),)):
 
-    method = plain._replace(init=init, round=(exchange._replace(local=local),))
-    with pytest.raises(BadInput, match="in the shapes that `init` gave"):
-        toys.player(method)(KEYS, 0, 1)
+        def local(message, client, work, returned=returned):
+            upload, _ = exchange.local(message, client, work)
+            return upload, jax.tree.map(jnp.asarray, returned)
+
+        method = plain._replace(init=init, round=(exchange._replace(local=local),))
+        message = complaint(toys.player(method), KEYS, 0, 1)
+        assert "in the shapes that `init` gave" in message
 
 
 def noting(one_by_one=False, draws=True):
@@ -214,7 +187,10 @@ def noting(one_by_one=False, draws=True):
 
 
 def test_a_server_that_draws_gets_a_key_for_each_exchange_and_round():
-    """The whole cohort has one key, whichever clients arrive and whatever the devices are."""
+    """The whole cohort has one key, whichever clients arrive and whatever the devices are.
+
+    A server that aggregates one by one has one for each client, and one that does not draw none.
+    """
     play = toys.player(noting())
     first, second = (np.asarray(play(KEYS, t, 1)[0].server) for t in (0, 1))
     drawn = np.concatenate([first, second])[:, : toys.PLAN.cohort]
@@ -223,16 +199,8 @@ def test_a_server_that_draws_gets_a_key_for_each_exchange_and_round():
     assert second[1, 0] == expected  # of the last exchange of round 1
     mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
     lossy = toys.PLAN._replace(dropout=0.3)
-    for options in ({"strategy": mesh}, {"plan": lossy}):
-        np.testing.assert_array_equal(
-            toys.player(noting(), **options)(KEYS, 1, 1)[0].server, second
-        )
-
-
-def test_a_server_that_aggregates_one_by_one_gets_a_key_for_each_client():
+    again = toys.player(noting(), strategy=mesh, plan=lossy)(KEYS, 1, 1)[0].server
+    np.testing.assert_array_equal(again, second)
     drawn = np.asarray(toys.player(noting(one_by_one=True))(KEYS, 0, 1)[0].server)
     assert len(set(drawn[drawn > 0])) == (drawn > 0).sum() == 2 * toys.PLAN.cohort
-
-
-def test_a_server_that_does_not_draw_gets_no_key():
     assert not toys.player(noting(draws=False))(KEYS, 0, 1)[0].server.any()

@@ -2,25 +2,23 @@
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import own_parts
 import pytest
 import toys
+from children import ROOT, finish, start
+from commands import comparable
+from inputs import complaint
 
 from fedjax_lab import aliases, experiment, registry, report, sweep
 from fedjax_lab.engine import Engine
-from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.running import metrics, runner, sweep_folder, sweep_plan, sweep_workers
 from fedjax_lab.sweep import Outcome, Shared
 
-ROOT = Path(__file__).parents[1]
 QUICK = Shared(str(ROOT / "configs/quickstart.py"))
 
 
@@ -36,27 +34,19 @@ def call(*arguments):
     return sweep.main(["sweep", *arguments])
 
 
-def comparable(workdir):
-    """The metrics rows without the clock."""
-    rows = metrics.read_metrics(Path(workdir) / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-
-
 # The plan.
 
 
-def test_grids_are_parsed():
-    texts = ["method.mu=0.1,1", "config.model.widths=(4, 5),(6,)", "partition.name=iid"]
-    assert sweep.parse_grid(texts) == {
-        "method.mu": ["0.1", "1"],
-        "model.widths": ["(4, 5)", "(6,)"],
-        "partition.name": ["iid"],
-    }
-
-
 def test_a_grid_setting_that_a_method_lacks_adds_no_cells():
+    texts = ["method.mu=0.1,1", "config.model.widths=(4, 5),(6,)", "partition.name=iid"]
+    assert list(sweep.parse_grid(texts).items()) == [
+        ("method.mu", ["0.1", "1"]),
+        ("model.widths", ["(4, 5)", "(6,)"]),
+        ("partition.name", ["iid"]),
+    ]
     grid = {"method.mu": ["0.1", "1"], "local.lr": ["0.1", "1e-3"]}
-    cells = sweep.plan(QUICK, ["fedavg", "fedprox"], grid)
+    shared = QUICK._replace(overrides=[("run.rounds", "3")], seeds=[4, 5])
+    cells = sweep.plan(shared, ["fedavg", "fedprox"], grid)
     assert list(cells) == [
         "fedavg,local.lr=0.1",
         "fedavg,local.lr=0.001",
@@ -68,21 +58,13 @@ def test_a_grid_setting_that_a_method_lacks_adds_no_cells():
     cell = cells["fedprox,mu=1.0,local.lr=0.001"]
     assert cell.grid == {"method.mu": "1", "local.lr": "1e-3"}
     assert (cell.config.method.mu, cell.config.local.lr) == (1.0, 0.001)
-    assert cell.seeds == [0] and cell.saved["seeds"] == [0]
-
-
-def test_a_base_method_adds_its_settings_to_the_cells():
+    assert cell.saved["seeds"] == [4, 5]
+    assert all(c.config.run.rounds == 3 and c.seeds == [4, 5] for c in cells.values())
     grid = {"method.base": ["fedavg", "fedprox"], "method.mu": ["0.1", "1"]}
-    assert list(sweep.plan(QUICK, ["client2vec"], grid)) == [
-        "client2vec,base=fedavg",
-        "client2vec,base=fedprox,mu=0.1",
-        "client2vec,base=fedprox,mu=1.0",
-    ]
-
-
-def test_cell_names_are_valid_folder_names():
+    names = [f"client2vec,base={base}" for base in ("fedavg", "fedprox,mu=0.1", "fedprox,mu=1.0")]
+    assert list(sweep.plan(QUICK, ["client2vec"], grid)) == names  # a base adds its settings
     grid = {"data.unseen": ["a/b c", "a_b"], "partition.name": ["iid"]}
-    names = list(sweep.plan(QUICK, [""], grid))
+    names = list(sweep.plan(QUICK, [""], grid))  # which are names of folders
     assert len(names) == 2 and not any("/" in name for name in names)
     assert names[1] == "fedavg,data.unseen=a_b,partition.name=iid"
 
@@ -110,28 +92,15 @@ def test_methods_and_values_of_a_grid_may_be_user_defined(own):
 
 def test_a_sweep_rejects_lambdas_and_a_changed_source(own, tmp_path):
     own.write_text(own.read_text().replace('"name": halves', '"name": lambda *of: halves(*of)'))
-    with pytest.raises(BadInput, match="config.partition.name=.*<lambda>.* is a lambda or a local"):
-        sweep.plan(Shared("own.py"), ["near"], {})
+    message = complaint(sweep.plan, Shared("own.py"), ["near"], {})
+    assert "config.partition.name=" in message and "<lambda>" in message
     own_parts.write(tmp_path)
     cells = sweep.plan(Shared("own.py"), ["near"], {})
     sweep.write_plan({}, cells, tmp_path / "out")
     assert list(sweep.check_folder(Shared("own.py"), cells, tmp_path / "out")) == list(cells)
     own.write_text(own.read_text() + "# changed\n")
-    with pytest.raises(BadInput, match="own.py has changed since it began"):
-        sweep.check_folder(Shared("own.py"), cells, tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_workers_find_user_defined_parts(own, tmp_path):
-    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": "1"}
-    environment = {**os.environ, **quick, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "fedjax_lab.sweep", "--config=own.py", "--workers=2"]
-    command += ["--out=out", "--methods=near,own.py:twice", "--config.run.rounds=1"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0 and "2 cells in out, 0 of them done" in done.stdout, done.stderr
-    assert all(
-        sweep_folder.ended(tmp_path / "out" / name) for name in ("own.py:near", "own.py:twice")
-    )
+    message = complaint(sweep.check_folder, Shared("own.py"), cells, tmp_path / "out")
+    assert "own.py has changed since it began" in message
 
 
 def test_a_sweep_of_an_earlier_version_resumes(tmp_path, monkeypatch):
@@ -147,37 +116,20 @@ def test_a_sweep_of_an_earlier_version_resumes(tmp_path, monkeypatch):
     assert list(sweep.check_folder(QUICK, cells, tmp_path)) == list(cells)
 
 
-def test_overrides_and_seeds_apply_to_all_cells():
-    shared = QUICK._replace(overrides=[("run.rounds", "3")], seeds=[4, 5])
-    cells = sweep.plan(shared, ["fedavg", "moon"], {})
-    assert list(cells) == ["fedavg", "moon"]
-    assert all(c.config.run.rounds == 3 and c.seeds == [4, 5] for c in cells.values())
-
-
 def test_shares_are_disjoint_and_cover_all_cells():
     cells = {name: None for name in "abcdefg"}
     shares = [sweep.share_of(cells, f"{i}/3") for i in range(3)]
     assert [list(share) for share in shares] == [list("adg"), list("be"), list("cf")]
     assert sweep.share_of(cells, "0/1") == cells and sweep.share_of(cells, "8/9") == {}
     for wrong in ("3/3", "1", "-1/3", "0/0", "a/b"):
-        with pytest.raises(BadInput, match="is not I/N"):
-            sweep.share_of(cells, wrong)
-
-
-def test_shares_may_begin_at_the_same_time(tmp_path):
-    """A plan that another share is still writing does not count as a foreign file."""
-    cells = sweep.plan(QUICK, ["fedavg"], {})
-    (tmp_path / "sweep.json.0123.tmp").touch()
-    assert sweep.check_folder(QUICK, cells, tmp_path) == {}
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(BadInput, match="holds something other than a sweep"):
-        sweep.check_folder(QUICK, cells, tmp_path)
+        assert "is not I/N" in complaint(sweep.share_of, cells, wrong)
 
 
 def test_a_folder_accepts_more_cells_of_the_same_sweep_only(tmp_path):
     shared = QUICK._replace(overrides=[("run.rounds", "3")], seeds=[0])
     first = sweep.plan(shared, ["fedavg"], {"local.lr": ["0.1"]})
-    assert sweep.check_folder(shared, first, tmp_path / "new") == {}
+    (tmp_path / "sweep.json.0123.tmp").touch()  # another share is still writing its plan
+    assert sweep.check_folder(shared, first, tmp_path) == {}
     sweep.write_plan({}, first, tmp_path)
     more = sweep.plan(shared, ["fedprox"], {"local.lr": ["0.1", "1"]})
     sweep.write_plan(sweep.check_folder(shared, more, tmp_path), more, tmp_path)
@@ -186,16 +138,16 @@ def test_a_folder_accepts_more_cells_of_the_same_sweep_only(tmp_path):
     for changed, message in (
         ({"overrides": [("run.rounds", "4")]}, "config.run.rounds is 3, not 4"),
         ({"overrides": []}, "config.run.rounds is 3, not 20"),
-        ({"seeds": [0, 1]}, r"config.seeds is \[0\], not \[0, 1\]"),
+        ({"seeds": [0, 1]}, "config.seeds is [0], not [0, 1]"),
         ({"overrides": [("run.rounds", "3"), ("local.lr", "1")]}, "config.local.lr is both"),
     ):
         other = shared._replace(**changed)
-        with pytest.raises(BadInput, match=message):
-            sweep.check_folder(other, sweep.plan(other, ["moon"], {}), tmp_path)
+        cells = sweep.plan(other, ["moon"], {})
+        assert message in complaint(sweep.check_folder, other, cells, tmp_path)
     (tmp_path / "sweep.json").unlink()
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(BadInput, match="something other than a sweep"):
-        sweep.check_folder(shared, first, tmp_path)
+    message = complaint(sweep.check_folder, shared, first, tmp_path)
+    assert "something other than a sweep" in message
 
 
 def test_the_outcome_of_a_cell_is_recorded_and_read(tmp_path):
@@ -214,54 +166,38 @@ def test_the_outcome_of_a_cell_is_recorded_and_read(tmp_path):
 
 BAD = [
     (["--methods=fedprox", "--grid=method.mo=1"], "did you mean 'method.mu'?"),
-    (["--grid=local.lrr=1"], "did you mean 'lr'?"),
     (["--grid=metod.mu=1"], "did you mean 'method'?"),
     (["--grid=mu=1"], "--grid=mu=1 is not SECTION.KEY"),
-    (["--grid=local.lr="], "--grid=local.lr= is not"),
     (["--grid=local.lr=0.1,"], "--grid=local.lr=0.1, is not"),
     (["--grid="], "--grid= is not"),
     (["--grid=local.lr=1", "--grid=local.lr=2"], "--grid=local.lr is given twice"),
     (["--grid=local.lr=1", "--config.local.lr=2"], "config.local.lr is both"),
     (["--grid=local.lr=fast"], "config.local.lr must be of type float"),
-    (["--grid=local.lr=0.1,-1"], "config.local.lr must be above 0"),
     (["--grid=run.seed=1,2"], "use --seeds"),
     (["--grid=method.name=moon"], "use --methods"),
     (["--methods=fedavg,fedprx"], "did you mean 'fedprox'?"),
     (["--methods=fedavg,"], "--methods=fedavg,"),
     (["--methods=fedavg,moon", "--grid=method.tau=1,0"], "moon,tau=0.0: config.method.tau"),
     (["--grid=partition.num_clients=6,500"], "fedavg,partition.num_clients=500: "),
-    (["--metods=fedavg"], "did you mean '--methods'?"),
+    (["--metods=fedavg"] * 400, "did you mean '--methods'?"),
     (["--workers=two"], "--workers"),
     (["--workers=100000"], "--workers must be from 0 to 1000, got 100000"),
     (["--share=0/" + "9" * 5000], "is not I/N with I below N"),
     (["--seeds=" + "9" * 5000], "--seeds must be whole numbers, got 999"),
     (["--grid=local.lr=" + "9" * 5000], "config.local.lr must be of type float"),
-    (["--grid=model.width=" + "9" * 400], "config.model.width must be below 2**31"),
-    (["--grid=model.width=" + "-" * 20000 + "1"], "config.model.width must be of type int"),
     (["--grid=" + "k" * 5000], "is not SECTION.KEY"),
     (["--grid=data.path=" + "x" * 300], "the folder name too long"),
-    (["--metods=fedavg"] * 400, "did you mean '--methods'?"),
     (["--workers=2", "--together"], "drop one"),
-    (["--seeds=a"], "--seeds"),
     (["--config.run.rounds"], "--config.run.rounds needs a value"),
     (["--tune=random:2"], "--on=validation needs validation examples: --config.partition.valid"),
     (["--tune=20", "--on=test"], "--tune=20 is not random:DRAWS"),
     (["--on=test"], "--on needs --tune, which is missing"),
     (["--range=method.mu=log:1,2"], "--range needs --tune"),
     (["--tune=random:2", "--on=test", "--range=method.mu=log:1,2"], "no method of the sweep has"),
-    (
-        ["--methods=fedprox", "--tune=random:2", "--on=test", "--range=method.mu=log:-1,2"],
-        "above 0",
-    ),
-    (
-        ["--methods=fedprox", "--tune=random:2", "--on=test", "--range=method.mu=choice:-1"],
-        "draws/",
-    ),
     (["--methods=moon", "--until=ci:1"], "--baseline=fedavg names no cell; valid: moon"),
     (["--until=ci:1"], "--until needs another cell besides the baseline"),
     (["--methods=fedavg,moon", "--until=1"], "--until=1 is not ci:POINTS"),
     (["--methods=fedavg,moon", "--until=ci:1", "--max_seeds=1"], "--max_seeds=1 must be larger"),
-    (["--methods=fedavg,moon", "--until=ci:1", "--max_seeds=x"], "--max_seeds"),
     (["--methods=fedavg,moon", "--until=ci:1", "--share=0/2"], "add it to the command without"),
     (["--baseline=fedavg"], "--baseline needs --until"),
     (["--max_seeds=3"], "--max_seeds needs --until"),
@@ -293,17 +229,13 @@ def swept(toy, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_each_cell_is_a_run_with_its_files(swept, toy):
+def test_each_cell_is_a_run_with_its_files_and_is_not_run_again(swept, toy, capsys, monkeypatch):
     for name in NAMES:
         files = {file.name for file in (swept / name).iterdir()}
         assert files == {*RUN_FILES, "checkpoints", "plots"}
         assert [(r["round"], r["seed"]) for r in comparable(swept / name)] == [(2, 0), (2, 1)]
     config = json.loads((swept / NAMES[2] / "config.json").read_text())
     assert config["method"] == {"name": "fedprox", "mu": 1.0} and config["seeds"] == [0, 1]
-
-
-@pytest.mark.slow
-def test_a_finished_cell_is_not_run_again(swept, toy, capsys, monkeypatch):
     monkeypatch.setattr(runner, "run", lambda *_, **__: pytest.fail("it was run"))
     assert call(f"--config={toy}", f"--out={swept}", *SMALL) == 0
     out = capsys.readouterr().out
@@ -347,7 +279,7 @@ def test_an_interrupted_sweep_resumes(swept, toy, tmp_path, monkeypatch, capsys)
 @pytest.mark.slow
 def test_a_failed_cell_does_not_stop_the_others_and_is_retried(toy, tmp_path, monkeypatch, capsys):
     out, run = tmp_path / "out", runner.run
-    arguments = [f"--config={toy}", f"--out={out}", "--grid=local.lr=1e25,0.1,0.2"]
+    arguments = [f"--config={toy}", f"--out={out}", "--grid=local.lr=0.1,1e25"]
 
     def fail_one(job, *rest, **options):
         if job.config.local.lr == 0.1:
@@ -359,14 +291,14 @@ def test_a_failed_cell_does_not_stop_the_others_and_is_retried(toy, tmp_path, mo
     monkeypatch.setattr("fedjax_lab.errors.place_of", lambda error: "")
     assert call(*arguments) == 1
     printed = capsys.readouterr().out
-    assert "1/3  fedavg,local.lr=1e+25  diverged" in printed
-    assert "2/3  fedavg,local.lr=0.1  failed: RuntimeError: no memory" in printed
+    assert "2/2  fedavg,local.lr=1e+25  diverged" in printed
+    assert "1/2  fedavg,local.lr=0.1  failed: RuntimeError: no memory" in printed
     error = (out / "fedavg,local.lr=0.1/error.txt").read_text()
     assert error.startswith("exit code 1\n") and "Traceback" in error
-    assert sweep_folder.ended(out / "fedavg,local.lr=0.2") == Outcome(0)
+    assert sweep_folder.ended(out / "fedavg,local.lr=1e+25").code == 3
     monkeypatch.setattr(runner, "run", run)
     assert call(*arguments) == 0
-    assert "3 cells in" in (printed := capsys.readouterr().out) and "2 of them done" in printed
+    assert "2 cells in" in (printed := capsys.readouterr().out) and "1 of them done" in printed
     assert not (out / "fedavg,local.lr=0.1/error.txt").exists()
 
 
@@ -374,16 +306,15 @@ def test_cells_that_run_together_differ_only_in_numbers_of_method_and_local(tmp_
     grid = {"method.mu": ["0.1", "1"], "local.lr": ["0.1", "1"], "local.epochs": ["1", "2"]}
     cells = sweep.plan(QUICK, ["fedavg", "fedprox"], grid)
     names = list(cells)
-    groups = [
-        [names.index(c.name) for c in group] for group in sweep.alike(cells.values(), tmp_path)
-    ]
-    assert groups == [[0, 2], [1, 3], [4, 6, 8, 10], [5, 7, 9, 11]]
+
+    def groups():
+        found = sweep.alike(cells.values(), tmp_path)
+        return [[names.index(cell.name) for cell in group] for group in found]
+
+    assert groups() == [[0, 2], [1, 3], [4, 6, 8, 10], [5, 7, 9, 11]]
     metrics.make_folder(tmp_path / names[6])
     metrics.write_json(tmp_path / names[6] / "config.json", {})  # it has begun
-    groups = [
-        [names.index(c.name) for c in group] for group in sweep.alike(cells.values(), tmp_path)
-    ]
-    assert groups == [[0, 2], [1, 3], [4, 8, 10], [5, 7, 9, 11], [6]]
+    assert groups() == [[0, 2], [1, 3], [4, 8, 10], [5, 7, 9, 11], [6]]
 
 
 @pytest.mark.slow
@@ -395,10 +326,9 @@ def test_cells_run_together_have_the_numbers_of_cells_run_one_by_one(toy, swept,
     for name, together in zip(NAMES, (None, 2, 2), strict=True):
         summary = json.loads((out / name / "summary.json").read_text())
         assert summary.get("runs_together") == together
-        for alone, other in zip(comparable(swept / name), comparable(out / name), strict=True):
-            assert alone["seed"] == other["seed"] and alone["bytes_up"] == other["bytes_up"]
-            assert alone["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
-        cell = sweep_plan.make_cell(Shared(toy), name.partition(",")[0], dict(grid_of(name)))
+        check_alike(swept / name, out / name)
+        settings = [f"method.{part}".split("=") for part in name.split(",")[1:]]
+        cell = sweep_plan.make_cell(Shared(toy), name.partition(",")[0], dict(settings))
         states = []
         for folder in (swept / name, out / name):
             job = experiment.build(cell.config, [0, 1])
@@ -408,15 +338,15 @@ def test_cells_run_together_have_the_numbers_of_cells_run_one_by_one(toy, swept,
     assert len(set(losses)) == 3
 
 
-def grid_of(name):
-    return [(f"method.{part}".split("=")) for part in name.split(",")[1:]]
+def check_alike(alone, other, rel=1e-5):
+    for ours, theirs in zip(comparable(alone), comparable(other), strict=True):
+        assert ours["seed"] == theirs["seed"] and ours["bytes_up"] == theirs["bytes_up"]
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=rel)
 
 
-@pytest.mark.slow
-def test_cells_interrupted_together_resume_one_by_one(toy, tmp_path, monkeypatch):
-    """Each cell has one seed; the grid has learning rates of the clients' optimizer."""
-    out, played = tmp_path / "out", []
-    arguments = [f"--config={toy}", f"--out={out}", "--grid=local.lr=0.1,0.2", "--seeds=3"]
+@pytest.mark.exhaustive
+def test_cells_interrupted_together_resume_one_by_one(toy, swept, tmp_path, monkeypatch):
+    played = []
 
     def one_round(self, at_most, play=Engine.play):
         play(self, 1)
@@ -424,15 +354,13 @@ def test_cells_interrupted_together_resume_one_by_one(toy, tmp_path, monkeypatch
         if len(played) == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "play", one_round)
-        assert call(*arguments, "--together") == 130
-        assert call(*arguments, "--together") == 0
-    assert played == [[3, 3], [3], [3]]
-    for cell in sweep.plan(Shared(toy), [""], {"local.lr": ["0.1", "0.2"]}).values():
-        alone = runner.run(experiment.build(cell.config, [3]), quiet=True).metrics
-        (row,) = comparable(out / cell.name)
-        assert row["train_loss"] == pytest.approx(alone[0]["train_loss"], rel=1e-5)
+    monkeypatch.setattr(Engine, "play", one_round)
+    arguments = [f"--config={toy}", f"--out={tmp_path / 'out'}", "--methods=fedprox", *SMALL[1:]]
+    assert call(*arguments, "--together") == 130
+    assert call(*arguments, "--together") == 0
+    assert played == [[0, 1, 0, 1], [0, 1], [0, 1]]
+    for name in NAMES[1:]:
+        check_alike(swept / name, tmp_path / "out" / name)
 
 
 def picky(task, *, mu: float = 0.0):
@@ -451,7 +379,6 @@ def picky(task, *, mu: float = 0.0):
     "arguments, why",
     [
         (["--methods=picky", "--grid=method.mu=1,2"], "TracerBoolConversionError"),
-        (["--methods=fedavg", "--grid=local.lr=0.1,1e25"], "Diverged"),
         (["--methods=finetune", "--grid=local.lr=0.1,0.2"], "config.engine.seeds"),
         (["--methods=fedconcat", "--grid=local.lr=0.1,0.2"], "has stages"),
     ],
@@ -468,7 +395,7 @@ def test_cells_that_cannot_run_together_run_one_by_one(
     printed = capsys.readouterr().out
     assert printed.count("running one by one instead of together") == 1 and why in printed
     assert len(alone) == 2
-    assert all(options["resume"] == (why[0] in "TD") for _, options in alone)  # it had begun
+    assert all(options["resume"] == (why[0] == "T") for _, options in alone)  # it had begun
 
 
 def cells_of(commands, monkeypatch):
@@ -532,26 +459,20 @@ def test_workers_on_a_missing_platform_are_a_one_line_error(toy, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_workers_give_the_numbers_of_one_process(toy, swept, tmp_path):
-    """They are equal up to rounding, because a worker has fewer devices."""
-    out = tmp_path / "out"
-    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "fedjax_lab.sweep", f"--config={toy}", f"--out={out}", *SMALL]
-    environment = {**os.environ, **quick}
-    done = subprocess.run(
-        [*command, "--workers=2"], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "3/3" in done.stdout
-    for name in NAMES:
-        for alone, other in zip(comparable(swept / name), comparable(out / name), strict=True):
-            assert alone["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
-            assert alone["seed"] == other["seed"]
+def test_workers_give_the_numbers_of_one_process(own, tmp_path):
+    """They find user-defined parts. Numbers are equal up to rounding, as devices differ."""
+    arguments = ["--config=own.py", "--methods=near,own.py:twice", "--config.run.rounds=1"]
+    workers = ["-m", "fedjax_lab.sweep", *arguments, "--out=out", "--workers=2"]
+    out, _ = finish(start(*workers, cwd=tmp_path))
+    assert "2 cells in out, 0 of them done" in out and "2/2" in out
+    assert call(*arguments, "--out=alone") == 0
+    for name in ("own.py:near", "own.py:twice"):
+        check_alike(tmp_path / "alone" / name, tmp_path / "out" / name, rel=1e-4)
 
 
 # Searches for settings, and seeds that are added.
 
-TUNED = ["--methods=fedavg,fedprox", "--tune=random:3", "--config.partition.validation=0.2"]
+TUNED = ["--methods=fedavg,fedprox", "--tune=random:2", "--config.partition.validation=0.2"]
 UNTIL = ["--until=ci:0.01", "--max_seeds=4", "--seeds=0,1"]
 
 
@@ -579,7 +500,7 @@ def test_a_search_runs_draws_then_the_best_with_all_seeds_then_more_seeds(tuned,
     finals = {name: rows for name, rows in numbers.items() if name not in draws}
     assert [
         sum(name.startswith(f"draws/{m},") for name in draws) for m in ("fedavg", "fedprox")
-    ] == [3, 3]
+    ] == [2, 2]
     assert all([row["seed"] for row in rows] == [0] for rows in draws.values())
     for name, rows in finals.items():
         method = name.partition(",")[0]
@@ -589,102 +510,71 @@ def test_a_search_runs_draws_then_the_best_with_all_seeds_then_more_seeds(tuned,
             if other.startswith(f"draws/{method},")
         )
         assert (draws[f"draws/{name}"][0]["id"], -draws[f"draws/{name}"][0]["id_loss"]) == best
-        assert plan[name]["tuned"]["draws"] == 3 and plan[name]["until"] == "ci:0.01"
+        assert plan[name]["tuned"]["draws"] == 2 and plan[name]["until"] == "ci:0.01"
         assert [row["seed"] for row in rows] == [0, 1, 2, 3]
     assert len(finals) == 2
     # Finished runs are not repeated, and the report states how many draws were made.
     assert call(f"--config={toy}", f"--out={tuned}", *TUNED, *UNTIL) == 0
-    assert "6 draws in" in (printed := capsys.readouterr().out) and "6 of them done" in printed
+    assert "4 draws in" in (printed := capsys.readouterr().out) and "4 of them done" in printed
     assert report.main([str(tuned)]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("the best of 3 draws (random:3) chosen on validation examples") == 2
+    assert printed.count("the best of 2 draws (random:2) chosen on validation examples") == 2
     assert "(--until=ci:0.01)" in printed and "\nfedprox" in printed and "\ndraws" not in printed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stop_at", [2, 10])
-def test_an_interrupted_search_with_more_seeds_resumes(
-    stop_at, tuned, toy, tmp_path, monkeypatch, capsys
-):
-    """The interrupt comes in a draw or while seeds are added."""
-    out, played = tmp_path / "out", []
+# A search is eight runs: CI has one that is whole, and an interrupted sweep without a search.
+@pytest.mark.exhaustive
+def test_an_interrupted_search_with_more_seeds_resumes(tuned, toy, tmp_path, monkeypatch, capsys):
+    """A draw fails; the interrupts come in that draw and while seeds are added."""
+    out, begun, played, stops, run = tmp_path / "out", [], [], [], runner.run
+    arguments = [f"--config={toy}", f"--out={out}", *TUNED, *UNTIL]
+
+    def fail_one(job, folder, *rest, **options):
+        begun.append(folder.name)
+        if len(begun) == 2:
+            raise RuntimeError("no memory")
+        return run(job, folder, *rest, **options)
 
     def noted(self, at_most, play=Engine.play):
         play(self, 1)
         played.append(self.simulation.seeds)
-        if len(played) == 2 * stop_at - 1:  # the first of two rounds
+        if self.simulation.seeds in stops:
+            stops.clear()
             os.kill(os.getpid(), signal.SIGINT)
 
+    monkeypatch.setattr(runner, "run", fail_one)
     monkeypatch.setattr(Engine, "play", noted)
-    arguments = [f"--config={toy}", f"--out={out}", *TUNED, *UNTIL]
-    assert call(*arguments) == 130
-    assert "the same command continues" in capsys.readouterr().err
+    monkeypatch.setattr("fedjax_lab.errors.place_of", lambda error: "")
+    assert call(*arguments) == 1
+    assert "fedavg: no draw is chosen, because 1 of 2 draws failed" in capsys.readouterr().out
+    for seeds in ([0], [2, 3]):
+        stops.append(seeds)
+        assert call(*arguments) == 130
+        assert "the same command continues" in capsys.readouterr().err
     assert call(*arguments) == 0
-    assert len(played) == 2 * 10  # no round is repeated: 6 draws, 2 cells, 2 cells with more seeds
+    assert len(played) == 2 * 8  # no round is repeated: 4 draws, 2 cells, 2 cells with more seeds
     assert numbers_of(out) == numbers_of(tuned)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [["--together"], ["--workers=2"]])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", ["--together", "--workers=2"])
 def test_a_search_together_or_in_workers_has_the_same_numbers(how, tuned, toy, tmp_path):
-    out = tmp_path / "out"
-    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "fedjax_lab.sweep", f"--config={toy}", f"--out={out}"]
-    environment = {**os.environ, **quick}
-    command += [*TUNED, *UNTIL, *how]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    got, expected = numbers_of(out), numbers_of(tuned)
+    command = [f"--config={toy}", f"--out={tmp_path / 'out'}", *TUNED, *UNTIL, how]
+    finish(start("-m", "fedjax_lab.sweep", *command))
+    got, expected = numbers_of(tmp_path / "out"), numbers_of(tuned)
     assert got.keys() == expected.keys()
     for name in got:
         losses = [[row["train_loss"] for row in rows] for rows in (got[name], expected[name])]
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_share_of_a_search_has_its_cells_with_their_draws(tuned, toy, tmp_path):
     out = tmp_path / "out"
     arguments = [f"--config={toy}", f"--out={out}", *TUNED, "--seeds=0,1"]
     assert call(*arguments, "--share=1/2") == 0
-    assert all("fedprox" in name for name in numbers_of(out)) and len(numbers_of(out)) == 4
+    assert all("fedprox" in name for name in numbers_of(out)) and len(numbers_of(out)) == 3
     assert call(*arguments, "--share=0/2") == 0
     assert numbers_of(out).keys() == numbers_of(tuned).keys()
     assert call(*arguments, *UNTIL[:2]) == 0  # adds seeds to all cells
     assert numbers_of(out) == numbers_of(tuned)
-
-
-@pytest.mark.slow
-def test_a_failed_draw_is_reported_and_retried(toy, tmp_path, monkeypatch, capsys):
-    out, run, failing = tmp_path / "out", runner.run, []
-
-    def fail_one(job, folder, *rest, **options):
-        failing.append(folder.name)
-        if len(failing) == 2:
-            raise RuntimeError("no memory")
-        return run(job, folder, *rest, **options)
-
-    monkeypatch.setattr(runner, "run", fail_one)
-    monkeypatch.setattr("fedjax_lab.errors.place_of", lambda error: "")
-    arguments = [f"--config={toy}", f"--out={out}", *TUNED[1:], "--seeds=0"]
-    assert call(*arguments) == 1
-    assert "fedavg: no draw is chosen, because 1 of 3 draws failed" in capsys.readouterr().out
-    assert call(*arguments) == 0
-    assert len(failing) == 3 + 1 + 1  # the draw again, and the cell
-
-
-@pytest.mark.slow
-def test_adding_seeds_to_a_sweep_trains_only_these_seeds(swept, toy, tmp_path, monkeypatch):
-    out, trained = tmp_path / "out", []
-    shutil.copytree(swept, out)
-
-    def noted(self, at_most, play=Engine.play):
-        trained.append(self.simulation.seeds)
-        play(self, at_most)
-
-    monkeypatch.setattr(Engine, "play", noted)
-    more = [*SMALL[:-1], "--seeds=0-2"]
-    assert call(f"--config={toy}", f"--out={out}", *more) == 0
-    assert all(seeds == [2] for seeds in trained)
-    for name in NAMES:
-        rows = comparable(out / name)
-        assert [row["seed"] for row in rows] == [0, 1, 2] and rows[:2] == comparable(swept / name)

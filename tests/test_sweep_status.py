@@ -1,19 +1,18 @@
 """Checks the state of a sweep, which is read from its folder alone."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import finished_cells
 import pytest
 import toys
+from children import ROOT
+from processes_beside import another_process
 
 from fedjax_lab import sweep
 from fedjax_lab.running import lock, metrics, sweep_folder, sweep_plan, sweep_status
 from fedjax_lab.running.sweep_plan import Shared
 
-QUICK = Shared(str(Path(__file__).parents[1] / "configs/quickstart.py"), seeds=[0, 1])
+QUICK = Shared(str(ROOT / "configs/quickstart.py"), seeds=[0, 1])
 METHODS = ["fedavg", "fedprox", "moon", "fedbn", "scaffold", "local"]
 
 
@@ -50,41 +49,27 @@ def tree(folder):
 def test_the_state_of_each_cell_is_read_without_writing(out):
     before = tree(out)
     each = states(out)
-    assert {name: each[name].state for name in METHODS} == {
-        "fedavg": "done",
-        "fedprox": "diverged",
-        "moon": "failed",
-        "fedbn": "stopped",
-        "scaffold": "waiting",
-        "local": "waiting",
-    }
+    expected = ["done", "diverged", "failed", "stopped", "waiting", "waiting"]
+    assert [each[name].state for name in METHODS] == expected
     assert (each["fedavg"].played, each["fedavg"].rounds) == (20, 20)
     assert (each["fedbn"].played, each["fedbn"].rounds) == (5, 20)
     assert each["moon"].said == "RuntimeError: no memory" and each["fedavg"].said == "80.00"
     assert tree(out) == before  # nothing is written
+    (out / "fedavg/summary.json").write_text("{")
+    status = states(out)["fedavg"]
+    assert status.state == "failed" and "summary.json cannot be used" in status.said
 
 
 def test_a_run_is_running_while_its_folder_is_locked(out):
+    """A lock of another process is detected but not taken; a kill leaves the file, not the lock."""
     with lock.owned(out / "fedbn"):
         assert states(out)["fedbn"].state == "running"
         with lock.owned(out / "fedbn"):  # the owner still holds the lock
             pass
     assert states(out)["fedbn"].state == "stopped"
-
-
-def test_the_lock_of_another_process_is_detected_but_not_taken(out):
-    program = (
-        "import sys; from pathlib import Path; from fedjax_lab.running import lock\n"
-        "with lock.owned(Path(sys.argv[1])): print('held', flush=True); sys.stdin.readline()\n"
-    )
-    command = [sys.executable, "-c", program, str(out / "fedbn")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:
-        assert process.stdout.readline() == "held\n"
+    with another_process(out / "fedbn" / lock.LOCK):
         assert states(out)["fedbn"].state == "running"
-        process.kill()
-    assert (out / "fedbn" / lock.LOCK).exists()  # a kill leaves the file, but not the lock
-    assert states(out)["fedbn"].state == "stopped"
+    assert (out / "fedbn" / lock.LOCK).exists() and states(out)["fedbn"].state == "stopped"
 
 
 def test_rounds_of_added_seeds_are_counted_separately(out):
@@ -100,14 +85,8 @@ def test_the_table_lists_all_runs_and_estimates_the_time_left(out, capsys):
     assert sweep.main(["sweep", "--status", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:4] == ["state", "run", "round", "since"]
-    assert [line.split()[0] for line in lines[2:8]] == [
-        "stopped",
-        "failed",
-        "diverged",
-        "waiting",
-        "waiting",
-        "done",
-    ]
+    shown = ["stopped", "failed", "diverged", "waiting", "waiting", "done"]
+    assert [line.split()[0] for line in lines[2:8]] == shown
     assert "RuntimeError: no memory" in lines[3]
     assert lines[9] == "6 runs: 1 stopped, 1 failed, 1 diverged, 2 waiting, 1 done"
     # 40 s for 20 rounds, 10 s for 5: 2 s a round; 15 + 20 + 2 * 20 rounds are left.
@@ -116,30 +95,19 @@ def test_the_table_lists_all_runs_and_estimates_the_time_left(out, capsys):
 
 
 def test_the_estimated_time_left_before_during_and_after_the_runs(out):
-    each = [s._replace(state="running") if s.name == "fedbn" else s for s in states(out).values()]
-    each = [s._replace(state="running") if s.name == "local" else s for s in each]
-    assert sweep_status.text(each, 1, 0.0).endswith(
-        "about 1 min left at the pace so far, 2 runs at a time"
-    )
+    each = states(out)
+    for name in ("fedbn", "local"):
+        each[name] = each[name]._replace(state="running")
+    each = list(each.values())
+    said = "about 1 min left at the pace so far, 2 runs at a time"
+    assert sweep_status.text(each, 1, 0.0).endswith(said)
     ended = [s._replace(state="done") for s in each]
     last = "all runs planned so far have ended"
     assert sweep_status.text(ended, 0, 0.0).endswith(last)
     fresh = [s._replace(state="waiting", seconds=0.0, played=0) for s in each]
     assert "no estimate of the time left yet" in sweep_status.text(fresh, 0, 0.0)
-
-
-def test_damaged_files_are_reported_as_failures(out):
-    (out / "fedavg/summary.json").write_text("{")
-    status = states(out)["fedavg"]
-    assert status.state == "failed" and "summary.json cannot be used" in status.said
-
-
-@pytest.mark.parametrize(
-    "seconds, text",
-    [(0, "0 s"), (59, "59 s"), (90, "2 min"), (3600, "1 h 0 min"), (200_000, "2 d 8 h")],
-)
-def test_durations(seconds, text):
-    assert sweep_status.duration(seconds) == text
+    durations = [sweep_status.duration(s) for s in (0, 59, 90, 3600, 200_000)]
+    assert durations == ["0 s", "59 s", "2 min", "1 h 0 min", "2 d 8 h"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -21,28 +22,15 @@ ROUNDS = (5, 10, 15)
 
 def row(seed, after, mean, seeds=2):
     return {
-        "round": after,
-        "seed": seed,
-        "stage": "train",
-        "train_loss": 1.5 / after,
+        **{"round": after, "seed": seed, "stage": "train", "train_loss": 1.5 / after},
         "accuracy": {"mean": mean, "worst10": mean - 10, "per_client": [mean - 10, None, mean]},
         "domains": {"north": mean - 1, "sød v.2/a": mean + 1},
-        "global": mean / 2,
-        "id": mean + 0.25,
-        "id_per_client": [mean, mean],
+        **{"global": mean / 2, "id": mean + 0.25, "id_per_client": [mean, mean]},
         "loss": {"mean": mean / 90, "per_client": [mean / 90, None]},
         "domains_loss": {"north": mean / 80, "sød v.2/a": None},
-        "global_loss": mean / 70,
-        "bytes_up": 1000 * after,
-        "bytes_down": 3000 * after,
+        **{"global_loss": mean / 70, "bytes_up": 1000 * after, "bytes_down": 3000 * after},
         "seconds": 2.0 * after * seeds,
     }
-
-
-def bare(seed, after):
-    """A row of a stage that is not scored."""
-    kept = ("round", "seed", "stage", "train_loss", "bytes_up", "bytes_down", "seconds")
-    return {key: row(seed, after, 0)[key] for key in kept} | {"stage": "index"}
 
 
 def write(folder, rows, seeds=(0, 1), at=1e9):
@@ -144,12 +132,6 @@ def expected_curve(rows, seed=0):
     return [(r["round"], np.float32(r["accuracy"]["mean"])) for r in of_seed]
 
 
-def test_the_checksum_is_crc32c():
-    masked = crc32c(b"123456789")
-    unmasked = (masked - 0xA282EAD8) & 0xFFFFFFFF
-    assert (unmasked >> 17 | unmasked << 15) & 0xFFFFFFFF == 0xE3069283  # the published check value
-
-
 def test_every_value_is_written_at_its_round(sweep, logdir, capsys):
     assert call(capsys, logdir, sweep).startswith(f"2 runs in {logdir}")
     names = {"fedavg,mu=0.1": 0, "deep/fédprox ü [x]*": 1}
@@ -178,36 +160,17 @@ def test_every_value_is_written_at_its_round(sweep, logdir, capsys):
                 steps, times, written = zip(*got[tag], strict=True)
                 assert steps == ROUNDS and written == tuple(map(np.float32, values))
                 assert times == tuple(1e9 + 2.0 * after for after in ROUNDS)  # one seed's share
-
-
-def test_scores_of_new_clients_are_tagged_as_accuracies_and_losses():
-    row = {"new": 80.0, "new_tuned": 90.0, "new_loss": 0.5, "new_tuned_loss": 0.25}
-    assert metrics.tagged({**row, "new_per_client": [80.0]}) == {
-        "accuracy/new": 80.0,
-        "accuracy/new_tuned": 90.0,
-        "loss/new": 0.5,
-        "loss/new_tuned": 0.25,
-    }
-
-
-def test_accuracies_of_clients_are_a_histogram(sweep, logdir, capsys):
-    call(capsys, logdir, sweep)
-    got = points(logdir / "fedavg,mu=0.1/seed-1")["accuracy/per_client"]
-    assert [step for step, *_ in got] == list(ROUNDS)
-    for (after, _, bars), mean in zip(got, (56, 61, 66), strict=True):
+    histograms = by_run["fedavg,mu=0.1/seed-1"]["accuracy/per_client"]
+    assert [step for step, *_ in histograms] == list(ROUNDS)
+    for (_, _, bars), mean in zip(histograms, (56, 61, 66), strict=True):
         assert (bars.num, bars.min, bars.max, bars.sum) == (2, mean - 10, mean, 2 * mean - 10)
         filled = [i for i, count in enumerate(bars.bucket) if count]
-        assert sum(bars.bucket) == 2 and bars.bucket_limit[filled[-1]] >= mean, after
+        assert sum(bars.bucket) == 2 and bars.bucket_limit[filled[-1]] >= mean
         assert bars.bucket_limit[filled[0]] < mean == bars.bucket_limit[-1]
-
-
-def test_stages_without_scores_and_runs_without_rows(tmp_path, logdir, capsys):
-    write(tmp_path / "runs/a", [bare(0, 5), row(0, 10, 60)], seeds=[0])
-    write(tmp_path / "runs/b", [], seeds=[3])
-    call(capsys, logdir, tmp_path / "runs")
-    assert [s for s, _ in curve(logdir / "a/seed-0", "train/loss")] == [5, 10]
-    assert curve(logdir / "a/seed-0") == [(10, 60)]
-    assert points(logdir / "b/seed-3") == {}
+    of_new = {"new": 80.0, "new_tuned": 90.0, "new_loss": 0.5, "new_tuned_loss": 0.25}
+    tags = ("accuracy/new", "accuracy/new_tuned", "loss/new", "loss/new_tuned")
+    tagged = metrics.tagged({**of_new, "new_per_client": [80.0]})
+    assert tagged == dict(zip(tags, of_new.values(), strict=True))
 
 
 def test_images_and_the_config_of_a_run_are_written(sweep, logdir, capsys):
@@ -215,15 +178,15 @@ def test_images_and_the_config_of_a_run_are_written(sweep, logdir, capsys):
     draw(run / "plots/learning_curve.png", 30, 20)
     draw(run / "plots/clé 2.png", 7, 9, (1, 2, 3, 40), "RGBA")
     draw(run / "partition.png", 5, 4, 7, "L")
-    call(capsys, logdir, sweep)
+    cut = run / "plots/cut.png"
+    draw(cut, 200, 200)
+    cut.write_bytes(cut.read_bytes()[:-30])
+    assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 0
+    assert capsys.readouterr().err == f"skipped {cut}, which is not a complete image file\n"
     by_tag = points(logdir / "fedavg,mu=0.1")
-    images = {
-        "plots/learning_curve": (30, 20, 3),
-        "plots/clé 2": (7, 9, 4),
-        "partition": (5, 4, 1),
-    }
-    assert by_tag.keys() == {*images, "config/text_summary"}
-    for tag, size in images.items():
+    sizes = {"plots/learning_curve": (30, 20, 3), "plots/clé 2": (7, 9, 4), "partition": (5, 4, 1)}
+    assert by_tag.keys() == {*sizes, "config/text_summary"}
+    for tag, size in sizes.items():
         ((step, at, image),) = by_tag[tag]
         file = run / f"{tag}.png"
         assert step == 15 and at == pytest.approx(file.stat().st_mtime, abs=1e-3)
@@ -235,57 +198,47 @@ def test_images_and_the_config_of_a_run_are_written(sweep, logdir, capsys):
     assert json.loads("\n".join(lines)) == json.loads((run / "config.json").read_text())
 
 
-def test_a_truncated_image_is_skipped(sweep, logdir, capsys):
-    path = sweep / "fedavg,mu=0.1/plots/curve.png"
-    draw(path, 200, 200)
-    path.write_bytes(path.read_bytes()[:-30])
-    assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 0
-    assert capsys.readouterr().err == f"skipped {path}, which is not a complete image file\n"
-    assert "plots/curve" not in points(logdir / "fedavg,mu=0.1")
-
-
 def test_writing_again_gives_the_same_events(sweep, logdir, capsys):
-    draw(sweep / "fedavg,mu=0.1/plots/curve.png", 3, 2)
+    """Files of others are kept; those of a seed that was removed are deleted."""
+    run, name = sweep / "fedavg,mu=0.1", "fedavg,mu=0.1"
+    draw(run / "plots/curve.png", 3, 2)
     call(capsys, logdir, sweep)
     once = everything(logdir)
-    other = logdir / "fedavg,mu=0.1/seed-0/notes.txt"
+    other = logdir / name / "seed-0/notes.txt"
     other.write_text("not ours")
     call(capsys, logdir, sweep)
     assert everything(logdir) == once and other.exists()
     call(capsys, logdir, sweep, sweep / "deep")  # the second folder is in the first
     assert everything(logdir) == once
-
-
-def test_event_files_of_other_programs_are_kept(sweep, logdir, capsys):
-    theirs = logdir / "fedavg,mu=0.1/seed-0/events.out.tfevents.1.host"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_bytes(b"")
-    call(capsys, logdir, sweep)
-    call(capsys, logdir, sweep)
-    assert theirs.exists() and len([*theirs.parent.iterdir()]) == 2
-
-
-def test_event_files_of_a_removed_seed_are_deleted(sweep, logdir, capsys):
-    call(capsys, logdir, sweep)
-    run = sweep / "fedavg,mu=0.1"
-    for file in run.iterdir():
-        file.unlink()
-    run.rmdir()
+    shutil.rmtree(run)
     write(run, [row(0, 5, 60, seeds=1)], seeds=[0])
     call(capsys, logdir, sweep)
-    assert {n for n in everything(logdir) if "mu" in n} == {"fedavg,mu=0.1", "fedavg,mu=0.1/seed-0"}
+    assert {n for n in everything(logdir) if "mu" in n} == {name, f"{name}/seed-0"}
+    theirs = logdir / name / "seed-0/events.out.tfevents.1.host"  # of another program
+    theirs.write_bytes(b"")
+    call(capsys, logdir, sweep)
+    assert theirs.exists() and len([*theirs.parent.iterdir()]) == 3
 
 
 def test_run_names_are_relative_to_the_given_folders(sweep, tmp_path, capsys, monkeypatch):
+    """A run need not have rows, nor a row scores, as in a stage that is not scored."""
+
     def names(*folders):
         logdir = tmp_path / f"log{len([*tmp_path.iterdir()])}"
         call(capsys, logdir, *folders)
         return sorted(name for name in everything(logdir) if "seed" not in name)
 
     assert names(sweep / "fedavg,mu=0.1") == ["fedavg,mu=0.1"]
-    write(tmp_path / "other/fedavg,mu=0.1", evaluations())
+    kept = ("round", "seed", "stage", "train_loss", "bytes_up", "bytes_down", "seconds")
+    bare = {key: value for key, value in row(0, 5, 60).items() if key in kept}
+    write(tmp_path / "other/fedavg,mu=0.1", [bare, row(0, 10, 60)], seeds=[0])
     both = ["other/fedavg,mu=0.1", "sweep/fedavg,mu=0.1"]
     assert names(sweep / "fedavg,mu=0.1", tmp_path / "other") == both
+    (log,) = tmp_path.glob("log*/other")
+    of_seed = log / "fedavg,mu=0.1/seed-0"
+    assert [s for s, _ in curve(of_seed, "train/loss")] == [5, 10] and curve(of_seed) == [(10, 60)]
+    write(tmp_path / "none", [], seeds=[3])
+    assert names(tmp_path / "none") == ["none"]
     monkeypatch.chdir(sweep / "fedavg,mu=0.1")
     assert names(".") == ["fedavg,mu=0.1"]
 
@@ -365,40 +318,39 @@ def test_bad_input_is_a_one_line_error(sweep, tmp_path, logdir, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     run = sweep / "fedavg,mu=0.1"
-    assert "no folder is given" in error_line(capsys)
-    assert "does not exist" in error_line(capsys, tmp_path / "nowhere")
-    assert "holds no run" in error_line(capsys, tmp_path / "empty")
-    assert "--lodgir" in error_line(capsys, sweep, "--lodgir=x")
-    assert "Not a directory" in error_line(capsys, sweep, f"--logdir={tmp_path / 'file'}")
-    for place in (run, run / "plots", sweep):
-        assert "in the folder of a run" in error_line(capsys, sweep, f"--logdir={place}")
     (tmp_path / "link").symlink_to(run)
-    assert "of a run" in error_line(capsys, sweep, f"--logdir={tmp_path / 'link'}")
+    for arguments, message in (
+        ([], "no folder is given"),
+        ([tmp_path / "nowhere"], "does not exist"),
+        ([tmp_path / "empty"], "holds no run"),
+        ([sweep, "--lodgir=x"], "--lodgir"),
+        ([sweep, f"--logdir={tmp_path / 'file'}"], "Not a directory"),
+        ([sweep, f"--logdir={run}"], "in the folder of a run"),
+        ([sweep, f"--logdir={run / 'plots'}"], "in the folder of a run"),
+        ([sweep, f"--logdir={sweep}"], "in the folder of a run"),
+        ([sweep, f"--logdir={tmp_path / 'link'}"], "of a run"),
+    ):
+        assert message in error_line(capsys, *arguments)
     (run / "metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
     assert "lacks bytes_down" in error_line(capsys, run, f"--logdir={logdir}")
 
 
-def test_write_errors_are_reported_in_one_line(sweep, logdir, capsys, monkeypatch):
+def test_write_errors_and_interrupts_are_reported_in_one_line(sweep, logdir, capsys, monkeypatch):
     def fail(path, new):
-        raise OSError(code, os.strerror(code))
+        raise errors.pop()
 
     monkeypatch.setattr(tensorboard.event_files, "append", fail)
-    code = errno.EACCES
+    errors = [PermissionError(errno.EACCES, os.strerror(errno.EACCES))]
     line = error_line(capsys, sweep / "fedavg,mu=0.1", f"--logdir={logdir}")
     assert f"cannot write {logdir / 'fedavg,mu=0.1'} from " in line and "Permission denied" in line
-    code = errno.ENOSPC  # not caused by the input
-    assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 1
-    line = capsys.readouterr().err
-    assert "No space left" in line and line.count("\n") == 1
-
-
-def test_ctrl_c_while_writing_ends_with_status_130(sweep, logdir, capsys, monkeypatch):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tensorboard, "update", interrupted)
-    assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 130
-    assert capsys.readouterr().err.startswith("interrupted")
+    for error, code, said in (
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 1, "No space left"),  # no bad input
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ):
+        errors.append(error)
+        assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == code
+        line = capsys.readouterr().err
+        assert said in line and line.count("\n") == 1
 
 
 def test_tensorboardx_is_optional(sweep, logdir, capsys, monkeypatch):

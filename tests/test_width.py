@@ -1,7 +1,6 @@
 """Checks how many clients a device trains at a time, and the memory that a client needs."""
 
 import jax.numpy as jnp
-import pytest
 import toys
 
 from fedjax_lab import optim
@@ -13,20 +12,15 @@ SMALL = 49_360  # bytes of a client of workloads W2 and W5: an MLP 64-64-10, bat
 A1 = 19_758_000  # bytes of a client of workload A1
 
 
-@pytest.mark.parametrize("line, at_once", [(5, 5), (160, 160), (500, 25), (1600, 40), (5000, 40)])
-def test_a_cpu_trains_as_many_clients_at_once_as_fit_in_its_caches(line, at_once):
-    assert width("cpu", line, SMALL) == at_once
+def test_a_cpu_trains_as_many_clients_at_once_as_fit_in_its_caches():
+    def widths(client_bytes, *lines, **options):
+        return [width("cpu", line, client_bytes, **options) for line in lines]
 
-
-@pytest.mark.parametrize("line, at_once", [(5, 5), (50, 2), (500, 2)])
-def test_few_clients_of_a_wide_model_fill_the_caches(line, at_once):
-    """An MLP 784-256-10 with batches of 10."""
-    assert width("cpu", line, 1_714_000) == at_once
-
-
-@pytest.mark.parametrize("line, at_once", [(5, 1), (16, 4), (50, 5), (160, 10), (500, 20)])
-def test_clients_with_unequal_steps_train_in_chunks_of_the_square_root(line, at_once):
-    assert width("cpu", line, SMALL, equal_steps=False) == at_once
+    assert widths(SMALL, 5, 160, 500, 1600, 5000) == [5, 160, 25, 40, 40]
+    assert widths(1_714_000, 5, 50, 500) == [5, 2, 2]  # an MLP 784-256-10 with batches of 10
+    # With unequal steps, chunks are about the square root.
+    unequal = widths(SMALL, 5, 16, 50, 160, 500, equal_steps=False)
+    assert unequal == [1, 4, 5, 10, 20]
 
 
 def test_accelerators_train_more_clients_at_once():

@@ -40,8 +40,9 @@ def write(folder, method, **changed):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("beside")
     write(tmp_path / "a", "fedavg")
     write(tmp_path / "b", "fedprox", run__rounds="20")
     write(tmp_path / "c", "fedrs", method__alpha="0.7")
@@ -69,20 +70,12 @@ def test_published_numbers_are_shown_next_to_runs_with_their_settings(folder, ca
 
 
 def test_csv_has_the_published_numbers(folder, capsys):
-    arguments = "--pivot", "--measure=global", "--published=fedconcat/table1", "--format=csv"
-    header, first, *_ = call(capsys, folder, *arguments).splitlines()
+    arguments = "--pivot", "--measure=global", "--published=fedconcat/table1"
+    header, first, *_ = call(capsys, folder, *arguments, "--format=csv").splitlines()
     assert header.count("published mean") == 1
     assert str(result("fedavg").mean) in first.split(",")
-
-
-def test_a_table_of_a_paper_without_matching_runs_is_reported(folder, capsys):
-    text = call(capsys, folder / "d", "--pivot", "--measure=global", "--published=fedconcat/table1")
-    assert "fedconcat/table1 has no number for these methods" in text
-    assert "published" not in text
-
-
-def test_bad_input_is_a_one_line_error(folder, capsys):
+    text = call(capsys, folder / "d", *arguments)  # no run matches
+    assert "fedconcat/table1 has no number for these methods" in text and "published" not in text
     error = refusal(capsys, folder, "--pivot", "--published=fedconcat/table1")
     assert "has no numbers of accuracy.mean, last round; --measure=global --way=last" in error
     assert "has no accuracies in 'table77'" in complaint(beside.read, "fedconcat/table77", CHOICE)
-    assert "is not PAPER/TABLE" in complaint(beside.read, "fedconcat", CHOICE)

@@ -18,17 +18,14 @@ def write_summary(folder, **data):
 def test_a_report_cites_each_data_set_once(tmp_path, capsys):
     for name in "abc":
         write_summary(write(tmp_path / name, SCORES["fedavg"], method=f"method_{name}"))
+    assert "cite" in call(capsys, tmp_path / "a")
     write_summary(tmp_path / "c", fingerprint="b2", license="")
     for form in ("terminal", "markdown", "latex", "html"):
         text = call(capsys, tmp_path, f"--format={form}")
         assert text.count("A. Nobody. Toys. 1999.") == 2
         assert text.count("fingerprint a1") == text.count("license: CC0") == 1
         assert "fingerprint b2" in text
-
-
-def test_a_report_cites_nothing_if_the_data_set_is_unknown(tmp_path, capsys):
-    write(tmp_path / "a", SCORES["fedavg"])
-    assert "cite" not in call(capsys, tmp_path)
+    assert "cite" not in call(capsys, write(tmp_path / "unknown", SCORES["fedavg"]))
 
 
 def test_named_sources_have_the_license_and_citation_of_the_catalog():

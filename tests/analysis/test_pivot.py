@@ -32,12 +32,11 @@ def scores(name, method, rng):
 def folder(tmp_path):
     rng = np.random.default_rng(2)
     for name, (data, partition) in FEDERATIONS.items():
+        partition = {"name": "dirichlet"} | partition
         for method in GAINS:
             if (name, method) != ("c", "moon"):
-                settings = {"data": data, "partition": {"name": "dirichlet"} | partition}
-                write(
-                    tmp_path / name / method, scores(name, method, rng), method=method, **settings
-                )
+                made = scores(name, method, rng)
+                write(tmp_path / name / method, made, method=method, data=data, partition=partition)
     return tmp_path
 
 
@@ -62,15 +61,6 @@ def last_scores(folder):
     return accuracies
 
 
-def test_the_number_of_clients_is_omitted_if_the_data_determine_it(tmp_path):
-    for method in ("fedavg", "fedprox"):
-        partition = {"name": "by_client", "num_clients": 0}
-        write(tmp_path / method, {0: (50, 60, 70)}, method=method, partition=partition)
-    assert "0 clients" not in table_of(tmp_path).title
-    (block,) = runs.arrange([runs.read(run) for run in runs.find([tmp_path])])[0]
-    assert block.name.startswith("toy, by_client") and "0 clients" not in block.name
-
-
 def test_rows_are_methods_and_columns_are_partitions_by_data(folder):
     table = table_of(folder)
     assert table.groups == [("north", 2), ("south", 1)]
@@ -78,17 +68,15 @@ def test_rows_are_methods_and_columns_are_partitions_by_data(folder):
     assert "over 5 seeds. 3 clients. The best" in table.title
     names = [row[0] for row in table.cells]
     assert names[0] == "fedavg" and names[-1] == "central"  # the baseline first, the bound last
-    expected = last_scores(folder)
+    expected = {
+        key: f"{a.mean():.2f} +- {a.std(ddof=1):.2f}" for key, a in last_scores(folder).items()
+    }
     for name, *cells in table.cells:
-        for federation, cell in zip("acb", cells, strict=True):
-            of_cell = expected.get((federation, name))
-            text = (
-                f"{of_cell.mean():.2f} +- {of_cell.std(ddof=1):.2f}" if of_cell is not None else "-"
-            )
-            assert cell == text
+        assert cells == [expected.get((federation, name), "-") for federation in "acb"]
 
 
 def test_the_best_is_bold_the_second_underlined_and_bounds_are_unranked(folder):
+    """Means that are printed alike share a rank."""
     table = table_of(folder)
     names = [row[0] for row in table.cells]
     best, second, baseline = map(names.index, ("scaffold", "moon", "fedavg"))
@@ -97,9 +85,6 @@ def test_the_best_is_bold_the_second_underlined_and_bounds_are_unranked(folder):
     assert "No rank or mark is given to central" in table.title
     plain = table_of(folder, sets_off=False)
     assert not plain.bold and "bold" not in plain.title
-
-
-def test_means_that_are_printed_alike_share_a_rank():
     ranks = tables.ranked({0: 71.001, 1: 70.999, 2: 65.0, 3: 71.02}, "accuracy.mean", ())
     assert ranks == [{3}, {0, 1}, {2}]
     assert tables.ranked({0: 0.5, 1: 0.4}, "loss.mean", ["loss"]) == [{1}, {0}]
@@ -145,8 +130,12 @@ def test_rows_with_the_same_method_and_settings_match_across_federations(tmp_pat
     The model was chosen for each federation, the learning rate for each of its methods.
     """
     one = {0: (1, 2, 3)}
-    other = {"data": {"name": "other"}}
-    write(tmp_path / "a", one, method="fedprox", mu=0.01)
+    partition = {"name": "dirichlet", "alpha": 0.3, "tries": 9, "num_clients": 0}
+    other = {"data": {"name": "other"}, "partition": partition}
+    write(tmp_path / "a", one, method="fedprox", mu=0.01, partition=partition)
+    # The skew is shown even if there is only one partition; the data determine the clients.
+    alone = table_of(tmp_path, baseline="fedprox")
+    assert alone.header == ["", "dirichlet alpha=0.3"] and "0 clients" not in alone.title
     write(tmp_path / "b", one, method="fedprox", mu=0.01, **other)
     write(tmp_path / "c", one, method="fedprox", mu=0.1, **other)
     write(tmp_path / "d", one, **other)
@@ -159,19 +148,13 @@ def test_rows_with_the_same_method_and_settings_match_across_federations(tmp_pat
     alike = runs.named_alike(blocks)
     names = [[row.name for row in block.rows] for block in alike]
     assert names == [["fedprox mu=0.01"], ["fedprox mu=0.01", "fedprox mu=0.1", "fedavg"]]
+    rates = {"fedprox mu=0.01": 0.2, "fedprox mu=0.1": 0.2, "fedavg": 0.3}
     assert runs.chosen(blocks, alike) == [
-        "fedprox mu=0.01 was run with local.lr=0.2",
-        "fedprox mu=0.1 was run with local.lr=0.2",
-        "fedavg was run with local.lr=0.3",
+        f"{name} was run with local.lr={lr}" for name, lr in rates.items()
     ]
     table = table_of(tmp_path, baseline="fedprox mu=0.01")
-    assert [row[0] for row in table.cells] == ["fedprox mu=0.01", "fedprox mu=0.1", "fedavg"]
+    assert [row[0] for row in table.cells] == list(rates)
     assert "one seed" in table.title and "better" not in table.title and not table.marks
-
-
-def test_the_skew_is_shown_even_if_there_is_only_one_partition(tmp_path):
-    write(tmp_path / "a", {0: (1, 2, 3)}, partition={"name": "dirichlet", "alpha": 0.3, "tries": 9})
-    assert table_of(tmp_path).header == ["", "dirichlet alpha=0.3"]
 
 
 def test_csv_has_every_number_unrounded(folder, capsys):
@@ -206,13 +189,14 @@ def test_every_format_shows_ranks_and_marks(folder, capsys):
 
 
 def test_bad_input_is_a_one_line_error(folder, capsys):
-    assert "--published needs --pivot" in refusal(capsys, folder, "--published=fedconcat/table1")
-    assert "--target cannot be combined" in refusal(capsys, folder, "--pivot", "--target=3")
-    assert "may have only letters, digits" in refusal(capsys, folder, "--label=a b")
-    assert "'fedconct'; did you mean 'fedconcat'?" in refusal(
-        capsys, folder, "--pivot", "--published=fedconct/table1"
-    )
-    assert "not PAPER/TABLE" in refusal(capsys, folder, "--pivot", "--published=fedconcat")
+    for arguments, message in (
+        (["--published=fedconcat/table1"], "--published needs --pivot"),
+        (["--pivot", "--target=3"], "--target cannot be combined"),
+        (["--label=a b"], "may have only letters, digits"),
+        (["--pivot", "--published=fedconct/table1"], "'fedconct'; did you mean 'fedconcat'?"),
+        (["--pivot", "--published=fedconcat"], "not PAPER/TABLE"),
+    ):
+        assert message in refusal(capsys, folder, *arguments)
 
 
 def test_runs_that_ended_after_different_numbers_of_rounds_are_reported(folder, tmp_path, capsys):

@@ -27,24 +27,21 @@ START, END = "<|startoftext|>", "<|endoftext|>"
 BYTES = sorted(ByteLevel.alphabet())
 WORDS = {word: i for i, word in enumerate([*BYTES, *(b + "</w>" for b in BYTES), "ph", START, END])}
 CONTEXT, SIDE, WIDTH = 24, 8, 6  # tokens; pixels; features
-TEXT = {
+LAYERS = {"num_hidden_layers": 2, "hidden_act": "quick_gelu"}
+TEXT = LAYERS | {
     "vocab_size": len(WORDS),
     "hidden_size": 8,
     "intermediate_size": 12,
-    "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "max_position_embeddings": CONTEXT,
-    "hidden_act": "quick_gelu",
     "eos_token_id": 2,
 }
-IMAGE = {
+IMAGE = LAYERS | {
     "hidden_size": 12,
     "intermediate_size": 16,
-    "num_hidden_layers": 2,
     "num_attention_heads": 3,
     "image_size": SIDE,
     "patch_size": 4,
-    "hidden_act": "quick_gelu",
 }
 LATER = {"hidden_act": "gelu", "eos_token_id": 40}  # the values of newer models
 
@@ -132,13 +129,6 @@ def apply(folder, make, inputs):
     return np.asarray(jax.jit(tower.apply)({"params": params}, inputs))
 
 
-def features(folder, eos):
-    """Returns the features of `tower_inputs` by both towers of the model in a folder."""
-    pixels, tokens = tower_inputs(eos)
-    image = apply(folder, towers.image_tower, pixels)
-    return image, apply(folder, towers.text_tower, tokens)
-
-
 def test_vit_b_32_has_151_million_parameters():
     count = 1  # logit_scale
     for make in (towers.image_tower, towers.text_tower):
@@ -148,57 +138,35 @@ def test_vit_b_32_has_151_million_parameters():
     assert count == 151_277_313
 
 
-def torch_features(folder, eos):
+@pytest.mark.parametrize(("name", "changes"), [("openai", {}), ("later", LATER)])
+def test_the_towers_match_transformers_and_stored_outputs_of_pytorch(tmp_path, name, changes):
+    folder, eos = write(tmp_path / "model", changes), changes.get("eos_token_id", 2)
+    pixels, tokens = tower_inputs(eos)
+    image = apply(folder, towers.image_tower, pixels)
+    text = apply(folder, towers.text_tower, tokens)
+    for ours, stored in zip((image, text), STORED[name], strict=True):
+        np.testing.assert_allclose(ours[-1], stored, atol=1e-5)
     torch = pytest.importorskip("torch")
     from transformers import CLIPModel
 
-    pixels, tokens = tower_inputs(eos)
     theirs = CLIPModel.from_pretrained(folder).eval()
     with torch.no_grad():
-        image = theirs.get_image_features(torch.tensor(pixels.transpose(0, 3, 1, 2).copy()))
-        text = theirs.get_text_features(torch.tensor(tokens.astype(np.int64)))
-    return [made.pooler_output.numpy() for made in (image, text)]
+        of_image = theirs.get_image_features(torch.tensor(pixels.transpose(0, 3, 1, 2).copy()))
+        of_text = theirs.get_text_features(torch.tensor(tokens.astype(np.int64)))
+    for ours, made in ((image, of_image), (text, of_text)):
+        np.testing.assert_allclose(ours, made.pooler_output.numpy(), rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("changes", [{}, LATER], ids=["openai", "later"])
-def test_the_towers_match_transformers(tmp_path, changes):
-    folder, eos = write(tmp_path / "model", changes), changes.get("eos_token_id", 2)
-    for ours, theirs in zip(features(folder, eos), torch_features(folder, eos), strict=True):
-        print("max error", np.abs(ours - theirs).max(), "of", np.abs(theirs).max())
-        assert np.abs(ours - theirs).max() < 5e-6
-
-
-IMAGES = {
-    "openai": [
-        [-0.586614, -0.186605, -6.040523, 1.561893, 4.083615, 2.511505],
+STORED = {  # the features of PyTorch for the last image and the last text
+    "openai": (
         [-0.629846, 0.62093, -5.100881, 0.38584, 2.664871, 1.889727],
-    ],
-    "later": [
-        [-0.5881, -0.188273, -6.032323, 1.549132, 4.069354, 2.510024],
-        [-0.635884, 0.618728, -5.09447, 0.38602, 2.659413, 1.880369],
-    ],
-}
-TEXTS = {
-    "openai": [
-        [1.43531, 0.272445, -0.776492, -3.268109, 1.989349, -2.509469],
-        [1.546318, -0.041713, -0.490519, -2.321816, 1.898224, -2.412659],
         [1.738738, -0.120674, -0.603822, -2.500083, 2.010873, -2.471446],
-    ],
-    "later": [
-        [1.417846, -0.100528, -0.889167, -3.035573, 2.239816, -2.605256],
-        [1.603184, -0.543964, -0.805911, -2.318873, 2.112018, -2.611646],
+    ),
+    "later": (
+        [-0.635884, 0.618728, -5.09447, 0.38602, 2.659413, 1.880369],
         [1.858598, -0.759084, -0.889709, -2.259271, 2.245158, -2.635648],
-    ],
+    ),
 }
-
-
-@pytest.mark.parametrize(("name", "changes"), [("openai", {}), ("later", LATER)])
-def test_the_towers_match_stored_outputs_of_pytorch(tmp_path, name, changes):
-    image, text = features(write(tmp_path / "model", changes), changes.get("eos_token_id", 2))
-    np.testing.assert_allclose(image, IMAGES[name], atol=1e-5)
-    np.testing.assert_allclose(text, TEXTS[name], atol=1e-5)
-
-
 # The files of the hub
 
 
@@ -229,71 +197,52 @@ def test_duplicate_sections_of_old_configs_take_precedence(model, tmp_path):
     assert settings.image == towers.read_settings(model).image
 
 
-def without(name):
-    return {key: tensor for key, tensor in tensors().items() if key != name}
-
-
 FIRST = "vision_model.encoder.layers.0.self_attn.q_proj.bias"
 
 
-@pytest.mark.parametrize(
-    ("weights", "expected"),
-    [
-        (without(FIRST), f"has no tensor {FIRST} (1 missing)"),
-        (without(FIRST) | {FIRST[:-4] + "bais": np.zeros(12, np.float32)}, "has no tensor"),
+def test_weights_that_do_not_fit_the_config_are_rejected(tmp_path):
+    others = {name: tensor for name, tensor in tensors().items() if name != FIRST}
+    for weights, expected in (
+        (others, f"has no tensor {FIRST} (1 missing)"),
+        (others | {FIRST[:-4] + "bais": np.zeros(12, np.float32)}, "has no tensor"),
         (tensors() | {FIRST: np.zeros(11, np.float32)}, f"{FIRST} has shape [11]"),
         (tensors() | {"vision_model.x": np.zeros(1, np.float32)}, "tensor vision_model.x is not"),
-    ],
-    ids=["missing", "misnamed", "shape", "surplus"],
-)
-def test_weights_that_do_not_fit_the_config_are_rejected(tmp_path, weights, expected):
-    assert expected in complaint(read_image_weights, write(tmp_path / "model", weights=weights))
-
-
-def test_a_config_with_more_layers_than_tensors_is_rejected(tmp_path):
-    """Making a tower with so many layers would never finish."""
-    folder = write(tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    config["vision_config"]["num_hidden_layers"] = 10**9
-    (folder / "config.json").write_text(json.dumps(config))
+    ):
+        folder = write(tmp_path / "model", weights=weights)
+        assert expected in complaint(read_image_weights, folder)
+    file = write(folder) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "model.safetensors cannot be read" in complaint(read_image_weights, folder)
+    write(folder, {"num_hidden_layers": 10**9})  # making such a tower would never finish
     message = complaint(read_image_weights, folder)
     assert "config.json has 1000000000 layers, but there are only" in message
 
 
-def test_a_too_deeply_nested_config_is_rejected(tmp_path):
-    folder = write(tmp_path / "model")
-    (folder / "config.json").write_text("[" * 100_000)
-    assert "config.json is not usable" in complaint(towers.read_settings, folder)
-
-
-def test_a_truncated_weight_file_is_rejected(tmp_path):
-    file = write(tmp_path / "model") / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    assert "model.safetensors cannot be read" in complaint(read_image_weights, tmp_path / "model")
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
+def test_unsupported_configs_are_rejected(tmp_path):
+    for config, expected in (
         ('{"model_type": "siglip"}', "model_type is 'siglip'"),
         ('{"model_type": "clip", "text_config": {"hidden_act": "qick_gelu"}}', "did you mean"),
         ('{"model_type": "clip", "vision_config": {"image_size": [8, 8]}}', "image_size is [8, 8]"),
         ('{"model_type": "clip", "text_config": 3}', "is not usable"),
         ("[]", "is not usable"),
         ("{", "is not usable"),
-    ],
-)
-def test_unsupported_configs_are_rejected(tmp_path, config, expected):
-    (tmp_path / "config.json").write_text(config)
-    assert expected in complaint(towers.read_settings, tmp_path)
+        ("[" * 100_000, "config.json is not usable"),
+    ):
+        (tmp_path / "config.json").write_text(config)
+        assert expected in complaint(towers.read_settings, tmp_path)
 
 
 def test_the_image_processor_resizes_crops_and_normalizes(model):
+    """Gray images, and those with fractions as pixels, become color images."""
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8))
     made = source.preprocessor(model, towers.read_settings(model))(picture)
     small = picture.resize((12, SIDE), Image.Resampling.BICUBIC)  # the shorter side is SIDE
     middle = np.asarray(small)[:, 2:10] / 255
     np.testing.assert_allclose(made, (middle - MEAN) / STD, atol=1e-5)
+    gray, color = pictures(channels=1).x[0], pictures().x[0]
+    assert np.array_equal(np.asarray(source._as_image(gray)), np.repeat(gray, 3, 2))
+    fractions = (color / 255).astype(np.float32)
+    assert np.array_equal(np.asarray(source._as_image(fractions)), color)
 
 
 def test_the_tokenizer_adds_the_end_token_and_truncates(model):
@@ -355,14 +304,6 @@ def test_texts_are_embedded_by_the_text_tower(model):
     np.testing.assert_allclose(made, expected, atol=1e-5)
 
 
-def test_gray_and_fractional_pixels_become_color_images():
-    gray = pictures(channels=1).x[0]
-    assert np.array_equal(np.asarray(source._as_image(gray)), np.repeat(gray, 3, 2))
-    color = pictures().x[0]
-    fractions = (color / 255).astype(np.float32)
-    assert np.array_equal(np.asarray(source._as_image(fractions)), color)
-
-
 @pytest.fixture
 def folders(tmp_path):
     """A folder with two images of 40 x 30 pixels for each of two classes."""
@@ -378,20 +319,14 @@ def folders(tmp_path):
 def test_original_images_are_preferred_to_shrunken_ones(model, folders):
     first, data = image_folders(folder=folders, size=8), image_folders(folder=folders, size=8)
     assert data.files == first.files  # also when the pixels come from the cache
-    assert [file.split("/")[-2:] for file in data.files[1:3]] == [
-        ["ape", "1.png"],
-        ["cat", "0.png"],
-    ]
+    names = [file.split("/")[-2:] for file in data.files[1:3]]
+    assert names == [["ape", "1.png"], ["cat", "0.png"]]
     made = source.clip(data, folder=str(model))
     images = pixels_of(model, map(Image.open, data.files))
     expected = apply(model, towers.image_tower, images)
     np.testing.assert_allclose(made.examples, expected, atol=1e-5)
     shrunken = source.clip(data._replace(files=()), folder=str(model))
     assert np.abs(shrunken.examples - made.examples).max() > 0.01
-
-
-def test_a_damaged_original_image_is_named_in_the_error(model, folders):
-    data = image_folders(folder=folders, size=8)
     with open(data.files[2], "wb") as file:
         file.write(b"no image")
     assert data.files[2] in complaint(source.clip, data, folder=str(model))
@@ -414,13 +349,30 @@ def reads(monkeypatch):
     return counts
 
 
-def test_cached_embeddings_are_not_computed_again(model, reads, monkeypatch):
-    data = pictures()
+def test_cached_embeddings_are_not_computed_again(model, reads, monkeypatch, empty_cache, caplog):
+    """This holds for the shards of an interrupted call; a damaged shard is computed again."""
+    data, save = pictures(), source.save
+
+    def save_and_stop(*args):
+        save(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "save", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            source.clip(data, folder=str(model), batch_size=2)
+    assert reads == [2, 1]  # the first of the shards of 3, 3 and 1
     first = source.clip(data, folder=str(model), batch_size=2)
     assert reads == [2, 1, 2, 1, 1]
-    monkeypatch.setattr(source, "read_weights", None)
-    again = source.clip(data, folder=str(model), batch_size=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "read_weights", None)
+        again = source.clip(data, folder=str(model), batch_size=5)
     assert all(map(np.array_equal, again, first)) and len(reads) == 5
+    (damaged,) = empty_cache.glob("embeddings/*/3-6.npz")
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    again = source.clip(data, folder=str(model))
+    assert reads[5:] == [3] and all(map(np.array_equal, again, first))
+    assert "damaged; computing it again" in caplog.text
 
 
 def test_other_examples_or_another_model_have_separate_cache_entries(model, tmp_path, empty_cache):
@@ -436,36 +388,6 @@ def test_other_examples_or_another_model_have_separate_cache_entries(model, tmp_
     weights["text_projection.weight"][0, 0] += 1
     source.clip(data, folder=str(write(tmp_path / "other", weights=weights)))
     assert len(list(kept.iterdir())) == 5
-
-
-def test_an_interrupted_call_resumes(model, reads, monkeypatch, tmp_path):
-    data, save = pictures(), source.save
-    whole = source.clip(data, folder=str(model))
-    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "second"))
-
-    def save_and_stop(*args):
-        save(*args)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(source, "save", save_and_stop)
-    with pytest.raises(KeyboardInterrupt):
-        source.clip(data, folder=str(model))
-    monkeypatch.setattr(source, "save", save)
-    reads.clear()
-    again = source.clip(data, folder=str(model))
-    assert reads == [3, 1]  # the first of the shards of 3, 3 and 1 is cached
-    assert all(map(np.array_equal, again, whole))
-
-
-def test_a_damaged_shard_is_computed_again(model, reads, empty_cache, caplog):
-    data = pictures()
-    first = source.clip(data, folder=str(model))
-    (damaged,) = empty_cache.glob("embeddings/*/3-6.npz")
-    damaged.write_bytes(damaged.read_bytes()[:-9])
-    reads.clear()
-    again = source.clip(data, folder=str(model))
-    assert reads == [3] and all(map(np.array_equal, again, first))
-    assert "damaged; computing it again" in caplog.text
 
 
 # Finding the model, and other errors
@@ -514,36 +436,21 @@ def test_inconsistent_model_files_are_rejected(tmp_path, model):
     assert "has no readable CLIPTokenizer" in complaint(source.tokenizer, other, settings)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (
-            {"x": np.zeros((10, 7), np.float32)},
-            "images or texts of characters, not examples of shape [7]",
-        ),
-        ({"x": np.zeros((10, 9, 9, 2), np.uint8)}, "of shape [9, 9, 2]"),
-        ({"x": np.full((10, 9, 9, 3), 7.5, np.float32)}, "from 0 to 1, not from 7.5 to 7.5"),
-    ],
-)
-def test_examples_that_are_not_images_are_rejected(model, changes, expected):
-    data = pictures()._replace(**changes)
-    assert expected in complaint(source.clip, data, folder=str(model))
-
-
-def test_a_batch_size_of_zero_is_rejected(model):
-    assert "batch_size" in complaint(source.clip, pictures(), folder=str(model), batch_size=0)
-
-
-def test_token_ids_are_rejected_before_the_model_is_looked_up(tmp_path):
-    data = pictures()._replace(x=np.ones((10, 5), np.int16))
-    message = complaint(source.clip, data, folder=str(tmp_path / "nowhere"))
+def test_examples_that_are_not_images_are_rejected(model, tmp_path, monkeypatch):
+    table, two_channels = np.zeros((10, 7), np.float32), np.zeros((10, 9, 9, 2), np.uint8)
+    for x, expected in (
+        (table, "images or texts of characters, not examples of shape [7]"),
+        (two_channels, "of shape [9, 9, 2]"),
+        (np.full((10, 9, 9, 3), 7.5, np.float32), "from 0 to 1, not from 7.5 to 7.5"),
+    ):
+        data = pictures()._replace(x=x)
+        assert expected in complaint(source.clip, data, folder=str(model))
+    tokens = pictures()._replace(x=np.ones((10, 5), np.int16))
+    message = complaint(source.clip, tokens, folder=str(tmp_path / "nowhere"))
     assert message == "CLIP needs images or texts of characters, not examples of shape [5]"
-
-
-def test_a_missing_transformers_is_named_with_its_extra(monkeypatch):
+    assert "batch_size" in complaint(source.clip, pictures(), folder=str(model), batch_size=0)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    message = complaint(source.clip, pictures())
-    assert "pip install 'fedjax_lab[clip]'" in message
+    assert "pip install 'fedjax_lab[clip]'" in complaint(source.clip, pictures())
 
 
 def test_importing_the_module_imports_no_optional_packages():

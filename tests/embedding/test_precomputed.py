@@ -16,42 +16,41 @@ TABLE = np.random.default_rng(0).normal(size=(5, 4))
 LABELS = np.random.default_rng(1).normal(size=(3, 4))
 
 
-@pytest.mark.parametrize("rows", ["all", "training"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.float32])
-def test_precomputed_embeddings_are_read_as_float32(rows, dtype, tmp_path):
+def test_precomputed_embeddings_are_read_as_float32(dtype, tmp_path):
     table, file = TABLE.astype(dtype), tmp_path / "clip.npz"
-    np.savez(file, examples=table if rows == "all" else table[~TEST], labels=LABELS.astype(dtype))
-    made = precomputed(SMALL, file=str(file))
-    expected = np.where(TEST[:, None], 0, table).astype(np.float32)
-    assert np.array_equal(made.examples, expected) and made.examples.dtype == np.float32
-    assert np.array_equal(made.labels, LABELS.astype(dtype).astype(np.float32))
-    assert made.labels.dtype == np.float32
+    for rows in (table, table[~TEST]):  # of all examples, or of those for training
+        np.savez(file, examples=rows, labels=LABELS.astype(dtype))
+        made = precomputed(SMALL, file=str(file))
+        expected = np.where(TEST[:, None], 0, table).astype(np.float32)
+        assert np.array_equal(made.examples, expected) and made.examples.dtype == np.float32
+        assert np.array_equal(made.labels, LABELS.astype(dtype).astype(np.float32))
+        assert made.labels.dtype == np.float32
 
 
 NAN = np.where(np.arange(5)[:, None] == 3, np.nan, TABLE)
 
 
-BAD = {
-    "no examples": ({"labels": LABELS}, "has no array 'examples'"),
-    "no labels": ({"examples": TABLE}, "has no array 'labels'"),
-    "rows": ({"examples": TABLE[:4], "labels": LABELS}, "4 rows, but the dataset has 5"),
-    "classes": ({"examples": TABLE, "labels": LABELS[:2]}, "labels has shape [2, 4], not [3, 4]"),
-    "size": ({"examples": TABLE, "labels": LABELS[:, :3]}, "labels has shape [3, 3], not [3, 4]"),
-    "axes": ({"examples": TABLE[..., None], "labels": LABELS}, "examples has shape [5, 4, 1]"),
-    "empty": ({"examples": TABLE[:, :0], "labels": LABELS}, "examples has shape [5, 0]"),
-    "nan": ({"examples": NAN, "labels": LABELS}, "NaN or infinite values, first in row 3"),
-    "large": ({"examples": TABLE, "labels": LABELS * 1e39}, "labels has NaN or infinite values"),
-    "text": ({"examples": TABLE.astype(str), "labels": LABELS}, "examples is not an array"),
-    "complex": ({"examples": TABLE * 1j, "labels": LABELS}, "examples is not an array"),
-    "objects": ({"examples": TABLE.astype(object), "labels": LABELS}, "examples cannot be read"),
-}
+BAD = [
+    (TABLE, None, "has no array 'labels'"),
+    (None, LABELS, "has no array 'examples'"),
+    (TABLE[:4], LABELS, "4 rows, but the dataset has 5"),
+    (TABLE, LABELS[:2], "labels has shape [2, 4], not [3, 4]"),
+    (TABLE, LABELS[:, :3], "labels has shape [3, 3], not [3, 4]"),
+    (TABLE[..., None], LABELS, "examples has shape [5, 4, 1]"),
+    (TABLE[:, :0], LABELS, "examples has shape [5, 0]"),
+    (NAN, LABELS, "NaN or infinite values, first in row 3"),
+    (TABLE, LABELS * 1e39, "labels has NaN or infinite values"),
+    (TABLE.astype(str), LABELS, "examples is not an array"),
+    (TABLE * 1j, LABELS, "examples is not an array"),
+    (TABLE.astype(object), LABELS, "examples cannot be read"),
+]
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_invalid_arrays_are_a_one_line_error(case, tmp_path):
-    content, expected = BAD[case]
-    file = tmp_path / "clip.npz"
-    np.savez(file, **content)
+@pytest.mark.parametrize(("examples", "labels", "expected"), BAD, ids=[case[-1] for case in BAD])
+def test_invalid_arrays_are_a_one_line_error(examples, labels, expected, tmp_path):
+    file, arrays = tmp_path / "clip.npz", {"examples": examples, "labels": labels}
+    np.savez(file, **{name: a for name, a in arrays.items() if a is not None})
     message = complaint(precomputed, SMALL, file=str(file))
     assert message.startswith(str(file)) and expected in message
     assert "config.embedding.file takes" in message and "one row for each class" in message

@@ -24,64 +24,48 @@ def config(tmp_path):
     return toys.write_config(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--target=v5:2x2"], "--target: unknown target 'v5:2x2'; did you mean 'v5e:2x2'?"),
-        (["--target=v5e"], "unknown target 'v5e'"),
-        (["--target=h100:2"], "unknown target 'h100:2'"),
-        (["--target=v5e:2x"], "the topology must be like v5e:2x2"),
-        (["--devices=5"], "--devices=5: v5e:2x2 has 4 devices; 0 uses all"),
-        (["--devices=-1"], "--devices=-1"),
-        (["--workload=W11"], "--workload: unknown name 'W11'; did you mean 'W1'?"),
-        (["--program=round"], "--program: unknown name 'round'; did you mean 'rounds'?"),
-        (["--program="], "--program: name rounds or evaluation"),
-        (["--seeds=0,1"], "--seeds requires --config"),
-        (["--config.engine.chunks=4"], "did you mean 'engine.chunk'?"),
-        (["--config.engine.strategy=chunk"], "did you mean 'chunked'?"),
-        (["--config.local.lr=4"], "--config: unknown name 'local.lr'"),
-        (["--config=configs/quickstart.py"], "give either --config=FILE.py[:METHOD] or"),
-    ],
-)
-def test_invalid_arguments_are_a_one_line_error(capsys, every_compiler, flags, message):
-    workload = [] if flags[0].startswith("--workload") else ["--workload=W2"]
-    assert aot.main([*workload, *flags]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+BAD = [
+    (["--target=v5:2x2"], "--target: unknown target 'v5:2x2'; did you mean 'v5e:2x2'?"),
+    (["--target=v5e"], "unknown target 'v5e'"),
+    (["--target=v5e:2x"], "the topology must be like v5e:2x2"),
+    (["--devices=5"], "--devices=5: v5e:2x2 has 4 devices; 0 uses all"),
+    (["--workload=W11"], "--workload: unknown name 'W11'; did you mean 'W1'?"),
+    (["--program=round"], "--program: unknown name 'round'; did you mean 'rounds'?"),
+    (["--program="], "--program: name rounds or evaluation"),
+    (["--seeds=0,1"], "--seeds requires --config"),
+    (["--config.engine.chunks=4"], "did you mean 'engine.chunk'?"),
+    (["--config.local.lr=4"], "--config: unknown name 'local.lr'"),
+    (["--config=configs/quickstart.py"], "give either --config=FILE.py[:METHOD] or"),
+]
 
 
-def test_a_missing_compiler_is_named_with_its_extra(capsys, monkeypatch):
-    monkeypatch.setattr(targets, "installed", lambda target: False)
-    assert aot.main(["--target=v5e:2x2", "--workload=W2"]) == 2
-    assert "pip install 'fedjax_lab[aot-tpu]'" in capsys.readouterr().err
-    assert aot.main(["--target=h100", "--workload=W2"]) == 2
-    assert "pip install 'fedjax_lab[aot-cuda]'" in capsys.readouterr().err
-
-
-def test_a_config_is_checked_before_anything_is_compiled(capsys, every_compiler, config):
+def test_invalid_arguments_are_a_one_line_error(capsys, monkeypatch, every_compiler, config):
+    for flags, message in BAD:
+        workload = [] if flags[0].startswith("--workload") else ["--workload=W2"]
+        assert aot.main([*workload, *flags]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
     assert aot.main([f"--config={config}", "--config.local.lr=fast"]) == 2
     assert "config.local.lr" in capsys.readouterr().err
-
-
-def stopped(code, stderr, stdout=""):
-    return lambda *args, **options: subprocess.CompletedProcess([], code, stdout, stderr)
+    monkeypatch.setattr(targets, "installed", lambda target: False)
+    for target, extra in (("v5e:2x2", "aot-tpu"), ("h100", "aot-cuda")):
+        assert aot.main([f"--target={target}", "--workload=W2"]) == 2
+        assert f"pip install 'fedjax_lab[{extra}]'" in capsys.readouterr().err
 
 
 def test_a_compiler_abort_is_reported_and_the_next_program_is_tried(
     capsys, monkeypatch, every_compiler
 ):
+    """An error that is found while a run is built is one of usage."""
     fatal = "F0000 00:00:1 tiling.cc:12] Check failed: a == b"
-    monkeypatch.setattr(aot.subprocess, "run", stopped(-6, f"I0000 noise\n{fatal}\n*** Begin\n"))
+    done = subprocess.CompletedProcess([], -6, "", f"I0000 noise\n{fatal}\n*** Begin\n")
+    monkeypatch.setattr(aot.subprocess, "run", lambda *args, **options: done)
     assert aot.main(["--workload=W2"]) == 1
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["program"] for line in lines] == ["rounds", "evaluation"]
     assert all(line == {**line, "compiled": False, "workload": "W2"} for line in lines)
     assert lines[0]["error"] == f"signal 6: {fatal}"
-
-
-def test_errors_found_while_building_are_usage_errors(capsys, monkeypatch, every_compiler):
-    monkeypatch.setattr(aot.subprocess, "run", stopped(2, "warning\nerror: no PACS here\n"))
+    done.returncode, done.stderr = 2, "warning\nerror: no PACS here\n"
     assert aot.main(["--workload=W2"]) == 2
     assert capsys.readouterr().err == "error: no PACS here\n"
 

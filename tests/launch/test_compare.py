@@ -6,8 +6,7 @@ import sys
 
 import compare
 import pytest
-
-from fedjax_lab.errors import BadInput
+from inputs import complaint
 
 VERSIONS = {"fedjax_lab": {"jax": "1.0"}, "PyTorch loop": {"torch": "2.0"}}
 
@@ -69,28 +68,25 @@ def test_repeats_of_the_same_commit_are_added_and_others_replaced(ran, monkeypat
     assert recorded["commit"] == "def" and len(recorded["seconds_per_round"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+def test_bad_input_is_refused_before_anything_runs(ran):
+    here = sys.executable
+    for flags, message in (
         ([], "give both --torch"),
         (["--print", "--write"], "give both --torch"),
-        ([f"--torch={sys.executable}"], "give both --torch"),
+        ([f"--torch={here}"], "give both --torch"),
         (["--print", "--repeats=0"], "--repeats=0"),
-        (["--torch=none", f"--fedjax={sys.executable}"], "--torch='none'"),
+        (["--torch=none", f"--fedjax={here}"], "--torch='none'"),
         (["--print"], "does not exist"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_runs(flags, message, ran):
-    with pytest.raises(BadInput, match=message):
-        compare._main(flags)
+    ):
+        assert message in complaint(compare._main, flags)
     assert ran == []
 
 
 def test_a_program_that_fails_is_named_with_its_last_line(monkeypatch):
     failed = subprocess.CompletedProcess([], 1, "", "Traceback\nboom\n")
     monkeypatch.setattr(compare.subprocess, "run", lambda *args, **kwargs: failed)
-    with pytest.raises(BadInput, match=r"peer --workload=W1 failed \(exit code 1\): boom"):
-        compare.output(["python"], "peer --workload=W1")
+    message = complaint(compare.output, ["python"], "peer --workload=W1")
+    assert "peer --workload=W1 failed (exit code 1): boom" in message
 
 
 def test_the_table_has_the_medians_of_the_ratios_within_repeats():

@@ -1,12 +1,12 @@
 """Tests the measurement plan: its steps, how they end, how it resumes, and its results page."""
 
+import fcntl
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 
+import children
 import device_day
 import device_page
 import device_plan
@@ -68,51 +68,42 @@ def test_a_step_that_fails_or_times_out_does_not_stop_the_others(run, tmp_path):
     assert ends["aborts"]["lines"] == [{"workload": 1}]
     assert ends["works"]["lines"] == [{"workload": "W1"}]
     assert "hello" in (tmp_path / "works.log").read_text()
-
-
-@pytest.mark.slow
-def test_a_timeout_also_ends_the_child_processes_of_a_step(tmp_path):
-    code = "import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', '%s']); c.wait()"
-    child = f'import time; time.sleep(2); open("{tmp_path}/late", "w")'
-    assert device_day.run(step("parent", code % child), tmp_path, 1.0)["status"] == "out of time"
-    time.sleep(2)
-    assert not (tmp_path / "late").exists()
+    note = "jax.errors.JaxRuntimeError: INTERNAL: no\n-----\nFor simplicity, JAX has\n"
+    for text in (f"  x.py line 3\n{note}", "jax.errors.JaxRuntimeError: INTERNAL: no\n\n"):
+        assert device_day.last_line(text) == "jax.errors.JaxRuntimeError: INTERNAL: no"
+    assert device_day.last_line("") == ""
 
 
 def test_steps_with_a_result_run_again_only_on_request(run, tmp_path):
+    """The same command resumes after the total time is over."""
     counting = f"open('{tmp_path}/count', 'a').write('x')"
-    steps = [step("a", counting), step("b", counting, group="models")]
-    run(steps, "--only=a")
+    slow = f"import os, time; time.sleep(0 if os.path.exists('{tmp_path}/b.json') else 60)"
+    steps = [step("a", counting), step("slow", slow), step("b", counting, group="models")]
+    assert run(steps, "--total=2")[-2] == "no time is left; the same command continues"
+    assert not (tmp_path / "slow.json").exists() and not (tmp_path / "b.json").exists()
+    run(steps, "--only=b")
     run(steps)
+    assert result(tmp_path, "slow")["status"] == "done"
     assert (tmp_path / "count").read_text() == "xx"
     run(steps, "--again=models")
     run(steps, "--only=b", "--again=b")
     assert (tmp_path / "count").read_text() == "xxxx"
 
 
-def test_the_same_command_resumes_after_the_total_time_is_over(run, tmp_path):
-    slow = f"import os, time; time.sleep(0 if os.path.exists('{tmp_path}/c.json') else 60)"
-    steps = [step("quick", "pass"), step("slow", slow), step("c", "pass")]
-    lines = run(steps, "--total=2")
-    assert lines[-2] == "no time is left; the same command continues"
-    assert not (tmp_path / "slow.json").exists() and not (tmp_path / "c.json").exists()
-    run(steps, "--only=c")
-    run(steps)
-    assert result(tmp_path, "slow")["status"] == "done"
-
-
 def test_the_page_shows_the_device_the_measurements_and_the_goals(run, tmp_path):
     def seconds(line):
         return line["total_seconds"]
 
-    numbers = (
-        '{"workload": "A1", "strategy": "a|b", "seconds_per_round": 0.0123456, "total_seconds": 19}'
-    )
+    numbers = {"workload": "A1", "strategy": "a|b", "seconds_per_round": 0.0123456}
+    code = f"print({json.dumps(json.dumps(numbers | {'total_seconds': 19}))})"
     steps = [
-        step("fast", f"print('{numbers}')", goal=Goal("fast, seconds", 20, seconds)),
-        step("slow", f"print('{numbers}')", goal=Goal("slow, seconds", 10, seconds)),
-        step("dies", "import sys; sys.exit(3)", goal=Goal("dies, seconds", 10, seconds)),
-        step("never", "pass", goal=Goal("never, seconds", 1, seconds)),
+        step(name, code, goal=Goal(f"{name}, seconds", goal, seconds))
+        for name, code, goal in (
+            ("fast", code, 20),
+            ("slow", code, 10),
+            ("dies", "import sys; sys.exit(3)", 10),
+            ("never", "pass", 1),
+        )
     ]
     run(steps, "--only=fast,slow,dies")
     page = (tmp_path / "README.md").read_text()
@@ -138,6 +129,10 @@ def test_list_prints_steps_and_unknown_steps_are_rejected(run, capsys, tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(SystemExit, match="unknown step 'W9'; .* workloads, models"):
         run(steps, "--only=W1,W9")
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(SystemExit, match=f"^error: {out}: "):
+            device_day.main([f"--out={out}"])
 
 
 def test_a_folder_accepts_the_results_of_one_device_only(tmp_path, monkeypatch):
@@ -154,38 +149,17 @@ def test_a_folder_accepts_the_results_of_one_device_only(tmp_path, monkeypatch):
 
 
 def test_the_output_of_pytest_and_the_summaries_of_runs_are_parsed(tmp_path):
-    text = (
-        "F.s\nFAILED tests/test_x.py::test_a[1] - assert\n1 failed, 7 passed, 1 skipped in 3.21s\n"
-    )
-    (line,) = device_day.tests(text)
-    assert line == {
-        "failed": 1,
-        "passed": 7,
-        "skipped": 1,
-        "failures": ["tests/test_x.py::test_a[1]"],
-    }
-    assert device_day.tests("....\n") == []
-    summary = {
-        "last": {"mean": {"accuracy": {"mean": 91.5}}},
-        "rounds_per_second": 2.0,
-        "compile_seconds": 3.0,
-        "peak_memory_bytes": 4,
-        "strategy": "vectorized",
-        "seconds": 5.0,
-    }
+    failure = "tests/test_x.py::test_a[1]"
+    text = f"F.s\nFAILED {failure} - assert\n1 failed, 7 passed, 1 skipped in 3.21s\n"
+    expected = {"failed": 1, "passed": 7, "skipped": 1, "failures": [failure]}
+    assert device_day.tests(text) == [expected] and device_day.tests("....\n") == []
+    summary = {"rounds_per_second": 2.0, "compile_seconds": 3.0, "peak_memory_bytes": 4}
+    summary |= {"strategy": "vectorized", "seconds": 5.0}
+    summary["last"] = {"mean": {"accuracy": {"mean": 91.5}}}
     for cell in ("a", "b"):
         (tmp_path / cell).mkdir()
         (tmp_path / cell / "summary.json").write_text(json.dumps(summary))
     assert [line["accuracy"] for line in device_day.summaries(tmp_path)] == [91.5, 91.5]
-
-
-def test_an_exception_is_reported_despite_the_note_that_jax_appends():
-    text = (
-        "  x.py line 3\njax.errors.JaxRuntimeError: INTERNAL: no\n-----\nFor simplicity, JAX has\n"
-    )
-    assert device_day.last_line(text) == "jax.errors.JaxRuntimeError: INTERNAL: no"
-    assert device_day.last_line("error: config.x\n\n") == "error: config.x"
-    assert device_day.last_line("") == ""
 
 
 def test_an_interrupt_ends_the_running_step(tmp_path, monkeypatch, run):
@@ -208,43 +182,35 @@ def test_an_interrupt_ends_the_running_step(tmp_path, monkeypatch, run):
 def start(folder, code, *flags):
     """Starts the script in a separate process; its steps run these lines of Python."""
     script = (
-        "import sys, device_day as day; day.find_device = lambda out: %r;"
+        "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL);"  # nohup ignores it
+        "sys.path.insert(0, 'launch/speed');"
+        "import device_day as day; day.find_device = lambda out: %r;"
         "day.plan = lambda seconds: 5000 * [day.Step('only', 'workloads', ('-c', %r))];"
         "sys.exit(day.main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", script % (FACTS, code), f"--out={folder}", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(device_plan.ROOT / "launch/speed")}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=environment, **streams)
+    return children.start(
+        "-c", script % (FACTS, code), f"--out={folder}", *flags, cwd=children.ROOT
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_no_step_outlives_a_terminated_script(tmp_path, number):
-    code = f"import time; p = '{tmp_path}/'; open(p + 'begun', 'w'); time.sleep(2)"
-    code += "; open(p + 'late', 'w')"
-    script = start(tmp_path, code)
+    """Nor does a process that the step has started, which holds a lock as long as it lives."""
+    hold = f"import fcntl, time; file = open('{tmp_path}/lock', 'w'); fcntl.flock(file, 2);"
+    hold += f"open('{tmp_path}/begun', 'w'); time.sleep(60)"
+    script = start(
+        tmp_path, f'import subprocess, sys; subprocess.run([sys.executable, "-c", {hold!r}])'
+    )
     while not (tmp_path / "begun").exists():
         assert script.poll() is None
         time.sleep(0.05)
     script.send_signal(number)
     assert script.communicate()[1] == "interrupted; the same command continues\n"
     assert script.returncode == 130
-    time.sleep(2.2)
-    assert not (tmp_path / "late").exists()
-
-
-def test_list_exits_silently_if_its_reader_closes_the_pipe(tmp_path):
-    script = start(tmp_path, "pass", "--list")
-    assert script.stdout.readline().startswith("only")
-    script.stdout.close()
-    assert script.stderr.read() == ""
-    script.stderr.close()
-    assert script.wait() == 1
-
-
-def test_an_invalid_output_folder_is_a_one_line_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path / "file", tmp_path / "file" / "folder"):
-        with pytest.raises(SystemExit, match=f"^error: {out}: "):
-            device_day.main([f"--out={out}"])
+    with open(tmp_path / "lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # waits
+    listing = start(tmp_path, "pass", "--list")  # exits silently if its reader closes the pipe
+    assert listing.stdout.readline().startswith("only")
+    listing.stdout.close()
+    assert listing.stderr.read() == "" and listing.wait() == 1

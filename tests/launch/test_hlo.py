@@ -37,30 +37,29 @@ def never(depth):
 
 
 def test_the_cost_of_a_loop_is_multiplied_by_its_iterations():
+    """The number of iterations is assumed if the program does not say it."""
     cost = hlo.cost(LOOP, never)
     assert cost.cycles == 70
     assert cost.collectives == {"all-reduce": 7 * 4 * 8 * 4}
     assert cost.flops == 2 * 4 * 16 * 8
     assert cost.kernels == 7 * 2 + 1  # the condition has one kernel in each iteration
+    text = LOOP.replace("s32[] constant(7)", "s32[] get-tuple-element(%state), index=0")
+    assert hlo.cost(text, lambda depth: 3 if depth == 0 else 100).cycles == 30
 
 
-@pytest.mark.parametrize(
-    ("collective", "sent"),
-    [
-        ("(f32[8], f32[4]) all-reduce(%a, %b)", 48),
-        ("(f32[8], f32[4]) all-reduce-start(%a, %b)", 48),
-        ("f32[32] all-gather(%a)", 128),
-        ("(f32[8], f32[32]) all-gather-start(%a)", 128),
-        ("(f32[8], f32[8], u32[], u32[]) collective-permute-start(%a)", 32),
-    ],
-)
-def test_collectives_count_the_bytes_that_are_sent(collective, sent):
-    kind = collective.split(" ")[-2 if ", %b" in collective else -1].split("(")[0]
-    text = (
-        "ENTRY %main (a: f32[8], b: f32[4]) -> f32[8] {\n  %a = f32[8] parameter(0)\n"
-        f"  %b = f32[4] parameter(1)\n  %c = {collective}\n}}\n"
-    )
-    assert hlo.cost(text, never).collectives == {kind.removesuffix("-start"): sent}
+def test_collectives_count_the_bytes_that_are_sent():
+    for collective, kind, sent in (
+        ("(f32[8], f32[4]) all-reduce(%a, %b)", "all-reduce", 48),
+        ("(f32[8], f32[4]) all-reduce-start(%a, %b)", "all-reduce", 48),
+        ("f32[32] all-gather(%a)", "all-gather", 128),
+        ("(f32[8], f32[32]) all-gather-start(%a)", "all-gather", 128),
+        ("(f32[8], f32[8], u32[], u32[]) collective-permute-start(%a)", "collective-permute", 32),
+    ):
+        text = (
+            "ENTRY %main (a: f32[8], b: f32[4]) -> f32[8] {\n  %a = f32[8] parameter(0)\n"
+            f"  %b = f32[4] parameter(1)\n  %c = {collective}\n}}\n"
+        )
+        assert hlo.cost(text, never).collectives == {kind: sent}
 
 
 FUSED = """
@@ -91,11 +90,6 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 
 def test_a_collective_that_several_fused_kernels_share_counts_once():
     assert hlo.cost(FUSED, never).collectives == {"all-gather": 128, "reduce-scatter": 128}
-
-
-def test_a_loop_of_unknown_length_has_the_assumed_number_of_iterations():
-    text = LOOP.replace("s32[] constant(7)", "s32[] get-tuple-element(%state), index=0")
-    assert hlo.cost(text, lambda depth: 3 if depth == 0 else 100).cycles == 30
 
 
 def test_bytes_count_only_the_slices_that_a_kernel_reads_and_writes():

@@ -7,6 +7,7 @@ import measure
 import pytest
 import records
 import toys
+from inputs import complaint
 from records import Record
 
 from fedjax_lab import sweep
@@ -79,25 +80,27 @@ def command(tmp_path, *flags, what=""):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_table_has_valid_cells_and_can_be_made_without_records(name):
-    """The text of the table names its command, and shows no stale number."""
-    table = measure.load(name)
-    cells = table.cells(Path("runs") / name)
+def test_every_table_has_valid_cells_and_its_page_shows_its_current_numbers(name):
+    """It can be made without records; then it names its command, and shows no stale number.
+
+    If the page is not current, run `python launch/measure.py NAME --write`.
+    """
+    table, out = measure.load(name), Path("runs") / name
+    cells = table.cells(out)
     names = [cell.name for cell in cells]
     assert len(set(names)) == len(names) > 0 and all(cell.seeds for cell in cells)
     assert {need for cell in cells for need in cell.note.get("needs", ())} <= {*names}
     assert all(isinstance(each, formats.Table) for each in table.tables([]))
-    text = measure.shown(name, table, cells, Path("runs") / name)
+    text = measure.shown(name, table, cells, out)
     assert f"`python launch/measure.py {name}`" in text and "earlier settings" not in text
-    assert measure.page(table).is_file()
-
-
-def test_an_unknown_table_is_an_error_with_a_suggestion(capsys):
-    assert measure.main(["fedpick_digit"]) == 2
-    assert "did you mean 'fedpick_digits'" in capsys.readouterr().err
+    page = measure.page(table).read_text()
+    assert not records.read(name)[0] or f"<!-- {name} -->\n{text}\n<!-- end {name} -->\n" in page
 
 
 def test_cells_are_recorded_and_not_run_again(toy, trained, tmp_path, capsys):
+    assert command(tmp_path, what="fails") == 1
+    assert records.read("toy_table") == ([], {})
+    trained.clear()
     assert command(tmp_path, "--cells=fedavg", "--seeds=1") == 0
     assert command(tmp_path) == 1  # fedprox diverges
     assert trained == [("fedavg-seeds-1", [1]), ("fedavg-seeds-0", [0]), ("fedprox", [0, 1])]
@@ -105,18 +108,12 @@ def test_cells_are_recorded_and_not_run_again(toy, trained, tmp_path, capsys):
     printed = capsys.readouterr().out.split("cell 1 of")[-1]
     assert "| `fedavg` | **80.5 (0.5)** |" in printed and "| `fedprox` | diverged |" in printed
     assert "4 of 4 runs" in printed and "commits: abc" in printed and "devices: 2 x cpu" in printed
-    (of_seed_0, *_), settings = records.read("toy_table")
-    all_records = records.read("toy_table")[0]
-    assert {(r.cell, r.seed) for r in all_records} == {
+    recorded, settings = records.read("toy_table")
+    assert {(r.cell, r.seed) for r in recorded} == {
         (c, s) for c in ("fedavg", "fedprox") for s in (0, 1)
     }
-    assert of_seed_0.values == {"last/accuracy.mean": 81.0}
+    assert recorded[0].values == {"last/accuracy.mean": 81.0}
     assert str(tmp_path) not in json.dumps(settings)
-
-
-def test_a_failed_cell_leaves_no_record(toy, trained, tmp_path):
-    assert command(tmp_path, what="fails") == 1
-    assert records.read("toy_table") == ([], {})
 
 
 def test_a_changed_setting_makes_numbers_stale(toy, trained, tmp_path, capsys):
@@ -135,34 +132,24 @@ def test_a_changed_setting_makes_numbers_stale(toy, trained, tmp_path, capsys):
     assert command(tmp_path / "again") == 1 and trained == [("fedprox", [0, 1])]
 
 
-@pytest.mark.parametrize(
-    ("added", "is_same"),
-    [
+def test_records_stay_current_if_a_new_setting_has_its_default(capsys):
+    old = {"run.rounds": 50, "method.name": "scaffold"}
+    for added, is_same in (
         ({}, True),
         ({"run.target": 0.0}, True),
         ({"run.target": 5.0}, False),
         ({"method.weights": "uniform"}, False),
         ({"model.depth": 2}, False),
-    ],
-)
-def test_records_stay_current_if_a_new_setting_has_its_default(added, is_same):
-    old = {"run.rounds": 50, "method.name": "scaffold"}
-    assert records.same(old, {**old, **added}) == is_same
+    ):
+        assert records.same(old, {**old, **added}) == is_same
+        assert not records.same(old, {**old, **added, "run.rounds": 30})
     assert not records.same({**old, "run.target": 0.0}, old)
-    assert not records.same(old, {**old, **added, "run.rounds": 30})
-
-
-def test_settings_do_not_depend_on_the_output_folder(tmp_path):
-    def settings(out):
-        more = {"method.index_of": str(out / "index")}
-        config = records.cell("a", "configs/client2vec_digits.py:client2vec", (0,), **more).config
-        return records.settings_of(config, out)
-
-    assert settings(tmp_path)["method.index_of"] == "OUT/index"
-    assert settings(tmp_path) == settings(Path("a"))
+    assert measure.main(["fedpick_digit"]) == 2
+    assert "did you mean 'fedpick_digits'" in capsys.readouterr().err
 
 
 def test_a_new_record_replaces_the_old_one_and_unused_settings_are_dropped(monkeypatch, tmp_path):
+    """Settings do not depend on the output folder. A table is written between marker lines."""
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     facts = "abc+", "0.1.0", "2 x cpu"
     settings = [{"run.rounds": n} for n in (10, 20)]
@@ -175,14 +162,18 @@ def test_a_new_record_replaces_the_old_one_and_unused_settings_are_dropped(monke
     records.add("t", [again._replace(seed=0)], settings[1])
     assert records.read("t")[1] == {digests[1]: settings[1]}
 
+    def settings_in(out):
+        more = {"method.index_of": str(out / "index")}
+        config = records.cell("a", "configs/client2vec_digits.py:client2vec", (0,), **more).config
+        return records.settings_of(config, out)
 
-def test_a_table_is_written_between_its_marker_lines(tmp_path):
+    assert settings_in(tmp_path)["method.index_of"] == "OUT/index"
+    assert settings_in(tmp_path) == settings_in(Path("a"))
     page = tmp_path / "results.md"
     page.write_text("a\n<!-- t -->\nold\n<!-- end t -->\nb\n")
     measure.write(page, "t", "| new |")
     assert page.read_text() == "a\n<!-- t -->\n| new |\n<!-- end t -->\nb\n"
-    with pytest.raises(measure.BadInput, match="lacks the lines <!-- u -->"):
-        measure.write(page, "u", "")
+    assert "lacks the lines <!-- u -->" in complaint(measure.write, page, "u", "")
 
 
 @pytest.mark.slow
@@ -192,12 +183,3 @@ def test_a_toy_table_is_measured_by_real_runs(toy, tmp_path, capsys):
     assert (first.cell, first.commit, second.seed) == ("fedavg", "abc", 1)
     assert 30 < first.values["last/accuracy.mean"] <= 100
     assert "`fedavg` | **" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if records.read(name)[0]])
-def test_the_page_of_each_table_shows_its_current_numbers(name):
-    """If this fails, run `python launch/measure.py NAME --write`."""
-    out = Path("runs") / name
-    table = measure.load(name)
-    text = measure.shown(name, table, table.cells(out), out)
-    assert f"<!-- {name} -->\n{text}\n<!-- end {name} -->\n" in measure.page(table).read_text()

@@ -16,22 +16,14 @@ def record(name, seed, first, last):
     return Record(name, seed, "", "abc", "0.2.0", "1 x cpu", values)
 
 
-RECORDS = [
-    record("none", 0, 70.0, 79.0),
-    record("none", 1, 72.0, 83.0),
-    record("sign, with feedback", 0, 60.0, 75.0),
-]
-
-
-def test_the_table_has_the_final_megabytes_and_accuracy_and_when_the_target_is_reached():
-    (table,) = TABLE.tables(RECORDS)
+def test_the_table_and_the_figure_of_accuracy_by_megabytes():
+    """The table has the final megabytes and accuracy, and when the target is reached."""
+    records = [record("none", 0, 70.0, 79.0), record("none", 1, 72.0, 83.0)]
+    (table,) = TABLE.tables([*records, record("sign, with feedback", 0, 60.0, 75.0)])
     rows = {row[0]: row[1:] for row in table.cells}
     assert rows["none"] == ["30", "81.0 (2.0)", "2"]
     assert rows["sign, with feedback"] == ["30", "75.0", "never"]
     assert rows["random_k, 1 %"] == ["-", "-", "-"]
-
-
-def test_the_figure_shows_every_curve_on_a_logarithmic_axis():
     curves = {
         "none": (np.array([10.0, 20.0]), np.array([[70.0, 80.0], [72.0, 82.0]])),
         "sign": (np.array([0.4, 0.8]), np.array([[60.0, 75.0], [60.0, 75.0]])),

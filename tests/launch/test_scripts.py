@@ -31,6 +31,8 @@ def launched(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
     shared = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(tmp_path / "log")}
     shared |= {"FAILURES": str(tmp_path), "PAUSE": "0"}
+    # A script ignores Ctrl-C if the tests do, as they do if a shell starts them in the background.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def launch(script, *arguments, interrupted_after=0, **environment):
         words, log = ["bash", str(LAUNCH / script), *arguments], tmp_path / "log"
@@ -40,9 +42,10 @@ def launched(tmp_path, monkeypatch):
             time.sleep(0.01)
         if interrupted_after:
             process.send_signal(signal.SIGINT)
-        return process.wait(30), log.read_text().splitlines()
+        return process.wait(300), log.read_text().splitlines()
 
-    return launch
+    yield launch
+    signal.signal(signal.SIGINT, before)
 
 
 SSH = "compute tpus tpu-vm ssh {} --worker={} --command cd fedjax_lab && exec .venv/bin/fedjax-lab "
@@ -60,10 +63,12 @@ REPLACED = [
 def test_a_script_is_valid_bash_and_listed_in_the_readme(path):
     assert subprocess.run(["bash", "-n", path]).returncode == 0
     assert f"**`{path.name}`**" in (LAUNCH / "README.md").read_text()
+    assert "slurm" not in path.name or "\n#SBATCH --output=slurm-%" in path.read_text()
 
 
 @pytest.mark.parametrize("command", [[], ["run"]])
 def test_a_run_is_started_on_all_hosts_of_a_slice(command, launched):
+    assert launched("tpu_pod.sh", "pod")[0] != 0  # a zone is missing
     code, calls = launched("tpu_pod.sh", "pod", "z", *command, "--config=x", "--workdir=a b")
     run = RUN.replace("workdir=w", "workdir=a\\ b")
     assert (code, calls) == (0, [f"{run}  --zone=z"])
@@ -110,15 +115,11 @@ def test_an_interrupt_stops_the_commands_on_every_slice(launched, tmp_path):
     (tmp_path / "wait").touch()
     code, _ = launched("tpu_pod.sh", "a,b", "z", "sweep", interrupted_after=2)
     assert code == 130
-    deadline = time.monotonic() + 20  # far below the 60 s that the commands would take
     search = ["pgrep", "-f", f"{tmp_path}/gcloud"]
+    since = time.monotonic()
     while subprocess.run(search, capture_output=True).returncode == 0:
-        assert time.monotonic() < deadline
+        assert time.monotonic() - since < 50  # they would take 60 s
         time.sleep(0.05)
-
-
-def test_a_missing_zone_is_an_error(launched):
-    assert launched("tpu_pod.sh", "pod")[0] != 0
 
 
 def test_slurm_scripts_start_a_run_and_the_share_of_an_array_task(launched):
@@ -130,8 +131,3 @@ def test_slurm_scripts_start_a_run_and_the_share_of_an_array_task(launched):
         f"{run} --config=x --workdir=a b",
         "--ntasks=1 python -m fedjax_lab.sweep --share=2/8 --config=x --out=o",
     ]
-
-
-@pytest.mark.parametrize("name", ["slurm_run.sh", "slurm_sweep.sh"])
-def test_a_slurm_script_names_its_output_file(name):
-    assert "\n#SBATCH --output=slurm-%" in (LAUNCH / name).read_text()

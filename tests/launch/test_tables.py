@@ -1,5 +1,7 @@
 """How the table files arrange their records."""
 
+from types import SimpleNamespace
+
 import measure
 from records import Record
 
@@ -34,7 +36,8 @@ def test_the_best_accuracy_and_the_lowest_success_of_a_backdoor_are_bold():
     }
 
 
-def test_the_parts_of_client2vec_stand_beside_their_base():
+def test_the_parts_of_client2vec_stand_beside_their_base(tmp_path):
+    """An improved base has its own settings and needs the index."""
     table = measure.load("client2vec")
     cells = "digits/moon", "digits/moon/federated+i", "digits/moon/global+i+ii+iii"
     values = {
@@ -44,6 +47,13 @@ def test_the_parts_of_client2vec_stand_beside_their_base():
     place = [row[0] for row in digits.cells].index("moon")
     assert digits.cells[place] == ["moon", "80.0", "82.0", "-", "-", "-", "-", "81.0"]
     assert digits.bold == {(place, 2)} and not fashion.bold
+    planned = {cell.name: cell for cell in table.cells(tmp_path)}
+    made = planned["digits/moon/global+i+ii"]
+    method = made.config.method
+    assert made.note["needs"] == ["digits/index-global"]
+    assert method.index_of == str(tmp_path / "digits/index-global")
+    assert (method.sampling, method.aggregation, method.local_training) == (True, True, False)
+    assert method.projection == planned["digits/moon"].config.method.projection == "mlp256"
 
 
 def test_a_reduction_of_l_orth_belongs_to_the_index_and_not_to_the_local_term(tmp_path):
@@ -59,34 +69,15 @@ def test_a_reduction_of_l_orth_belongs_to_the_index_and_not_to_the_local_term(tm
     assert reduced.cells[2] == ["sum", "80.0", "-", "81.0", "-"]
 
 
-def test_an_improved_base_has_its_own_settings_and_needs_the_index(tmp_path):
-    cells = {cell.name: cell for cell in measure.load("client2vec").cells(tmp_path)}
-    made = cells["digits/moon/global+i+ii"]
-    method = made.config.method
-    assert made.note["needs"] == ["digits/index-global"]
-    assert method.index_of == str(tmp_path / "digits/index-global")
-    assert (method.sampling, method.aggregation, method.local_training) == (True, True, False)
-    assert method.projection == cells["digits/moon"].config.method.projection == "mlp256"
-
-
 def test_synthetic_averages_the_last_rounds_and_shows_loss_and_accuracy():
     table = measure.load("synthetic")
     rows = [
         {"round": r, "seed": 0, "global": 70.0 + (r == 200), "global_loss": 0.5}
         for r in (160, 165, 200)
     ]
-
-    class Row:
-        seeds = {0: rows}
-
-    measured = table.measured(Row)
+    measured = table.measured(SimpleNamespace(seeds={0: rows}))
     assert measured == {0: {"global_loss": 0.5, "global": 70.5}}
-    values = {"fedprox/run.straggler/data 5": [measured[0]]}
-    (made,) = table.tables(records_of(values))
+    (made,) = table.tables(records_of({"fedprox/run.straggler/data 5": [measured[0]]}))
     assert made.cells[3] == ["FedProx, mu = 1, run.straggler=0.9", "-", "-", "0.50, 70.5", "-"]
-
-
-def test_privacy_has_a_column_for_each_epsilon():
-    table = measure.load("privacy")
-    (made,) = table.tables(records_of({"scaffold/inf": [{"last/global": 80.0}]}))
-    assert made.cells[2] == ["scaffold", "-", "-", "80.0"]
+    (made,) = measure.load("privacy").tables(records_of({"scaffold/inf": [{"last/global": 80.0}]}))
+    assert made.cells[2] == ["scaffold", "-", "-", "80.0"]  # a column for each epsilon
