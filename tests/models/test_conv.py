@@ -26,10 +26,11 @@ def same(a, b):
     jax.tree.map(close, a, b)
 
 
-def check_equal(variants, formulations=FORMULATIONS):
-    """Checks variants(convolution) of each formulation against XLA's, in one program."""
+def check_equal(variants, *args, formulations=FORMULATIONS):
+    """Checks variants(convolution, *args) of each formulation against XLA's, in one program."""
     convolutions = (lax.conv_general_dilated, *formulations)
-    expected, *others = jax.jit(lambda: [variants(each) for each in convolutions])()
+    together = jax.jit(lambda *args: [variants(each, *args) for each in convolutions])
+    expected, *others = together(*args)
     for ours in others:
         same(ours, expected)
 
@@ -67,7 +68,7 @@ def test_convolutions_equal_those_of_xla(kernel, strides, padding, dilation):
     def variants(convolution):
         return with_gradients(call(convolution, strides, padding, rhs_dilation=dilation), x, w)
 
-    check_equal(variants, [conv.unrolled, conv.mapped, conv.im2col, conv.grouped])
+    check_equal(variants, formulations=[conv.unrolled, conv.mapped, conv.im2col, conv.grouped])
 
 
 @pytest.mark.parametrize(
@@ -170,12 +171,12 @@ def test_convolutions_in_scan_and_loop_equal_those_of_xla():
         w, losses = lax.scan(step, w, None, length=2)
         return lax.fori_loop(0, n, lambda _, w: w - 0.1 * jax.grad(loss)(w, x), w), losses
 
-    def variants(convolution):
+    def variants(convolution, n):
         over_clients = jax.vmap(partial(train, convolution), (0, 0, None))
-        shared_images = jax.vmap(over_clients, (None, 0, None))(x[0], w, 2)
-        return jax.vmap(over_clients, (0, 0, None))(x, w, 2), shared_images
+        shared_images = jax.vmap(over_clients, (None, 0, None))(x[0], w, n)
+        return jax.vmap(over_clients, (0, 0, None))(x, w, n), shared_images
 
-    check_equal(variants)
+    check_equal(variants, 2)
 
 
 def test_unrolled_uses_a_scan_for_many_clients(monkeypatch):
@@ -236,11 +237,10 @@ def test_depthwise_convolutions_equal_those_of_xla(kernel, strides, padding, dil
     settings = dict(rhs_dilation=dilation, feature_group_count=4)
 
     def variants(convolution):
-        return jax.vmap(partial(with_gradients, call(convolution, strides, padding, **settings)))(
-            x, w
-        )
+        convolve = call(convolution, strides, padding, **settings)
+        return jax.vmap(partial(with_gradients, convolve))(x, w)
 
-    check_equal(variants, [conv.mapped, conv.im2col, conv.grouped])
+    check_equal(variants, formulations=[conv.mapped, conv.im2col, conv.grouped])
 
 
 LONG_LOOP = """

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from indices import KEYS, RNG, E
+from naive_layers import dense, layer_norm, relu
 
 from fedjax_lab import tree
 from fedjax_lab.models import dsa_ign
@@ -40,17 +41,13 @@ def test_encoder_layer_is_that_of_pytorch():
     w = jax.tree.map(lambda a: a + 0.1 * RNG.normal(size=a.shape), w)
     att = w["MultiHeadDotProductAttention_0"]
 
-    def norm(y, p):
-        y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
-        return y * p["scale"] + p["bias"]
-
     q, k, v = (
         np.einsum("bnd,dhe->bhne", x, att[n]["kernel"]) + att[n]["bias"][None, :, None]
         for n in ("query", "key", "value")
     )
     share = scipy.special.softmax(q @ k.transpose(0, 1, 3, 2) / 2, -1)  # 4 numbers a head
     y = np.einsum("bhne,hed->bnd", share @ v, att["out"]["kernel"]) + att["out"]["bias"]
-    x1 = norm(x + y, w["LayerNorm_0"])
-    hidden = np.maximum(x1 @ w["Dense_0"]["kernel"] + w["Dense_0"]["bias"], 0)
-    x2 = norm(x1 + hidden @ w["Dense_1"]["kernel"] + w["Dense_1"]["bias"], w["LayerNorm_1"])
+    x1 = layer_norm(x + y, w["LayerNorm_0"])
+    hidden = relu(dense(x1, w["Dense_0"]))
+    x2 = layer_norm(x1 + dense(hidden, w["Dense_1"]), w["LayerNorm_1"])
     np.testing.assert_allclose(layer.apply({"params": w}, x, False), x2, rtol=1e-4, atol=1e-4)

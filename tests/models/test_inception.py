@@ -65,28 +65,21 @@ def small():
     return net, variables, x, out, outputs
 
 
-@pytest.mark.slow
-def test_the_second_module_appends_the_pooled_output_of_the_first(small):
-    """At the paper's width these are the channels 112 to 287."""
-    *_, outputs = small
-    assert outputs["Inception_1"].shape[-1] == 14 + 22
-    np.testing.assert_array_equal(
-        outputs["Inception_1"][..., 14:], POOLED["max"](outputs["Inception_0"])
-    )
-    assert (outputs["Inception_1"] >= 0).all() and (outputs["Inception_1"][..., :14] > 0).any()
+@pytest.mark.parametrize("pool", POOLED)
+def test_the_second_module_appends_the_pooled_output_of_the_first(small, pool):
+    """At the paper's width these are the channels 112 to 287; the others do not depend on the pool.
 
-
-@pytest.mark.parametrize("pool", ["avg", "identity"])
-def test_other_pools_change_only_the_last_channels_of_a_module(small, pool):
-    """The other channels, and the weights, are those of a module with max-pooling."""
-    x = small[-1]["Inception_0"]
+    The network has max-pooling.
+    """
+    _, variables, *_, outputs = small
+    x, variables = outputs["Inception_0"], {"params": variables["params"]["Inception_1"]}
     plain = inception.Inception((4, 8, 2), "max", CPU)
-    variables = {"params": small[1]["params"]["Inception_1"]}
-    expected = plain.apply(variables, x)
-    actual = plain.clone(pool=pool).apply(variables, x)
-    np.testing.assert_allclose(actual[..., 14:], POOLED[pool](x), rtol=1e-5, atol=1e-6)
+    expected, actual = plain.apply(variables, x), plain.clone(pool=pool).apply(variables, x)
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    close(expected, outputs["Inception_1"])
+    close(actual[..., 14:], POOLED[pool](x))
     np.testing.assert_array_equal(actual[..., :14], expected[..., :14])
-    assert not np.allclose(actual[..., 14:], expected[..., 14:])
+    assert actual.shape[-1] == 14 + 22 and (actual >= 0).all() and (actual[..., :14] > 0).any()
 
 
 def test_hfedf_cnn_against_numpy(small):

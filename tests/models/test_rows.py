@@ -25,7 +25,9 @@ def test_padded_rows_have_no_effect(name):
     train = jax.jit(lambda x, mask: gradient(task, w, x, mask))
     slope, padded = train(x, mask)
     expected, alone = train(x[real], jnp.ones(3))
-    jax.tree.map(close, (slope, padded.stats), (expected, alone.stats))
+    for a, b in zip(jax.tree.leaves(slope), jax.tree.leaves(expected), strict=True):
+        close(a, b, atol=1e-3 * np.abs(b).max())
+    jax.tree.map(close, padded.stats, alone.stats)
     close(padded.logits[real], alone.logits)
     close(padded.features[real], alone.features)
     same = np.testing.assert_array_equal

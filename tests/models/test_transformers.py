@@ -153,5 +153,5 @@ def gradient(remat, depth=6):
 @pytest.mark.slow
 def test_rematerialization_saves_memory_and_keeps_the_gradient():
     (plain, more), (again, less) = gradient(remat=False), gradient(remat=True)
-    jax.tree.map(close, again, plain)
+    jax.tree.map(lambda a, b: close(a, b, atol=1e-6), again, plain)
     assert less < 0.5 * more

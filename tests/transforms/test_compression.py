@@ -353,15 +353,20 @@ def test_an_aggregator_gets_decoded_updates():
 
 
 def test_uploads_that_cannot_be_compressed_or_changed_are_rejected():
+    def rejected(wrap, method):
+        return complaint(lambda: toys.bytes_of(wrap(method)))
+
     method = compression.qsgd(toys.make("fedavg"), toys.NORM)
-    again = compression.sign(method, toys.NORM, error_feedback=True)
-    for changed in (again, uplink.changed(method, lambda update, client, key: update)):
-        message = complaint(toys.bytes_of, changed)
+    for wrap in (
+        lambda method: compression.sign(method, toys.NORM, error_feedback=True),
+        lambda method: uplink.changed(method, lambda update, client, key: update),
+    ):
+        message = rejected(wrap, method)
         assert message == "its uploads are already compressed and cannot be changed"
     plain = toys.make("scaffold")
     (exchange,) = plain.round
     unknown = plain._replace(round=(exchange._replace(updates=None),))
-    message = complaint(toys.bytes_of, compression.top_k(unknown, toys.NORM))
+    message = rejected(lambda method: compression.top_k(method, toys.NORM), unknown)
     assert "does not say what its uploads are updates of" in message
 
 

@@ -41,7 +41,7 @@ def divided():
 
 @cache
 def played(wrap, how="one seed at a time"):
-    """The final states of two seeds, in a federation with new clients, which keep no residuals."""
+    """The final states of two seeds."""
     options = {
         "one seed at a time": lambda: {},
         "seeds at once": lambda: {"vectorized_seeds": True},
@@ -49,8 +49,7 @@ def played(wrap, how="one seed at a time"):
         "several devices": lambda: {"strategy": divided()},
         "on the host": lambda: {"host": Host(on_disk=False, stream=True)},
     }[how]()
-    federation = toys.with_new(toys.FEDERATION)
-    return wrapped.played(wrap(toys.make("scaffold")), PLAN, federation, **options)
+    return wrapped.played(wrap(toys.make("scaffold")), PLAN, **options)
 
 
 @pytest.mark.parametrize(
