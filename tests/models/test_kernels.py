@@ -85,7 +85,7 @@ def scores_of(kind):
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
 def test_per_client_gradients_agree_on_cpu_and_tpu_kernels(axes):
     """The clients may share the weights or the images."""
-    x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 3, 2, 2, 2)
+    x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 2, 2, 2)
     args = [a if axis == 0 else a[0] for a, axis in zip((x, w), axes, strict=True)]
 
     @jax.jit
