@@ -29,7 +29,7 @@ def run(
         nothing is written to disk.
       seeds: the seeds, which are trained together. None: config.run.seed or, without a config, all
         seeds of the saved run.
-      resume: whether to continue from the newest checkpoint in the workdir.
+      resume: whether to continue from the newest checkpoint in the workdir, if it holds a run.
       quiet: whether to print nothing.
       profile: the number of rounds to profile into WORKDIR/profile. None: no profile.
       log: names of loggers, or functions that create one; see `fedjax_lab.running.loggers`.

@@ -18,9 +18,17 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
-from fedjax_lab import interrupts
+from fedjax_lab import interrupts, limits
 
-SIGNS = ("RESOURCE_EXHAUSTED", "No space left on device", "Disk quota exceeded", "std::bad_alloc")
+SIGNS = (  # of failures of the machine, in messages of libraries
+    "RESOURCE_EXHAUSTED",
+    "No space left on device",
+    "Disk quota exceeded",
+    "std::bad_alloc",
+    "can't start new thread",
+    "failed to map segment",
+)
+LEAST = 3 << 28  # bytes of address space without which the libraries cannot be imported
 
 
 def _no_words() -> str:
@@ -64,8 +72,13 @@ class Outlet(io.RawIOBase):
 
 
 def begin() -> None:
-    """Prepares this process for a command. From here on, Ctrl-C ends it with one printed line."""
+    """Prepares this process for a command. From here on, Ctrl-C ends it with one printed line.
+
+    Ends the process at once if a limit leaves too little memory even for the imports.
+    """
     _open_closed_streams()
+    if low := limits.too_low(LEAST):
+        fail(f"out of memory; {low} to import the libraries")
     interrupts.watch()
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         encoding = getattr(getattr(sys, name), "encoding", None) or "utf-8"
@@ -194,20 +207,26 @@ def machine_failure(error: BaseException | None) -> str | None:
     The causes of the error are searched too. BadInput caused by a MemoryError is not a failure of
     the machine: a file whose header claims a size beyond the memory is invalid data.
     """
-    from fedjax_lab.errors import MACHINE, BadInput
+    from fedjax_lab.errors import MACHINE, BadInput, causes
 
     of_data = isinstance(error, BadInput)
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in MACHINE:
-            name = "" if error.filename is None else f": {os.fsdecode(error.filename)}"
-            return f"{error.strerror}{name}"
-        if not of_data and isinstance(error, MemoryError):
-            return _joined("out of memory", str(error))
-        if not of_data and any(sign in str(error) for sign in SIGNS):
-            lines = str(error).splitlines()
-            return next(line.strip() for line in lines if any(sign in line for sign in SIGNS))
-        error = error.__cause__ or error.__context__
+    for each in causes(error):
+        if isinstance(each, OSError) and each.errno in MACHINE:
+            name = "" if each.filename is None else f": {os.fsdecode(each.filename)}"
+            return f"{each.strerror}{name}"
+        if not of_data and isinstance(each, MemoryError):
+            return _joined("out of memory", _text(each))
+        lines = [] if of_data else _text(each).splitlines()
+        if said := [line.strip() for line in lines if any(sign in line for sign in SIGNS)]:
+            return said[0]
     return None
+
+
+def _text(error):
+    try:
+        return str(error)
+    except Exception:  # of a user's class
+        return ""
 
 
 def users_mistake(error: BaseException) -> str:

@@ -3,18 +3,20 @@
 import argparse
 import difflib
 import errno
+import json
 import math
 import os
 import reprlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 LONGEST = 500  # characters of a message
 LONGEST_WORD = 200  # characters of a word in a message
+MOST_CAUSES = 100  # causes of an error that are searched
 MOST_PAIRS = 1 << 28  # pairs of clients for which a method may keep a number: 1 GiB
 MOST_UPLOADED = 1 << 32  # bytes of all uploads at once, of methods that upload far more than models
 MACHINE = frozenset(  # codes of an OSError that is not caused by input
@@ -33,7 +35,7 @@ class BadInput(ValueError):
 def tell(error: BadInput) -> int:
     """Prints the error in one line of at most LONGEST characters; returns the exit code 2."""
     words = (cut(word, LONGEST_WORD) for word in str(error).split())  # shortens long values first
-    print("error:", cut(" ".join(words), LONGEST), file=sys.stderr)
+    print("error:", cut(printable(" ".join(words)), LONGEST), file=sys.stderr)
     return 2
 
 
@@ -43,6 +45,17 @@ def cut(text: str, longest: int) -> str:
         return text
     kept = longest - len(" ... ")
     return f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
+
+
+def shown(value: Any) -> str:
+    """A value as one line of printable characters (see `printable`); '' for an empty text."""
+    text = str(value) if isinstance(value, (str, Path)) else json.dumps(value)
+    return printable(text) or "''"
+
+
+def printable(text: str) -> str:
+    """A text with escapes for unprintable characters, some of which a terminal would obey."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def quoted(value: Any, longest: int = 80) -> str:
@@ -58,7 +71,7 @@ def quoted(value: Any, longest: int = 80) -> str:
 
 def warn(message: str) -> None:
     """Prints a warning to stderr in one line."""
-    print("warning:", " ".join(message.split()), file=sys.stderr)
+    print("warning:", printable(" ".join(message.split())), file=sys.stderr)
 
 
 def refuse(message: str) -> NoReturn:
@@ -75,6 +88,15 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         name = rest[0].partition("=")[0]
         raise BadInput(f"unexpected argument {quoted(rest[0])}; {nearest(name, flags)}")
     return args
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Raises BadInput unless there are seeds, all of them valid and different."""
+    if not seeds or not all(0 <= seed < 2**32 for seed in seeds):
+        raise BadInput(f"seeds must be from 0 to 2**32 - 1, got {quoted(seeds)}")
+    if len(set(seeds)) < len(seeds):
+        repeated = next(seed for seed in seeds if seeds.count(seed) > 1)
+        raise BadInput(f"seed {repeated} is given more than once; give each seed only once")
 
 
 def check_path(flag: str, path: str | Path | None) -> None:
@@ -162,6 +184,15 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"valid: {', '.join(valid)}" if valid else "there are none"
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, its cause, the cause of that, and so on; each once, also if they form a circle."""
+    seen: list[BaseException] = []
+    while error is not None and len(seen) < MOST_CAUSES and all(error is not e for e in seen):
+        seen.append(error)
+        yield error
+        error = error.__context__ if error.__cause__ is None else error.__cause__
 
 
 def place_of(error: BaseException) -> str:

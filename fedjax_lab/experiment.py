@@ -20,7 +20,7 @@ from fedjax_lab.data.normalize import input_range
 from fedjax_lab.data.text_rows import are_words
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Joint, Simulation
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.errors import BadInput, check_seeds, quoted
 from fedjax_lab.evaluate import uses_data_of_new
 from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make_federations, pool
 from fedjax_lab.hosted import Host
@@ -67,7 +67,7 @@ def build(
     memory: bytes of each of these devices if they are only described; 0: unknown.
     """
     seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
-    _check_seeds(seeds)
+    check_seeds(seeds)
     dataset = load_data(config.data) if dataset is None else dataset
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
     federations = deal_dataset(config, dataset, seeds, embeddings)
@@ -742,11 +742,3 @@ def _check_fsdp(config, plan, stages):
             f"method {config.method.name} trains its clients one by one on all devices;"
             f" config.engine.fsdp must be 1, got {group}"
         )
-
-
-def _check_seeds(seeds):
-    if not seeds or not all(0 <= seed < 2**32 for seed in seeds):
-        raise BadInput(f"seeds must be from 0 to 2**32 - 1, got {quoted(seeds)}")
-    if len(set(seeds)) < len(seeds):
-        repeated = next(seed for seed in seeds if seeds.count(seed) > 1)
-        raise BadInput(f"seed {repeated} is given more than once; give each seed only once")

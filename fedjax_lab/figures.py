@@ -47,7 +47,7 @@ from fedjax_lab.analysis.figures import (
     hfedf,
 )
 from fedjax_lab.analysis.figures.drawn import Drawn
-from fedjax_lab.errors import BadInput, nearest, parse, quoted
+from fedjax_lab.errors import BadInput, nearest, parse, printable, quoted
 from fedjax_lab.running import cloud, metrics
 
 # Each function takes the folder of a run, or several; its options are keyword-only arguments.
@@ -135,7 +135,7 @@ def takes_several(draw: Callable[..., Drawn]) -> bool:
 def write(drawn: Drawn, out: Path, formats: Sequence[str]) -> None:
     """Prints the text, writes the pictures and the numbers, and prints the paths of the files."""
     if drawn.text:
-        print(drawn.text)
+        print("\n".join(map(printable, drawn.text.splitlines())))
     metrics.make_folder(out)
     if drawn.numbers is not None:
         metrics.write_json(out / "numbers.json", drawn.numbers)

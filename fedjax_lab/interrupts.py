@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM at any moment of a command.
+"""Handling of Ctrl-C, SIGTERM and SIGHUP at any moment of a command.
 
 `watch` starts a thread that ends the process at the first signal, with one line on stderr and exit
 code 130. Raising an exception in the main thread is not sufficient: it is raised only when compiled
@@ -6,8 +6,10 @@ code returns, it can break the import of a library, and some libraries swallow i
 process at once is safe because every file is written under a temporary name first, or appended to
 line by line.
 
-While rounds run, `delayed` turns the first signal into an event, so that the state is saved. Only
-the standard library is imported here, because a command calls `watch` before any other import.
+While rounds run, `delayed` turns the first signal into an event, so that the state is saved. A
+closed terminal sends SIGHUP, often twice, so that one that follows another signal does not count.
+Under nohup, which ignores SIGHUP, it stays ignored. Only the standard library is imported here,
+because a command calls `watch` before any other import.
 """
 
 import atexit
@@ -18,10 +20,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 CODE = 130
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPING = "finishing the current rounds; press Ctrl-C again to quit now"
 
 _watching = False
+_hangs_up = True  # whether SIGHUP is handled; false if it was ignored when `watch` was called
 _delayed: list[tuple[threading.Event, str]] = []  # of the active `delayed` blocks
 stderr = 2  # the file descriptor for the final message
 children: set = set()  # subprocess.Popen objects, which `stop` kills together with this process
@@ -35,8 +38,9 @@ _last_words: Callable[[], str] = _interrupted
 
 
 def watch() -> None:
-    """Makes SIGINT and SIGTERM end this process from now on. Commands call it first."""
-    global _watching
+    """Makes the SIGNALS end this process from now on. Commands call it first."""
+    global _watching, _hangs_up
+    _hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -50,7 +54,7 @@ def watch() -> None:
 
 def _arm():
     """Installs handlers that do nothing: Python still writes the signal to the thread's pipe."""
-    for number in SIGNALS:
+    for number in SIGNALS if _hangs_up else SIGNALS[:2]:
         signal.signal(number, lambda *_: None)
 
 
@@ -63,6 +67,8 @@ def _act_on_signals(reader):
     while number := os.read(reader, 1):
         if number[0] in SIGNALS:
             waiting = [(event, message) for event, message in _delayed if not event.is_set()]
+            if not waiting and _delayed and number[0] == signal.SIGHUP:
+                continue
             if not waiting:
                 stop()
             event, message = waiting[-1]
@@ -86,6 +92,7 @@ def stop() -> None:
 def tell(text: str, descriptor: int) -> None:
     """Writes a line directly to a file descriptor, bypassing Python's buffers."""
     with contextlib.suppress(OSError):
+        text = text if text.isprintable() else repr(text)[1:-1]
         line = "\n" * os.isatty(descriptor) + text + "\n"  # the line may hold a progress bar
         os.write(descriptor, line.encode(errors="backslashreplace"))
 
@@ -124,10 +131,11 @@ def _handlers(event, message):
     def note(number, frame):
         event.set()
         tell(message, descriptor=1)
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)  # Python's own handler waits for compiled code
+        for each in before:  # Python's own handler waits for compiled code
+            signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
 
-    before = {number: signal.signal(number, note) for number in SIGNALS}
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    before = {n: signal.signal(n, note) for n in (SIGNALS[:2] if ignored else SIGNALS)}
     try:
         yield
     finally:

@@ -1,7 +1,8 @@
 """The command that trains one run.
 
 python -m fedjax_lab.main --config=quickstart[:METHOD] [--config.method.mu=0.1 ...]
-                          [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]
+                          [--workdir=DIR] [--seeds=0,1,2] [--resume | --resume_or_start]
+                          [--partition_only]
                           [--profile=ROUNDS] [--log=wandb,mlflow] [--distributed=auto|I/N@HOST:PORT]
                           [--nocompilation_cache] [--flagfile=FILE] [--show_config]
 python -m fedjax_lab.main --help-method NAME
@@ -21,7 +22,10 @@ python -m fedjax_lab.main --help-method NAME
                   rounds may change: config.run.rounds (provided that the method's finished stages
                   keep their length), the other run keys eval_every, metrics, patience, target and
                   max_seconds, and engine.state and engine.data. More --seeds may be given; only the
-                  new ones are then trained
+                  new ones are then trained. A workdir without a run is an error
+--resume_or_start
+                  as --resume, but starts the run if the workdir holds none; for the scripts of
+                  schedulers, which run one command again and again
 --partition_only  prints and draws which clients hold which examples, without training
 --profile         number of rounds to profile, after the first three rounds. The trace in
                   DIR/profile can be opened in TensorBoard (xprof) and in Perfetto; profiling does
@@ -72,7 +76,7 @@ from pathlib import Path
 from absl import flags
 
 from fedjax_lab import command
-from fedjax_lab.errors import BadInput, cut, quoted
+from fedjax_lab.errors import BadInput, check_seeds, cut, quoted
 from fedjax_lab.running import cloud
 
 CONFIG = flags.DEFINE_string("config", None, "NAME or FILE.py, optionally followed by :METHOD")
@@ -81,6 +85,9 @@ WORKDIR = flags.DEFINE_string(
 )
 SEEDS = flags.DEFINE_list("seeds", None, "for example 0,1,2 or 0-2; default: config.run.seed")
 RESUME = flags.DEFINE_bool("resume", False, "continue from the newest checkpoint of the workdir")
+RESUME_OR_START = flags.DEFINE_bool(
+    "resume_or_start", False, "as --resume, or start the run if the workdir holds none"
+)
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show the partition without training")
 PROFILE = flags.DEFINE_string("profile", None, "number of rounds to profile")
 LOG = flags.DEFINE_list("log", [], "loggers: wandb, mlflow, tensorboard, MODULE:FUNCTION")
@@ -125,11 +132,13 @@ def _main(argv):
     parallel.check_devices()
     config = _given_config(overrides) if CONFIG.value else None
     with cloud.staged(WORKDIR.value or None) as path:
+        if RESUME.value and not RESUME_OR_START.value:
+            processes.of_first(lambda: growth.check_begun(path))
         config, seeds = growth.completed(config, seeds, path, overrides)
         if PARTITION_ONLY.value:
             return processes.of_first(lambda: _show_partition(config, seeds[0], path))
         is_new = path is not None and not path.exists()
-        with workdir.owned(path, config, seeds, RESUME.value):  # before anything is loaded
+        with workdir.owned(path, config, seeds, _resumes()):  # before anything is loaded
             with _telling(path, is_new):
                 return _train(config, seeds, profile, path)
 
@@ -141,14 +150,19 @@ def _parse(argv):
     """
     argv, overrides = split_overrides(argv)
     _parse_flags([re.sub("^--?help-method", "--help_method", argument) for argument in argv])
-    resumes = RESUME.value and WORKDIR.value and not SHOW_CONFIG.value
+    resumes = _resumes() and WORKDIR.value and not SHOW_CONFIG.value
     if not (CONFIG.value or HELP_METHOD.value or resumes):
         raise BadInput("--config is missing; for example --config=quickstart")
     cloud.check("--workdir", WORKDIR.value)
     seeds, profile = parse_seeds(SEEDS.value), parse_profile(PROFILE.value)
-    if RESUME.value and not WORKDIR.value:
-        raise BadInput("--resume needs the folder of the run: --workdir=DIR")
+    if _resumes() and not WORKDIR.value:
+        flag = "--resume" if RESUME.value else "--resume_or_start"
+        raise BadInput(f"{flag} needs the folder of the run: --workdir=DIR")
     return overrides, seeds, profile
+
+
+def _resumes():
+    return RESUME.value or RESUME_OR_START.value
 
 
 def _explain(overrides):
@@ -199,7 +213,7 @@ def _train(config, seeds, profile, path):
         how = partial(_how_to_continue, folder, is_new=True)
         command.continue_with(how, partial(_saved, folder))
     try:
-        result = runner.run(job, folder, RESUME.value, profile=profile, log=LOG.value)
+        result = runner.run(job, folder, _resumes(), profile=profile, log=LOG.value)
     except runner.Diverged as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
@@ -285,7 +299,7 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str | b
 def parse_seeds(texts: list[str] | None) -> list[int] | None:
     """The seeds of texts such as "3" and "0-4"; None if the flag is not given.
 
-    Raises BadInput if a text is neither a whole number nor a range of them.
+    Raises BadInput if a text is neither a whole number nor a range of them, or if a seed repeats.
     """
     try:
         seeds = [seed for text in texts or [] for seed in _range(text)]
@@ -293,6 +307,7 @@ def parse_seeds(texts: list[str] | None) -> list[int] | None:
         given = cut(",".join(texts or []), 80)
         example = f"for example 0,1,2 or 0-4, a range of at most {MOST_SEEDS}"
         raise BadInput(f"--seeds must be whole numbers, got {given}; {example}") from error
+    check_seeds(seeds or [0])
     return seeds or None
 
 
@@ -379,7 +394,8 @@ def _show(result):
         f" (compiled in {summary['compile_seconds']:.1f} s) on {summary['device']}"
     )
     folder, curve = result.workdir, result.workdir / "plots/learning_curve.png"
-    print(f"results: {cloud.address(folder)}  (curve: {cloud.address(curve)})")
+    drawn = f"  (curve: {cloud.address(curve)})" if curve.exists() else ""
+    print(f"results: {cloud.address(folder)}{drawn}")
 
 
 def _leave(code):

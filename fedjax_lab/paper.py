@@ -46,7 +46,7 @@ from fedjax_lab.analysis import formats, published, requirements, runs
 from fedjax_lab.analysis.published import Recipe, Result
 from fedjax_lab.config import Override, resolve
 from fedjax_lab.config_files import load_config
-from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse
+from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, printable
 from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.running import cloud, files, sweep_folder, sweep_plan
 
@@ -349,7 +349,7 @@ def _carry_out(args, request, cells, out):
     code = sweep.train([run.cell for run in todo.values()], out)
     print(f"\n{show(cells, out)}\n")
     notes = [*remarks(cells, request.overrides), *damaged(cells, out)]
-    print("\n".join([*notes, f"runs: {cloud.address(out)}"]))
+    print("\n".join([*map(printable, notes), f"runs: {cloud.address(out)}"]))
     return code
 
 

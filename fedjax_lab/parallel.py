@@ -6,16 +6,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
+import jaxlib
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from fedjax_lab import fsdp, processes, tree
+from fedjax_lab import fsdp, limits, processes, tree
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
 from fedjax_lab.mesh import on_mesh
 from fedjax_lab.strategies import Strategy, chunked, sequential, vectorized
 from fedjax_lab.types import Array, PyTree
 from fedjax_lab.width import width
+
+LONGEST_WAIT = 30 * 24 * 3600  # seconds that devices of a CPU wait for each other
+WAITS = (  # of the jaxlib versions 0.MINOR with MINOR in JAXLIB_WAITS
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds",
+    "xla_cpu_collective_call_terminate_timeout_seconds",
+)
+JAXLIB_WAITS = ("10", "11", "12")
+BASE_BYTES, DEVICE_BYTES = 9 << 28, 1 << 25  # of the address space of a small run on the CPU
 
 
 def use_every_core() -> None:
@@ -36,13 +45,30 @@ def use_every_core() -> None:
         jax.config.update("jax_num_cpu_devices", devices)
     if devices > 1:
         os.environ["NPROC"] = str(devices + 1)
+        _wait_for_slow_devices()
+
+
+def _wait_for_slow_devices():
+    """Sets the time that the devices of a CPU wait for each other, if this jaxlib can.
+
+    By default XLA prints lines after 20 seconds and aborts the process after 60, although the last
+    device of a round may only have more clients. An unknown flag would abort the process, too.
+    """
+    given, version = os.environ.get("XLA_FLAGS", ""), jaxlib.__version__.split(".")
+    if version[0] == "0" and version[1] in JAXLIB_WAITS:
+        flags = [f"--{flag}={LONGEST_WAIT}" for flag in WAITS if flag not in given]
+        os.environ["XLA_FLAGS"] = " ".join([given, *flags]).strip()
 
 
 def check_devices() -> None:
     """Starts jax.
 
-    Raises BadInput if it finds no device, for example because of a wrong JAX_PLATFORMS.
+    Raises BadInput if it finds no device, for example because of a wrong JAX_PLATFORMS, and
+    MemoryError if a limit of this process is too low: jax would crash or wait forever.
     """
+    devices = max(1, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
+    if low := limits.too_low(BASE_BYTES + devices * DEVICE_BYTES):
+        raise MemoryError(f"{low} for a small run")
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # AssertionError: no plugin has the platform

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, causes
 from fedjax_lab.types import PyTree
 
 T = TypeVar("T")
@@ -58,9 +58,7 @@ def _leave_with(tell, kind, error, trace):
 
 
 def _of_runtime(error):
-    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
-        error = error.__cause__ or error.__context__
-    return error is not None
+    return any(isinstance(each, jax.errors.JaxRuntimeError) for each in causes(error))
 
 
 def leave(code: int) -> NoReturn:

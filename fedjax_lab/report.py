@@ -48,9 +48,9 @@ from pathlib import Path
 
 from fedjax_lab import command
 from fedjax_lab.analysis import compare, data_used, formats, pivot, runs, sweeps, tables
-from fedjax_lab.errors import MACHINE, BadInput, parse, quoted
+from fedjax_lab.errors import MACHINE, BadInput, parse, quoted, shown
 from fedjax_lab.measures import metric_of
-from fedjax_lab.running import cloud
+from fedjax_lab.running import cloud, metrics
 
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
 
@@ -72,7 +72,7 @@ def closing_table(summary: dict) -> str:
         lines.append(f"mean +- sample standard deviation over {len(seeds)} seeds")
     if "stopped" in summary:
         stopped = summary["stopped"]
-        lines.append(f"stopped by {stopped['rule']} after round {stopped['round']}")
+        lines.append(f"stopped by {shown(stopped['rule'])} after round {stopped['round']}")
     if any(runs.peeks(way, chosen[way][0]) for way in ways):
         lines.append("maxima are chosen on the test set itself")
     if "privacy" in summary:
@@ -87,7 +87,7 @@ def _privacy(told):
     full = sum(told.get("full", {}).values())
     cohorts = f"; {full} cohorts were full" if full else ""
     at = f"epsilon {told['epsilon']:.4g} at delta {told['delta']:.3g}"
-    of = f"for each {told['unit']}, between {told['neighbors']}"
+    of = f"for each {shown(told['unit'])}, between {shown(told['neighbors'])}"
     return f"{at} {of}; noise multiplier {told['noise']:.4g}{cohorts}"
 
 
@@ -97,10 +97,10 @@ def _flat(chosen):
 
 def _measures(measured):
     """(name, label) of each row of the closing table."""
-    domains = [(m, m.removeprefix("domains.")) for m in measured if m.startswith("domains.")]
+    domains = [(m, shown(m.removeprefix("domains."))) for m in measured if m.startswith("domains.")]
     accuracies = [(m, label) for m, label in tables.MEASURES.items() if m in measured]
     headlines = runs.headlines(measured).items()
-    others = [(m, tables.with_unit(m)) for name, m in headlines if name != "accuracy"]
+    others = [(m, tables.with_unit(shown(m))) for name, m in headlines if name != "accuracy"]
     return domains + accuracies + others
 
 
@@ -163,7 +163,7 @@ def _arguments(argv):
 
 def _write(path, text):
     try:
-        path.write_text(text, encoding="utf-8")
+        metrics.write_text(path, text)
     except OSError as error:
         if error.errno in MACHINE:
             raise
@@ -264,7 +264,11 @@ _TEXTS = {  # by format: how to write a table, a remark and a heading
 def _text(titled, remarks, form, label):
     """Remarks, then tables under their titles; the LaTeX labels begin with `label`."""
     write, remark, heading = _TEXTS[form]
-    escaped = formats.escape_markdown if form == "markdown" else str
+    notation = formats.escape_markdown if form == "markdown" else str
+
+    def escaped(line):
+        return notation(shown(line))
+
     needs = [f"needs {formats.LATEX_NEEDS}"] if form == "latex" else []
     parts = ["\n".join(remark.format(escaped(line)) for line in [*needs, *remarks])]
     for number, (title, of_title) in enumerate(titled, 1):

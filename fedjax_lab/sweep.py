@@ -82,7 +82,7 @@ from fedjax_lab import command, experiment, parallel
 from fedjax_lab.analysis.sweeps import told
 from fedjax_lab.config_files import split
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput, cut, parse, quoted
+from fedjax_lab.errors import BadInput, cut, parse, printable, quoted
 from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.running import (
     cloud,
@@ -322,7 +322,7 @@ def _show_status(argv):
     place = parse(parser, argv).status
     cloud.check("--status", place)
     with cloud.read([place]) as (folder,):
-        print(cloud.named(sweep_status.show(folder)))
+        print(cloud.named("\n".join(map(printable, sweep_status.show(folder).splitlines()))))
     return 0
 
 

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from fedjax_lab import command, interrupts
 from fedjax_lab.analysis import runs
-from fedjax_lab.errors import MACHINE, BadInput, parse
+from fedjax_lab.errors import MACHINE, BadInput, parse, printable
 from fedjax_lab.running import cloud, event_files, files
 
 POLL_SECONDS = 5
@@ -124,7 +124,7 @@ def update(
     if faults and not any(run.lines for run in new.values()):
         raise faults[0]
     for fault in faults:
-        print(cloud.named(f"{fault}; left out"), file=sys.stderr)
+        print(cloud.named(f"{printable(str(fault))}; left out"), file=sys.stderr)
     return new
 
 
@@ -135,21 +135,28 @@ def _write(folder, target, old):
     run, config = runs.read(folder), (folder / "config.json").read_text(encoding="utf-8")
     lines = [config, *map(json.dumps, run.rows)]
     if old is None or not old.lines or lines[: len(old.lines)] != old.lines:
-        old = Written(event_files.begin(target), [], {})
+        with event_files.renewed(target) as name:
+            return _append(run, target, Written(name, [], {}), Written(name, lines, stamps))
+    return _append(run, target, old, Written(old.file, lines, stamps))
+
+
+def _append(run, target, old, new):
+    """Appends what is new in a run to its event files; returns what they then contain."""
+    folder, stamps = run.folder, new.stamps
     began = stamps[folder / "config.json"][0] / 1e9
     rows = run.rows[max(0, len(old.lines) - 1) :]
     for seed in run.seeds:
         of_seed = [row for row in rows if row["seed"] == seed]
-        new = [(row["round"], began + row["seconds"], event_files.numbers(row)) for row in of_seed]
-        event_files.append(target / f"seed-{seed}" / old.file, new)
-    new = [] if old.lines else [(0, began, event_files.text(config))]
+        made = [(row["round"], began + row["seconds"], event_files.numbers(row)) for row in of_seed]
+        event_files.append(target / f"seed-{seed}" / old.file, made)
+    made = [] if old.lines else [(0, began, event_files.text(new.lines[0]))]
     after = run.rows[-1]["round"] if run.rows else 0
     for path, stamp in stamps.items():
         if path.suffix == ".png" and stamp != old.stamps.get(path):
             tag = path.relative_to(folder).with_suffix("").as_posix()
-            new += [(after, stamp[0] / 1e9, picture) for picture in event_files.picture(path, tag)]
-    event_files.append(target / old.file, new)
-    return Written(old.file, lines, stamps)
+            made += [(after, stamp[0] / 1e9, picture) for picture in event_files.picture(path, tag)]
+    event_files.append(target / old.file, made)
+    return new
 
 
 def _stamps(folder):

@@ -9,7 +9,8 @@
 #
 # Submit it from the root of the repository with the Python environment active. For GPUs use one
 # process for each: --ntasks-per-node=4 --gpus-per-node=4. A minute before its time is up the run
-# saves its state; add --resume to resume it.
+# saves its state; add --resume to resume it. With --resume_or_start the same command starts and
+# resumes it, also if Slurm requeues the job.
 
 set -eu
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # srun does not inherit it from sbatch

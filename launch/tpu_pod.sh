@@ -41,7 +41,7 @@ start() { # NAME WORKERS COMMAND ARGUMENTS: runs the command until it ends other
         state=$(tpu describe "$name" --format='value(state)')
         if [[ -z ${CREATE:-} || ! $state =~ ^(PREEMPTED|TERMINATED)$ ]]; then return "$code"; fi
         replace "$name"
-        if [[ $what == run && $* != *--resume* ]]; then set -- "$@" --resume; fi
+        if [[ $what == run && $* != *--resume* ]]; then set -- "$@" --resume_or_start; fi
     done
 }
 
@@ -62,6 +62,6 @@ for i in "${!slices[@]}"; do
     start "${slices[i]}" 0 sweep "--share=$i/${#slices[@]}" "$@" < /dev/null &
     jobs+=($!)
 done
-trap 'for job in "${jobs[@]}"; do kill -INT -- "-$job"; done 2> /dev/null' INT TERM
+trap 'for job in "${jobs[@]}"; do kill -INT -- "-$job"; done 2> /dev/null' INT TERM HUP
 for job in "${jobs[@]}"; do wait "$job" || code=$?; done
 exit "$code"

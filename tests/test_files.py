@@ -338,7 +338,7 @@ def test_an_error_file_is_written_atomically(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(metrics.os, "fsync", fail)
+    monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="No space"):
         sweep.record(Outcome(1, "second"), tmp_path)
     assert sweep_folder.failure(tmp_path) == Outcome(1, "first")

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 LAYERS = {  # layer: its modules and folders
     "tools": (  # for writing methods and metrics
         "types tree losses optim schedules sampling clusters streams errors measures metrics ranges"
-        " wire"
+        " wire writing limits"
     ),
     "core": (
         "contract failures local simulate flops evaluate parallel strategies mesh shards fsdp"

@@ -5,17 +5,16 @@ bar for their number. If there are many clients, it shows a selection from the s
 largest. If a feature skew changes images, it shows one image as several clients would see it.
 """
 
-import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
-from fedjax_lab import streams
-from fedjax_lab.analysis import plots
+from fedjax_lab import streams, writing
+from fedjax_lab.analysis import formats, plots
+from fedjax_lab.analysis.plots import Figure
 from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.federation import class_counts
@@ -93,11 +92,10 @@ def table(held: Held) -> str:
 
 def write(held: Held, path: Path) -> None:
     """Writes the counts of all clients as CSV: a line per client, a column per class and domain."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        lines.writerow(["client", "examples", *held.class_names, *held.domain_names])
-        each = zip(held.clients, held.classes, held.domains, strict=True)
-        lines.writerows([name, k.sum(), *k, *d] for name, k, d in each)
+    each = zip(held.clients, held.classes, held.domains, strict=True)
+    lines = [[name, k.sum(), *k, *d] for name, k, d in each]
+    header = ["client", "examples", *held.class_names, *held.domain_names]
+    writing.replace(path, formats.csv_text([header, *lines], "\r\n").encode())
 
 
 def skewed_images(

@@ -1,8 +1,13 @@
 """Writes tables of text for a terminal, in Markdown and in LaTeX."""
 
-from collections.abc import Collection, Mapping, Sequence
+import csv
+import io
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from fedjax_lab.errors import printable
+
+FORMULA = tuple("=+-@＝＋－＠")  # the first characters of a formula in a spreadsheet
 NONE = "-"  # a cell without a number
 BETTER, WORSE = "*", "†"  # the marks of cells that differ significantly from the baseline
 LATEX_NEEDS = r"\usepackage{booktabs,graphicx}"
@@ -34,6 +39,27 @@ def flat_header(table: Table) -> list[str]:
     return [", ".join(filter(None, pair)) for pair in pairs]
 
 
+def csv_text(lines: Iterable[Sequence], ending: str = "\n") -> str:
+    """Lines of cells as CSV. A spreadsheet shows each text as it is, and never as a formula."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator=ending).writerows([_cell(v) for v in line] for line in lines)
+    return out.getvalue()
+
+
+def _cell(value):
+    """The value; a text that a spreadsheet would take for a formula gets a leading apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    if text.lstrip()[:1] not in FORMULA:
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
 def terminal(table: Table) -> str:
     """The table as plain text, with columns aligned by spaces."""
     lines = [flat_header(table)]
@@ -45,7 +71,11 @@ def terminal(table: Table) -> str:
         rest = [f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)]
         text.append("  ".join([f"{name:{widths[0]}}", *rest]).rstrip())
     text.insert(1, "-" * max(map(len, text)))
-    return "\n".join([table.title, *text])
+    return _lines(table.title, *text)
+
+
+def _lines(*lines):
+    return "\n".join(map(printable, lines))
 
 
 def _marked(table, i, j, cell):
@@ -65,7 +95,7 @@ def markdown(table: Table) -> str:
             mark = escape_markdown(table.marks.get((i, j), ""))
             written.append(f"{text} {mark}".rstrip())
         lines.append("| " + " | ".join([code, *written]) + " |")
-    return "\n".join([escape_markdown(table.title), "", *lines])
+    return _lines(escape_markdown(table.title), "", *lines)
 
 
 def set_off(table: Table, i: int, j: int, text: str, how: tuple[str, str]) -> str:
@@ -150,5 +180,5 @@ _LATEX = str.maketrans(
 def _latex(text):
     if text == NONE:
         return "--"
-    text = text.translate(_LATEX).replace("+-", r"$\pm$").replace(" to -", " to $-$")
+    text = printable(text).translate(_LATEX).replace("+-", r"$\pm$").replace(" to -", " to $-$")
     return "$-$" + text[1:] if text.startswith("-") else text

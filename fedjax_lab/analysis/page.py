@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fedjax_lab.analysis import formats, plots, runs
 from fedjax_lab.analysis.formats import Table
 from fedjax_lab.analysis.tables import WAYS, Choice, Section, subtitle, tables, with_unit
+from fedjax_lab.errors import printable
 from fedjax_lab.measures import is_percent, metric_of
 
 _STYLE = """
@@ -83,7 +84,7 @@ def html(
 
 
 def _text(text):
-    return escaping.escape(str(text))
+    return escaping.escape(printable(str(text)))
 
 
 def _sign(text):
@@ -129,7 +130,7 @@ def _curves(section, choice):
     yield f'<h3>Curves</h3>\n<ul class="key">{"".join(keys)}</ul>\n<div class="grid">'
     for axis, label in runs.AXES.items():
         points = [(curve[axis], curve["values"]) for curve in curves]
-        figure = plots.draw_curves(points, label, with_unit(choice.measure))
+        figure = plots.draw_curves(points, label, with_unit(runs.shown(choice.measure)))
         yield _figure(figure, f"{choice.measure} against {label}")
     yield '</div>\n<p class="how">Means over seeds, shaded from the lowest seed to the highest.</p>'
 
@@ -179,10 +180,10 @@ def _configs(section):
     yield "<h3>The config behind every number</h3>"
     for row in section.block.rows:
         items = "".join(f"<li>{_text(line)}</li>" for line in map(_run, row.runs))
-        config = json.dumps(row.runs[0].config, indent=2)
+        config = escaping.escape(json.dumps(row.runs[0].config, indent=2))
         yield (
             f"<details><summary>{_text(row.name)}</summary>\n<ul>{items}</ul>\n"
-            f'<pre tabindex="0">{_text(config)}</pre></details>'
+            f'<pre tabindex="0">{config}</pre></details>'
         )
 
 

@@ -1,13 +1,11 @@
 """Puts several federations into one table, as in papers: a row for each method, a column for each
 partition of each data set."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from fedjax_lab.analysis import compare, runs
+from fedjax_lab.analysis import compare, formats, runs
 from fedjax_lab.analysis.compare import Entry
 from fedjax_lab.analysis.formats import BETTER, NONE, WORSE, Table
 from fedjax_lab.analysis.published import Result
@@ -215,11 +213,9 @@ def to_csv(columns: Sequence[Column], choice: Choice) -> str:
     """The table as CSV: one line per row, with every number unrounded; missing ones are empty."""
     tests = _tests(columns)
     lines = [{"row": name} | _line(columns, name, choice, tests) for name in _names(columns)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(k for line in lines for k in line)))
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue().replace("\r\n", "\n").rstrip("\n")
+    header = list(dict.fromkeys(k for line in lines for k in line))
+    cells = [[line.get(name, "") for name in header] for line in lines]
+    return formats.csv_text([header, *cells]).rstrip("\n")
 
 
 def _line(columns, name, choice, tests):

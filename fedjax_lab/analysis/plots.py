@@ -4,17 +4,30 @@ Colors are Okabe and Ito's (2008), which color-blind people can distinguish, wit
 is hard to see on paper. Lines also differ by dash and marker, for printing in gray.
 """
 
+import contextlib
 import io
 import itertools
+import os
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
+
+from fedjax_lab import writing
+from fedjax_lab.errors import printable
+
+# If there is no such backend, matplotlib cannot be imported; pictures in files need none.
+_backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
+import matplotlib  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+if _backend:
+    with contextlib.suppress(ValueError):
+        matplotlib.rcParams["backend"] = os.environ["MPLBACKEND"] = _backend
 
 INK, GRID = "#222222", "#cccccc"
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
@@ -267,7 +280,10 @@ def save(figure: Figure, path: Path) -> Path:
     The same figure always gives the same bytes.
     """
     dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-    figure.savefig(path, dpi=150, bbox_inches="tight", metadata=dates.get(path.suffix))
+    picture = io.BytesIO()
+    form = {"format": path.suffix[1:] or None, "metadata": dates.get(path.suffix)}
+    figure.savefig(picture, dpi=150, bbox_inches="tight", **form)
+    writing.replace(path, picture.getvalue())
     return path
 
 
@@ -301,7 +317,7 @@ def svg(figure: Figure, label: str) -> str:
     names = {INK: "ink", GRID: "grid"} | {c: f"line-{i}" for i, c in enumerate(COLORS)}
     for color, name in names.items():
         drawn = drawn.replace(color, f"var(--{name})")
-    label = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    label = printable(label).replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return drawn.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, shown
 from fedjax_lab.measures import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, metric_of
 from fedjax_lab.running import files, metrics, provenance
 
@@ -375,12 +375,6 @@ def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
         inner = isinstance(value, dict)
         flat |= flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return flat
-
-
-def shown(value: Any) -> str:
-    """A setting as one printable line."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return "".join(c if c.isprintable() else "?" for c in text) if text else "''"
 
 
 def measures(evaluation: dict) -> dict[str, float]:

@@ -1,11 +1,9 @@
 """Writes a comparison as tables and as CSV."""
 
-import csv
-import io
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from fedjax_lab.analysis import runs
+from fedjax_lab.analysis import formats, runs
 from fedjax_lab.analysis.compare import Cost, Entry, Privacy, Spread
 from fedjax_lab.analysis.formats import NONE, Table
 from fedjax_lab.analysis.runs import Block, shown
@@ -279,11 +277,8 @@ def to_csv(sections: Sequence[Section], choice: Choice) -> str:
     """The comparison as CSV: one line per row, every number unrounded; missing ones are empty."""
     lines = [_flat(section, entry, choice) for section in sections for entry in section.entries]
     columns = list(dict.fromkeys(name for line in lines for name in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue().rstrip("\n")
+    cells = [[line.get(name, "") for name in columns] for line in lines]
+    return formats.csv_text([columns, *cells]).rstrip("\n")
 
 
 def _flat(section, entry, choice):

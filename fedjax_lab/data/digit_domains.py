@@ -5,6 +5,8 @@ and two photographs, and matplotlib's fonts. Training and test examples share no
 `python -m fedjax_lab.data.digit_domains sheet.png` draws examples of every domain.
 """
 
+import importlib.util
+import io
 import sys
 from functools import cache as remembered
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_lab import writing
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
@@ -145,7 +148,9 @@ def contact_sheet(
             pixels = dataset.x[row] if dataset.x.shape[-1] == 3 else dataset.x[row, :, :, 0]
             picture = Image.fromarray(pixels).resize((cell - 2, cell - 2), Image.Resampling.NEAREST)
             sheet.paste(picture, (left + across * cell, index * block + down * cell))
-    ImageOps.posterize(sheet, 5).save(path, optimize=True)  # half the bytes
+    picture = io.BytesIO()
+    ImageOps.posterize(sheet, 5).save(picture, "png", optimize=True)  # half the bytes
+    writing.replace(Path(path), picture.getvalue())
 
 
 def _sample(dataset: Dataset, domain: int, rows: int, columns: int) -> np.ndarray:
@@ -200,10 +205,10 @@ def _photos() -> list[np.ndarray]:
 @remembered
 def _glyph(font: str, label: int) -> np.ndarray:
     """The ink [_INK, _INK] uint8 of a digit in one of matplotlib's fonts."""
-    import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 
-    file = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{font}.ttf")
+    package = importlib.util.find_spec("matplotlib")  # its import would choose a backend
+    file = Path(package.origin).with_name("mpl-data") / f"fonts/ttf/{font}.ttf"
     image = Image.new("L", (_INK, _INK))
     face = ImageFont.truetype(str(file), round(0.8 * _INK))
     ImageDraw.Draw(image).text((_INK / 2, _INK / 2), str(label), 255, font=face, anchor="mm")

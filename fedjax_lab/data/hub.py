@@ -166,7 +166,8 @@ def _generated(name: str, subset: str) -> Mapping[str, Any]:
     try:
         return datasets.load_dataset(name, subset or None)
     except datasets.exceptions.DatasetGenerationError as error:
-        raise error.__cause__ or error from None
+        original = error.__cause__ or error
+    raise original  # after the handler, in which the cause of the wrapper would be caused by it
 
 
 @contextlib.contextmanager

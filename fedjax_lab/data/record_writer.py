@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from fedjax_lab.data.records import (
     sum_of,
 )
 from fedjax_lab.errors import BadInput
+from fedjax_lab.writing import replacing
 
 SHARD = 2**28  # approximate size of a shard in bytes; larger if there were too many shards
 MOST_SHARDS = 500  # a reader keeps all of them open; many systems allow 1,024 open files
@@ -150,15 +150,6 @@ def write_shard(x, rows: range, file: Path) -> Iterator[int]:
                 yield piece.stop
 
 
-@contextlib.contextmanager
-def named_when_whole(file: Path) -> Iterator[Path]:
-    """A temporary path to write to; the file is renamed when all of it is on disk."""
-    scratch = file.with_name(f"{file.name}.tmp")
-    try:
-        yield scratch
-        with scratch.open("rb+") as content:
-            os.fsync(content.fileno())
-        os.replace(scratch, file)
-    except BaseException:  # after a kill the temporary file remains; the next call overwrites it
-        scratch.unlink(missing_ok=True)
-        raise
+def named_when_whole(file: Path) -> contextlib.AbstractContextManager[Path]:
+    """As `writing.replacing`; after a kill the next call overwrites the temporary file."""
+    return replacing(file, file.with_name(f"{file.name}.tmp"))

@@ -7,6 +7,7 @@ file into BadInput.
 """
 
 import contextlib
+import math
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import BinaryIO
 
 import psutil
 
+from fedjax_lab import limits
 from fedjax_lab.errors import MACHINE, BadInput
 
 DEFLATE = 1032  # the highest compression ratio of zip and gzip
@@ -107,12 +109,15 @@ def check_memory(size: int) -> None:
 
 
 def free_memory() -> int:
-    """The bytes that this process may still allocate, also within the limit of its container."""
-    free = psutil.virtual_memory().available
+    """The bytes that this process may still allocate, also within the limits set for it."""
+    free, used = psutil.virtual_memory().available, psutil.Process().memory_info()
+    set_for_it = limits.memory()
+    free = min(free, set_for_it.get("ulimit -v", math.inf) - used.vms)
+    free = min(free, set_for_it.get("ulimit -d", math.inf) - getattr(used, "data", 0))
     for file in map(Path, CGROUPS):
         with contextlib.suppress(OSError, ValueError):
-            free = min(free, int(file.read_text()) - psutil.Process().memory_info().rss)
-    return free
+            free = min(free, int(file.read_text()) - used.rss)
+    return max(0, int(free))
 
 
 def _is_small(path: Path | str) -> bool:

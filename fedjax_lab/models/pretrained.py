@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import tree
+from fedjax_lab import tree, writing
 from fedjax_lab.errors import BadInput, cut
 from fedjax_lab.models.head import HEAD
 from fedjax_lab.types import Array, Weights
@@ -121,7 +121,7 @@ def write(path: Path, weights: Weights) -> None:
     tensors = dict(zip(tree.names(variables), arrays, strict=True))
     if path.suffix == ".safetensors":
         contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-        path.write_bytes(safetensors().save(contiguous))
+        writing.replace(path, safetensors().save(contiguous))
         return
     import orbax.checkpoint as ocp
 

@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_lab import parallel, processes
 from fedjax_lab.data.cache import checksum
-from fedjax_lab.errors import BadInput, warn
+from fedjax_lab.errors import BadInput, causes, warn
 from fedjax_lab.host_state import HostState
 from fedjax_lab.running import digest, kept
 from fedjax_lab.tree import is_key
@@ -351,11 +351,10 @@ def _target(sharding, shape, dtype, clients, host, **_):
 
 def _is_no_room(error):
     """Whether an error says that a device is out of memory, so that the files are not at fault."""
-    while error is not None:
-        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        isinstance(each, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(each)
+        for each in causes(error)
+    )
 
 
 def _array_handler(ocp):

@@ -1,32 +1,45 @@
 """Writes a run's evaluations, config and pictures to event files, which TensorBoard reads."""
 
+import contextlib
 import io
 import struct
 import sys
 import textwrap
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from fedjax_lab import writing
+from fedjax_lab.data import safe
+from fedjax_lab.errors import shown
 from fedjax_lab.running import files, metrics
 
 ENDING = ".fedjax_lab"  # of event files that this package wrote and may replace
 BARS = 20  # bars of a histogram
 
 
-def begin(target: Path) -> str:
-    """Removes this package's earlier event files of a run; returns the name for its new files.
+@contextlib.contextmanager
+def renewed(target: Path) -> Iterator[str]:
+    """Yields the name for a run's new event files, which sorts after all earlier ones.
 
-    The new name sorts after all earlier ones.
+    This package's earlier event files of the run are removed at the end; after an error, the new
+    ones are removed instead.
     """
-    ours = f"*tfevents*{ENDING}"
-    for path in (*target.glob(ours), *target.glob(f"seed-*/{ours}")):
-        path.unlink()
-    return f"events.out.tfevents.{time.time_ns()}{ENDING}"
+    name, ours = f"events.out.tfevents.{time.time_ns()}{ENDING}", f"*tfevents*{ENDING}"
+    earlier = [*target.glob(ours), *target.glob(f"seed-*/{ours}")]
+    try:
+        yield name
+    except BaseException:
+        earlier = [target / name, *target.glob(f"seed-*/{name}")]
+        raise
+    finally:
+        for path in earlier:
+            path.unlink(missing_ok=True)
 
 
 def numbers(row: dict) -> Any:
@@ -51,23 +64,26 @@ def text(config: str) -> Any:
 
 
 def picture(path: Path, tag: str) -> list:
-    """[Summary] of an image file; [] if it is not a complete image, such as one being written."""
+    """[Summary] of a PNG file; [] if it is not a complete image, such as one being written."""
     from tensorboardX.summary import Summary
 
-    data = path.read_bytes()
+    data = safe.content(path)
     try:
-        image = Image.open(io.BytesIO(data))
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+            image = Image.open(io.BytesIO(data), formats=["PNG"])
         image.load()
-    except (OSError, SyntaxError, ValueError):
-        print(f"skipped {path}, which is not a complete image file", file=sys.stderr)
+    except Exception as error:  # a damaged file can make its parser raise any
+        is_large = isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError)
+        problem = "has too many pixels" if is_large else "is not a complete image file"
+        print(f"skipped {shown(path)}, which {problem}", file=sys.stderr)
         return []
     size = {"width": image.width, "height": image.height, "colorspace": len(image.getbands())}
-    shown = Summary.Image(encoded_image_string=data, **size)
-    return [Summary(value=[Summary.Value(tag=tag, image=shown)])]
+    drawn = Summary.Image(encoded_image_string=data, **size)
+    return [Summary(value=[Summary.Value(tag=tag, image=drawn)])]
 
 
 def append(path: Path, new: Iterable[tuple[int, float, Any]]) -> None:
-    """Appends (step, wall time, Summary) events as TFRecords.
+    """Appends (step, wall time, Summary) events as TFRecords: all of them, or none after an error.
 
     A TFRecord is a length, its checksum, the event, and its checksum.
     """
@@ -78,9 +94,10 @@ def append(path: Path, new: Iterable[tuple[int, float, Any]]) -> None:
     if not path.exists():
         metrics.make_folder(path.parent)
         events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
-    with path.open("ab") as file:
-        for event in events:
-            data = event.SerializeToString()
-            length = struct.pack("<Q", len(data))
-            checks = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
-            file.write(length + checks[0] + data + checks[1])
+    records = []
+    for event in events:
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        checks = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
+        records += [length, checks[0], data, checks[1]]
+    writing.append(path, b"".join(records))

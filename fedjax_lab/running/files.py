@@ -57,7 +57,7 @@ PER_CLIENT = {  # the values of single clients, for measures that are one number
     for metric in ("", "_loss")
 }
 EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may add any keys
-    "round": COUNT,
+    "round": POSITIVE,
     "seed": COUNT,
     "stage?": TEXT,
     "train_loss?": NUMBER,

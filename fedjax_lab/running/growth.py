@@ -5,6 +5,7 @@ frequency and the metrics of evaluations, the placement of arrays, the number of
 and additional seeds.
 """
 
+import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import ml_collections
 
 from fedjax_lab.config import Override, default_values, resolve, value_at
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import files, metrics, provenance
+from fedjax_lab.running import cloud, files, lock, metrics, provenance
 
 FREE = (  # keys of a config that a resumed run may change
     "run.rounds",  # as far as `check_rounds` allows it
@@ -58,6 +59,22 @@ def read_config(folder: Path) -> dict:
     if saved is None:
         raise BadInput(f"{folder} holds no run to resume: it has no config.json")
     return saved
+
+
+def check_begun(folder: Path) -> None:
+    """Raises BadInput unless a command has begun a run there; the message names a similar folder.
+
+    A run that was killed before its config was written has left other files.
+    """
+    if any((folder / name).exists() for name in ("config.json", "fingerprint.json", lock.LOCK)):
+        return
+    runs = [] if cloud.is_remote(folder) else folder.absolute().parent.glob("*/config.json")
+    close = difflib.get_close_matches(folder.name, [run.parent.name for run in runs], 1)
+    hint = f"did you mean {folder.parent / close[0]}? " if close else ""
+    raise BadInput(
+        f"{folder} holds no run to resume: it has no config.json; {hint}--resume_or_start starts a"
+        " new run there"
+    )
 
 
 def differ(saved: dict, today: dict) -> bool:

@@ -2,18 +2,17 @@
 
 import itertools
 import json
-import os
-import re
-import secrets
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedjax_lab import writing
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 from fedjax_lab.measures import FORMS, NO_MEASURES, PER_CLIENT, metric_of
 from fedjax_lab.running import cloud, files, provenance
+from fedjax_lab.writing import replace
 
 TAGS = {
     "train_loss": "train/loss",
@@ -35,32 +34,13 @@ def make_folder(path: Path) -> None:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Writes a JSON file, atomically (see `replace`)."""
+    """Writes a JSON file, atomically (see `writing`)."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, atomically (see `replace`)."""
+    """Writes a text file, atomically (see `writing`)."""
     replace(path, text.encode())
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Writes a file atomically: at any moment it holds either its old or all of its new content."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # a unique name
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:  # including an interrupt; a kill leaves the file, see `is_temporary`
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def is_temporary(path: Path) -> bool:
-    """Whether the file is a temporary file of `replace`, as a killed process leaves it."""
-    return re.fullmatch(r".+\.[0-9a-f]{8}\.tmp", path.name) is not None
 
 
 def check_same(folder: Path, saved: dict, config: dict, free: Collection[str] = ()) -> None:
@@ -87,12 +67,19 @@ def _flat(config, prefix="config"):
 def read_metrics(path: Path) -> list[dict]:
     """Reads the evaluations of a metrics.jsonl, without a last line that a kill has cut off.
 
-    Raises files.Damaged if a line is not an evaluation, or has other measurements than the other
-    lines of its stage and seed.
+    Raises files.Damaged if a line is not an evaluation, does not come after the earlier lines of
+    its seed, or has other measurements than the other lines of its stage and seed.
     """
     rows = files.read_rows(path, files.EVALUATION)
     first: dict[tuple, dict] = {}
-    for row in rows:
+    newest: dict[int, int] = {}
+    for number, row in enumerate(rows, 1):
+        if row["round"] <= newest.get(row["seed"], 0):
+            raise files.Damaged(
+                f"{path} cannot be used: row {number} is of round {row['round']} and seed"
+                f" {row['seed']}, which is a duplicate or out of order"
+            )
+        newest[row["seed"]] = row["round"]
         expected = first.setdefault((row.get("stage"), row["seed"]), row)
         if _layout(row) != _layout(expected):
             raise files.Damaged(
@@ -147,11 +134,8 @@ def keep_until(path: Path, rounds: int) -> None:
 
 
 def append(path: Path, rows: list[dict]) -> None:
-    """Appends one JSON object per line, and flushes the file to disk."""
-    with path.open("a") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows))
-        file.flush()
-        os.fsync(file.fileno())
+    """Appends one JSON object per line: all of them, or none after an error."""
+    writing.append(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def headline(row: dict) -> float | None:
@@ -178,7 +162,7 @@ def pick_rounds(rows: list[dict]) -> dict[str, dict]:
     scored = [(score, row) for row in rows if (score := headline(row)) is not None]
     if scored:
         chosen["max_over_rounds"] = max(scored, key=lambda pair: pair[0])[1]
-    if all("domains" in row and "accuracy" in row for row in rows):
+    if all("domains" in row and row.get("accuracy", {}).get("per_client") for row in rows):
         chosen["max_per_domain"] = _max_per_domain(rows)
     return chosen
 
@@ -187,7 +171,8 @@ def _max_per_domain(rows):
     domains = {name: max(row["domains"][name] for row in rows) for name in rows[0]["domains"]}
     clients = zip(*(row["accuracy"]["per_client"] for row in rows), strict=True)
     best = [max(values) for values in clients if None not in values]
-    return {"domains": domains, "accuracy": {"mean": float(np.mean(best))}}
+    mean = {"accuracy": {"mean": float(np.mean(best))}} if best else {}
+    return {"domains": domains, **mean}
 
 
 def summarize(rows: list[dict], seeds: list[int]) -> dict:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from fedjax_lab import processes
+from fedjax_lab import processes, writing
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.running.progress import ProgressBar
@@ -98,7 +98,7 @@ def write_for_perfetto(folder: Path, engine: Engine) -> None:
     add_names(trace["traceEvents"], (program.as_text() for program in programs))
     trace.pop("metadata", None)  # Perfetto rejects its content
     content = gzip.compress(json.dumps(trace).encode())
-    newest.with_name("perfetto_trace.json.gz").write_bytes(content)
+    writing.replace(newest.with_name("perfetto_trace.json.gz"), content)
 
 
 def add_names(events: Iterable[dict], programs: Iterable[str]) -> None:

@@ -6,6 +6,7 @@ import time
 import numpy as np
 from tqdm import tqdm
 
+from fedjax_lab.errors import printable
 from fedjax_lab.running import metrics
 
 LINE_SECONDS = 60.0  # time between two lines if there is no evaluation
@@ -45,14 +46,14 @@ class ProgressBar:
         if self._lines:
             _print(text)
         else:
-            self._bar.set_description(text)
+            self._bar.set_description(printable(text))
 
     def tell(self, text: str) -> None:
         """Prints a line that stays visible above the bar."""
         if self._lines:
             _print(text)
         elif not self._bar.disable:
-            self._bar.write(text)
+            self._bar.write(printable(text))
 
     def start_clock(self, played: int) -> None:
         """Measures the pace and the remaining time from now on, with `played` rounds done."""
@@ -92,4 +93,4 @@ class ProgressBar:
 
 
 def _print(text):
-    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+    print(f"{time.strftime('%H:%M:%S')}  {printable(text)}", flush=True)

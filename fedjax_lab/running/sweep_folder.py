@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.errors import BadInput, printable, quoted
 from fedjax_lab.running import cloud, files, growth, metrics
 from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
 
@@ -167,7 +167,8 @@ def shown(folder: Path) -> str:
     if outcome.code == DIVERGED:
         return "diverged"
     if outcome.code:
-        return f"failed: {(outcome.said or 'exit code ' + str(outcome.code)).splitlines()[-1]}"
+        said = outcome.said or f"exit code {outcome.code}"
+        return f"failed: {printable(said.splitlines()[-1])}"
     last = files.read_json(folder / "summary.json", files.FINISHED)["last"]
     mean, std = (metrics.headline(last.get(of, {})) for of in ("mean", "std"))
     if mean is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, printable
 from fedjax_lab.running import cloud, files, growth, lock
 from fedjax_lab.running.sweep_folder import DIVERGED, ended, failure, shown
 
@@ -176,6 +176,7 @@ def duration(seconds: float) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """A table as text; the first row is its header."""
+    rows = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab import processes
+from fedjax_lab import processes, writing
 from fedjax_lab.config import sources_of
 from fedjax_lab.data.dataset import fingerprint_of
 from fedjax_lab.engine import Engine
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, reason_of, warn
 from fedjax_lab.experiment import Experiment, check_noise, check_rates, ends, ends_with
 from fedjax_lab.running import (
     cloud,
@@ -106,7 +106,7 @@ def _check_content(path, config, seeds, resume):
 
 def _of_a_run(file):
     """Whether a run wrote the file; false for files allowed before a run and temporary files."""
-    return not (file.name in BEFORE or file.name.startswith(".") or metrics.is_temporary(file))
+    return not (file.name in BEFORE or file.name.startswith(".") or writing.is_temporary(file))
 
 
 def saved_config(config, seeds: list[int]) -> dict:
@@ -395,16 +395,26 @@ class Workdir:
         if self._checkpoints:
             self._checkpoints.wait()
         if self._writes:
-            from fedjax_lab.analysis import plots
-
-            picture = io.BytesIO()
-            curve = plots.learning_curve(rows, self._experiment.config.method.name)
-            curve.savefig(picture, format="png", dpi=120)
-            metrics.make_folder(self._file("plots"))
-            metrics.replace(self._file("plots/learning_curve.png"), picture.getvalue())
+            self._draw(rows)
             metrics.write_json(self._file("summary.json"), summary)
             self._publish()
         return summary
+
+    def _draw(self, rows):
+        """Draws the learning curve; an error of the drawing library becomes a warning."""
+        picture = io.BytesIO()
+        try:
+            from fedjax_lab.analysis import plots
+
+            curve = plots.learning_curve(rows, self._experiment.config.method.name)
+            curve.savefig(picture, format="png", dpi=120)
+        except MemoryError:
+            raise
+        except Exception as error:
+            warn(f"the learning curve is not drawn, because of {reason_of(error)}")
+            return
+        metrics.make_folder(self._file("plots"))
+        metrics.replace(self._file("plots/learning_curve.png"), picture.getvalue())
 
     def _publish(self):
         """Uploads new files of a folder in the cloud, after waiting for a pending checkpoint."""
@@ -424,7 +434,7 @@ class Workdir:
 def remove_temporary(folder: Path) -> None:
     """Removes files that killed processes left unfinished. Only the folder's owner may call it."""
     for file in folder.glob("*.tmp"):
-        if metrics.is_temporary(file):
+        if writing.is_temporary(file):
             file.unlink(missing_ok=True)
 
 

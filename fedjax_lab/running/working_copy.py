@@ -14,6 +14,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from fedjax_lab import writing
 from fedjax_lab.errors import MACHINE, BadInput, cut
 
 COMMITTED = "commit_success.txt"  # in a checkpoint that was uploaded as a whole
@@ -72,11 +73,10 @@ class WorkingCopy:
             if is_new or self._seen.get(name) == seen:
                 return
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-        self._store.get_file(self._remote(name), str(temporary))
-        if temporary.stat().st_size != info["size"]:
-            raise OSError(f"{name} was truncated")
-        os.replace(temporary, path)
+        with writing.replacing(path) as temporary:
+            self._store.get_file(self._remote(name), str(temporary))
+            if temporary.stat().st_size != info["size"]:
+                raise OSError(f"{name} was truncated")
         self._seen[name], self._same[name] = seen, _stamp(path)
 
     def take(self, folder: str) -> None:

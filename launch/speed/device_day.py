@@ -34,6 +34,8 @@ from pathlib import Path
 import device_page
 from device_plan import ROOT, Step, plan
 
+from fedjax_lab.running import metrics
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
@@ -254,7 +256,7 @@ def last_line(text: str) -> str:
 def write_page(facts: dict, steps: list[Step], out: Path) -> Path:
     """Write the page of all existing results; returns its file."""
     file = out / "README.md"
-    file.write_text(device_page.page(facts, steps, read_all(steps, out)))
+    metrics.write_text(file, device_page.page(facts, steps, read_all(steps, out)))
     return file
 
 
@@ -266,9 +268,7 @@ def read_all(steps: list[Step], out: Path) -> dict[str, dict]:
 
 def write(file: Path, content: dict) -> None:
     """Write a JSON file atomically."""
-    unfinished = file.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n")
-    unfinished.replace(file)
+    metrics.write_text(file, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_a_preempted_slice_is_requested_until_created_and_the_run_resumes(launch
     (tmp_path / "pod").write_text("255\n255\n")
     (tmp_path / "full").touch()  # the first request fails for lack of capacity
     code, calls = launched("tpu_pod.sh", "pod", "z", "--config=x", "--workdir=w", **AGAIN)
-    resumed = f"{RUN} --resume  --zone=z"
+    resumed = f"{RUN} --resume_or_start  --zone=z"
     requested_twice = [*REPLACED[:3], REPLACED[2], REPLACED[3]]
     assert code == 0
     assert calls == [f"{RUN}  --zone=z", *requested_twice, resumed, *REPLACED, resumed]

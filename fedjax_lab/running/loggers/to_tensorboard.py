@@ -12,10 +12,10 @@ def begin(facts: Facts) -> Logger:
     if facts.folder is None:
         raise BadInput("the run has no folder for the event files; name one with --workdir")
     folder, target = facts.folder, facts.folder / "tensorboard"
-    file = event_files.begin(target)
     began = (folder / "config.json").stat().st_mtime
     config = json.dumps(facts.config, indent=2)
-    event_files.append(target / file, [(0, began, event_files.text(config))])
+    with event_files.renewed(target) as file:
+        event_files.append(target / file, [(0, began, event_files.text(config))])
     seeds = len(facts.config["seeds"])
 
     def log(rows):

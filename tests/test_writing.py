@@ -1,0 +1,122 @@
+"""Written files: a full disk leaves the old file, and every writer of the package replaces."""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import naive
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import report, writing
+from fedjax_lab.analysis import dealt, plots
+from fedjax_lab.models import pretrained
+from fedjax_lab.running import event_files, metrics
+
+PACKAGE = Path(writing.__file__).parent
+DIRECT = {  # files whose own protocol replaces a folder or a file when it is whole
+    "command.py": "a temporary file without a name",
+    "data/cache.py": "renamed when whole",
+    "data/download.py": "a part, renamed when whole",
+    "data/fetch.py": "a new folder, renamed when whole",
+    "data/record_writer.py": "inside `writing.replacing`",
+    "data/unpack.py": "the new folder of data/fetch.py",
+    "host_state.py": "a temporary file without a name",
+    "running/kept.py": "a new folder, renamed when whole",
+    "running/loggers/__init__.py": "an example of a user's own logger",
+    "running/sweep_workers.py": "a temporary file without a name",
+    "writing.py": "the helper itself",
+}
+WRITES = r"""\.write_(text|bytes)\(|open\(.*["'](w|a|x|r\+|wb|ab|xb|rb\+)["']|TemporaryFile\("""
+
+
+def no_room(descriptor):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """A full disk: what is written does not arrive there."""
+
+    monkeypatch.setattr(os, "fsync", no_room)
+
+
+def test_only_the_helper_writes_files():
+    """A new writer must call `writing`, or be listed with the reason why it need not."""
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for call in re.finditer(WRITES, path.read_text())
+        if not path.read_text()[: call.start()].endswith(("metrics", "writing"))
+    }
+    assert found == DIRECT.keys()
+
+
+def test_a_replaced_file_keeps_its_permissions_and_a_link_its_target(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(b"old")
+    file.chmod(0o640)
+    link.symlink_to("file")
+    writing.replace(link, b"new")
+    assert link.is_symlink() and file.read_bytes() == b"new"
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+
+
+def test_new_files_with_long_names_and_devices_are_written(tmp_path):
+    name = "é" * 127  # 254 bytes
+    writing.replace(tmp_path / name, b"new")
+    assert (tmp_path / name).read_bytes() == b"new"
+    writing.replace(Path(os.devnull), b"new")
+    assert not Path(os.devnull).is_file()
+
+
+def test_an_append_is_whole_or_not_at_all(tmp_path, full):
+    file = tmp_path / "rows"
+    file.write_bytes(b"old\n")
+    with pytest.raises(OSError, match="No space") as caught:
+        writing.append(file, b"new\n")
+    assert file.read_bytes() == b"old\n" and caught.value.filename == str(file)
+
+
+def held():
+    counts = np.ones((2, 2), int)
+    return dealt.Held(counts, counts[:, :0], 0, ["a", "b"], [], 0, 0)
+
+
+WRITERS = {
+    "report": lambda path: report._write(path, "new"),
+    "text": lambda path: metrics.write_text(path, "new"),
+    "picture": lambda path: plots.save(plots.draw_key(0), path.with_suffix(".png")),
+    "partition": lambda path: dealt.write(held(), path),
+    "weights": lambda path: pretrained.write(
+        path.with_suffix(".safetensors"), toys.TASK.init(naive.KEYS.init)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_full_disk_leaves_the_old_file(name, tmp_path, full):
+    for ending in ("", ".png", ".safetensors"):
+        (tmp_path / f"file{ending}").write_bytes(b"old")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        WRITERS[name](tmp_path / "file")
+    assert Path(caught.value.filename).stem == "file"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        name: b"old" for name in ("file", "file.png", "file.safetensors")
+    }
+
+
+def test_event_files_are_removed_only_if_the_new_ones_are_whole(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    for seed in ("", "seed-0"):
+        with event_files.renewed(tmp_path) as name:
+            event_files.append(tmp_path / seed / name, [(0, 0.0, event_files.text("old"))])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*tfevents*")}
+    assert [path.parent.name for path in before] == ["seed-0"]  # the other was of the first call
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(OSError, match="No space"), event_files.renewed(tmp_path) as name:
+        event_files.append(tmp_path / name, [(0, 0.0, event_files.text("new"))])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*tfevents*")} == before
