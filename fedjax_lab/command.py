@@ -15,6 +15,7 @@ import io
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
@@ -35,6 +36,7 @@ def _no_words() -> str:
     return ""
 
 
+_streams: dict[str, io.TextIOWrapper] = {}  # stdout and stderr, set by `begin`
 _how_to_continue: Callable[[], str] = _no_words  # set by `continue_with`
 _what_is_saved: Callable[[], str] = _no_words
 
@@ -80,6 +82,7 @@ def begin() -> None:
     if low := limits.too_low(LEAST):
         fail(f"out of memory; {low} to import the libraries")
     interrupts.watch()
+    sys.excepthook = _tell_variable
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         encoding = getattr(getattr(sys, name), "encoding", None) or "utf-8"
         stream = io.TextIOWrapper(
@@ -89,6 +92,35 @@ def begin() -> None:
             line_buffering=name == "stderr" or os.isatty(descriptor),
         )
         setattr(sys, name, stream)
+        stream.close = lambda: None  # type: ignore[method-assign]  # no part can close the output
+        _streams[name] = stream
+
+
+def _tell_variable(kind, error, trace):
+    """An exception hook: a value of a JAX_ variable that JAX refuses ends the process in one line.
+
+    JAX reads these variables when it is imported, which may be before `call`.
+    """
+    from fedjax_lab.errors import BadInput, reason_of, tell
+
+    if not variables_mistake(error):
+        sys.__excepthook__(kind, error, trace)
+        return
+    reason = reason_of(error)
+    given = {key: text for key, text in os.environ.items() if key.startswith("JAX_")}
+    named = [key for key in given if key.lower() in reason.lower()]  # JAX names its flag
+    words = " or ".join(f"{key}={given[key]}" for key in named or given)
+    tell(BadInput(f"the environment variable {words}: {reason}"))
+    sys.stderr.flush()
+    os._exit(2)
+
+
+def variables_mistake(error: BaseException) -> bool:
+    """Whether an error was raised because JAX refuses a value of an environment variable."""
+    if not isinstance(error, ValueError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.endswith(os.path.join("jax", "_src", "config.py"))
 
 
 def _open_closed_streams():
@@ -119,8 +151,8 @@ def run(
     """
     code = main(arguments)
     with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    output: Any = sys.stdout.buffer  # wraps an `Outlet`
+        _streams["stdout"].flush()
+    output: Any = _streams["stdout"].buffer  # wraps an `Outlet`
     error = output.raw.error
     if prints_result and code == 0 and error and error.errno != errno.EPIPE:
         code = report_failure(f"cannot write the output: {error.strerror}")
@@ -207,7 +239,7 @@ def machine_failure(error: BaseException | None) -> str | None:
     The causes of the error are searched too. BadInput caused by a MemoryError is not a failure of
     the machine: a file whose header claims a size beyond the memory is invalid data.
     """
-    from fedjax_lab.errors import MACHINE, BadInput, causes
+    from fedjax_lab.errors import MACHINE, BadInput, causes, message_of
 
     of_data = isinstance(error, BadInput)
     for each in causes(error):
@@ -215,18 +247,11 @@ def machine_failure(error: BaseException | None) -> str | None:
             name = "" if each.filename is None else f": {os.fsdecode(each.filename)}"
             return f"{each.strerror}{name}"
         if not of_data and isinstance(each, MemoryError):
-            return _joined("out of memory", _text(each))
-        lines = [] if of_data else _text(each).splitlines()
+            return _joined("out of memory", message_of(each))
+        lines = [] if of_data else message_of(each).splitlines()
         if said := [line.strip() for line in lines if any(sign in line for sign in SIGNS)]:
             return said[0]
     return None
-
-
-def _text(error):
-    try:
-        return str(error)
-    except Exception:  # of a user's class
-        return ""
 
 
 def users_mistake(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_lab.errors import BadInput, cut, quoted
 from fedjax_lab.types import Array, Method, PyTree, Stage, State
@@ -102,6 +103,38 @@ def check_sample(drawn: Any) -> tuple[Array, Array]:
     )
 
 
+SUM = 1e-3  # how far the sum of the shares of a cohort may be from 1
+
+
+def is_cohort(ids: Array, shares: Array, num_clients: int) -> Array:
+    """Whether these are clients and their shares in a mean, which sum to 1.
+
+    Shares that are all 0 are those of a cohort without clients.
+    """
+    total = jnp.sum(shares)
+    sums = (jnp.abs(total - 1) <= SUM) | jnp.all(shares == 0)
+    return jnp.all((ids >= 0) & (ids < num_clients)) & jnp.all(shares >= 0) & sums
+
+
+def check_cohort(name: str, ids: Array, shares: Array, num_clients: int) -> None:
+    """Raises BadInput unless the arrays, with their values, are those of a cohort.
+
+    name: of the sampling, for the message.
+    """
+    ids, shares = np.asarray(ids), np.asarray(shares, float)
+    if outside := [int(i) for i in ids if not 0 <= i < num_clients]:
+        raise BadInput(
+            f"{name} draws client {outside[0]}, but the clients are 0 .. {num_clients - 1}"
+        )
+    if not is_cohort(ids, shares, num_clients):
+        wrong = shares[~(shares >= 0)]
+        of = f"one of them is {wrong[0]:.6g}" if len(wrong) else f"they sum to {shares.sum():.6g}"
+        raise BadInput(
+            f"{name} must return shares of at least 0 that sum to 1, the weights of the clients in"
+            f" the server's mean; {of}; divide them by their sum"
+        )
+
+
 def check_local(returned: Any, private: PyTree) -> tuple[PyTree, PyTree]:
     """Returns the result of `local`.
 
@@ -126,10 +159,10 @@ def check_model(function: str, given: Any) -> tuple[PyTree, PyTree]:
     return given
 
 
-def check_alike(what: str, given: PyTree, expected: PyTree) -> None:
+def check_alike(what: str, given: PyTree, expected: PyTree, of: str = "that `init` gave") -> None:
     """Raises BadInput unless two trees have the same structure and shapes.
 
-    what: the beginning of the message.
+    what: the beginning of the message. of: whose shapes the expected ones are.
     """
     import chex  # imported here, so that importing the package stays fast
 
@@ -137,7 +170,7 @@ def check_alike(what: str, given: PyTree, expected: PyTree) -> None:
         chex.assert_trees_all_equal_shapes(given, expected)
     except (AssertionError, AttributeError, TypeError, ValueError) as error:
         raise BadInput(
-            f"{what} in the shapes that `init` gave, {shown(expected)}, not {shown(given)}"
+            f"{what} in the shapes {of}, {shown(expected)}, not {shown(given)}"
         ) from error
 
 
@@ -178,4 +211,7 @@ def shown(tree: PyTree) -> str:
 
 
 def _shown(leaf):
-    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+    try:
+        return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+    except (TypeError, ValueError):  # no array
+        return quoted(leaf, 40)

@@ -13,7 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import contract, evaluate, flops, parallel, processes, simulate, streams, tree
+from fedjax_lab import (
+    contract,
+    evaluate,
+    flops,
+    parallel,
+    processes,
+    sampling,
+    simulate,
+    streams,
+    tree,
+)
 from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
 from fedjax_lab.host_state import HostState, from_bits, to_bits
@@ -84,7 +94,7 @@ class Lanes(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """The programs of one stage, lowered or compiled."""
+    """The programs of one stage, lowered or compiled; functions as they are if jit is disabled."""
 
     play: Any  # (settings, lane, state, sums, start, count): a block of rounds
     score: Any  # (settings, lane, state, t): the evaluation; a list of several for a hosted lane
@@ -191,10 +201,11 @@ class Engine:
         axes = 0, self._axes(lanes.training), 0
         out = self.place.of_state(state), self._sharding
         block = self._jit(play, (*axes, 0, None, None), out, donate_argnums=(2, 3))
-        args = lanes.settings, lanes.training, state, sums, number, number
-        block = block.lower(*args)
-        args = lanes.settings, lanes.scoring, state, number
-        scored = self._jit(score, (*axes, None), self._sharding).lower(*args)
+        scored = self._jit(score, (*axes, None), self._sharding)
+        if not jax.config.jax_disable_jit:
+            of_lane = lanes.settings, lanes.training, state, sums, number, number
+            block = block.lower(*of_lane)
+            scored = scored.lower(lanes.settings, lanes.scoring, state, number)
         return Programs(block, scored, *self._messages(lanes.training, state))
 
     def _program(self, settings):
@@ -643,10 +654,12 @@ class Engine:
         return self.place.put(shared._replace(**dict.fromkeys(POOL)))._replace(**pool)
 
     def _no_progress(self):
-        places = any(stage.method.empty_places for stage in self.simulation.stages)
+        methods = [stage.method for stage in self.simulation.stages]
+        places = any(method.empty_places for method in methods)
+        own = any(sampling.is_own(method.sample) for method in methods)
 
         def one(lanes):  # a separate copy per lane, since their buffers are donated
-            none = simulate.no_progress(self.simulation.plan.dropout > 0, places)
+            none = simulate.no_progress(self.simulation.plan.dropout > 0, places, own)
             if self.together:
                 none = jax.tree.map(lambda a: jnp.stack([a] * len(self.simulation.seeds)), none)
             return self._put(none)
@@ -697,6 +710,8 @@ def _flat(examples):
 
 def _compiled(programs):
     """The compiled programs. MemoryError if a round needs more memory than a CPU has free."""
+    if jax.config.jax_disable_jit:
+        return programs
     play = programs.play.compile()
     if (sizes := play.memory_analysis()) is not None:
         parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")

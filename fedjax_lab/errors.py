@@ -195,6 +195,19 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__context__ if error.__cause__ is None else error.__cause__
 
 
+_of_parts: set[str] = set()  # files and folders with the installed packages of a user's parts
+
+
+def add_part(module: str) -> None:
+    """Lets `place_of` count the package of this imported module as a user's code.
+
+    Only for a package that is installed, and that nothing else has imported.
+    """
+    path = getattr(sys.modules.get(module.partition(".")[0]), "__file__", None)
+    if path:
+        _of_parts.add(os.path.dirname(path) if Path(path).stem == "__init__" else path)
+
+
 def place_of(error: BaseException) -> str:
     """Where in a user's code an error was raised, as "own.py, line 3"; "" if it was elsewhere.
 
@@ -207,11 +220,21 @@ def place_of(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         of_library = any(file.is_relative_to(folder) for folder in libraries)
-        if file.is_file() and not of_library and str(file.absolute()) != program:
+        of_part = any(file.is_relative_to(folder) for folder in _of_parts)
+        is_own = of_part or not of_library
+        if file.is_file() and is_own and str(file.absolute()) != program:
             return f"{file.name}, line {frame.lineno}"
     return ""
 
 
+def message_of(error: BaseException) -> str:
+    """The message of an error; its type in words if the error cannot tell it."""
+    try:
+        return str(error)
+    except BaseException:  # a user's exception may do anything in __str__
+        return "(its message cannot be shown)"
+
+
 def reason_of(error: BaseException) -> str:
     """The type and the message of an error in one line."""
-    return cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+    return cut(" ".join(f"{type(error).__name__}: {message_of(error)}".split()), 300)

@@ -248,13 +248,14 @@ def count(
         batch = fetch(federation, at, plan)
         logits = program.method.predict(message, client, batch.x)
         contract.check_logits(logits, len(batch.y))
-        domain = jax.nn.one_hot(federation.domain[at], plan.num_domains) * batch.mask[:, None]
+        which = jax.nn.one_hot(federation.domain[at], plan.num_domains, dtype=jnp.float32)
+        domain = which * batch.mask[:, None]
         views = {
             name: program.method.predict(message, client, view(batch.x))
             for name, view in _views(plan).items()
         }
         of_batch = _count_batch(plan, logits, batch.y, domain, views)
-        counts = jax.tree.map(jnp.add, counts, of_batch)
+        counts = tree.typed_like(tree.add(counts, of_batch), counts)
         if kept is not None:
             kept = jax.lax.dynamic_update_slice(kept, logits.astype(kept.dtype), (s * size, 0))
         return counts, kept

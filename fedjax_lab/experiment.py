@@ -34,6 +34,7 @@ from fedjax_lab.registry import (
     keyword_defaults,
     look_up,
     make_method,
+    told,
 )
 from fedjax_lab.transforms.guarantee import Guarantee
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task, Weights
@@ -103,6 +104,7 @@ def _make_stages(config, task, setup, federation):
 
     Raises BadInput if they do not fit the data.
     """
+    _check_optimizer(config.local, task)
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
     transforming.check_private(config, stages)
     stages = tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)
@@ -399,6 +401,8 @@ def _check_arrays(dataset):
         if np.dtype(array.dtype).kind not in kinds:
             numbers = "numbers" if field == "x" else "whole numbers"
             raise BadInput(f"the dataset's {field} must be {numbers}, not {array.dtype}")
+        if 0 in (shape := np.shape(array)[1:]):
+            raise BadInput(f"the dataset's {field} has no columns: an example has shape {[*shape]}")
         if field != "x" and np.shape(array) != (len(dataset.x),):
             shape = list(np.shape(array))
             raise BadInput(
@@ -460,7 +464,22 @@ def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embe
     if not isinstance(made, Embeddings):
         name = config.embedding.name
         raise BadInput(f"embedding {name} must return Embeddings, not {quoted(made)}")
+    _check_embeddings(config.embedding.name, made, len(dataset.x), len(dataset.classes))
     return made
+
+
+def _check_embeddings(name, made, count, classes):
+    """Raises BadInput unless the embeddings are numbers [count, E] and [classes, E], E > 0."""
+    width = np.shape(made.examples)[-1:] or (0,)
+    for field, rows in (("examples", count), ("labels", classes)):
+        array = getattr(made, field)
+        is_float = np.dtype(getattr(array, "dtype", object)).kind == "f"
+        if not is_float or np.shape(array) != (rows, *width) or not width[0]:
+            kind, shape = getattr(array, "dtype", type(array).__name__), [*np.shape(array)]
+            raise BadInput(
+                f"embedding {name} must return {field} of shape [{rows}, E] with E > 0, the same E"
+                f" for examples and labels, in float32; its {field} are {kind}{shape}"
+            )
 
 
 def make_model(
@@ -513,13 +532,39 @@ def make_optimizer(local: Mapping) -> optax.GradientTransformation:
     The optimizer's function gets the learning rate and, by name, those keys of the section that it
     has as parameters.
     """
-    function = look_up("optimizer", local["optimizer"])
+    function = told("optimizer", local["optimizer"], look_up("optimizer", local["optimizer"]))
     _, *settings = inspect.signature(function).parameters
     made = function(local["lr"], **{key: local[key] for key in settings if key in local})
     if not (hasattr(made, "init") and hasattr(made, "update")):
         name = local["optimizer"]
         raise BadInput(f"optimizer {name} must return a GradientTransformation, not {quoted(made)}")
     return made
+
+
+def _check_optimizer(local, task):
+    """Raises BadInput unless a user's optimizer changes the weights of this task, in their shapes.
+
+    Nothing is computed.
+    """
+    name = local["optimizer"]
+    if name in NAMED["optimizer"]:
+        return
+    optimizer = make_optimizer(local)
+
+    def step(params):
+        state = optimizer.init(params)
+        given = optimizer.update(params, state, params)
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise BadInput(f"its `update` must return (updates, state), not {quoted(given)}")
+        contract.check_alike("its `update` must return updates", given[0], params, "of the weights")
+        contract.check_alike("its `update` must return the state", given[1], state)
+        return given
+
+    params = jax.eval_shape(task.init, jax.random.key(0)).params
+    try:
+        jax.eval_shape(told("optimizer", name, step), params)
+    except BadInput as error:
+        raise BadInput(f"config.local.optimizer={name}: {error}") from error
 
 
 def _plan(config, training, stages, dataset):
@@ -564,7 +609,8 @@ def _engine_fields(engine, plan, stages, task, federations, devices, memory):
     division = _divide(engine, plan, stages, task, federations, devices, memory)
     host = _host(division, engine, stages)
     together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices), host)
-    together = together and (engine.fsdp == 1 or engine.seeds == "vectorized")
+    alone = engine.fsdp > 1 or jax.config.jax_disable_jit
+    together = together and (not alone or engine.seeds == "vectorized")
     at_once = len(federations) if together else 1
     strategy = parallel.choose(
         engine.strategy,
@@ -577,6 +623,7 @@ def _engine_fields(engine, plan, stages, task, federations, devices, memory):
         devices=devices,
         **division.divided,
     )
+    _check_jit(host, len(parallel.choose_devices(plan.cohort, engine.fsdp, devices)))
     precision = None if engine.precision == "default" else engine.precision
     return {
         "strategy": strategy,
@@ -585,6 +632,15 @@ def _engine_fields(engine, plan, stages, task, federations, devices, memory):
         "placement": division.words,
         "host": host,
     }
+
+
+def _check_jit(host, devices):
+    """Raises BadInput if jit is disabled for a run on several devices, or with data on the host."""
+    if jax.config.jax_disable_jit and (host is not None or devices > 1):
+        raise BadInput(
+            "JAX_DISABLE_JIT: without jit a run uses one device and keeps everything on it; set"
+            " JAX_NUM_CPU_DEVICES=1, and config.engine.state and config.engine.data to replicated"
+        )
 
 
 def _divide(engine, plan, stages, task, federations, devices, memory):

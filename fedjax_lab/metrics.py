@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from fedjax_lab import measures
-from fedjax_lab.errors import BadInput, cut, quoted
+from fedjax_lab.errors import BadInput, cut, message_of, quoted
 from fedjax_lab.types import Array, PyTree
 
 SPECIAL = 2  # the first two classes of word predictions are padding and the unknown word
@@ -195,7 +195,9 @@ def _of_function(function, num_classes):
             " no other meaning in metrics.jsonl; rename the function"
         )
     lower = bool(getattr(function, "lower_is_better", False))
-    if _given_shape(name, function, num_classes) == ():
+    shape = _given_shape(name, function, num_classes)
+    _check_padding(name, function, num_classes)
+    if shape == ():
         return Whole(name, function, lower)
     return Summed(name, function, _mean, lower)
 
@@ -208,7 +210,7 @@ def _given_shape(name, function, num_classes):
     try:
         given = jax.eval_shape(function, like((count, num_classes), jnp.float32), labels, mask)
     except Exception as error:  # a user's function may raise anything
-        reason = cut(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
+        reason = cut(f"{type(error).__name__}: {message_of(error)}".partition("\n")[0], 300)
         raise BadInput(
             f"metric {name!r} fails on (logits [N, K], labels [N], mask [N]): {reason}"
         ) from error
@@ -219,6 +221,22 @@ def _given_shape(name, function, num_classes):
     if jnp.issubdtype(given.dtype, jnp.complexfloating):
         raise BadInput(f"metric {name!r} must return real numbers, not {given.dtype}")
     return shape
+
+
+def _check_padding(name, function, num_classes):
+    """Raises BadInput if the values of a metric depend on padded rows."""
+    logits = np.random.default_rng(0).normal(size=(5, num_classes)).astype(np.float32)
+    labels, mask = np.arange(5, dtype=np.int32) % num_classes, np.float32([1, 1, 1, 0, 0])
+
+    def value(count):
+        given = function(*map(jnp.asarray, (logits[:count], labels[:count], mask[:count])))
+        return np.asarray(given).reshape(-1)[:3]
+
+    if not np.allclose(value(5), value(3), rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise BadInput(
+            f"metric {name!r} depends on the rows where its argument `mask` is 0, which are"
+            " padding; a mean over examples is sum(values * mask) / sum(mask)"
+        )
 
 
 def by_domain(metric: Summed, logits: Array, labels: Array, domain: Array) -> PyTree:

@@ -31,6 +31,7 @@ def use_every_core() -> None:
     """Makes each core of a CPU a device, so that the devices share the clients.
 
     It has an effect only before jax starts. JAX_NUM_CPU_DEVICES, if set, is the number of devices.
+    If jit is disabled (JAX_DISABLE_JIT), there is one.
 
     Also sets NPROC, the number of XLA's worker threads, to the number of devices plus one. If every
     worker runs a device, the queue of a long loop fills up, XLA then runs a new task directly in
@@ -41,7 +42,7 @@ def use_every_core() -> None:
     devices = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax adds its flags
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
-        devices = len(cores(0))
+        devices = 1 if jax.config.jax_disable_jit else len(cores(0))
         jax.config.update("jax_num_cpu_devices", devices)
     if devices > 1:
         os.environ["NPROC"] = str(devices + 1)
@@ -200,15 +201,16 @@ def choose(
 
     `auto` chooses one. On a CPU it runs the clients of a convolutional model one after another,
     because their kernels cannot be batched over clients. It does the same for a `group` of more
-    than one device, because a model that needs a group fills its devices alone. Otherwise `chunk`
-    clients run at a time; if it is 0, `width` chooses the number from client_bytes(), the memory
-    for a step of one client. Several devices, or groups of devices, share the cohort, and the
-    arrays that `divided` selects: arguments of `on_mesh`.
+    than one device, because a model that needs a group fills its devices alone, and if jit is
+    disabled, so that a debugger sees the arrays of one client. Otherwise `chunk` clients run at a
+    time; if it is 0, `width` chooses the number from client_bytes(), the memory for a step of one
+    client. Several devices, or groups of devices, share the cohort, and the arrays that `divided`
+    selects: arguments of `on_mesh`.
     """
     chosen = choose_devices(cohort, group, devices)
     line = -(-cohort * group // len(chosen))  # clients of one device, or of one group
     on_cpu = convolutional and chosen[0].platform == "cpu"
-    if name == "auto" and not chunk and (on_cpu or group > 1):
+    if name == "auto" and not chunk and (on_cpu or group > 1 or jax.config.jax_disable_jit):
         name = "sequential"
     if name in ("auto", "chunked") and not chunk:
         memory = _memory() if devices is None else 0

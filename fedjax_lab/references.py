@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedjax_lab.errors import MACHINE, BadInput, nearest, quoted, reason_of
+from fedjax_lab.errors import MACHINE, BadInput, add_part, nearest, quoted, reason_of
 
 Source = dict[str, str | None]  # `module`, `file` and `sha256` (of the file) of a function
 
@@ -199,15 +199,19 @@ def check_file(path: str, what: str, names: Iterable[str] = ()) -> None:
 
 def _imported(name):
     _search(os.getcwd())
+    is_new = name.partition(".")[0] not in sys.modules
     try:
         with told(name):
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
     except BadInput as error:
         absent = error.__cause__
         if isinstance(absent, ModuleNotFoundError) and f"{name}.".startswith(f"{absent.name}."):
             where = "neither the current folder nor PYTHONPATH contains it"
             raise BadInput(f"no module {quoted(absent.name)}; {where}") from error
         raise
+    if is_new:
+        add_part(name)
+    return module
 
 
 def _search(folder):
@@ -355,5 +359,9 @@ def offered(group: str) -> dict[str, Any]:
 def load_offered(point: Any) -> Callable:
     """The function of an entry point. Raises BadInput if it cannot be loaded."""
     package = point.dist.name if point.dist else "a package"
+    is_new = point.module.partition(".")[0] not in sys.modules
     with told(f"{point.name!r} of {package} ({point.value})"):
-        return point.load()
+        part = point.load()
+    if is_new:
+        add_part(point.module)
+    return part

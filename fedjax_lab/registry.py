@@ -6,8 +6,10 @@ function or class of the user: see `references`.
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial, update_wrapper
+from functools import partial, update_wrapper, wraps
 from typing import Literal, get_args, get_origin
+
+import jax
 
 from fedjax_lab import optim, references, sampling, schedules, transforms
 from fedjax_lab.data import feature_skews, label_skews
@@ -47,7 +49,15 @@ from fedjax_lab.data.writers import writers
 from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.embedding.stand_in import stand_in
-from fedjax_lab.errors import BadInput, check_not_negative, cut, nearest, quoted
+from fedjax_lab.errors import (
+    BadInput,
+    check_not_negative,
+    cut,
+    nearest,
+    place_of,
+    quoted,
+    reason_of,
+)
 from fedjax_lab.methods.apfl import apfl
 from fedjax_lab.methods.ccvr import ccvr
 from fedjax_lab.methods.central import central
@@ -471,9 +481,31 @@ def bind(kind: str, section: Mapping, key: str = "name") -> Callable:
     key: the key of the section that holds the name. Keys of the section that are not settings of
     the function are ignored.
     """
-    function = look_up(kind, section[key])
+    function = told(kind, section[key], look_up(kind, section[key]))
     settings = {key: section[key] for key in keyword_defaults(function)}
     return update_wrapper(partial(function, **settings), function) if settings else function
+
+
+def told(kind: str, name: str, function: Callable) -> Callable:
+    """The function with this name, whose errors name it if nothing else of the user's code does.
+
+    An error in a file of the user is raised as it is: `errors.place_of` finds the line.
+    """
+    if name in NAMED[kind] or not callable(function):
+        return function
+
+    @wraps(function)
+    def call(*args, **settings):
+        try:
+            return function(*args, **settings)
+        except (BadInput, MemoryError, OSError, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as error:
+            if place_of(error):
+                raise
+            raise BadInput(f"{kind} {name} failed: {reason_of(error)}") from error
+
+    return call
 
 
 def make_method(name: str, task: Task, **settings) -> Method | Stages:
@@ -487,6 +519,7 @@ def make_method(name: str, task: Task, **settings) -> Method | Stages:
         if key not in defaults:
             raise BadInput(f"method {name} has no setting {key!r}; {nearest(key, defaults)}")
         check_not_negative(f"method.{key}", settings[key])
+    function = told("method", name, function)
     if not is_wrapper(function):
         return _method(name, function(task, **settings))
     base, of_wrapper = settings.pop("base", DEFAULT_BASE), keyword_defaults(function)

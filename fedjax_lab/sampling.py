@@ -4,6 +4,7 @@ A sampling function takes (key, server, population [C], m) and returns the ids [
 [M] of the drawn clients; M is m unless its docstring says otherwise.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -37,11 +38,19 @@ def evenly(sample: Callable) -> Callable:
     if sample in (by_size, equal):
         return equal
 
+    @functools.wraps(sample)
     def even(key, server, population, m):
         ids, shares = sample(key, server, population, m)
         return ids, equal_shares(shares > 0)
 
     return even
+
+
+def is_own(sample: Callable) -> bool:
+    """Whether a function that draws clients is not from this package."""
+    while isinstance(sample, functools.partial):
+        sample = sample.func
+    return not str(getattr(sample, "__module__", "")).startswith("fedjax_lab.")
 
 
 def poisson(

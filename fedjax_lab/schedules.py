@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.errors import BadInput, place_of, quoted, reason_of
 from fedjax_lab.types import Array
 
 Schedule = Callable[[Array], Array]  # index of a round -> factor of the learning rate
@@ -104,7 +104,15 @@ def curve(schedule: Schedule, rounds: int) -> np.ndarray:
 
     Raises BadInput unless each is a finite number above 0.
     """
-    factors = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(rounds)), np.float32)
+    try:
+        factors = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(rounds)))
+    except (TypeError, ValueError) as error:
+        if place_of(error):  # an error in the schedule itself
+            raise
+        raise BadInput(f"it must return one number for each round: {reason_of(error)}") from error
+    if factors.dtype.kind not in "biuf" and factors.dtype != jnp.bfloat16:
+        raise BadInput(f"it must return one number for each round, not {factors.dtype}")
+    factors = factors.astype(np.float32)
     if factors.shape != (rounds,):
         shape = list(factors.shape[1:])
         raise BadInput(f"it must return one number for each round, not the shape {shape}")

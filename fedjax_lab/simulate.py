@@ -51,6 +51,8 @@ class Progress(NamedTuple):
     diverged: Array  # the first round with a non-finite number, or -1
     arrived: Array | None = None  # uploads that were not lost; None: uploads cannot be lost
     drawn: Array | None = None  # clients that took part; None: cohorts have no empty places
+    misdrawn: Array | None = None  # the first round whose sample was no cohort, or -1; None: the
+    # samplings are those of this package
 
 
 def population(federation: Federation, num_classes: int) -> Client:
@@ -109,10 +111,13 @@ def _label_counts(rows, y, num_classes):
     return out
 
 
-def no_progress(losses: bool = False, empty_places: bool = False) -> Progress:
+def no_progress(
+    losses: bool = False, empty_places: bool = False, own_sampling: bool = False
+) -> Progress:
     """The sums before the first round after an evaluation.
 
-    losses: whether uploads may be lost. empty_places: `Method.empty_places`.
+    losses: whether uploads may be lost. empty_places: `Method.empty_places`. own_sampling: whether
+        samples are checked, see `sampling.is_own`.
     """
     zero = jnp.zeros(4)
     return Progress(
@@ -123,6 +128,7 @@ def no_progress(losses: bool = False, empty_places: bool = False) -> Progress:
         diverged=jnp.int32(-1),
         arrived=jnp.int32(0) if losses else None,
         drawn=jnp.int32(0) if empty_places else None,
+        misdrawn=jnp.int32(-1) if own_sampling else None,
     )
 
 
@@ -143,14 +149,20 @@ def play(
     def one(t, carry):
         state, sums = carry
         after, measured = play_round(program, lane, state, t)
+
+        def first(round_before, fails):
+            return jnp.where((round_before < 0) & fails, t, round_before)
+
+        misdrawn = sums.misdrawn
         return tree.typed_like(after, state), Progress(
             train_loss=sums.train_loss + measured.train_loss,
             examples=sums.examples + measured.examples,
             steps=sums.steps + measured.steps,
             lane_steps=sums.lane_steps + measured.lane_steps,
-            diverged=jnp.where((sums.diverged < 0) & ~measured.finite, t, sums.diverged),
+            diverged=first(sums.diverged, ~measured.finite),
             arrived=None if sums.arrived is None else sums.arrived + measured.arrived,
             drawn=None if sums.drawn is None else sums.drawn + measured.drawn,
+            misdrawn=None if misdrawn is None else first(misdrawn, ~measured.is_cohort),
         )
 
     return jax.lax.fori_loop(start, start + count, one, (state, sums))
@@ -166,6 +178,7 @@ class Round(NamedTuple):
     finite: Array
     arrived: Array  # uploads that were not lost
     drawn: Array  # clients that took part
+    is_cohort: Array  # `contract.is_cohort`
 
 
 def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[State, Round]:
@@ -173,7 +186,7 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
     program = in_round(program, t)
     exchanges, federation, server = program.method.round, lane.federation, state.server
     with jax.named_scope("sample"):
-        cohort, rows, places = _sample(program, lane, state, t)
+        cohort, rows, places, is_cohort = _sample(program, lane, state, t)
     k_clients = streams.clients(lane.keys.local, t, cohort.id)
     arrived = failures.arrivals(program.plan, k_clients)
     passes = _passes(program, k_clients, cohort.weight)
@@ -193,7 +206,7 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
     contract.check_alike(AGGREGATED, server, state.server)
     if program.method.empty_places:
         cohort = cohort._replace(private=tree.where(cohort.weight > 0, cohort.private, before))
-    measured = _measure(program, trainings, lane_steps, cohort, server, arrived)
+    measured = _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort)
     return State(server, program.strategy.put(state.private, places, cohort.private)), measured
 
 
@@ -217,10 +230,13 @@ def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array,
 def _sample(program, lane, state, t):
     """The cohort of round t, in the strategy's order of clients.
 
-    Returns the clients [M], their `WorkRows` [M, N], and the positions [M] of their private state.
+    Returns the clients [M], their `WorkRows` [M, N], the positions [M] of their private state, and
+    whether the sample is a cohort.
     """
     method, plan, strategy, _ = program
     ids, share = draw(program, lane, state.server, t)
+    number = 1 if method.pooled else plan.num_clients or len(lane.population.id)
+    is_cohort = contract.is_cohort(ids, share, number)
     in_order = any(exchange.one_by_one for exchange in method.round)
     if not in_order and (plan.straggler or not plan.equal_steps or method.empty_places):
         order = strategy.deal(_batches(program, lane, ids, share, t))
@@ -229,9 +245,9 @@ def _sample(program, lane, state, t):
     clients = strategy.take(lane.population, ids)
     rows = work_rows(method, lane.federation)
     rows, private = strategy.take((rows, state.private), places)
-    number = 1 if method.pooled else plan.num_clients or len(lane.population.id)
     attacks = failures.attacks(plan, lane.keys.cohort, ids, number)
-    return clients._replace(weight=share, private=private, attacks=attacks), rows, places
+    clients = clients._replace(weight=share, private=private, attacks=attacks)
+    return clients, rows, places, is_cohort
 
 
 def _batches(program, lane, ids, share, t):
@@ -323,7 +339,7 @@ def one_client(exchange, plan):
     return run
 
 
-def _measure(program, trainings, lane_steps, cohort, server, arrived):
+def _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort):
     """The `Round` of these trainings, one for each call of `train`, with leaves [M]."""
     is_drawn = cohort.weight > 0 if program.method.empty_places else jnp.ones_like(cohort.id, bool)
     loss, steps, examples = jnp.zeros((3, 1))
@@ -338,6 +354,7 @@ def _measure(program, trainings, lane_steps, cohort, server, arrived):
         finite=jnp.isfinite(train_loss) & tree.finite((server, cohort.private)),
         arrived=jnp.sum(is_drawn if arrived is None else is_drawn & arrived, dtype=jnp.int32),
         drawn=jnp.sum(is_drawn, dtype=jnp.int32),
+        is_cohort=is_cohort,
     )
 
 

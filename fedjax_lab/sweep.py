@@ -82,7 +82,7 @@ from fedjax_lab import command, experiment, parallel
 from fedjax_lab.analysis.sweeps import told
 from fedjax_lab.config_files import split
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput, cut, parse, printable, quoted
+from fedjax_lab.errors import BadInput, cut, parse, printable, quoted, reason_of
 from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.running import (
     cloud,
@@ -179,7 +179,7 @@ def _try_together(group, out, load, log):
         parts = [experiment.build(c.config, c.seeds, load(c.config)) for c in group]
         runner.run_together(parts, [make_ready(out / c.name) for c in group], log)
     except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = reason_of(error)
         tqdm.write(f"running one by one instead of together: {group[0].name} ...: {reason:.200}")
 
 

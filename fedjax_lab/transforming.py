@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import contract, parallel, simulate, streams
+from fedjax_lab import contract, parallel, sampling, simulate, streams, tree
 from fedjax_lab.engine import Simulation
 from fedjax_lab.errors import BadInput
 from fedjax_lab.registry import bind
 from fedjax_lab.simulate import Lane, Program
+from fedjax_lab.tracing import depends
 from fedjax_lab.transforms import beside
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Federation, Stage, Task
@@ -99,8 +100,10 @@ def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) ->
 def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation) -> None:
     """Raises BadInput if a transform cannot be applied, by tracing the first round with shapes.
 
-    Later stages start from states of earlier ones, and are checked when they begin.
+    Also checks the first cohorts of a user's sampling. Later stages start from states of earlier
+    ones, and are checked when they begin.
     """
+    _check_first_cohorts(config, simulation)
     stage, plan = simulation.stages[0], simulation.plan
     is_plain = all(config[key].name == "none" for key in TRANSFORMS)
     if is_plain or stage.method.init is None or stage.view is not None:
@@ -119,6 +122,40 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (federation, population)
     )
     jax.eval_shape(first_round, *shapes, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulation) -> None:
+    """Raises BadInput if a sampling of the user draws no cohort in one of the first rounds.
+
+    A sampling that uses the server's state is only checked while the run trains.
+    """
+    method, plan = simulation.stages[0].method, simulation.plan
+    if not sampling.is_own(method.sample) or method.init is None:
+        return
+    population = simulate.population_on_host(simulation.training[0], simulation.num_classes)
+    population = jax.tree.map(jnp.asarray, population)
+    keys = streams.make_keys(jax.random.key(simulation.seeds[0]))
+
+    def draw(server, key):
+        return contract.check_sample(method.sample(key, server, population, plan.cohort))
+
+    number = len(population.id)
+    server = jax.eval_shape(lambda: simulate.init(method, keys, number)).server
+    if depends(draw, server, keys.cohort):
+        return
+    for t in range(min(FIRST, plan.rounds)):
+        drawn = draw(tree.zeros(server), jax.random.fold_in(keys.cohort, t))
+        contract.check_cohort(sampling_name(config), *drawn, number)
+
+
+FIRST = 3  # rounds whose cohorts are checked before the run begins
+
+
+def sampling_name(config: ml_collections.ConfigDict) -> str:
+    """The sampling of a run in messages."""
+    if config.run.sampling:
+        return f"the sampling config.run.sampling={config.run.sampling}"
+    return f"the sampling of method {config.method.name}"
 
 
 def _with_sampling(stage, run):

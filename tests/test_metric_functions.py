@@ -98,7 +98,8 @@ def margin(logits, labels, mask):
 
 
 def spread(logits, labels, mask):
-    return jnp.max(logits) - jnp.min(logits)
+    rows = mask[:, None] > 0
+    return jnp.max(logits, where=rows, initial=-99) - jnp.min(logits, where=rows, initial=99)
 
 
 spread.lower_is_better = True

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import parallel, simulate, tree
+from fedjax_lab import contract, parallel, simulate, tree
 from fedjax_lab.checks.failure import CheckFailed, check, check_same
+from fedjax_lab.checks.padding import check_padding
 from fedjax_lab.checks.stages import check_stages
 from fedjax_lab.checks.toy import C, K, toy_task
 from fedjax_lab.checks.trial import ROUNDS, SEEDS, Trial, keys_of
@@ -75,6 +76,16 @@ def check_types(trial: Trial) -> None:
         state, _ = jax.eval_shape(play, lane.keys, jnp.int32(0), jnp.int32(2))
     check(bool(jax.tree.leaves(state)), "the state has no arrays; `init` must return a State")
     trial.message_bytes  # noqa: B018 - fails if a message does not consist of arrays
+
+
+def check_cohorts(trial: Trial) -> None:
+    """Checks that the method draws clients that exist, with shares that sum to 1."""
+    server = tree.take(trial.played[0], -1).server
+    lane = Lane(trial.federation, trial.population, keys_of(SEEDS[-1]))
+    program = Program(trial.method, trial.plan, parallel.vectorized())
+    for t in range(3):
+        drawn = simulate.draw(program, lane, server, jnp.int32(t))
+        contract.check_cohort("the sampling of the method", *drawn, len(trial.population.id))
 
 
 def check_repeats(trial: Trial) -> None:
@@ -182,6 +193,8 @@ def check_compiles_for_tpu(trial: Trial) -> None:
 
 CHECKS = (
     check_types,
+    check_padding,
+    check_cohorts,
     check_repeats,
     check_resumes,
     check_strategies,

@@ -5,6 +5,7 @@ import numpy as np
 
 from fedjax_lab import evaluate, parallel, tree
 from fedjax_lab.checks.failure import check, check_same
+from fedjax_lab.checks.padding import DEPENDS, padded
 from fedjax_lab.checks.toy import D, K, toy_federation
 from fedjax_lab.checks.trial import pooled
 from fedjax_lab.embedding import Embeddings
@@ -33,11 +34,13 @@ def check_stages(method: Stages) -> None:
     chunked = _play(method, parallel.chunked(2), at_most=ROUNDS)
     what = "two clients at a time give other numbers than all at once"
     check_same(chunked[0], whole[0], what, rtol=5e-3, atol=5e-4)
+    few, many = (_play(method, parallel.vectorized(), ROUNDS, times)[0] for times in (1, 2))
+    check_same(many, few, DEPENDS, rtol=5e-3, atol=5e-4)
 
 
-def _play(method, strategy, at_most):
-    """The final state and the scores of a run."""
-    engine = Engine(_simulation(method, strategy))
+def _play(method, strategy, at_most, times=0):
+    """The final state and the scores of a run; times: see `padding.padded`, 0: no change."""
+    engine = Engine(_simulation(method, strategy, times))
     engine.compile()
     while engine.played < engine.ends[-1]:
         end = engine.ends[engine.stage_number]
@@ -49,10 +52,12 @@ def _play(method, strategy, at_most):
     return state, evaluate.summarize(scores, ("only",))
 
 
-def _simulation(method, strategy):
+def _simulation(method, strategy, times):
     stages = lay_out(method, ROUNDS)
-    federation = jax.device_get(toy_federation())
-    training, _, plan = pooled(stages[0].method)
+    federation = jax.device_get(padded(times) if times else toy_federation())
+    training, _, plan = pooled(stages[0].method, federation)
+    if times:
+        plan = plan._replace(batch_size=times * training.train.longest)
     x = np.asarray(federation.x)
     embedded = Embeddings(np.pad(x, ((0, 0), (0, 32 - D))), np.eye(K, 32, dtype=x.dtype))
     return Simulation(

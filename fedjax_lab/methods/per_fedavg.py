@@ -9,7 +9,8 @@
 (grad F(w + delta g; D) - grad F(w - delta g; D)) / (2 delta). `exact` differentiates the inner
 step. D' is the batch of the step. D is drawn once per round and also replaces the paper's D''; the
 paper draws all three in every step. Before a client is scored, it makes one inner step on all its
-data. The paper's mean is uniform.
+data, in training mode like those of a round: a net with BatchNorm normalizes by the batch's own
+statistics. The paper's mean is uniform.
 """
 
 import jax
@@ -45,7 +46,7 @@ def per_fedavg(
         _check_twice(task)
     risk = losses.risk(task)
 
-    def gradient(w, params, batch, key=None):
+    def gradient(w, params, batch, key):
         return jax.grad(lambda p: risk(w._replace(params=p), batch, key)[0])(params)
 
     def local(w_t, client, work):
@@ -66,7 +67,8 @@ def per_fedavg(
         return work.train(w_t, loss), client.private
 
     def tune(w_t, client, work):
-        step = work.mean(lambda batch: gradient(w_t, w_t.params, batch))
+        key = work.upload_key()  # a client that is scored uploads nothing
+        step = work.mean(lambda batch: gradient(w_t, w_t.params, batch, key))
         return w_t._replace(params=tree.add(w_t.params, step, -inner_lr)), client.private
 
     return fedavg(task, local)._replace(tune=tune)

@@ -3,7 +3,8 @@
 A linen module may be called as `module(x)`, or with further arguments that set the mode of the
 pass: `train`, `training` or `is_training`, or the opposite, `deterministic` or
 `use_running_average`. A field of such a name is set as well. The argument `mask` [B] is 1 for real
-rows. If a module does not accept it, padded rows are excluded from the moments of Flax's BatchNorm.
+rows. Padded rows are excluded from the moments of each BatchNorm to which the module passes no
+mask; if the examples are not the first axis of its input, it is refused.
 
 An NNX module is wrapped by `nnx.bridge.ToLinen`; each pass creates one in the right mode.
 """
@@ -20,7 +21,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_lab.errors import BadInput, cut, place_of, reason_of
-from fedjax_lab.models import calls
+from fedjax_lab.models import calls, layers
 from fedjax_lab.types import Array
 
 MODES = {  # arguments and fields that set the mode of a pass, with their value in training
@@ -184,18 +185,49 @@ def _is_bridge(module):
 @contextlib.contextmanager
 def _masked(mask):
     """Inside the context, BatchNorm's moments exclude padded rows, unless the module masks them."""
-    norms = () if mask is None else calls.with_nnx((nn.BatchNorm,), "BatchNorm")
 
     def hook(layer, call, args, kwargs):
-        if isinstance(layer.module, norms) and layer.method == "__call__":
-            x = args[0] if args else kwargs["x"]
-            if len(x) == len(mask):
-                rows = (mask > 0) | ~mask.any()  # avoids moments of an empty set
-                kwargs = {"mask": rows.reshape(-1, *(1,) * (x.ndim - 1)), **kwargs}
+        if layer.method == "__call__" and isinstance(layer.module, batch_norms()):
+            if len(args) > 2:  # x, mode, mask
+                args, kwargs = args[:2], {**kwargs, "mask": args[2]}
+            kwargs = {**kwargs, **_rows_of(layer, mask, *args, **kwargs)}
         return call(*args, **kwargs)
 
+    if mask is None:
+        yield
+        return
     with calls.intercepted(hook):
         yield
+
+
+def batch_norms() -> tuple[type, ...]:
+    """The types of the layers that compute moments over the examples of a batch."""
+    return calls.with_nnx((layers.BatchNorm, nn.BatchNorm), "BatchNorm")
+
+
+def _rows_of(layer, rows, x, *mode, mask=None, **modes):
+    """The argument `mask` for a call of a BatchNorm; {} if it needs none. rows: [B]."""
+    own = isinstance(layer.module, layers.BatchNorm)
+    if mask is not None or (not own and _is_frozen(layer.module, *mode, **modes)):
+        return {}
+    if len(x) != len(rows):
+        raise BadInput(
+            f"the layer {layer.path} of the model cannot leave out the padding of short batches,"
+            " because the first axis of its input is not that of the examples; keep the examples as"
+            " the first axis ([B, T, C] instead of [B * T, C] or [T, B, C]), or pass it a `mask`,"
+            " made from the argument `mask` [B] of the model's call"
+        )
+    if own:
+        return {"mask": rows}
+    real = (rows > 0) | ~rows.any()  # avoids moments of an empty set
+    return {"mask": real.reshape(-1, *(1,) * (x.ndim - 1))}
+
+
+def _is_frozen(norm, use_running_average=None):
+    """Whether this call of Flax's BatchNorm uses its running statistics."""
+    if use_running_average is None:
+        use_running_average = norm.use_running_average
+    return use_running_average is True
 
 
 # Errors of a module.

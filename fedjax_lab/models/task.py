@@ -51,16 +51,18 @@ def make_task(
     apply: Callable[..., Output] = partial(forward, module, last, survey.gives_features)
     if not survey.gives_features:
         _check_features(apply, init, module, x=jnp.zeros((2, *sample_shape), dtype))
+    norms = _of_type(kinds, modules.batch_norms())
+    if norms:
+        _check_rows(apply, init, sample_shape, dtype)
     if compute_dtype != jnp.float32:
         exact = _of_type(kinds, mixed_precision.normalizations())
         apply = mixed_precision.computing_in(compute_dtype, apply, exact)
-    norms = calls.with_nnx((layers.BatchNorm, nn.BatchNorm), "BatchNorm")
     return Task(
         init=init,
         apply=apply,
         num_classes=num_classes,
         layers=tuple(kinds),
-        batch_norms=_of_type(kinds, norms),
+        batch_norms=norms,
         dense=_of_type(kinds, _dense_types()),
         input_shape=tuple(sample_shape),
         noise=partial(uniform_noise, sample_shape, dtype, lowest, highest),
@@ -71,6 +73,8 @@ def make_task(
 
 
 # Properties of a module.
+
+UNLIKELY = 10_007  # a number of examples that no other axis has; nothing of this size is computed
 
 
 class Survey(NamedTuple):
@@ -172,6 +176,14 @@ def _check_features(apply, init, module, x):
         )
 
 
+def _check_rows(apply, init, sample_shape, dtype):
+    """Raises BadInput unless each BatchNorm can tell the padded rows of a batch."""
+    key = jax.random.key(0)
+    x = jax.ShapeDtypeStruct((UNLIKELY, *sample_shape), dtype)
+    weights = jax.eval_shape(init, key)
+    jax.eval_shape(lambda w, x: apply(w, x, key, jnp.ones(len(x), dtype)), weights, x)
+
+
 def _dense_types():
     return calls.with_nnx((nn.Dense,), "Linear")
 
@@ -228,7 +240,7 @@ def forward_at(
         out = apply(weights, x, key, mask)
     if features is not None:
         return out
-    return out._replace(features=mixed_precision.floats_as(jnp.float32, seen[0]))
+    return out._replace(features=mixed_precision.floats_as(out.logits.dtype, seen[0]))
 
 
 def uniform_noise(

@@ -10,9 +10,55 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
+import numpy as np
+
 from fedjax_lab.experiment import Experiment, guarantee
 from fedjax_lab.transforming import is_private
 from fedjax_lab.transforms.guarantee import Guarantee
+
+LARGE = 0.01  # from here on a delta is too likely a failure for a guarantee
+
+
+def remark(experiment: Experiment) -> str:
+    """Says before training in which respect the guarantee of a run is worth nothing; "" if in none.
+
+    The noise drowns what is learned if all of it together is longer than all updates together can
+    be: sigma S sqrt(d T) / m > S T, for T rounds, m clients in each, and d parameters.
+    """
+    promised, simulation = guarantee(experiment), experiment.simulation
+    if promised is None:
+        return ""
+    says, one = [], promised.unit
+    sizes = np.concatenate([f.train.count for f in simulation.federations])
+    number = int(sizes.max()) if one == "example" else len(simulation.training[0].train)
+    if promised.delta > 1 / number or promised.delta >= LARGE:
+        says.append(
+            f"a delta of {promised.delta:.2g} for {number:,} {one}s is no guarantee, because it is"
+            f" the probability with which one {one} may be revealed completely; it should be far"
+            f" below {min(LARGE, 1 / number):.2g} (config.privacy.delta; its default needs more"
+            f" {one}s)"
+        )
+    if (length := _noise_length(experiment, promised)) > 1:
+        says.append(
+            f"the noise of all rounds together is {length:.2g} times as long as the longest"
+            " possible sum of updates, so that the model will hardly learn; take more clients in a"
+            " round (config.run.cohort), a smaller model or a larger epsilon"
+        )
+    return f"privacy: {'; '.join(says)}" if says else ""
+
+
+def _noise_length(experiment, promised):
+    """The norm of the noise of all rounds, relative to the largest norm of the sum of updates.
+
+    It is 0 where the noise of different rounds or steps is not independent noise in their mean.
+    """
+    m, rounds = experiment.simulation.plan.cohort, experiment.simulation.plan.rounds
+    noise = {"central": promised.noise / m, "adaptive": promised.noise / m}
+    noise |= {"local": promised.noise / math.sqrt(m)}
+    shapes = jax.eval_shape(experiment.task.init, jax.random.key(0)).params
+    d = sum(a.size for a in jax.tree.leaves(shapes))
+    return noise.get(experiment.config.privacy.name, 0.0) * math.sqrt(d / rounds)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Shows the progress of a run: a bar on a terminal, plain lines in a pipe or a file."""
 
+import contextlib
 import sys
 import time
 
@@ -19,7 +20,8 @@ class ProgressBar:
     """
 
     def __init__(self, total: int, played: int, quiet: bool):
-        self._lines = not quiet and not sys.stderr.isatty()
+        shows = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+        self._lines = not quiet and not shows
         self._total = total
         self._began = 0.0, played  # when the clock was started, and the rounds played by then
         self._next_line = 0.0
@@ -93,4 +95,5 @@ class ProgressBar:
 
 
 def _print(text):
-    print(f"{time.strftime('%H:%M:%S')}  {printable(text)}", flush=True)
+    with contextlib.suppress(ValueError):  # the output has been closed
+        print(f"{time.strftime('%H:%M:%S')}  {printable(text)}", flush=True)

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import STOP, evaluate, flops, interrupts, processes, tree
+from fedjax_lab import STOP, evaluate, flops, interrupts, processes, transforming, tree
 from fedjax_lab.engine import Engine
+from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment, check_promise, join, of_seeds
 from fedjax_lab.running import (
     followers,
@@ -229,6 +230,8 @@ def _play(live, quiet):
     if live.is_whole or live.rule:
         return live.rule
     with ProgressBar(simulation.plan.rounds, engine.played, quiet) as progress:
+        if remark := guaranteed.remark(live.experiment):
+            progress.tell(remark)
         progress.say("compiling")
         engine.compile()
         progress.start_clock(engine.played)
@@ -269,6 +272,7 @@ def _play_stage(live, progress):
             while engine.played < goal and not _cut(live, stop):
                 live.profile.play(engine, goal - engine.played, progress)
                 progress.rounds(engine.played, engine.played == goal)
+                _check_cohorts(live.experiment, engine)
                 _check_finite(live.experiment, engine, live.folder, live.rows)
             if engine.played == goal:
                 rule = _evaluate(live, since, progress)
@@ -382,6 +386,19 @@ def _rows(live, since):
             }
         )
     return rows
+
+
+def _check_cohorts(experiment, engine):
+    """Raises BadInput if a sampling of the user has drawn no cohort since the last evaluation."""
+    misdrawn = engine.progress().misdrawn
+    if misdrawn is None or (misdrawn < 0).all():
+        return
+    i, number = int(np.argmax(misdrawn >= 0)), len(experiment.simulation.training[0].train)
+    raise BadInput(
+        f"{transforming.sampling_name(experiment.config)} returned in round {misdrawn[i] + 1} (seed"
+        f" {experiment.simulation.seeds[i]}) a client that does not exist, or shares that are below"
+        f" 0 or do not sum to 1; the clients are 0 .. {number - 1}"
+    )
 
 
 def _check_finite(experiment, engine, folder, rows):

@@ -16,8 +16,10 @@ from slow_cases import exhaustive_but, slow_but
 from fedjax_lab import evaluate, parallel, registry, simulate, streams, tree
 from fedjax_lab.checks.methods import (
     CHECKS,
+    check_cohorts,
     check_compiles_for_tpu,
     check_learns,
+    check_padding,
     check_repeats,
     check_resumes,
     check_strategies,
@@ -74,7 +76,8 @@ def test_every_method_with_stages_passes_its_checks(name, small_network):
 
 
 def test_every_check_is_used():
-    assert {*ONE_PROGRAM, check_strategies, check_compiles_for_tpu} == {*CHECKS}
+    elsewhere = {check_strategies, check_compiles_for_tpu, check_cohorts, check_padding}
+    assert {*ONE_PROGRAM, *elsewhere} == {*CHECKS}  # see tests/accelerators and test_padding.py
 
 
 @functools.cache

@@ -11,9 +11,9 @@ import toys
 from rounds import one_client, rounds
 from slow_cases import exhaustive_but
 
-from fedjax_lab import simulate, streams
+from fedjax_lab import losses, simulate, streams, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.local import make_work
+from fedjax_lab.local import fetch, make_work
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 
@@ -65,6 +65,20 @@ def test_a_client_is_scored_after_one_inner_step_on_all_its_data():
     adapted, _ = one_client(method.tune, w, 1)
     first = naive.first_weights()
     naive.close(adapted, naive.add(first, naive.gradient(first, *naive.data_of(1))[1], -0.3))
+
+
+def test_the_step_before_scoring_normalizes_by_the_batches_of_the_client():
+    """The step is in training mode; the running statistics do not change."""
+    plan = toys.PLAN._replace(batch_size=toys.N)  # one batch
+    w, rows = toys.NORM.init(KEYS.init), toys.FEDERATION.train[1]
+    w = w._replace(stats=jax.tree.map(lambda a: a + 3, w.stats))  # unlike those of the batch
+    work, _ = make_work(toys.FEDERATION, rows, plan, KEYS.score)
+    tuned, _ = toys.make("per_fedavg", inner_lr=0.3).tune(w, tree.take(toys.POPULATION, 1), work)
+    batch = fetch(toys.FEDERATION, rows, plan)
+    risk = losses.risk(toys.NORM)
+    step = jax.grad(lambda p: risk(w._replace(params=p), batch, KEYS.score)[0])(w.params)
+    toys.close(tuned.params, tree.add(w.params, step, -0.3))
+    toys.same(tuned.stats, w.stats)
 
 
 CONVOLUTIONAL = make_task(nets.digit_cnn(toys.K), (28, 28, 3), toys.K)

@@ -1,0 +1,97 @@
+"""JAX's 64-bit mode: a whole run, and no float32 in what computes with float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import fedjax_lab
+from fedjax_lab import losses
+from fedjax_lab.config_files import load_config
+from fedjax_lab.methods import fedpick
+from fedjax_lab.types import Batch
+
+
+@pytest.fixture
+def wide():
+    """64-bit mode for the whole process, as JAX_ENABLE_X64=1 sets it: a run has several threads."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """The config of a run with every kind of score and metric."""
+    folder = tmp_path_factory.mktemp("toy")
+    toys.write_examples(folder / "data.npz", domain=np.arange(300) % 2)
+    names = ("auroc", "ece", "macro_f1", "top5")
+    return load_config(
+        toys.write_config(
+            folder,
+            partition={"validation": 0.2, "new_clients": 0.2},
+            model={"norm": True},
+            run={"rounds": 3, "eval_every": 2, "cohort": 3, "metrics": names, "dropout": 0.1},
+        )
+    )
+
+
+def numbers_of(row):
+    """The numbers of a row that do not depend on time."""
+    kept = {key: value for key, value in row.items() if key not in ("seconds", "flops")}
+    return [a for a in jax.tree.leaves(kept) if isinstance(a, float)]
+
+
+def test_a_whole_run_in_64_bit_mode_gives_the_scores_of_32_bits(toy, wide):
+    wide_rows = fedjax_lab.run(toy, seeds=[0, 1], quiet=True).metrics
+    jax.config.update("jax_enable_x64", False)
+    rows = fedjax_lab.run(toy, seeds=[0, 1], quiet=True).metrics
+    assert [row["round"] for row in wide_rows] == [2, 2, 3, 3]
+    for narrow, other in zip(rows, wide_rows, strict=True):
+        np.testing.assert_allclose(numbers_of(other), numbers_of(narrow), rtol=0.05, atol=3)
+
+
+def types_in(function, *args):
+    """The names of the types of all values that the function computes."""
+    return str(jax.make_jaxpr(function)(*args))
+
+
+def test_fedpick_computes_in_the_type_of_its_weights(wide):
+    method = fedpick.fedpick(toys.NORM)
+    w, key = method.init(jax.random.key(0), 2), jax.random.key(1)
+    message = method.round[-1].send(w.server, jnp.int32(0))
+    like = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), (message, w.private))
+    x, mask = jnp.ones((5, toys.D)), jnp.ones(5)
+
+    class Work:
+        def train(self, weights, loss):
+            batch = Batch(x, jnp.zeros(5, jnp.int32), mask)
+            return jax.grad(lambda p: loss(weights._replace(params=p), batch, key)[0])(
+                weights.params
+            )
+
+    def local(message, private):
+        caught = []
+
+        class Catch:
+            def train(self, weights, loss, **options):
+                caught.append(Work().train(weights, loss))
+                return weights
+
+        client = toys.POPULATION._replace(private=private)
+        method.round[-1].local(message, client, Catch())
+        return caught
+
+    private = jax.tree.map(lambda a: a[0], like[1])
+    assert "f64" in types_in(local, like[0], private)
+    assert "f32" not in types_in(local, like[0], private)
+
+
+def test_features_have_the_type_of_the_weights(wide):
+    task, x = toys.NORM, jnp.ones((3, toys.D))
+    w = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), task.init(jax.random.key(0)))
+    for layer in task.layers:
+        assert task.apply_at(layer, w, x).features.dtype == jnp.float64
+    value, _ = losses.risk(task)(w, Batch(x, jnp.zeros(3, jnp.int32), jnp.ones(3)), None)
+    assert value.dtype == jnp.float64
