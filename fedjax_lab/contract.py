@@ -121,7 +121,7 @@ def check_cohort(name: str, ids: Array, shares: Array, num_clients: int) -> None
 
     name: of the sampling, for the message.
     """
-    ids, shares = np.asarray(ids), np.asarray(shares, float)
+    ids, shares = jax.device_get((ids, shares))
     if outside := [int(i) for i in ids if not 0 <= i < num_clients]:
         raise BadInput(
             f"{name} draws client {outside[0]}, but the clients are 0 .. {num_clients - 1}"

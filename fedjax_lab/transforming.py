@@ -144,8 +144,8 @@ def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulati
     if depends(draw, server, keys.cohort):
         return
     for t in range(min(FIRST, plan.rounds)):
-        drawn = draw(tree.zeros(server), jax.random.fold_in(keys.cohort, t))
-        contract.check_cohort(sampling_name(config), *drawn, number)
+        ids, shares = draw(tree.zeros(server), jax.random.fold_in(keys.cohort, t))
+        contract.check_cohort(sampling_name(config), ids, shares, number)
 
 
 FIRST = 3  # rounds whose cohorts are checked before the run begins

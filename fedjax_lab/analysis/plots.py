@@ -281,8 +281,8 @@ def save(figure: Figure, path: Path) -> Path:
     """
     dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     picture = io.BytesIO()
-    form = {"format": path.suffix[1:] or None, "metadata": dates.get(path.suffix)}
-    figure.savefig(picture, dpi=150, bbox_inches="tight", **form)
+    form, dates_of_form = path.suffix[1:] or None, dates.get(path.suffix)
+    figure.savefig(picture, dpi=150, bbox_inches="tight", format=form, metadata=dates_of_form)
     writing.replace(path, picture.getvalue())
     return path
 

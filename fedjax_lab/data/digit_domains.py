@@ -148,9 +148,9 @@ def contact_sheet(
             pixels = dataset.x[row] if dataset.x.shape[-1] == 3 else dataset.x[row, :, :, 0]
             picture = Image.fromarray(pixels).resize((cell - 2, cell - 2), Image.Resampling.NEAREST)
             sheet.paste(picture, (left + across * cell, index * block + down * cell))
-    picture = io.BytesIO()
-    ImageOps.posterize(sheet, 5).save(picture, "png", optimize=True)  # half the bytes
-    writing.replace(Path(path), picture.getvalue())
+    content = io.BytesIO()
+    ImageOps.posterize(sheet, 5).save(content, "png", optimize=True)  # half the bytes
+    writing.replace(Path(path), content.getvalue())
 
 
 def _sample(dataset: Dataset, domain: int, rows: int, columns: int) -> np.ndarray:
@@ -208,6 +208,7 @@ def _glyph(font: str, label: int) -> np.ndarray:
     from PIL import Image, ImageDraw, ImageFont
 
     package = importlib.util.find_spec("matplotlib")  # its import would choose a backend
+    assert package is not None and package.origin is not None
     file = Path(package.origin).with_name("mpl-data") / f"fonts/ttf/{font}.ttf"
     image = Image.new("L", (_INK, _INK))
     face = ImageFont.truetype(str(file), round(0.8 * _INK))
