@@ -2,20 +2,15 @@
 
 import numpy as np
 import pytest
+from inputs import complaint
 
 from fedjax_lab import clusters
-from fedjax_lab.errors import BadInput
 
 
-def blobs(sizes, seed=0):
-    rng = np.random.default_rng(seed)
-    centers = 10 * np.eye(len(sizes))
-    return np.concatenate(
-        [
-            center + 0.1 * rng.normal(size=(n, len(sizes)))
-            for center, n in zip(centers, sizes, strict=True)
-        ]
-    )
+def blobs(sizes):
+    """Points around as many distant centers, in groups of these sizes."""
+    centers = np.repeat(10 * np.eye(len(sizes)), sizes, 0)
+    return centers + 0.1 * rng().normal(size=centers.shape)
 
 
 def rng():
@@ -29,23 +24,23 @@ def test_kmeans_finds_well_separated_clusters():
 
 
 def test_equal_points_share_a_cluster():
-    assert len(np.unique(clusters.assign(np.ones((6, 3)), 4, rng()))) == 1
-    facts = clusters.form(np.ones((6, 3)), 4, False, rng())
-    np.testing.assert_array_equal(facts["member"], np.ones((1, 6)))
+    """With balanced clusters, six points share four clusters of at most two."""
+    points = np.ones((6, 3))
+    assert len(np.unique(clusters.assign(points, 4, rng()))) == 1
+    np.testing.assert_array_equal(clusters.form(points, 4, False, rng())["member"], np.ones((1, 6)))
+    assert np.bincount(clusters.assign(points, 4, rng(), balanced=True)).max() == 2
 
 
-@pytest.mark.parametrize("sizes", [[18, 1, 1], [10, 10, 1], [7, 7, 7], [30, 2, 2, 2, 4]])
-def test_balanced_clusters_do_not_exceed_their_cap(sizes):
+def test_balanced_clusters_do_not_exceed_their_cap():
     """cap = max(floor(1.2 n / K), ceil(n / K)); clusters that fit are left as they are."""
-    points, K = blobs(sizes), len(sizes)
-    labels = clusters.assign(points, K, rng(), balanced=True)
-    n = sum(sizes)
-    cap = max(int(1.2 * n / K), -(-n // K))
-    counts = np.bincount(labels, minlength=K)
-    assert counts.sum() == n and counts.max() <= cap and labels.min() == 0
-    if max(sizes) <= cap:
-        plain = clusters.assign(points, K, rng())
-        np.testing.assert_array_equal(labels, plain)
+    for sizes in ([18, 1, 1], [10, 10, 1], [7, 7, 7], [30, 2, 2, 2, 4]):
+        points, K, n = blobs(sizes), len(sizes), sum(sizes)
+        labels = clusters.assign(points, K, rng(), balanced=True)
+        cap = max(int(1.2 * n / K), -(-n // K))
+        counts = np.bincount(labels, minlength=K)
+        assert counts.sum() == n and counts.max() <= cap and labels.min() == 0
+        if max(sizes) <= cap:
+            np.testing.assert_array_equal(labels, clusters.assign(points, K, rng()))
 
 
 def reference_balance(points, centers, rng):
@@ -89,31 +84,13 @@ def test_balanced_clusters_equal_those_of_a_plain_reference():
         np.testing.assert_array_equal(actual, expected)
 
 
-def test_balanced_clusters_split_equal_points():
-    """Six equal points in four clusters of at most two."""
-    labels = clusters.assign(np.ones((6, 3)), 4, rng(), balanced=True)
-    assert np.bincount(labels).max() == 2
-
-
-def test_an_overfull_cluster_gives_away_its_farthest_member():
-    """Six points on a line and two centers with at most three members: the point at 4 moves."""
-    points = np.array([[0.0], [0.1], [0.2], [4.0], [10.0], [10.1]])
-    labels = clusters.balance(points, np.array([[0.0], [10.0]]), rng())
-    np.testing.assert_array_equal(labels, [0, 0, 0, 1, 1, 1])
-
-
 @pytest.mark.slow
 def test_the_elbow_is_the_point_farthest_from_the_chord():
     K, inertia = clusters.elbow(blobs([6, 6, 6, 6]), rng())
-    assert K == 4
     n = len(inertia)
-    assert n == 12 and (np.diff(inertia) < 0).all()
-    ends = np.array([[1, inertia[0]], [n, inertia[-1]]])
-    along = (ends[1] - ends[0]) / np.linalg.norm(ends[1] - ends[0])
-    distances = [
-        abs(np.cross(np.append(along, 0), np.append(np.array([k + 1, inertia[k]]) - ends[0], 0))[2])
-        for k in range(n)
-    ]
+    assert (K, n) == (4, 12) and (np.diff(inertia) < 0).all()
+    (x, y) = np.array([n - 1, inertia[-1] - inertia[0]]) / np.hypot(n - 1, inertia[-1] - inertia[0])
+    distances = [abs(x * (inertia[k] - inertia[0]) - y * k) for k in range(n)]
     assert K == 1 + int(np.argmax(distances))
 
 
@@ -121,5 +98,4 @@ def test_the_elbow_of_few_or_equal_points():
     assert clusters.elbow(np.ones((5, 2)), rng())[0] == 1
     assert clusters.elbow(np.array([[0.0], [1.0]]), rng())[0] == 1
     assert clusters.elbow(np.array([[0.0], [0.5], [1.0]]), rng())[0] == 1  # a tie
-    with pytest.raises(BadInput, match="at least two clients"):
-        clusters.elbow(np.ones((1, 2)), rng())
+    assert "at least two clients" in complaint(clusters.elbow, np.ones((1, 2)), rng())

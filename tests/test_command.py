@@ -1,19 +1,22 @@
 """The behavior of all commands: interrupts, closed streams, machine failures, compiled programs."""
 
+import contextlib
 import errno
+import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
 import pytest
 import toys
-from absl.testing import flagsaver
+from commands import call
+from shared_programs import shared_programs  # noqa: F401
 
-from fedjax_lab import command, interrupts, main, parallel, report, sweep
+from fedjax_lab import command, interrupts, parallel, report, sweep
 from fedjax_lab.data import safe
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -39,29 +42,23 @@ def finished(toy, tmp_path_factory):
     return folder
 
 
-def call(*arguments):
-    """Calls main in this process, restores its flags, and returns the exit code."""
-    with flagsaver.flagsaver():
-        return main.main(["main", *arguments])
-
-
 def start(*words, run="-m", **options):
     """Starts a command in a separate process."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(
-        [sys.executable, run, *words], **{"env": ENVIRONMENT, **pipes, **options}
-    )
+    options = {"env": ENVIRONMENT, **pipes, **options}
+    return subprocess.Popen([sys.executable, run, *words], **options)
 
 
 # Interrupts.
 
 
-@pytest.mark.parametrize("module", ["main", "sweep", "report", "paper", "tensorboard"])
-def test_every_command_handles_interrupts_before_its_other_imports(module):
+def test_every_command_handles_interrupts_before_its_other_imports():
     """The first import of each one is `command`, which needs only the standard library."""
-    lines = (ROOT / f"fedjax_lab/{module}.py").read_text().split('"""', 2)[2].strip().splitlines()
-    assert lines[0].startswith('if __name__ == "__main__":')
-    assert lines[3].strip() == "command.begin()"
+    for module in ("main", "sweep", "report", "paper", "tensorboard"):
+        code = (ROOT / f"fedjax_lab/{module}.py").read_text().split('"""', 2)[2].strip()
+        lines = code.splitlines()
+        assert lines[0].startswith('if __name__ == "__main__":')
+        assert lines[3].strip() == "command.begin()"
     code = "import sys, fedjax_lab.command; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert not {"jax", "numpy", "absl", "tqdm"} & set(loaded.stdout.split())
@@ -79,35 +76,39 @@ def main(arguments):
         print("swallowed", file=sys.stderr)
 command.run(lambda arguments: command.call(main, arguments, "do it again"), [])
 """
+COMPILED = """
+def began():
+    print("ready", flush=True)
+    return 0
+def compiled():
+    import jax
+    def step(i):
+        return i + jax.random.bits(jax.random.key(i)) % 2
+    def loop():
+        first = jax.pure_callback(began, jax.ShapeDtypeStruct((), "uint32"))
+        return jax.lax.while_loop(lambda i: i < 1 << 30, step, first)
+    jax.jit(loop)().block_until_ready()
+"""
+BODIES = ["time.sleep(60)", "while True: pass", "compiled()"]
+WAYS = [*zip(BODIES, itertools.cycle(interrupts.SIGNALS), strict=False)]
 
 
-@pytest.mark.parametrize("number", interrupts.SIGNALS)
-@pytest.mark.parametrize("body", ["time.sleep(60)", "while True: pass", "compiled()"])
+@pytest.mark.parametrize(("body", "number"), WAYS)
 def test_an_interrupt_ends_any_command_at_once_with_one_line(body, number):
     """The command sleeps, loops in Python or runs compiled code, and swallows any exception."""
-    setup = (
-        "import jax; compiled = lambda: jax.jit(lambda: jax.lax.while_loop("
-        "lambda i: i < 1 << 30, lambda i: i + jax.random.bits(jax.random.key(i)) % 2, 0))"
-        "().block_until_ready()\n"
-    )
-    code = setup * (body == "compiled()") + WAITING.format(body=body)
-    process = start(code, run="-c")
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.3)
+    process = start(COMPILED + WAITING.format(body=body), run="-c")
+    for _ in range(1 + (body == "compiled()")):
+        assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    _, message = process.communicate(timeout=30)
+    _, message = process.communicate(timeout=100)
     assert process.returncode == 130
     assert message == "interrupted; do it again\n"
 
 
 def test_an_interrupt_during_the_exit_has_no_effect():
     """At exit, Python removes signal handlers; SIGINT must not kill the process after that."""
-    code = """
-import atexit, os, signal
-from fedjax_lab import command
-atexit.register(os.kill, os.getpid(), signal.SIGINT)
-command.begin()
-"""
+    code = "import atexit, os, signal; from fedjax_lab import command\n"
+    code += "atexit.register(os.kill, os.getpid(), signal.SIGINT); command.begin()"
     process = start(code, run="-c")
     _, message = process.communicate(timeout=100)
     assert (process.returncode, message) == (0, "")
@@ -184,9 +185,9 @@ def same_run(folder, other):
     """Asserts that both finished with equal numbers, up to rounding since their devices differ."""
     assert (folder / "summary.json").exists() and (folder / "plots/learning_curve.png").exists()
     rows, others = (metrics.read_metrics(path / "metrics.jsonl") for path in (folder, other))
-    for row, expected in zip(rows, others, strict=True):
-        assert row["round"] == expected["round"]
-        assert row["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-5)
+    assert [row["round"] for row in rows] == [row["round"] for row in others]
+    losses = [row["train_loss"] for row in others]
+    assert [row["train_loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -277,27 +278,27 @@ def test_a_machine_failure_is_a_one_line_error_with_exit_code_1(
         assert f"failed: {message}"[:40] in capsys.readouterr().out
 
 
-def test_a_model_too_large_for_memory_is_a_one_line_error(toy, tmp_path, capsys):
+def test_too_little_memory_is_a_one_line_error(toy, tmp_path, monkeypatch, capsys):
     """The memory of a CPU is overcommitted: without a check, the process would be killed."""
-    assert (
-        call(f"--config={toy}", "--config.model.width=2000000000", f"--workdir={tmp_path / 'w'}")
-        == 1
-    )
+    words = f"--config={toy}", f"--workdir={tmp_path / 'run'}"
+    assert call(*words, "--config.model.width=2000000000") == 1
     message = capsys.readouterr().err
     assert "out of memory; the model and the clients' states need" in message
     assert message.count("\n") == 1
-
-
-def test_a_round_too_large_for_memory_is_an_error(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(safe, "free_memory", lambda: 10_000)  # enough for the states only
-    assert call(f"--config={toy}", f"--workdir={tmp_path / 'run'}") == 1
+    assert call(*words) == 1
     assert "out of memory; a round needs 0.0 GiB, and 0.0 GiB are free" in capsys.readouterr().err
 
 
 def test_bad_data_and_program_bugs_are_not_reported_as_machine_failures(capsys):
-    too_large = caused(BadInput("x.npz claims 64 GB"), MemoryError())
-    assert command.call(failing(too_large), []) == 2
-    assert capsys.readouterr().err == "error: x.npz claims 64 GB\n"
+    for error, said in (
+        (caused(BadInput("x.npz claims 64 GB"), MemoryError()), "x.npz claims 64 GB"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300), "File name too long"),
+        (PermissionError(13, "Permission denied", "b"), "Permission denied"),
+    ):
+        assert command.call(failing(error), []) == 2
+        message = capsys.readouterr().err
+        assert said in message and message.startswith("error: ") and message.count("\n") == 1
     with pytest.raises(ZeroDivisionError):  # from text: this file would be user code
         command.call(eval("lambda _: 1 // 0"), [])
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -319,49 +320,46 @@ def while_traced(task):
 """
 
 
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("raises", "line 6: AttributeError: 'Task' object has no attribute 'nothing'"),
-        ("leaves", "line 9: SystemExit: bye"),
-        ("while_traced", "line 12: AttributeError: 'Work' object has no attribute 'trian'"),
-    ],
-)
 def test_an_error_in_user_code_is_reported_with_its_file_and_line(
-    name, message, toy, tmp_path, monkeypatch, capsys
+    toy, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "own.py").write_text(USER_CODE)
-    method = f"--config.method.name={tmp_path / 'own.py'}:{name}"
-    assert call(f"--config={toy}", method, f"--workdir={tmp_path / 'run'}") == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line != "compiling"] == [f"error: own.py, {message}"]
+    for name, message in {
+        "raises": "line 6: AttributeError: 'Task' object has no attribute 'nothing'",
+        "leaves": "line 9: SystemExit: bye",
+        "while_traced": "line 12: AttributeError: 'Work' object has no attribute 'trian'",
+    }.items():
+        method = f"--config.method.name={tmp_path / 'own.py'}:{name}"
+        assert call(f"--config={toy}", method, f"--workdir={tmp_path / 'run'}") == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert [line for line in lines if line != "compiling"] == [f"error: own.py, {message}"]
 
 
-def test_an_unusable_path_is_a_one_line_error(capsys):
-    for error in (
-        OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300),
-        PermissionError(13, "Permission denied", "b"),
-    ):
-        assert command.call(failing(error), []) == 2
-        message = capsys.readouterr().err
-        assert error.strerror in message and message.count("\n") == 1
+@contextlib.contextmanager
+def full_disk(limit):
+    """Limits the size of files, which stands for a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    jax.config.update("jax_enable_compilation_cache", False)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        jax.config.update("jax_enable_compilation_cache", True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [700, 4000])
-def test_a_run_is_repeated_or_resumed_after_a_full_disk(limit, toy, finished, tmp_path):
-    """A limit on file sizes stands for the disk: config.json or a picture cannot be written."""
-    words = ["fedjax_lab.main", f"--config={toy}", f"--workdir={tmp_path / 'run'}"]
-    code = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
-    code += "; runpy.run_module('fedjax_lab.main', run_name='__main__', alter_sys=True)"
-    process = start(code, *words[1:], run="-c")
-    _, message = process.communicate(timeout=200)
-    assert process.returncode == 1, message
-    assert (
-        message.startswith("error: ") and message.count("\n") == 1 and "File too large" in message
-    )
-    assert ("--resume" in message) == (tmp_path / "run/config.json").exists()
-    assert call(*words[1:], *["--resume"] * ("--resume" in message)) == 0
+def test_a_run_is_repeated_or_resumed_after_a_full_disk(limit, toy, finished, tmp_path, capsys):
+    """First, config.json cannot be written; with more space, it is a picture."""
+    words = [f"--config={toy}", f"--workdir={tmp_path / 'run'}"]
+    with full_disk(limit):
+        assert call(*words) == 1
+    message = capsys.readouterr().err.removeprefix("compiling\n")
+    assert message.count("\n") == 1
+    assert message.startswith("error: ") and "File too large" in message
+    assert ("--resume" in message) == (tmp_path / "run/config.json").exists() == (limit == 4000)
+    assert call(*words, *["--resume"] * ("--resume" in message)) == 0
     same_run(tmp_path / "run", finished)
 
 
@@ -386,41 +384,44 @@ def test_a_platform_without_its_plugin_is_an_error(monkeypatch):
 # Compiled programs.
 
 
-def test_compiled_programs_are_cached_and_damaged_entries_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path))
-    keys = ("compilation_cache_dir", "compilation_cache_max_size")
-    keys = [f"jax_{key}" for key in (*keys, "persistent_cache_min_compile_time_secs")]
+@pytest.fixture
+def cache_settings():
+    """Restores JAX's settings of its compilation cache."""
+    keys = (
+        "jax_compilation_cache_dir",
+        "jax_compilation_cache_max_size",
+        "jax_persistent_cache_min_compile_time_secs",
+    )
     before = {key: getattr(jax.config, key) for key in keys}
-    try:
-        compilation_cache.enable()
-        assert jax.config.jax_compilation_cache_dir == before["jax_compilation_cache_dir"]
-        jax.config.update("jax_compilation_cache_dir", None)
-        compilation_cache.enable()
-        folder = Path(jax.config.jax_compilation_cache_dir)
-        assert folder.parent == tmp_path / "programs"
-        assert jax.config.jax_compilation_cache_max_size == compilation_cache.MAX_BYTES
-        for name in ("whole-cache", "whole-atime", "cut-cache", "lost-atime"):
-            (folder / name).write_bytes(b"12345678")
-        jax.config.update("jax_compilation_cache_dir", None)
-        compilation_cache.enable()
-        assert {path.name for path in folder.iterdir()} == {
-            ".lockfile",
-            "whole-cache",
-            "whole-atime",
-        }
-    finally:
-        for key, value in before.items():
-            jax.config.update(key, value)
+    yield before
+    for key, value in before.items():
+        jax.config.update(key, value)
+
+
+def test_compiled_programs_are_cached_and_damaged_entries_are_removed(
+    tmp_path, monkeypatch, cache_settings
+):
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path))
+    compilation_cache.enable()
+    given = cache_settings["jax_compilation_cache_dir"]
+    assert jax.config.jax_compilation_cache_dir == given
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.enable()
+    folder = Path(jax.config.jax_compilation_cache_dir)
+    assert folder.parent == tmp_path / "programs"
+    assert jax.config.jax_compilation_cache_max_size == compilation_cache.MAX_BYTES
+    for name in ("whole-cache", "whole-atime", "cut-cache", "lost-atime"):
+        (folder / name).write_bytes(b"12345678")
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.enable()
+    names = {path.name for path in folder.iterdir()}
+    assert names == {".lockfile", "whole-cache", "whole-atime"}
 
 
 @pytest.mark.parametrize("name", ["file", "not utf-8 \udcff"])
-def test_an_unwritable_cache_folder_is_ignored(name, tmp_path, monkeypatch):
+def test_an_unwritable_cache_folder_is_ignored(name, tmp_path, monkeypatch, cache_settings):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / name))
-    before = jax.config.jax_compilation_cache_dir
-    try:
-        jax.config.update("jax_compilation_cache_dir", None)
-        compilation_cache.enable()
-        assert jax.config.jax_compilation_cache_dir is None
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.enable()
+    assert jax.config.jax_compilation_cache_dir is None

@@ -32,35 +32,26 @@ def test_built_in_methods_satisfy_the_contract():
         contract.check_stages(stages)
 
 
-@pytest.mark.parametrize(
-    "method, error",
-    [
-        (
-            with_exchange(local=lambda w, client: w),
-            "`local` of a method must take (message, client, work)",
-        ),
-        (with_exchange(send=3), "`send` of a method must be a function, not 3"),
-        (PLAIN._replace(predict=lambda x: x), "must take (message, client, x), but"),
-        (PLAIN._replace(round=()), "at least one Exchange"),
-        (PLAIN._replace(validation=True, pooled=True), "validation=True must not be pooled"),
-        (
-            with_exchange(one_by_one=True)._replace(validation=True),
-            "validation=True must not be pooled, nor have a one_by_one exchange",
-        ),
-        (3, "must be a Method, not 3"),
-    ],
-)
-def test_an_invalid_method_is_rejected_with_the_reason(method, error):
-    assert error in complaint(contract.check_stages, stages_of(method))
+EMBEDDED = Stage("train", PLAIN._replace(validation=True), 1, view=View(embedded=True))
+INVALID = [
+    (stages_of(with_exchange(local=lambda w, client: w)), "must take (message, client, work)"),
+    (stages_of(with_exchange(send=3)), "`send` of a method must be a function, not 3"),
+    (stages_of(PLAIN._replace(predict=lambda x: x)), "must take (message, client, x), but"),
+    (stages_of(PLAIN._replace(round=())), "at least one Exchange"),
+    (stages_of(PLAIN._replace(validation=True, pooled=True)), "must not be pooled"),
+    (
+        stages_of(with_exchange(one_by_one=True)._replace(validation=True)),
+        "validation=True must not be pooled, nor have a one_by_one exchange",
+    ),
+    (stages_of(3), "must be a Method, not 3"),
+    (3, "must be a tuple of Stage, not 3"),
+    ((EMBEDDED,), "which have no validation rows"),
+]
 
 
-def test_stages_must_be_a_tuple_of_stages():
-    assert "must be a tuple of Stage, not 3" in complaint(contract.check_stages, 3)
-
-
-def test_a_stage_on_embeddings_must_not_use_validation_rows():
-    stages = (Stage("train", PLAIN._replace(validation=True), 1, view=View(embedded=True)),)
-    assert "which have no validation rows" in complaint(contract.check_stages, stages)
+@pytest.mark.parametrize("stages, error", INVALID)
+def test_an_invalid_method_is_rejected_with_the_reason(stages, error):
+    assert error in complaint(contract.check_stages, stages)
 
 
 @pytest.mark.parametrize(
@@ -77,22 +68,16 @@ def test_init_must_return_a_state_with_an_axis_of_clients(state, error):
 
 
 @pytest.mark.parametrize(
-    "fields, error",
+    "part, function, error",
     [
-        (
-            {"local": lambda w, client, work: jnp.zeros(3)},
-            "(upload, private), not float32[3]",
-        ),
-        ({"local": lambda w, client, work: (w, {"a": 1.0})}, "(), not {'a': 'float32[]'}"),
-        (
-            {"aggregate": lambda server, uploads, cohort: (server, 1)},
-            "must return the server's state",
-        ),
-        ({"aggregate": lambda server, uploads, cohort: 1}, "must return the server's state"),
+        ("local", lambda w, client, work: jnp.zeros(3), "(upload, private), not float32[3]"),
+        ("local", lambda w, client, work: (w, {"a": 1.0}), "(), not {'a': 'float32[]'}"),
+        ("aggregate", lambda w, uploads, cohort: (w, 1), "must return the server's state"),
+        ("aggregate", lambda w, uploads, cohort: 1, "must return the server's state"),
     ],
 )
-def test_a_round_must_keep_the_structure_of_the_states(fields, error):
-    assert error in complaint(toys.player(with_exchange(**fields)), KEYS, 0, 1)
+def test_a_round_must_keep_the_structure_of_the_states(part, function, error):
+    assert error in complaint(toys.player(with_exchange(**{part: function})), KEYS, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import toys
 from scipy.special import softmax
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, log_loss, roc_auc_score
+from slow_cases import exhaustive_but
 
 from fedjax_lab import evaluate, measures, metrics, parallel, simulate, streams
 from fedjax_lab.engine import Engine, Simulation
@@ -18,74 +19,45 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Stage
 
-
-def test_validation_and_unseen_domain_scores_are_given_for_each_client():
-    def hits(right, asked):
-        right, asked = np.array(right, float), np.array(asked, float)
-        return evaluate.Counts(right, asked, {"loss": right / 2})
-
-    validation = hits([[1, 0], [0, 3], [0, 0]], [[2, 0], [0, 4], [0, 0]])
-    unseen = hits([[0, 5], [0, 1], [0, 3]], [[0, 10]] * 3)
-    got = evaluate.summarize(evaluate.Scores(validation, None, None, unseen), ("a", "b"))
-    assert got == {
-        "id": 62.5,
-        "id_per_client": [50, 75, None],
-        "ood": pytest.approx(30),
-        "ood_per_client": pytest.approx([50, 10, 30]),
-        "id_loss": 0.3125,
-        "id_loss_per_client": [0.25, 0.375, None],
-        "ood_loss": pytest.approx(0.15),
-        "ood_loss_per_client": pytest.approx([0.25, 0.05, 0.15]),
-    }
-
-
 KEYS = streams.make_keys(jax.random.key(0))
 
 
-def hits_of(w, rows):
+def share_right(w, rows):
+    """The percentage of these rows that a model classifies correctly."""
     x, y = np.asarray(toys.FEDERATION.x)[rows], np.asarray(toys.FEDERATION.y)[rows]
-    return np.asarray(toys.TASK.apply(w, x).logits).argmax(1) == y
+    return 100 * (np.asarray(toys.TASK.apply(w, x).logits).argmax(1) == y).mean()
 
 
-@pytest.mark.slow
-def test_scores_against_numpy():
+def score(method, federation, state, plan=toys.PLAN, strategy=toys.VECTORIZED):
+    """The scores of a state, also on the new clients that the federation may have."""
+    new = None
+    if federation.new_train is not None:
+        new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
+    lane = simulate.Lane(federation, toys.POPULATION, KEYS, new=new)
+    run = jax.jit(partial(evaluate.score, simulate.Program(method, plan, strategy)))
+    return jax.device_get(run(lane, state, 0))
+
+
+def test_scores_against_numpy(with_all_metrics):
     """FedAvg on test rows, validation rows, the global test set and an unseen domain."""
-    test = np.asarray(toys.FEDERATION.test).copy()
-    test[1, 7:] = -1
-    test[4, :] = -1  # a client without test rows is left out
-    domain = np.arange(600) % 3
-    federation = toys.FEDERATION._replace(
-        test=toys.as_rows(test),
-        validation=toys.as_rows(test[:, :9]),
-        unseen=jnp.arange(500, 533),
-        domain=jnp.asarray(domain, jnp.int32),
-    )
-    method = fedavg(toys.TASK)
-    state = toys.player(method)(KEYS, 0, 5)[0]
-    plan = toys.PLAN._replace(num_domains=3, eval_batch=8)
-    run = jax.jit(partial(evaluate.score, simulate.Program(method, plan, toys.VECTORIZED)))
-    got = evaluate.summarize(
-        run(simulate.Lane(federation, toys.POPULATION, KEYS), state, 5), ("a", "b", "c")
-    )
-
-    rows = [r[r >= 0] for r in test]
-    each = [100 * hits_of(state.server, r).mean() for r in rows if len(r)]
-    every = np.concatenate(rows)
-    assert got["accuracy"]["mean"] == pytest.approx(np.mean(each))
-    assert got["accuracy"]["weighted"] == pytest.approx(100 * hits_of(state.server, every).mean())
-    assert got["accuracy"]["worst10"] == got["accuracy"]["min"] == pytest.approx(min(each))
-    assert got["accuracy"]["max"] == pytest.approx(max(each))
-    per_client = iter(each)
-    for value, r in zip(got["accuracy"]["per_client"], rows, strict=True):
-        assert value == (pytest.approx(next(per_client)) if len(r) else None)
-    for k, name in enumerate("abc"):
-        of_domain = every[domain[every] == k]
-        assert got["domains"][name] == pytest.approx(100 * hits_of(state.server, of_domain).mean())
-    on_global = 100 * hits_of(state.server, np.arange(400, 600)).mean()
-    assert got["global"] == pytest.approx(on_global)
-    assert got["ood"] == pytest.approx(100 * hits_of(state.server, np.arange(500, 533)).mean())
-    on_validation = [100 * hits_of(state.server, r[:9]).mean() for r in rows if len(r)]
-    assert got["id"] == pytest.approx(np.mean(on_validation))
+    state, each_rows, got = with_all_metrics
+    of = partial(share_right, state.server)
+    rows, near = [r for r in each_rows if len(r)], pytest.approx
+    each, every = [of(r) for r in rows], np.concatenate(rows)
+    assert got["accuracy"] == {
+        "mean": near(np.mean(each)),
+        "weighted": near(of(every)),
+        "worst10": near(min(each)),
+        "min": near(min(each)),
+        "max": near(max(each)),
+        "per_client": [near(of(r)) if len(r) else None for r in each_rows],
+    }
+    assert got["domains"] == {name: near(of(every[every % 2 == i])) for i, name in enumerate("ab")}
+    assert got["global"] == near(of(np.arange(400, 600)))
+    assert got["ood"] == near(of(np.arange(500, 533)))
+    on_validation = [of(r[:9]) if len(r) else None for r in each_rows]
+    assert got["id_per_client"] == [share and near(share) for share in on_validation]
+    assert got["id"] == near(np.mean([share for share in on_validation if share is not None]))
 
 
 def test_worst10_is_the_mean_over_the_worst_tenth_of_the_clients():
@@ -100,31 +72,10 @@ def test_worst10_is_the_mean_over_the_worst_tenth_of_the_clients():
 def test_global_score_of_a_personal_method_is_the_mean_over_clients():
     method = toys.make("local", toys.TASK)
     state = toys.player(method)(KEYS, 0, 3)[0]
-    scores = jax.jit(partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED)))(
-        simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 3
-    )
     models = [jax.tree.map(lambda a, i=i: a[i], state.private) for i in range(toys.C)]
-    expected = np.mean([100 * hits_of(w, np.arange(400, 600)).mean() for w in models])
+    expected = np.mean([share_right(w, np.arange(400, 600)) for w in models])
+    scores = score(method, toys.FEDERATION, state)
     assert evaluate.summarize(scores, ("all",))["global"] == pytest.approx(expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "strategy", [parallel.sequential(), parallel.chunked(3)], ids=lambda strategy: strategy.name
-)
-def test_scores_do_not_depend_on_the_strategy(strategy):
-    method, plan = toys.make("ifca"), toys.PLAN._replace(metrics=all_metrics())
-    state = simulate.init(method, KEYS, toys.C)
-    federation = toys.with_new(toys.FEDERATION)
-    new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
-    args = simulate.Lane(federation, toys.POPULATION, KEYS, new=new), state, 0
-    a, b = (
-        jax.jit(partial(evaluate.score, simulate.Program(method, plan, s)))(*args)
-        for s in (strategy, toys.VECTORIZED)
-    )
-    for form in ("test", "global_test", "new_tuned"):
-        toys.same(getattr(a, form)[:2], getattr(b, form)[:2])
-    toys.close(a, b, rtol=1e-5)  # sums of losses may be rounded differently
 
 
 def brier(logits, labels, mask):
@@ -173,26 +124,32 @@ def with_all_metrics():
     test[5, 1:] = -1  # one example: no class has both positives and negatives
     federation = toys.FEDERATION._replace(
         test=toys.as_rows(test),
+        validation=toys.as_rows(test[:, :9]),
         unseen=jnp.arange(500, 533),
         domain=jnp.asarray(np.arange(600) % 2, jnp.int32),
     )
     method = fedavg(toys.TASK)
     state = toys.player(method)(KEYS, 0, 5)[0]
     plan = toys.PLAN._replace(num_domains=2, eval_batch=8, metrics=all_metrics())
-    run = jax.jit(partial(evaluate.score, simulate.Program(method, plan, toys.VECTORIZED)))
-    scores = run(simulate.Lane(federation, toys.POPULATION, KEYS), state, 5)
-    got = evaluate.summarize(jax.device_get(scores), ("a", "b"), plan.metrics)
+    got = evaluate.summarize(score(method, federation, state, plan), ("a", "b"), plan.metrics)
     return state, [rows[rows >= 0] for rows in test], got
 
 
 def test_metrics_equal_scikit_learn(with_all_metrics):
-    """For each client, on the global test set (in batches of eight) and on an unseen domain."""
+    """For each client, on the global test set (in batches of eight) and on an unseen domain.
+
+    Where sums suffice, `weighted` and the domains pool all examples; AUROC is averaged.
+    """
     state, rows, got = with_all_metrics
+    every, near = np.concatenate(rows), partial(pytest.approx, rel=2e-5, abs=2e-5)
+    halves = every[every % 2 == 0], every[every % 2 == 1]
     of_clients = [in_sklearn(state.server, r) if len(r) else None for r in rows]
-    on_global, unseen = (in_sklearn(state.server, np.arange(*r)) for r in ((400, 600), (500, 533)))
+    on_global, unseen, pooled, a, b = (
+        in_sklearn(state.server, r)
+        for r in (*map(np.arange, (400, 500), (600, 533)), every, *halves)
+    )
     for name in on_global:
         each = [None if client is None else client[name] for client in of_clients]
-        near = partial(pytest.approx, rel=2e-5, abs=2e-5)
         assert got[name]["per_client"] == [None if v is None else near(v) for v in each], name
         values = [value for value in each if value is not None]
         assert got[name]["mean"] == near(np.mean(values))
@@ -201,30 +158,13 @@ def test_metrics_equal_scikit_learn(with_all_metrics):
         assert got[f"global_{name}"] == near(on_global[name])
         assert got[f"ood_{name}"] == near(unseen[name])
         assert got[f"ood_{name}_per_client"][0] == near(unseen[name])
-
-
-def test_weighted_and_domain_metrics_pool_the_examples_of_all_clients(with_all_metrics):
-    """Where sums suffice, `weighted` and the domains pool all examples; AUROC is averaged."""
-    state, rows, got = with_all_metrics
-    every = np.concatenate(rows)
-    expected = in_sklearn(state.server, every)
-    of_domains = {
-        name: in_sklearn(state.server, every[every % 2 == i]) for i, name in enumerate("ab")
-    }
     for name in ("loss", "macro_f1", "ece", "perplexity", "brier"):
-        assert got[name]["weighted"] == pytest.approx(expected[name], rel=2e-5)
-        of_domain = {domain: pytest.approx(of[name], rel=2e-5) for domain, of in of_domains.items()}
-        assert got[f"domains_{name}"] == of_domain
+        assert got[name]["weighted"] == near(pooled[name])
+        assert got[f"domains_{name}"] == {"a": near(a[name]), "b": near(b[name])}
     pairs = zip(got["auroc"]["per_client"], map(len, rows), strict=True)
     value, size = np.transpose([pair for pair in pairs if pair[0] is not None])
     assert got["auroc"]["weighted"] == pytest.approx(np.average(value, weights=size))
     assert "domains_auroc" not in got
-
-
-def test_additional_metrics_do_not_change_the_accuracy(with_all_metrics):
-    state, rows, got = with_all_metrics
-    each = [100 * hits_of(state.server, r).mean() for r in rows if len(r)]
-    assert got["accuracy"]["mean"] == np.mean(each)
 
 
 def test_a_loss_that_is_not_finite_is_null():
@@ -240,26 +180,22 @@ def test_a_loss_that_is_not_finite_is_null():
 @pytest.mark.slow
 def test_metrics_of_many_clients_are_computed_by_few_vectorized_calls():
     """100,000 clients take only a few calls of the `value` of each metric."""
-    made = all_metrics()
-    totals = np.ones((100_000, 1))
+    totals, calls = np.ones((100_000, 1)), []
+    made = metrics.make([metrics.BUILT_IN["top5"], brier], toys.K)
 
     def sums(metric):
-        if isinstance(metric, metrics.Whole):
-            return totals[:, 0]
         like = (jnp.zeros((1, toys.K)), jnp.zeros(1, int), jnp.ones((1, 1)))
         one = metrics.by_domain(metric, *like)
         return jax.tree.map(lambda a: np.ones((100_000, *a.shape), np.float32), one)
 
     counts = evaluate.Counts(totals, totals, {m.name: sums(m) for m in (metrics.LOSS, *made)})
-    calls = []
     made = tuple(m._replace(value=lambda *a, m=m: calls.append(m) or m.value(*a)) for m in made)
     got = evaluate.summarize(evaluate.Scores(None, counts, None, None), ("all",), made)
     assert len(got["top5"]["per_client"]) == 100_000
     assert len(calls) < 5 * len(made)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("finetune", marks=pytest.mark.slow), "fedper"])
+@pytest.mark.parametrize("name", exhaustive_but(["finetune"], ["finetune", "fedper"]))
 def test_metrics_do_not_depend_on_devices_or_vectorized_seeds(name):
     """On a mesh of four devices that divides clients, new clients and examples, with two seeds at
     once, for a method with and one without a model for new clients."""
@@ -303,13 +239,10 @@ def test_a_method_that_predicts_classes_instead_of_logits_is_rejected():
         jax.eval_shape(partial(evaluate.score, program), lane, state, jnp.int32(0))
 
 
-def score_new(method, state, t=0):
+def score_new(method, state):
     """The scores of a federation with new clients, and their summary."""
     federation = toys.with_new(toys.FEDERATION)
-    new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
-    lane = simulate.Lane(federation, toys.POPULATION, KEYS, new=new)
-    run = jax.jit(partial(evaluate.score, simulate.Program(method, naive.FULL, toys.VECTORIZED)))
-    scores = jax.device_get(run(lane, state, t))
+    scores = score(method, federation, state, naive.FULL)
     return federation, scores, evaluate.summarize(scores, ("all",))
 
 

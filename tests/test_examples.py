@@ -1,5 +1,6 @@
 """The worked example runs outside of the package, with the commands of its README."""
 
+import functools
 import json
 import os
 import re
@@ -31,40 +32,33 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def outputs(folder):
-    """{block of the README: its output}. A command that fails makes the tests fail."""
-    path = f"{folder.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {
+def environment_of(folder):
+    """The environment of the commands, which find the package as if it was installed."""
+    return {
         **os.environ,
-        "PATH": path,
+        "PATH": f"{folder.parent / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "2",
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
     }
-    shells = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
 
-    def run(shell, block):
-        done = subprocess.run(
-            [*shells[shell], block],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+
+@pytest.fixture(scope="module")
+def printed(folder):
+    """A function that runs the README's one block with a text, once, and returns its output."""
+    shells = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 300}
+
+    @functools.cache
+    def run(text):
+        ((shell, block),) = (each for each in BLOCKS if text in each[1])
+        environment = environment_of(folder)
+        done = subprocess.run([*shells[shell], block], cwd=folder, env=environment, **pipes)
         assert done.returncode == 0, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         return done.stdout
 
-    return {block: run(shell, block) for shell, block in BLOCKS}
-
-
-def printed(outputs, text):
-    """The output of the one block that contains this text."""
-    (output,) = (output for block, output in outputs.items() if text in block)
-    return output
+    return run
 
 
 def rows(folder):
@@ -78,42 +72,32 @@ def test_all_parts_together_have_about_a_hundred_lines():
 
 
 @pytest.mark.slow
-def test_a_run_records_the_file_of_each_user_defined_part(folder, outputs):
+def test_a_run_records_its_parts_and_the_loaded_model_has_its_score(folder, printed):
+    assert "margin.mean" in printed("--workdir=runs/first")
     config = json.loads((folder / "runs/first/config.json").read_text())
-    assert set(config["parts"]) == {
-        f"own.py:{name}" for name in ("tilted", "SmallCNN", "rotated_digits", "power_law", "margin")
-    }
+    names = ("tilted", "SmallCNN", "rotated_digits", "power_law", "margin")
+    assert set(config["parts"]) == {f"own.py:{name}" for name in names}
     assert {part["file"] for part in config["parts"].values()} == {str(folder / "own.py")}
-    assert "margin.mean" in printed(outputs, "--workdir=runs/first")
-
-
-@pytest.mark.slow
-def test_the_sweep_has_a_cell_for_each_point_and_the_report_compares_them(folder, outputs):
-    cells = {path.parent.name for path in (folder / "runs/sweep").glob("*/summary.json")}
-    assert cells == {"fedavg", "own.py:tilted,tilt=0.5", "own.py:tilted,tilt=2.0"}
-    report = printed(outputs, "report runs/sweep")
-    assert "margin.mean, last round: row minus fedavg, seed by seed" in report
-    assert "own.py:tilted tilt=2.0      3" in report
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_with_the_numbers_of_an_uninterrupted_run(folder, outputs):
-    first, killed = rows(folder / "runs/first"), rows(folder / "runs/killed")
-    assert max(killed) == 200 and first == {round: killed[round] for round in first}
-    resumed = printed(outputs, "--resume").rpartition("compiling")[2]
-    assert "round 200/200" in resumed and "round 5/200" not in resumed
-
-
-@pytest.mark.slow
-def test_the_loaded_model_has_the_score_of_its_run(folder, outputs):
-    (line,) = printed(outputs, "fedjax_lab.load").splitlines()
+    (line,) = printed("fedjax_lab.load").splitlines()
     assert float(line) == pytest.approx(rows(folder / "runs/first")[20]["global"], abs=0.01)
     assert (folder / "global.safetensors").is_file()
 
 
-@pytest.mark.slow
-def test_the_tests_of_the_example_pass(outputs):
-    assert "4 passed" in printed(outputs, "pytest")
+@pytest.mark.exhaustive  # a dozen processes, which take minutes
+def test_the_other_commands_of_the_readme_do_what_it_says(folder, printed):
+    assert "tilt" in printed("--help-method")
+    report = printed("report runs/sweep")
+    cells = {path.parent.name for path in (folder / "runs/sweep").glob("*/summary.json")}
+    assert cells == {"fedavg", "own.py:tilted,tilt=0.5", "own.py:tilted,tilt=2.0"}
+    assert "margin.mean, last round: row minus fedavg, seed by seed" in report
+    assert "own.py:tilted tilt=2.0      3" in report
+    resumed = printed("--resume").rpartition("compiling")[2]
+    assert "round 200/200" in resumed and "round 5/200" not in resumed
+    printed("--workdir=runs/first")
+    first, killed = rows(folder / "runs/first"), rows(folder / "runs/killed")
+    assert max(killed) == 200 and first == {round: killed[round] for round in first}
+    assert "4 passed" in printed("pytest")
+    assert len(BLOCKS) == 6
 
 
 @pytest.mark.slow
@@ -124,9 +108,6 @@ def test_the_files_and_the_command_of_the_page_about_own_parts_work(tmp_path, fo
     (tmp_path / "own.py").write_text(own)
     (tmp_path / "test_own.py").write_text(tests)
     call = f"{commands} --config.run.rounds=2 && python -m pytest -p no:cacheprovider test_own.py"
-    path = f"{folder.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        call, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    options = {"cwd": tmp_path, "env": environment_of(folder), "capture_output": True, "text": True}
+    done = subprocess.run(call, shell=True, **options)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr

@@ -1,5 +1,7 @@
 """Clients that fail: the server ignores lost uploads, and stragglers make fewer passes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import naive
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
-from slow_cases import slow_but
+from slow_cases import exhaustive_but, slow_but
 
 from fedjax_lab import experiment, failures, losses, parallel, registry, simulate, streams, tree
 from fedjax_lab.config import resolve
@@ -21,8 +23,11 @@ KEYS = naive.KEYS
 LOSSY = toys.PLAN._replace(dropout=0.4)
 LATE = toys.PLAN._replace(straggler=0.6, epochs=4)
 ARRIVED = jnp.array([True, False, True, True, False])
-PLAIN = [name for name in registry.METHODS if isinstance(toys.make(name), Method)]
-AT_ONCE = [name for name in PLAIN if not toys.make(name).round[0].one_by_one]
+PLAIN = {
+    name: method
+    for name in registry.METHODS
+    if isinstance(method := toys.make(name), Method) and not method.round[0].one_by_one
+}
 
 
 def in_round(t, ids):
@@ -38,22 +43,21 @@ def arrived(plan, t, ids):
 
 
 def test_each_upload_is_lost_independently_with_the_given_probability():
-    """In ten thousand rounds of eight clients, neither clients nor rounds are correlated."""
-    lost = ~np.asarray(
-        jax.vmap(lambda t: failures.arrivals(LOSSY, in_round(t, np.arange(toys.C))))(
-            jnp.arange(10_000)
-        )
-    )
+    """In ten thousand rounds of eight clients, neither clients nor rounds are correlated.
+
+    A straggler makes at least one pass and not all passes.
+    """
+
+    @jax.vmap
+    def drawn(t):
+        keys = in_round(t, np.arange(toys.C))
+        return ~failures.arrivals(LOSSY, keys), failures.passes(LATE, keys)
+
+    lost, passes = map(np.asarray, drawn(jnp.arange(10_000)))
     np.testing.assert_allclose(lost.mean(0), 0.4, atol=0.02)
     np.testing.assert_allclose(np.corrcoef(lost.T), np.eye(toys.C), atol=0.05)
     assert abs(np.corrcoef(lost[1:, 0], lost[:-1, 0])[0, 1]) < 0.05
-
-
-def test_a_straggler_makes_at_least_one_pass_and_not_all_passes():
-    passes = np.asarray(
-        jax.vmap(lambda t: failures.passes(LATE, in_round(t, [3])))(jnp.arange(20_000))
-    ).ravel()
-    shares = np.bincount(passes, minlength=5) / len(passes)
+    shares = np.bincount(passes.ravel(), minlength=5) / passes.size
     np.testing.assert_allclose(shares, [0, 0.2, 0.2, 0.2, 0.4], atol=0.012)
 
 
@@ -68,9 +72,13 @@ def test_failures_depend_only_on_the_seed_the_round_and_the_client():
     assert (whole != arrived(plan, 4, all_clients)).any()
 
 
-def test_no_client_fails_by_default():
+def test_no_client_fails_by_default_and_none_that_pools_examples(data):
     keys = in_round(0, [1, 2])
     assert failures.arrivals(toys.PLAN, keys) is None is failures.passes(toys.PLAN, keys)
+    plan = build(data, "central", dropout=0.5, straggler=0.5).simulation.plan
+    assert plan.dropout == plan.straggler == 0
+    plan = build(data, "fedavg", dropout=0.5, straggler=0.25).simulation.plan
+    assert (plan.dropout, plan.straggler) == (0.5, 0.25)
 
 
 # What the server receives.
@@ -118,18 +126,6 @@ def values(rng, shape):
     return jnp.asarray(rng.uniform(0.5, 1.5, size), shape.dtype)
 
 
-# Methods that count clients in different ways, or scatter by their id.
-COUNTING = "fedavg feddyn fedproto ifca scaffold".split()
-
-
-@pytest.mark.parametrize("name", slow_but(COUNTING, AT_ONCE))
-def test_the_server_learns_only_from_uploads_that_arrive(name):
-    method = toys.make(name)
-    state = simulate.init(method, KEYS, toys.C)
-    federation, *_ = toys.pooled(method)
-    check_a_round(method, toys.PLAN, federation, toys.POPULATION, state)
-
-
 SETTINGS = {
     "fedgma": [{"weights": "size"}, {"mode": "average_plus_masked_step"}, {"tau": 0.9}],
     "hfedf": [{"grad_align": False}, {"nu_lazy": True}, {"embedding": "random"}],
@@ -140,32 +136,43 @@ SETTINGS = {
     "fedopt": [{"server_optimizer": "yogi"}],
     "fedc2i": [{"head": "mean"}],
 }
+# Methods that count clients in different ways, or scatter by their id.
+COUNTING = "fedavg feddyn fedproto ifca scaffold".split()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "settings"), [(name, each) for name, those in SETTINGS.items() for each in those]
-)
-def test_every_setting_of_the_mean_uses_only_uploads_that_arrive(name, settings):
+def servers():
+    """(method, settings) as parameters; slow if no earlier method has the same `aggregate`."""
+    codes = {}
+    for name, method in PLAIN.items():
+        own = tuple(getattr(e.aggregate, "__code__", e.aggregate) for e in method.round)
+        codes.setdefault(own, name)
+    others = [(name, {}) for name in PLAIN if name not in COUNTING]
+    slow = [(name, {}) for name in codes.values()]
+    settings = [(name, each) for name, those in SETTINGS.items() for each in those]
+    return [*((name, {}) for name in COUNTING), *exhaustive_but(slow, [*others, *settings])]
+
+
+@pytest.mark.parametrize(("name", "settings"), servers())
+def test_the_server_learns_only_from_uploads_that_arrive(name, settings):
     method = toys.make(name, **settings)
     state = simulate.init(method, KEYS, toys.C)
-    check_a_round(method, toys.PLAN, toys.FEDERATION, toys.POPULATION, state)
+    federation, *_ = toys.pooled(method)
+    check_a_round(method, toys.PLAN, federation, toys.POPULATION, state)
 
 
 STAGED = [
+    {"name": "fedconcat", "clustering": "fesem"},
+    {"name": "client2vec", "index": "federated", "index_epochs": 2, "base": "fedgma"},
     {"name": "lg_fedavg", "pretrain_rounds": 2},
     {"name": "fedconcat"},
     {"name": "fedconcat", "clustering": "ifca"},
-    {"name": "fedconcat", "clustering": "fesem"},
     {"name": "fedconcat_id"},
     {"name": "client2vec", "index_epochs": 2},
-    {"name": "client2vec", "index": "federated", "index_epochs": 2, "base": "fedgma"},
     {"name": "client2vec", "index": "local_weights"},
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", STAGED, ids=lambda m: "-".join(map(str, m.values())))
+@pytest.mark.parametrize("method", exhaustive_but(STAGED[:2], STAGED))
 def test_the_server_of_each_stage_learns_only_from_uploads_that_arrive(method, data, small_network):
     """A stage that needs an upload of every client is left out: it loses none."""
     engine = Engine(build(data, method).simulation)
@@ -196,7 +203,7 @@ def without_the_lost(method, plan, t):
 
 @pytest.mark.parametrize("name", slow_but(["fedper"], ["fedper", "fediir", "pfedhn"]))
 def test_a_round_equals_one_of_the_clients_whose_uploads_arrive(name):
-    """Also with several exchanges or one by one; the others still train and keep private states."""
+    """Also with several exchanges or one by one; the others train and keep private states."""
     method = toys.make(name)
     few, lost = without_the_lost(method, LOSSY, 2)
     state, sums = toys.player(method, plan=LOSSY)(KEYS, 2, 1)
@@ -235,12 +242,18 @@ def test_an_aggregate_that_returns_no_server_state_is_rejected():
 # Stragglers.
 
 
+def passes_of(method, plan):
+    """The cohort of the first round, and the number of passes of each client in it."""
+    ids = naive.cohort(method, 0)
+    passes = [int(p) for p in failures.passes(plan, in_round(0, ids))]
+    assert len(set(passes)) > 1 and min(passes) < 4
+    return ids, passes
+
+
 def test_a_straggler_makes_fewer_passes():
     """FedAvg in NumPy, where each client makes its number of full-batch steps."""
     method, plan = toys.make("fedavg", toys.TASK), naive.FULL._replace(straggler=0.7, epochs=4)
-    ids = naive.cohort(method, 0)
-    passes = [int(p) for p in failures.passes(plan, in_round(0, ids))]
-    assert min(passes) < 4
+    ids, passes = passes_of(method, plan)
     w = naive.first_weights()
     models = [naive.sgd(w, *naive.data_of(i), steps=p) for i, p in zip(ids, passes, strict=True)]
     state, sums = toys.player(method, plan=plan)(KEYS, 0, 1)
@@ -252,9 +265,7 @@ def test_a_straggler_makes_fewer_passes():
 def test_fednova_uses_the_number_of_steps_of_each_straggler():
     plan = naive.FULL._replace(straggler=0.7, epochs=4)
     method = toys.make("fednova", toys.TASK)
-    ids, rho = naive.cohort(method, 0), naive.MOMENTUM
-    passes = [int(p) for p in failures.passes(plan, in_round(0, ids))]
-    assert len(set(passes)) > 1
+    (ids, passes), rho = passes_of(method, plan), naive.MOMENTUM
     w, p = naive.first_weights(), naive.shares(ids)
     a = np.array([(k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho) for k in passes])
     d = [
@@ -265,34 +276,33 @@ def test_fednova_uses_the_number_of_steps_of_each_straggler():
     naive.close(toys.player(method, plan=plan)(KEYS, 0, 1)[0].server, expected)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "done"),
-    slow_but([(10, [3, 5, 8, 10])], [(4, [1, 2, 3, 4]), (10, [3, 5, 8, 10]), (1, [1] * 4)]),
-)
-def test_a_straggler_makes_the_same_share_of_a_methods_number_of_passes(epochs, done):
+def test_a_straggler_makes_the_same_share_of_a_methods_number_of_passes():
     """It is rounded up: a straggler makes FedRep's single pass over the head completely."""
     rows, risk = toys.FEDERATION.train[0], losses.risk(toys.TASK)
     w = toys.TASK.init(KEYS.init)
-    for passes in range(1, 5):
-        work, trainings = make_work(toys.FEDERATION, rows, LATE, KEYS.local, jnp.int32(passes))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def done(epochs, passes):
+        work, trainings = make_work(toys.FEDERATION, rows, LATE, KEYS.local, passes)
         work.train(w, risk, epochs=epochs)
-        of_pass = int(work.steps) / passes
-        assert float(trainings[0].steps) / of_pass == done[passes - 1]
+        return trainings[0].steps * passes / work.steps
+
+    for epochs, expected in ((4, [1, 2, 3, 4]), (10, [3, 5, 8, 10]), (1, [1] * 4)):
+        assert [float(done(epochs, p)) for p in range(1, 5)] == expected
 
 
 # In a run.
 
 
-def simulation(plan=LOSSY, name="scaffold", strategy=toys.VECTORIZED, host=None, together=False):
+def simulation(strategy=toys.VECTORIZED, host=None, together=False):
     federation = jax.tree.map(np.asarray, toys.FEDERATION)
-    plan = plan._replace(straggler=0.5, epochs=2)
     return Simulation(
         seeds=[0, 1],
         federations=[federation] * 2,
         training=[federation] * 2,
         num_classes=toys.K,
-        stages=(Stage("train", toys.make(name), 6),),
-        plan=plan,
+        stages=(Stage("train", toys.make("scaffold"), 6),),
+        plan=LOSSY._replace(straggler=0.5, epochs=2),
         strategy=strategy,
         host=host,
         vectorized_seeds=together,
@@ -315,61 +325,56 @@ def counted(engine):
     return engine.final_states(), engine.progress(), engine.bytes
 
 
+@functools.cache
+def undisturbed():
+    return counted(played())
+
+
 def test_bytes_up_count_only_uploads_that_arrive():
     """Bytes down count every message to a client, even if its upload is lost."""
-    engine = played()
-    for seed, (up, down) in enumerate(engine.bytes):
-        keys = streams.make_keys(jax.random.key(seed))
-        method, total = engine.stage.method, 0
+    method = toys.make("scaffold")
+    each, (*_, sent) = toys.bytes_of(method), undisturbed()
+    for seed, (up, down) in enumerate(sent):
+        keys, total = streams.make_keys(jax.random.key(seed)), 0
         for t in range(6):
-            ids, _ = method.sample(
-                jax.random.fold_in(keys.cohort, t), (), toys.POPULATION, LOSSY.cohort
-            )
-            total += arrived_of(keys, t, ids).sum()
-        each = engine.programs[0].message_bytes
+            key = jax.random.fold_in(keys.cohort, t)
+            ids, _ = method.sample(key, (), toys.POPULATION, LOSSY.cohort)
+            arriving = failures.arrivals(LOSSY, streams.clients(keys.local, t, ids))
+            total += np.asarray(arriving).sum()
         assert 0 < total < 30 and (up, down) == (total * each[0], 30 * each[1])
 
 
-def arrived_of(keys, t, ids):
-    return np.asarray(failures.arrivals(LOSSY, streams.clients(keys.local, t, ids)))
+MESH = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2), by_client=True)
+OTHERS = {
+    "stream": {"host": Host(stream=True)},
+    "mesh": {"strategy": MESH},
+    "blocks": {"blocks": (1, 5)},
+    "host": {"host": Host()},
+    "together": {"together": True},
+    "chunked": {"strategy": parallel.chunked(2)},
+}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"blocks": (1, 5)},
-        {"host": Host()},
-        pytest.param({"host": Host(stream=True)}, marks=pytest.mark.slow),
-        pytest.param({"together": True}, marks=pytest.mark.slow),
-        pytest.param({"strategy": parallel.chunked(2)}, marks=pytest.mark.slow),
-        pytest.param({"strategy": "mesh"}, marks=pytest.mark.slow),
-    ],
-    ids=["blocks", "host", "stream", "together", "chunked", "mesh"],
-)
-def test_the_same_clients_fail_however_the_run_is_executed(other):
-    if other.get("strategy") == "mesh":
-        mesh = parallel.make_mesh(4)
-        other = {"strategy": parallel.on_mesh(mesh, parallel.chunked(2), by_client=True)}
-    states, sums, sent = counted(played(**other))
-    expected, expected_sums, expected_sent = counted(played())
+@pytest.mark.parametrize("how", exhaustive_but(["stream", "mesh"], OTHERS))
+def test_the_same_clients_fail_however_the_run_is_executed(how):
+    states, sums, sent = counted(played(**OTHERS[how]))
+    expected, expected_sums, expected_sent = undisturbed()
     toys.close(states, expected)
     assert sent.tolist() == expected_sent.tolist()
-    if "blocks" not in other:
+    if how != "blocks":
         assert sums.arrived.tolist() == expected_sums.arrived.tolist()
         assert sums.steps.tolist() == expected_sums.steps.tolist()
 
 
 @pytest.mark.slow
 def test_a_resumed_run_counts_uploads_that_arrived_before():
-    whole, first = played(), played(blocks=(2, 1))
-    snapshot = jax.tree.map(np.array, first.snapshot())
+    snapshot = jax.tree.map(np.array, played(blocks=(2, 1)).snapshot())
     engine = Engine(simulation())
     engine.go_on(snapshot, 3)
     engine.compile()
     while engine.played < 6:
         engine.play(6 - engine.played)
-    toys.same(counted(engine), counted(whole))
+    toys.same(counted(engine), undisturbed())
 
 
 @pytest.fixture(scope="module")
@@ -406,21 +411,15 @@ def test_no_upload_is_lost_in_a_stage_that_needs_every_client(data):
     assert engine.bytes.tolist() == [[6 * size for size in programs.message_bytes]]
 
 
-def test_a_pooled_method_has_no_clients_that_fail(data):
-    plan = build(data, "central", dropout=0.5, straggler=0.5).simulation.plan
-    assert plan.dropout == plan.straggler == 0
-    plan = build(data, "fedavg", dropout=0.5, straggler=0.25).simulation.plan
-    assert (plan.dropout, plan.straggler) == (0.5, 0.25)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("run.dropout", "1", "config.run.dropout must be at least 0 and below 1, got 1.0"),
-        ("run.dropout", "-0.1", "config.run.dropout must be at least 0 and below 1, got -0.1"),
-        ("run.straggler", "1.5", "config.run.straggler must be from 0 to 1, got 1.5"),
-        ("run.straggler", "0.5", "config.run.straggler=0.5 needs config.local.epochs of at least"),
+        ("run.dropout", "1", "must be at least 0 and below 1, got 1.0"),
+        ("run.dropout", "-0.1", "must be at least 0 and below 1, got -0.1"),
+        ("run.straggler", "1.5", "must be from 0 to 1, got 1.5"),
+        ("run.straggler", "0.5", "=0.5 needs config.local.epochs of at least"),
     ],
 )
 def test_an_impossible_failure_setting_is_rejected(key, value, message):
-    assert complaint(resolve, {}, [(key, value)]).startswith(message)
+    said = complaint(resolve, {}, [(key, value)])
+    assert said.startswith(f"config.{key}") and message in said

@@ -19,14 +19,6 @@ def relu_features(n, d, seed=0):
 # Sparsity
 
 
-def test_sparsity_of_simple_vectors():
-    one_hot, zero, flat = np.eye(8)[:1] * 3, np.zeros((1, 8)), np.ones((1, 8))
-    assert features.sparsity(one_hot) == 7 / 8
-    assert features.sparsity(zero) == 1
-    assert features.sparsity(flat) == 0
-    assert features.sparsity(np.concatenate([one_hot, zero, flat])) == pytest.approx(1.875 / 3)
-
-
 def test_sparsity_is_the_share_of_small_entries_of_unit_vectors():
     z = relu_features(20, 30) * np.logspace(0, -6, 20)[:, None]  # the norm of a row does not matter
     shares = []
@@ -53,15 +45,6 @@ def fisher_by_hand(z, y):
     return scores
 
 
-def test_fisher_score_of_two_classes():
-    """Class 0: 0, 2; class 1: 3, 5, 7. Means 1, 5, 3.4; S_b = 2*5.76 + 3*2.56, S_w = 2 + 8."""
-    z = np.array([[0.0, 2, 3, 5, 7]]).T
-    y = np.array([0, 0, 1, 1, 1])
-    np.testing.assert_allclose(features.fisher_score(z, y), [19.2 / 10])
-    order = [3, 0, 4, 1, 2]
-    np.testing.assert_allclose(features.fisher_score(z[order], y[order] * 7), [1.92])
-
-
 def test_fisher_score_matches_loops_and_scikit_learn():
     z, y = relu_features(40, 6), RNG.integers(0, 3, 40) + 4
     score = features.fisher_score(z, y)
@@ -72,53 +55,39 @@ def test_fisher_score_matches_loops_and_scikit_learn():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_fisher_score_of_constant_dimensions(dtype):
-    """It is 0 if the dimension is constant, and infinite if it is constant within each class."""
+    """It is 0 if the dimension is constant, and infinite if it is constant within each class.
+
+    Rounding errors do not count as variance: the mean of equal floats may differ from them.
+    """
     y = np.arange(30) % 3
     z = np.stack([np.full(30, 0.1), np.zeros(30), 0.1 + 0.7 * y, RNG.uniform(size=30)], 1)
     z = z.astype(dtype)
     score = features.fisher_score(z, y)
     np.testing.assert_array_equal(score[:3], [0, 0, np.inf])
     assert 0 < score[3] < 1
-    mean, left_out = features.mean_fisher(z, y)
-    assert left_out == 1
-    assert mean == pytest.approx(score[3] / 3)
-
-
-def test_rounding_errors_do_not_count_as_variance():
-    """The mean of equal floats may differ from them in the last digit."""
+    assert features.mean_fisher(z, y) == (pytest.approx(score[3] / 3), 1)
+    mean, left_out = features.mean_fisher(np.array([[1.0], [2.0]]), np.array([0, 1]))
+    assert np.isnan(mean) and left_out == 1  # no dimension is left
     z, y = np.tile(RNG.uniform(size=50), (101, 1)), RNG.integers(0, 7, 101)
     assert (z.mean(0) != z[0]).any()
     np.testing.assert_array_equal(features.fisher_score(z, y), 0)
     assert (features.fisher_score(z + y[:, None], y) == np.inf).all()
 
 
-def test_mean_fisher_is_nan_if_no_dimension_is_left():
-    mean, left_out = features.mean_fisher(np.array([[1.0], [2.0]]), np.array([0, 1]))
-    assert np.isnan(mean) and left_out == 1
-
-
 # Selection and probe
 
 
 def test_top_dimensions_are_sorted_from_the_best():
+    """Their number is rounded half up."""
     score = np.array([0.5, np.inf, 0.0, 2.0, 0.5])
     assert features.top_dimensions(score, 1.0).tolist() == [1, 3, 0, 4, 2]
     assert features.top_dimensions(score, 0.6, ties=np.arange(5)).tolist() == [1, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("ratio", "d", "count"),
-    [(0.5, 5, 3), (0.1, 14, 1), (0.1, 15, 2), (0.145, 100, 15), (0.7, 10, 7), (1.0, 3, 3)],
-)
-def test_the_number_of_top_dimensions_is_rounded_half_up(ratio, d, count):
-    assert len(features.top_dimensions(np.arange(d), ratio)) == count
-
-
-@pytest.mark.parametrize("ratio", [0.0, 0.1, 1.5, -1.0])
-def test_an_invalid_ratio_of_dimensions_is_rejected(ratio):
-    with pytest.raises(BadInput, match="keep") as error:
-        features.top_dimensions(np.arange(4), ratio)
-    assert str(ratio) in str(error.value)
+    cases = (0.5, 5, 3), (0.1, 14, 1), (0.1, 15, 2), (0.145, 100, 15), (0.7, 10, 7), (1.0, 3, 3)
+    for ratio, d, count in cases:
+        assert len(features.top_dimensions(np.arange(d), ratio)) == count
+    for ratio in (0.0, 0.1, 1.5, -1.0):
+        with pytest.raises(BadInput, match=f"ratio {ratio} keeps"):
+            features.top_dimensions(np.arange(4), ratio)
 
 
 def vote_by_hand(z, y, point):
@@ -146,43 +115,22 @@ def test_probe_uses_only_the_kept_dimensions():
     z = np.stack([y + 0.01 * RNG.normal(size=40), 100 * RNG.normal(size=40)], 1)
     assert features.probe(z, y, z, y, features.top_dimensions([1, 0], 0.5)) == 100
     assert features.probe(z, y, z, y, np.array([False, True])) < 90
-
-
-def test_tied_votes_go_to_the_nearer_neighbor():
-    z = np.array([-1.0, -4, -5, -6, -7, 2, 3, 3.5, 4.5, 5.5])[:, None]
-    labels = np.array([1] * 5 + [0] * 5)
-    assert features.probe(z, labels, np.zeros((1, 1)), np.array([1]), [0]) == 100
-
-
-def test_a_probe_on_too_few_examples_is_rejected():
-    z, y = relu_features(9, 2), np.zeros(9)
     with pytest.raises(BadInput, match="at least 10 training examples, not 9"):
-        features.probe(z, y, z, y, [0])
+        features.probe(z[:9], y[:9], z, y, [0])
 
 
 # Masks
 
 
-def test_selection_ratio_is_the_share_of_ones():
+def test_the_overlap_of_masks():
+    """Equal frequencies are ordered by logits; ordered by index, all would agree completely."""
     assert features.selection_ratio(np.array([[1, 0, 0, 0], [1, 1, 1, 0]])) == 0.5
-    assert features.selection_ratio(np.zeros((3, 4), bool)) == 0
-
-
-def test_overlap_of_equal_and_disjoint_halves():
     frequency, none = np.array([0.9, 0.1, 0.8, 0.2]), np.zeros(4)
     assert features.overlap(frequency, frequency, none, none) == 1
     assert features.overlap(frequency, 1 - frequency, none, none) == 0
     assert features.overlap(frequency, np.array([0.9, 0.8, 0, 0.2]), none, none) == 1 / 3
-
-
-def test_overlap_of_random_halves_is_a_third():
-    i, j = RNG.uniform(size=(2, 10_000))
-    assert features.overlap(i, j, i, j) == pytest.approx(1 / 3, abs=0.02)
-
-
-def test_equal_frequencies_are_ordered_by_logits():
-    """Ordered by index, domains that always select everything would agree completely."""
-    always, i, j = np.ones(10_000), *RNG.normal(size=(2, 10_000))
+    always, (i, j) = np.ones(10_000), RNG.normal(size=(2, 10_000))
+    assert features.overlap(i, j, i, j) == pytest.approx(1 / 3, abs=0.02)  # of random halves
     assert features.overlap(always, always, i, i) == 1
     assert features.overlap(always, always, i, -i) == 0
     assert features.overlap(always, always, i, j) == pytest.approx(1 / 3, abs=0.02)

@@ -37,18 +37,18 @@ def test_every_example_is_held_by_one_client_in_one_split():
     assert sorted(held(f.test)) == np.flatnonzero(DATASET.test).tolist()
     np.testing.assert_array_equal(f.global_test, np.flatnonzero(DATASET.test))
     assert f.unseen is None and len(validation) == 60
+    counts = federation.class_counts(f.train, f.y, 3)
+    expected = [np.bincount(DATASET.y[held(rows)], minlength=3) for rows in f.train]
+    np.testing.assert_array_equal(counts, expected)
+    (f,) = make()
+    federation.check_scored(f)
+    nothing = f._replace(global_test=None)
+    assert "nothing to score" in complaint(federation.check_scored, nothing)
 
 
 @pytest.mark.parametrize(
     "shape, dtype",
-    [
-        ((28, 28, 1), "uint8"),
-        ((8, 8, 3), "uint8"),
-        ((80,), "int8"),
-        ((5,), "float32"),
-        ((1,), "uint8"),
-    ],
-    ids=["gray images", "color images", "text", "vectors", "one number"],
+    [((28, 28, 1), "uint8"), ((8, 8, 3), "uint8"), ((80,), "int8"), ((5,), "float32")],
 )
 def test_the_pool_of_examples_is_flat_and_keeps_its_dtype(shape, dtype):
     """The examples of a data source are neither converted nor changed before they are fetched."""
@@ -63,8 +63,7 @@ def test_no_split_contains_the_unseen_domain():
     for rows in (f.train, f.validation, f.test, f.global_test):
         assert 1 not in DATASET.domain[held(rows)]
     np.testing.assert_array_equal(f.unseen, np.flatnonzero(DATASET.domain == 1))
-    error = complaint(make, unseen="d")
-    assert "config.data.unseen: no domain 'd'" in error
+    assert "config.data.unseen: no domain 'd'" in complaint(make, unseen="d")
 
 
 def test_seeds_share_the_pool_and_have_rows_of_equal_width():
@@ -93,24 +92,13 @@ def test_the_error_about_an_empty_client_names_its_partition():
 
 
 def test_pool_makes_one_client_with_all_training_examples():
-    federations = make((0, 1), deal=partition.quantity, validation=0.2)
+    """Those of new clients are left out."""
+    federations = make((0, 1), deal=partition.quantity, validation=0.2, new_clients=0.4)
     for one, many in zip(federation.pool(federations), federations, strict=True):
-        assert one.train.shape == (1, len(held(many.train)))
+        assert len(one.train) == 1
         assert sorted(held(one.train)) == sorted(held(many.train))
         assert one.validation is many.validation
-
-
-def test_classes_are_counted_for_each_client():
-    (f,) = make()
-    counts = federation.class_counts(f.train, f.y, 3)
-    expected = [np.bincount(DATASET.y[held(rows)], minlength=3) for rows in f.train]
-    np.testing.assert_array_equal(counts, expected)
-
-
-def test_a_federation_without_rows_to_score_is_an_error():
-    (f,) = make()
-    federation.check_scored(f)
-    assert "nothing to score" in complaint(federation.check_scored, f._replace(global_test=None))
+        assert not set(held(one.train)) & set(held(many.new_train))
 
 
 def dealt(**options):
@@ -150,15 +138,7 @@ def test_new_clients_are_scored_on_validation_rows_without_a_test_set(monkeypatc
     monkeypatch.setattr(f"{__name__}.DATASET", DATASET._replace(test=np.zeros(300, bool)))
     f, whole = dealt()
     assert f.test is None and f.new_test is not None
-    held_out = sets(whole.validation)
-    assert sorted(map(sorted, [*sets(f.new_test), *sets(f.validation)])) == sorted(
-        map(sorted, held_out)
-    )
+    held_out = sorted(map(sorted, sets(whole.validation)))
+    assert sorted(map(sorted, [*sets(f.new_test), *sets(f.validation)])) == held_out
     error = complaint(dealt, validation=0.0)
     assert "new clients of seed 0" in error and "--config.partition.validation=0.1" in error
-
-
-def test_a_pooled_method_does_not_train_on_new_clients():
-    f, _ = dealt()
-    (one,) = federation.pool([f])
-    assert not set(held(one.train)) & set(held(f.new_train))

@@ -7,27 +7,27 @@ from hypernetworks import setting
 from fedjax_lab.errors import BadInput
 
 
-def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(four_domains):
-    plain, few = (setting(four_domains, "fedavg", (0, 1), shots=k) for k in (0, 6))
+@pytest.mark.parametrize("per, shots, each", [("client", 6, 6), ("class", 2, 8)])
+def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(per, shots, each, four_domains):
+    """Each of three clients gets six examples, or two of each of four classes."""
+    plain, few = (
+        setting(four_domains, "fedavg", (0, 1), shots=k, shots_per=per) for k in (0, shots)
+    )
     domain, y = few.dataset.domain, few.dataset.y
     for a, b in zip(plain.simulation.federations, few.simulation.federations, strict=True):
         given = []
         for before, after in zip(np.asarray(a.train), np.asarray(b.train), strict=True):
             new = set(after[after >= 0]) - set(before[before >= 0])
-            assert len(new) == 6 and set(before[before >= 0]) < set(after)
+            assert len(new) == each and set(before[before >= 0]) < set(after)
             counts = np.bincount(y[list(new)], minlength=4)
-            assert counts.max() - counts.min() <= 1
+            assert counts.max() - counts.min() <= (per == "client")
             given += new
-        assert len(set(given)) == 18 and {int(domain[i]) for i in given} == {1}
-        assert not set(given) & set(np.asarray(b.unseen))
-        assert len(b.unseen) == len(a.unseen) - 18
+        assert len(set(given)) == 3 * each and {int(domain[i]) for i in given} == {1}
+        unseen = set(np.asarray(b.unseen).tolist())
+        assert not set(given) & unseen and set(given) | unseen == set(np.asarray(a.unseen))
         np.testing.assert_array_equal(a.validation, b.validation)
     a, b = (np.sort(np.asarray(f.unseen)) for f in few.simulation.federations)
     np.testing.assert_array_equal(a, b)
-    with pytest.raises(BadInput, match="config.data.shots=40 for 3 clients is more than the 100"):
-        setting(four_domains, "fedavg", shots=40)
-    with pytest.raises(BadInput, match="needs an unseen domain with examples"):
-        setting(four_domains, "fedavg", shots=1, unseen="")
 
 
 def unequal_classes(path, counts):
@@ -50,41 +50,25 @@ def test_few_shots_of_unequal_classes_are_as_balanced_as_possible(tmp_path):
     assert (counts.max(0) - counts.min(0) <= 1).all()
 
 
-def test_few_shots_per_class_are_disjoint_and_no_longer_unseen(four_domains):
-    """Each of three clients gets two examples of each of four classes."""
-    plain, few = (
-        setting(four_domains, "fedavg", shots=k, shots_per="class").simulation.federations[0]
-        for k in (0, 2)
+def test_impossible_shots_are_an_error(tmp_path, four_domains):
+    def refused(match, path, **data):
+        with pytest.raises(BadInput, match=match):
+            setting(path, "fedavg", **data)
+
+    refused("config.data.shots=40 for 3 clients is more than the 100", four_domains, shots=40)
+    refused("needs an unseen domain with examples", four_domains, shots=1, unseen="")
+    refused(
+        "config.data.shots_per cannot be 'clas'; did you mean 'cla",
+        four_domains,
+        shots=1,
+        shots_per="clas",
     )
-    y, given = np.asarray(plain.y), []
-    for before, after in zip(np.asarray(plain.train), np.asarray(few.train), strict=True):
-        new = sorted(set(after[after >= 0]) - set(before[before >= 0]))
-        assert np.bincount(y[new], minlength=4).tolist() == [2, 2, 2, 2]
-        given += new
-    assert len(set(given)) == 24
-    assert set(given) | set(np.asarray(few.unseen)) == set(np.asarray(plain.unseen))
-    assert len(few.unseen) == len(plain.unseen) - 24
-
-
-@pytest.mark.parametrize(
-    "counts, shots, message",
-    [
-        (
-            [6, 5, 9],
-            2,
-            "config.data.shots=2 of each class for 3 clients is more than the 5 unseen examples of"
-            " class '1'; decrease it, or use config.data.shots_per=client",
-        ),
-        ([6, 9, 0], 1, "is more than the 0 unseen examples of class '2'"),
+    for counts, shots, message in (
+        ([6, 5, 9], 2, "more than the 5 unseen examples of class '1'.*shots_per=client"),
+        ([6, 9, 0], 1, "more than the 0 unseen examples of class '2'"),
         ([6, 6, 6], 2, "config.data.shots=2 for 3 clients is more than the 18 unseen examples"),
-    ],
-)
-def test_too_many_shots_per_class_are_an_error(counts, shots, message, tmp_path):
-    path = unequal_classes(tmp_path, counts)
-    with pytest.raises(BadInput, match=message):
-        setting(path, "fedavg", shots=shots, shots_per="class")
-    with pytest.raises(BadInput, match="config.data.shots_per cannot be 'clas'; did you mean 'cla"):
-        setting(path, "fedavg", shots=shots, shots_per="clas")
+    ):
+        refused(message, unequal_classes(tmp_path, counts), shots=shots, shots_per="class")
 
 
 def test_all_examples_of_a_class_may_be_given_as_shots(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib.util
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from fedjax_lab.running import files, metrics, runner, sweep_folder
 from fedjax_lab.sweep import Outcome, Shared
 
 RUNS = ("fedavg", "fedprox,mu=0.1")
-quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
 def evaluation(seed, after):
@@ -146,7 +147,7 @@ RUN_FILES = ["config.json", "metrics.jsonl", "summary.json"]
 
 @quick
 @given(harm=damage(RUN_FILES))
-def test_a_comparison_shows_the_undamaged_runs(whole, harm):
+def test_reports_and_tensorboard_show_the_undamaged_runs(whole, harm):
     name, do = harm
     with copied(whole) as out:
         do(out / RUNS[0] / name)
@@ -156,20 +157,10 @@ def test_a_comparison_shows_the_undamaged_runs(whole, harm):
         assert call(report.main, out, "--way=max_per_domain", "--target=60", "--format=csv")[0] == 0
         code, _, err = call(report.main, out / RUNS[0])
         assert code == 0 or (code == 2 and err.startswith("error: ") and err.count("\n") == 1)
-        assert content(out) == before
-
-
-@quick
-@given(harm=damage(RUN_FILES))
-def test_tensorboard_shows_the_undamaged_runs(whole, harm):
-    pytest.importorskip("tensorboardX")
-    name, do = harm
-    with copied(whole) as out:
-        do(out / RUNS[0] / name)
-        before = content(out)
-        code, shown, err = call(tensorboard.main, out, f"--logdir={out.parent / 'log'}")
-        assert code == 0 and err.count("\n") <= 1 and f"in {out.parent / 'log'}" in shown
-        assert shown.startswith("1 run " if err else "2 runs ")
+        if importlib.util.find_spec("tensorboardX"):
+            code, shown, err = call(tensorboard.main, out, f"--logdir={out.parent / 'log'}")
+            assert code == 0 and err.count("\n") <= 1 and f"in {out.parent / 'log'}" in shown
+            assert shown.startswith("1 run " if err else "2 runs ")
         assert content(out) == before
 
 
@@ -210,66 +201,46 @@ def test_a_damaged_plan_only_raises_bad_input_and_changes_no_file(whole, harm):
 # Error messages.
 
 
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        (b"", "it is empty"),
-        (b'{"a": ', "it is truncated or not JSON"),
-        (b'{"a": "\xff"}', "not text in UTF-8"),
-        (b"[]", r"it must be a JSON object, not \[\]"),
-        (b"{}", "it lacks data, method, partition, run, seeds"),
-        (b"[" * 10**5, "nested too deep"),
-        (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", "nested too deep"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "integer string conversion"),
-    ],
-)
-def test_the_error_names_the_damaged_file_and_the_reason(tmp_path, text, reason):
+def test_the_error_names_the_damaged_file_and_the_reason(tmp_path):
     path = tmp_path / "config.json"
-    path.write_bytes(text)
-    with pytest.raises(files.Damaged, match=reason) as caught:
-        files.read_json(path, files.CONFIG)
-    assert str(caught.value).startswith(f"{path} cannot be used: ")
-
-
-@pytest.mark.parametrize(
-    "changed, reason",
-    [
-        ({"new": None}, "new must be a finite number"),
-        ({"new_tuned": "91"}, "new_tuned must be a finite number"),
-        ({"new_per_client": []}, "new_per_client must be a list with at least one"),
-        ({"new_tuned_loss_per_client": [True]}, r"new_tuned_loss_per_client\[0\] must be a finite"),
-    ],
-)
-def test_scores_of_new_clients_are_checked(changed, reason):
-    row = dict.fromkeys(("round", "seed", "bytes_up", "bytes_down", "seconds"), 1)
-    row |= {"new": 91.5, "new_per_client": [91.5, None], "new_loss": None, "new_tuned": 93.0}
-    files.check(row, files.EVALUATION)
-    with pytest.raises(ValueError, match=reason):
-        files.check({**row, **changed}, files.EVALUATION)
-
-
-def test_a_missing_file_is_not_an_error(tmp_path):
-    assert files.read_json(tmp_path / "x", files.CONFIG) is None
-    assert files.read_json(tmp_path / "x" / "y", files.CONFIG) is None
-    assert files.read_rows(tmp_path / "x", files.EVALUATION) == []
-    assert files.read_text(tmp_path / "x") is None
+    for text, reason in {
+        b"": "it is empty",
+        b'{"a": ': "it is truncated or not JSON",
+        b'{"a": "\xff"}': "not text in UTF-8",
+        b"[]": "it must be a JSON object, not []",
+        b"{}": "it lacks data, method, partition, run, seeds",
+        b"[" * 10**5: "nested too deep",
+        b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}": "nested too deep",
+        b'{"a": ' + b"9" * 5000 + b"}": "integer string conversion",
+    }.items():
+        path.write_bytes(text)
+        with pytest.raises(files.Damaged) as caught:
+            files.read_json(path, files.CONFIG)
+        message = str(caught.value)
+        assert message.startswith(f"{path} cannot be used: ") and reason in message
+    missing = tmp_path / "x"  # a missing file is not an error
+    assert files.read_json(missing, files.CONFIG) is None is files.read_text(missing)
+    assert files.read_json(missing / "y", files.CONFIG) is None
+    assert files.read_rows(missing, files.EVALUATION) == []
 
 
 def test_an_error_names_the_position_in_a_json_value():
-    def fault(value, shape):
+    row = evaluation(0, 2)
+    wrong = {**row, "accuracy": {**row["accuracy"], "per_client": [60.0, "60"]}}
+    new = {**row, "new": 91.5, "new_per_client": [91.5, None], "new_loss": None}
+    files.check(new, files.EVALUATION)
+    files.check({"more": None}, {"last?": files.NUMBER})
+    for value, shape, error in (
+        (wrong, files.EVALUATION, "accuracy.per_client[1] must be a finite number or null, not '6"),
+        ({**new, "new": None}, files.EVALUATION, "new must be a finite number"),
+        ({**new, "new_per_client": []}, files.EVALUATION, "new_per_client must be a list with at"),
+        ({"round": True}, {"round": files.COUNT}, "round must be a whole number >= 0, not True"),
+        ({"a": {"b": None}}, {"*": {"*": files.NUMBER}}, "a.b must be a finite"),
+        ([], [files.COUNT], "it must be a list with at least one value, not []"),
+    ):
         with pytest.raises(ValueError) as caught:
             files.check(value, shape)
-        return str(caught.value)
-
-    row = evaluation(0, 2)
-    row["accuracy"]["per_client"][1] = "60"
-    error = fault(row, files.EVALUATION)
-    assert error == "accuracy.per_client[1] must be a finite number or null, not '60'"
-    error = fault({"round": True}, {"round": files.COUNT})
-    assert error == "round must be a whole number >= 0, not True"
-    assert fault({"a": {"b": None}}, {"*": {"*": files.NUMBER}}).startswith("a.b must be a finite")
-    assert fault([], [files.COUNT]) == "it must be a list with at least one value, not []"
-    files.check({"more": None}, {"last?": files.NUMBER})
+        assert str(caught.value).startswith(error)
 
 
 def test_only_a_truncated_last_line_is_not_an_error(tmp_path):
@@ -323,17 +294,13 @@ def test_tensorboard_follows_a_run_again_after_its_repair(whole, capsys):
         assert list((out.parent / "log" / RUNS[0] / "seed-1").iterdir())
 
 
-@pytest.mark.parametrize("text", ["", "exit code", "exit code x\n", "\0" * 40, "{}", "exit code 1"])
-def test_a_cell_with_an_unreadable_error_file_is_retried(tmp_path, text):
-    (tmp_path / "error.txt").write_text(text)
-    assert sweep_folder.failure(tmp_path) is sweep_folder.ended(tmp_path) is None
-    assert sweep.shown(tmp_path) == "not finished"
+def test_a_cell_with_an_unreadable_error_file_is_retried(tmp_path, monkeypatch):
+    for text in ("", "exit code", "exit code x\n", "\0" * 40, "{}", "exit code 1"):
+        (tmp_path / "error.txt").write_text(text)
+        assert sweep_folder.failure(tmp_path) is sweep_folder.ended(tmp_path) is None
+        assert sweep.shown(tmp_path) == "not finished"
     (tmp_path / "error.txt").write_bytes(b"exit code -9\nkilled \xff\n")
     assert sweep_folder.failure(tmp_path) == Outcome(-9, "killed �")
-
-
-def test_an_error_file_is_written_atomically(tmp_path, monkeypatch):
-    sweep.record(Outcome(1, "first"), tmp_path)
 
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -341,21 +308,12 @@ def test_an_error_file_is_written_atomically(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="No space"):
         sweep.record(Outcome(1, "second"), tmp_path)
-    assert sweep_folder.failure(tmp_path) == Outcome(1, "first")
+    assert sweep_folder.failure(tmp_path) == Outcome(-9, "killed �")
 
 
-def test_a_folder_named_error_txt_is_rejected_before_any_run(whole):
-    _, shared, cells = whole
-    with copied(whole) as out:
-        (out / RUNS[1] / "error.txt").mkdir()
-        message = complaint(sweep.check_folder, shared, cells, out)
-        assert message == f"{out / RUNS[1] / 'error.txt'} is a folder; remove it"
-
-
-@pytest.mark.parametrize("name", ["summary.json", "config.json"])
-def test_a_damaged_cell_does_not_stop_the_other_cells(whole, name, monkeypatch):
+def test_a_damaged_cell_does_not_stop_the_other_cells(whole, monkeypatch):
     """The sweep's exit code is 1, and the other cell is shown."""
-    _, shared, _ = whole
+    _, shared, cells = whole
 
     def run(job, folder, resume, quiet, log):
         files.read_json(folder / "config.json", files.CONFIG)
@@ -365,9 +323,15 @@ def test_a_damaged_cell_does_not_stop_the_other_cells(whole, name, monkeypatch):
     monkeypatch.setattr(sweep.experiment, "build", lambda *of: None)
     monkeypatch.setattr(runner, "run", run)
     arguments = [f"--config={shared.path}", "--methods=fedavg,fedprox", "--grid=method.mu=0.1"]
+    for name in ("summary.json", "config.json"):
+        with copied(whole) as out:
+            (out / RUNS[0] / name).write_text("")
+            words = *arguments, "--seeds=0,1", f"--out={out}"
+            code, printed, err = call(sweep.main, "sweep", *words)
+            assert code == 1 and not err, err
+            assert f"failed: {out / RUNS[0] / name} cannot be used: it is empty" in printed
+            assert "fedprox  0.1        65.50 +- 0.71" in printed
     with copied(whole) as out:
-        (out / RUNS[0] / name).write_text("")
-        code, printed, err = call(sweep.main, "sweep", *arguments, "--seeds=0,1", f"--out={out}")
-        assert code == 1 and not err, err
-        assert f"failed: {out / RUNS[0] / name} cannot be used: it is empty" in printed
-        assert "fedprox  0.1        65.50 +- 0.71" in printed
+        (out / RUNS[1] / "error.txt").mkdir()  # this is rejected before any run
+        message = complaint(sweep.check_folder, shared, cells, out)
+        assert message == f"{out / RUNS[1] / 'error.txt'} is a folder; remove it"

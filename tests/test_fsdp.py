@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from commands import call
+from commands import call, comparable
 from jax.sharding import PartitionSpec as P
-from slow_cases import slow_but
+from shared_programs import shared_programs  # noqa: F401
+from slow_cases import exhaustive_but
 from stops import stopping_after
 
 from fedjax_lab import experiment, fsdp, optim, parallel, simulate, streams, tree
@@ -62,7 +63,7 @@ def on_groups(group, inner, **divided):
 
 
 @pytest.mark.parametrize(
-    ("name", "group"), slow_but([("mlp", 2)], [("mlp", 2), ("vit", 8), ("cnn", 4)])
+    ("name", "group"), [("mlp", 2), *exhaustive_but([], [("vit", 8), ("cnn", 4)])]
 )
 def test_groups_of_devices_give_the_results_of_one_device(name, group):
     method, alone = player(name, toys.VECTORIZED)
@@ -75,10 +76,10 @@ def test_groups_of_devices_give_the_results_of_one_device(name, group):
     toys.close(together(KEYS, 0, 2, parted)[0], alone(KEYS, 0, 2)[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_clients_of_a_group_may_run_in_parallel():
-    _, alone = player("vit", toys.VECTORIZED)
-    _, together = player("vit", on_groups(2, parallel.chunked(2)))
+    _, alone = player("mlp", toys.VECTORIZED)
+    _, together = player("mlp", on_groups(2, parallel.chunked(2)))
     toys.close(together(KEYS, 0, 2)[0], alone(KEYS, 0, 2)[0], rtol=1e-3, atol=1e-4)
 
 
@@ -103,49 +104,40 @@ def build(data_folder, method="fedavg", run_seeds=(0,), width=8, **engine):
     return experiment.build(resolve(config), list(run_seeds))
 
 
-def alone(job):
-    return toys.changed(job, strategy=parallel.sequential())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["scaffold", "fedconcat"])
-def test_a_run_on_groups_equals_the_run_on_one_device(data, method):
-    job = build(data, method, fsdp=2)
-    result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
+def check_as_alone(job):
+    """Runs the job and checks that its results are those of one device."""
+    alone = toys.changed(job, strategy=parallel.sequential())
+    result, expected = (runner.run(e, quiet=True) for e in (job, alone))
     toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
     for row, other in zip(result.metrics, expected.metrics, strict=True):
         assert row["accuracy"] == other["accuracy"]
 
 
+@pytest.mark.exhaustive
+def test_a_run_with_stages_on_groups_equals_the_run_on_one_device(data):
+    check_as_alone(build(data, "fedconcat", fsdp=2))
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_on_groups_resumes_exactly(data, tmp_path, monkeypatch):
-    whole = runner.run(build(data, "scaffold", fsdp=4), quiet=True)
+    config = toys.write_config(
+        data, run={"rounds": 3, "eval_every": 1, "cohort": 4}, engine={"fsdp": 4}
+    )
+    words = f"--config={config}:scaffold", f"--workdir={tmp_path / 'cut'}"
     with monkeypatch.context() as patch:
         stopping_after(2, patch)
-        with pytest.raises(runner.Interrupted):
-            runner.run(build(data, "scaffold", fsdp=4), tmp_path / "cut", quiet=True)
-    result = runner.run(build(data, "scaffold", fsdp=4), tmp_path / "cut", resume=True, quiet=True)
-    toys.same(result.states, whole.states)
+        assert call(*words) == 130
+    assert call(*words, "--resume") == 0
+    assert "mesh(2 x fsdp 4)" in (tmp_path / "cut/summary.json").read_text()
+    assert call(f"--config={config}:scaffold", f"--workdir={tmp_path / 'whole'}") == 0
+    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_the_command_runs_on_groups(data, tmp_path, capsys):
-    config = toys.write_config(data, run={"rounds": 2, "cohort": 3}, engine={"fsdp": 4})
-    assert call(f"--config={config}", f"--workdir={tmp_path / 'run'}") == 0
-    assert "mesh(2 x fsdp 4)" in (tmp_path / "run/summary.json").read_text()
-    assert call(f"--config={config}", "--config.engine.fsdp=3") == 2
-    text = capsys.readouterr().err.splitlines()[-1]
-    assert (
-        text == "error: config.engine.fsdp=3 does not divide the 8 devices; choose 1 or 2 or 4 or 8"
-    )
-
-
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_seeds_on_groups_can_be_vectorized(data):
     job = build(data, run_seeds=(0, 1), fsdp=4, seeds="vectorized")
     assert job.simulation.vectorized_seeds
-    result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
-    toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
+    check_as_alone(job)
 
 
 @pytest.mark.slow
@@ -156,11 +148,10 @@ def test_a_device_stores_only_its_part_of_the_states(data):
     whole = tree.num_bytes(state.server) / 2 + tree.num_bytes(state.private) / 8
     held = tree.num_bytes([a.addressable_shards[0].data for a in jax.tree.leaves(state)])
     assert held < 1.1 * whole  # the head's bias, of three numbers, is not divided
-    result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
-    toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
+    check_as_alone(job)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_device_needs_memory_only_for_its_part_of_a_model():
     """One client trains a transformer with Adam on a group of eight devices."""
     net = vit.vit(toys.K, width=64, depth=4, heads=2, patch=3, remat=True)

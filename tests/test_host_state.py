@@ -44,11 +44,15 @@ def test_written_entries_are_read_back(on_disk, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())  # the file has no name and need not be removed
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_a_method_may_have_no_private_state(on_disk, tmp_path):
-    store = HostState((), C, tmp_path if on_disk else None)
+@pytest.mark.parametrize(("on_disk", "error"), [(False, MemoryError), (True, OSError)])
+def test_no_state_is_stored_and_too_much_is_rejected_immediately(on_disk, error, tmp_path):
+    folder = tmp_path if on_disk else None
+    store = HostState((), C, folder)
     store.write(np.arange(3), ())
     assert store.read(np.arange(3)) == store.everything() == ()
+    like = {"w": jax.ShapeDtypeStruct((2**31 - 1, 2**16), jnp.float32)}
+    with pytest.raises(error, match=r"private state needs 524,288.0 GiB"):
+        HostState(like, 2**31 - 1, folder)
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -92,10 +96,3 @@ def test_zeros_take_no_space_on_disk(tmp_path):
     status = os.fstat(file.fileno())
     assert status.st_size == 1000 * store.bytes_of_one
     assert status.st_blocks * 512 < 10 * store.bytes_of_one
-
-
-@pytest.mark.parametrize(("on_disk", "error"), [(False, MemoryError), (True, OSError)])
-def test_state_that_does_not_fit_is_rejected_immediately(on_disk, error, tmp_path):
-    like = {"w": jax.ShapeDtypeStruct((2**31 - 1, 2**16), jnp.float32)}
-    with pytest.raises(error, match=r"private state needs 524,288.0 GiB"):
-        HostState(like, 2**31 - 1, tmp_path if on_disk else None)

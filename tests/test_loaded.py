@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
+from shared_programs import shared_programs  # noqa: F401
+from slow_cases import exhaustive_but
 
 import fedjax_lab
 from fedjax_lab import experiment
@@ -59,11 +61,8 @@ def runs(folder):
 SLOW = "fedconcat", "hfedf"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in METHODS]
-)
-def test_loaded_states_rows_and_scores_equal_those_of_the_run(name, runs):
+@pytest.mark.parametrize("name", exhaustive_but(SLOW, METHODS))
+def test_loaded_states_rows_and_scores_equal_those_of_the_run(name, runs, tmp_path):
     path, result = runs(name)
     run = fedjax_lab.load(path)
     assert (run.rounds, run.seeds, run.rows) == (result.summary["rounds"], [0, 3], result.metrics)
@@ -75,29 +74,35 @@ def test_loaded_states_rows_and_scores_equal_those_of_the_run(name, runs):
         last = result.metrics[i - 2]
         for key in ("global", "global_loss"):
             assert scores[key] == pytest.approx(last[key], rel=1e-4)
+    if name == "fedconcat":
+        assert "do not have exactly one model" in complaint(run.export, tmp_path / "m", 0)
+        assert run.predict(run.experiment.dataset.x[:3], 0).shape == (3, 3)
 
 
-def test_predictions_use_the_model_of_the_given_client_and_seed(runs):
-    run = fedjax_lab.load(runs("fedper")[0])
-    x, task = run.experiment.dataset.x[:150], run.experiment.task  # more than a batch
+@pytest.fixture(scope="module")
+def loaded(runs):
+    return fedjax_lab.load(runs("fedper")[0])
+
+
+def test_predictions_use_the_model_of_the_given_client_and_seed(loaded):
+    x, task = loaded.experiment.dataset.x[:150], loaded.experiment.task  # more than a batch
     for client, seed in ((0, 3), (2, None)):
-        logits = task.apply(run.model(client, seed), x).logits
-        np.testing.assert_allclose(run.predict(x, client, seed), logits, atol=1e-5)
-    assert not np.allclose(run.predict(x, 0), run.predict(x, 1))
-    assert not np.allclose(run.predict(x, 0), run.predict(x, 0, seed=3))
+        logits = task.apply(loaded.model(client, seed), x).logits
+        np.testing.assert_allclose(loaded.predict(x, client, seed), logits, atol=1e-5)
+    assert not np.allclose(loaded.predict(x, 0), loaded.predict(x, 1))
+    assert not np.allclose(loaded.predict(x, 0), loaded.predict(x, 0, seed=3))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model"])
-def test_another_run_can_start_from_an_exported_model(file, runs, folder, tmp_path):
+def test_another_run_can_start_from_an_exported_model(file, loaded, folder, tmp_path):
     if "." in file:
         pytest.importorskip("safetensors")
-    run = fedjax_lab.load(runs("fedper")[0])
-    run.export(tmp_path / file, client=1)
+    loaded.export(tmp_path / file, client=1)
     config = config_of(folder, "fedavg", ("model.pretrained", str(tmp_path / file)))
     first = experiment.build(config).task.init(jax.random.key(7))
-    toys.same(first, run.model(1))
-    assert "exists; name a new" in complaint(run.export, tmp_path / file)
-    assert "no folder" in complaint(run.export, tmp_path / "nowhere" / file)
+    toys.same(first, loaded.model(1))
+    assert "exists; name a new" in complaint(loaded.export, tmp_path / file)
+    assert "no folder" in complaint(loaded.export, tmp_path / "nowhere" / file)
 
 
 USER_FILE = """
@@ -160,32 +165,24 @@ def contents(path):
     return {file: file.stat().st_mtime_ns for file in path.rglob("*")}
 
 
-def test_bad_folders_and_bad_arguments_are_one_line_errors(runs, tmp_path):
+def test_bad_folders_and_bad_arguments_are_one_line_errors(runs, loaded, tmp_path):
     assert "holds no run: it has no config.json" in complaint(fedjax_lab.load, tmp_path)
-    path, _ = runs("fedavg")
+    path, _ = runs("fedper")
     begun = shutil.copytree(path, tmp_path / "begun", ignore=lambda *_: ["checkpoints"])
     assert "has no checkpoint yet" in complaint(fedjax_lab.load, begun)
     saved = json.loads((path / "config.json").read_text())
     saved["model"]["width"] = 5
-    other = shutil.copytree(path, tmp_path / "other")
-    (other / "config.json").write_text(json.dumps(saved))
-    assert "belongs to another run" in complaint(fedjax_lab.load, other)
-
-    run = fedjax_lab.load(path)
-    x, y = run.experiment.dataset.x, run.experiment.dataset.y
-    assert "no client 4; valid: 0 .. 3" in complaint(run.predict, x, 4)
-    assert "no client 1.0; valid:" in complaint(run.predict, x, 1.0)
-    assert "must be a Dataset, or a pair" in complaint(run.score, x)
+    (begun / "config.json").write_text(json.dumps(saved))
+    shutil.copytree(path / "checkpoints", begun / "checkpoints")
+    assert "belongs to another run" in complaint(fedjax_lab.load, begun)
     assert "rounds must be a whole number, got '2'" in complaint(fedjax_lab.load, path, rounds="2")
     assert "a folder must be text or a Path" in complaint(fedjax_lab.load, None)
-    assert "has no seed 1; valid: [0, 3]" in complaint(run.predict, x, seed=1)
-    assert "shape [N, 5], as in the run's dataset, not [300, 4]" in complaint(run.predict, x[:, 1:])
-    assert "labels must be 0 .. 2, not 1 .. 3" in complaint(run.score, (x, y + 1))
-    assert "one for each of the 300 examples" in complaint(run.score, (x, y[1:]))
 
-
-@pytest.mark.slow
-def test_a_client_without_exactly_one_model_cannot_be_exported(runs, tmp_path):
-    run = fedjax_lab.load(runs("fedconcat")[0])
-    assert "do not have exactly one model" in complaint(run.export, tmp_path / "m", 0)
-    assert run.predict(run.experiment.dataset.x[:3], 0).shape == (3, 3)
+    x, y = loaded.experiment.dataset.x, loaded.experiment.dataset.y
+    assert "no client 4; valid: 0 .. 3" in complaint(loaded.predict, x, 4)
+    assert "no client 1.0; valid:" in complaint(loaded.predict, x, 1.0)
+    assert "has no seed 1; valid: [0, 3]" in complaint(loaded.predict, x, 0, seed=1)
+    assert "shape [N, 5], as in the run's dataset" in complaint(loaded.predict, x[:, 1:], 0)
+    assert "must be a Dataset, or a pair" in complaint(loaded.score, x)
+    assert "labels must be 0 .. 2, not 1 .. 3" in complaint(loaded.score, (x, y + 1))
+    assert "one for each of the 300 examples" in complaint(loaded.score, (x, y[1:]))

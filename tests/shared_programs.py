@@ -1,0 +1,58 @@
+"""Runs with equal configs share their compiled programs, since compiling is most of a small run."""
+
+import jax
+import pytest
+
+from fedjax_lab import engine
+from fedjax_lab.engine import Engine
+from fedjax_lab.running import runner
+
+CONFIGS = []  # of the run in progress
+LOWERED, COMPILED, COSTS = {}, {}, {}
+
+
+def key_of(self):
+    """The config and seeds of the run, the stage, and the shapes of its programs' arguments."""
+    shapes = jax.tree.map(lambda a: (a.shape, str(a.dtype)), (self.lanes, self.sums))
+    states = [self._shapes(lane) for lane in range(len(self.lanes))]
+    return repr((CONFIGS[-1], self.simulation.seeds, self.stage_number, shapes, states))
+
+
+def once(table, key, make):
+    if key not in table:
+        table[key] = make()
+    return table[key]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs():
+    """In a module that imports this fixture, a run reuses the programs of an earlier equal run."""
+    run, lower, count, make = runner._run, Engine.lower, Engine._count_flops, engine._compiled
+
+    def run_of_config(experiment, *rest):
+        CONFIGS.append(experiment.config.to_dict())
+        try:
+            return run(experiment, *rest)
+        finally:
+            CONFIGS.pop()
+
+    def lower_once(self):
+        self._apply_view()
+        return once(LOWERED, key_of(self), lambda: lower(self)) if CONFIGS else lower(self)
+
+    def compile_once(programs):
+        return (
+            once(COMPILED, id(programs.play), lambda: make(programs)) if CONFIGS else make(programs)
+        )
+
+    def count_once(self):
+        return once(COSTS, key_of(self), lambda: count(self)) if CONFIGS else count(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_run", run_of_config)
+        patch.setattr(Engine, "lower", lower_once)
+        patch.setattr(engine, "_compiled", compile_once)
+        patch.setattr(Engine, "_count_flops", count_once)
+        yield
+    for table in (LOWERED, COMPILED, COSTS):
+        table.clear()
