@@ -46,7 +46,7 @@ from fedjax_lab.registry import (
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {
         "name": "digit_domains",
-        "normalize": "unit",  # unit: pixels in 0..1; half: -1..1; else a data set's mean and std
+        "normalize": "unit",  # how numbers become inputs of the model, see data/normalize.py
         "augment": "none",  # random changes of training images
         "unseen": "",  # a domain that no client holds
         "shots": 0,  # images of the unseen domain that each client gets nevertheless

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_lab.errors import BadInput, cut, quoted
 from fedjax_lab.types import Array, Method, PyTree, Stage, State

@@ -14,9 +14,10 @@ import optax
 
 from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, transforming, tree
 from fedjax_lab.config import value_at
-from fedjax_lab.data import catalog, held_out, leaks
+from fedjax_lab.data import catalog, held_out, leaks, normalize
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.normalize import input_range
+from fedjax_lab.data.lazy import limits
+from fedjax_lab.data.normalize import Scale
 from fedjax_lab.data.text_rows import are_words
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Joint, Simulation
@@ -50,6 +51,7 @@ class Experiment(NamedTuple):
     dataset: Dataset
     task: Task
     simulation: Simulation
+    remarks: tuple[str, ...] = ()  # what the examples are, and how they are scaled
 
 
 def build(
@@ -71,10 +73,10 @@ def build(
     check_seeds(seeds)
     dataset = load_data(config.data) if dataset is None else dataset
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
-    federations = deal_dataset(config, dataset, seeds, embeddings)
-    check_scored(federations[0])
-    _check_cohort(config, len(federations[0].train))
-    task = make_model(config, dataset, _platform(devices))
+    scale = make_scale(config.data, dataset)
+    federations = deal_dataset(config, dataset, seeds, embeddings, scale)
+    _check_clients(config, federations[0])
+    task = make_model(config, dataset, _platform(devices), scale)
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
     setup = transforming.make_setup(config, federations)
     stages = _make_stages(config, task, setup, federations[0])
@@ -96,7 +98,7 @@ def build(
     )
     _check_fsdp(config, plan, stages)
     transforming.check_first_round(config, simulation)
-    return Experiment(config, dataset, task, simulation)
+    return Experiment(config, dataset, task, simulation, describe_examples(config, dataset, scale))
 
 
 def _make_stages(config, task, setup, federation):
@@ -255,8 +257,10 @@ def _check_has(config, rate, key):
     )
 
 
-def _check_cohort(config, num_clients):
-    """Raises BadInput if a round has more clients than there are training clients."""
+def _check_clients(config, federation):
+    """Raises BadInput if no example is scored or a round has more clients than can be trained."""
+    check_scored(federation)
+    num_clients = len(federation.train)
     if config.run.cohort > num_clients:
         raise BadInput(
             f"config.run.cohort={config.run.cohort} is more than the {num_clients} clients that"
@@ -379,6 +383,7 @@ def load_data(section: Mapping) -> Dataset:
     _check_arrays(dataset)
     if len(dataset.x) == 0:
         raise BadInput(f"the data source {section['name']} returned no examples")
+    dataset = dataset._replace(x=normalize.as_meant(dataset.x))
     _check_numbers("label", dataset.y, dataset.classes)
     _check_numbers("domain", dataset.domain, dataset.domains)
     if dataset.client is not None:
@@ -425,11 +430,12 @@ def deal_dataset(
     dataset: Dataset,
     seeds: Sequence[int],
     embeddings: Callable[[], Embeddings] | None = None,
+    scale: Scale | None = None,
 ) -> list[Federation]:
     """Divides the dataset among clients as the config's sections `data` and `partition` specify.
 
     Returns one federation per seed. embeddings: () -> the result of `load_embeddings` for this
-    config, if it is to be shared.
+    config, and scale: that of `make_scale`, if they are to be shared.
     """
     load = embeddings or functools.cache(lambda: load_embeddings(config, dataset))
     return make_federations(
@@ -440,13 +446,40 @@ def deal_dataset(
         name=config.partition.name,
         embed=lambda: np.asarray(load().examples),
         validation=config.partition.validation,
-        normalize=config.data.normalize,
+        scale=make_scale(config.data, dataset) if scale is None else scale,
         unseen=config.data.unseen,
         shots=config.data.shots,
         shots_per=config.data.shots_per,
         new_clients=config.partition.new_clients,
         skewed=config.partition.feature_skew != "none",
     )
+
+
+def make_scale(section: Mapping, dataset: Dataset) -> Scale:
+    """How examples become inputs of the model, by config.data.normalize.
+
+    Only training examples are used, without test examples and those of the unseen domain. They
+    include validation examples and new clients, which each seed holds out later.
+    """
+    return normalize.scale_of(dataset.x, section["normalize"], _training_rows(section, dataset))
+
+
+def _training_rows(section, dataset):
+    """The numbers of the training examples; those of all if there are none."""
+    is_training = ~dataset.test & ~is_of_domain(dataset, section["unseen"])
+    return np.flatnonzero(is_training if is_training.any() else np.ones(len(dataset.y)))
+
+
+def describe_examples(
+    config: ml_collections.ConfigDict, dataset: Dataset, scale: Scale
+) -> tuple[str, ...]:
+    """Lines on what the examples are, how they are scaled, and what is wrong with the scale."""
+    data, x = config.data, dataset.x
+    lines = [normalize.described(x, data.normalize, scale)]
+    if not tokens.takes_ids(bind("model", config.model)(len(dataset.classes)), x):
+        rows = _training_rows(data, dataset)
+        lines += filter(None, [normalize.remark(x, data.normalize, scale, rows)])
+    return tuple(lines)
 
 
 def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.ndarray, Dataset]:
@@ -483,11 +516,15 @@ def _check_embeddings(name, made, count, classes):
 
 
 def make_model(
-    config: ml_collections.ConfigDict, dataset: Dataset, platform: str | None = None
+    config: ml_collections.ConfigDict,
+    dataset: Dataset,
+    platform: str | None = None,
+    scale: Scale | None = None,
 ) -> Task:
     """Makes the task of the config's model for examples of this dataset.
 
     platform: "cpu", "gpu" or "tpu", on which the model will run; None: that of JAX's devices.
+    scale: the result of `make_scale`, if it is to be shared.
     """
     net = bind("model", config.model)(len(dataset.classes))
     modules.check_module(net)
@@ -495,16 +532,18 @@ def make_model(
         net = net.clone(
             kernels=kernels.choose(platform or _platform(None), config.engine.convolution)
         )
-    lowest, highest = input_range(dataset.x, config.data.normalize)
-    net = tokens.with_vocabulary(net, dataset.x, (lowest, highest), len(dataset.classes))
+    scale = make_scale(config.data, dataset) if scale is None else scale
+    if tokens.takes_ids(net, dataset.x):
+        ends = normalize.id_limits(dataset.x, scale)
+        net = tokens.with_vocabulary(net, dataset.x, ends, len(dataset.classes))
     shape, count = dataset.x.shape[1:], len(dataset.classes)
     dtype = jnp.dtype(config.engine.dtype)
     return make_task(
         net,
         shape,
         count,
-        lowest=lowest,
-        highest=highest,
+        lowest=scale.lowest,
+        highest=scale.highest,
         compute_dtype=dtype,
         pretrained_file=config.model.pretrained,
     )
@@ -709,19 +748,21 @@ def feature_skew(
 ) -> Callable | None:
     """The config's feature skew as a function of raw examples x; None if there is none.
 
-    The skew itself sees the pixels of 8-bit images in 0..1 and other examples unchanged.
+    The skew itself sees pixels from 0 to 255 in 0..1 and other examples unchanged.
 
     Raises BadInput if it does not fit the examples.
     """
     name, skews = config.partition.feature_skew, federation.skews
     if skews is None:
         return None
-    if name == "noise" and x.dtype != np.uint8 and np.dtype(x.dtype).kind != "f":
+    of_ids = not normalize.is_image(x) and x.dtype.kind in "iu" and limits(x)[1] > 1
+    if name == "noise" and of_ids:
         raise BadInput(
             f"config.partition.feature_skew=noise needs images or real numbers, not {x.dtype}"
         )
     skew = bind("feature_skew", config.partition, "feature_skew")
-    scale, num_clients = 255 if x.dtype == np.uint8 else 1, len(skews.client)
+    of_pixels = normalize.is_pixels(x) or config.data.normalize == "pixels"
+    scale, num_clients = 255 if of_pixels else 1, len(skews.client)
 
     def of_raw(key, x, client):
         skewed = contract.check_skewed(skew(key, x / scale, client, num_clients), x)

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_lab.data import dealing, leaks, partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.data.normalize import center_and_scale
+from fedjax_lab.data.normalize import Scale, scale_of
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.types import CLIENT_ROWS, Array, Federation, Rows, Skew
 
@@ -22,7 +22,7 @@ def make_federations(
     name: str = "",
     embed: Callable[[], np.ndarray] | None = None,
     validation: float = 0.0,
-    normalize: str = "unit",
+    scale: Scale | None = None,
     unseen: str = "",
     shots: int = 0,
     shots_per: str = "client",
@@ -36,7 +36,7 @@ def make_federations(
     name: the name of the partition in messages; "": the name of the function.
     embed: () -> the embeddings of all examples [R, E]; None: there are none.
     validation: the fraction of each client's training examples that is held out.
-    normalize: one of data.normalize.NORMALIZATIONS.
+    scale: how examples become inputs of the model; None: as with data.normalize="unit".
     unseen: a domain whose examples no client holds, except for the shots; "": none.
     shots: the number of examples of the unseen domain that each client gets: in all, or with
         shots_per="class" of each class. They are the same for all seeds.
@@ -65,7 +65,8 @@ def make_federations(
     each = zip(dealt, tests, rngs, seeds, strict=True)
     rows_of_seeds = [_deal_rows(train, test, shot_rows, *of_seed, **shares) for of_seed in each]
     parts, orders = zip(*rows_of_seeds, strict=True)
-    pool = _make_pool(dataset, normalize, test, np.setdiff1d(unseen_rows, shot_rows))
+    scale = scale_of(dataset.x, "unit") if scale is None else scale
+    pool = _make_pool(dataset, scale, test, np.setdiff1d(unseen_rows, shot_rows))
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
     skews = [_skews(*each) if skewed else None for each in zip(orders, seeds, strict=True)]
     return [
@@ -123,15 +124,14 @@ def parts_of(rows: Rows) -> partition.Parts:
     return [held[begin : begin + n] for begin, n in zip(start, count, strict=True)]
 
 
-def _make_pool(dataset, normalize, test, unseen):
+def _make_pool(dataset, scale, test, unseen):
     """A federation with the pool of examples, but without the rows of clients."""
-    center, scale = center_and_scale(dataset.x, normalize)
     return Federation(
         x=dataset.x.reshape(len(dataset.x), -1),
         y=np.asarray(dataset.y, np.int32),
         domain=np.asarray(dataset.domain, np.int32),
-        center=center,
-        scale=scale,
+        center=scale.center,
+        scale=scale.scale,
         **dict.fromkeys(CLIENT_ROWS),
         global_test=test.astype(np.int32) if len(test) else None,
         unseen=unseen.astype(np.int32) if len(unseen) else None,

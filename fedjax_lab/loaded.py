@@ -12,6 +12,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import evaluate, simulate, streams, tree
+from fedjax_lab.data import given, lazy, normalize
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import Experiment
@@ -89,9 +90,12 @@ class Run:
         return self.experiment.simulation.seeds
 
     def predict(self, x: Any, client: int | None = None, seed: int | None = None) -> np.ndarray:
-        """Logits [N, K] of examples x [N, ...] in the format of the run's dataset."""
-        x = np.asarray(x)
-        self._check_examples(x)
+        """Logits [N, K] of examples x [N, ...] in the format of the run's dataset.
+
+        Images may be integers in 0..255 or numbers in 0..1, and gray ones may lack the channel
+        axis: they are brought to the scale of the run. Raises BadInput for other scales and shapes.
+        """
+        x = given.like(x, self._known)
         message, who = self.of_client(client, seed)
         nothing = np.zeros(len(x), np.int32)
         pool, size = self._pool(x, nothing, nothing, self.index(seed)), self._plan.eval_batch
@@ -111,11 +115,12 @@ class Run:
           metrics of config.run.metrics; by domain if the data have several domains.
 
         Raises:
-          BadInput: the data do not have the shape or the classes of the run's dataset.
+          BadInput: the data do not have the shape, the scale or the classes of the run's dataset,
+            see `predict`.
         """
         dataset = _as_dataset(data, self.experiment.dataset)
-        self._check_examples(dataset.x)
-        pool = self._pool(dataset.x, dataset.y, dataset.domain, self.index(seed))
+        x = given.like(dataset.x, self._known)
+        pool = self._pool(x, dataset.y, dataset.domain, self.index(seed))
         plan = self._plan._replace(num_domains=len(dataset.domains))
         program = self._program._replace(plan=plan)
         counted = jax.jit(functools.partial(evaluate.count_model, program))
@@ -272,14 +277,16 @@ class Run:
 
         return jax.jit(tune)
 
-    def _check_examples(self, x):
-        shape = self.experiment.dataset.x.shape[1:]
-        if x.shape[1:] != shape or not len(x):
-            wanted = ", ".join(map(str, ("N", *shape)))
-            raise BadInput(
-                f"examples must be a non-empty array of shape [{wanted}], as in the run's dataset,"
-                f" not {list(x.shape)}"
-            )
+    @functools.cached_property
+    def _known(self):
+        dataset = self.experiment.dataset
+        x, train = dataset.x, np.flatnonzero(np.asarray(dataset.test) == 0)
+        of_table = not normalize.is_image(x) and x.dtype.kind == "f"
+        columns = normalize.moments(x, train) if of_table else None
+        low, high = (0.0, 255.0) if normalize.is_pixels(x) else lazy.limits(x)
+        if "vocabulary" in self.config.model:  # token ids that the model embeds
+            high = max(high, len(dataset.classes) - 1, self.config.model.vocabulary - 1)
+        return given.Known(x, (low, high), columns)
 
     def index(self, seed: int | None) -> int:
         """The position of a seed in `seeds`; 0 for None. Raises BadInput for an unknown seed."""

@@ -20,8 +20,11 @@ SHOWN_RATES = 6  # number of rounds at which a changing learning rate is shown
 MEANINGS = {
     # Keys that every config has.
     "data.name": "the source of the examples",
-    "data.normalize": "the range of pixels that the model sees: unit, 0 to 1; half, -1 to 1; or the"
-    " name of a dataset, by whose mean and standard deviation pixels are normalized",
+    "data.normalize": "how numbers become inputs of the model: unit, pixels become 0 to 1 and other"
+    " numbers stay as they are; half, pixels become -1 to 1; the name of a dataset, by whose mean"
+    " and standard deviation pixels are normalized; standard, by the mean and standard deviation"
+    " of each column or channel in the training examples; pixels, all numbers from 0 to 255 are"
+    " divided by 255; none, as they are",
     "data.augment": "the random augmentation of training images",
     "data.unseen": "a domain that no client holds, on which models are scored; empty: none",
     "data.shots": "the number of images of the unseen domain that each client gets nevertheless",

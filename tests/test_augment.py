@@ -269,9 +269,9 @@ def test_domainbed_applies_its_steps_with_their_settings(monkeypatch):
 
 @pytest.mark.parametrize("channels, dtype", [(1, np.uint8), (3, np.float32)])
 def test_domainbed_requires_8_bit_color_images(channels, dtype, tmp_path):
-    x = RNG.integers(0, 256, (40, 8, 8, channels)).astype(dtype)
+    x = RNG.integers(0, 256, (40, 8, 8, channels)) / (1 if dtype == np.uint8 else 255)
     path = tmp_path / "data.npz"
-    np.savez(path, x=x, y=np.arange(40) % 2)
+    np.savez(path, x=x.astype(dtype), y=np.arange(40) % 2)
     data = {"name": "arrays", "path": str(path), "augment": "domainbed"}
     config = resolve({"data": data, "partition": {"num_clients": 2}})
     message = complaint(experiment.build, config)

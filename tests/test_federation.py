@@ -7,6 +7,7 @@ from inputs import complaint
 from fedjax_lab import federation
 from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.normalize import scale_of
 from fedjax_lab.federation import make_federations
 
 RNG = np.random.default_rng(0)
@@ -78,7 +79,7 @@ def test_seeds_share_the_pool_and_have_rows_of_equal_width():
 
 @pytest.mark.parametrize("normalize, low, high", [("unit", 0, 1), ("half", -1, 1)])
 def test_pixels_are_normalized(normalize, low, high):
-    (f,) = make(normalize=normalize)
+    (f,) = make(scale=scale_of(DATASET.x, normalize))
     assert float((0 - f.center) * f.scale) == low
     assert float((255 - f.center) * f.scale) == pytest.approx(high)
 

@@ -3,6 +3,7 @@
 python -m fedjax_lab.data get NAME ... [--folder=FOLDER] [--mirror=URL]
 python -m fedjax_lab.data list [NAME ...] [--folder=FOLDER]
 python -m fedjax_lab.data check [NAME ...] [--folder=FOLDER]
+python -m fedjax_lab.data check --config=quickstart [--config.data.name=arrays ...]
 python -m fedjax_lab.data prepare --config=configs/X.py --out=FOLDER [--config.data.size=224 ...]
 
 get      Fetches data sets to FOLDER (by default ~/.cache/fedjax_lab, where every data source looks
@@ -12,7 +13,9 @@ get      Fetches data sets to FOLDER (by default ~/.cache/fedjax_lab, where ever
          For a data set that must be fetched by hand, the instructions are printed.
 list     Lists the data sets and shows which of them are on this machine. With NAME, prints the
          license, citation, addresses and checksums of each named data set.
-check    Reads every byte of the data sets that `get` has fetched and verifies their checksums.
+check    Reads every byte of the data sets that `get` has fetched and verifies their checksums. With
+         --config, reads the data of a config, and prints what its examples are and how they are
+         scaled for its model.
 prepare  Reads the examples of the data source in the config (config.data) piece by piece, and
          writes them and their labels to FOLDER as ArrayRecord files. A run reads these on demand:
          --config.data.name=records --config.data.path=FOLDER. Run the same command again to
@@ -40,7 +43,7 @@ import ml_collections
 from tqdm import tqdm
 
 from fedjax_lab import command
-from fedjax_lab.data import at_hand, catalog, fetch, places, record_writer
+from fedjax_lab.data import at_hand, catalog, fetch, normalize, places, record_writer
 from fedjax_lab.data.catalog import Published
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.download import Unavailable
@@ -111,6 +114,8 @@ def _list(arguments):
 
 
 def _check(arguments):
+    if any(argument.lstrip("-").startswith("config") for argument in arguments):
+        return _check_config(arguments)
     args = _parse(arguments, "--folder")
     chosen = {name: catalog.look_up(name) for name in args.names} or catalog.PUBLISHED
     problems = []
@@ -127,6 +132,23 @@ def _check(arguments):
             problems.append(f"{data.title} is not in {' or '.join(map(str, _places(args.folder)))}")
     if problems:
         raise BadInput("; ".join(problems))
+    return 0
+
+
+def _check_config(arguments):
+    """Prints what the examples of a config are, how many there are and how they are scaled."""
+    from fedjax_lab import experiment
+
+    config = _parse_config(arguments, "config")[0]
+    dataset = experiment.load_data(config.data)
+    scale = experiment.make_scale(config.data, dataset)
+    lines = experiment.describe_examples(config, dataset, scale)
+    tests = int(dataset.test.sum())
+    print(
+        f"{config.data.name}: {len(dataset.y) - tests} training examples, {tests} test examples,"
+        f" {len(dataset.classes)} classes, domains: {quoted(', '.join(dataset.domains), 200)}"
+    )
+    print(*lines, sep="\n")
     return 0
 
 
@@ -235,20 +257,30 @@ def _prepare(arguments):
 
 def _parse_prepare(arguments):
     """The config and the output folder."""
+    config, args = _parse_config(arguments, "config", "out")
+    return config, Path(args.out)
+
+
+EXAMPLES = {"config": "configs/hfedf_pacs.py", "out": "records/pacs"}
+
+
+def _parse_config(arguments, *names):
+    """The resolved config that the arguments name, and the values of these flags."""
     from fedjax_lab.config import resolve
     from fedjax_lab.config_files import load_config
     from fedjax_lab.main import split_overrides
 
     arguments, overrides = split_overrides(arguments)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--config", "--out"):
-        parser.add_argument(flag)
+    for name in names:
+        parser.add_argument(f"--{name}")
     args = parse(parser, arguments)
-    check_path("--out", args.out)
-    for flag, example in (("config", "configs/hfedf_pacs.py"), ("out", "records/pacs")):
-        if not getattr(args, flag):
-            raise BadInput(f"--{flag} is missing; for example --{flag}={example}")
-    return resolve(load_config(args.config), overrides), Path(args.out)
+    if "out" in names:
+        check_path("--out", args.out)
+    for name in names:
+        if not getattr(args, name):
+            raise BadInput(f"--{name} is missing; for example --{name}={EXAMPLES[name]}")
+    return resolve(load_config(args.config), overrides), args
 
 
 def undecoded(section: ml_collections.ConfigDict) -> Dataset:
@@ -257,7 +289,8 @@ def undecoded(section: ml_collections.ConfigDict) -> Dataset:
 
     source = look_up("data", section.name)
     settings = {key: section[key] for key in keyword_defaults(source)}
-    return getattr(source, "listing", source)(**settings)
+    dataset = getattr(source, "listing", source)(**settings)
+    return dataset._replace(x=normalize.as_meant(dataset.x))
 
 
 def follow(written: Iterable[record_writer.Progress], dataset: Dataset, out: Path) -> None:

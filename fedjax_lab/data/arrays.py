@@ -18,12 +18,12 @@ def arrays(*, path: str) -> Dataset:
 
     path: the .npz file.
 
-    `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D]: uint8 from 0 to 255, or
-    any other numbers, which become float32. `y` [R] holds integer labels from 0. Optional arrays:
-    `domain` [R], integers or names; `client` [R], the natural user of each example, integers or
-    names; `split` [R], "train" or "test", or 0 and 1; and `classes`, the names of the classes. The
-    file must not hold any other array. Without `split`, a random fifth of the examples is the test
-    set: the same one at every call, unless config.data.test draws another.
+    `x` holds images [R, H, W] or [R, H, W, channels], or rows of numbers [R, D], of any type;
+    `data/normalize.py` says what the numbers mean. `y` [R] holds integer labels from 0. Optional
+    arrays: `domain` [R], integers or names; `client` [R], the natural user of each example,
+    integers or names; `split` [R], "train" or "test", or 0 and 1; and `classes`, the names of the
+    classes. The file must not hold any other array. Without `split`, a random fifth of the examples
+    is the test set: the same one at every call, unless config.data.test draws another.
 
     Raises BadInput if the file is missing, damaged or not of this form.
     """
@@ -74,18 +74,23 @@ def _decoded(array: np.ndarray) -> np.ndarray:
 
 
 def pixels(file: Path, x: np.ndarray) -> np.ndarray:
-    """Examples as uint8 or finite float32; images [R, H, W] get a channel axis."""
+    """Examples as images of their type or as rows; images [R, H, W] get a channel axis.
+
+    Numbers that are not of one byte become finite float32, except for the integers of images.
+    """
     if x.dtype.kind not in "buif":
         raise BadInput(f"{file}: x must hold numbers, but its type is {x.dtype}")
     if x.ndim < 2 or 0 in x.shape:
         shape = f"{list(x.shape)}, not [R, D] or [R, H, W, channels]"
         raise BadInput(f"{file}: x has shape {shape}")
-    if x.dtype != np.uint8:
+    if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
+            x = x.astype(np.float32, copy=False)
         bad = ~np.isfinite(x).reshape(len(x), -1).all(1)
         if bad.any():
             raise BadInput(f"{file}: x has NaN or infinite values, first in row {bad.argmax()}")
+    elif x.ndim == 2 and x.dtype.kind in "iu" and x.dtype != np.uint8:
+        x = x.astype(np.float16 if x.dtype == np.int8 else np.float32)  # columns, not token ids
     return x[..., None] if x.ndim == 3 else x
 
 

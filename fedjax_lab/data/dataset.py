@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_lab.data.cache import checksum
 
-TYPES = ("uint8", "int8", "int16", "int32", "float32")  # dtypes of examples; uint8: pixels
+TYPES = ("uint8", "int8", "int16", "int32", "float32", "float16")  # of examples; uint8: pixels
 
 
 class Dataset(NamedTuple):

@@ -18,12 +18,12 @@ def mapped(*, path: str) -> Dataset:
 
     path: the folder.
 
-    `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D], as uint8 in 0..255, int8,
-    int16, int32 or float32; `y` [R] holds integer labels from 0. Optional files: `domain` [R],
-    integers or names; `client` [R], the natural user of each example, integers or names; `test`
-    [R], True or 1 for test examples; and classes.json, a list of class names. Without `test`, a
-    random fifth of the examples is the test set: the same one at every call, unless
-    config.data.test draws another.
+    `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D], as uint8, int8, int16,
+    int32, float32 or float16; `data/normalize.py` says what the numbers mean. `y` [R] holds integer
+    labels from 0. Optional files: `domain` [R], integers or names; `client` [R], the natural user
+    of each example, integers or names; `test` [R], True or 1 for test examples; and classes.json, a
+    list of class names. Without `test`, a random fifth of the examples is the test set: the same
+    one at every call, unless config.data.test draws another.
 
     Raises BadInput if the folder or a file is not of this form.
     """
@@ -63,7 +63,8 @@ def examples(file: Path) -> np.ndarray:
     """The memory-mapped examples of a file; images [R, H, W] get a channel axis."""
     x = opened(file)
     if x.dtype not in map(np.dtype, TYPES):
-        raise BadInput(f"{file} has type {x.dtype}, not one of {', '.join(TYPES)}")
+        remedy = "save x.astype(numpy.float32), or numpy.uint8 for pixels from 0 to 255"
+        raise BadInput(f"{file} has type {x.dtype}, not one of {', '.join(TYPES)}: {remedy}")
     if x.ndim < 2:
         raise BadInput(f"{file} has shape {list(x.shape)}, not [R, D] or [R, H, W, channels]")
     if not x.flags.c_contiguous:

@@ -61,11 +61,19 @@ def numbers(parts: Sequence[UserRows], name: str) -> Dataset:
 
 
 def characters(parts: Sequence[UserRows]) -> tuple[str, ...]:
-    """The class names of FEMNIST: 10 if all are digits, else 62; numbers if there are more."""
+    """The class names of FEMNIST: 10 if all labels are digits, else 62.
+
+    Raises BadInput for higher labels.
+    """
     top = highest(parts)
-    if top < len(DIGITS):
-        return tuple(DIGITS)
-    return CHARACTERS if top < len(CHARACTERS) else numbered(parts)
+    if top >= len(CHARACTERS):
+        user = next(part.user for part in parts if part.y.max() == top)
+        raise BadInput(
+            f"user {quoted(user, 60)} has the label {top}, but images of 784 pixels are read as"
+            f" FEMNIST, whose labels are 0 .. {len(CHARACTERS) - 1}; give images of other classes"
+            " as data.name=arrays, with an array `client`"
+        )
+    return tuple(DIGITS) if top < len(DIGITS) else CHARACTERS
 
 
 def numbered(parts: Sequence[UserRows]) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ def of_examples(dataset: Dataset, rows: np.ndarray) -> list[str]:
 
 def is_text(dataset: Dataset) -> bool:
     """Whether examples are sequences of characters, given by their numbers among the classes."""
-    return dataset.x.ndim == 2 and dataset.x.dtype == np.int8
+    of_bytes = dataset.x.ndim == 2 and dataset.x.dtype == np.int8
+    return of_bytes and any(name.isalpha() for name in dataset.classes)  # else 0/1 columns
 
 
 def is_tokens(dataset: Dataset) -> bool:

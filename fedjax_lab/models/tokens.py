@@ -4,9 +4,10 @@ Such a module has a field `vocabulary`, the number of token ids that it embeds. 
 `with_vocabulary` sets it to the number that the data need.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_lab.errors import BadInput, check_positive
 from fedjax_lab.models import modules
@@ -40,32 +41,38 @@ def moved_to_front(ids: Array, count: Array) -> Array:
     return jnp.take_along_axis(ids, place, 1)
 
 
+def takes_ids(net: nn.Module, x: Any) -> bool:
+    """Whether the module embeds examples x [R, ...] as rows of token ids."""
+    return isinstance(getattr(net, "vocabulary", None), int) and x.ndim == 2
+
+
 def with_vocabulary(
-    net: nn.Module, x, limits: tuple[Array | float, Array | float], num_classes: int
+    net: nn.Module, x: Any, limits: tuple[float, float] | None, num_classes: int
 ) -> nn.Module:
     """The module with its field `vocabulary` set to the size that examples x [R, ...] need.
 
-    limits: the lowest and highest number in x. The vocabulary becomes the number of token ids, or
-    of classes if that is larger; a value set in a config is kept. Modules without that field are
-    unchanged. Raises BadInput if the value in a config is too small, or if x has no token ids.
+    limits: the lowest and highest number that the model sees; None: some are not whole numbers. The
+    vocabulary becomes the number of token ids, or of classes if that is larger; a value set in a
+    config is kept. Modules without that field are unchanged.
+
+    Raises BadInput if the value in a config is too small, or if x has no token ids.
     """
-    vocabulary = getattr(net, "vocabulary", None)
-    if not isinstance(vocabulary, int) or x.ndim != 2:
+    if not takes_ids(net, x):
         return net
-    name = modules.name_of(net)
-    low, high = map(float, limits)
-    needed = high + 1
-    if x.dtype == np.uint8 or low < 0 or not needed.is_integer():
+    vocabulary, name = net.vocabulary, modules.name_of(net)
+    if limits is None or limits[0] < 0:
+        what = "fractions" if limits is None else f"from {limits[0]:g} to {limits[1]:g}"
         raise BadInput(
             f"model {name} needs texts, rows of token ids; the data hold other numbers"
-            f" ({x.dtype}, from {low:g} to {high:g})"
+            f" ({x.dtype}, {what})"
         )
+    high = int(limits[1])
     if not vocabulary:
-        return net.clone(vocabulary=max(int(needed), num_classes))
-    if vocabulary < needed:
+        return net.clone(vocabulary=max(high + 1, num_classes))
+    if vocabulary <= high:
         raise BadInput(
             f"config.model.vocabulary={vocabulary} of model {name} is too small: the data have"
-            f" token ids up to {int(high)}; leave it at 0, or set it to {int(needed)}"
+            f" token ids up to {high}; leave it at 0, or set it to {high + 1}"
         )
     return net
 

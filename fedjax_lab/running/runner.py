@@ -232,6 +232,8 @@ def _play(live, quiet):
     with ProgressBar(simulation.plan.rounds, engine.played, quiet) as progress:
         if remark := guaranteed.remark(live.experiment):
             progress.tell(remark)
+        for line in live.experiment.remarks:
+            progress.tell(line)
         progress.say("compiling")
         engine.compile()
         progress.start_clock(engine.played)

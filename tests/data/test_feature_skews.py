@@ -156,7 +156,7 @@ REJECTED = [  # (data, method, name and settings of the feature skew, words of t
     (images(()), "fedavg", "rotation", {}, "=rotation needs images"),
     (images(), "fedavg", "rotation", {"rotations": 3}, "must be 2 or 4, got 3"),
     (images(), "fedavg", "noise", {"sigma": -1.0}, "sigma must not"),
-    (images(dtype=np.int32), "fedavg", "noise", {}, "real numbers, not int32"),
+    (images((), dtype=np.int32), "fedavg", "noise", {}, "numbers, not int32"),
     (images(), "fedavg", "nois", {}, "did you mean 'noise"),
     (images(), "central", "noise", {}, "=noise needs clients; method central"),
     (images(), "client2vec", "noise", {}, "which method client2vec trains on"),

@@ -8,7 +8,7 @@ from record_files import make, write
 from fedjax_lab.data import lazy, safe, stream
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.data.normalize import input_range
+from fedjax_lab.data.normalize import scale_of
 from fedjax_lab.data.records import records
 
 
@@ -86,14 +86,16 @@ def test_the_whole_array_is_read_in_pieces(monkeypatch):
 
 def test_the_range_of_model_inputs_is_computed_in_pieces(monkeypatch):
     monkeypatch.setattr(lazy, "PIECE", 50)
-    lowest, highest = input_range(counting(CONTENT)[0], "unit")
-    assert (lowest, highest) == (CONTENT.min(), CONTENT.max()) == input_range(CONTENT, "unit")
+    for x in (counting(CONTENT)[0], CONTENT):
+        scale = scale_of(x, "none")
+        assert (scale.lowest, scale.highest) == (CONTENT.min(), CONTENT.max()) == scale.limits
     pixels, read = counting(np.zeros((3, 4, 4, 1), np.uint8))
-    assert input_range(pixels, "unit") == (0, 1) and not read
+    scale = scale_of(pixels, "unit")
+    assert (scale.lowest, scale.highest) == (0, 1) and not read
     for value in (np.nan, np.inf):
         content = CONTENT.copy()
         content[6, 1, 1] = value
-        assert "NaN or infinite" in complaint(input_range, counting(content)[0], "unit")
+        assert "NaN or infinite" in complaint(scale_of, counting(content)[0], "unit")
 
 
 def test_an_array_too_large_for_memory_is_rejected_before_it_is_read(monkeypatch):

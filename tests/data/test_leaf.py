@@ -35,6 +35,12 @@ def test_femnist_is_read_from_its_folder_or_the_folder_around_it(around, tmp_pat
     assert leaf(folder=str(tmp_path / "digits")).classes == tuple("0123456789")
 
 
+def test_femnist_has_no_labels_above_61(tmp_path):
+    leaf_files.write_femnist(tmp_path, highest=62)
+    message = complaint(leaf, folder=str(tmp_path))
+    assert "has the label 62" in message and "whose labels are 0 .. 61" in message
+
+
 def test_pixels_that_are_not_gray_levels_stay_floats(tmp_path):
     users = {"a": leaf_files.characters(2, [0, 1]), "b": leaf_files.characters(1, [2])}
     users["b"]["x"][0][5] = -0.42
