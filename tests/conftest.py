@@ -12,6 +12,7 @@ many devices serve only one process.
 import os
 from pathlib import Path
 
+import optional
 import targets
 import xla_flags
 
@@ -73,13 +74,15 @@ SMOKE = """
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks the tests of the tier `smoke`."""
+    """Marks the tests of the tiers `smoke` and `extras`."""
     here = Path(__file__).parent
     for item in items:
         place = item.path.relative_to(here).as_posix()
         others = {mark.name for mark in item.iter_markers()} & {"slow", "compilers", "exhaustive"}
         if place.startswith(tuple(SMOKE)) and not others:
             item.add_marker("smoke")
+        if optional.needs_more(item.path) and not others:
+            item.add_marker("extras")
 
 
 @pytest.fixture(scope="session", autouse=True)

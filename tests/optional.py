@@ -1,6 +1,10 @@
 """Imports the packages of the extras; a test whose package is missing is skipped."""
 
+import configparser
+import functools
 import importlib
+import re
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +25,19 @@ EXTRAS = {
     "transformers": "clip",
     "wandb": "wandb",
 }
-WITHOUT_EXTRA = ("torch", "torchvision")  # peers in comparisons, which no extra installs
+WITHOUT_EXTRA = ("timm", "torch", "torchvision")  # peers in comparisons, which no extra installs
+
+SETUP = Path(__file__).parents[1] / "setup.cfg"
+
+
+@functools.cache
+def needs_more(file):
+    """Whether a test file imports a package that the extra `test` does not install."""
+    setup = configparser.ConfigParser()
+    setup.read(SETUP)
+    tested = re.search(r"fedjax_lab\[(.*)\]", setup["options.extras_require"]["test"])[1].split(",")
+    others = [package for package, extra in EXTRAS.items() if extra not in tested]
+    return re.search(rf'optional\.module\("({"|".join(others)})', file.read_text()) is not None
 
 
 def module(name):

@@ -2,7 +2,7 @@
 
 import errno
 
-import pytest
+import optional
 
 from fedjax_lab import command, processes
 from fedjax_lab.errors import MOST_CAUSES, BadInput, causes
@@ -61,7 +61,7 @@ def test_an_error_without_words_is_no_failure_of_the_machine():
 
 
 def test_a_damaged_file_of_the_hub_is_one_line(tmp_path, capsys):
-    pytest.importorskip("datasets")
+    optional.module("datasets")
     from fedjax_lab.data import hub
 
     (tmp_path / "train.parquet").write_bytes(b"PAR1 is all that is left")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fsspec
 import jax
+import optional
 import pytest
 import toys
 from commands import call, comparable
@@ -290,7 +291,7 @@ def test_report_figures_and_tensorboard_read_a_sweep_in_the_cloud(folder, store,
     (picture,) = store().keys() - before.keys()
     assert picture == "/bucket/sweep/fedavg/figures/domain_gap.png"
     before = store()
-    pytest.importorskip("tensorboardX")
+    optional.module("tensorboardX")
     assert tensorboard.main([f"{BUCKET}/sweep", f"--logdir={tmp_path / 'logs'}"]) == 0
     assert {path.parent.name for path in tmp_path.rglob("*tfevents*")} >= {*plan["cells"], "seed-0"}
     assert store() == before

@@ -4,6 +4,7 @@ import json
 import struct
 import zlib
 
+import optional
 import pytest
 from run_folders import SCORES, refusal, write
 
@@ -93,7 +94,7 @@ def png(width, height):
     ],
 )
 def test_a_picture_of_a_false_size_is_left_out(content, problem, run, capsys):
-    pytest.importorskip("tensorboardX")
+    optional.module("tensorboardX")
     (run / "partition.png").write_bytes(content)
     assert tensorboard.main([str(run), f"--logdir={run.parent / 'log'}"]) == 0
     assert capsys.readouterr().err == f"skipped {run / 'partition.png'}, which {problem}\n"

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import optional
 import pytest
 import toys
 from hypothesis import given, settings
@@ -279,7 +280,7 @@ def test_a_comparison_mentions_a_damaged_run_in_every_format(whole):
 
 
 def test_tensorboard_follows_a_run_again_after_its_repair(whole, capsys):
-    pytest.importorskip("tensorboardX")
+    optional.module("tensorboardX")
     with copied(whole) as out:
         path = out / RUNS[0] / "metrics.jsonl"
         undamaged = path.read_text()

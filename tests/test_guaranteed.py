@@ -2,6 +2,7 @@
 
 import json
 
+import optional
 import pytest
 import toys
 from commands import comparable
@@ -18,7 +19,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.running import guaranteed, metrics, runner
 from fedjax_lab.transforms import accounting
 
-pytest.importorskip("dp_accounting")
+optional.module("dp_accounting")
 
 DELTA = 6**-1.1  # for six clients
 
@@ -131,7 +132,7 @@ def test_added_seeds_have_the_guarantee_of_the_first_seed(toy, tmp_path):
 @pytest.mark.slow
 def test_seeds_that_would_change_the_guarantee_cannot_be_added(toy):
     """An example-level guarantee depends on the sizes of the clients, which differ by seed."""
-    pytest.importorskip("jax_privacy")
+    optional.module("jax_privacy")
     name, parts = {"privacy_name": "example_level", "privacy_noise": "1"}, ([0], [1])
     both = experiment.of_seeds(built(toy, **name), [0, 1])
     assert "name another folder" in complaint(experiment.check_promise, both, parts)

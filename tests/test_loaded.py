@@ -5,6 +5,7 @@ import shutil
 
 import jax
 import numpy as np
+import optional
 import pytest
 import toys
 from inputs import complaint
@@ -96,7 +97,7 @@ def test_predictions_use_the_model_of_the_given_client_and_seed(loaded):
 @pytest.mark.parametrize("file", ["model.safetensors", "model"])
 def test_another_run_can_start_from_an_exported_model(file, loaded, folder, tmp_path):
     if "." in file:
-        pytest.importorskip("safetensors")
+        optional.module("safetensors")
     loaded.export(tmp_path / file, client=1)
     config = config_of(folder, "fedavg", ("model.pretrained", str(tmp_path / file)))
     first = experiment.build(config).task.init(jax.random.key(7))

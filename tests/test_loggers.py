@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import optional
 import pytest
 import toys
 from commands import call, comparable
@@ -216,7 +217,7 @@ def wandb_history(folder):
 
 @pytest.mark.slow
 def test_wandb_offline_has_all_rows_of_a_resumed_run(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("wandb")
+    optional.module("wandb")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))  # no user is logged in
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
@@ -237,7 +238,7 @@ def test_wandb_offline_has_all_rows_of_a_resumed_run(tmp_path, monkeypatch, caps
 
 @pytest.mark.slow
 def test_mlflow_resumes_the_same_run(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
+    mlflow = optional.module("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     follow("mlflow", tmp_path, [2, 4], None)
@@ -289,7 +290,7 @@ def notes_in(folder):
 
 @pytest.mark.slow
 def test_a_run_is_logged_also_when_it_is_resumed_or_already_finished(toy, tmp_path, monkeypatch):
-    pytest.importorskip("tensorboardX")
+    optional.module("tensorboardX")
     here = [f"--config={toy}", f"--workdir={tmp_path / 'a'}", "--seeds=0,1"]
     begin, first, second = ("begin", "a", None, "fedavg"), [(2, 0), (2, 1)], [(4, 0), (4, 1)]
 

@@ -1,12 +1,9 @@
 """Checks the pages of notebooks on the documentation site."""
 
 import optional
-import pytest
 
 optional.module("latex2mathml")
 import notebook_pages  # noqa: E402
-
-pytestmark = pytest.mark.extras
 
 
 def test_the_badge_of_a_notebook_leads_to_an_address_that_exists():

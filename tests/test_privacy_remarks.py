@@ -1,6 +1,7 @@
 """What a private run says before training if its guarantee is worth nothing."""
 
 import numpy as np
+import optional
 import pytest
 import toys
 
@@ -9,7 +10,7 @@ from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.running import guaranteed
 
-pytest.importorskip("dp_accounting")
+optional.module("dp_accounting")
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,14 @@ import sys
 from contextlib import nullcontext
 
 import numpy as np
+import optional
 import pytest
 from PIL import Image
 
 from fedjax_lab import tensorboard
 from fedjax_lab.running import metrics
 
-event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+event_pb2 = optional.module("tensorboardX.proto.event_pb2")
 ROUNDS = (5, 10, 15)
 
 

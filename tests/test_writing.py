@@ -7,6 +7,7 @@ from pathlib import Path
 
 import naive
 import numpy as np
+import optional
 import pytest
 import toys
 
@@ -110,7 +111,7 @@ def test_a_full_disk_leaves_the_old_file(name, tmp_path, full):
 
 
 def test_event_files_are_removed_only_if_the_new_ones_are_whole(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboardX")
+    optional.module("tensorboardX")
     for seed in ("", "seed-0"):
         with event_files.renewed(tmp_path) as name:
             event_files.append(tmp_path / seed / name, [(0, 0.0, event_files.text("old"))])

@@ -4,6 +4,7 @@ The methods take turns with the devices. Some carry a transform; test_transforms
 """
 
 import absent
+import optional
 import pytest
 
 from fedjax_lab import registry
@@ -37,7 +38,7 @@ def test_every_method_compiles(tmp_path, small_network, kind, name):
     if name in CARRIED:
         section, settings = CARRIED[name]
         if section == "privacy":
-            pytest.importorskip("dp_accounting")
+            optional.module("dp_accounting")
         sections[section] = settings
     devices = absent.devices(kind)
     for engine in absent.engines(absent.config_of(tmp_path, name, **sections), devices):

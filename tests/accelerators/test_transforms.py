@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import absent
 import hlo
+import optional
 import pytest
 
 from fedjax_lab import registry, transforming, tree
@@ -85,7 +86,7 @@ TRANSFORMS = [
 def test_chips_send_no_more_than_the_transform_needs(tmp_path, name, section):
     wrapped, engine = {"name": name}, ON_ITS_CHIP
     if section == "privacy":
-        pytest.importorskip("dp_accounting")
+        optional.module("dp_accounting")
         wrapped["noise"], engine = 0.1, {}  # cohorts come from all clients
     if name == "banded":
         wrapped["bands"] = 2

@@ -1,6 +1,7 @@
 """Data sets of Hugging Face's library, in the files that the library writes."""
 
 import numpy as np
+import optional
 import pytest
 from inputs import complaint
 
@@ -14,7 +15,7 @@ WRITERS = ["w7", "w3", "w7", "w3", "w9", "w7"]
 @pytest.fixture(autouse=True)
 def library(tmp_path, monkeypatch):
     """The library without a network, and with an empty cache."""
-    made = pytest.importorskip("datasets")
+    made = optional.module("datasets")
     monkeypatch.setattr(made.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(made.config, "HF_HUB_OFFLINE", True)
     made.disable_progress_bars()

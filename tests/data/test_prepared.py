@@ -6,6 +6,7 @@ import sys
 
 import broken
 import numpy as np
+import optional
 import pytest
 from image_files import IMAGES, LABELS, check_one_domain
 from inputs import complaint
@@ -21,7 +22,7 @@ def prepare(folder, name: str, version: str, images, labels: list[int], **of_bui
     Images of different sizes are a list of arrays. `of_builder` may have the feature names `image`,
     `label` and `other` (an additional class label), `config`, and TFDS's `file_format`.
     """
-    library = pytest.importorskip("tensorflow_datasets")
+    library = optional.module("tensorflow_datasets")
     from PIL import Image
 
     image, label, other, config = map(of_builder.get, ("image", "label", "other", "config"))
@@ -201,7 +202,7 @@ def test_an_unprepared_data_set_is_reported_with_the_build_command(tmp_path, mon
     assert command in message
     monkeypatch.setenv("TFDS_DATA_DIR", "/nowhere")
     assert "/nowhere has no prepared cifar10" in complaint(prepared.tfds)
-    pytest.importorskip("tensorflow_datasets")
+    optional.module("tensorflow_datasets")
     assert "did you mean 'cifar10'" in complaint(prepared.tfds, dataset="cifar", folder="/nowhere")
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     assert "/nowhere has no prepared cifar: prepare it" in complaint(prepared.tfds, dataset="cifar")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import leaf_files
 import numpy as np
+import optional
 import pytest
 from inputs import complaint
 from record_files import make, write
@@ -94,7 +95,7 @@ def test_a_missing_package_is_named_with_its_extra(
     package, name, file, extra, tmp_path, monkeypatch
 ):
     write(make(), tmp_path / "toy")
-    pytest.importorskip("h5py")
+    optional.module("h5py")
     leaf_files.write_fed_emnist(tmp_path)
     (tmp_path / "train.csv").write_text("text,label\na,b\n")
     for empty in ("train.parquet", "tokenizer.json", "cifar10/3.0.2/dataset_info.json"):

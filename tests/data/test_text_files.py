@@ -3,9 +3,9 @@
 import json
 
 import numpy as np
+import optional
 import pytest
 from inputs import complaint
-from pyarrow import Table, parquet
 
 from fedjax_lab.data import text_rows, text_sets
 from fedjax_lab.data.text_files import text_files
@@ -18,7 +18,8 @@ def write_rows(file, rows=ROWS, names=NAMES, encoding="utf-8"):
     """Writes a table in the format of the file's suffix; without names it has no header."""
     columns = dict(zip(names, zip(*rows, strict=True), strict=False))
     if file.suffix == ".parquet":
-        parquet.write_table(Table.from_pydict(columns), file)
+        table = optional.module("pyarrow").Table.from_pydict(columns)
+        optional.module("pyarrow.parquet").write_table(table, file)
     elif file.suffix == ".jsonl":
         objects = (dict(zip(names, row, strict=True)) for row in rows)
         file.write_text("".join(f"{json.dumps(row)}\n" for row in objects))

@@ -6,6 +6,7 @@ from functools import partial
 import broken
 import leaf_files
 import numpy as np
+import optional
 import pytest
 from inputs import complaint
 
@@ -13,7 +14,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.shakespeare import ALPHABET
 from fedjax_lab.data.tff import tff_hdf5
 
-h5py = pytest.importorskip("h5py")
+h5py = optional.module("h5py")
 
 
 def test_federated_emnist_is_read(tmp_path):

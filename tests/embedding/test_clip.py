@@ -7,12 +7,13 @@ import sys
 import jax
 import ml_dtypes
 import numpy as np
+import optional
 import pytest
 from inputs import complaint
 from PIL import Image
 
-pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
+optional.module("transformers")
+optional.module("safetensors")
 
 from safetensors.numpy import save_file  # noqa: E402
 from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
@@ -146,7 +147,7 @@ def test_the_towers_match_transformers_and_stored_outputs_of_pytorch(tmp_path, n
     text = apply(folder, towers.text_tower, tokens)
     for ours, stored in zip((image, text), STORED[name], strict=True):
         np.testing.assert_allclose(ours[-1], stored, atol=1e-5)
-    torch = pytest.importorskip("torch")
+    torch = optional.module("torch")
     from transformers import CLIPModel
 
     theirs = CLIPModel.from_pretrained(folder).eval()

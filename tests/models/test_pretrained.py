@@ -7,6 +7,7 @@ from functools import cache, partial
 import flax.linen as nn
 import jax
 import numpy as np
+import optional
 import orbax.checkpoint as ocp
 import pytest
 import torch_models
@@ -47,8 +48,8 @@ def test_published_weights_give_the_published_logits(name):
 
 @pytest.mark.parametrize(("library", "name"), sum(torch_models.MODELS.values(), ()))
 def test_the_golden_file_agrees_with_the_libraries(library, name):
-    pytest.importorskip(library)
-    pytest.importorskip("torchvision")
+    optional.module(library)
+    optional.module("torchvision")
     (shapes, logits), (now_shapes, now) = (
         source(library, name) for source in (torch_models.golden, torch_models.shapes_and_logits)
     )
@@ -111,7 +112,7 @@ def test_missing_unknown_and_misshaped_tensors_are_rejected(change, words):
 
 def test_a_task_starts_from_a_weights_file(tmp_path):
     """The file is in half precision. A head of five classes is not loaded but drawn."""
-    save_file = pytest.importorskip("safetensors.numpy").save_file
+    save_file = optional.module("safetensors.numpy").save_file
     net, task, weights, tensors = tiny("resnet")
     tensors = {k: v.astype(np.float16) for k, v in tensors.items()}
     path = tmp_path / "resnet.safetensors"
@@ -166,7 +167,7 @@ def test_a_file_of_flax_variables_starts_a_model_with_another_head_name(file, tm
         ocp.PyTreeCheckpointer().save(path, {**variables, "step": 3, "opt_state": {"mu": KEY_DATA}})
     else:
         flat = flatten_dict(variables, sep=".")
-        pytest.importorskip("safetensors.numpy").save_file(jax.device_get(flat), path)
+        optional.module("safetensors.numpy").save_file(jax.device_get(flat), path)
     task = make_task(Net(), (5,), 3, pretrained_file=str(path))
     x = np.ones((2, 5), np.float32)
     logits = task.apply(task.init(jax.random.key(1)), x).logits
@@ -195,7 +196,7 @@ def test_the_error_lists_missing_unknown_and_misshaped_variables(change, said):
 def test_unsuitable_files_are_rejected(tmp_path, monkeypatch):
     error = complaint(make_task, NORMED_MLP, (5,), 3, pretrained_file=str(tmp_path))
     assert f"{tmp_path}: not a folder written by Orbax" in error
-    pytest.importorskip("safetensors")
+    optional.module("safetensors")
     path = tmp_path / "weights.pth"
     net = TINY["resnet"].clone(pretrained=str(path))
     for words in ("the file does not exist", "not a .safetensors file"):

@@ -2,13 +2,14 @@
 
 import sys
 
+import optional
 import pytest
 from inputs import complaint
 
 from fedjax_lab.transforms import accounting, libraries
 from fedjax_lab.transforms.accounting import Run
 
-library = pytest.importorskip("dp_accounting")
+library = optional.module("dp_accounting")
 
 ALL_CLIENTS = Run(10, 10, "poisson", capacity=10)
 TUTORIAL = [  # tensorflow/privacy, tutorials/README.md: noise, epochs, epsilon at delta = 1e-5

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optional
 import pytest
 import toys
 from inputs import complaint
@@ -21,7 +22,7 @@ from fedjax_lab.transforms import accounting, banded, libraries, privacy
 from fedjax_lab.transforms.accounting import Run
 from fedjax_lab.transforms.guarantee import Setup
 
-pytest.importorskip("jax_privacy")
+optional.module("jax_privacy")
 
 KEYS, TASK = naive.KEYS, toys.TASK
 SETUP = Setup(toys.C, 2, 12, (10,) * toys.C, 8, 2)

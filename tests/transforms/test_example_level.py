@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optional
 import pytest
 import toys
 from inputs import complaint
@@ -22,7 +23,7 @@ from fedjax_lab.transforms.accounting_examples import Account, Training
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Weights
 
-pytest.importorskip("jax_privacy")
+optional.module("jax_privacy")
 
 KEYS, TASK = naive.KEYS, toys.TASK
 RISK = losses.risk(TASK)

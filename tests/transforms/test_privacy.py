@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optional
 import pytest
 import toys
 import wrapped
@@ -19,7 +20,7 @@ from fedjax_lab.transforms import accounting, banded, cohort, example_level, pri
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Exchange, Work
 
-pytest.importorskip("dp_accounting")
+optional.module("dp_accounting")
 
 KEYS = naive.KEYS
 TWO_BANDS = {banded.banded: {"bands": 2}}
@@ -322,7 +323,7 @@ EVERY += [(name, make) for name in wrapped.DIFFERENT for make in (privacy.local,
 def test_each_method_is_protected_or_rejected(name, make):
     method, noise = toys.make(name, TASK), 0.1
     if make is EXAMPLES:
-        pytest.importorskip("jax_privacy")
+        optional.module("jax_privacy")
         noise = 1.0
     try:
         made = make(method, TASK, setup(4), noise=noise)
