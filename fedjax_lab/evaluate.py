@@ -257,7 +257,8 @@ def count(
         of_batch = _count_batch(plan, logits, batch.y, domain, views)
         counts = tree.typed_like(tree.add(counts, of_batch), counts)
         if kept is not None:
-            kept = jax.lax.dynamic_update_slice(kept, logits.astype(kept.dtype), (s * size, 0))
+            logits = logits.astype(kept.dtype)
+            kept = jax.lax.dynamic_update_slice_in_dim(kept, logits, s * size, 0)
         return counts, kept
 
     kept = jnp.zeros((len(padded), num_classes)) if _needs_answers(plan) else None

@@ -32,24 +32,21 @@ def toy(tmp_path_factory):
             folder,
             partition={"validation": 0.2, "new_clients": 0.2},
             model={"norm": True},
-            run={"rounds": 3, "eval_every": 2, "cohort": 3, "metrics": names, "dropout": 0.1},
+            run={"rounds": 3, "eval_every": 2, "cohort": 3, "metrics": names},
         )
     )
 
 
-def numbers_of(row):
-    """The numbers of a row that do not depend on time."""
-    kept = {key: value for key, value in row.items() if key not in ("seconds", "flops")}
-    return [a for a in jax.tree.leaves(kept) if isinstance(a, float)]
-
-
-def test_a_whole_run_in_64_bit_mode_gives_the_scores_of_32_bits(toy, wide):
-    wide_rows = fedjax_lab.run(toy, seeds=[0, 1], quiet=True).metrics
+def test_a_whole_run_in_64_bit_mode_gives_the_losses_of_32_bits(toy, wide):
+    """Random numbers that are drawn as floats may differ, so the run has no lost uploads."""
+    rows_64 = fedjax_lab.run(toy, seeds=[0, 1], quiet=True).metrics
     jax.config.update("jax_enable_x64", False)
     rows = fedjax_lab.run(toy, seeds=[0, 1], quiet=True).metrics
-    assert [row["round"] for row in wide_rows] == [2, 2, 3, 3]
-    for narrow, other in zip(rows, wide_rows, strict=True):
-        np.testing.assert_allclose(numbers_of(other), numbers_of(narrow), rtol=0.05, atol=3)
+    assert [row["round"] for row in rows_64] == [2, 2, 3, 3]
+    for narrow, other in zip(rows, rows_64, strict=True):
+        assert narrow.keys() == other.keys()
+        for key in ("train_loss", "global_loss", "global_auroc"):
+            assert other[key] == pytest.approx(narrow[key], rel=1e-2)
 
 
 def types_in(function, *args):
