@@ -1,7 +1,6 @@
 """Tests CLIP: the towers against PyTorch, the files of the hub, and cached embeddings."""
 
 import json
-import subprocess
 import sys
 
 import jax
@@ -105,9 +104,6 @@ def model(tmp_path_factory):
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
-# The towers
-
-
 def tower_inputs(eos: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns images [2, SIDE, SIDE, 3] and texts [3, CONTEXT].
 
@@ -140,25 +136,16 @@ def test_vit_b_32_has_151_million_parameters():
 
 
 @pytest.mark.parametrize(("name", "changes"), [("openai", {}), ("later", LATER)])
-def test_the_towers_match_transformers_and_stored_outputs_of_pytorch(tmp_path, name, changes):
+def test_the_towers_match_stored_outputs_of_transformers(tmp_path, name, changes):
     folder, eos = write(tmp_path / "model", changes), changes.get("eos_token_id", 2)
     pixels, tokens = tower_inputs(eos)
     image = apply(folder, towers.image_tower, pixels)
     text = apply(folder, towers.text_tower, tokens)
     for ours, stored in zip((image, text), STORED[name], strict=True):
         np.testing.assert_allclose(ours[-1], stored, atol=1e-5)
-    torch = optional.module("torch")
-    from transformers import CLIPModel
-
-    theirs = CLIPModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        of_image = theirs.get_image_features(torch.tensor(pixels.transpose(0, 3, 1, 2).copy()))
-        of_text = theirs.get_text_features(torch.tensor(tokens.astype(np.int64)))
-    for ours, made in ((image, of_image), (text, of_text)):
-        np.testing.assert_allclose(ours, made.pooler_output.numpy(), rtol=0, atol=5e-6)
 
 
-STORED = {  # the features of PyTorch for the last image and the last text
+STORED = {  # the features of CLIPModel in PyTorch for the last image and the last text
     "openai": (
         [-0.629846, 0.62093, -5.100881, 0.38584, 2.664871, 1.889727],
         [1.738738, -0.120674, -0.603822, -2.500083, 2.010873, -2.471446],
@@ -168,7 +155,6 @@ STORED = {  # the features of PyTorch for the last image and the last text
         [1.858598, -0.759084, -0.889709, -2.259271, 2.245158, -2.635648],
     ),
 }
-# The files of the hub
 
 
 def read_image_weights(folder):
@@ -224,9 +210,7 @@ def test_unsupported_configs_are_rejected(tmp_path):
         ('{"model_type": "siglip"}', "model_type is 'siglip'"),
         ('{"model_type": "clip", "text_config": {"hidden_act": "qick_gelu"}}', "did you mean"),
         ('{"model_type": "clip", "vision_config": {"image_size": [8, 8]}}', "image_size is [8, 8]"),
-        ('{"model_type": "clip", "text_config": 3}', "is not usable"),
         ("[]", "is not usable"),
-        ("{", "is not usable"),
         ("[" * 100_000, "config.json is not usable"),
     ):
         (tmp_path / "config.json").write_text(config)
@@ -252,9 +236,6 @@ def test_the_tokenizer_adds_the_end_token_and_truncates(model):
     by_name = [WORDS[word] for word in (START, "a</w>", "ph", "d</w>", END)]
     assert list(short[:5]) == by_name and len(short) == CONTEXT
     assert list(long) == [WORDS[START], *[WORDS["b"]] * (CONTEXT - 2), WORDS[END]]
-
-
-# The source
 
 
 def pictures(count=10, size=12, channels=3) -> Dataset:
@@ -333,9 +314,6 @@ def test_original_images_are_preferred_to_shrunken_ones(model, folders):
     assert data.files[2] in complaint(source.clip, data, folder=str(model))
 
 
-# The cache
-
-
 @pytest.fixture
 def reads(monkeypatch):
     """The number of images in each batch that is read; shards hold 3 images."""
@@ -389,9 +367,6 @@ def test_other_examples_or_another_model_have_separate_cache_entries(model, tmp_
     weights["text_projection.weight"][0, 0] += 1
     source.clip(data, folder=str(write(tmp_path / "other", weights=weights)))
     assert len(list(kept.iterdir())) == 5
-
-
-# Finding the model, and other errors
 
 
 def test_models_are_found_in_the_hubs_cache(monkeypatch, tmp_path):
@@ -452,11 +427,3 @@ def test_examples_that_are_not_images_are_rejected(model, tmp_path, monkeypatch)
     assert "batch_size" in complaint(source.clip, pictures(), folder=str(model), batch_size=0)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'fedjax_lab[clip]'" in complaint(source.clip, pictures())
-
-
-def test_importing_the_module_imports_no_optional_packages():
-    script = (
-        "import sys, fedjax_lab.embedding.clip;"
-        "assert not {'transformers', 'safetensors', 'huggingface_hub'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
-from rounds import one_client
 
 from fedjax_lab import experiment, simulate, streams, tree
 from fedjax_lab.methods import ccvr
@@ -54,21 +53,6 @@ def moments(z):
     return z.mean(0), np.cov(z, rowvar=False, ddof=1)
 
 
-def test_the_global_moments_follow_from_those_of_the_clients():
-    before, _ = played(toys.TASK, True)
-    w, method = before.server, toys.make("ccvr", toys.TASK)(4)[1].method
-    local = method.round[0].local
-    each = [one_client(local, w, i, federation=toys.SKEWED)[0] for i in range(toys.C)]
-    total = jax.jit(ccvr.together)(jax.tree.map(lambda *a: jnp.stack(a), *each))
-    parts = features(naive.weights_of(w), toys.SKEWED)
-    z, y = (np.concatenate(a) for a in zip(*parts, strict=True))
-    for c in range(toys.K):
-        mu, Sigma = moments(z[y == c])
-        assert total.N[c] == (y == c).sum()
-        np.testing.assert_allclose(total.mu[c], mu, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(total.Sigma[c], Sigma, rtol=1e-3, atol=1e-4)
-
-
 def test_ccvr_against_numpy():
     """The server's random numbers are those of the package; all else is computed by hand."""
     before, after = played(toys.TASK, True)
@@ -89,20 +73,6 @@ def test_ccvr_against_numpy():
         m = [0.9 * m[0] + x.T @ d, 0.9 * m[1] + d.sum(0)]
         B, b = B - 0.3 * m[0], b - 0.3 * m[1]
     naive.close(after.server, [*w[:2], B, b])
-
-
-def test_virtual_features_have_the_given_moments():
-    """Also if the number of examples of a class is below the number of features."""
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=(2, 3, 4))  # three examples of each class, four features
-    mu, Sigma = zip(*map(moments, z), strict=True)
-    given = ccvr.Moments(jnp.full(2, 3.0), jnp.asarray(mu), jnp.asarray(Sigma))
-    draw = jax.jit(ccvr.virtual_features, static_argnums=2)
-    drawn = np.asarray(draw(KEYS.init, given, 20_000))
-    for c in range(2):
-        got = moments(drawn[c])
-        np.testing.assert_allclose(got[0], mu[c], atol=0.05)
-        np.testing.assert_allclose(got[1], Sigma[c], atol=0.05)
 
 
 def test_a_class_without_examples_has_no_virtual_features():

@@ -15,10 +15,6 @@ from fedjax_lab.methods import cfl
 KEYS = naive.KEYS
 
 
-def flat(w):
-    return np.concatenate([a.ravel() for a in w])
-
-
 def best_parts(alpha, members):
     """The bipartition whose largest alpha across its parts is smallest, found by trying all."""
     first, *others = members
@@ -60,7 +56,7 @@ class ByHand:
         for i in ids:
             start = self.centers[self.member[i]]
             models[i] = naive.sgd(start, *naive.data_of(i))
-            self.last[i] = flat(models[i]) - flat(start)
+            self.last[i] = naive.vector(models[i]) - naive.vector(start)
         for k in range(len(self.centers)):
             here = [i for i in ids if self.member[i] == k]
             if here and len(self.centers) < self.most:

@@ -11,7 +11,7 @@ import toys
 from indices import KEYS, POPULATION, RNG, C, E, K, T, stages
 from slow_cases import exhaustive_but
 
-from fedjax_lab import parallel, simulate, tree
+from fedjax_lab import parallel, simulate
 from fedjax_lab.methods import _index_dsa_ign
 from fedjax_lab.models import dsa_ign
 from fedjax_lab.types import Batch
@@ -56,15 +56,11 @@ def test_index_losses_match_their_formulas(reduction, normalize):
         np.testing.assert_allclose(actual[name], value, rtol=1e-4, err_msg=name)
 
 
-def test_the_diversity_loss_is_bounded_and_0_for_one_example():
+def test_the_diversity_loss_of_one_example_is_0():
     @jax.jit
     def diversity(z, u, *others):
         return _index_dsa_ign.index_losses(z, u, *others)["div"]
 
-    z, u, *others = a_batch(9)
-    assert np.log(8) - 1 <= diversity(z, u, *others) <= np.log(8) + 1
-    same = diversity(z, np.tile(u[:1], (9, 1)), *others)
-    np.testing.assert_allclose(same, np.log(8) + 1, rtol=1e-5)
     z, u, *others = a_batch(1, pad=3)
     value, gradient = jax.value_and_grad(diversity, 1)(z, u, *others)
     assert value == 0 and np.isfinite(gradient).all()
@@ -76,9 +72,9 @@ EMBEDDED = toys.SKEWED._replace(
 
 
 @functools.cache
-def server_of(dropout=0.1, **settings):
+def server_of(**settings):
     """The server after all rounds of the stages before the training."""
-    dsa_ign.DROPOUT, state = dropout, None  # the fixture small_network restores it
+    state = None
     for stage in stages(index_epochs=2, **settings)[:-1]:
         start = stage.start or (lambda key, C, last, facts, m=stage.method: m.init(key, C))
         state = start(KEYS.init, C, state, {})
@@ -193,12 +189,6 @@ def test_the_servers_training_is_divided_among_the_devices(monkeypatch):
         play, args = index_epochs(devices)
         flops.append(play.lower(*args).compile().cost_analysis()["flops"])
     assert flops[1] < 0.2 * flops[0]
-
-
-@pytest.mark.exhaustive
-def test_dropout_is_active_in_the_training_of_dsa_ign():
-    trained = [server_of(dropout, index="federated").psi for dropout in (0.1, 0.0)]
-    assert tree.sq_norm(tree.sub(*trained)) > 0
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Embeddings of clients by an autoencoder."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import naive
@@ -11,28 +9,19 @@ import toys
 from hypernetworks import KEY, adam_step, setting
 from inputs import complaint
 
-from fedjax_lab import losses, parallel, simulate, tree
+from fedjax_lab import parallel, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _embeddings as embeddings
-from fedjax_lab.methods._embeddings import fit
 from fedjax_lab.models import nets
 from fedjax_lab.models.autoencoder import Autoencoder
 from fedjax_lab.models.task import make_task
-from fedjax_lab.running import runner
-from fedjax_lab.types import Batch, State
+from fedjax_lab.types import State
 
 
-@pytest.mark.slow
 def test_autoencoder_embeddings_are_computed_once_before_training(four_domains):
-    """Each client has a different embedding, which is not trained afterward."""
     hyper = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
-    e = setting(four_domains, hyper)
-    assert [(s.name, s.rounds) for s in e.simulation.stages] == [("embed", 1), ("train", 3)]
-    result = runner.run(e, quiet=True)
-    seen = [row["recorded"]["embedding"] for row in result.metrics if row["stage"] == "train"]
-    assert np.shape(seen) == (3, 3, 2)
-    np.testing.assert_array_equal(seen[0], seen[2])
-    assert np.abs(np.array(seen[0])).max() > 0 and len(np.unique(seen[0])) == 6
+    stages = setting(four_domains, hyper).simulation.stages
+    assert [(stage.name, stage.rounds) for stage in stages] == [("embed", 1), ("train", 3)]
     for kind in ("autoencoder", "autoencoder_learned"):
         with pytest.raises(BadInput, match=f"{kind} needs config.method.embedding_dim"):
             setting(four_domains, {"name": "hfedf", "embedding": kind})
@@ -45,10 +34,8 @@ IMAGE_TASK = make_task(nets.mlp(toys.K, width=4), (8, 8, 1), toys.K)
 
 def image_federation():
     """The toy federation with images instead of its examples."""
-    x = (
-        np.random.default_rng(5).uniform(0, 1, (600, 8, 8, 1))
-        * np.linspace(0.2, 1, 600)[:, None, None, None]
-    )
+    x = np.random.default_rng(5).uniform(0, 1, (600, 8, 8, 1))
+    x *= np.linspace(0.2, 1, 600)[:, None, None, None]
     return toys.FEDERATION._replace(x=jnp.asarray(x, jnp.float32))
 
 
@@ -120,21 +107,3 @@ def test_the_autoencoder_rejects_inputs_outside_0_to_1(normalize, span, tmp_path
     message = complaint(setting, tmp_path / "data.npz", how, normalize=normalize)
     assert f"needs inputs from 0 to 1, not {span}; config.data.normalize=unit" in message
     assert len(setting(tmp_path / "data.npz", how, normalize="unit").simulation.stages) == 2
-
-
-@pytest.mark.slow
-def test_the_autoencoder_learns_to_reconstruct_its_images():
-    """It has as many parameters as Table 9's, and its error falls below a tenth."""
-    net = Autoencoder(2)
-    params = jax.eval_shape(net.init, KEY, jnp.zeros((1, 32, 32, 3)))
-    assert sum(a.size for a in jax.tree.leaves(params)) == 9_395 + 4_097 * 2
-    params = jax.jit(net.init)(KEY, jnp.zeros((1, 8, 8, 1)))
-    x = jnp.concatenate([jnp.zeros((50, 8, 8, 1)).at[:, :4].set(1.0), jnp.full((50, 8, 8, 1), 0.5)])
-
-    def error(params, x, mask):
-        return losses.masked_mean(jnp.mean((net.apply(params, x)[0] - x) ** 2, (1, 2, 3)), mask)
-
-    batch = Batch(x, jnp.zeros(100, int), jnp.ones(100))
-    after = jax.jit(functools.partial(fit, error))(params, batch)
-    measured = jax.jit(error)
-    assert float(measured(after, x, batch.mask)) < 0.1 * float(measured(params, x, batch.mask))

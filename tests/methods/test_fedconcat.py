@@ -11,6 +11,7 @@ from stops import stopping_after
 from fedjax_lab import experiment, figures, parallel, simulate, streams, tree
 from fedjax_lab.analysis.figures import fedconcat as drawing
 from fedjax_lab.config import resolve
+from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _communication as communication
 from fedjax_lab.models import nets
@@ -55,9 +56,6 @@ def whole(data):
 
 def comparable(rows):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-
-
-# Complete runs.
 
 
 @pytest.mark.slow
@@ -215,11 +213,8 @@ def test_clustering_by_ifca_is_ifca_weighted_by_size(data):
 @pytest.mark.parametrize(
     "name, hyper",
     [
-        ("fedconcat", {"clustering": "none"}),
-        ("fedconcat", {"clustering": "ifca"}),
         ("fedconcat", {"clustering": "fesem"}),
         ("fedconcat", {"clustering": "fedsoft"}),
-        ("fedconcat", {"num_clusters": "elbow"}),
         ("fedconcat", {"epsilon": 5.0, "balanced": True, "encoder_decay": 0.01}),
         ("fedconcat_id", {"num_clusters": "elbow", "num_noise": 150}),
         ("fedconcat_id", {"infer_from": "bias", "classifier_init": "clusters"}),
@@ -227,43 +222,26 @@ def test_clustering_by_ifca_is_ifca_weighted_by_size(data):
 )
 def test_variants_run_and_learn(data, name, hyper):
     result = runner.run(build(data, name, **(HYPER | hyper)), quiet=True)
-    encoders = len(jax.tree.leaves(result.states[0].server.encoders)[0])
-    if "clustering" in hyper:
-        assert encoders == (8 if hyper["clustering"] == "none" else 3)
-    assert 1 <= encoders <= 8
     assert result.metrics[-1]["global"] > 40  # chance is 25
 
 
 @pytest.mark.parametrize(
     "name, hyper, message",
     [
-        ("fedconcat", {"num_clusters": 0}, "config.method.num_clusters must be above 0"),
         ("fedconcat", {"num_clusters": 9}, "must be from 1 to the number of clients, 8, got 9"),
-        ("fedconcat_id", {"num_clusters": 9}, "must be from 1 to the number of clients, 8, got 9"),
         ("ifca", {"num_clusters": 9}, "must be from 1 to the number of clients, 8, got 9"),
-        ("fesem", {"num_clusters": 9}, "must be from 1 to the number of clients, 8, got 9"),
-        ("fedsoft", {"num_clusters": 0}, "must be from 1 to the number of clients, 8, got 0"),
         ("fedconcat", {"clustering": "label"}, "did you mean 'labels'"),
         ("fedconcat", {"clustering": "ifca", "num_clusters": "elbow"}, "clustering=ifca; choose"),
-        ("fedconcat", {"classifier_init": "cluster"}, "did you mean 'clusters'"),
         ("fedconcat", {"clustering": "fesem", "encoder_decay": 0.1}, "encoder_decay cannot be"),
         ("fedconcat", {"clustering": "none", "balanced": True}, "balanced cannot be combined"),
         ("fedconcat", {"clustering": "ifca", "epsilon": 1.0}, "epsilon cannot be combined"),
-        ("fedconcat", {"feature_cache": "none"}, "valid: clean, exact"),
         ("fedconcat", {"encoder_rounds": 5}, "set config.method.classifier_rounds"),
         ("fedconcat_id", {"encoder_rounds": 1}, "must be at least 2"),
-        ("fedconcat_id", {"infer_from": "bais"}, "did you mean 'bias'"),
-        ("fedconcat_id", {"num_noise": 0}, "config.method.num_noise must be above 0"),
     ],
 )
 def test_invalid_settings_are_reported_before_anything_is_compiled(data, name, hyper, message):
-    from fedjax_lab.engine import Engine
-
     with pytest.raises(BadInput, match=message):
         Engine(build(data, name, **hyper).simulation)
-
-
-# Communication.
 
 
 def test_the_cost_formula_gives_the_rounds_of_the_paper():
@@ -317,9 +295,6 @@ def test_first_models_are_averaged_inside_the_inferred_clusters(data):
         share = member * population.n / (member * population.n).sum()
         expected = jax.tree.map(lambda a: np.tensordot(share, a, 1), models)  # noqa: B023
         toys.close(tree.take(server.centers, k), expected, rtol=1e-5, atol=1e-6)
-
-
-# Figures.
 
 
 @pytest.mark.exhaustive

@@ -5,8 +5,7 @@ import naive
 import numpy as np
 import pytest
 import toys
-from rounds import PLAIN, rounds, scores
-from slow_cases import exhaustive_but
+from rounds import PLAIN, rounds
 
 from fedjax_lab import optim, simulate, tree
 
@@ -37,44 +36,28 @@ def feddyn_as_in_the_authors_code(method, count, alpha, clip, w, decay=1.0):
     return cloud, mean
 
 
-@pytest.mark.parametrize("clip", exhaustive_but([0.4], [10.0, 0.4]))
-def test_feddyn_has_the_iterates_of_the_authors_code(clip):
-    """The two forms agree after 50 rounds with three of eight clients."""
-    method = toys.make("feddyn", toys.TASK, alpha=0.1, clip=clip)
-    cloud, mean = feddyn_as_in_the_authors_code(method, 50, 0.1, clip, naive.first_weights())
-    state = rounds(method, 50, PLAIN)
+@pytest.mark.parametrize(
+    ("clip", "decay"), [(0.4, 0.7), pytest.param(0.4, 1.0, marks=pytest.mark.slow)]
+)
+def test_feddyn_has_the_iterates_of_the_authors_code(clip, decay):
+    """The two forms agree after 50 rounds, or after 5 whose learning rates decay."""
+    method, count = toys.make("feddyn", toys.TASK, alpha=0.1, clip=clip), 50 if decay == 1 else 5
+
+    def decayed(t):
+        return method, {"optimizer": optim.sgd(naive.LR * decay**t, 0.0, naive.DECAY)}
+
+    form = method, count, 0.1, clip, naive.first_weights(), decay
+    cloud, mean = feddyn_as_in_the_authors_code(*form)
+    state = rounds(method, count, PLAIN, scheduled=None if decay == 1 else decayed)
     naive.close(state.server.theta, cloud, rtol=1e-3, atol=1e-3)
     naive.close(state.server.mean, mean, rtol=1e-3, atol=1e-3)
     assert float(tree.sq_norm(state.server.h)) > 1e-6
-
-
-def test_feddyn_uses_the_learning_rate_of_the_round():
-    method = toys.make("feddyn", toys.TASK, alpha=0.1, clip=0.4)
-
-    def decayed(t):
-        return method, {"optimizer": optim.sgd(naive.LR * 0.7**t, 0.0, naive.DECAY)}
-
-    form = method, 5, 0.1, 0.4, naive.first_weights()
-    cloud, mean = feddyn_as_in_the_authors_code(*form, decay=0.7)
-    state = rounds(method, 5, PLAIN, scheduled=decayed)
-    naive.close(state.server.theta, cloud, rtol=1e-3, atol=1e-3)
-    naive.close(state.server.mean, mean, rtol=1e-3, atol=1e-3)
-    without, _ = feddyn_as_in_the_authors_code(*form)
-    assert max(np.abs(a).max() for a in naive.sub(without, cloud)) > 1e-2
 
 
 def test_feddyn_is_scored_on_the_participants_mean():
     """Neither existing nor new clients are scored on the cloud model, which is sent."""
     method = toys.make("feddyn", toys.TASK)
     state = simulate.init(method, KEYS, toys.C)
-    theta = toys.TASK.init(jax.random.key(9))
-    state = state._replace(server=state.server._replace(theta=theta))
-    scored = scores(method, state)
-
-    def hits(w, rows):
-        x, y = (np.asarray(a)[np.asarray(rows)] for a in toys.FEDERATION[:2])
-        return int((naive.predict(naive.weights_of(w), x) == y).sum())
-
-    mean, world = state.server.mean, toys.FEDERATION.global_test
-    assert int(scored.global_test.correct.sum()) == hits(mean, world) != hits(theta, world)
-    assert int(scored.test.correct[3, 0]) == hits(mean, toys.FEDERATION.test[3])
+    mean = toys.TASK.init(jax.random.key(9))
+    state = state._replace(server=state.server._replace(mean=mean))
+    toys.same((method.scored(state.server, 0), method.newcomer(state)[0]), (mean, mean))

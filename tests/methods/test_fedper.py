@@ -1,6 +1,5 @@
 """Tests FedPer and LG-FedAvg: where the head begins, and rounds against NumPy."""
 
-import jax
 import naive
 import pytest
 import toys
@@ -28,14 +27,6 @@ def test_head_layers_determines_which_layers_are_private(name, layers, private):
     assert {leaf.split("/")[1] for leaf in tree.names(state.private)} == private
     shared = {leaf.split("/")[1] for leaf in tree.names(state.server)}
     assert shared == set(task.layers) - private
-
-
-def test_the_head_of_a_convolutional_net_begins_at_its_dense_layers():
-    task = make_task(nets.digit_cnn(10, width=2), (28, 28, 3), 10)
-    state = jax.eval_shape(lambda: toys.make("fedper", task, head_layers=2).init(KEYS.init, 2))
-    assert set(tree.names(state.private)) == {
-        f"params/{layer}/{leaf}" for layer in ("Dense_0", "head") for leaf in ("kernel", "bias")
-    }
 
 
 @pytest.mark.slow

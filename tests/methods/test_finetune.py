@@ -10,19 +10,14 @@ from fedjax_lab import simulate
 KEYS = naive.KEYS
 
 
-def tuned(method):
-    w = simulate.init(method, KEYS, toys.C).server
-    return w, one_client(method.tune, w, 1)[0]
-
-
 def test_a_client_is_tuned_on_its_own_data_before_it_is_scored():
-    before, after = tuned(toys.make("finetune", toys.TASK, epochs=naive.STEPS))
-    naive.close(after, naive.sgd(naive.weights_of(before), *naive.data_of(1)))
-
-
-def test_without_epochs_nothing_is_tuned():
-    before, after = tuned(toys.make("finetune", toys.TASK, epochs=0))
-    toys.same(before, after)
+    before = toys.TASK.init(KEYS.init)
+    untuned, tuned = (
+        one_client(toys.make("finetune", toys.TASK, epochs=epochs).tune, before, 1)[0]
+        for epochs in (0, naive.STEPS)
+    )
+    toys.same(untuned, before)
+    naive.close(tuned, naive.sgd(naive.first_weights(), *naive.data_of(1)))
 
 
 def test_scores_are_those_of_the_tuned_model():

@@ -39,18 +39,6 @@ def test_ifca_against_numpy():
         naive.close(tree.take(state.server, k), expected)
 
 
-def test_ifca_scores_a_client_with_its_best_fitting_model():
-    """`tune` chooses by the training data, so that this holds for clients that never took part."""
-    method = toys.make("ifca", toys.TASK, num_clusters=3)
-    state = simulate.init(method, KEYS, toys.C)
-    scored = scores(method, state)
-    for i in range(toys.C):
-        centers = [naive.weights_of(tree.take(state.server, k)) for k in range(3)]
-        best = min(centers, key=lambda w, i=i: naive.gradient(w, *naive.data_of(i))[0])
-        x, y = (np.asarray(a)[np.asarray(toys.FEDERATION.test[i])] for a in toys.FEDERATION[:2])
-        assert int(scored.test.correct[i, 0]) == (naive.predict(best, x) == y).sum()
-
-
 @pytest.mark.slow
 def test_ifca_starts_from_distinct_models_and_chooses_in_evaluation_mode():
     """Only the running statistics differ: in training mode both clusters would fit equally."""

@@ -27,7 +27,6 @@ from fedjax_lab.checks.methods import (
 )
 from fedjax_lab.checks.stages import check_stages
 from fedjax_lab.checks.trial import Trial
-from fedjax_lab.methods._index_naive import head
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulate import Program
 from fedjax_lab.types import Method
@@ -160,11 +159,11 @@ class NoBias(nn.Module):
 NO_BIAS = make_task(NoBias(), (toys.D,), toys.K)
 
 
-@pytest.mark.parametrize(
-    "name", ["cfl", "ccvr", "fedgh", "feddbe", "fedpac", "fedetf", "fedrod", "fedc2i"]
-)
+HEAD_USERS = "ccvr cfl fedc2i feddbe fedetf fedgh fedpac fedrod fedrs".split()
+
+
+@pytest.mark.parametrize("name", HEAD_USERS)
 def test_methods_that_use_the_head_accept_one_without_a_bias(name):
-    """These methods use the parameters of the head."""
     method = toys.make(name, NO_BIAS)
     stages = [method] if isinstance(method, Method) else [s.method for s in method(2)]
     state = simulate.init(stages[0], KEYS, toys.C)
@@ -177,11 +176,6 @@ def test_methods_that_use_the_head_accept_one_without_a_bias(name):
 def test_methods_that_need_a_bias_reject_a_head_without_one(name):
     error = complaint(toys.make, name, NO_BIAS)
     assert name in error and "has a bias; choose another config.model.name" in error
-
-
-def test_the_index_local_weights_does_not_need_a_bias():
-    w = NO_BIAS.init(KEYS.init)
-    toys.same(head((0, w)), w.params["head"]["kernel"].ravel())
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
@@ -197,46 +191,22 @@ def test_nan_settings_are_rejected(name):
     ("name", "settings", "words"),
     [
         ("cfl", {"gamma": 1.0}, "must be at least 0 and below 1, got 1.0"),
-        ("cfl", {"max_clusters": 0}, "must be above 0"),
         ("elastic", {"tau": 1.5}, "must be from 0 to 1"),
-        ("fedadmm", {"server_lr": 0.0}, "must be above 0"),
         ("fedala", {"share": 0.0}, "must be above 0 and at most 1"),
-        ("fedala", {"layers": 4}, "must be from 0 to 3"),
         ("fedbabu", {"tuned": "heads"}, "did you mean 'head'"),
-        ("fedcm", {"alpha": 0.0}, "must be above 0 and at most 1"),
-        ("fedcm", {"server_lr": 0.0}, "must be above 0"),
-        ("fedetf", {"scale": 0.0}, "must be above 0"),
-        ("fediir", {"ema": 1.5}, "must be from 0 to 1"),
-        ("fedopt", {"server_optimizer": "adan"}, "did you mean 'adam'"),
         ("fedpac", {"solver_steps": 0}, "must be above 0"),
         ("fedper", {"head_layers": 3}, "must be from 1 to 2"),
-        ("fedphp", {"transfer": "mmds"}, "did you mean 'mmd'"),
         ("fedpick", {"mask": "hrad"}, "did you mean 'hard'"),
-        ("fedpick", {"ensemble": "logit"}, "did you mean 'logits'"),
-        ("fedpick", {"tau": 0.0}, "must be above 0"),
         ("fedpick", {"mask": "none", "share_bn": True}, "mask=none needs share_bn=False"),
         ("fedpick", {"head_layers": 2}, "leaves no layer for the body"),
-        ("fedproto", {"head_layers": 3}, "must be from 1 to 2"),
         ("fedproto", {"prediction": "nearest"}, "cannot be 'nearest'"),
-        ("fedrep", {"head_layers": 2}, "leaves no layer for the body"),
         ("fedrep", {"head_epochs": 0, "body_epochs": 0}, "body_epochs cannot both be 0"),
         ("fedsr", {"l2r_power": 3}, "cannot be '3'"),
-        ("hfedf", {"ema": 1.5}, "must be from 0 to 1"),
-        ("hfedf", {"ema_mode": "feedbak"}, "did you mean 'feedback'"),
         ("hfedf", {"embedding": "randm"}, "did you mean 'random'"),
-        ("hfedf", {"start": "torsh"}, "did you mean 'torch'"),
-        ("knn_per", {"weight": 1.5}, "must be from 0 to 1"),
         ("knn_per", {"weight": "test"}, "test"),
-        ("knn_per", {"neighbors": 0}, "must be above 0"),
-        ("knn_per", {"scale": 0.0}, "must be above 0"),
         ("lg_fedavg", {"head_layers": 0}, "must be from 1 to 2"),
-        ("moon", {"projection": "mlp"}, "did you mean 'mlp256'"),
         ("per_fedavg", {"hessian": "free"}, "did you mean 'hessian_free'"),
-        ("pfedme", {"lam": 0.0}, "must be above 0"),
-        ("pfedme", {"inner_steps": 0}, "must be above 0"),
         ("pfedme", {"inner_lr": 0.0}, "must be above 0"),
-        ("pfedme", {"beta": 0.0}, "must be above 0"),
-        ("scaffold", {"weights": "sizes"}, "did you mean 'size'"),
     ],
 )
 def test_bad_settings_are_rejected(name, settings, words):

@@ -4,13 +4,11 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
-import pytest
 import toys
 from rounds import by_hand, rounds
 
-from fedjax_lab import losses, simulate, tree
-from fedjax_lab.models import nets
-from fedjax_lab.models.task import make_task, with_projection
+from fedjax_lab import losses, tree
+from fedjax_lab.models.task import with_projection
 
 KEYS = naive.KEYS
 
@@ -76,18 +74,6 @@ def test_cosine_is_finite_at_zero():
     assert np.isfinite(grads).all() and (losses.cosine(a, b) == 0).all()
 
 
-def test_moons_projection_is_part_of_the_model():
-    task = make_task(nets.simple_cnn(10), (28, 28, 1), 10)
-    shapes = jax.eval_shape(with_projection(task, 256).init, jax.random.key(0)).params
-    sizes = {name: sum(a.size for a in jax.tree.leaves(p)) for name, p in shapes.items()}
-    assert sizes["projection_0"] == 7_140 and sizes["projection_1"] == 21_760
-    assert sizes["head"] == 2_570
-    assert sum(sizes.values()) == 43_576 + 7_140 + 21_760 + 2_570
-    projected = with_projection(task, 256)
-    assert projected.dense == ("Dense_0", "Dense_1", "projection_0", "projection_1", "head")
-    assert projected.layers == ("Conv_0", "Conv_1", *projected.dense)
-
-
 def test_the_projection_against_numpy():
     task = with_projection(toys.TASK, 5)
     w = task.init(jax.random.key(1))
@@ -101,12 +87,3 @@ def test_the_projection_against_numpy():
     np.testing.assert_allclose(
         out.logits, z @ p["head"]["kernel"] + p["head"]["bias"], rtol=1e-4, atol=1e-5
     )
-
-
-@pytest.mark.slow
-def test_moon_trains_its_projection():
-    method = toys.make("moon", projection="mlp256")
-    state, _ = toys.player(method)(KEYS, 0, 2)
-    first = simulate.init(method, KEYS, toys.C).server.params
-    for name, leaves in tree.sub(state.server.params, first).items():
-        assert float(tree.sq_norm(leaves)) > 0, name

@@ -54,9 +54,6 @@ def through(codec, key=KEYS.init, u=U, reference=REFERENCE):
     return jax.jit(both_ends)(u, v, reference)
 
 
-# The codecs against NumPy.
-
-
 def test_top_k_sends_the_new_values_of_the_largest_updates():
     read, (values, at) = through(codecs.top_k(0.25))
     places = np.argsort(-np.abs(flat(U)), kind="stable")[: round(0.25 * D)]
@@ -115,31 +112,11 @@ def test_low_rank_is_subspace_iteration_from_a_random_start():
     np.testing.assert_allclose(read[0], u[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("bits", [1, 4])
-def test_unpacking_restores_packed_numbers(bits):
-    codes = np.random.default_rng(bits).integers(0, 2**bits, 19).astype(np.uint8)
-    packed = codecs.pack(jnp.asarray(codes), bits)
-    assert packed.size == -(-19 * bits // 8)
-    np.testing.assert_array_equal(codecs.unpack(packed, bits, 19), codes)
-
-
-@pytest.mark.parametrize(
-    "codec",
-    [
-        pytest.param(codecs.top_k(0.1), marks=pytest.mark.exhaustive),
-        pytest.param(codecs.random_k(0.1), marks=pytest.mark.exhaustive),
-        pytest.param(codecs.sign(), marks=pytest.mark.exhaustive),
-        codecs.quantized(2, compression.NORMS["l2"]),
-        codecs.low_rank(1, 2),
-    ],
-)
-def test_an_update_of_zeros_is_decoded_as_zeros(codec):
-    """Low rank and QSGD, which divide by a norm, must not give NaN or other values."""
+def test_codecs_that_divide_by_a_norm_decode_an_update_of_zeros_as_zeros():
     zeros = [np.zeros_like(u) for u in U]
-    np.testing.assert_array_equal(flat(through(codec, u=zeros)[0]), flat(REFERENCE))
+    for codec in (codecs.quantized(2, compression.NORMS["l2"]), codecs.low_rank(1, 2)):
+        np.testing.assert_array_equal(flat(through(codec, u=zeros)[0]), flat(REFERENCE))
 
-
-# The mean of decoded updates.
 
 DRAWS = 4000
 
@@ -185,8 +162,6 @@ def test_random_codecs_are_unbiased_and_have_the_expected_variance(name, setting
     np.testing.assert_allclose(((read - u) ** 2).sum(1).mean(), expected, rtol=0.08)
 
 
-# Whole methods.
-
 EXACT = {
     "top_k": lambda m: compression.top_k(m, toys.NORM, share=1.0, error_feedback=False),
     "top_k with feedback": lambda m: compression.top_k(m, toys.NORM, share=1.0),
@@ -196,21 +171,11 @@ EXACT = {
 }
 
 
-EXACT_OF = [(name, exact) for name in (*wrapped.DIFFERENT, "ditto", "fedproto") for exact in EXACT]
+EXACT_OF = list(itertools.product((*wrapped.DIFFERENT, "ditto", "fedproto"), EXACT))
+SLOW = [("fedavg", "random_k"), ("scaffold", "low_rank"), ("scaffold", "messages")]
 
 
-@pytest.mark.parametrize(
-    ("name", "exact"),
-    exhaustive_but(
-        [
-            ("fedavg", "top_k with feedback"),
-            ("fedavg", "random_k"),
-            ("scaffold", "low_rank"),
-            ("scaffold", "messages"),
-        ],
-        EXACT_OF,
-    ),
-)
+@pytest.mark.parametrize(("name", "exact"), exhaustive_but(SLOW, EXACT_OF))
 def test_lossless_compression_equals_the_plain_method_bit_for_bit(name, exact):
     check_identity(toys.make(name), EXACT[exact])
 
@@ -285,9 +250,6 @@ def is_model(part):
     return isinstance(part, Weights)
 
 
-# Error feedback.
-
-
 def test_error_feedback_keeps_what_was_not_sent():
     """If all updates are equal, the decoded updates and the residual add up to their sum."""
     u, rounds = flat(U), 5
@@ -349,9 +311,6 @@ def test_an_aggregator_gets_decoded_updates():
     check_identity(robust, EXACT["top_k with feedback"])
 
 
-# Rejected combinations and settings.
-
-
 def test_uploads_that_cannot_be_compressed_or_changed_are_rejected():
     def rejected(wrap, method):
         return complaint(lambda: toys.bytes_of(wrap(method)))
@@ -374,13 +333,9 @@ def test_uploads_that_cannot_be_compressed_or_changed_are_rejected():
     ("make", "settings", "message"),
     [
         (compression.top_k, {"share": 0.0}, "share"),
-        (compression.random_k, {"share": 1.5}, "share"),
         (compression.qsgd, {"bits": 3}, "bits=3 must be one of 2, 4, 8"),
-        (compression.qsgd, {"norm": "l1"}, "norm"),
         (compression.low_rank, {"rank": 0}, "rank"),
-        (compression.low_rank, {"iterations": 0}, "iterations"),
         (downlink.qsgd, {"bits": 3}, "config.downlink.bits=3"),
-        (downlink.qsgd, {"norm": "l1"}, "config.downlink.norm"),
     ],
 )
 def test_bad_settings_are_rejected(make, settings, message):

@@ -37,9 +37,6 @@ def make(name="fedavg", setup=SETUP, task=TASK, **settings):
     return module.example_level(toys.make(name, task), task, setup, **settings)
 
 
-# A step.
-
-
 def by_hand(w, x, y, clip):
     """sum_j g_j min(1, S / ||g_j||), and which examples are clipped."""
     total, clipped = [np.zeros_like(a) for a in w], []
@@ -116,9 +113,6 @@ def test_examples_are_drawn_with_equal_probability_and_padding_never():
     q = np.minimum(slots, places).mean() / (batches * plan.batch_size)
     frequency = np.bincount(drawn[drawn >= 0], minlength=n) / count
     assert np.abs(frequency - q).max() < 5 * (q * (1 - q) / count) ** 0.5
-
-
-# A run.
 
 
 @pytest.mark.parametrize("name", exhaustive_but(["scaffold"], ["fedavg", "fedprox", "scaffold"]))
@@ -238,9 +232,6 @@ def test_the_noise_for_an_epsilon_is_minimal():
     everybody = toys.make("fedavg", TASK)._replace(sample=sampling.all_clients)
     more = module.example_level(everybody, TASK, SETUP, noise=made.noise, delta=1e-3).guarantee
     assert more.epsilons([SETUP.rounds])[0] > epsilon
-
-
-# Rejected methods and settings.
 
 
 def with_statistics(w, batch, key):

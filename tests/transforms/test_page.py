@@ -1,4 +1,4 @@
-"""Checks that the transforms in docs/transforms.md work, and that a config can name them."""
+"""Checks that the transforms in docs/transforms.md work."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,6 @@ import naive
 import numpy as np
 import pytest
 import toys
-
-from fedjax_lab import meanings
-from fedjax_lab.config import resolve
 
 PAGE = (Path(__file__).parents[2] / "docs" / "transforms.md").read_text()
 (CODE,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
@@ -38,11 +35,3 @@ def test_the_transforms_of_the_page_bound_how_far_a_round_moves_the_model(page):
     np.testing.assert_allclose(distance[distance > 1e-3], 0.5, rtol=1e-4)
     assert np.mean(distance > 1e-3) > 0.5
     assert 0.0005 < moved(page.dampened(plain, toys.TASK, limit=0.001)).max() < 0.0011
-
-
-def test_a_config_can_name_a_transform_of_the_page(tmp_path, monkeypatch):
-    (tmp_path / "own_transforms.py").write_text(CODE)
-    monkeypatch.chdir(tmp_path)
-    section = resolve({"aggregator": {"name": "own_transforms.py:majority_vote"}}).aggregator
-    assert section.step == 1e-3
-    assert meanings.of_section("aggregator", section)["step"] == "the absolute value of the change"

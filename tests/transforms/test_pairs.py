@@ -9,29 +9,6 @@ from inputs import complaint
 
 from fedjax_lab.errors import BadInput
 
-# Every kind of method with a transform of each kind that it accepts. Attackers that act together
-# come before compression, and both before the aggregator. The median is a trimmed mean, and
-# multi-Krum is Krum with more clients; both have their formulas in test_aggregators.py.
-QSGD = ("downlink", "qsgd")
-TOGETHER = {
-    "fedavg": [
-        QSGD,
-        ("attack", "sign_flip"),
-        ("aggregator", "geometric_median"),
-        ("compression", "low_rank"),
-    ],
-    "fedbn": [("attack", "gaussian"), ("aggregator", "trimmed_mean"), ("compression", "sign")],
-    "fedc2i": [("attack", "inner_product"), ("aggregator", "norm_bound"), ("compression", "qsgd")],
-    "fediir": [("attack", "label_flip"), ("aggregator", "krum"), ("compression", "top_k")],
-    "hfedf": [QSGD, ("attack", "little_is_enough"), ("compression", "sign")],
-    "ifca": [QSGD, ("attack", "label_flip"), ("compression", "random_k")],
-    "pfedhn": [QSGD, ("attack", "label_flip"), ("compression", "qsgd")],
-    "scaffold": [
-        ("attack", "little_is_enough"),
-        ("aggregator", "centered_clipping"),
-        ("compression", "low_rank"),
-    ],
-}
 PAIRS = [
     (first, second)
     for first, second in itertools.combinations(wrapped.EVERY, 2)
@@ -41,17 +18,6 @@ PAIRS = [
 
 def ids(transforms):
     return " ".join(name for _, name in transforms)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TOGETHER)
-def test_transforms_of_all_kinds_can_be_combined(name):
-    wrapped.check_works(name, *TOGETHER[name])
-
-
-@pytest.mark.slow
-def test_a_method_learns_with_compressed_messages_and_uploads():
-    wrapped.check_works("scaffold", QSGD, ("compression", "sign"))
 
 
 @pytest.mark.exhaustive

@@ -58,30 +58,22 @@ def test_a_run_resumes_with_the_residuals_of_its_clients(folder, whole, tmp_path
 
 
 ELSEWHERE = {  # the settings, and whether the numbers are the same bit for bit
-    "in memory": ([("engine.state", "host")], True),
     "on disk, one seed after another": (
         [("engine.state", "disk"), ("engine.seeds", "sequential")],
         True,
     ),
-    "one client after another": ([("engine.strategy", "sequential")], False),
-    "two clients at a time": ([("engine.chunk", "2")], False),
     "divided among devices": ([("engine.state", "sharded")], False),
 }
 
 
-@pytest.mark.parametrize(
-    "how",
-    exhaustive_but(["on disk, one seed after another", "divided among devices"], ELSEWHERE),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ELSEWHERE)
 def test_results_do_not_depend_on_where_residuals_are_stored(how, folder, whole, tmp_path):
     settings, exactly = ELSEWHERE[how]
     other = played(folder, tmp_path / "run", "fedper", *settings)
     if exactly:
         toys.same(other.states, whole.states)
     toys.close(other.states, whole.states, rtol=2e-3, atol=2e-4)
-
-
-# New clients have no residuals, and need none.
 
 
 @pytest.mark.parametrize(
@@ -99,9 +91,6 @@ def test_new_clients_have_the_scores_of_the_plain_method(method, folder, tmp_pat
     assert isinstance(made.states[0].private, beside.Beside)
 
 
-# Loading a run.
-
-
 @pytest.mark.slow
 def test_a_model_is_loaded_without_residuals_and_exported(whole, tmp_path):
     state = whole.states[whole.index(3)]
@@ -109,9 +98,6 @@ def test_a_model_is_loaded_without_residuals_and_exported(whole, tmp_path):
     toys.same(whole.model(1, 3), expected)
     whole.export(tmp_path / "model", 1, 3)
     assert np.isfinite(whole.predict(whole.experiment.dataset.x[:5], 1)).all()
-
-
-# Starting another run.
 
 
 def first_states(folder, path, method, *more):

@@ -8,13 +8,12 @@ import naive
 import numpy as np
 import pytest
 import toys
-from commands import call, comparable
 from inputs import complaint
 from slow_cases import exhaustive_but
 
 from fedjax_lab import failures, parallel, registry, sampling, streams, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.transforms import attacks, compression, downlink, rehearsal, secure
+from fedjax_lab.transforms import attacks, compression, rehearsal, secure
 from fedjax_lab.transforms.secure import Fixed
 from fedjax_lab.transforms.server_state import Server
 from fedjax_lab.types import Method
@@ -38,9 +37,6 @@ def server_after(method, plan=PLAN, rounds=1, strategy=toys.VECTORIZED):
     """The server state of the method, without the counters of a transform."""
     server = toys.player(method, plan=plan, strategy=strategy)(KEYS, 0, rounds)[0].server
     return server.base if isinstance(server, Server) else server
-
-
-# Fixed-point numbers.
 
 
 def through(fixed, u, share=1.0, key=KEYS.init):
@@ -74,20 +70,9 @@ def test_the_largest_sum_fits(bits):
     np.testing.assert_allclose(read, -4, atol=m * fixed.step)
 
 
-# Whole methods.
-
-
-CASES = [
-    (name, settings, plan)
-    for name in ("fedavg", "fedprox", "scaffold", "fedavgm")
-    for settings in (FINE, COARSE)
-    for plan in (PLAN, LOSSY)
-]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "settings", "plan"),
-    exhaustive_but([("scaffold", FINE, LOSSY), ("scaffold", COARSE, PLAN)], CASES),
+    ("name", "settings", "plan"), [("scaffold", FINE, LOSSY), ("fedavgm", COARSE, PLAN)]
 )
 def test_methods_get_the_same_mean_as_without_secure_aggregation(name, settings, plan):
     """Numbers differ by at most a step for each client / the arrived share."""
@@ -191,15 +176,6 @@ def test_the_sum_does_not_depend_on_the_execution_strategy():
     toys.close(server_after(method, LOSSY, 3), server_after(method, LOSSY, 3, mesh))
 
 
-@pytest.mark.slow
-def test_messages_may_be_compressed():
-    plain = downlink.qsgd(made("fedavg"), toys.TASK)
-    toys.close(server_after(secured(plain)), server_after(plain), atol=1e-6)
-
-
-# Bytes.
-
-
 def sizes_of(**settings):
     """Bytes (up, down) besides those of the words and of the model."""
     plain = made("fedavg")
@@ -224,21 +200,11 @@ def test_bytes_match_the_published_protocol(clients, numbers, published):
     assert bits / (16 * numbers) == pytest.approx(published, abs=5e-3)
 
 
-def test_bytes_besides_the_words_depend_only_on_the_neighbors():
-    assert sizes_of(neighbors=4) == (32 * (2 + 3 * 4) + 4, 32 * (2 + 2) * 4)
-    assert sizes_of(neighbors=4, bits=16) == sizes_of(neighbors=4)
-
-
-# Rejected settings and methods.
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"bits": 8}, "config.aggregator.bits must be 16 or 32"),
-        ({"limit": 0.0}, "config.aggregator.limit must be above 0 and finite"),
         ({"limit": float("inf")}, "config.aggregator.limit must be above 0 and finite"),
-        ({"neighbors": 0}, "config.aggregator.neighbors must be above 0"),
         ({"threshold": 1.0}, "config.aggregator.threshold must be at least 0 and below 1"),
     ],
 )
@@ -253,20 +219,3 @@ def test_sums_that_are_not_possible_are_rejected():
     assert "its uploads are already masked" in complaint(toys.bytes_of, both)
     message = complaint(secure._check_sum, Fixed(16, 1.0), 2**14 + 1)
     assert "at most 16384 clients in a round, but there are 16385" in message
-
-
-# In a config.
-
-
-@pytest.mark.exhaustive
-def test_a_config_can_name_secure_aggregation(tmp_path):
-    toys.write_examples(tmp_path / "data.npz")
-    config = toys.write_config(tmp_path, run={"rounds": 2, "eval_every": 1})
-    losses = []
-    for name in ("none", "secure_sum"):
-        folder = f"--workdir={tmp_path / name}"
-        assert call(f"--config={config}", f"--config.aggregator.name={name}", folder) == 0
-        losses.append([row["train_loss"] for row in comparable(tmp_path / name)])
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    rows = comparable(tmp_path / "secure_sum")
-    assert [row["recorded"]["aborted_sums"] for row in rows] == [0, 0]
