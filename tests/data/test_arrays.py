@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-from pathlib import Path
 
 import broken
 import numpy as np
@@ -89,30 +87,21 @@ def labeled(value: int) -> np.ndarray:
 
 WRONG = {
     "no x": ({"x": None, "other": np.zeros(3)}, "no array 'x'; it holds: y, other"),
-    "no y": ({"y": None}, "no array 'y'; it holds: x"),
     "misspelled": ({"domains": np.arange(10)}, "unknown array 'domains'; did you mean 'domain'?"),
     "length of y": ({"y": np.arange(9)}, "y has shape [9], but x has 10"),
     "y one-hot": ({"y": np.eye(10, dtype=int)}, "y has shape [10, 10]"),
-    "length of client": ({"client": np.arange(3)}, "client has shape [3]"),
     "x text": ({"x": np.array([["a"]] * 10)}, "x must hold numbers"),
     "x objects": ({"x": np.array([{}] * 10)}, "x holds objects"),
     "x flat": ({"x": np.zeros(10)}, "x has shape [10]"),
-    "x empty": ({"x": np.zeros((0, 4))}, "x has shape [0, 4]"),
     "x NaN": ({"x": spoiled(np.nan)}, "first in row 6"),
-    "x beyond float32": ({"x": spoiled(1e200)}, "first in row 6"),
     "y float": ({"y": np.zeros(10)}, "y must hold integers"),
     "y negative": ({"y": labeled(-1)}, "y is -1 in row 4"),
-    "y beyond classes": (
-        {"y": labeled(3), "classes": np.array([*"abc"])},
-        "y is 3 in row 4, not in",
-    ),
+    "y too large": ({"y": labeled(3), "classes": np.array([*"abc"])}, "y is 3 in row 4, not in"),
     "classes number": ({"classes": np.array(3)}, "classes has shape []"),
     "domain float": ({"domain": np.zeros(10)}, "domain must hold integers or strings"),
     "split word": ({"split": np.array(["train"] * 9 + ["valid"])}, "split is valid in row 9"),
-    "split number": ({"split": np.arange(10)}, "split is 2 in row 2"),
     "no test": ({"split": np.zeros(10, bool)}, "no test examples"),
     "no training": ({"split": np.array(["test"] * 10)}, "no training examples"),
-    "too few": ({"x": np.zeros((4, 2)), "y": np.zeros(4, int)}, "no test examples"),
 }
 
 
@@ -131,19 +120,6 @@ def test_a_missing_file_or_another_format_is_an_error(tmp_path):
     files = {"none.npz": no_file, "": no_file, "text.npz": no_archive, "one.npy": no_archive}
     for name, said in files.items():
         assert said in complaint(arrays, path=str(tmp_path / name))
-
-
-def test_a_damaged_file_is_an_error(save):
-    path = Path(save())
-    whole = path.read_bytes()
-    path.write_bytes(broken.half(whole))
-    assert "is damaged" in complaint(arrays, path=str(path))
-    start = re.search(rb"x\.npy", whole).end() + 150
-    path.write_bytes(whole[:start] + bytes([whole[start] ^ 1]) + whole[start + 1 :])
-    assert "x is damaged" in complaint(arrays, path=str(path))
-
-
-# Arrays that stay on disk
 
 
 def save_files(folder, **members):
@@ -176,15 +152,11 @@ def test_mapped_arrays_equal_the_same_arrays_in_an_npz_file(tmp_path):
 LENGTH = "has shape [7], but x.npy has 20 examples"
 DAMAGED_FILES = [  # (file, its array or its content, words of the error)
     ("x.npy", None, "has no x.npy"),
-    ("y.npy", None, "has no y.npy"),
     ("x.npy", lambda c: c[:-100], "x.npy cannot be read"),
     ("x.npy", b"<html>", "x.npy cannot be read"),
-    ("y.npy", b"", "y.npy cannot be read"),
     ("y.npy", np.array([{}] * 20, object), "y.npy cannot be read"),
     ("x.npy", X / 2, "has type float64, not one of uint8, int8, int16, int32, float32"),
-    ("x.npy", X.astype(">f4"), "has type >f4"),
     ("x.npy", X[:, 0, 0], "has shape [20]"),
-    ("x.npy", X[:0], "x.npy"),
     ("x.npy", np.asfortranarray(X), "is in Fortran order"),
     ("y.npy", Y[:7], f"y.npy {LENGTH}"),
     ("domain.npy", Y / 2, "domain must hold integers or strings"),
@@ -192,7 +164,6 @@ DAMAGED_FILES = [  # (file, its array or its content, words of the error)
     ("test.npy", np.ones(20, bool), "no training examples"),
     ("tset.npy", SPLIT, "unknown file 'tset.npy'; did you mean 'test.npy'?"),
     ("classes.json", "{}", "it is not a list of names"),
-    ("classes.json", "[", "classes.json cannot be read"),
     ("classes.json", '["a"]', "not in 0 .. 0"),
 ]
 

@@ -19,12 +19,8 @@ def small():
 def test_digit_domains_shape_and_balance(tmp_path):
     data = digits.digit_domains(**SMALL, cache=str(tmp_path))
     assert data.x.shape == (250, 28, 28, 3)
-    assert (data.x.dtype, data.y.dtype, data.domain.dtype, data.test.dtype) == (
-        np.uint8,
-        np.int32,
-        np.int32,
-        bool,
-    )
+    assert (data.x.dtype, data.y.dtype) == (np.uint8, np.int32)
+    assert (data.domain.dtype, data.test.dtype) == (np.int32, bool)
     assert data.domains == ("handwritten", "blended", "printed", "street", "postal")
     for domain in range(5):
         for test, each in ((False, 3), (True, 2)):
@@ -45,9 +41,8 @@ def test_the_same_seed_gives_the_same_digit_domains_bit_for_bit(small):
 
 @pytest.mark.parametrize("size", [16, 32])
 def test_digit_domains_in_other_image_sizes(size, tmp_path):
-    data = digits.digit_domains(
-        size=size, train_per_domain=10, test_per_domain=10, cache=str(tmp_path)
-    )
+    few = {"train_per_domain": 10, "test_per_domain": 10}
+    data = digits.digit_domains(size=size, **few, cache=str(tmp_path))
     assert data.x.shape == (100, size, size, 3)
     contrast = data.x.max((1, 2, 3)).astype(int) - data.x.min((1, 2, 3))
     assert contrast.min() > 40
@@ -88,14 +83,6 @@ def test_fonts_are_disjoint_and_each_is_used_in_one_domain_and_split(monkeypatch
         assert set(used) == set(fonts)
 
 
-def test_every_font_has_ten_different_digits_inside_the_frame():
-    for font in (font for fonts in digits.FONTS.values() for font in fonts):
-        glyphs = [digits._glyph(font, label) for label in range(10)]
-        assert len({glyph.tobytes() for glyph in glyphs}) == 10, font
-        for glyph in glyphs:
-            assert max(glyph[[0, -1]].max(), glyph[:, [0, -1]].max()) == 0, font
-
-
 def test_photo_regions_do_not_overlap_and_only_blended_uses_those_of_its_split(monkeypatch):
     regions, asked = digits.photo_regions, []
     for photo, train, test in zip(digits._photos(), regions(False), regions(True), strict=True):
@@ -116,15 +103,6 @@ def test_no_ink_is_cut_off():
             assert max(drawn[[0, -1]].max(), drawn[:, [0, -1]].max()) < 0.15
             solid = np.count_nonzero(image > 127) * abs(np.linalg.det(ink.linear))
             assert drawn.sum() == pytest.approx(solid, rel=0.1)  # no ink is missing
-
-
-def test_a_drawn_digit_has_the_requested_size_and_center():
-    ink = digits.pose(np.random.default_rng(1), digits._glyph("cmr10", 8), 10, 0.1, 20)
-    drawn = digits.draw(ink, np.array([14.0, 12.0]), 28) > 0.3
-    down, across = np.flatnonzero(drawn.any(1)), np.flatnonzero(drawn.any(0))
-    assert abs(len(down) - 20) <= 1
-    assert abs((down[0] + down[-1] + 1) / 2 - 12) <= 1
-    assert abs((across[0] + across[-1] + 1) / 2 - 14) <= 1
 
 
 def test_digit_domains_are_cached_for_each_setting_and_version(tmp_path, small, monkeypatch):
@@ -185,17 +163,7 @@ def test_a_failed_write_keeps_the_old_cache_file(tmp_path, small, monkeypatch, c
     assert "no space left" in caplog.text
 
 
-def test_unwritable_cache_does_not_stop_the_run(tmp_path, small, monkeypatch, caplog):
-    monkeypatch.setattr(digits, "generate", lambda *_: small)
-    (tmp_path / "file").write_text("not a folder")
-    data = digits.digit_domains(**SMALL, cache=str(tmp_path / "file" / "below"))
-    assert np.array_equal(data.x, small["x"]) and len(caplog.records) == 1
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("size", 15), ("size", 1000), ("train_per_domain", 9), ("test_per_domain", 0), ("seed", -1)],
-)
+@pytest.mark.parametrize("key, value", [("size", 15), ("train_per_domain", 9), ("seed", -1)])
 def test_an_error_names_the_invalid_setting(key, value):
     message = complaint(digits.digit_domains, **{**SMALL, key: value})
     assert f"config.data.{key} must" in message and message.endswith(f"got {value}")

@@ -10,7 +10,7 @@ from domain_files import naive_resize, write
 from inputs import complaint
 from scipy.io import savemat
 
-from fedjax_lab.data import digits_five, places
+from fedjax_lab.data import digits_five
 
 DOMAINS = ("mnist_m", "mnist", "usps", "synth", "svhn")
 SIZES = (28, 28, 3), (28, 28), (16, 16), (32, 32, 3), (32, 32, 3)
@@ -55,7 +55,6 @@ def expected_rows(sampling: str, domain: str) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(12), np.arange(TESTS)
 
     def first(labels, count):
-        """The first rows of each label."""
         return [i for i, label in enumerate(labels) if sum(labels[:i] == label) < count]
 
     train, test = digits(domain, TRAINING, 0)[1], digits(domain, TESTS, 1)[1]
@@ -83,14 +82,11 @@ def check_digits(data, sampling: str):
     assert row == len(data.y)
 
 
-REMOVED = {"none": "none", "train.pkl": "train.pkl", "a part": "partitions/train_part1.pkl"}
-
-
 @pytest.mark.parametrize("sampling", SMALL)
-@pytest.mark.parametrize("removed", REMOVED)
+@pytest.mark.parametrize("removed", ["none", "train.pkl", "partitions/train_part1.pkl"])
 def test_digits_five_reads_the_release_of_fedbn(removed, sampling, release):
     for name in digits_five.FOLDERS.values():
-        (release / "digits_five" / name / REMOVED[removed]).unlink(missing_ok=True)
+        (release / "digits_five" / name / removed).unlink(missing_ok=True)
     for folder in (release, release / "digits_five"):
         data = digits_five.digits_five(folder=str(folder), sampling=sampling)
         check_digits(data, sampling)
@@ -103,14 +99,6 @@ def test_the_samplings_have_the_papers_numbers():
     assert ends[fedpick.parts] >= fedpick.pool and ends[fedc2i.parts] == fedc2i.pool
     for setting in ("sampling", "source"):
         assert f"config.data.{setting}" in complaint(digits_five.digits_five, **{setting: "fed"})
-
-
-def test_digits_five_is_found_in_the_usual_places_and_resized(release, monkeypatch):
-    monkeypatch.setattr(places, "PLACES", ("/nowhere", str(release)))
-    data = digits_five.digits_five(size=16)
-    assert data.x.shape == (5 * (12 + TESTS), 16, 16, 3)
-    usps = data.x[(data.domain == 2) & ~data.test]
-    assert np.array_equal(usps, three_channels(digits("usps", TRAINING, 0)[0][:12]))
 
 
 FORMS = {
@@ -171,13 +159,6 @@ def test_digits_five_reads_matlab_files_of_kd3a_and_m3sda(synth, sampling, tmp_p
         check_digits(data, sampling)
 
 
-def test_pixels_are_scaled_and_rounded_to_bytes():
-    scaled, levels, integers = np.float32([0, 0.999, 1]), np.float32([0.4, 1.6, 254.6]), [0, 1]
-    for values, wanted in ((scaled, [0, 255, 255]), (levels, [0, 2, 255]), (integers, [0, 1])):
-        made = digits_five._pixels(np.array([[values]]), Path("a.mat"))
-        assert made.dtype == np.uint8 and made.tolist() == [[wanted]]
-
-
 def test_digits_five_prefers_the_release_of_fedbn(release):
     write_matlab(release / "digits_five")
     file = release / "digits_five" / "MNIST" / "test.pkl"
@@ -192,18 +173,15 @@ def test_digits_five_prefers_the_release_of_fedbn(release):
 
 ONES = np.ones((2, 28, 28), np.uint8)
 DAMAGED = [  # (what a file holds, words of the error)
-    (ONES, "is not a pair"),
     ({"x": ONES}, "is not a pair"),
     ((ONES, ["a", "b"]), "its labels are <U1 [2]"),
     ((ONES, [1]), "its labels are int64 [1], not 2"),
     ((ONES, [1, 11]), "label 11 is not in 0 .. 10"),
-    ((ONES, [1, 1.5]), "label 1.5 is not"),
     ((ONES, [[1], [1, 2]]), "not a pair of arrays"),
     ((np.ones((2, 8, 8, 4), np.uint8), [1, 2]), "its images are uint8 [2, 8, 8, 4]"),
     ((ONES * 256.0, [1, 2]), "its pixels are from 256.0 to 256.0"),
     ((ONES * np.nan, [1, 2]), "its pixels are from nan"),
     ((np.array([{}, None]), [1, 2]), "not plain data"),
-    (print, "it refers to builtins.print"),
 ]
 
 
@@ -223,10 +201,7 @@ def test_an_error_says_what_is_wrong_with_a_pickle(release):
 
 DAMAGED_MATLAB = [  # (file, content, words of the error)
     ("svhn_test_32x32.mat", None, "is missing"),
-    ("svhn_test_32x32.mat", b"<html>" * 99, "damaged or has no X and y"),
     ("usps_28x28.mat", {"dataset": np.zeros(3)}, "damaged or has no dataset"),
-    ("usps_28x28.mat", {"a": 1}, "has no"),
-    ("mnist_data.mat", {"train_32": ONES, "label_train": np.ones((3, 1))}, "labels are float64 [3"),
     ("mnist_data.mat", {"train_32": ONES, "label_train": np.array([[1], [np.nan]])}, "label nan"),
     ("mnist_data.mat", {"train_28": ONES, "label_train": np.ones((2, 1))}, "train_32 and label_"),
     ("synth_train_32x32.mat", {"X": np.ones((4, 4)), "y": 1}, "damaged or has no X and y"),

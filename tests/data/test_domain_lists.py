@@ -8,7 +8,7 @@ from pathlib import Path
 import broken
 import numpy as np
 import pytest
-from domain_files import naive_resize, write
+from domain_files import write
 from image_files import check_listing
 from inputs import complaint
 from PIL import Image
@@ -74,13 +74,7 @@ def check_set(data, release):
     assert row == len(data.x) == len(data.y) == len(data.files) and data.x.dtype == np.uint8
 
 
-KINDS = {
-    "list": list,
-    "tuple": tuple,
-    "texts": np.array,
-    "raw": partial(np.array, dtype="S"),
-    "objects": partial(np.array, dtype=object),
-}
+KINDS = {"list": list, "raw": partial(np.array, dtype="S"), "objects": partial(np.array, dtype="O")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,7 +138,7 @@ def test_office_samplings_have_the_papers_counts(tmp_path, empty_cache):
 
 def test_domainnet_uses_the_first_500_training_images_per_domain(tmp_path, empty_cache):
     source, release = SETS["domainnet"]
-    long_lists(release, tmp_path, {domain: [51] * 10 for domain in release.domains})
+    long_lists(release, tmp_path, dict.fromkeys(release.domains, [51] * 10))
     data = source(folder=str(tmp_path), size=8)
     assert np.bincount(data.domain[~data.test]).tolist() == [500] * 6
     assert data.y[:500].tolist() == sorted(list(range(10)) * 51)[::-1][:500]
@@ -165,40 +159,7 @@ def test_images_without_three_channels_become_gray(mode, tmp_path, empty_cache):
         assert np.array_equal(made[..., channel], expected)
 
 
-def test_images_are_resized_with_antialiasing(tmp_path, empty_cache):
-    """The sides of the last image are shrunk by different factors."""
-    source, release = SETS["domainnet"]
-    make_set(release, tmp_path)
-    half = np.asarray(picture(0))[:, :12]
-    for size, image in ((12, picture(0)), (40, picture(0)), (16, Image.fromarray(half))):
-        image.save(tmp_path / path_of(release, "clipart", 0))
-        made = source(folder=str(tmp_path), size=size).x[0]
-        assert np.abs(made - naive_resize(np.asarray(image), size)).max() < 1.6
-
-
-def test_images_are_decoded_again_if_a_list_has_another_order(tmp_path, empty_cache, monkeypatch):
-    source, release = SETS["office_caltech"]
-    make_set(release, tmp_path)
-    calls, decode = [], images.decode
-    monkeypatch.setattr(images, "decode", lambda *a: calls.append(a) or decode(*a))
-    for _ in range(2):
-        check_set(source(folder=str(tmp_path), size=SIDE), release)
-    assert len(calls) == 1
-    lists = tmp_path / "dslr_train.pkl"
-    paths, names = pickle.loads(lists.read_bytes())
-    write(lists, (paths[::-1], names[::-1]))
-    data = source(folder=str(tmp_path), size=SIDE)
-    assert len(calls) == 2 and data.y[(data.domain == 2) & ~data.test].tolist() == [0, 9, 3, 3]
-
-
-OUTSIDE = [
-    "/etc/passwd",
-    "../secret.png",
-    "office_caltech_10/../../secret.png",
-    "amazon/..",
-    "amazon/a\0.png",
-    "amazon/a\n.png",
-]
+OUTSIDE = ["/etc/passwd", "office_caltech_10/../../secret.png", "amazon/..", "amazon/a\0.png"]
 
 
 def test_paths_that_leave_the_folder_are_not_opened(tmp_path, empty_cache, monkeypatch):
@@ -215,8 +176,6 @@ def test_paths_that_leave_the_folder_are_not_opened(tmp_path, empty_cache, monke
 
 
 DAMAGED = [  # (what a list holds, words of the error)
-    (print, "it refers to builtins.print"),
-    ((["a"],), "is not a pair"),
     ((["a", "b"], ["mug"]), "is not a pair"),
     (("a", "b"), "is not a pair"),
     (([], []), "is empty"),
@@ -233,21 +192,6 @@ def test_an_error_says_what_is_wrong_with_a_list(tmp_path, empty_cache):
     file.unlink()
     broken.check(source, file, "cannot be read", "med-air/FedBN", folder=str(tmp_path))
     assert not empty_cache.exists()
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_a_missing_or_damaged_image_is_an_error(name, tmp_path, empty_cache):
-    source, release = SETS[name]
-    make_set(release, tmp_path)
-    file = tmp_path / path_of(release, release.domains[1], 2)
-    for content in (lambda c: c[:-100], b"", b"<html>", None):
-        broken.replace(file, content)
-        problem = "cannot be read" if content is None else "is damaged or not an image"
-        broken.check(source, file, problem, release.folder, folder=str(tmp_path))
-    assert not empty_cache.exists()
-
-
-# Without lists
 
 
 def folders_only(release, folder: Path) -> dict[str, list[tuple[str, int]]]:
@@ -281,24 +225,14 @@ def test_without_lists_a_random_split_is_drawn_with_a_warning(name, tmp_path, em
     assert [*zip(data.files, data.y, data.domain, data.test, strict=True)] == expected
     for made, file in zip(data.x, data.files, strict=True):
         assert np.array_equal(made, np.asarray(Image.open(file)))
-
-
-def test_a_class_without_images_is_an_error(tmp_path, empty_cache):
-    source, release = SETS["domainnet"]
-    folders_only(release, tmp_path)
-    empty = tmp_path / "quickdraw" / "whale"
-    for file in empty.iterdir():
-        if file.suffix:
-            file.unlink()
+    empty = tmp_path / release.domains[-1] / release.classes[3]
+    for file in empty.glob("[01].*"):
+        file.unlink()
     assert complaint(source, folder=str(tmp_path)).startswith(f"{empty} has no images")
-
-
-# DomainNet with the official lists
 
 
 @pytest.fixture
 def official(tmp_path, empty_cache):
-    """The whole DomainNet: images of four classes in six domains, and lists."""
     return write_published("domainnet_full", tmp_path / "DomainNet")
 
 
@@ -326,18 +260,10 @@ def test_the_lists_determine_the_training_and_test_images(lists, official):
         check_listing(domainnet.domainnet_full, folder=str(folder), size=8, classes=3)
 
 
-def test_the_seed_determines_the_drawn_classes(official, monkeypatch):
-    shapes = []
-
-    def decode(files, size, *rest):
-        shapes.append(size)
-        return np.zeros((len(files), size, size, 3), np.uint8)
-
-    monkeypatch.setattr(images, "decode", decode)
-    load = partial(domainnet.domainnet_full, folder=str(official))
+def test_the_seed_determines_the_drawn_classes(official):
+    load = partial(domainnet.domainnet_full, folder=str(official), size=8)
     drawn = [load(classes=2, classes_seed=seed).classes for seed in (0, 0, *range(1, 10))]
     assert drawn[0] == drawn[1] and len(set(drawn)) > 3
-    assert set(shapes) == {64} and len(shapes) == len(set(drawn))  # otherwise from the cache
     assert load(classes=4).classes == LISTED
     for key, value in {"classes": 0, "classes_seed": -1}.items():
         message = complaint(load, **{"classes": 4, key: value})
@@ -350,10 +276,8 @@ NO_PAIR, LEAVES = "is not a path and a label", "is not in the data set's folder"
 WRONG_PATH, GAP = "is not clipart/CLASS/IMAGE", "classes are not 0, 1, .."
 BAD_LINES = [  # (first line of a list, words of the error)
     (CARRIER, NO_PAIR),
-    (f"{CARRIER} -1", NO_PAIR),
     (f"{CARRIER} \u00b2", NO_PAIR),
     ("/etc/passwd 0", LEAVES),
-    ("clipart/aircraft_carrier/a\0.png 0", LEAVES),
     ("real/aircraft_carrier/a.png 0", WRONG_PATH),
     ("clipart/aircraft_carrier/a/b.png 0", WRONG_PATH),
     (f"{CARRIER} 1", "label 1 stands for 'airplane' and 'aircraft_carrier'"),
@@ -366,7 +290,7 @@ def test_bad_lists_and_images_are_errors(official, monkeypatch):
     whole = file.read_bytes()
     load = partial(domainnet.domainnet_full, folder=str(official), classes=4)
     cases = [(f"{line}\n".encode() + whole, expected) for line, expected in BAD_LINES]
-    cases += [(b"\n", "is empty"), (b"\xff\xfe", "cannot be read"), (None, "cannot be read")]
+    cases += [(b"\n", "is empty"), (None, "cannot be read")]
     with monkeypatch.context() as patch:
         patch.setattr(images, "decode", None)  # no image is read
         for content, expected in cases:
@@ -374,6 +298,5 @@ def test_bad_lists_and_images_are_errors(official, monkeypatch):
             broken.check(load, official, expected, "M3SDA")
     file.write_bytes(whole)
     image = official / "sketch" / "t-shirt" / "sketch_3_1.png"
-    for content in (b"<html>", None):
-        broken.replace(image, content)
-        broken.check(load, image)
+    broken.replace(image, b"<html>")
+    broken.check(load, image)

@@ -6,7 +6,6 @@ import os
 import time
 from types import SimpleNamespace
 
-import commands
 import kills
 import numpy as np
 import pytest
@@ -51,8 +50,6 @@ def server(monkeypatch):
 
 @pytest.fixture
 def call(capsys):
-    """Runs a command; returns its exit code, output and errors."""
-
     def run(*words):
         code = command.main(["data", *map(str, words)])
         out, err = capsys.readouterr()
@@ -63,14 +60,12 @@ def call(capsys):
 
 
 def load(name, folder=""):
-    """The data set as a run reads it."""
     data = catalog.PUBLISHED[name]
     sizes = {"classes": 2, "size": 16} if name == "domainnet_full" else {}
     return NAMED["data"][data.reader or name](folder=str(folder), **dict(data.settings), **sizes)
 
 
 def tree(folder):
-    """{path: bytes} of all files."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -95,7 +90,7 @@ def test_a_fetched_data_set_is_read_without_a_folder(server, call, folder, name)
     assert code == 0 and out == f"{name:15}  verified, {where}\n"
 
 
-@pytest.mark.parametrize("name", ["svhn", "tiny_imagenet", "cifar10", "retinamnist"])
+@pytest.mark.parametrize("name", ["svhn", "tiny_imagenet", "retinamnist"])
 def test_a_data_set_may_be_fetched_to_a_chosen_folder(server, call, tmp_path, folder, name):
     chosen = tmp_path / "own"
     code, out, _ = call("get", name, f"--folder={chosen}")
@@ -107,25 +102,6 @@ def test_a_data_set_may_be_fetched_to_a_chosen_folder(server, call, tmp_path, fo
     assert call("check", name, f"--folder={chosen}")[0] == 0
     code, _, err = call("check", name)
     assert code == 2 and err.startswith("error: ") and f"is not in {folder}" in err
-
-
-LACKING = ["svhn", *(pytest.param(name, marks=EXHAUSTIVE) for name in ("emnist", "bloodmnist"))]
-
-
-@pytest.mark.parametrize("name", LACKING)
-def test_a_run_that_lacked_data_works_after_the_command(server, call, tmp_path, capsys, name):
-    """The error names the command, whose output names the flags of the run."""
-    data = catalog.PUBLISHED[name]
-    settings = {"name": data.reader or name, **dict(data.settings)}
-    chosen = [f"--config.data.{key}={value}" for key, value in settings.items()]
-    flags = "--config=quickstart", *chosen, "--partition_only", f"--workdir={tmp_path / 'run'}"
-    flags += "--config.partition.num_clients=2", "--config.partition.name=iid"
-    assert commands.call(*flags) == 2
-    error = capsys.readouterr().err
-    assert f"or run `fedjax-lab data get {name}`" in error and error.count("\n") == 1
-    code, out, _ = call("get", name)
-    assert code == 0 and f"use it with {' '.join(chosen)}\n" in out
-    assert commands.call(*flags) == 0
 
 
 @pytest.mark.parametrize("name", [*FETCHED, *BY_HAND])
@@ -194,7 +170,6 @@ def test_a_data_set_of_unpublished_size_is_fetched_and_checked(server, call, fol
     code, out, _ = call("get", "k49")
     assert code == 0 and "Kuzushiji-49, of unknown size, to" in out and len(load("k49").x) == 8
     file = folder / data.files[0].path
-    assert f"{file.name}: {file.stat().st_size} bytes from" in out
     file.write_bytes(file.read_bytes()[:-1])
     code, _, err = call("check", "k49")
     assert code == 2 and f"{file} is damaged" in err
@@ -206,14 +181,10 @@ REFUSED = {  # {arguments: words of the error}
     "get cifar11": "no data set 'cifar11'; did you mean 'cifar10'?",
     "list nothing": "no data set 'nothing'; valid: ",
     "get digit_domains": "nothing to fetch: digit_domains is generated on this machine",
-    "get idx": "mnist, emnist and kmnist can be fetched",
     "get medmnist": "fetch one by its own name: pathmnist, dermamnist",
     "get svhn --folder=gs://a": "--folder must be a local path",
     "get svhn --mirror=ftp://a": "--mirror must begin with http:// or https://, got 'ftp://a'",
-    "get svhn --foldr=a": "did you mean '--folder'?",
-    "prepare": "--config is missing; for example --config=configs/hfedf_pacs.py",
     "prepare --config=configs/quickstart.py": "--out is missing",
-    "prepare --config=configs/nothing.py --out=o": "no config file",
     "prepare --confg=a --out=o": "unexpected argument '--confg=a'; did you mean '--config'?",
 }
 
@@ -222,11 +193,6 @@ REFUSED = {  # {arguments: words of the error}
 def test_bad_arguments_are_errors(call, words):
     code, out, err = call(*words.split())
     assert code == 2 and REFUSED[words] in err and not out
-
-
-def test_help_shows_the_usage(call):
-    code, out, _ = call("--help")
-    assert code == 0 and "python -m fedjax_lab.data prepare --config=" in out
 
 
 def test_a_mirror_must_have_the_same_bytes(server, call, folder):
@@ -293,27 +259,6 @@ def test_a_command_killed_at_any_step_is_continued(server, call, folder, monkeyp
     assert code == 0 and step > 10
 
 
-def test_an_interrupted_command_says_that_the_same_command_continues(
-    server, call, folder, monkeypatch
-):
-    """How signals become this exception is tested with all commands in tests/test_command.py."""
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    before = kills.at(3, interrupt)
-    with monkeypatch.context() as patch:
-        patch.setattr(download, "BLOCK", 1000)
-        patch.setattr(command.Tenths, "update", before(command.Tenths.update))
-        code, _, err = call("get", "tiny_imagenet")
-    assert code == 130 and err == "interrupted; the same command continues\n"
-    part = folder / ".fetch-tiny_imagenet/archives/tiny-imagenet-200.zip.part"
-    received = part.stat().st_size
-    assert call("get", "tiny_imagenet")[0] == 0 and len(load("tiny_imagenet").x) == 6
-    assert 0 < received == server.starts("/tiny_imagenet/tiny-imagenet-200.zip")[-1]
-    assert os.listdir(folder) == ["tiny-imagenet-200"]
-
-
 def test_a_second_command_for_the_same_data_set_is_rejected(server, call, folder):
     staged = fetch.stage("svhn", folder)
     staged.mkdir(parents=True)
@@ -343,12 +288,11 @@ def test_other_files_in_the_place_of_a_data_set_are_never_changed(server, call, 
     (folder / "svhn").mkdir(parents=True)
     (folder / "svhn" / "train_32x32.mat").write_bytes(b"mine")
     code, _, err = call("get", "svhn")
-    other = "exists, but is not what would be fetched"
-    assert code == 2 and other in err and "train_32x32.mat has 4 bytes" in err
+    assert code == 2 and "exists, but is not what would be fetched" in err
+    assert "train_32x32.mat has 4 bytes" in err
     assert tree(folder) == {"svhn/train_32x32.mat": b"mine"} and server.requests == []
     (folder / "tiny-imagenet-200").mkdir()
     (folder / "tiny-imagenet-200" / "wnids.txt").write_text("n01")
-    assert other in call("get", "tiny_imagenet")[2]
     assert "here, but not checked: `get` has not fetched it" in call("check", "tiny_imagenet")[1]
 
 
@@ -369,11 +313,3 @@ def test_an_archive_without_the_data_set_is_not_installed(server, call, folder, 
     code, _, err = call("get", "tiny_imagenet")
     assert code == 2 and "the fetched archives have no tiny-imagenet-200" in err
     assert os.listdir(folder) == [".fetch-tiny_imagenet"]
-
-
-def test_progress_of_large_files_is_logged(server, call, monkeypatch):
-    monkeypatch.setattr(command, "LARGE", 2000)
-    monkeypatch.setattr(download, "BLOCK", 500)
-    out = call("get", "svhn")[1]
-    lines = [line for line in out.splitlines() if line.startswith("train_32x32.mat: 0.0 MB of")]
-    assert len(lines) == 10

@@ -11,7 +11,7 @@ from fedjax_lab.data import writers as made
 from fedjax_lab.data.partition import skew
 from fedjax_lab.data.synthetic import synthetic
 from fedjax_lab.data.topics import topics
-from fedjax_lab.data.writers import PLAIN, Style, writers
+from fedjax_lab.data.writers import PLAIN, writers
 from fedjax_lab.testing import check_source
 
 TOPICS = {"users": 20, "texts": 12, "topics": 3, "vocabulary": 60, "words": 8, "length": 8}
@@ -31,12 +31,9 @@ WRONG = {
     synthetic: {
         "alpha must be from 0 to 1,000,000": {"alpha": -1.0},
         "beta must be from 0 to 1,000,000": {"beta": 1e300},
-        "seed must not be negative": {"seed": -1},
-        "num_users must be above 0": {"num_users": 0},
         "dimension must be above 0": {"dimension": 0},
         "num_classes must be from 2 to 10,000": {"num_classes": 1},
         "test_share must be at least 0 and below 1": {"test_share": 1.0},
-        "num_users=2147483647 do not fit in memory": {"num_users": 2**31 - 1},
         "num_users=30 do not fit in memory": {"dimension": 2**31 - 1},
     },
     writers: {
@@ -51,8 +48,6 @@ WRONG = {
         "texts must be at least 5, got 4": {"texts": 4},
         "must be at least two more than config.data.topics=8, at most": {"vocabulary": 9},
         "texts do not fit in memory": {"texts": 10**9},
-        "lower config.data.users, texts, words, topics or vocabulary": {"words": 10**9},
-        "the texts do not fit in memory": {"topics": 10**5, "vocabulary": 10**7},
         "task cannot be 'next'; did you mean 'next_word'?": {"task": "next"},
     },
 }
@@ -63,9 +58,6 @@ def test_invalid_settings_are_named_in_the_error(source):
     for said, settings in WRONG[source].items():
         message = complaint(source, **settings)
         assert said in message and "config.data." in message
-
-
-# Synthetic(alpha, beta)
 
 
 def of_user(data, user):
@@ -127,9 +119,6 @@ def test_fedprox_has_a_lower_loss_than_fedavg_as_in_its_paper():
     assert max(losses["fedprox"]) < min(losses["fedavg"])
 
 
-# Writers
-
-
 @pytest.fixture(scope="module")
 def few():
     return writers(num_users=FEW)
@@ -144,13 +133,6 @@ def test_writers_have_images_and_natural_users(few):
     assert few.x[:, 0].mean() > 245  # white paper in the top row
 
 
-def test_sizes_match_those_of_femnist():
-    sizes = made._draw_sizes(np.random.default_rng(0), 3500)
-    assert sizes.mean() == pytest.approx(227, rel=0.03)
-    assert sizes.std() == pytest.approx(89, rel=0.06)
-    assert sizes.min() >= 10
-
-
 def test_test_shapes_are_not_training_shapes():
     training, tests = made.split_shapes(np.random.default_rng(0))
     assert len(training.ink) + len(tests.ink) == 1797
@@ -159,7 +141,6 @@ def test_test_shapes_are_not_training_shapes():
 
 
 def darkest(data):
-    """Returns the darkest pixel of each writer."""
     return np.array([data.x[data.client == k].min() for k in range(FEW)])
 
 
@@ -169,34 +150,6 @@ def test_the_style_setting_controls_how_writers_differ(few):
     much = [made.draw_style(np.random.default_rng(k), 100.0) for k in range(20)]
     for style in much:
         assert np.all(np.array(style) >= made.LOWEST) and np.all(np.array(style) <= made.HIGHEST)
-
-
-def ink_of(**changes):
-    """Returns the darkness [28, 28] of a vertical stroke that is three shape pixels wide."""
-    shape = np.zeros((1, 8, 8), np.float32)
-    shape[:, :, 3:6] = 16
-    style = Style(**{**PLAIN._asdict(), **changes})
-    level = (shape.reshape(1, 64) @ made.resampling(style, np.zeros(2))) / (16 * made.UNIT / 256)
-    shades = made.shades(style)[np.clip(level, 0, 255).astype(np.uint8)]
-    return 255.0 - shades.reshape(28, 28)
-
-
-def middles(ink):
-    """Returns the mean column of the ink in the upper half and in the lower half."""
-    return [half.sum(0) @ np.arange(28) / half.sum() for half in (ink[:14], ink[14:])]
-
-
-def test_each_style_value_changes_a_stroke_as_its_name_says():
-    plain = ink_of()
-    assert plain.max() == pytest.approx(255 * PLAIN.ink, abs=1)
-    assert np.ptp(middles(plain)) < 0.1
-    upper, lower = middles(ink_of(slant=0.4))
-    assert upper > lower + 2
-    assert ink_of(thickness=0.8).sum() > 1.1 * plain.sum()
-    assert ink_of(width=1.4).sum() == pytest.approx(1.4 * plain.sum(), rel=0.1)
-    assert ink_of(height=12.0).any(1).sum() < plain.any(1).sum() - 5
-    turned = middles(ink_of(turn=0.3))
-    assert turned[0] > turned[1] + 1  # clockwise
 
 
 def test_a_small_alpha_gives_unequal_labels(few):
@@ -211,9 +164,6 @@ def test_test_digits_look_like_training_digits_of_their_class(few):
     means = np.stack([dark[~few.test & (few.y == label)].mean(0) for label in range(10)])
     unit = means / np.linalg.norm(means, axis=1, keepdims=True)
     assert (np.argmax(dark[few.test] @ unit.T, axis=1) == few.y[few.test]).mean() > 0.6
-
-
-# Topics
 
 
 def test_users_have_mixtures_of_topics_and_test_texts():
@@ -261,28 +211,11 @@ def score_of(**sections):
     return fedjax_lab.run(config).metrics[-1]
 
 
-@pytest.mark.slow
-def test_a_run_on_topics_is_far_above_chance():
-    """Chance is 25 %, and the most frequent topic is little more."""
-    assert score_of()["global"] > 70
-
-
 @pytest.mark.exhaustive
 def test_streamed_token_ids_give_the_same_metrics():
     """The ids go above 256, so they do not fit in a byte and would be rounded in bfloat16."""
     placed, streamed = (score_of(engine={"data": way}) for way in ("replicated", "stream"))
     assert placed["accuracy"] == streamed["accuracy"] and placed["loss"] == streamed["loss"]
-
-
-@pytest.mark.exhaustive
-def test_next_word_prediction_is_better_than_by_frequency():
-    """The most frequent word is right in a fifth of the cases, the successor in half."""
-    row = score_of(
-        data={"topics": 1, "vocabulary": 50, "task": "next_word", "length": 1},
-        model={"width": 32, "buckets": 0},
-        run={"metrics": ("perplexity", "word_accuracy")},
-    )
-    assert row["global_word_accuracy"] > 30 and row["global_perplexity"] < 25
 
 
 def test_word_accuracy_is_rejected_if_the_classes_are_not_words():

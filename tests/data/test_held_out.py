@@ -145,19 +145,6 @@ def test_impossible_test_shares_are_rejected(config, tmp_path):
     assert "nothing to score" in message and "--config.data.test=0.2" in message
 
 
-def test_a_test_share_replaces_the_default_random_fifth(tmp_path):
-    """The file does not state which examples are test examples."""
-    toys.write_examples(tmp_path / "data.npz")
-    data = {"name": "arrays", "path": str(tmp_path / "data.npz")}
-    fifth, drawn = (
-        experiment.load_data(resolve({"data": {**data, "test": share}}).data)
-        for share in (0.0, 0.2)
-    )
-    assert fifth.test.sum() == drawn.test.sum() == 60
-    assert max(differences(drawn.test, 0.2, drawn.y)) < 1
-    assert max(differences(fifth.test, 0.2, fifth.y)) >= 1
-
-
 def test_all_words_of_a_text_are_in_the_same_split():
     y, zeros = np.array([2, 3, 2, 3]), np.zeros(4, int)
     words = ("<padding>", "<unknown>", "a", "b")

@@ -23,7 +23,6 @@ def library(tmp_path, monkeypatch):
 
 
 def table(library, rows=slice(None), pixels=PIXELS, **columns):
-    """A data set of images, with their classes and writers."""
     from PIL import Image
 
     content = {
@@ -42,7 +41,6 @@ def table(library, rows=slice(None), pixels=PIXELS, **columns):
 
 
 def saved(library, folder, **splits):
-    """Saves these splits and returns their folder."""
     library.DatasetDict(splits).save_to_disk(folder)
     return str(folder)
 
@@ -112,7 +110,6 @@ def test_texts_of_csv_files(tmp_path):
 
 
 def test_each_word_is_an_example_of_next_word_prediction(library, tmp_path):
-    """Each word is an example of its user; there are no labels."""
     rows = {"said": ["to be", "be or not", "not to be"], "role": ["king", "fool", "king"]}
     folder = saved(library, tmp_path / "toy", train=library.Dataset.from_dict(rows))
     settings = {"text": "said", "client": "role", "tokenizer": "words", "length": 4}
@@ -147,15 +144,12 @@ def test_an_unavailable_name_is_an_error():
 
 WRONG = [  # (settings, words of the error)
     ({"train_split": "trian"}, "no split 'trian' (config.data.train_split); did you mean"),
-    ({"test_split": "val"}, "no split 'val' (config.data.test_split); valid: train"),
     ({"test_split": "train"}, "split 'train' occurs twice in config.data.train_split and"),
     ({"client": "writers"}, "no column 'writers' (config.data.client); did you mean 'writer'"),
     ({"image": "fine"}, "column fine (config.data.image) is not of type image"),
     ({"label": "img"}, "row 0, but needs only integers or only names"),
     ({"image": "img", "text": "file"}, "config.data.text are both set; set only one of them"),
-    ({"text": "img"}, "column img (config.data.text) is not of type text"),
     ({"color": "grey"}, "config.data.color cannot be 'grey'; did you mean 'gray'?"),
-    ({"size": 4}, "data.size must be from 8 to 512 pixels, got 4"),
 ]
 
 
@@ -181,7 +175,6 @@ INVALID = [  # (column, its values, words of the error)
     ("fine", [0, -1, 1, 1, 1, 1], "label -1 in row 1, not 0 to 2; if this split has no labels"),
     ("fine", [0, None, 1, 1, 1, 1], "column fine is empty in row 1"),
     ("writer", ["a", "b", None, "c", "d", "e"], "column writer is empty in row 2"),
-    ("img", [None] * 6, "column img is empty in row 0"),
     ("img", [{"bytes": b"none", "path": None}] * 6, "image 0 is damaged or not an image"),
 ]
 
@@ -211,11 +204,3 @@ def test_images_of_different_sizes_and_modes_must_be_converted(library, tmp_path
     assert huggingface(dataset=folder, size=8, color="gray").x.shape == (6, 8, 8, 1)
     folder = written("deep", Image.fromarray(PIXELS[0, :, :, 0].astype(np.uint16)))
     assert "mode I;16, which is not supported" in complaint(huggingface, dataset=folder)
-
-
-def test_damaged_files_are_errors(tmp_path, capfd):
-    (tmp_path / "train.csv").write_text('text,label\na,b\na,b,c,d\n"')
-    assert "Error tokenizing data" in complaint(huggingface, dataset=str(tmp_path), text="text")
-    (tmp_path / "train.csv").rename(tmp_path / "train.parquet")
-    assert "Parquet" in complaint(huggingface, dataset=str(tmp_path))
-    assert "Failed to read" not in capfd.readouterr().err

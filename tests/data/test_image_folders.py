@@ -1,6 +1,5 @@
 """Folders of images, one for each domain and class, and a run on them."""
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +17,8 @@ from fedjax_lab.config import resolve
 from fedjax_lab.data import image_folders, images, layouts, places
 from fedjax_lab.data.image_table import image_table
 
-# Folders
-
 
 def by_hand(path, size=32):
-    """The image that the source must return for a file."""
     image = Image.open(path).convert("RGB")
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
 
@@ -64,16 +60,6 @@ def test_truncated_images_are_read_as_far_as_they_go(pacs, empty_cache):
         assert ImageFile.LOAD_TRUNCATED_IMAGES is False
     check_listing(image_folders.pacs, folder=str(pacs), size=16)
     check_listing(image_folders.image_folders, folder=str(pacs / "kfold"))
-    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
-
-
-def test_a_file_that_is_not_an_image_is_an_error(pacs, empty_cache):
-    file = pacs / "kfold" / "photo" / "horse" / "pic_001.JPG"
-    said = f"{file} is damaged or not an image"
-    for content in (b"", b"<html>", b"\xff\xd8\xff"):
-        file.write_bytes(content)
-        broken.check(image_folders.pacs, file, said, "domainbed", folder=str(pacs))
-        assert ImageFile.LOAD_TRUNCATED_IMAGES is False and not empty_cache.exists()
 
 
 def test_images_are_decoded_once_until_a_file_or_the_size_changes(pacs, empty_cache, monkeypatch):
@@ -94,11 +80,9 @@ def test_images_are_decoded_once_until_a_file_or_the_size_changes(pacs, empty_ca
 OFFICE = ("Art", "Clipart", "Product", "Real World")
 VLCS = ("Caltech101", "LabelMe", "SUN09", "VOC2007")
 ALIASES = [  # (data source, folder, folders of the domains, domains)
-    ("pacs", "PACS", DOMAINS, DOMAINS),
     ("pacs", "PACS/kfold", ("art painting", "Cartoon", "photo", "sketch"), DOMAINS),
     ("vlcs", "VLCS", VLCS, VLCS),
     ("office_home", "office_home", OFFICE, OFFICE),
-    ("office_home", "OfficeHomeDataset_10072016", (*OFFICE[:3], "Real_World"), OFFICE),
     ("office_home", "officehome", (*OFFICE[:3], "RealWorld"), OFFICE),
 ]
 
@@ -123,16 +107,13 @@ def test_an_error_says_which_folder_or_images_are_missing(pacs, empty_cache):
     for path in (root / "cartoon" / "horse").iterdir():
         path.unlink()
     assert complaint(load).startswith(f"{root / 'cartoon' / 'horse'} has no images (.jpg, .jpeg")
-    (root / "cartoon" / "horse").rmdir()
-    assert complaint(load).startswith(f"{root / 'cartoon' / 'horse'} has no images")
     (root / "sketch").rename(root / "drawings")
     assert f"{root} has no folder sketch" in complaint(load)
 
 
 def test_a_user_defined_data_set_or_what_it_lacks(tmp_path, empty_cache):
-    for folder in ("", str(tmp_path / "nothing")):
-        message = complaint(image_folders.image_folders, folder=folder)
-        assert "is not a folder" in message and "DOMAIN/CLASS/IMAGE" in message
+    message = complaint(image_folders.image_folders, folder=str(tmp_path / "nothing"))
+    assert "is not a folder" in message and "DOMAIN/CLASS/IMAGE" in message
     load = partial(image_folders.image_folders, folder=str(tmp_path / "own"), size=8)
     (tmp_path / "own" / ".git").mkdir(parents=True)
     assert "no folders of domains" in complaint(load)
@@ -144,21 +125,15 @@ def test_a_user_defined_data_set_or_what_it_lacks(tmp_path, empty_cache):
     make_folders(tmp_path / "own", ("z", "b"), ("two", "one"), (1, 2))
     data = load()
     assert (data.domains, data.classes) == (("b", "z"), ("one", "two"))
-    assert data.domain.tolist() == [0] * 4 + [1] * 2 and data.y.tolist() == [0, 0, 1, 1, 0, 1]
-
-
-# Layouts
 
 
 @pytest.fixture
 def own(tmp_path):
-    """An empty folder for a user-defined data set."""
     (tmp_path / "own").mkdir()
     return tmp_path / "own"
 
 
 def fill(root, *names):
-    """Writes these images, each in a different color."""
     for number, name in enumerate(names):
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +163,6 @@ LAYOUTS = {
 
 
 def expected(layout, file):
-    """(split, domain, class, user) of a file."""
     *names, _ = file.split("/")
     of = dict(zip(layout.split("/"), names, strict=True))
     test = of.get("split", "").lower().startswith("test")
@@ -221,19 +195,17 @@ def test_other_folders_and_validation_images_next_to_the_splits(own, empty_cache
 
 def test_a_class_may_have_the_name_of_a_split(own, empty_cache):
     fill(own, "bus/0.png", "train/1.png")
-    assert image_folders.image_folders(folder=str(own), size=8).classes == ("bus", "train")
+    load = partial(image_folders.image_folders, folder=str(own), size=8)
+    assert load().classes == ("bus", "train")
     fill(own, "test/2.png")
-    data = image_folders.image_folders(folder=str(own), size=8, layout="class")
-    assert data.classes == ("bus", "test", "train")
+    assert load(layout="class").classes == ("bus", "test", "train")
 
 
 AMBIGUOUS = [  # (files, layout, words of the error)
     (("a/0.png", "b/c/1.png"), "auto", "has images in a and in b/c; specify the layout"),
     (("x/y/a/0.png",), "auto", "not clear what the folders x/y/a stand for"),
-    (("x/train/0.png",), "auto", "not clear what the folders x/train stand for"),
     (("test/a/0.png",), "auto", "there are no training images"),
     (("train/a/0.png", "test/a/1.png", "dev/a/2.png"), "auto", "'dev' beside it is none of"),
-    (("x/train/a/0.png", "x/extra/a/1.png"), "auto", "train is named like a split, but 'extra'"),
     (("train/a/0.png", "test/b/0.png"), "auto", "/train/b has no images (.jpg, .jpeg"),
     (("x/a/0.png",), "split/class", "'x' is not one of the splits train, training"),
     (("a/0.png",), "class/domain", "config.data.layout cannot be 'class/domain'"),
@@ -255,20 +227,6 @@ def test_all_usual_file_extensions_are_read(own, empty_cache):
     (own / "a" / "Thumbs.db").touch()
     data = image_folders.image_folders(folder=str(own), size=8)
     assert len(data.files) == len(names)
-
-
-def test_uncompressed_images_are_read_again_after_a_change(own, empty_cache):
-    fill(own, "a/0.ppm")
-    load = partial(image_folders.image_folders, folder=str(own), size=8)
-    assert load().x.max() == 0
-    file = own / "a" / "0.ppm"
-    before = file.stat()
-    Image.new("RGB", (12, 8), (9, 9, 9)).save(file)
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert file.stat().st_size == before.st_size and load().x.min() == 9
-
-
-# Colors and squares
 
 
 def test_images_are_converted_to_gray_and_to_squares(own, empty_cache):
@@ -298,29 +256,18 @@ def test_very_wide_images_can_be_padded_and_deep_ones_are_rejected(own, empty_ca
     broken.check(load, own / "a" / "0.png", "more than 8 bits")
 
 
-# A run
-
-
-def config(folder, **data):
-    return {
-        "data": {"name": "pacs", "folder": str(folder), "size": 8, **data},
-        "partition": {
-            "name": "domains_per_client",
-            "num_clients": 2,
-            "domains": 2,
-            "validation": 0.2,
-        },
+@pytest.mark.slow
+def test_a_run_without_test_examples_reports_id_and_ood(pacs, empty_cache):
+    """`id` is of validation examples, `ood` of the whole unseen domain; `accuracy` is absent."""
+    config = {
+        "data": {"name": "pacs", "folder": str(pacs), "size": 8, "unseen": "photo"},
+        "partition": {"name": "domains_per_client", "num_clients": 2, "domains": 2},
+        "model": {"name": "mlp", "width": 4},
         "local": {"batch_size": 8, "lr": 0.1},
         "run": {"rounds": 2, "eval_every": 1},
     }
-
-
-@pytest.mark.slow
-def test_a_run_without_test_examples_reports_id_and_ood(pacs, empty_cache, tmp_path, capsys):
-    """`id` is of validation examples, `ood` of the whole unseen domain; `accuracy` is absent."""
-    settings = config(pacs, unseen="photo") | {"model": {"name": "mlp", "width": 4}}
-    result = fedjax_lab.run(settings, seeds=[0], workdir=tmp_path / "run")
-    assert len(result.metrics) == 2
+    config["partition"]["validation"] = 0.2
+    result = fedjax_lab.run(config, seeds=[0], quiet=True)
     for row in result.metrics:
         assert not {"accuracy", "domains", "global"} & set(row)
         for name in ("id", "ood"):
@@ -330,10 +277,6 @@ def test_a_run_without_test_examples_reports_id_and_ood(pacs, empty_cache, tmp_p
         assert right == pytest.approx(right.round(), abs=1e-4)
     last = result.summary["last"]["mean"]
     assert {"id", "ood"} <= set(last) and not {"accuracy", "global"} & set(last)
-    assert (tmp_path / "run" / "plots" / "learning_curve.png").exists()
-
-
-# Tables of images
 
 
 ISIC = {"label": "target", "client": "center", "split": "fold"}  # columns of Fed-ISIC2019
@@ -375,28 +318,10 @@ def test_a_table_gives_labels_clients_and_the_split(isic):
     assert data.client.dtype == np.int32 and data.client.tolist() == [1, 1, 0, 1]
     again = load_table(isic)  # from the cache
     assert again.users == data.users and again.client.tolist() == data.client.tolist()
+    by_domain = load_table(isic, domain="center", client="", split="")
+    assert by_domain.domains == ("0", "5") and by_domain.domain.tolist() == [0, 1, 1, 1]
     table, folder = isic
     check_listing(image_table, path=str(table), folder=str(folder), **ISIC)
-
-
-def test_centers_may_be_domains_and_images_gray(isic):
-    data = load_table(isic, domain="center", client="", split="", color="gray")
-    assert data.domains == ("0", "5") and data.domain.tolist() == [0, 1, 1, 1]
-    assert data.client is None and data.users == () and not data.test.any()
-    assert data.x.shape == (4, 8, 8, 1)
-
-
-def test_the_cache_does_not_confuse_images_of_equal_name_and_size(tmp_path, empty_cache):
-    """The images have another order if another column gives the domains."""
-    for folder, red in (("a", 100), ("b", 200)):
-        (tmp_path / folder).mkdir()
-        Image.new("RGB", (8, 8), (red, 0, 0)).save(tmp_path / folder / "0.webp", lossless=True)
-    sizes = {(tmp_path / folder / "0.webp").stat().st_size for folder in "ab"}
-    assert len(sizes) == 1
-    write_table(tmp_path / "t.csv", [("a/0", 1, 1, 2), ("b/0", 1, 2, 1)], "image,label,one,two")
-    for column, order in (("one", [100, 200]), ("two", [200, 100])):
-        data = image_table(path=str(tmp_path / "t.csv"), domain=column, size=8)
-        assert data.x[:, 0, 0, 0].tolist() == order
 
 
 @pytest.mark.parametrize("delimiter", ["\t", ";"])
@@ -408,20 +333,18 @@ def test_other_delimiters_and_file_names_with_extensions_are_read(isic, delimite
     assert load_table((table, "")).y.tolist() == [1, 0, 0, 0]
 
 
-def test_an_error_says_what_is_wrong_with_a_table(isic, tmp_path):
+def test_an_error_says_what_is_wrong_with_a_table(isic):
     table, folder = isic
     error = partial(complaint, load_table, isic)
     settings = {  # {words of the error: settings}
         "has no column 'label' (config.data.label)": {"label": "label"},
         "'centre' (config.data.client); did you mean 'center'": {"client": "centre"},
         "'train_5' is not one of the splits train, training, test": {"split": "fold2"},
-        "must be from 8 to 512 pixels, got 1000": {"size": 1000},
     }
     for said, setting in settings.items():
         assert said in error(**setting)
     more = {  # {words of the error: one more line}
         f"there is no image {folder / 'ISIC_9'} (.jpg": ("ISIC_9", 0, 0, "train", ""),
-        f"{folder / 'ISIC_9.jpg'} cannot be read": ("ISIC_9.jpg", 0, 0, "train", ""),
         f"{table}: line 6 has no 'target'": ("ISIC_0", "", 0, "train", ""),
         "for train and test, but an image has only": ("ISIC_0.png", 1, 0, "test", ""),
     }
@@ -434,7 +357,4 @@ def test_an_error_says_what_is_wrong_with_a_table(isic, tmp_path):
     assert "there are no training images" in error()
     write_table(table, [])
     assert "lists no images" in error()
-    table.write_text("")
-    assert "has no column 'image'" in error()
     assert "data.path is empty" in complaint(image_table, path="")
-    broken.check(image_table, tmp_path / "none", "cannot be read", path=str(tmp_path / "none"))

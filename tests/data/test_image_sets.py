@@ -3,7 +3,6 @@
 import gzip
 import io
 import pickle
-import struct
 from pathlib import Path
 
 import broken
@@ -37,11 +36,8 @@ pytestmark = pytest.mark.usefixtures("empty_cache")
 
 @pytest.fixture
 def fetched(tmp_path):
-    """Writes the unpacked files of a data set; returns their folder."""
     return lambda name: write_published(name, tmp_path / "set")
 
-
-# CIFAR
 
 SETS = {"cifar10": (cifar.cifar10, cifar.CIFAR10), "cifar100": (cifar.cifar100, cifar.CIFAR100)}
 
@@ -71,42 +67,22 @@ def batch(data=FLAT[:1], labels=(1,)):
 
 CIFAR = [  # (file, content, words of the error)
     ("test_batch", None, "cannot be read"),
-    ("batches.meta", None, "cannot be read"),
     ("data_batch_2", python2([1, 2]), "not a dictionary with data and labels"),
     ("data_batch_2", batch([[1], []]), "data is not an array"),
     ("data_batch_2", batch(FLAT[:1, :9]), "data is uint8 [1, 9]"),
-    ("data_batch_2", batch(FLAT[:0], []), "data is uint8 [0, 3072]"),
     ("data_batch_2", batch(FLAT[:2]), "labels is not a list of 2"),
     ("data_batch_2", batch(labels=[10]), "10 is not a label of cifar10"),
     ("test_batch", batch(labels=["\n"]), "b'\\n' is not a label"),
-    ("batches.meta", python2({"num_vis": 3072}), "has no list label_names"),
     ("batches.meta", python2({"label_names": ["a"]}), "has 1 classes, not 10"),
-    ("data_batch_3", broken.half, "is damaged or not plain data"),
     ("data_batch_3", pickle.dumps(Call(eval, "1")), "is damaged or not plain data"),
 ]
 
 
-def test_broken_archives_of_cifar_are_errors(tmp_path):
-    (name, content), *_ = contents("cifar100").items()
-    for damaged in (broken.half(content), b"<html>"):
-        (tmp_path / name).write_bytes(damaged)
-        said = f"{tmp_path / name} cannot be read"
-        broken.check(cifar.cifar100, tmp_path / name, said, folder=str(tmp_path))
-
-
-# Formats of arrays: SVHN, MNIST and its like, Kuzushiji-49, MedMNIST
-
-
-def test_svhn_is_read_from_its_folder_or_the_usual_place(fetched, monkeypatch):
-    folder = fetched("svhn")
-    data = svhn.svhn(folder=str(folder))
+def test_svhn_has_its_images_and_labels(fetched):
+    data = svhn.svhn(folder=str(fetched("svhn")))
     check_one_domain(data, "svhn", 5, 10)
     assert np.array_equal(data.x, np.concatenate([IMAGES[:5]] * 2))
     assert data.y.tolist() == [0, 1, 9, 2, 0] * 2 and data.classes == tuple("0123456789")
-    folder.rename(folder.parent / "svhn")
-    monkeypatch.setattr(places, "PLACES", ("/nowhere", str(folder.parent)))
-    assert np.array_equal(svhn.svhn().x, data.x)
-    assert np.array_equal(svhn.svhn(folder=str(folder.parent)).x, data.x)
 
 
 def matlab(**arrays):
@@ -119,12 +95,10 @@ X, Y = np.zeros((32, 32, 3, 2), np.uint8), np.ones((2, 1), np.uint8)
 SVHN = [  # (content of the test file, words of the error)
     (None, "is missing"),
     (matlab(y=Y), "X is object []"),
-    (matlab(X=X.astype(float), y=Y), "X is float64 [32, 32, 3, 2]"),
     (matlab(X=X.transpose(3, 0, 1, 2), y=Y), "X is uint8 [2, 32, 32, 3]"),
     (matlab(X=X, y=Y[:1]), "y is uint8 [1, 1], not 2 labels"),
     (matlab(X=X, y=11 * Y), "label 11 is not in 1 .. 10"),
     (matlab(X=X, y=1.5 * Y), "label 1.5 is not"),
-    (lambda c: c[:-40], "is damaged or not a MATLAB file"),
 ]
 IMAGE_FILE, LABEL_FILE = (f"{name}.gz" for name in idx.FILES[:2])
 LABELS = np.arange(20, dtype=np.uint8) % 10
@@ -181,15 +155,11 @@ PLAIN = gzip.decompress(zeros(20, 28, 28))
 IDX = [  # (file, content, words of the error)
     (IMAGE_FILE, None, "is missing"),
     (IMAGE_FILE, gzip.compress(PLAIN[:-1]), "truncated, 15679 bytes instead of 15680"),
-    (IMAGE_FILE, gzip.compress(PLAIN + b"x"), "too long"),
-    (IMAGE_FILE, gzip.compress(struct.pack(">4I", 0x803, *[2**32 - 1] * 3)), "truncated"),
     (IMAGE_FILE, zeros(0, 28, 28), "is empty"),
     (IMAGE_FILE, gzip.compress(b"PNG!" + PLAIN), "holds something else"),
     (IMAGE_FILE, zeros(20), "holds labels, not images"),
-    (LABEL_FILE, zeros(20, 28, 28), "holds images, not labels"),
     (IMAGE_FILE, zeros(9, 28, 28), "holds 9 images"),
     (IMAGE_FILE, zeros(20, 20, 28), "20 x 28 and 28 x 28"),
-    (IMAGE_FILE, broken.half, "cannot be read"),
     (IMAGE_FILE, flipped, ""),
     (LABEL_FILE, idx_of(7 + LABELS), "is not a label of "),
 ]
@@ -216,7 +186,6 @@ def test_every_split_of_emnist_has_its_classes_and_upright_images(split, tmp_pat
         np.testing.assert_array_equal(data.x[:4, row, :, 0], published[:, :, row])
     merged = emnist.SPLITS["bymerge"]  # letters that look alike are one class
     assert merged[10:36] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ" and merged[36:] == "abdefghnqrt"
-    assert emnist.SPLITS["byclass"][36:38] == "ab"
 
 
 def test_torchvisions_folder_of_emnist_is_found(tmp_path, monkeypatch):
@@ -276,9 +245,7 @@ def test_each_size_of_medmnist_is_read_from_a_separate_file_and_others_are_rejec
     write_all(tmp_path, files)
     settings = {"folder": str(tmp_path), "dataset": "retinamnist"}
     assert medmnist.medmnist(**settings, size=64).x.shape == (10, 64, 64, 3)
-    files = {128: "files/retinamnist_128.npz", 28: "`fedjax-lab data get retinamnist`"}
-    for size, expected in files.items():
-        assert expected in complaint(medmnist.medmnist, **settings, size=size)
+    assert "files/retinamnist_128.npz" in complaint(medmnist.medmnist, **settings, size=128)
     assert "data.size of medmnist must be one of 28, 64" in complaint(medmnist.medmnist, size=32)
     assert "14 labels for each image" in complaint(medmnist.medmnist, dataset="chestmnist")
     assert "did you mean 'pathmnist'?" in complaint(medmnist.medmnist, dataset="patmnist")
@@ -288,15 +255,10 @@ GRAY = np.zeros((4, 28, 28), np.uint8)
 MEDMNIST = [  # (changed arrays, words of the error)
     ({"test_labels": None}, "not a file of MedMNIST"),
     ({"train_images": np.zeros((6, 64, 64, 3), np.uint8)}, "[6, 64, 64, 3], not"),
-    ({"train_images": np.zeros((6, 28, 28, 3))}, "images are float64"),
     ({"test_images": GRAY}, "only some of its splits have color images"),
     ({"test_labels": np.zeros((4, 14), np.uint8)}, "uint8 [4, 14], not [N, 1]"),
     ({"train_labels": np.full((6, 1), 9, np.uint8)}, "label 9 is not in 0 .. 8"),
-    ({"test_images": GRAY[:0], "test_labels": GRAY[:0, :1, 0]}, "[0, 28, 28, 1], not"),
 ]
-
-
-# Files of images: CINIC-10, GTSRB, Tiny-ImageNet
 
 
 def opened(content):
@@ -335,7 +297,7 @@ def test_images_of_gtsrb_are_whole_or_cropped_to_the_sign(fetched, roi):
     check_listing(gtsrb.gtsrb, folder=str(folder / "GTSRB"), size=8, roi=roi)
 
 
-@pytest.mark.parametrize("box", ["0;0;13;12", "5;5;5;9", "-1;0;3;3", "0;0;999999;999999"])
+@pytest.mark.parametrize("box", ["0;0;13;12", "5;5;5;9", "-1;0;3;3"])
 def test_changed_boxes_change_the_pixels_and_those_outside_of_the_image_are_errors(fetched, box):
     folder = fetched("gtsrb")
     before = gtsrb.gtsrb(folder=str(folder), size=8, roi=True).x
@@ -350,10 +312,8 @@ def test_changed_boxes_change_the_pixels_and_those_outside_of_the_image_are_erro
 ROW = "00000_00000.ppm;12;12;0;0;9;9;"
 GTSRB = [  # (content of a table, words of the error)
     (f"Filename;ClassId\n{ROW}3\n", "not a table of GTSRB ('Roi.X1')"),
-    (f"{TITLE}00000_00000.ppm;12\n", "not a table of GTSRB"),
     (f"{TITLE}{ROW}43\n", "class 43 is not in 0 .. 42"),
     (TITLE, "has no images"),
-    ("", "is empty"),
     (b"\xff\xfe\x00", "cannot be read"),
 ]
 TESTS = [f"val/images/val_{number}.JPEG" for number in (0, 1)]
@@ -376,31 +336,18 @@ def test_tiny_imagenet_has_the_original_pixels_or_is_resized(fetched):
 
 TABLE = "val/val_annotations.txt"
 TINY = [  # (file, content, words of the error)
-    (TRAINING[3], broken.half, "truncated"),
     (TESTS[0], b"<html>", "is damaged or not an image"),
     (TESTS[1], None, "cannot be read"),
-    (TABLE, b"\n", "is empty"),
     (TABLE, lambda c: c.replace(b"n02", b"n99", 1), "'n99' of 'val_0.JPEG' is not in wnids.txt"),
     (TABLE, lambda c: c.replace(b"\t", b" "), "'' of 'val_0.JPEG n"),
-    (TABLE, b"\xff\xfe", "cannot be read"),
     ("wnids.txt", b"", "is empty"),
 ]
 
-
-def test_a_class_of_tiny_imagenet_without_images_is_rejected(fetched):
-    wnids = fetched("tiny_imagenet") / "tiny-imagenet-200" / "wnids.txt"
-    wnids.write_text(wnids.read_text() + "\nn11\n")
-    message = complaint(tiny_imagenet, folder=str(wnids.parent))
-    assert f"{wnids.parent / 'train' / 'n11' / 'images'} has no images" in message
-
-
-# Damaged files of all sets
 
 DAMAGED = [
     *(("cifar10", f"{cifar.CIFAR10.folder}/{name}", *case) for name, *case in CIFAR),
     *(("svhn", svhn.FILES[1], *case) for case in SVHN),
     *(("fashion_mnist", *case) for case in IDX),
-    *(("mnist", *case) for case in IDX[-1:]),
     *(("k49", k49.FILES[n], npz_of({"arr_0": array}), said) for n, array, said in K49),
     ("k49", k49.FILES[2], None, "is missing"),
     *(("pathmnist", "pathmnist.npz", medmnist_file(**changed), said) for changed, said in MEDMNIST),

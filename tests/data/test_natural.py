@@ -9,15 +9,13 @@ from inputs import complaint
 from toys import write_config, write_examples
 
 from fedjax_lab import experiment, references, registry
-from fedjax_lab.analysis import requirements
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
-from fedjax_lab.data import dealing
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.natural import SOURCES, by_client
 from fedjax_lab.errors import BadInput
 from fedjax_lab.federation import make_federations
-from fedjax_lab.testing import CheckFailed, check_partition, check_source
+from fedjax_lab.testing import CheckFailed, check_source
 
 RNG = np.random.default_rng(0)
 SIZES = np.array([40, 3, 0, 25, 12, 30])  # training examples of each user; the third has none
@@ -39,7 +37,6 @@ def make(seeds=(0,), deal=by_client, num_clients=0, dataset=DATASET, **values):
 
 
 def users_of(rows, dataset=DATASET):
-    """Returns the set of users whose examples each client holds."""
     return [set(dataset.client[held[held >= 0]].tolist()) for held in np.asarray(rows)]
 
 
@@ -158,8 +155,6 @@ def test_the_number_of_clients_is_optional_for_by_client_only(tmp_path):
     assert "config.partition.num_clients must be above 0" in complaint(resolve, config, none)
     below = [*override, ("partition.num_clients", "-1")]
     assert "num_clients must not be negative, got -1" in complaint(resolve, config, below)
-    message = complaint(resolve, config, [*override, ("partition.new_clients", "1.5")])
-    assert "config.partition.new_clients must be in [0, 1)" in message
 
 
 def test_a_cohort_larger_than_the_users_is_rejected_before_compilation(tmp_path):
@@ -168,17 +163,6 @@ def test_a_cohort_larger_than_the_users_is_rejected_before_compilation(tmp_path)
     message = complaint(experiment.build, resolve(config, [("run.cohort", "6")]))
     assert "config.run.cohort=6 is more than the 5 clients" in message
     assert experiment.build(resolve(config)).simulation.plan.cohort == 5
-
-
-def test_check_partition_accepts_by_client_and_rejects_an_extra_client():
-    check_partition("by_client")
-    check_partition("by_client", num_clients=12)
-
-    def one_client_too_many(examples, num_clients, rng):
-        return dealing.by_number(examples.client, num_clients)[::-1] + [np.zeros(0, int)]
-
-    with pytest.raises(CheckFailed, match="rows for 6 clients instead of 5"):
-        check_partition(one_client_too_many)
 
 
 OWN = """
@@ -228,11 +212,6 @@ def test_a_partition_can_use_the_embeddings_which_are_computed_once(tmp_path):
         first = [DATASET.x[held[held >= 0], 0] for held in np.asarray(f.train)]
         assert len(first) == 10 and all(a.max() <= b.min() for a, b in pairwise(first))
     assert references.find(f"{own}:calls") == [140]
-
-
-def test_the_cost_is_unknown_if_the_data_determine_the_number_of_clients():
-    config = {"data": {"name": "pacs"}, "partition": {"name": "by_client"}}
-    assert requirements.cost(resolve(config)) is None
 
 
 def test_check_source_rejects_invalid_users():

@@ -42,7 +42,6 @@ def prepare(pacs, small_shards):
 
 
 def content(folder):
-    """Returns {name: bytes} of all files, including hidden ones."""
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
@@ -118,16 +117,14 @@ def test_the_same_command_repairs_a_damaged_folder(prepare, tmp_path):
         assert prepare(out) == 0 and content(out) == whole
 
 
-def test_a_folder_with_other_content_is_not_written_to(prepare, pacs, tmp_path, capsys):
+def test_a_folder_with_other_content_is_not_written_to(prepare, tmp_path, capsys):
     out = tmp_path / "out"
     assert prepare(out) == 0
     whole = content(out)
     capsys.readouterr()
     assert prepare(out, "--config.data.size=8") == 2
     assert f"{out} holds another data set: content in index.json differs" in capsys.readouterr().err
-    (pacs / "kfold" / "photo" / "dog" / "pic_901.png").unlink()
-    assert prepare(out) == 2
-    assert "holds another data set" in capsys.readouterr().err and content(out) == whole
+    assert content(out) == whole
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").touch()
     assert prepare(tmp_path / "notes") == 2
@@ -162,17 +159,6 @@ def test_a_full_disk_is_reported_and_the_command_resumes(prepare, tmp_path, monk
     assert "the same command continues" in error
     assert sorted(content(out)) == ["index.json", "labels.npz", *map(records.shard_name, (0, 1))]
     assert prepare(out) == 0 and content(out) == content(tmp_path / "whole")
-
-
-def test_a_damaged_image_is_reported_and_written_shards_are_kept(prepare, pacs, tmp_path, capsys):
-    file = pacs / "kfold" / "sketch" / "horse" / "pic_004.png"
-    good = file.read_bytes()
-    file.write_bytes(b"<html>" + good[6:])
-    assert prepare(tmp_path / "out") == 2
-    assert capsys.readouterr().err.startswith(f"error: {file} is damaged or not an image")
-    assert (tmp_path / "out" / records.shard_name(5)).exists()
-    file.write_bytes(good)
-    assert prepare(tmp_path / "out") == 0
 
 
 def test_unsupported_types_are_rejected(tmp_path):

@@ -86,7 +86,6 @@ def as_tfrecords(version):
 
 
 def in_order(data, images: np.ndarray) -> list[int]:
-    """Returns the number of the image in each row."""
     return [int(np.flatnonzero((images == x).all((1, 2, 3)))[0]) for x in data.x]
 
 
@@ -121,9 +120,8 @@ def test_tfds_accepts_the_split_syntax_of_tfds(tmp_path):
     prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS)
     whole = in_order(prepared.tfds(folder=str(tmp_path)), IMAGES)
     settings = {"train_split": "train[:40%]", "test_split": "test+train[3:]"}
-    for kind in ("array_record", "tfrecord"):
-        if kind == "tfrecord":
-            as_tfrecords(tmp_path / "cifar10" / "3.0.2")
+    for change in (lambda version: None, as_tfrecords):
+        change(tmp_path / "cifar10" / "3.0.2")
         data = prepared.tfds(folder=str(tmp_path), **settings)
         assert in_order(data, IMAGES) == [*whole[:2], *whole[5:], *whole[3:5]]
         assert data.test.tolist() == [False] * 2 + [True] * 4
@@ -143,7 +141,6 @@ def test_tfds_accepts_configurations_and_versions(tmp_path):
             prepare(tmp_path, "toy", version, images, LABELS, config=config)
     old = prepared.tfds(dataset="toy/snow:1.0.0", folder=str(tmp_path))
     assert old.y.tolist() == [LABELS[row] for row in in_order(old, IMAGES[::-1])]
-    assert prepared.newest(tmp_path / "toy" / "fog").name == "2.0.0"
     message = complaint(prepared.tfds, dataset="toy", folder=str(tmp_path))
     assert "no prepared toy" in message and "did you mean 'toy/fog'" in message
     message = complaint(prepared.tfds, dataset="toy/fog:3.0.0", folder=str(tmp_path))
@@ -155,13 +152,8 @@ def test_tfds_finds_image_and_label_by_feature_type(tmp_path):
     images = [image[: 20 + row] for row, image in enumerate(IMAGES)]
     prepare(tmp_path, "toy", "1.0.0", images, LABELS, image="photo", label="kind", other="side")
     toy = {"dataset": "toy", "folder": str(tmp_path)}
-    message = complaint(prepared.tfds, **toy)
-    assert "2 columns that could be the label" in message and "one of kind, side" in message
     message = complaint(prepared.tfds, **toy, label="id")
-    assert (
-        "id has TFDS's feature type Text, but config.data.label must be of type ClassLabel"
-        in message
-    )
+    assert "id has TFDS's feature type Text, but config.data.label must be of type" in message
     assert "with --config.data.size=32" in complaint(prepared.tfds, **toy, label="kind")
     data = prepared.tfds(**toy, label="side", size=16, color="gray")
     assert data.x.shape == (7, 16, 16, 1) and data.classes == ("0", "1", "2")
@@ -208,17 +200,13 @@ def test_an_unprepared_data_set_is_reported_with_the_build_command(tmp_path, mon
     assert "/nowhere has no prepared cifar: prepare it" in complaint(prepared.tfds, dataset="cifar")
 
 
-# Record files
-
-
 CONTENTS = [b"one", b"", b"three" * 100]
 
 
 def test_records_are_read(tmp_path):
-    write_tfrecords(tmp_path / "file", CONTENTS)
-    assert [record.content() for record in tfrecords.records(tmp_path / "file")] == CONTENTS
-    write_tfrecords(tmp_path / "empty", [])
-    assert tfrecords.records(tmp_path / "empty") == []
+    for name, contents in (("file", CONTENTS), ("empty", [])):
+        write_tfrecords(tmp_path / name, contents)
+        assert [record.content() for record in tfrecords.records(tmp_path / name)] == contents
 
 
 def test_files_that_end_within_a_record_or_are_pipes_are_errors(tmp_path):

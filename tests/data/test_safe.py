@@ -13,7 +13,6 @@ import tarfile
 import tracemalloc
 import zipfile
 import zlib
-from pathlib import Path
 
 import leaf_files
 import numpy as np
@@ -21,10 +20,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inputs import complaint
+from PIL import Image
 from published import contents, write_all, write_published
+from pyarrow import Table, parquet
 from scipy.io import savemat
 
-from fedjax_lab.data import cifar, digits_five, idx, images, pickles, safe, svhn
+from fedjax_lab.data import cifar, idx, images, pickles, safe, svhn
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.errors import BadInput
@@ -74,8 +75,6 @@ def read_arrays(folder):
 
 
 def write_images(folder):
-    from PIL import Image
-
     picture = Image.fromarray(np.arange(300, dtype=np.uint8).reshape(10, 10, 3))
     for name in ("a/cat/0.png", "a/dog/0.jpg", "b/cat/0.png", "b/dog/0.png"):
         (folder / name).parent.mkdir(parents=True)
@@ -116,22 +115,18 @@ def write_texts(folder):
 def write_saved(folder):
     import datasets
 
-    datasets.disable_progress_bars()
     rows = {"text": ["one", "two", "three"] * 3, "label": [0, 1, 2] * 3}
     datasets.Dataset.from_dict(rows).save_to_disk(folder)
     return folder / "data-00000-of-00001.arrow"
 
 
 def text_table(ending):
-    """How to write and read a table of texts."""
     columns = {"text": ["some words", "more"], "label": ["a", "b"]}
     rows = list(zip(*columns.values(), strict=True))
 
     def write(folder):
         file = folder / f"train.{ending}"
         if ending == "parquet":
-            from pyarrow import Table, parquet
-
             parquet.write_table(Table.from_pydict(columns), file)
         elif ending == "jsonl":
             file.write_text("\n".join(json.dumps({"text": t, "label": y}) for t, y in rows))
@@ -140,15 +135,6 @@ def text_table(ending):
         return file
 
     return write, lambda folder: NAMED["data"]["text_files"](path=str(folder / f"train.{ending}"))
-
-
-def write_fedbn(folder):
-    pair = (np.zeros((2, 8, 8), np.uint8), [1, 2])
-    for name in digits_five.FOLDERS.values():
-        (folder / name).mkdir()
-        for split in ("train", "test"):
-            (folder / name / f"{split}.pkl").write_bytes(pickle.dumps(pair, 2))
-    return folder / "MNIST_M" / "train.pkl"
 
 
 def reader(name, **settings):
@@ -171,14 +157,6 @@ def published(name, file, source="", **settings):
     return write, reader(source or name, **settings)
 
 
-def write_plain_idx(folder):
-    """MNIST's files without compression."""
-    for file in write_published("mnist", folder).iterdir():
-        file.with_suffix("").write_bytes(gzip.decompress(file.read_bytes()))
-        file.unlink()
-    return folder / idx.FILES[0]
-
-
 def write_cifar_archive(folder):
     write_all(folder, contents("cifar10"))
     return folder / cifar.CIFAR10.archive
@@ -188,7 +166,6 @@ BATCH, TESTS = f"{cifar.CIFAR10.folder}/data_batch_1", "emnist-letters-test-labe
 READERS = {
     "arrays": (write_arrays, read_arrays),
     "embeddings": (write_embeddings, read_embeddings),
-    "idx": (write_plain_idx, reader("idx")),
     "idx.gz": published("mnist", f"{idx.FILES[0]}.gz", "idx"),
     "cifar": published("cifar10", BATCH),
     "cifar.tar.gz": (write_cifar_archive, reader("cifar10")),
@@ -199,11 +176,8 @@ READERS = {
     "leaf": (leaf_files.write_reddit, reader("leaf")),
     "tff_hdf5": (leaf_files.write_fed_emnist, reader("tff_hdf5")),
     **{ending: text_table(ending) for ending in ("csv", "jsonl", "parquet")},
-    "digits_five": (write_fedbn, reader("digits_five")),
     "emnist": published("emnist", f"gzip/{TESTS}", split="letters"),
-    "k49": published("k49", "k49-test-labels.npz"),
     "medmnist": published("bloodmnist", "bloodmnist.npz", "medmnist", dataset="bloodmnist"),
-    "cinic10": published("cinic10", "train/airplane/cifar10-train-0.png", size=8),
     "gtsrb": published("gtsrb", "GT-final_test.csv", roi=True),
 }
 if importlib.util.find_spec("datasets"):
@@ -276,11 +250,9 @@ def test_files_damaged_at_random(name, samples, damages):
         file.write_bytes(content)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 @pytest.mark.parametrize("name", READERS)
 def test_files_that_are_not_regular_are_rejected(name, kind, tmp_path, at_once):
-    import socket
-
     (tmp_path / "set").mkdir()
     (tmp_path / "arrays").mkdir()
     file = READERS[name][0](tmp_path / "set")
@@ -289,13 +261,8 @@ def test_files_that_are_not_regular_are_rejected(name, kind, tmp_path, at_once):
         os.mkfifo(file)
     elif kind == "device":
         file.symlink_to("/dev/zero")
-    elif kind == "folder":
-        file.mkdir()
     else:
-        here = Path.cwd()
-        os.chdir(file.parent)  # the path of a socket must be short
-        socket.socket(socket.AF_UNIX).bind(file.name)
-        os.chdir(here)
+        file.mkdir()
     complaint(READERS[name][1], tmp_path / "set")
 
 
@@ -303,9 +270,6 @@ def test_lists_of_files_that_are_pipes_are_rejected(tmp_path, at_once):
     for name, source in (("wnids.txt", "tiny_imagenet"), ("clipart_train.txt", "domainnet_full")):
         os.mkfifo(tmp_path / name)
         complaint(NAMED["data"][source], folder=str(tmp_path))
-
-
-# Wrong sizes in headers
 
 
 def npy_header(shape, descr="<f8"):
@@ -327,17 +291,6 @@ def test_array_headers_that_declare_missing_data_are_rejected(tmp_path, at_once)
         assert file.stat().st_size < 1000
         message = complaint(arrays, path=str(file))
         assert message.startswith(f"{file}: x is damaged (x declares")
-
-
-def test_zip_members_with_impossible_sizes_are_rejected(tmp_path, at_once):
-    file = tmp_path / "data.npz"
-    write_members(file, x=npy_header((2**28,)) + bytes(1000), y=npy_header((3,)) + bytes(24))
-    content = file.read_bytes()
-    with zipfile.ZipFile(file) as members:
-        size = members.getinfo("x.npy").file_size
-    claimed = struct.pack("<I", 2**32 - 2)
-    file.write_bytes(content.replace(struct.pack("<I", size), claimed))
-    assert "x is damaged (it declares 4294967294 bytes, more" in complaint(arrays, path=str(file))
 
 
 def test_compressed_zeros_are_read_only_if_they_fit_in_memory(tmp_path, monkeypatch):
@@ -384,7 +337,6 @@ def test_matlab_files_with_huge_declared_shapes_are_rejected(tmp_path, at_once):
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    """Returns a chunk of a PNG file."""
     ends = struct.pack(">I", len(content)), struct.pack(">I", zlib.crc32(kind + content))
     return ends[0] + kind + content + ends[1]
 
@@ -399,30 +351,15 @@ def test_images_that_declare_too_many_pixels_are_rejected(side, reason, tmp_path
     assert message.startswith(f"{file} is damaged or not an image (") and reason in message
 
 
-# Pickles
-
-
 def nested(depth, value=0):
     for _ in range(depth):
         value = [value, value]
     return value
 
 
-def test_nested_or_huge_cifar_labels_are_rejected(tmp_path, at_once):
-    file = write_published("cifar10", tmp_path) / BATCH
-    part = {b"data": np.zeros((2, 3072), np.uint8)}
-    for depth in (3, 25, 60):
-        file.write_bytes(pickle.dumps(part | {b"labels": [0, nested(depth)]}))
-        message = complaint(cifar.cifar10, folder=str(tmp_path))
-        assert message.startswith(str(file)) and len(message) < 500
-    file.write_bytes(pickle.dumps(part | {b"labels": [0, 2**100_000]}))
-    assert "value of type int" in complaint(cifar.cifar10, folder=str(tmp_path))
-
-
 TUPLES = b"\x80\x02)" + b"2\x86" * 60
 BOMBS = {
     "shared lists": pickle.dumps(nested(60)),
-    "shared tuples": TUPLES + b".",
     "hashed key": b"\x80\x02}" + TUPLES[2:] + b"Ns.",
     "hashed set": b"\x80\x04\x8f(" + TUPLES[2:] + b"\x90.",
     "set that is called": b"\x80\x02cbuiltins\nset\n]" + TUPLES[2:] + b"a\x85R.",
@@ -443,9 +380,6 @@ def test_pickle_bombs_do_not_fill_the_memory(name, at_once):
     shared = (3, (4, 5))
     value = {("a", 1): [shared, shared], 2: {frozenset([(1, 2)])}}  # this is not a bomb
     assert pickles.loads(pickle.dumps(value), "a file", "") == value
-
-
-# The module itself
 
 
 def test_errors_of_the_machine_are_not_reported_as_bad_input(tmp_path):

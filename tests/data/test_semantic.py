@@ -57,16 +57,12 @@ def test_semantic_is_a_valid_partition():
     check_partition("semantic", num_clients=2, components=4)
 
 
-def test_bad_settings_are_rejected():
+def test_bad_settings_and_embeddings_are_rejected():
     with pytest.raises(BadInput, match="divide the 1.. examples of class"):
         dealt(num_clients=200)
     with pytest.raises(BadInput, match="config.partition.components must be at least 1, got 0"):
         dealt(components=0)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nonfinite_embeddings_are_rejected(value):
     made, _ = examples(60)
-    made = made._replace(embed=lambda: np.where(made.x > 9, value, made.x))
+    made = made._replace(embed=lambda: np.where(made.x > 9, np.nan, made.x))
     with pytest.raises(BadInput, match="some embeddings .config.embedding. are not finite"):
         semantic.semantic(made, 2, np.random.default_rng(0))

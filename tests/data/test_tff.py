@@ -10,7 +10,6 @@ import optional
 import pytest
 from inputs import complaint
 
-from fedjax_lab.data import safe
 from fedjax_lab.data.shakespeare import ALPHABET
 from fedjax_lab.data.tff import tff_hdf5
 
@@ -139,7 +138,6 @@ def test_hdf5_data_in_other_files_or_with_huge_declared_shapes_are_rejected(tmp_
 
     @contextlib.contextmanager
     def user():
-        """The group of a user without its pixels."""
         with h5py.File(file, "r+") as content:
             del content["examples/f0000_14/pixels"]
             yield content["examples/f0000_14"]
@@ -154,15 +152,6 @@ def test_hdf5_data_in_other_files_or_with_huge_declared_shapes_are_rejected(tmp_
     with user() as group:
         group.create_dataset("pixels", (2**30, 28, 28), "f4", chunks=(1, 28, 28))
     assert "it declares" in load()
-
-
-def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
-    file = leaf_files.write_fed_emnist(tmp_path)
-    monkeypatch.setattr(safe, "SMALL", 0)
-    monkeypatch.setattr(safe, "free_memory", lambda: 784 * 8)
-    monkeypatch.setattr(safe, "check_claim", lambda *_: None)
-    message = complaint(tff_hdf5, folder=str(tmp_path))
-    assert message.startswith(f"{file} does not fit in memory")
 
 
 DAMAGED = {

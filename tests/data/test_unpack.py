@@ -77,15 +77,6 @@ def test_zip_bombs_are_rejected(tmp_path, monkeypatch):
     assert not (tmp_path / "to").exists()
 
 
-def test_an_archive_that_declares_too_small_a_size_is_rejected(tmp_path):
-    """Python's reader stops at the declared size and finds a wrong checksum."""
-    content = zipped({"zeros": bytes(1_000_000)})
-    false = content.replace((1_000_000).to_bytes(4, "little"), (100).to_bytes(4, "little"))
-    assert false != content
-    assert "cannot be read (Bad CRC-32" in complaint(unpacked, tmp_path, false)
-    assert (tmp_path / "to/folder/zeros").stat().st_size <= 100
-
-
 def locked(content):
     """Sets the flag of an encrypted member in both headers."""
     content = bytearray(content)
@@ -113,7 +104,6 @@ def test_damaged_archives_are_rejected(tmp_path, name, content):
 
 BAD_MEMBERS = {
     "up": ({"name": "../out"}, "is not a path within the folder"),
-    "root": ({"name": "/out"}, "is not a path within the folder"),
     "link": ({"type": tarfile.SYMTYPE, "linkname": "/etc"}, "is a link or a device"),
     "hard link": ({"type": tarfile.LNKTYPE, "linkname": "good"}, "is a link or a device"),
     "pipe": ({"type": tarfile.FIFOTYPE}, "is a link or a device"),

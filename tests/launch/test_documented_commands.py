@@ -66,7 +66,6 @@ def test_an_outdated_command_is_noticed(monkeypatch):
         "python launch/measure.py attack",
         "python launch/measure.py attacks --cells='no such cell*'",
         "python launch/leaderboard.py --method=fedavg",
-        "python launch/client2vec_screen.py --config.model.size=8",
         "python launch/speed/compare.py --torch=PYTHON",
     ):
         with pytest.raises(BadInput):

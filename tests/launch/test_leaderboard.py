@@ -15,7 +15,6 @@ FACTS = "abc", "0.1.0", "2 x cpu"
 
 
 def values(accuracy, score=80.0, **more):
-    """The measures of a run."""
     return {
         leaderboard.SCORE: score,
         leaderboard.ACCURACY: accuracy,

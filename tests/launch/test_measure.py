@@ -174,12 +174,3 @@ def test_a_new_record_replaces_the_old_one_and_unused_settings_are_dropped(monke
     measure.write(page, "t", "| new |")
     assert page.read_text() == "a\n<!-- t -->\n| new |\n<!-- end t -->\nb\n"
     assert "lacks the lines <!-- u -->" in complaint(measure.write, page, "u", "")
-
-
-@pytest.mark.slow
-def test_a_toy_table_is_measured_by_real_runs(toy, tmp_path, capsys):
-    assert command(tmp_path, "--cells=fedavg") == 0
-    (first, second), _ = records.read("toy_table")
-    assert (first.cell, first.commit, second.seed) == ("fedavg", "abc", 1)
-    assert 30 < first.values["last/accuracy.mean"] <= 100
-    assert "`fedavg` | **" in capsys.readouterr().out

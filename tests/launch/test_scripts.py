@@ -93,14 +93,6 @@ def test_a_preempted_slice_is_requested_until_created_and_the_run_resumes(launch
     assert calls == [f"{RUN}  --zone=z", *requested_twice, resumed, *REPLACED, resumed]
 
 
-def test_only_the_preempted_slice_of_a_sweep_is_replaced(launched, tmp_path):
-    (tmp_path / "pod").write_text("255\n")
-    code, calls = launched("tpu_pod.sh", "other,pod", "z", "sweep", "--out=o", **AGAIN)
-    shares = [f"{SSH.format(name, 0)}sweep --share={i}/2 --out=o  --zone=z"
-              for i, name in enumerate(("other", "pod"))]  # fmt: skip
-    assert code == 0 and sorted(calls) == sorted([shares[0], shares[1], *REPLACED, shares[1]])
-
-
 @pytest.mark.parametrize("environment", [{**AGAIN, "STATE": "READY"}, {"STATE": "PREEMPTED"}])
 def test_a_failure_ends_the_command_with_its_exit_code(environment, launched, tmp_path):
     """A preemption is a failure, too, unless CREATE tells how to replace the slice."""

@@ -56,19 +56,6 @@ def test_the_parts_of_client2vec_stand_beside_their_base(tmp_path):
     assert method.projection == planned["digits/moon"].config.method.projection == "mlp256"
 
 
-def test_a_reduction_of_l_orth_belongs_to_the_index_and_not_to_the_local_term(tmp_path):
-    table = measure.load("client2vec_local")
-    cells = {cell.name: cell for cell in table.cells(tmp_path)}
-    index, made = cells["orth-sum-index"].config.method, cells["orth-sum-w=1"]
-    assert (index.orth_reduction, index.local_training) == ("sum", False)
-    assert (made.config.method.orth_reduction, made.config.method.local_weight) == ("mean", 1.0)
-    assert made.note["needs"] == ["orth-sum-index"]
-    values = {"digits-fedavg": 80.0, "orth-sum-w=1": 81.0}
-    of_table = records_of({cell: [{table.MEASURE: value}] for cell, value in values.items()})
-    reduced = table.tables(of_table)[2]
-    assert reduced.cells[2] == ["sum", "80.0", "-", "81.0", "-"]
-
-
 def test_synthetic_averages_the_last_rounds_and_shows_loss_and_accuracy():
     table = measure.load("synthetic")
     rows = [
