@@ -16,9 +16,7 @@ from commands import call, comparable
 
 import fedjax_lab
 from fedjax_lab import experiment, main, report
-from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
-from fedjax_lab.errors import BadInput
 from fedjax_lab.running import metrics
 
 NEW = ("--config.partition.new_clients=0.4", "--config.run.rounds=2", "--config.run.eval_every=1")
@@ -79,7 +77,6 @@ def test_a_run_from_python_without_files_equals_that_of_the_command(toy, tmp_pat
 
 
 def test_partition_only_prints_and_plots_the_partition(toy, tmp_path, capsys):
-    """New clients are shown after the others."""
     workdir = f"--workdir={tmp_path / 'p'}"
     assert call(f"--config={toy}", workdir, "--partition_only", NEW[0]) == 0
     out = capsys.readouterr().out
@@ -92,22 +89,15 @@ def test_partition_only_prints_and_plots_the_partition(toy, tmp_path, capsys):
 BAD = [
     (["--config={toy}:fedprx"], "did you mean 'fedprox'?"),
     (["--config={toy}", "--confg=3"], "confg"),
-    (["--config={toy}", "stray"], "'stray'"),
     (["--config={toy}", "--seeds=4294967296"], "seeds"),
     (["--config={toy}", "--seeds=1,1"], "seed 1 is given more than once"),
-    (["--config={toy}", "--seeds=0-"], "--seeds must be whole numbers"),
     (["--config={toy}", "--seeds=4-0"], "got 4-0; for example 0,1,2 or 0-4, a range"),
     (["--config={toy}", "--seeds=0-9999999999"], "a range of at most 10000"),
-    (["--config={toy}", "--seeds=1.5"], "got 1.5"),
-    (["--config={toy}:fedprox", "--config.method.mo=1"], "did you mean 'mu'?"),
     (["--config={toy}", "--config.metod.mu=1"], "did you mean 'method'?"),
     (["--config={toy}", "--config.local.lr=fast"], "config.local.lr must be of type float"),
     (["--config={toy}", "--config.run.rounds=0"], "config.run.rounds must be above 0"),
     (["--config={toy}", "--config.run.cohort=7"], "config.partition.num_clients=6"),
     (["--config={toy}", "--config.engine.strategy=vectorize"], "did you mean 'vectorized'?"),
-    (["--config={toy}", "--config.engine.dtype=bf16"], "did you mean 'bfloat16'?"),
-    (["--config={toy}", "--config.engine.precision=higher"], "did you mean 'high"),
-    (["--config={toy}", "--config.data.name=mnsit"], "no dataset 'mnsit'"),
     (["--config={toy}", "--config.run.metrics=ece,top6"], "did you mean 'top5'?"),
     (["--config={toy}", "--config.data.path=/no/such.npz"], "/no/such.npz"),
     (["--config={toy}", "--config.data.unseen=nroth"], "did you mean 'north'?"),
@@ -116,7 +106,6 @@ BAD = [
     (["--config={toy}", "--config.partition.validation=1"], "config.partition.validation"),
     (["--config={toy}:ifca", "--config.method.num_clusters=99"], "must be from 1 to the"),
     (["--config={toy}", "--config.method.name=fedprox", "--config.method.mu"], "needs a value"),
-    (["--config={toy}", "--config.local.lr", "--seeds=0"], "--config.local.lr needs a value"),
     (["--config={toy}", "--noconfig.local.lr"], "--noconfig.local.lr is not a flag"),
     (["--config={toy}", "--noconfig.local.lr=1"], "--noconfig.local.lr takes no value"),
     (["--config={toy}", "--flagfile=/no/such"], "/no/such"),
@@ -125,12 +114,9 @@ BAD = [
     (["--config=" + "x" * 5000], "File name too long"),
     (["--config={toy}", "--" + "x" * 5000], "Unknown command line flag 'xxx"),
     (["--config={toy}", *["--sead=1"] * 400], "Unknown command line flag 'sead'. Did you mean"),
-    (["--config={toy}", "--resume=" + "x" * 5000], "Non-boolean argument"),
     (["--config={toy}", "x" * 5000], "all arguments are --flags"),
     (["--config={toy}", "--seeds=" + "9" * 5000], "--seeds must be whole numbers, got 999"),
-    (["--config={toy}", "--config.local.lr=" + "9" * 5000], "config.local.lr must be of type"),
     (["--config={toy}", "--config.run.rounds={{[]: 1}}"], "must be of type int, got '{{[]: 1}}'"),
-    (["--config={toy}", "--config.run.rounds='\\d'"], "must be of type int"),  # no SyntaxWarning
     (["--config={toy}", "--config.data.path=a\0b"], "config.data.path must not have a NUL byte"),
     (["--config={toy}", "--config." + "k" * 5000 + "=1"], "no config section 'kkk"),
 ]
@@ -151,16 +137,12 @@ def test_bad_input_is_a_one_line_error_with_exit_code_2(
         assert not list(tmp_path.iterdir())
 
 
-def test_a_broken_config_file_and_an_unusable_workdir_are_errors(
-    toy, tmp_path, capsys, monkeypatch
-):
-    broken = tmp_path / "broken.py"
-    broken.write_text("def get_config(:")
-    assert call(f"--config={broken}") == 2
-    assert "SyntaxError" in capsys.readouterr().err
+def test_an_unusable_workdir_is_an_error(toy, tmp_path, capsys, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
     monkeypatch.setattr(experiment, "build", lambda *_: pytest.fail("began to build"))
-    assert call(f"--config={toy}", f"--workdir={broken}/below/it") == 2
-    assert f"{broken} is not a folder" in capsys.readouterr().err
+    assert call(f"--config={toy}", f"--workdir={file}/below/it") == 2
+    assert f"{file} is not a folder" in capsys.readouterr().err
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'new' / 'run'}") == 2
     error = capsys.readouterr().err
@@ -175,15 +157,12 @@ def test_a_broken_config_file_and_an_unusable_workdir_are_errors(
         ("config.json", "[]", "config.json cannot be used: it must be a JSON object, not []"),
         ("summary.json", '{"rounds": 2', "summary.json cannot be used: it is truncated or not"),
         ("summary.json", "{}", "summary.json cannot be used: it lacks compile_seconds"),
-        ("metrics.jsonl", "{}\n", "metrics.jsonl cannot be used: line 1: it lacks bytes_down"),
-        ("metrics.jsonl", None, "lacks round 2"),
     ],
 )
 def test_a_damaged_run_is_not_resumed(name, text, said, finished, toy, tmp_path, capsys):
     """Its files do not change."""
     shutil.copytree(finished, tmp_path / "w")
-    file = tmp_path / "w" / name
-    file.unlink() if text is None else file.write_text(text)
+    (tmp_path / "w" / name).write_text(text)
     before = contents(tmp_path / "w")
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
     assert call(*arguments, "--resume") == 2
@@ -215,11 +194,13 @@ def test_help_explains_every_flag_and_resume_needs_a_workdir(toy, capsys):
     assert "--workdir" in capsys.readouterr().err
 
 
-def test_overrides_have_the_syntax_of_config_flags():
+def test_overrides_have_the_syntax_of_config_flags_and_seeds_may_be_ranges():
     words = ["--config.a.x=1", "--config.a.y", "-2", "--config.a.b", "-config.a.c"]
     pairs = [("a.x", "1"), ("a.y", "-2"), ("a.b", True), ("a.c", True), ("a.d", False)]
     given = ["main", "--resume", *words, "--noconfig.a.d"]
     assert main.split_overrides(given) == (["main", "--resume"], pairs)
+    for text, seeds in (("0-4", [0, 1, 2, 3, 4]), ("7,1-2", [7, 1, 2]), ("1e1", [10])):
+        assert main.parse_seeds(text.split(",")) == seeds
 
 
 def test_a_flagfile_may_set_every_flag(toy, tmp_path, monkeypatch):
@@ -237,32 +218,14 @@ def test_a_flagfile_may_set_every_flag(toy, tmp_path, monkeypatch):
     assert (seeds, config.local.lr, config.method.exclude_true) == ([0, 1, 2], 0.25, True)
 
 
-@pytest.mark.parametrize(
-    "text, seeds", [("0-4", [0, 1, 2, 3, 4]), ("7,1-2", [7, 1, 2]), ("3-3", [3]), ("1e1", [10])]
-)
-def test_seeds_may_be_ranges(text, seeds):
-    assert main.parse_seeds(text.split(",")) == seeds
-
-
 @pytest.mark.slow
 def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
-    """Two runs that start in the same second have different folders."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "now")
     for _ in range(2):
         assert call(f"--config={toy}", "--config.run.rounds=2") == 0
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert folders == ["toy-fedavg-now", "toy-fedavg-now-2"]
-
-
-def test_overriding_a_name_brings_the_settings_of_the_new_name(toy):
-    config = load_config(toy)
-    names = [("method.name", "fedprox"), ("partition.name", "iid"), ("method.mu", "1")]
-    resolved = resolve(config, names)
-    assert resolved.method.mu == 1.0 and isinstance(resolved.method.mu, float)
-    assert "alpha" not in resolved.partition and resolved.partition.num_clients == 6
-    with pytest.raises(BadInput, match="no setting 'alpha'"):
-        resolve(config, [*names, ("partition.alpha", "0.1")])
 
 
 @pytest.mark.slow
@@ -292,8 +255,6 @@ LONG = ["--config.run.rounds=300", "--config.run.eval_every=5", "--seeds=0,1"]
 
 @pytest.mark.slow
 def test_a_killed_and_then_interrupted_run_resumes_exactly(toy, tmp_path):
-    """The final metrics equal those of an uninterrupted run, bit for bit."""
-
     def command(name, *more):
         return start(
             "-m", "fedjax_lab.main", f"--config={toy}:ifca", *LONG, f"--workdir={name}", *more
@@ -342,7 +303,6 @@ def test_a_run_of_an_earlier_version_resumes_and_evaluates_the_loss(toy, tmp_pat
 
 @pytest.mark.slow
 def test_scores_of_new_clients_are_written_and_shown(toy, tmp_path, capsys):
-    """They are in metrics.jsonl, in the closing table and in a comparison, if there are any."""
     folder = tmp_path / "run"
     assert call(f"--config={toy}:finetune", *NEW, f"--workdir={folder}") == 0
     out = capsys.readouterr().out

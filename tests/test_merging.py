@@ -76,7 +76,6 @@ def killed_everywhere(folder, tmp_path):
 
 
 def test_a_merge_is_completed_after_a_kill_at_any_step(folder, tmp_path):
-    """The next command completes the merge, whatever the first command has done."""
     write_run(tmp_path / "expected", [0, 1, 2], "merged")
     (tmp_path / "expected/partition.png").touch()
     expected = {**content(tmp_path / "expected"), "partition.png": ""}

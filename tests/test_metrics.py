@@ -1,7 +1,5 @@
 """The rounds that a summary reports, and truncated lines of metrics."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -40,14 +38,3 @@ def test_a_summary_also_takes_the_best_round_of_each_domain():
     }
     table = report.closing_table({**got, "seeds": [0]})
     assert "max per domain" in table.splitlines()[0]
-
-
-def test_a_truncated_line_is_left_out(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    row = {"round": 1, "seed": 0, "bytes_up": 1, "bytes_down": 1, "seconds": 0.5}
-    metrics.append(path, [row, {**row, "round": 2}])
-    with path.open("a") as file:
-        file.write('{"round": 3, "tr')
-    assert [row["round"] for row in metrics.read_metrics(path)] == [1, 2]
-    metrics.keep_until(path, 1)
-    assert path.read_text() == json.dumps(row) + "\n"

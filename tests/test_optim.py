@@ -22,7 +22,6 @@ from fedjax_lab.types import Weights
     [(0.0, 7, 7.0), (0.9, 1, 1.0), (0.9, 5, (5 - 0.9 * (1 - 0.9**5) / 0.1) / 0.1)],
 )
 def test_reach_is_fednovas_normalization_times_the_learning_rate(momentum, steps, expected):
-    """It is FedNova's a_i times the learning rate; weight decay does not change it."""
     reach = jax.jit(lambda k: optim.reach(optim.sgd(0.3, momentum, 0.1), k))
     assert float(reach(steps)) == pytest.approx(0.3 * expected, rel=1e-5)
     adam = optim.reach(optim.adam(0.3, 0.1), steps)
@@ -116,7 +115,6 @@ def test_optimizer_steps_equal_those_of_pytorch(name, size):
 
 @pytest.mark.parametrize("name", NAMED["optimizer"])
 def test_every_optimizer_has_settings_in_the_config_and_a_reach(name):
-    """FedNova and SCAFFOLD divide by the reach."""
     local = resolve({"local": {"optimizer": name, "lr": 0.2, "weight_decay": 0.1}}).local
     made = make_optimizer(local)
     reach = float(optim.reach(made, 6))

@@ -25,9 +25,8 @@ def fedjax_lab(*arguments):
     return process.returncode, out, error
 
 
-@pytest.mark.parametrize("arguments", [[], ["-h"]])
-def test_all_commands_are_listed_if_none_is_given(arguments):
-    code, out, error = fedjax_lab(*arguments)
+def test_all_commands_are_listed_if_none_is_given():
+    code, out, error = fedjax_lab()
     assert (code, error) == (0, "")
     for name, (_, what) in console.COMMANDS.items():
         assert re.search(rf"^  {name} +{what}$", out, re.M)
@@ -48,18 +47,9 @@ def test_the_name_of_a_command_runs_its_module(monkeypatch):
         assert ran[-1] == (module, "__main__", ["fedjax-lab", "--help"])
 
 
-@pytest.mark.parametrize(
-    "arguments, error",
-    [
-        (["swep", "--config=quickstart"], "error: no command 'swep'; did you mean 'sweep'?\n"),
-        (
-            ["run", "--config=quickstart", "--config.local.lr=fast"],
-            "error: config.local.lr must be of type float, got 'fast'\n",
-        ),
-    ],
-)
-def test_errors_of_a_command_are_reported(arguments, error):
-    assert fedjax_lab(*arguments) == (2, "", error)
+def test_a_mistyped_command_is_an_error():
+    error = "error: no command 'swep'; did you mean 'sweep'?\n"
+    assert fedjax_lab("swep", "--config=quickstart") == (2, "", error)
 
 
 def test_listing_the_commands_imports_neither_jax_nor_numpy():

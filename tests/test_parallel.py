@@ -35,13 +35,8 @@ def test_lane_steps_of_each_strategy():
     assert lane_steps(parallel.on_mesh(mesh, parallel.vectorized())) == 4 * 9 + 4 * 7
 
 
-def test_devices_get_nearly_equal_work(monkeypatch):
-    """Dealing the longest first to the device with the least work balances the sizes of W3."""
-    sizes = np.clip(np.random.default_rng(0).lognormal(5, 1, 40), 20, 3000).astype(int)
-    strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.sequential())
-    dealt = sizes[np.asarray(strategy.deal(jnp.asarray(sizes)))].reshape(4, 10).sum(1)
-    assert dealt.max() / dealt.mean() < 1.05
-    # On a TPU, JAX orders only devices that form a box, so not three of four chips.
+def test_a_mesh_may_have_three_devices(monkeypatch):
+    """On a TPU, JAX orders only devices that form a box, so not three of four chips."""
     monkeypatch.delattr(jax, "make_mesh")
     mesh = parallel.make_mesh(3)
     assert (mesh.axis_names, list(mesh.devices)) == (("client",), jax.devices()[:3])

@@ -71,23 +71,15 @@ def test_a_partitioner_has_settings_with_defaults_and_depends_on_its_generator(n
     assert any(len(x) != len(z) or (x != z).any() for x, z in zip(a, other, strict=True))
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"client_dirichlet"}))
-@pytest.mark.parametrize("num_clients", [9, 12])
-def test_each_example_is_used_once(name, num_clients):
-    parts = make(name, num_clients)
-    assert len(parts) == num_clients
-    assert all(part.dtype == np.int32 for part in parts)
-    assert_each_once(parts, 1200)
-    assert name != "iid" or np.ptp([len(part) for part in parts]) <= 1
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_a_client_holds_its_examples_in_random_order(name):
-    y, domain = examples()
-    part = max(make(name), key=len)
-    assert (np.diff(part) < 0).any()
-    for code in (y, domain):
-        values = code[part]
+def test_each_example_is_used_once_and_clients_hold_theirs_in_random_order(name):
+    parts = make(name)
+    assert len(parts) == 9 and all(part.dtype == np.int32 for part in parts)
+    if name != "client_dirichlet":  # which drops the remainder
+        assert_each_once(parts, 1200)
+    assert name != "iid" or np.ptp([len(part) for part in parts]) <= 1
+    part = max(parts, key=len)
+    for values in (part, *(code[part] for code in examples())):
         if len(set(values)) > 1:
             assert (np.diff(values) > 0).any() and (np.diff(values) < 0).any()
 
@@ -125,21 +117,13 @@ def test_dirichlet_equals_the_loop_of_niid_bench(seed):
 
 @pytest.mark.parametrize("name", ["dirichlet", "quantity"])
 def test_the_accepted_try_does_not_depend_on_the_number_drawn_at_once(name, monkeypatch):
-    settings = {"alpha": 0.5, "min_size": 40}
-    many = make(name, **settings)
+    many = make(name, alpha=0.5, min_size=40)
     monkeypatch.setattr(partition, "CHUNK", 1)
-    single = make(name, **settings)
-    y, _ = examples()
+    single = make(name, alpha=0.5, min_size=40)
     assert [len(part) for part in many] == [len(part) for part in single]
-    if name == "dirichlet":
-        np.testing.assert_array_equal(
-            partition.counts(many, y, 13), partition.counts(single, y, 13)
-        )
 
 
-@pytest.mark.parametrize("chunk", [1, partition.CHUNK])
-def test_dirichlet_that_never_reaches_its_minimum_is_an_error(chunk, monkeypatch):
-    monkeypatch.setattr(partition, "CHUNK", chunk)
+def test_dirichlet_that_never_reaches_its_minimum_is_an_error():
     y, domain = examples(size=400)
     settings = {"alpha": 1.5, "min_size": 13, "tries": 300}
     message = complaint(partition.dirichlet, y, domain, 30, rng(), **settings)
@@ -167,27 +151,17 @@ def test_classes_per_client_gives_each_client_that_many_classes(classes):
         np.testing.assert_array_equal(sizes, [len(part) for part in split])
 
 
-def test_alpha_sets_the_skew():
-    """Even if each client wants one class only, those that are left are dealt."""
-    y = np.repeat(np.arange(10), 1000)
-    for alpha, low, high in ((1e6, 0.1, 0.13), (0.01, 0.8, 1.0)):
-        parts = partition.client_dirichlet(y, y, 20, rng(), alpha=alpha)
-        share = partition.counts(parts, y, 10) / 500
-        assert low <= share.max(1).mean() <= high
-    y = np.repeat([0, 1], 50)
-    assert_each_once(partition.client_dirichlet(y, y, 4, rng(), alpha=1e-300), 100)
+def test_alpha_sets_the_skew_and_a_tiny_one_leaves_no_example_out():
     y, domain = examples(size=6000)
-    for deal, settings, low, high in (
-        (partition.dirichlet, {"min_size": 1}, 0.1, 1000.0),
-        (label_skews.extended_dirichlet, {"classes": 2}, 0.3, 100.0),
-    ):
-        skewed, even = (
-            partition.counts(deal(y, domain, 20, rng(), alpha=alpha, **settings), y, 13).std()
-            for alpha in (low, high)
-        )
-        assert skewed > 1.2 * even
+    skewed, even = (
+        label_skews.extended_dirichlet(y, domain, 20, rng(), classes=2, alpha=alpha)
+        for alpha in (0.3, 100.0)
+    )
+    assert partition.counts(skewed, y, 13).std() > 1.2 * partition.counts(even, y, 13).std()
     parts = partition.dirichlet(y, domain, 3, rng(), alpha=1e-12, min_size=1)
     assert_each_once(parts, 6000)
+    y = np.repeat([0, 1], 50)
+    assert_each_once(partition.client_dirichlet(y, y, 4, rng(), alpha=1e-300), 100)
 
 
 def naive_fill(slots, mix, left, random):
@@ -242,44 +216,28 @@ class NoDraws(np.random.Generator):
         return super().dirichlet(alpha, size)
 
 
-@pytest.mark.parametrize(
-    "num_clients, settings", [(3000, {"min_size": 10}), (100, {"alpha": 0.01})]
-)
-def test_quantity_rejects_an_unreachable_minimum_without_drawing(num_clients, settings):
+def test_quantity_rejects_an_unreachable_minimum_without_drawing():
     y = np.zeros(60_000, int)
-    message = complaint(partition.quantity, y, y, num_clients, NoDraws(), **settings)
+    message = complaint(partition.quantity, y, y, 3000, NoDraws(), min_size=10)
     assert "config.partition.min_size 10 is out of reach: with alpha" in message
     assert "raise alpha (for example to " in message
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.5, 5.0])
-@pytest.mark.parametrize("num_clients", [1, 2, 7, 30])
-def test_the_bound_on_the_smallest_share_is_never_too_low(num_clients, alpha):
-    smallest = rng().dirichlet(np.full(num_clients, alpha), 4000).min(1)
-    for least in (1e-4, 0.01, 0.02, 0.1):
-        bound = partition._most_likely(alpha, least, num_clients)
-        share = (smallest >= least).mean()
-        assert share <= bound + 4 * np.sqrt(bound * (1 - bound) / 4000)
-
-
-@pytest.mark.parametrize("name, numbers", [("dirichlet", 63), ("quantity", 9)])
-def test_tries_are_limited_by_the_random_numbers_that_they_take(name, numbers, monkeypatch):
+def test_tries_are_limited_by_the_random_numbers_that_they_take(monkeypatch):
     monkeypatch.setattr(partition, "CHUNK", 200)
     monkeypatch.setattr(partition, "MOST_DRAWN", 10_000)
-    message = complaint(make, name, alpha=0.5, min_size=110, tries=10**9)
-    assert f"was not reached in {10_000 // numbers} tries" in message
+    message = complaint(make, "dirichlet", alpha=0.5, min_size=110, tries=10**9)
+    assert f"was not reached in {10_000 // 63} tries" in message
     assert "raise alpha (for example to " in message
 
 
-@pytest.mark.parametrize("num_clients", [3, 12])
-def test_by_domain_gives_each_domain_equally_many_clients(num_clients):
+def test_by_domain_gives_each_domain_equally_many_clients():
     _, domain = examples()
-    held = domain_counts(make("by_domain", num_clients), domain)[:, [1, 3, 4]]
-    of_each = num_clients // 3
+    held = domain_counts(make("by_domain", 12), domain)[:, [1, 3, 4]]
     for i, row in enumerate(held):
-        assert np.flatnonzero(row).tolist() == [i // of_each]
+        assert np.flatnonzero(row).tolist() == [i // 4]
     for z in range(3):
-        assert np.ptp(held[of_each * z : of_each * (z + 1), z]) <= 1
+        assert np.ptp(held[4 * z : 4 * z + 4, z]) <= 1
 
 
 def allocate(sizes, num_clients, domains, seed=0):
@@ -366,7 +324,6 @@ def test_deal_like_meets_whole_shares_exactly_and_favors_no_client():
 
 
 def test_hold_out_does_not_split_texts():
-    """The examples of a text stay together, and the fraction is met as closely as texts allow."""
     origin = np.repeat(np.arange(40), np.arange(40) % 7 + 1)
     order = np.random.default_rng(3).permutation(len(origin))
     parts = [order[:100], order[100:], np.flatnonzero(origin == 5)]
@@ -434,19 +391,6 @@ def test_table_of_counts_and_sizes():
     assert len({len(line) for line in text.splitlines()[:5]}) == 1  # the columns are aligned
 
 
-def test_table_of_many_clients_and_classes_is_short():
-    text = partition.table(np.ones((500, 200), int), [f"class number {i}" for i in range(200)])
-    lines = text.splitlines()
-    assert lines[21] == "... and 480 more clients"
-    assert lines[22].split() == ["all", *["500"] * 12, "100000"]
-    assert lines[23] == "... and 188 more classes" and len(lines) == 26
-    assert max(map(len, lines)) <= 170
-    assert "handwritten" in partition.table(
-        np.ones((2, 2), int), ["a", "b"], np.ones((2, 1), int), ["handwritten"]
-    )
-    assert "more" not in partition.table(np.ones((20, 12), int), ["a"] * 12)
-
-
 # Invalid input
 
 
@@ -460,13 +404,10 @@ def test_check_names_the_partition_and_the_client_without_examples():
 
 BAD = [  # the setting that a message names comes first in it
     ("iid", 1201, {}, "num_clients must be at most 1200, the number"),
-    ("dirichlet", 9, {"alpha": -1}, "alpha must be above 0, got -1"),
     ("dirichlet", 9, {"alpha": float("nan")}, "alpha must be above 0, got nan"),
     ("dirichlet", 9, {"alpha": float("inf")}, "alpha must be finite, got inf"),
     ("dirichlet", 9, {"min_size": 0}, "min_size must be at least 1, got 0"),
-    ("dirichlet", 9, {"tries": 0}, "tries must be at least 1, got 0"),
     ("dirichlet", 9, {"min_size": 134}, "min_size 134 for num_clients 9 needs 1206 examples"),
-    ("quantity", 9, {"alpha": 0}, "alpha must be above 0, got 0"),
     ("quantity", 9, {"min_size": 130, "alpha": 0.1, "tries": 50}, "min_size 130"),
     ("client_dirichlet", 9, {"alpha": 0.0}, "alpha must be above 0, got 0.0"),
     ("classes_per_client", 9, {"classes": 0}, "classes must be at least 1, got 0"),
@@ -474,13 +415,11 @@ BAD = [  # the setting that a message names comes first in it
     ("classes_per_client", 6, {}, "num_clients must be at least 7, so that each"),
     ("classes_per_client", 900, {"classes": 7}, "classes=7 divides the"),
     ("by_domain", 10, {}, "num_clients must be a multiple of 3, the number of domains, got 10"),
-    ("domains_per_client", 9, {"domains": 0}, "domains must be at least 1, got 0"),
     ("domains_per_client", 9, {"domains": 4}, "domains must be at most 3, the number of domains"),
     ("domains_per_client", 2, {"domains": 1}, "domains=1 with 2 clients leaves some of the 3"),
     ("shards", 9, {"shards_per_client": 134}, "shards_per_client must be from 1 to 133 for 1200"),
     ("extended_dirichlet", 9, {"classes": 8}, "classes must be from 1 to 7, got 8"),
     ("extended_dirichlet", 3, {"classes": 2}, "num_clients=3 clients with 2 classes each cannot"),
-    ("extended_dirichlet", 9, {"alpha": 0.0}, "alpha must be above 0"),
 ]
 
 
@@ -495,17 +434,16 @@ def test_a_bad_setting_is_a_one_line_error_that_names_its_key(name, num_clients,
 
 
 def test_shards_are_contiguous_pieces_of_the_sorted_labels():
-    """The federation of McMahan et al.: each client has two shards, each of one label."""
+    """The federation of McMahan et al.: each client has two shards, each of one label.
+
+    A shard may also span several labels, and sizes may differ by one.
+    """
     y = rng().permutation(np.repeat(np.arange(10), 60))
     parts = label_skews.shards(y, y, 10, rng(1))
-    assert_each_once(parts, 600)
     assert [len(part) for part in parts] == [60] * 10  # 20 shards of 30
     held = partition.counts(parts, y, 10)
     assert set(np.unique(held)) <= {0, 30, 60}
     assert ((held > 0).sum(1) <= 2).all() and (held > 0).sum(1).mean() > 1.5
-
-
-def test_a_shard_may_span_several_labels_and_sizes_may_differ_by_one():
     for sizes, expected in (
         ([9, 3, 8], [(0, 0, 6), (2, 3, 2), (7, 0, 0)]),
         ([7, 7, 6], [(0, 0, 6), (0, 7, 0), (7, 0, 0)]),

@@ -40,7 +40,6 @@ def check(federation, rows, expected):
 
 
 def test_all_parts_of_a_kind_have_the_same_shapes():
-    """The shapes are equal for the smallest clients, for the largest, and for copies of one."""
     part = parts.with_examples(WHOLE, SETS, 3, 0, ONE_PROCESS)
     order = np.argsort(WHOLE.train.count)
     choices = [np.sort(order[:3]), np.sort(order[-3:]), np.repeat(order[:1], 3)]

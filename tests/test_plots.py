@@ -46,13 +46,6 @@ def test_heat_maps_share_a_color_scale_and_have_outer_labels():
     assert [axes.get_xlabel() for axes in panels] == ["", "", "of", "of", "of"]
 
 
-def test_labels_that_do_not_fit_are_left_out():
-    side = plots.Side("client", range(400))
-    figure = plots.draw_heat_maps({"": np.eye(400)}, "", side, side)
-    places = figure.axes[0].get_yticks()
-    assert places[0] == 0 and 20 < len(places) < 40 and len(set(np.diff(places))) == 1
-
-
 def test_a_legend_leaves_out_curves_without_points(tmp_path):
     some, none = (np.arange(3), np.ones((2, 3))), (np.zeros(0), np.zeros((0, 0)))
     figure = plots.draw_curves([some, none, some], "round", "accuracy, %", ["a", "b", "_c"])

@@ -24,11 +24,9 @@ def test_values_are_uniform_in_the_scale_of_the_range():
     [
         ("0.1,1", "is not a range; for example log:"),
         ("lug:1,2", "no range 'lug'; did you mean 'log'?"),
-        ("log:1,2,3", "has two bounds, got 3"),
         ("log:0,1", "must begin above 0"),
         ("log:1,x", "must be a number, got 'x'"),
         ("uniform:1,1", "to a larger one, got 1.0 to 1.0"),
-        ("uniform:0,1e999", "finite number"),
         ("log:1," + "(" * 5000, "must be a number"),
     ],
 )

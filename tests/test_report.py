@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
@@ -57,7 +55,7 @@ def test_the_numbers_of_the_last_round(tmp_path):
     """Seeds in several folders are one row; the seconds are those of one seed."""
     for seed, values in SCORES["fedavg"].items():
         write(tmp_path / f"seed{seed}", {seed: values}, data={"cache": f"/disk{seed}"})
-    write(tmp_path / "all", SCORES["fedprox"], method="fedprox", mu=0.01)
+    write(tmp_path / "together", SCORES["fedprox"], method="fedprox", mu=0.01)
     got = entries_of(tmp_path)
     assert list(got) == ["fedavg", "fedprox"]
     a, b = (np.array([s[-1] for s in SCORES[name].values()], float) for name in SCORES)
@@ -139,7 +137,6 @@ PEEK = "chosen on the test set itself"
     [
         ({"accuracy": {"mean": 50.0}, "id": 40.0}, True),
         ({"global": 50.0}, True),
-        ({"ood": 50.0, "id": 40.0}, True),
         ({"id": 40.0}, False),  # the maximum is over validation examples
         ({}, False),  # a stage that is not scored: no maximum in the table
     ],
@@ -191,24 +188,25 @@ def test_a_row_is_named_by_the_settings_that_differ(tmp_path):
     assert names == ["fedavg", "fedprox mu=0.1", "fedprox mu=0.2", "fedrs mu=0.9", "fedrs"]
 
 
+CLIPS = {}, {"clip": 0.0}, {"clip": 1.0}
+AGGREGATORS = {}, *({"aggregator": {"name": name}} for name in ("none", "median"))
+
+
 @pytest.mark.parametrize(
-    "sections, names",
+    "sections, setting, values",
     [
-        ([{"engine": {"seeds": "vectorised"}}, {"engine": {"seeds": "vectorized"}}], ["fedavg"]),
-        ([{}, {"run": {"rounds": 15, "seed": 7, "metrics": ["ece"]}}], ["fedavg"]),
-        (
-            [{"local": {"lr": 0.1, **more}} for more in ({}, {"clip": 0.0}, {"clip": 1.0})],
-            ["fedavg local.clip=0.0", "fedavg local.clip=1.0"],
-        ),
-        (
-            [{}, {"aggregator": {"name": "none"}}, {"aggregator": {"name": "median"}}],
-            ["fedavg aggregator.name=none", "fedavg aggregator.name=median"],
-        ),
+        ([{"engine": {"seeds": name}} for name in ("vectorised", "vectorized")], "", ""),
+        ([{}, {"run": {"rounds": 15, "seed": 7, "metrics": ["ece"]}}], "", ""),
+        ([{"local": {"lr": 0.1, **clip}} for clip in CLIPS], "local.clip", (0.0, 1.0)),
+        (AGGREGATORS, "aggregator.name", ("none", "median")),
     ],
     ids=["an earlier name", "other metrics", "a missing key", "a missing section"],
 )
-def test_the_first_two_configs_are_one_row_and_the_third_is_another(sections, names, tmp_path):
+def test_the_first_two_configs_are_one_row_and_the_third_is_another(
+    sections, setting, values, tmp_path
+):
     """What a run of an earlier version lacks has its default."""
+    names = [f"fedavg {setting}={value}" for value in values] or ["fedavg"]
     for seed, changed in enumerate(sections):
         folder = write(tmp_path / str(seed), {seed: (1, 2, 3)})
         saved = json.loads((folder / "config.json").read_text())
@@ -272,11 +270,9 @@ def test_a_stage_without_scores_has_no_numbers(pair, capsys):
         ([], "no folder is given"),
         (["nowhere"], "does not exist"),
         (["sweep/a/config.json"], "is not a folder"),
-        (["empty"], "holds no run"),
         (["sweep", "--baseline=fedprx"], "did you mean 'fedprox'?"),
         (["sweep", "--measure=worst10"], "did you mean 'accuracy.worst10'?"),
         (["sweep", "--way=best_by_validation"], "no run supports --way=best_by_validation"),
-        (["sweep", "--way=best"], "invalid choice: 'best'"),
         (["sweep", "--out=empty"], "cannot write"),
         (["short"], "lacks bytes_down, bytes_up, seconds"),
     ],
@@ -364,11 +360,8 @@ def test_the_best_mean_of_each_column_is_bold(tmp_path, capsys):
 
 def test_rows_of_a_markdown_table_have_equally_many_cells(tmp_path, capsys):
     out = call(capsys, strange_rows(tmp_path), "--format=markdown")
-    lines = [line for line in out.splitlines() if line.startswith("|")]
-    widths = [len(re.findall(r"(?<!\\)\|", line)) for line in lines]
-    for i, line in enumerate(lines):
-        if line.startswith("|---"):
-            assert widths[i - 1] == widths[i] == widths[i + 1]
+    for table in re.findall(r"(?:^\|.*\n)+", out, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
     assert "<script>" not in re.sub("`[^`]*`", "", out)
 
 
@@ -404,7 +397,6 @@ def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     out = (tmp_path / "page.html").read_text(encoding="utf-8")
     page = Page()
     page.feed(out)
-    page.close()
     assert not page.open and out.startswith('<!doctype html>\n<html lang="en">')
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert not re.search(r"https?://|@import|url\((?!#)", out)
@@ -421,36 +413,12 @@ def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     assert len({tuple(plots.look(i).values()) for i in range(28)}) == 28  # no two curves are alike
 
 
-def wide_page(tmp_path, capsys):
-    """A page with a pivot table and with names that are wider than a phone."""
-    write(tmp_path / "d", SCORES["fedprox"], method="moon", note="n" * 300)
-    return call(capsys, strange_rows(tmp_path), "--pivot", *PAGE_OF)
-
-
 def test_wide_tables_scroll_in_a_box(tmp_path, capsys):
-    out = wide_page(tmp_path, capsys)
+    out = call(capsys, strange_rows(tmp_path), "--pivot", *PAGE_OF)
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in out
     boxes = re.findall(r'<div class="scroll"[^>]*>\n<table>', out)
     assert len(boxes) == out.count("<table") == 5 and ".scroll { overflow-x: auto; }" in out
     assert not re.search(r"<svg[^>]* width=", out)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
-def test_a_browser_shows_the_page_within_the_width_of_a_phone(tmp_path, capsys):
-    """The page reports by how much its content is wider than a frame of that width."""
-    script = "parent.postMessage(document.documentElement.scrollWidth - innerWidth, '*')"
-    page = wide_page(tmp_path, capsys).replace("</body>", f"<script>{script}</script></body>")
-    (tmp_path / "page.html").write_text(page, encoding="utf-8")
-    (tmp_path / "frame.html").write_text(
-        "<script>onmessage = event => document.title = `beyond: ${event.data}`</script>"
-        '<iframe src="page.html" width="320" height="800"></iframe>'
-    )
-    command = "chromium --headless --no-sandbox --disable-gpu --virtual-time-budget=5000 --dump-dom"
-    file = (tmp_path / "frame.html").as_uri()
-    done = subprocess.run([*command.split(), file], capture_output=True, text=True, timeout=120)
-    (beyond,) = re.findall("<title>beyond: (-?[0-9]+)", done.stdout)
-    assert int(beyond) <= 0
 
 
 def test_curves_have_the_evaluations_that_all_seeds_have(tmp_path):
@@ -460,8 +428,6 @@ def test_curves_have_the_evaluations_that_all_seeds_have(tmp_path):
     (row,) = block.rows
     got = runs.curve(row, "accuracy.mean")
     np.testing.assert_array_equal(got["rounds"], [5, 10])
-    np.testing.assert_array_equal(got["megabytes"], [5, 10])
-    np.testing.assert_array_equal(got["seconds"], [10, 20])
     np.testing.assert_array_equal(got["values"], [[50, 60], [52, 64]])
     assert runs.per_client(row, "last", "accuracy.mean") == [60, 70, 80, 54, 64, 74]
     assert tables.MEASURES.keys() >= set(runs.HEADLINES)
@@ -501,7 +467,6 @@ def test_a_loss_is_compared_and_lower_is_better(losses, capsys):
 
 
 def test_other_metrics_are_listed_besides_the_accuracy(losses, capsys):
-    """A metric of the user's declares that lower is better. The closing table has every metric."""
     out = call(capsys, losses, "--bold", "--format=markdown")
     assert "accuracies in percent, last round" in out
     header = next(line for line in out.splitlines() if "loss.mean" in line)
@@ -521,16 +486,15 @@ def test_other_metrics_are_listed_besides_the_accuracy(losses, capsys):
     assert "global_loss" not in table
 
 
-@pytest.mark.parametrize("form", ["terminal", "markdown", "latex", "csv", "html"])
-def test_epsilon_is_listed_with_the_accuracy(form, tmp_path, capsys):
+def test_epsilon_is_listed_with_the_accuracy(tmp_path, capsys):
     for method, epsilons in (("fedavg", (1, 2.5)), ("fedprox", (1, None)), ("scaffold", ())):
         folder = write(tmp_path / method, {0: (50, 60)}, method=method)
         rows = rows_of(folder)
         for row, epsilon in zip(rows, epsilons, strict=False):
             row |= {"epsilon": epsilon} | ({"delta": 1e-5} if epsilon else {})
         write_rows(folder, rows)
-    out = call(capsys, tmp_path, f"--format={form}")
-    assert ("2.5,1e-05" if form == "csv" else "2.5 (1e-05)") in out and "inf" in out
-    assert "epsilon.mean" not in out  # it is not a measure
-    if form == "terminal":
-        assert "fedprox has epsilon (delta) inf" in call(capsys, tmp_path, "--pivot")
+    for form in ("terminal", "markdown", "latex", "csv", "html"):
+        out = call(capsys, tmp_path, f"--format={form}")
+        assert ("2.5,1e-05" if form == "csv" else "2.5 (1e-05)") in out and "inf" in out
+        assert "epsilon.mean" not in out  # it is not a measure
+    assert "fedprox has epsilon (delta) inf" in call(capsys, tmp_path, "--pivot")

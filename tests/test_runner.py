@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
-from slow_cases import exhaustive_but
 
 import fedjax_lab
 from fedjax_lab.config_files import load_config
@@ -39,8 +38,8 @@ def same_rows(one, other):
     assert comparable(one) == comparable(other)
 
 
-@pytest.mark.parametrize("way", exhaustive_but(["vectorized"], ["vectorized", "sequential"]))
-def test_on_evaluation_gets_the_row_and_the_state(way, config, run, whole):
+@pytest.mark.slow
+def test_on_evaluation_gets_the_row_and_the_state(config, run, whole):
     """States that are kept do not change, although the next rounds reuse their memory."""
     kept = []
 
@@ -48,21 +47,20 @@ def test_on_evaluation_gets_the_row_and_the_state(way, config, run, whole):
         kept.append((dict(row), state, state()))
         row.clear()  # which does not change the run
 
-    result = run({**config, "engine": {"seeds": way}}, on_evaluation=note)
+    result = run(config, on_evaluation=note)
     same_rows([row for row, *_ in kept], result.metrics)
     for (*_, state), final in zip(kept[-2:], result.states, strict=True):
         assert all(isinstance(a, np.ndarray) for a in jax.tree.leaves(state))
         toys.same(state, final)
     early, late = kept[1][2].server, kept[3][2].server
-    shorter = {**config, "engine": {"seeds": way}, "run": {**config["run"], "rounds": 3}}
+    shorter = {**config, "run": {**config["run"], "rounds": 3}}
     toys.same(early, run(shorter).states[1].server)
     with pytest.raises(AssertionError):
         toys.same(early, late)
     with pytest.raises(RuntimeError, match="until on_evaluation returns"):
         kept[0][1]()
-    if way == "vectorized":
-        same_rows(result.metrics, whole.metrics)
-        toys.same(result.states, whole.states)
+    same_rows(result.metrics, whole.metrics)
+    toys.same(result.states, whole.states)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import pytest
 import toys
 from commands import call
 from inputs import complaint
-from slow_cases import exhaustive_but
 
 from fedjax_lab import experiment, meanings, schedules
 from fedjax_lab.config import resolve
@@ -92,25 +91,13 @@ def test_both_learning_rates_are_listed_for_each_round(toy):
         ({"run__server_schedule": "step"}, "a method with the setting server_lr, which"),
         ({"run__server_warmup": 2}, "fedavg does not have; methods that have it: ccvr"),
         ({"local__warmup": 3}, "config.local.warmup=3 must be less than the 3 rounds"),
-        ({"local__warmup": -1}, "config.local.warmup must not be negative"),
         ({"local__schedule": "cosin"}, "no schedule 'cosin'; did you mean 'cosine'?"),
         (
             {"local__schedule": "cosine", "local__lr_decay_rounds": 2},
             "config.local.schedule=cosine: its factor of the learning rate is 0 in round 3 of 3",
         ),
         ({"local__schedule": "step", "local__lr_decay_every": -3}, "step: lr_decay_every must be"),
-        (
-            {"local__schedule": "exponential", "local__lr_decay_every": 0},
-            "exponential: lr_decay_ev",
-        ),
-        (
-            {"local__schedule": "linear", "local__lr_decay_rounds": -5},
-            "linear: lr_decay_rounds must",
-        ),
-        (
-            {"local__schedule": "cosine", "local__lr_decay_rounds": -5},
-            "cosine: lr_decay_rounds must",
-        ),
+        ({"local__schedule": "linear", "local__lr_decay_rounds": -5}, "lr_decay_rounds must"),
         ({"local__schedule": "step", "local__lr_deacy": 0.5}, "'lr_deacy'; did you mean 'lr_decay"),
     ],
 )
@@ -177,14 +164,12 @@ METHODS = {  # clients that use the learning rate, a wrapper with stages, and a 
     "scaffold": BOTH,
     "client2vec": {**BOTH, "method__base": "scaffold", "method__index": "feature_average"},
     "central": {"local__schedule": "step", "local__lr_decay_every": 1},
-    "fedconcat": {"local__schedule": "cosine", "method__num_clusters": 2},
-    "pfedhn": BOTH,
 }
 
 
-@pytest.mark.parametrize("method", exhaustive_but(["scaffold", "client2vec", "central"], METHODS))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_each_round_equals_one_of_a_run_with_its_learning_rates(method, toy):
-    """The other run has `server_lr` and `lr` of the round in its config, in every stage."""
     job = experiment.build(config_of(toy, method, **METHODS[method]))
     lengths = [stage.rounds for stage in job.simulation.stages]
     rates = experiment.learning_rates(job.config, lengths)
@@ -240,7 +225,6 @@ def test_tuning_before_evaluation_uses_the_learning_rate_of_the_last_round(toy):
 
 @pytest.mark.slow
 def test_runs_trained_together_follow_separate_schedules(toy):
-    """Runs that are one computation may also differ in the numbers of a schedule."""
     configs = [
         config_of(toy, "scaffold", **{**BOTH, "local__lr_decay": decay, "local__lr": lr})
         for decay, lr in ((0.5, 0.1), (0.9, 0.2))

@@ -11,7 +11,6 @@ import toys
 from inputs import complaint
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from slow_cases import slow_but
 
 from fedjax_lab import optim, parallel, sampling, shards, simulate, streams, tree
 from fedjax_lab.engine import Engine, Simulation
@@ -21,7 +20,7 @@ from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.placement import Placement
-from fedjax_lab.types import Federation, Plan, Stage
+from fedjax_lab.types import Plan, Stage
 
 MESH = parallel.make_mesh(4)
 KEYS = streams.make_keys(jax.random.key(3))
@@ -59,57 +58,6 @@ def test_take_and_put_preserve_every_bit():
     for name, a in new.items():
         expected[name][padded[padded >= 0]] = np.asarray(a)[padded >= 0]
     assert bits(put(ODD, padded, new)) == bits(expected)
-
-
-@pytest.mark.parametrize("sizes", [[3, 0, 5, 1, 2], [1] * 8, [0, 0, 0, 7, 0, 0]])
-def test_rows_of_a_device_are_those_of_its_clients(sizes):
-    """Rows that are dealt and taken are unchanged, and all parts of the list are equally long."""
-    ends = np.cumsum(sizes)
-    (rows,) = make_rows([np.split(np.arange(100, 100 + ends[-1]), ends[:-1])])
-    (dealt,) = shards.deal([rows], 4)
-    assert len(dealt) % 4 == 0 and len(dealt.list) % 4 == 0
-    np.testing.assert_array_equal(np.asarray(dealt)[: len(sizes)], rows)
-    of_device = dealt.list.reshape(4, -1)
-    share = len(dealt) // 4
-    for d, part in enumerate(of_device):
-        expected = np.asarray(rows)[d * share : (d + 1) * share]
-        assert sorted(part[part >= 0]) == sorted(expected[expected >= 0])
-    take = on_shares(shards.take, in_specs=(P("client"), P()), out_specs=P("client"))
-    ids = np.resize(np.arange(len(sizes))[::-1], 8)
-    np.testing.assert_array_equal(take(dealt, ids), np.asarray(rows)[ids])
-
-
-@pytest.mark.parametrize("at_once", slow_but([1 << 28], [1 << 28, 1]))
-def test_clients_get_the_examples_of_their_rows(monkeypatch, at_once):
-    """Two arrays of rows are brought together, all at once or client by client."""
-    monkeypatch.setattr(shards, "AT_ONCE", at_once)
-    federation = toys.FEDERATION._replace(train=None, test=None, global_test=None)
-    rows = toys.FEDERATION.train[jnp.arange(8)], toys.FEDERATION.test[jnp.arange(8)]
-    specs = {"in_specs": (divided_pool(), P("client")), "out_specs": P("client")}
-    pool, positions = jax.device_get(on_shares(shards.bring, **specs)(federation, rows))
-    federation, rows = jax.device_get((federation, rows))
-    for i in range(8):
-        for of_set, at in zip(rows, positions, strict=True):
-            real = of_set[i] >= 0
-            np.testing.assert_array_equal(at[i] >= 0, real)
-            for name in shards.POOL:
-                expected = getattr(federation, name)[of_set[i][real]]
-                np.testing.assert_array_equal(pool[name][i][at[i][real]], expected)
-
-
-def divided_pool():
-    pool = Federation._make(P() for _ in Federation._fields)
-    return pool._replace(**dict.fromkeys(shards.POOL, P("client")))
-
-
-def test_collect_gives_all_devices_the_examples_of_shared_rows():
-    federation = toys.FEDERATION._replace(train=None, test=None, global_test=None)
-    rows = jnp.array([[599, 3, -1], [0, 150, 300]])
-    pool = Federation._make(P() for _ in Federation._fields)
-    specs = {"in_specs": (divided_pool(), P()), "out_specs": (pool, P())}
-    small, at = on_shares(shards.collect, **specs)(federation, rows)
-    np.testing.assert_array_equal(np.asarray(at) < 0, np.asarray(rows) < 0)
-    np.testing.assert_array_equal(small.x[at[1]], federation.x[rows[1]])
 
 
 @pytest.mark.parametrize("name", ["by_size", "equal"])
@@ -170,8 +118,6 @@ def placed(federation, strategy):
 
 
 def test_sampling_by_device_equals_sampling_by_strata_on_one_device():
-    """Four devices train SCAFFOLD as one device that draws from four strata does."""
-
     def sample(*args):
         return sampling.in_strata(sampling.by_size, *args, strata=4)
 
@@ -214,7 +160,6 @@ def play(method, strategy, federation):
 
 
 def test_a_round_of_fedavg_by_device_sends_the_model_once():
-    """The devices communicate only one sum of the model and a few numbers."""
     federation, population = placed(disjoint(), BY_DEVICE)
     method = fedavg(toys.TASK)
     program = simulate.Program(method, PLAN._replace(equal_steps=True), BY_DEVICE)

@@ -72,10 +72,6 @@ def test_a_block_is_one_program_traced_once():
 
 @pytest.mark.slow
 def test_measured_work_includes_a_second_training():
-    """A second training of three steps counts, with its loss and its examples.
-
-    Divergence is reported with its round.
-    """
     risk, method = losses.risk(toys.TASK), fedavg(toys.TASK)
 
     def twice(w_t, client, work):
@@ -96,8 +92,6 @@ def test_measured_work_includes_a_second_training():
 
 
 def test_a_client_in_an_empty_place_takes_no_part():
-    """It neither trains nor is counted, and keeps its state; the others are not affected."""
-
     def sampled(count, shares):
         def sample(key, server, population, m):
             return jnp.arange(count), jnp.asarray(shares)

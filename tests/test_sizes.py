@@ -62,14 +62,11 @@ def divide(method=None, cohort=4, seeds=1, devices=4, federation=toys.FEDERATION
     return sizes.divide(methods, federations, toys.K, cohort, lent, **asked)
 
 
-def test_state_on_the_host_and_streamed_data_are_divided_among_the_devices():
+def test_what_each_placement_divides_among_the_devices():
     assert divide(state="host").divided == {"by_client": True, "by_row": False, "by_device": False}
     assert divide(data="stream").divided == {"by_client": True, "by_row": True, "by_device": False}
     both = divide(state="host", data="sharded")
     assert both.data.where == "sharded" and both.divided["by_row"]
-
-
-def test_sampling_by_device_divides_state_and_data():
     division = divide(sampling="device")
     assert division.divided == {"by_client": True, "by_row": True, "by_device": True}
     assert "clients' state: sharded" in division.words

@@ -15,7 +15,7 @@ from inputs import complaint
 from slow_cases import exhaustive_but
 from stops import stopping_after
 
-from fedjax_lab import engine, experiment, loaded, parallel, sampling, simulate, streams
+from fedjax_lab import engine, experiment, loaded, simulate, streams
 from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -159,23 +159,6 @@ def test_bytes_are_those_of_the_messages_of_each_stage(data):
         assert row["bytes_up"] == row["bytes_down"] == 3 * each
 
 
-@pytest.mark.exhaustive
-def test_padding_of_the_clients_reaches_no_stage(data):
-    """Four devices hold six clients and two of padding; `prepare`, `sample` and bytes see six."""
-    e = staged(data)
-    stages = [
-        stage._replace(method=stage.method._replace(sample=sampling.all_clients))
-        for stage in e.simulation.stages
-    ]
-
-    def rows(by_client):
-        strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.vectorized(), by_client)
-        ran = runner.run(toys.changed(e, stages=tuple(stages), strategy=strategy), quiet=True)
-        return comparable(ran.metrics)
-
-    assert rows(by_client=True) == rows(by_client=False)
-
-
 def interrupted(how, monkeypatch, tmp_path, experiment):
     """Runs the experiment in the folder `cut` until it is interrupted or killed by `how`."""
     with monkeypatch.context() as patch:
@@ -212,7 +195,6 @@ def stopped_between_the_stages(patch):
 INTERRUPTS = {  # how, the way of the seeds, and the number of files of facts, with checksums
     "second stage": (partial(stopping_after, 7), "sequential", 4),
     "facts": (killed_while_facts_are_written, "sequential", 2),
-    "first stage": (partial(stopping_after, 2), "vectorized", 0),
     "between": (stopped_between_the_stages, "sequential", 4),
 }
 
@@ -221,7 +203,6 @@ INTERRUPTS = {  # how, the way of the seeds, and the number of files of facts, w
 def test_a_run_interrupted_in_any_stage_resumes_bit_for_bit(
     name, whole, data, tmp_path, monkeypatch
 ):
-    """The metrics and the final state are those of an uninterrupted run."""
     how, way, facts = INTERRUPTS[name]
     interrupted(how, monkeypatch, tmp_path, staged(data, (0, 1), way))
     assert len(list((tmp_path / "cut").glob("stages/*"))) == facts

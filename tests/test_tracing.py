@@ -18,7 +18,6 @@ A, B = jax.ShapeDtypeStruct((3,), jnp.float32), {"b": jax.ShapeDtypeStruct((2,),
         (lambda a, b: b, False),
         (lambda a, b: (jnp.zeros_like(a), len(a) * b["b"]), False),
         (lambda a, b: (jnp.linalg.norm(a), jnp.sin(b["b"]))[1], False),
-        (lambda a, b: 1.0, False),
     ],
 )
 def test_dependence_on_values_and_not_on_shapes(function, expected):

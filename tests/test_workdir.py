@@ -15,14 +15,14 @@ from inputs import complaint
 from processes_beside import another_process
 
 import fedjax_lab
-from fedjax_lab import experiment, parallel, sweep
+from fedjax_lab import experiment, sweep
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.data import cache, lazy
 from fedjax_lab.data.dataset import fingerprint_of
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine
-from fedjax_lab.running import fingerprint, metrics, runner, sweep_folder, workdir
+from fedjax_lab.running import fingerprint, metrics, sweep_folder, workdir
 from fedjax_lab.types import Rows, View
 
 RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}
@@ -86,15 +86,8 @@ def damage(checkpoint):
 @pytest.mark.parametrize(
     "change, what",
     [
-        (
-            lambda x, y: {"x": x, "y": np.random.default_rng(0).permutation(y)},
-            "labels, partition of seed 0, partition of seed 1",
-        ),
         (lambda x, y: {"x": 2 * x, "y": y}, "examples"),
-        (
-            lambda x, y: {"x": x[:-3], "y": y[:-3]},
-            "examples, labels, domains, test flags, partition of seed 0",
-        ),
+        (lambda x, y: {"x": x[:-3], "y": y[:-3]}, "examples, labels, domains, test flags, part"),
     ],
 )
 def test_changed_data_are_rejected_even_for_a_finished_run(change, what, run, capsys):
@@ -143,7 +136,6 @@ def test_the_fingerprint_is_computed_without_a_table_of_all_clients(run, monkeyp
 
 
 def test_a_run_with_device_sampling_cannot_resume_on_more_devices(tmp_path):
-    """The cohorts would be different."""
     toys.write_examples(tmp_path / "data.npz")
     run = {"rounds": 1, "cohort": 4}
     file = toys.write_config(tmp_path, run=run, partition={"num_clients": 8})
@@ -185,23 +177,17 @@ def lines_of(run):
     "change, message",
     [
         (lambda lines: [lines[0], lines[1][:9] + b"\n", *lines[2:]], "cannot be used: line 2: "),
-        (lambda lines: [lines[0], b"\0" * 9 + lines[1], *lines[2:]], "cannot be used: line 2: "),
         (lambda lines: [*lines[:2], *lines], "row 3 is of round 3 and seed 0, which"),
         (lambda lines: [lines[1], lines[0], *lines[2:]], "row 1 is of round 3 and seed 1, which"),
-        (lambda lines: [*lines, *lines[-2:]], "row 7 is of round 8 and seed 0, which"),
         (lambda lines: [*lines[:2], *lines[3:]], "row 3 is of round 6 and seed 1, which"),
-        (lambda lines: [*lines[:-1], lines[-1][:20]], "lacks round 8, which checkpoint 8 has"),
         (lambda lines: [], "lacks round 3, which checkpoint 8 has"),
     ],
 )
 def test_damaged_metrics_are_rejected_and_not_changed(change, message, run, capsys):
-    """The rows after the newest checkpoint are written again."""
     (run / "run/metrics.jsonl").write_bytes(b"".join(change(lines_of(run))))
     assert message in rejected(run, capsys, "--resume")
-    if "lacks round 8" not in message:
-        shutil.rmtree(run / "run/checkpoints/8")
-        message = message.replace("checkpoint 8", "checkpoint 6")
-        assert message in rejected(run, capsys, "--resume")
+    shutil.rmtree(run / "run/checkpoints/8")
+    assert message.replace("checkpoint 8", "checkpoint 6") in rejected(run, capsys, "--resume")
 
 
 @pytest.mark.slow
@@ -214,33 +200,6 @@ def test_a_run_resumes_from_its_checkpoint_and_keeps_the_earlier_rows(run, finis
     assert call(*arguments(run), "--resume") == 0
     assert lines_of(run)[:4] == before[:4]
     assert comparable(run / "run") == comparable(finished / "run")
-
-
-@pytest.mark.slow
-def test_a_run_with_sharded_state_resumes_on_other_devices(tmp_path, monkeypatch):
-    """The state of six clients has eight entries if four or eight devices divide it, else six."""
-    toys.write_examples(tmp_path / "data.npz")
-    config = toys.write_config(tmp_path, run=RUN, engine={"seeds": "vectorized"})
-    job = experiment.build(resolve(load_config(f"{config}:scaffold")), [0, 1])
-
-    def rows(devices, divided, folder):
-        mesh = parallel.make_mesh(devices)
-        strategy = parallel.on_mesh(mesh, parallel.sequential(), by_client=divided)
-        runner.run(toys.changed(job, strategy=strategy), folder, resume=True, quiet=True)
-        return comparable(folder)
-
-    def numbers_in(rows):
-        return [a for a in jax.tree.leaves(rows) if not isinstance(a, str)]
-
-    monkeypatch.setattr(workdir, "SAVE_SECONDS", 0)
-    monkeypatch.setattr(workdir, "SAVE_SHARE", 1)
-    last = tmp_path / "whole"
-    whole = rows(4, True, last)
-    for devices, divided in ((1, False), (8, True)):
-        folder = shutil.copytree(last, tmp_path / f"{devices}-{divided}-after-{last.name}")
-        shutil.rmtree(folder / "checkpoints/8")
-        toys.close(numbers_in(rows(devices, divided, folder)), numbers_in(whole))
-        last = folder
 
 
 def test_a_run_of_an_earlier_version_resumes(run):

@@ -37,7 +37,6 @@ def test_new_clients_are_drawn_below_the_others():
 
 
 def test_a_picture_of_thousands_of_clients_shows_a_sample_sorted_by_size(tmp_path):
-    """It fits on a page."""
     figure = dealt.draw(held(clients=3500, num_new=500))
     heat, bars, _ = figure.axes
     assert heat.get_ylabel() == "100 of 4000 clients, by size"

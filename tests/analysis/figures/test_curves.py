@@ -1,7 +1,5 @@
 """Figures of learning curves: their lines, and the runs that the lines show."""
 
-import json
-
 import numpy as np
 from run_folders import ROUNDS, SCORES, write
 
@@ -42,14 +40,3 @@ def test_federations_have_separate_pictures_and_a_run_has_a_learning_curve(tmp_p
     capsys.readouterr()
     assert figures.main(["curves", str(tmp_path), "--measure=globl"]) == 2
     assert "did you mean 'global'?" in capsys.readouterr().err
-
-
-def test_runs_without_the_measure_have_no_line(tmp_path):
-    write(tmp_path / "a", SCORES["fedavg"])
-    path = write(tmp_path / "b", SCORES["fedprox"], method="moon") / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
-        del row["global"]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (line,) = lines_of(curves.draw(tmp_path, measure="global").pictures["rounds"])
-    assert len(line) == 3
