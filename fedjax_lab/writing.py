@@ -46,7 +46,7 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)
         raise
 
@@ -62,7 +62,7 @@ def append(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         except BaseException as error:
             file.truncate(before)
-            if isinstance(error, OSError) and error.filename is None:
+            if isinstance(error, OSError) and error.errno and error.filename is None:
                 error.filename = str(path)
             raise
 

@@ -171,7 +171,7 @@ def test_a_run_has_the_parts_that_its_config_names(own):
     simulation = experiment.build(resolve(config)).simulation
     assert simulation.plan.augment is references.find("own.py:brighter")
     method = simulation.stages[0].method
-    assert method.sample is references.find("own.py:first_ones")
+    assert method.sample.__wrapped__ is references.find("own.py:first_ones")
     assert [len(held) for held in simulation.federations[0].train] == [48] * 4
 
 

@@ -58,7 +58,11 @@ def test_clients_and_rounds_have_separate_random_streams():
 def test_a_block_is_one_program_traced_once():
     """It has no callbacks or outfeeds; any number of blocks of any length costs one trace."""
     method = fedavg(toys.TASK)
-    play = partial(simulate.play, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
+
+    def play(*arguments):
+        return simulate.play(program, *arguments)
+
     run = jax.jit(chex.assert_max_traces(play, n=1))
     lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
     state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()

@@ -230,7 +230,7 @@ def test_run_names_are_relative_to_the_given_folders(sweep, tmp_path, capsys, mo
 
     assert names(sweep / "fedavg,mu=0.1") == ["fedavg,mu=0.1"]
     kept = ("round", "seed", "stage", "train_loss", "bytes_up", "bytes_down", "seconds")
-    bare = {key: value for key, value in row(0, 5, 60).items() if key in kept}
+    bare = {key: value for key, value in row(0, 5, 60).items() if key in kept} | {"stage": "index"}
     write(tmp_path / "other/fedavg,mu=0.1", [bare, row(0, 10, 60)], seeds=[0])
     both = ["other/fedavg,mu=0.1", "sweep/fedavg,mu=0.1"]
     assert names(sweep / "fedavg,mu=0.1", tmp_path / "other") == both
