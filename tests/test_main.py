@@ -218,7 +218,7 @@ def test_a_flagfile_may_set_every_flag(toy, tmp_path, monkeypatch):
     assert (seeds, config.local.lr, config.method.exclude_true) == ([0, 1, 2], 0.25, True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "now")
@@ -301,7 +301,7 @@ def test_a_run_of_an_earlier_version_resumes_and_evaluates_the_loss(toy, tmp_pat
     assert new[1]["accuracy"] == rows[1]["accuracy"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_scores_of_new_clients_are_written_and_shown(toy, tmp_path, capsys):
     folder = tmp_path / "run"
     assert call(f"--config={toy}:finetune", *NEW, f"--workdir={folder}") == 0

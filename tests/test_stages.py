@@ -125,7 +125,7 @@ def test_a_staged_run_equals_its_stages_played_by_hand(data, whole):
     toys.close(result.states, other.states)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_seconds_count_only_training(data, monkeypatch):
     """The clock gains a second at each reading, so a block of rounds takes one second.
 
@@ -199,7 +199,7 @@ INTERRUPTS = {  # how, the way of the seeds, and the number of files of facts, w
 }
 
 
-@pytest.mark.parametrize("name", exhaustive_but(["second stage", "facts"], INTERRUPTS))
+@pytest.mark.parametrize("name", exhaustive_but(["facts"], INTERRUPTS))
 def test_a_run_interrupted_in_any_stage_resumes_bit_for_bit(
     name, whole, data, tmp_path, monkeypatch
 ):

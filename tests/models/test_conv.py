@@ -275,7 +275,7 @@ print(len(xs), jax.jit(strategy.each(largest_difference))(0, nothing, xs, xs).ma
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gradients_stay_bitwise_equal_in_a_long_loop_on_every_device():
     """Without a spare thread, gradients of up to 0.08 change by 0.013 after about 25 steps."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}

@@ -284,7 +284,7 @@ STAGED = {
 }
 
 
-@pytest.mark.parametrize("name", exhaustive_but(["fedconcat"], STAGED))
+@pytest.mark.parametrize("name", exhaustive_but([], STAGED))
 def test_a_stage_starts_with_the_state_of_the_previous_stage(name, tmp_path, small_network):
     """With top-k of all numbers, stages equal the plain ones, although clients keep residuals."""
     toys.write_examples(tmp_path / "data.npz")

@@ -168,7 +168,7 @@ def test_colluding_attackers_change_their_updates_before_masking():
     np.testing.assert_allclose(received(attacked)[0][0], expected, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_sum_does_not_depend_on_the_execution_strategy():
     """Masks of clients in other chunks and on other devices cancel, too."""
     method = secured(made("scaffold"))
