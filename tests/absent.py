@@ -24,13 +24,13 @@ def devices(kind, count=None):
     return targets.topology(TARGETS[kind], count or (4 if kind == "tpu" else 1))
 
 
-def in_turn(names, both):
-    """Parameters (kind, name): names take turns with the kinds of devices, but those in `both`.
+def in_turn(names, one, both):
+    """Parameters (kind, name): the names in `one` take turns with the kinds of devices.
 
-    The other combinations are exhaustive tests.
+    Those in `both` get each kind. The other combinations are exhaustive tests.
     """
     chosen = {(kind, name) for kind in TARGETS for name in both}
-    chosen |= set(zip(itertools.cycle(TARGETS), names, strict=False))
+    chosen |= set(zip(itertools.cycle(TARGETS), one, strict=False))
     return exhaustive_but(chosen, [(kind, name) for kind in TARGETS for name in names])
 
 

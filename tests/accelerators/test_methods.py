@@ -1,6 +1,7 @@
-"""Every method and every transform compiles for TPU chips or for a GPU, each kind for both.
+"""Every method and every transform compiles for TPU chips and for a GPU.
 
-The methods take turns with the devices. Some carry a transform; test_transforms.py has the others.
+In CI, methods of each kind take turns with the devices, and all transforms are compiled: some are
+carried by a method here, and test_transforms.py has the others.
 """
 
 import absent
@@ -27,10 +28,16 @@ CARRIED = {
     "moon": ("compression", {"name": "top_k"}),
     "scaffold": ("privacy", {"name": "local", "noise": 0.1}),
 }
+KINDS = (  # with stages, private states, validation, pooled data, several models, own scores
+    *("central", "client2vec", "fedbn", "fedc2i", "fedconcat", "fedem", "fedfomo", "fedpick"),
+    *("fedproto", "hfedf", "ifca", "knn_per"),
+)
 BOTH = ("fedavg", "fediir", "pfedhn")  # a plain one, several exchanges, one client at a time
 
 
-@pytest.mark.parametrize(("kind", "name"), absent.in_turn(sorted(registry.METHODS), BOTH))
+@pytest.mark.parametrize(
+    ("kind", "name"), absent.in_turn(sorted(registry.METHODS), [*CARRIED, *KINDS], BOTH)
+)
 def test_every_method_compiles(tmp_path, small_network, kind, name):
     sections = {"local": {"batch_size": 8}}
     if name == "fedfomo":
