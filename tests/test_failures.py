@@ -201,7 +201,7 @@ def without_the_lost(method, plan, t):
     return method._replace(sample=sample), np.asarray(ids)[~arriving]
 
 
-@pytest.mark.parametrize("name", slow_but(["fedper"], ["fedper", "fediir", "pfedhn"]))
+@pytest.mark.parametrize("name", slow_but(["fedper"], ["fedper", "fediir"]))
 def test_a_round_equals_one_of_the_clients_whose_uploads_arrive(name):
     """Also with several exchanges or one by one; the others train and keep private states."""
     method = toys.make(name)
@@ -366,7 +366,7 @@ def test_the_same_clients_fail_however_the_run_is_executed(how):
         assert sums.steps.tolist() == expected_sums.steps.tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_resumed_run_counts_uploads_that_arrived_before():
     snapshot = jax.tree.map(np.array, played(blocks=(2, 1)).snapshot())
     engine = Engine(simulation())

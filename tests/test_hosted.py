@@ -76,7 +76,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "MOST_ROUNDS", 2)
 
 
-SLOW = ["disk", "tunes", "validation", "one round"]
+SLOW = ["disk"]
 ONE = {"seeds": (0,)}
 CASES = {  # {name: (method, where the state is kept, options)}
     "memory": (lambda: toys.make("scaffold"), "memory", {}),

@@ -59,7 +59,7 @@ def runs(folder):
     return run
 
 
-SLOW = "fedconcat", "hfedf"
+SLOW = ("fedconcat",)
 
 
 @pytest.mark.parametrize("name", exhaustive_but(SLOW, METHODS))

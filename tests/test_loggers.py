@@ -311,7 +311,7 @@ def test_a_run_is_logged_also_when_it_is_resumed_or_already_finished(toy, tmp_pa
     assert files == {"tensorboard", "seed-0", "seed-1"}
 
 
-@pytest.mark.parametrize("way", exhaustive_but(["--together"], ["", "--together", "--workers=1"]))
+@pytest.mark.parametrize("way", exhaustive_but([], ["", "--together", "--workers=1"]))
 def test_each_cell_of_a_sweep_is_logged_as_one_run_of_a_group(way, toy, tmp_path):
     grid = ["--methods=fedprox", "--grid=method.mu=0.0,0.01", f"--out={tmp_path / 'sw'}"]
     words = ["sweep", f"--config={toy}", *grid, log_flag(toy), *way.split()]

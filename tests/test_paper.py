@@ -263,7 +263,7 @@ def toy(tmp_path, monkeypatch):
     published._varying.cache_clear()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_table_is_run_once_and_shown(toy, tmp_path, capsys, monkeypatch):
     assert paper.main(toy) == 0
     first = capsys.readouterr().out

@@ -7,6 +7,7 @@ import pytest
 import toys
 from commands import call
 from inputs import complaint
+from slow_cases import exhaustive_but
 
 from fedjax_lab import experiment, meanings, schedules
 from fedjax_lab.config import resolve
@@ -167,8 +168,7 @@ METHODS = {  # clients that use the learning rate, a wrapper with stages, and a 
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", exhaustive_but(["scaffold"], METHODS))
 def test_each_round_equals_one_of_a_run_with_its_learning_rates(method, toy):
     job = experiment.build(config_of(toy, method, **METHODS[method]))
     lengths = [stage.rounds for stage in job.simulation.stages]
@@ -202,7 +202,7 @@ def test_more_rounds_must_not_change_the_learning_rates_of_past_rounds(toy):
     assert "would have changed method.server_lr in the first 3" in message
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tuning_before_evaluation_uses_the_learning_rate_of_the_last_round(toy):
     """It is so small in round 2 that tuning changes nothing."""
     given = {"local__schedule": "exponential", "local__lr_decay": 1e-9, "local__lr": 1.0}
@@ -223,7 +223,7 @@ def test_tuning_before_evaluation_uses_the_learning_rate_of_the_last_round(toy):
     assert alike == [False, True]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs_trained_together_follow_separate_schedules(toy):
     configs = [
         config_of(toy, "scaffold", **{**BOTH, "local__lr_decay": decay, "local__lr": lr})

@@ -217,7 +217,7 @@ def test_a_run_interrupted_in_any_stage_resumes_bit_for_bit(
     assert comparable(rows) == comparable(whole[way].metrics)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_facts_of_vectorized_seeds_must_not_differ_in_size(data, tmp_path, monkeypatch):
     """Sequential seeds have separate programs. Facts that are lost are an error."""
     sizes = iter([2, 3])
@@ -276,8 +276,7 @@ def test_rounds_are_divided_among_stages():
     assert metrics.pick_rounds(rows)["max_over_rounds"]["round"] == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["vectorized", "sequential"])
+@pytest.mark.parametrize("way", exhaustive_but(["sequential"], ["vectorized", "sequential"]))
 def test_local_and_the_view_of_a_stage_get_the_frozen_part(way, data):
     """The examples are shifted once and kept; `local` and the view get the same frozen part.
 
@@ -328,7 +327,7 @@ def test_local_and_the_view_of_a_stage_get_the_frozen_part(way, data):
     assert shifts[2:] == pytest.approx(initial) != shifts[:2]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_view_of_images_may_have_any_shape(four_domains):
     """The output of the view is flat in the pool and has its shape in a batch."""
 
@@ -361,7 +360,7 @@ def test_a_view_of_images_may_have_any_shape(four_domains):
             playing.next_stage()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_new_clients_are_scored_through_the_view_of_a_stage(data, tmp_path):
     """FedConcat scores them with the features of the concatenated encoders, as the loaded run does.
 

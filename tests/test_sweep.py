@@ -446,7 +446,7 @@ def test_workers_on_a_missing_platform_are_a_one_line_error(toy, tmp_path, monke
     assert printed.startswith("error: JAX_PLATFORMS=abacus: ") and printed.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_give_the_numbers_of_one_process(own, tmp_path):
     """They find user-defined parts. Numbers are equal up to rounding, as devices differ."""
     arguments = ["--config=own.py", "--methods=near,own.py:twice", "--config.run.rounds=1"]
@@ -481,7 +481,7 @@ def tuned(toy, tmp_path_factory):
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_runs_draws_then_the_best_with_all_seeds_then_more_seeds(tuned, toy, capsys):
     numbers, plan = numbers_of(tuned), cells_of_plan(tuned)
     draws = {name: rows for name, rows in numbers.items() if name.startswith("draws/")}

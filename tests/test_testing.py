@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from slow_cases import exhaustive_but
 
 from fedjax_lab import losses
 from fedjax_lab.data.dataset import Dataset
@@ -25,8 +26,9 @@ def fails(message):
     return pytest.raises(CheckFailed, match=re.escape(message))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name, settings", [("fedprox", {"mu": 0.1}), ("fedconcat", {})])
+@pytest.mark.parametrize(
+    "name, settings", exhaustive_but(["fedprox"], [("fedprox", {"mu": 0.1}), ("fedconcat", {})])
+)
 def test_registered_methods_pass(name, settings):
     """One of them has stages. `tests/methods/test_methods.py` checks the other methods."""
     check_method(name, **settings)

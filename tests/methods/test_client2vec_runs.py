@@ -55,7 +55,7 @@ def whole(data, tmp_path_factory):
         return run_of(data, (0, 1), workdir)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_has_the_stages_of_its_index(whole, data):
     """Only the training is scored; its first weights are those of the base method."""
     rows = [row for row in whole.metrics if row["seed"] == 0]

@@ -170,9 +170,7 @@ def index_epochs(devices, **settings):
     ), args
 
 
-@pytest.mark.parametrize(
-    "devices, pooled", exhaustive_but([8], [(2, False), (5, False), (8, True)])
-)
+@pytest.mark.parametrize("devices, pooled", exhaustive_but([], [(2, False), (5, False), (8, True)]))
 def test_training_on_several_devices_gives_the_numbers_of_one(devices, pooled):
     """Dropout is included, and the number of devices need not divide the 128 rows."""
     play, args = index_epochs(devices, index_pooled=pooled)

@@ -150,7 +150,7 @@ def gradient(remat, depth=6):
     return compiled(weights.params), compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rematerialization_saves_memory_and_keeps_the_gradient():
     (plain, more), (again, less) = gradient(remat=False), gradient(remat=True)
     jax.tree.map(lambda a, b: close(a, b, atol=1e-6), again, plain)

@@ -147,7 +147,7 @@ def test_a_round_equals_local_dp_sgd_in_numpy():
     naive.close(state.server, naive.mean_by_size(ids, models))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_interrupted_and_sequential_runs_give_the_same_result():
     made = make("scaffold")
     play = toys.player(made)
@@ -207,7 +207,7 @@ def test_an_account_counts_the_steps_of_all_trainings_of_a_round():
     assert each == tuple(Account(b, 8, places, 2 * b + 6, 0.5) for b in (2, 3, 4, 5))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_worst_client_has_the_fewest_batches_only_over_many_rounds():
     def accounts(steps, probability):
         return [Account(b, 16, 28, steps * b, probability) for b in (1, 2, 5, 30)]
