@@ -172,7 +172,7 @@ def fingerprint(splits: Sequence[Split], remedy: str) -> str:
         for file, label in zip(*split, strict=True):
             try:
                 described = file.stat()
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: its name has a NUL byte
                 raise BadInput(f"{file} cannot be read ({error}): {remedy}") from error
             time = f" {described.st_mtime_ns}" if file.suffix.lower() in UNCOMPRESSED else ""
             digest.update(f"{file.name!r} {described.st_size} {label}{time}\n".encode())
