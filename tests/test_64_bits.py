@@ -54,6 +54,7 @@ def types_in(function, *args):
     return str(jax.make_jaxpr(function)(*args))
 
 
+@pytest.mark.slow
 def test_fedpick_computes_in_the_type_of_its_weights(wide):
     method = fedpick.fedpick(toys.NORM)
     w, key = method.init(jax.random.key(0), 2), jax.random.key(1)

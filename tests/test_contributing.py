@@ -29,6 +29,7 @@ def ditto():
     return module.ditto
 
 
+@pytest.mark.slow
 def test_the_skeleton_learns_and_keeps_a_model_on_each_client(ditto):
     play = toys.player(ditto(toys.NORM))
     state, sums = play(KEYS, 0, 12)

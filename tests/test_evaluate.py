@@ -246,6 +246,7 @@ def score_new(method, state):
     return federation, scores, evaluate.summarize(scores, ("all",))
 
 
+@pytest.mark.slow
 def test_new_clients_are_scored_before_and_after_tuning():
     """In NumPy: the global model, and the same model after one gradient step per pass on the rows
     of the client. A new client without test rows has no score."""

@@ -219,6 +219,7 @@ def test_a_round_equals_one_of_the_clients_whose_uploads_arrive(name):
     assert sums.arrived is None and float(sums.steps) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedopt", "pfedhn"])
 def test_the_server_is_unchanged_if_all_uploads_are_lost(name):
     method, plan = toys.make(name), toys.PLAN._replace(dropout=1 - 1e-6)
@@ -330,6 +331,7 @@ def undisturbed():
     return counted(played())
 
 
+@pytest.mark.slow
 def test_bytes_up_count_only_uploads_that_arrive():
     """Bytes down count every message to a client, even if its upload is lost."""
     method = toys.make("scaffold")
@@ -399,6 +401,7 @@ def build(data, method, **run):
     return experiment.build(resolve(config))
 
 
+@pytest.mark.slow
 def test_no_upload_is_lost_in_a_stage_that_needs_every_client(data):
     """The first round of FedConcat-ID forms the clusters and needs an upload of every client."""
     engine = Engine(build(data, "fedconcat_id", dropout=0.5).simulation)

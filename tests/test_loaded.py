@@ -85,6 +85,7 @@ def loaded(runs):
     return fedjax_lab.load(runs("fedper")[0])
 
 
+@pytest.mark.slow
 def test_predictions_use_the_model_of_the_given_client_and_seed(loaded):
     x, task = loaded.experiment.dataset.x[:150], loaded.experiment.task  # more than a batch
     for client, seed in ((0, 3), (2, None)):

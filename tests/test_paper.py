@@ -80,6 +80,7 @@ COSTS = [  # examples that the run of a cell trains on
 ]
 
 
+@pytest.mark.slow
 def test_runs_of_a_cell_have_the_settings_and_the_cost_of_the_paper(plans):
     for table, name, expected in SETTINGS:
         (run,) = find(plans[tuple(table.split())], name).runs

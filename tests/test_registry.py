@@ -66,6 +66,7 @@ def test_a_base_that_cannot_be_wrapped_is_an_error(with_wrapper):
         assert why in complaint(toys.make, "wrapper", base=base)
 
 
+@pytest.mark.slow
 def test_settings_reach_the_wrapper_or_its_base(with_wrapper):
     method, strength = toys.make("wrapper", base="fedprox", mu=0.3, strength=2.0)
     assert strength == 2.0

@@ -117,6 +117,7 @@ def placed(federation, strategy):
     return replicated._replace(train=place.put_rows([federation.train]), **pool), population
 
 
+@pytest.mark.slow
 def test_sampling_by_device_equals_sampling_by_strata_on_one_device():
     def sample(*args):
         return sampling.in_strata(sampling.by_size, *args, strata=4)

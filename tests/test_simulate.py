@@ -95,6 +95,7 @@ def test_measured_work_includes_a_second_training():
     assert 5 <= int(sums.diverged) <= 6
 
 
+@pytest.mark.slow
 def test_a_client_in_an_empty_place_takes_no_part():
     def sampled(count, shares):
         def sample(key, server, population, m):

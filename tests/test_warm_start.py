@@ -59,6 +59,7 @@ HOW = {
 }
 
 
+@pytest.mark.slow
 def test_each_seed_starts_from_the_global_model_of_the_same_seed(folder, trained):
     run = fedjax_lab.load(trained())
     states = first_states(folder, run.folder, "fedper", *HOW["one by one"])

@@ -98,6 +98,7 @@ def test_changed_data_are_rejected_even_for_a_finished_run(change, what, run, ca
     assert what in rejected(run, capsys, "--resume")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_fingerprint_is_rejected(run, capsys):
     (run / "run/fingerprint.json").unlink()
     assert "start a new run in another folder" in rejected(run, capsys, "--resume")

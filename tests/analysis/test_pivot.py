@@ -171,6 +171,7 @@ def test_csv_has_every_number_unrounded(folder, capsys):
     assert by_name["moon"]["north, dirichlet alpha=0.5: mean"] == ""
 
 
+@pytest.mark.slow
 def test_every_format_shows_ranks_and_marks(folder, capsys):
     markdown = call(capsys, folder, "--pivot", "--format=markdown")
     assert re.search(r"`scaffold` \| \*\*[\d.]+ \+- [\d.]+\*\* \\\* \|", markdown)

@@ -1,6 +1,7 @@
 """hFedF's configs for the digit domains: Table 10's settings, and the data without the target."""
 
 import numpy as np
+import pytest
 from inputs import complaint
 
 from fedjax_lab import experiment
@@ -30,6 +31,7 @@ def test_hfedf_has_the_settings_of_table_10():
     assert (config.local.batch_size, config.run.rounds, config.method.embedding_dim) == (64, 200, 1)
 
 
+@pytest.mark.slow
 def test_the_data_for_tuning_exclude_the_target_domain():
     whole = digit_domains(size=16, train_per_domain=400)
     made = hfedf_tuning.digit_domains_without(target="street", size=16, train_per_domain=400)

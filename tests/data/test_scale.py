@@ -198,6 +198,7 @@ def test_a_loaded_run_brings_images_to_its_own_scale(name, loaded):
         assert expected in complaint(run.predict, x)
 
 
+@pytest.mark.slow
 def test_a_loaded_run_refuses_columns_on_another_scale(loaded):
     run = loaded("columns")
     run.predict(COLUMNS[:3]), run.predict(COLUMNS * 1.2)

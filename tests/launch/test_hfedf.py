@@ -50,6 +50,7 @@ def test_table_means_are_over_three_seeds_and_need_all_of_them(of_fedavg):
     assert table.average(incomplete, ["d1/fedavg/street"], "ood") is None
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_cell_match_its_name():
     config = {cell.name: cell.config for cell in table.planned()}
     server = config["d2/hfedf,server_lr=3e-3/postal"]

@@ -281,6 +281,7 @@ def test_label_distributions_are_normalized_counts_plus_laplace_noise(data):
     assert np.abs(noise).mean() == pytest.approx(1 / 4, rel=0.05)
 
 
+@pytest.mark.slow
 def test_first_models_are_averaged_inside_the_inferred_clusters(data):
     """-ID averages by size; with T_1 = 2, one more round inside the clusters follows."""
     e = build(data, "fedconcat_id", num_clusters=2, encoder_rounds=2, num_noise=100)

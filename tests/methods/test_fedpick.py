@@ -232,6 +232,7 @@ def test_which_layers_are_shared_and_sent(settings, shared):
     assert toys.bytes_of(made) == (tree.num_bytes(state.server),) * 2
 
 
+@pytest.mark.slow
 def test_predictions_follow_the_ensemble_setting():
     w, x = first_weights(TASK, CUT, KEYS.init), toys.FEDERATION.x[:20]
     out, soft = (pick(TASK, CUT, w, x, tau=0.5, soft=soft) for soft in (False, True))

@@ -28,6 +28,7 @@ def moved(method):
     return np.abs(naive.vector(state.server) - naive.vector(first))
 
 
+@pytest.mark.slow
 def test_the_transforms_of_the_page_bound_how_far_a_round_moves_the_model(page):
     """The majority vote moves each weight by one step; the other bounds the distance."""
     plain = toys.make("fedavg", toys.TASK)
