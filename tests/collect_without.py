@@ -33,9 +33,8 @@ def affected(package):
 def collect(package):
     """Collects the affected tests without a package; returns what pytest printed if it failed."""
     files = affected(package) - {Path(__file__), ROOT / "tests/optional.py"}
-    for path in files:
-        sys.modules.pop(path.stem, None)
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+    stale = {package, "tests", *(path.stem for path in files)}
+    for name in [name for name in sys.modules if name.partition(".")[0] in stale]:
         del sys.modules[name]
     sys.modules[package] = None  # importing it raises ModuleNotFoundError
     tests = sorted(str(path) for path in files if path.stem.startswith("test_"))

@@ -63,8 +63,8 @@ else:
 SMOKE = """
     configs/ data/ methods/test_client2vec methods/test_fedavg methods/test_fedbn
     methods/test_fedpick methods/test_hfedf methods/test_identities methods/test_ifca
-    methods/test_methods models/test_conv models/test_nets models/test_pooling
-    models/test_vit transforms/test_aggregators transforms/test_compression
+    methods/test_methods models/test_conv models/test_nets models/test_layers
+    models/test_transformers transforms/test_aggregators transforms/test_compression
     transforms/test_masks transforms/test_privacy transforms/test_transforms test_checkpoint
     test_command test_config test_experiment test_files test_host_state test_imports
     test_local test_loggers test_main test_optim test_optional test_parallel test_plots

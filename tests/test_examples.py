@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +39,6 @@ def environment_of(folder):
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "2",
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
     }
 
 

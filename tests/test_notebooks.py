@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import nbformat
 import numpy as np
 import pytest
@@ -162,9 +161,6 @@ def executed(session_cache, tmp_path_factory):
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": "2",
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
 
         client = NotebookClient(read(NAMES[0]), timeout=600, config=sockets, coalesce_streams=True)

@@ -87,14 +87,17 @@ def held():
     return dealt.Held(counts, counts[:, :0], 0, ["a", "b"], [], 0, 0)
 
 
+def write_weights(path):
+    optional.module("safetensors")
+    pretrained.write(path, toys.TASK.init(naive.KEYS.init))
+
+
 WRITERS = {
     "report": lambda path: report._write(path, "new"),
     "text": lambda path: metrics.write_text(path, "new"),
     "picture": lambda path: plots.save(plots.draw_key(0), path.with_suffix(".png")),
     "partition": lambda path: dealt.write(held(), path),
-    "weights": lambda path: pretrained.write(
-        path.with_suffix(".safetensors"), toys.TASK.init(naive.KEYS.init)
-    ),
+    "weights": lambda path: write_weights(path.with_suffix(".safetensors")),
 }
 
 

@@ -5,6 +5,8 @@ them. The table shows whether the paper's order of methods, which 30 rounds (fed
 fully reproduce, holds after 300.
 """
 
+import math
+
 import records
 
 from fedjax_lab.analysis import published
@@ -37,7 +39,7 @@ def tables(of_table):
 
 def _published(method):
     each = [r.mean for r in published.find("fedpick", "II") if _is_of(r, method)]
-    return f"{sum(each) / len(each):.1f}"
+    return f"{math.fsum(each) / len(each):.1f}"
 
 
 def _is_of(result, method):

@@ -16,13 +16,13 @@ import zlib
 
 import leaf_files
 import numpy as np
+import optional
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 from PIL import Image
 from published import contents, write_all, write_published
-from pyarrow import Table, parquet
 from scipy.io import savemat
 
 from fedjax_lab.data import cifar, idx, images, pickles, safe, svhn
@@ -113,8 +113,7 @@ def write_texts(folder):
 
 
 def write_saved(folder):
-    import datasets
-
+    datasets = optional.module("datasets")
     rows = {"text": ["one", "two", "three"] * 3, "label": [0, 1, 2] * 3}
     datasets.Dataset.from_dict(rows).save_to_disk(folder)
     return folder / "data-00000-of-00001.arrow"
@@ -127,7 +126,8 @@ def text_table(ending):
     def write(folder):
         file = folder / f"train.{ending}"
         if ending == "parquet":
-            parquet.write_table(Table.from_pydict(columns), file)
+            table = optional.module("pyarrow").Table.from_pydict(columns)
+            optional.module("pyarrow.parquet").write_table(table, file)
         elif ending == "jsonl":
             file.write_text("\n".join(json.dumps({"text": t, "label": y}) for t, y in rows))
         else:
@@ -175,11 +175,13 @@ READERS = {
     "shakespeare": (write_texts, reader("shakespeare", fraction=1.0)),
     "leaf": (leaf_files.write_reddit, reader("leaf")),
     "tff_hdf5": (leaf_files.write_fed_emnist, reader("tff_hdf5")),
-    **{ending: text_table(ending) for ending in ("csv", "jsonl", "parquet")},
+    **{ending: text_table(ending) for ending in ("csv", "jsonl")},
     "emnist": published("emnist", f"gzip/{TESTS}", split="letters"),
     "medmnist": published("bloodmnist", "bloodmnist.npz", "medmnist", dataset="bloodmnist"),
     "gtsrb": published("gtsrb", "GT-final_test.csv", roi=True),
 }
+if importlib.util.find_spec("pyarrow"):
+    READERS["parquet"] = text_table("parquet")
 if importlib.util.find_spec("datasets"):
     READERS["hub"] = (write_saved, lambda folder: NAMED["data"]["huggingface"](dataset=str(folder)))
 

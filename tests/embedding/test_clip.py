@@ -12,10 +12,9 @@ from inputs import complaint
 from PIL import Image
 
 optional.module("transformers")
-optional.module("safetensors")
+save_file = optional.module("safetensors.numpy").save_file
+ByteLevel = optional.module("tokenizers.pre_tokenizers").ByteLevel
 
-from safetensors.numpy import save_file  # noqa: E402
-from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
 
 from fedjax_lab.data.dataset import Dataset, of_one_domain  # noqa: E402
 from fedjax_lab.data.image_folders import image_folders  # noqa: E402

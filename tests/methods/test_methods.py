@@ -70,7 +70,6 @@ def test_a_mesh_of_8_and_chunks_give_every_method_the_numbers_of_one_device(name
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", STAGED)
 def test_every_method_with_stages_passes_its_checks(name, small_network):
-    """In the slow suite, test_testing.py checks FedConcat."""
     check_stages(toys.make(name))
 
 
