@@ -103,11 +103,11 @@ def _tell_variable(kind, error, trace):
     """
     from fedjax_lab.errors import BadInput, reason_of, tell
 
-    if not variables_mistake(error):
+    given = {key: text for key, text in os.environ.items() if key.startswith("JAX_")}
+    if not given or not variables_mistake(error):
         sys.__excepthook__(kind, error, trace)
         return
     reason = reason_of(error)
-    given = {key: text for key, text in os.environ.items() if key.startswith("JAX_")}
     named = [key for key in given if key.lower() in reason.lower()]  # JAX names its flag
     words = " or ".join(f"{key}={given[key]}" for key in named or given)
     tell(BadInput(f"the environment variable {words}: {reason}"))

@@ -10,6 +10,7 @@ import reprlib
 import sys
 import sysconfig
 import traceback
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,7 +56,9 @@ def shown(value: Any) -> str:
 
 def printable(text: str) -> str:
     """A text with escapes for unprintable characters, some of which a terminal would obey."""
-    return text if text.isprintable() else repr(text)[1:-1]
+    return "".join(
+        c if c.isprintable() or unicodedata.category(c) == "Zs" else repr(c)[1:-1] for c in text
+    )
 
 
 def quoted(value: Any, longest: int = 80) -> str:

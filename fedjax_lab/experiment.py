@@ -390,7 +390,7 @@ def load_data(section: Mapping) -> Dataset:
         _check_numbers("client", dataset.client, dataset.users)
     if (share := section.get("test")) and not has_own_test(section["name"]):
         dataset = held_out.with_test(dataset, section["name"], share, section["test_seed"])
-    if share or dataset.test_is_drawn or ":" in section["name"]:
+    if share or dataset.test_is_drawn or section["name"] not in NAMED["data"]:
         leaks.report(dataset)  # the package's sources report what they read
     return catalog.credited(dataset, section)
 

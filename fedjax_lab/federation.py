@@ -227,7 +227,7 @@ def _deal_tests(dataset, train, test, parts, rng, deal):
 def _holder(dataset, train, validation):
     """Returns a function (parts, rng) -> (train, validation) parts, for training rows `train`."""
     if dataset.overlap and validation:
-        user = dataset.client[train]
+        user = np.zeros(len(train), int) if dataset.client is None else dataset.client[train]
         return lambda parts, rng: leaks.hold_out_ends(parts, validation, dataset.overlap, user)
     origin = None if dataset.origin is None else dataset.origin[train]
     return lambda parts, rng: partition.hold_out(parts, validation, rng, origin)

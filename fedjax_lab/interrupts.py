@@ -128,14 +128,16 @@ def _handlers(event, message):
         yield
         return
 
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = SIGNALS[:2] if ignored else SIGNALS
+
     def note(number, frame):
         event.set()
         tell(message, descriptor=1)
-        for each in before:  # Python's own handler waits for compiled code
+        for each in numbers:  # Python's own handler waits for compiled code
             signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
 
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    before = {n: signal.signal(n, note) for n in (SIGNALS[:2] if ignored else SIGNALS)}
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield
     finally:

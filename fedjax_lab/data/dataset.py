@@ -30,7 +30,7 @@ class Dataset(NamedTuple):
     users: tuple[str, ...] = ()  # names of the natural users
     license: str = ""  # as the publisher of the data states it
     citation: str = ""  # as text
-    origin: np.ndarray | None = None  # [R] int32, the text that the example was cut from
+    origin: np.ndarray | None = None  # [R] int32, the text or image that the example is from
     test_is_drawn: bool = False  # whether the source itself drew the test set at random
     overlap: int = 0  # how many examples before and after it share content with an example
 

@@ -47,11 +47,17 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
 
 
 def _of_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Flags [R] bool of the examples whose texts are drawn, regardless of their labels."""
+    """Flags [R] bool of the examples whose texts or images are drawn.
+
+    They are stratified by label if all examples of each text or image have the same one.
+    """
     _, first, number = np.unique(origin, return_index=True, return_inverse=True)
     client = None if dataset.client is None else np.asarray(dataset.client)[first]
     domain = np.asarray(dataset.domain)[first]
-    return draw(np.zeros(len(first), np.int32), domain, client, share, seed)[number]
+    labels = np.asarray(dataset.y)[first]
+    if not np.array_equal(labels[number], dataset.y):
+        labels = np.zeros(len(first), np.int32)
+    return draw(labels, domain, client, share, seed)[number]
 
 
 def draw(

@@ -17,18 +17,18 @@ def report(dataset: Dataset) -> None:
     Of examples that were cut from texts, whole texts are compared. Examples that are read on
     demand, and more than MOST bytes of them, are not compared.
     """
-    x = dataset.x
-    if type(x) is not np.ndarray or x.nbytes > MOST or not 0 < np.sum(dataset.test) < len(x):
+    x, test = dataset.x, np.asarray(dataset.test) != 0
+    if type(x) is not np.ndarray or x.nbytes > MOST or not 0 < test.sum() < len(x):
         return
     content = _contents(dataset)
-    training = set(content[~dataset.test].tolist())
-    shared = sum(each in training for each in content[dataset.test].tolist())
+    training = set(content[~test].tolist())
+    shared = sum(each in training for each in content[test].tolist())
     if shared:
         logging.getLogger(__name__).warning(
             "%d of %d test examples are equal to training examples; the accuracy on them says"
             " nothing about new examples",
             shared,
-            int(np.sum(dataset.test)),
+            int(test.sum()),
         )
 
 
@@ -36,7 +36,7 @@ def _contents(dataset):
     """A hash of the content of each example [R]: of its text if it was cut from one."""
     x = np.ascontiguousarray(dataset.x).reshape(len(dataset.x), -1)
     each = np.array([hash(row.tobytes()) for row in x])
-    if dataset.origin is None:
+    if dataset.origin is None or dataset.files:  # images are compared one by one
         return each
     order = np.argsort(dataset.origin, kind="stable")
     starts = np.flatnonzero(np.diff(dataset.origin[order], prepend=-1))
@@ -70,8 +70,9 @@ def hold_out_ends(
     train, validation = map(list, zip(*pairs, strict=True))
     held, trained = np.sort(np.concatenate(validation)), np.concatenate(train)
     low, high = (np.searchsorted(held, trained + side) for side in (-overlap, overlap + 1))
-    beside = trained[high > low]
-    if any(user[held[low[high > low]]] == user[beside]):
+    near = high > low
+    of = user[trained[near]]
+    if np.any((user[held[low[near]]] == of) | (user[held[high[near] - 1]] == of)):
         raise BadInput(
             "config.partition.validation: texts of one user are divided among several clients, so"
             " that validation texts would overlap with training texts; use"

@@ -126,7 +126,8 @@ def check_axes(shape: tuple[int, ...]) -> None:
     if len(shape) != 4 or shape[3] <= 4:
         return
     _, channels, height, width = shape
-    if (channels <= 4 and height > 4) or channels < height == width:
+    like_sides = channels == 3 and max(height, width) <= 2 * min(height, width)
+    if channels < height and (height == width or (height > 4 and like_sides)):
         raise BadInput(
             f"x has the shape {list(shape)}, which looks like [R, channels, H, W]; images are"
             " [R, H, W, channels]: use numpy.moveaxis(x, 1, -1)"

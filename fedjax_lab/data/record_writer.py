@@ -98,12 +98,13 @@ def make_index(dataset: Dataset, source: str) -> Index:
         domains=dataset.domains,
         users=dataset.users,
         origin=dataset.origin is not None,
+        overlap=dataset.overlap,
     )
 
 
 def _content(index):
-    """The content of index.json; users and origin are left out if there are none."""
-    left_out = {key for key in ("users", "origin") if not getattr(index, key)}
+    """The content of index.json; users, origin and overlap are left out if there are none."""
+    left_out = {key for key in ("users", "origin", "overlap") if not getattr(index, key)}
     return {key: value for key, value in index._asdict().items() if key not in left_out}
 
 

@@ -44,6 +44,7 @@ class Index(NamedTuple):
     domains: tuple[str, ...]
     users: tuple[str, ...] = ()  # natural users; not in the file if there are none
     origin: bool = False  # whether labels.npz has Dataset.origin; in the file only if it is True
+    overlap: int = 0  # Dataset.overlap; in the file only if it is not 0
 
 
 def records(*, path: str) -> Dataset:
@@ -67,7 +68,7 @@ def records(*, path: str) -> Dataset:
     digest = hashlib.sha256("".join(sums).encode()).hexdigest()
     x = LazyArray(reader(folder, index), index.shape, index.dtype, digest)
     names = {key: getattr(index, key) for key in ("classes", "domains", "users")}
-    return Dataset(x=x, **labels, **names)
+    return Dataset(x=x, **labels, **names, overlap=index.overlap)
 
 
 def of_each(there: Dataset | Index) -> dict[str, Any]:

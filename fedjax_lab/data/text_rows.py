@@ -25,7 +25,7 @@ UNSPACED = (
     "\U00020000-\U0003ffff"
 )
 # Punctuation marks are words, too, and so is each character of a script without spaces.
-WORD = re.compile(rf"[^\W{UNSPACED}]+(?:'[^\W{UNSPACED}]+)*|[{UNSPACED}]|[^\w\s]")
+WORD = re.compile(rf"[^\W{UNSPACED}]+(?:'[^\W{UNSPACED}]+)*|(?!\s)[{UNSPACED}]|[^\w\s]")
 MODEL_FILE = "tokenizer.json"
 BUILT_IN = ("hash", "words")
 OTHER = "name another one with --config.data.tokenizer"

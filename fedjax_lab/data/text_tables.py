@@ -63,15 +63,20 @@ def _lines(file, text):
         separator = SEPARATORS[file.suffix]
         return csv.reader(content, delimiter=separator, quoting=quoting, strict=True)
 
-    quoted_lines = reader(csv.QUOTE_MINIMAL)
+    lines = reader(csv.QUOTE_MINIMAL)
+    if file.suffix == ".tsv":
+        try:
+            yield from list(lines)
+        except csv.Error:
+            yield from reader(csv.QUOTE_NONE)
+        return
     try:
-        return list(quoted_lines)
+        yield from lines
     except csv.Error as error:
-        if file.suffix == ".tsv":
-            return list(reader(csv.QUOTE_NONE))
         raise BadInput(
-            f"{file}: a quotation mark before or in line {quoted_lines.line_num} is not closed, or"
-            f" stands inside of a quoted text ({error}); double marks inside of quoted texts"
+            f"{file}: line {lines.line_num} cannot be read ({error}): a quotation mark before it or"
+            " in it is not closed, or text follows a closing one; write quotation marks inside of"
+            " quoted texts twice"
         ) from error
 
 

@@ -232,7 +232,8 @@ def speech(snippets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def finish_speech(parts: list[UserRows], name: str) -> Dataset:
     """The dataset of all windows."""
     x = np.concatenate([part.x for part in parts])
-    return user_rows.assembled(parts, x, shakespeare.ALPHABET, name)
+    made = user_rows.assembled(parts, x, shakespeare.ALPHABET, name)
+    return made._replace(overlap=shakespeare.LENGTH - 1)
 
 
 # Stack Overflow

@@ -58,9 +58,9 @@ def clip(
     normalize: scale the embeddings to norm 1.
 
     Embeddings are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, under embeddings/,
-    until the model or the examples change (for original files: names and sizes). An interrupted
-    call is continued. Raises BadInput if anything is missing or damaged, or if the examples are
-    neither images nor texts.
+    until the model or the examples change (for original files: their paths, sizes and times). An
+    interrupted call is continued. Raises BadInput if anything is missing or damaged, or if the
+    examples are neither images nor texts.
     """
     check_positive("embedding.batch_size", batch_size)
     if not is_text(dataset) and not dataset.files:

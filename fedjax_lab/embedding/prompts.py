@@ -23,7 +23,8 @@ def of_examples(dataset: Dataset, rows: np.ndarray) -> list[str]:
 def is_text(dataset: Dataset) -> bool:
     """Whether examples are sequences of characters, given by their numbers among the classes."""
     of_bytes = dataset.x.ndim == 2 and dataset.x.dtype == np.int8
-    return of_bytes and any(name.isalpha() for name in dataset.classes)  # else 0/1 columns
+    single = all(len(name) == 1 for name in dataset.classes)
+    return of_bytes and single and any(name.isalpha() for name in dataset.classes)  # or 0/1 columns
 
 
 def is_tokens(dataset: Dataset) -> bool:

@@ -92,6 +92,8 @@ class Profile:
 
 def write_for_perfetto(folder: Path, engine: Engine) -> None:
     """Writes perfetto_trace.json.gz beside the newest trace: the same trace with `op_name`s."""
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # then no program is compiled
+        return
     newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime)
     trace = json.loads(gzip.decompress(newest.read_bytes()))
     programs = jax.tree.leaves([(each.play, each.score) for each in engine.programs])

@@ -230,10 +230,10 @@ def _play(live, quiet):
     if live.is_whole or live.rule:
         return live.rule
     with ProgressBar(simulation.plan.rounds, engine.played, quiet) as progress:
-        if remark := guaranteed.remark(live.experiment):
-            progress.tell(remark)
         for line in live.experiment.remarks:
             progress.tell(line)
+        if remark := guaranteed.remark(live.experiment):
+            progress.tell(remark)
         progress.say("compiling")
         engine.compile()
         progress.start_clock(engine.played)
