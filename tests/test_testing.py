@@ -124,7 +124,7 @@ def test_wrong_partitions_fail_with_a_specific_error():
     check_partition("by_domain", num_domains=5)
     for partition, message in (
         (own_random_numbers, "all random numbers must come from `rng`"),
-        (twice_the_same, "examples more than once"),
+        (twice_the_same, "are given more than once"),
         (lambda y, domain, num_clients, rng: [np.arange(3)], "rows for 1 clients instead of 5"),
     ):
         with fails(message):

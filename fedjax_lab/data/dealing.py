@@ -92,8 +92,8 @@ def _check_disjoint(name, parts, count):
         if holders[0] != holders[1]:
             to = f"client {holders[0]} and to client {holders[1]}"
         raise BadInput(
-            f"partition {name} gives example {twice[0]} to {to}; {len(twice)} examples are given more"
-            " than once, but each may belong to one client only"
+            f"partition {name} gives example {twice[0]} to {to}; {len(twice)} examples are given"
+            " more than once, but each may belong to one client only"
         )
 
 
