@@ -126,8 +126,8 @@ def check_axes(shape: tuple[int, ...]) -> None:
     if len(shape) != 4 or shape[3] <= 4:
         return
     _, channels, height, width = shape
-    like_sides = channels == 3 and max(height, width) <= 2 * min(height, width)
-    if channels < height and (height == width or (height > 4 and like_sides)):
+    like_sides = max(height, width) <= 2 * min(height, width)  # unlike those of most signals
+    if (channels <= 4 < height and like_sides) or channels < height == width:
         raise BadInput(
             f"x has the shape {list(shape)}, which looks like [R, channels, H, W]; images are"
             " [R, H, W, channels]: use numpy.moveaxis(x, 1, -1)"
