@@ -231,7 +231,7 @@ def place_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an error; its type in words if the error cannot tell it."""
+    """The message of an error, or a substitute if its `__str__` raises an error."""
     try:
         return str(error)
     except BaseException:  # a user's exception may do anything in __str__

@@ -391,7 +391,7 @@ def load_data(section: Mapping) -> Dataset:
     if (share := section.get("test")) and not has_own_test(section["name"]):
         dataset = held_out.with_test(dataset, section["name"], share, section["test_seed"])
     if share or dataset.test_is_drawn or section["name"] not in NAMED["data"]:
-        leaks.report(dataset)  # the package's sources report what they read
+        leaks.report(dataset)  # the package's readers of a user's files report by themselves
     return catalog.credited(dataset, section)
 
 

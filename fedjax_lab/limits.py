@@ -2,7 +2,7 @@
 
 import resource
 
-LIMITS = {  # by the command that sets them; their share of a process's address space
+LIMITS = {  # by the command that sets them: the kind, and the share of the address space it counts
     "ulimit -v": (resource.RLIMIT_AS, 1.0),
     "ulimit -d": (resource.RLIMIT_DATA, 0.5),
 }

@@ -51,8 +51,8 @@ class Progress(NamedTuple):
     diverged: Array  # the first round with a non-finite number, or -1
     arrived: Array | None = None  # uploads that were not lost; None: uploads cannot be lost
     drawn: Array | None = None  # clients that took part; None: cohorts have no empty places
-    misdrawn: Array | None = None  # the first round whose sample was no cohort, or -1; None: the
-    # samplings are those of this package
+    misdrawn: Array | None = None  # the first round with invalid clients or shares, or -1; None:
+    # the samplings are those of this package
 
 
 def population(federation: Federation, num_classes: int) -> Client:

@@ -125,7 +125,7 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
 
 
 def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulation) -> None:
-    """Raises BadInput if a sampling of the user draws no cohort in one of the first rounds.
+    """Raises BadInput if a user's sampling returns invalid clients or shares in the first rounds.
 
     A sampling that uses the server's state is only checked while the run trains.
     """

@@ -167,7 +167,7 @@ def _generated(name: str, subset: str) -> Mapping[str, Any]:
         return datasets.load_dataset(name, subset or None)
     except datasets.exceptions.DatasetGenerationError as error:
         original = error.__cause__ or error
-    raise original  # after the handler, in which the cause of the wrapper would be caused by it
+    raise original  # not in the handler, where Python would make the wrapper its context: a circle
 
 
 @contextlib.contextmanager

@@ -391,7 +391,7 @@ def _rows(live, since):
 
 
 def _check_cohorts(experiment, engine):
-    """Raises BadInput if a sampling of the user has drawn no cohort since the last evaluation."""
+    """Raises BadInput if a user's sampling returned invalid clients or shares since an evaluation."""
     misdrawn = engine.progress().misdrawn
     if misdrawn is None or (misdrawn < 0).all():
         return
