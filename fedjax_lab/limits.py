@@ -2,7 +2,7 @@
 
 import resource
 
-LIMITS = {  # by the command that sets them: the kind, and the share of the address space it counts
+LIMITS = {  # by the command that sets them: their kind; how much of the address space they count
     "ulimit -v": (resource.RLIMIT_AS, 1.0),
     "ulimit -d": (resource.RLIMIT_DATA, 0.5),
 }
