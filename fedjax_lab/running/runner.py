@@ -391,7 +391,7 @@ def _rows(live, since):
 
 
 def _check_cohorts(experiment, engine):
-    """Raises BadInput if a user's sampling returned invalid clients or shares since an evaluation."""
+    """Raises BadInput if a user's sampling has returned invalid clients or shares."""
     misdrawn = engine.progress().misdrawn
     if misdrawn is None or (misdrawn < 0).all():
         return
