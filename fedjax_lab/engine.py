@@ -202,7 +202,7 @@ class Engine:
         out = self.place.of_state(state), self._sharding
         block = self._jit(play, (*axes, 0, None, None), out, donate_argnums=(2, 3))
         scored = self._jit(score, (*axes, None), self._sharding)
-        if not jax.config.jax_disable_jit:
+        if not parallel.jit_is_disabled():
             of_lane = lanes.settings, lanes.training, state, sums, number, number
             block = block.lower(*of_lane)
             scored = scored.lower(lanes.settings, lanes.scoring, state, number)
@@ -710,7 +710,7 @@ def _flat(examples):
 
 def _compiled(programs):
     """The compiled programs. MemoryError if a round needs more memory than a CPU has free."""
-    if jax.config.jax_disable_jit:
+    if parallel.jit_is_disabled():
         return programs
     play = programs.play.compile()
     if (sizes := play.memory_analysis()) is not None:

@@ -648,7 +648,7 @@ def _engine_fields(engine, plan, stages, task, federations, devices, memory):
     division = _divide(engine, plan, stages, task, federations, devices, memory)
     host = _host(division, engine, stages)
     together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices), host)
-    alone = engine.fsdp > 1 or jax.config.jax_disable_jit
+    alone = engine.fsdp > 1 or parallel.jit_is_disabled()
     together = together and (not alone or engine.seeds == "vectorized")
     at_once = len(federations) if together else 1
     strategy = parallel.choose(
@@ -675,7 +675,7 @@ def _engine_fields(engine, plan, stages, task, federations, devices, memory):
 
 def _check_jit(host, devices):
     """Raises BadInput if jit is disabled for a run on several devices, or with data on the host."""
-    if jax.config.jax_disable_jit and (host is not None or devices > 1):
+    if parallel.jit_is_disabled() and (host is not None or devices > 1):
         raise BadInput(
             "JAX_DISABLE_JIT: without jit a run uses one device and keeps everything on it; set"
             " JAX_NUM_CPU_DEVICES=1, and config.engine.state and config.engine.data to replicated"

@@ -42,15 +42,15 @@ def use_every_core() -> None:
     devices = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax adds its flags
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
-        devices = 1 if _is_debugged() else len(cores(0))
+        devices = 1 if jit_is_disabled() else len(cores(0))
         jax.config.update("jax_num_cpu_devices", devices)
     if devices > 1:
         os.environ["NPROC"] = str(devices + 1)
         _wait_for_slow_devices()
 
 
-def _is_debugged():
-    """Whether JAX_DISABLE_JIT=1 lets every operation run alone."""
+def jit_is_disabled() -> bool:
+    """Whether JAX_DISABLE_JIT=1 lets every operation run alone, and no program is compiled."""
     return jax.config.jax_disable_jit  # type: ignore[attr-defined]  # jax adds its flags
 
 
@@ -215,7 +215,7 @@ def choose(
     chosen = choose_devices(cohort, group, devices)
     line = -(-cohort * group // len(chosen))  # clients of one device, or of one group
     on_cpu = convolutional and chosen[0].platform == "cpu"
-    if name == "auto" and not chunk and (on_cpu or group > 1 or _is_debugged()):
+    if name == "auto" and not chunk and (on_cpu or group > 1 or jit_is_disabled()):
         name = "sequential"
     if name in ("auto", "chunked") and not chunk:
         memory = _memory() if devices is None else 0

@@ -46,6 +46,13 @@ def csv_text(lines: Iterable[Sequence], ending: str = "\n") -> str:
     return out.getvalue()
 
 
+def csv_of_rows(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows {column: cell} as CSV with a header; the cell of a column that a row lacks is empty."""
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[row.get(name, "") for name in header] for row in rows]
+    return csv_text([header, *cells]).rstrip("\n")
+
+
 def _cell(value):
     """The value; a text that a spreadsheet would take for a formula gets a leading apostrophe."""
     if not isinstance(value, str):

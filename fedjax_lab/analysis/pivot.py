@@ -213,9 +213,7 @@ def to_csv(columns: Sequence[Column], choice: Choice) -> str:
     """The table as CSV: one line per row, with every number unrounded; missing ones are empty."""
     tests = _tests(columns)
     lines = [{"row": name} | _line(columns, name, choice, tests) for name in _names(columns)]
-    header = list(dict.fromkeys(k for line in lines for k in line))
-    cells = [[line.get(name, "") for name in header] for line in lines]
-    return formats.csv_text([header, *cells]).rstrip("\n")
+    return formats.csv_of_rows(lines)
 
 
 def _line(columns, name, choice, tests):

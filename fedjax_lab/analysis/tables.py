@@ -276,9 +276,7 @@ def _tera(flops):
 def to_csv(sections: Sequence[Section], choice: Choice) -> str:
     """The comparison as CSV: one line per row, every number unrounded; missing ones are empty."""
     lines = [_flat(section, entry, choice) for section in sections for entry in section.entries]
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    cells = [[line.get(name, "") for name in columns] for line in lines]
-    return formats.csv_text([columns, *cells]).rstrip("\n")
+    return formats.csv_of_rows(lines)
 
 
 def _flat(section, entry, choice):

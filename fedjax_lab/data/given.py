@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.data.normalize import (
-    PLAINLY,
     Moments,
     are_whole,
     check_axes,
     is_image,
+    is_of_pixels,
     is_pixels,
 )
 from fedjax_lab.errors import BadInput
@@ -69,12 +69,12 @@ def shaped(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def _factor(kind, low, high, known):
     """The factor from images in low..high to the range of the run's images."""
     of_run, to_run = known.limits
-    if of_run >= 0 and PLAINLY < to_run <= 255 and 0 <= low and high <= 255:
+    of_pixels = is_of_pixels(of_run, to_run)
+    if of_pixels and 0 <= low and high <= 255:
         return 255 if high <= 1 else 1
     if of_run >= 0 and to_run <= 1 and 0 <= low and (high > 2 or kind in "ui") and high <= 255:
         return 1 / 255 if high > 1 else 1
     span = (to_run - of_run) / 2
-    of_pixels = of_run >= 0 and PLAINLY < to_run <= 255
     is_tiny = to_run > 255 and 0 < high <= 1
     if not (of_pixels or is_tiny) and of_run - span <= low and high <= to_run + span:
         return 1

@@ -134,6 +134,11 @@ def check_axes(shape: tuple[int, ...]) -> None:
         )
 
 
+def is_of_pixels(low: float, high: float) -> bool:
+    """Whether numbers from `low` to `high` plainly are pixels in 0..255."""
+    return low >= 0 and PLAINLY < high <= 255
+
+
 def are_whole(x: Any) -> bool:
     """Whether all numbers of x [R, ...] are whole."""
     return x.dtype.kind in "biu" or not any((x[rows] % 1).any() for rows in pieces(x))
@@ -177,7 +182,7 @@ def _unit(x, low, high, _):
             f" {SETTING}=standard scales them by the mean and standard deviation of the training"
             f" examples, and {SETTING}=none takes them as they are"
         )
-    if is_image(x) and low >= 0 and PLAINLY < high <= 255:
+    if is_image(x) and is_of_pixels(low, high):
         raise BadInput(
             f"x holds images of real numbers from {low:g} to {high:g}: {SETTING}=pixels divides"
             f" them by 255, and {SETTING}=none takes them as they are"
@@ -282,8 +287,8 @@ def remark(x: Any, normalize: str, scale: Scale, train: np.ndarray) -> str:
     count = min(len(train), SAMPLE, max(1, PIECE // example_bytes(x)))
     sample = train[np.linspace(0, len(train) - 1, count).astype(int)]
     low, high = scale.limits
-    plainly = not is_image(x) and low >= 0 and PLAINLY < high <= 255
-    if normalize == "unit" and plainly and are_whole(x[sample]):
+    may_be_pixels = not is_image(x) and is_of_pixels(low, high)
+    if normalize == "unit" and may_be_pixels and are_whole(x[sample]):
         raise BadInput(
             f"the rows of x hold integers from {low:g} to {high:g}, which may be pixels or columns:"
             f" {SETTING}=pixels divides them by 255, {SETTING}=standard scales each column, and"

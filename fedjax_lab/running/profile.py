@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from fedjax_lab import processes, writing
+from fedjax_lab import parallel, processes, writing
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.running.progress import ProgressBar
@@ -92,7 +92,7 @@ class Profile:
 
 def write_for_perfetto(folder: Path, engine: Engine) -> None:
     """Writes perfetto_trace.json.gz beside the newest trace: the same trace with `op_name`s."""
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # then no program is compiled
+    if parallel.jit_is_disabled():
         return
     newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime)
     trace = json.loads(gzip.decompress(newest.read_bytes()))
