@@ -8,6 +8,7 @@ import itertools
 import pytest
 import targets
 import toys
+from slow_cases import in_ci
 
 from fedjax_lab import experiment
 from fedjax_lab.config import resolve
@@ -31,16 +32,7 @@ def in_turn(names, one, both):
     """
     chosen = {(kind, name) for kind in TARGETS for name in both}
     chosen |= set(zip(itertools.cycle(TARGETS), one, strict=False))
-    return exhaustive_but(chosen, [(kind, name) for kind in TARGETS for name in names])
-
-
-def exhaustive_but(chosen, values):
-    """The tuples `values` as parameters, exhaustive unless they or their first elements are in
-    `chosen`."""
-    marks = {True: [], False: [pytest.mark.exhaustive]}
-    return [
-        pytest.param(*value, marks=marks[value in chosen or value[0] in chosen]) for value in values
-    ]
+    return in_ci(chosen, [(kind, name) for kind in TARGETS for name in names])
 
 
 def engines(config, devices):

@@ -147,7 +147,7 @@ def servers():
         own = tuple(getattr(e.aggregate, "__code__", e.aggregate) for e in method.round)
         codes.setdefault(own, name)
     others = [(name, {}) for name in PLAIN if name not in COUNTING]
-    slow = [(name, {}) for name in codes.values()]
+    slow = [(name, {}) for name in codes.values() if name not in COUNTING]
     settings = [(name, each) for name, those in SETTINGS.items() for each in those]
     return [*((name, {}) for name in COUNTING), *exhaustive_but(slow, [*others, *settings])]
 

@@ -7,6 +7,7 @@ test_workload_tpu.py a convolutional network and a vision transformer, for TPU c
 import absent
 import numpy as np
 import pytest
+from slow_cases import in_ci
 
 from fedjax_lab import experiment, registry
 from fedjax_lab.config import resolve
@@ -48,7 +49,7 @@ def config_of(folder, name):
 EVERY = [(kind, name) for kind in absent.TARGETS for name in registry.NAMED["model"]]
 
 
-@pytest.mark.parametrize(("kind", "name"), absent.exhaustive_but(CHOSEN, EVERY))
+@pytest.mark.parametrize(("kind", "name"), in_ci(CHOSEN, EVERY))
 def test_every_model_compiles_within_the_memory_limit(tmp_path, kind, name):
     job = experiment.build(config_of(tmp_path, name), devices=absent.devices(kind, 1))
     (programs,) = Engine(job.simulation, abstract=True).lower().values()

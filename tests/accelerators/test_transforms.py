@@ -7,6 +7,7 @@ import absent
 import hlo
 import optional
 import pytest
+from slow_cases import in_ci
 
 from fedjax_lab import registry, transforming, tree
 
@@ -82,7 +83,7 @@ TRANSFORMS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "section"), absent.exhaustive_but({*SENT, "top_k"}, TRANSFORMS))
+@pytest.mark.parametrize(("name", "section"), in_ci({*SENT, "top_k"}, TRANSFORMS))
 def test_chips_send_no_more_than_the_transform_needs(tmp_path, name, section):
     wrapped, engine = {"name": name}, ON_ITS_CHIP
     if section == "privacy":
@@ -101,7 +102,7 @@ def test_residuals_stored_on_every_chip_are_gathered(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), absent.exhaustive_but(["random_k"], [("random_k", 3), ("qsgd", 1 + SMALL)])
+    ("name", "most"), in_ci(["random_k"], [("random_k", 3), ("qsgd", 1 + SMALL)])
 )
 def test_a_cohort_not_divisible_by_the_chips_is_not_gathered(tmp_path, name, most):
     """random_k draws the positions again, which takes a few numbers for each value sent."""

@@ -12,6 +12,7 @@ import pytest
 from processes_beside import another_process
 from record_files import make
 
+from fedjax_lab import writing
 from fedjax_lab.data import __main__ as command
 from fedjax_lab.data import image_folders, images, lazy, record_writer, records
 from fedjax_lab.errors import BadInput
@@ -71,11 +72,11 @@ def killed_at(step, patch):
     """Simulates a kill before the `step`-th operation: decoding a piece or renaming a file."""
 
     def delete_nothing():
-        patch.setattr(record_writer.Path, "unlink", lambda *a, **b: None)
+        patch.setattr(writing.Path, "unlink", lambda *a, **b: None)
 
     before = kills.at(step, delete_nothing)
     patch.setattr(images, "decode", before(images.decode))
-    patch.setattr(record_writer.os, "replace", before(os.replace))
+    patch.setattr(writing.os, "replace", before(os.replace))
 
 
 @pytest.mark.slow
