@@ -68,7 +68,9 @@ def pad(image, size: int):
     """Resizes the whole image, keeping its proportions, and centers it in a black square."""
     from PIL import Image, ImageOps
 
-    return ImageOps.pad(image, (size, size), Image.Resampling.BILINEAR)
+    longest = max(image.size)  # the shorter side has at least one pixel, also in Pillow before 13
+    sides = [max(1, round(side / longest * size)) for side in image.size]
+    return ImageOps.pad(image.resize(sides, Image.Resampling.BILINEAR), (size, size))
 
 
 COLORS: dict[str, Callable] = {"rgb": rgb, "gray": gray}
