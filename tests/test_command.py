@@ -43,10 +43,15 @@ def finished(toy, tmp_path_factory):
 
 
 def start(*words, run="-m", **options):
-    """Starts a command in a separate process."""
+    """Starts a command in a separate process, which inherits no ignored signal, as under nohup."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     options = {"env": ENVIRONMENT, **pipes, **options}
-    return subprocess.Popen([sys.executable, run, *words], **options)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in interrupts.SIGNALS}
+    try:
+        return subprocess.Popen([sys.executable, run, *words], **options)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # Interrupts.
