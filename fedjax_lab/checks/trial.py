@@ -47,7 +47,6 @@ class Trial:
     def __init__(self, method: Method):
         self.method = method
         self.federation, self.population, self.plan = pooled(method)
-        self._play = jax.jit(jax.vmap(self._of_seed, (0, 0, None, None)))
         self._keys = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(s) for s in SEEDS]))
 
     def start(self) -> Any:
@@ -59,13 +58,19 @@ class Trial:
 
         state: the states of both seeds before these rounds.
         """
-        return self._play(self._keys, state, jnp.int32(start), jnp.int32(count))
+        return self._program(self._keys, state, jnp.int32(start), jnp.int32(count))
 
     def swapped(self, start: int, count: int, state: Any) -> tuple[Any, Any]:
         """As `play`, by the same program, but each seed is computed in the place of the other."""
         keys, state = (jax.tree.map(lambda a: a[::-1], a) for a in (self._keys, state))
-        after = self._play(keys, state, jnp.int32(start), jnp.int32(count))
+        after = self._program(keys, state, jnp.int32(start), jnp.int32(count))
         return jax.tree.map(lambda a: a[::-1], after)
+
+    @functools.cached_property
+    def _program(self):
+        """The compiled rounds; states that were saved and read would make `jit` compile again."""
+        play = jax.jit(jax.vmap(self._of_seed, (0, 0, None, None)))
+        return play.lower(self._keys, self.start(), jnp.int32(0), jnp.int32(0)).compile()
 
     @functools.cached_property
     def played(self) -> tuple[Any, Any]:
