@@ -131,20 +131,21 @@ def test_wrong_partitions_fail_with_a_specific_error():
             check_partition(partition)
 
 
-def blobs(*, seed: int = 0, low: int = 0, kind: str = "float32"):
+def blobs(*, seed: int = 0, low: int = 0, kind: str = "float32", shape: tuple = (5,)):
     rng = np.random.default_rng(seed if seed >= 0 else None)
     y = rng.integers(low, 3, 60).astype(np.int32)
-    x = rng.normal(size=(60, 5)).astype(kind)
+    x = np.abs(40 * rng.normal(size=(60, *shape))).astype(kind)
     test = np.arange(60) % 5 == 0
     return Dataset(x, y, np.zeros(60, np.int32), test, ("a", "b", "c"), ("all",))
 
 
 def test_wrong_data_sources_fail_with_a_specific_error():
     assert len(check_source(blobs, seed=3).x) == 60
+    assert check_source(blobs, kind="uint8", shape=(4, 6)).x.shape == (60, 4, 6)  # gray images
     for settings, message in (
         ({"seed": -1}, "two calls return different examples"),
         ({"low": -2}, "out of range 0..2"),
-        ({"kind": "float64"}, "x must be images [R, H, W, channels] in uint8"),
+        ({"kind": "float64"}, "x must be images [R, H, W] or [R, H, W, channels] in uint8"),
     ):
         with fails(message):
             check_source(blobs, **settings)

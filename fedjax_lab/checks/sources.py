@@ -39,10 +39,9 @@ def check_source(source: str | Callable, **settings) -> Dataset:
 
 
 def _check_examples(x):
-    images = len(x.shape) == 4 and x.dtype == np.uint8
     check(
-        images or x.dtype in map(np.dtype, TYPES[1:]),
-        "x must be images [R, H, W, channels] in uint8, or [R, ...] in"
+        x.dtype in map(np.dtype, TYPES),
+        "x must be images [R, H, W] or [R, H, W, channels] in uint8, or [R, ...] in"
         f" {', '.join(TYPES[1:])}; got {x.dtype}{list(x.shape)}",
     )
     if x.dtype == np.float32:
