@@ -11,7 +11,6 @@ import toys
 from scipy.special import softmax
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, log_loss, roc_auc_score
-from slow_cases import exhaustive_but
 
 from fedjax_lab import evaluate, measures, metrics, parallel, simulate, streams
 from fedjax_lab.engine import Engine, Simulation
@@ -195,7 +194,8 @@ def test_metrics_of_many_clients_are_computed_by_few_vectorized_calls():
     assert len(calls) < 5 * len(made)
 
 
-@pytest.mark.parametrize("name", exhaustive_but(["finetune"], ["finetune", "fedper"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["finetune", "fedper"])
 def test_metrics_do_not_depend_on_devices_or_vectorized_seeds(name):
     """On a mesh of four devices that divides clients, new clients and examples, with two seeds at
     once, for a method with and one without a model for new clients."""

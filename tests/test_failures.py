@@ -331,7 +331,7 @@ def undisturbed():
     return counted(played())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bytes_up_count_only_uploads_that_arrive():
     """Bytes down count every message to a client, even if its upload is lost."""
     method = toys.make("scaffold")
@@ -357,7 +357,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("how", exhaustive_but(["mesh"], OTHERS))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", OTHERS)
 def test_the_same_clients_fail_however_the_run_is_executed(how):
     states, sums, sent = counted(played(**OTHERS[how]))
     expected, expected_sums, expected_sent = undisturbed()

@@ -118,7 +118,7 @@ def test_a_run_with_stages_on_groups_equals_the_run_on_one_device(data):
     check_as_alone(build(data, "fedconcat", fsdp=2))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_interrupted_run_on_groups_resumes_exactly(data, tmp_path, monkeypatch):
     config = toys.write_config(
         data, run={"rounds": 3, "eval_every": 1, "cohort": 4}, engine={"fsdp": 4}
@@ -140,7 +140,7 @@ def test_seeds_on_groups_can_be_vectorized(data):
     check_as_alone(job)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_device_stores_only_its_part_of_the_states(data):
     """SCAFFOLD keeps a state for each client; four groups of two devices divide these states."""
     job = build(data, "scaffold", fsdp=2, width=64, state="sharded", data="sharded")

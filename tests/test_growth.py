@@ -233,7 +233,7 @@ def test_every_key_that_a_resumed_run_may_change_exists(toy):
 # Configs of other versions, and resuming without a config.
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_key_missing_from_a_saved_config_has_its_default(toy, begun):
     """This holds for keys of sections and for settings of methods; no table has to list them."""
     how = {"method": "fedprox"}

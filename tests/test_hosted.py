@@ -76,7 +76,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "MOST_ROUNDS", 2)
 
 
-SLOW = ["memory", "disk"]
 ONE = {"seeds": (0,)}
 CASES = {  # {name: (method, where the state is kept, options)}
     "memory": (lambda: toys.make("scaffold"), "memory", {}),
@@ -91,7 +90,7 @@ CASES = {  # {name: (method, where the state is kept, options)}
 }
 
 
-@pytest.mark.parametrize("case", exhaustive_but(SLOW, CASES))
+@pytest.mark.parametrize("case", exhaustive_but(["disk"], CASES))
 def test_runs_on_the_host_equal_runs_on_the_devices(case, small_blocks, tmp_path):
     """Cohorts of five of eight clients share clients with the next block."""
     make, kept, options = CASES[case]
@@ -100,7 +99,8 @@ def test_runs_on_the_host_equal_runs_on_the_devices(case, small_blocks, tmp_path
     toys.same(run(method, HOSTS[kept], folder=tmp_path, **options), expected)
 
 
-@pytest.mark.parametrize("stream", exhaustive_but([True], [False, True]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("stream", [False, True])
 def test_runs_on_the_host_give_the_same_numbers_on_a_mesh(stream, small_blocks):
     """Three devices divide eight clients and a cohort of five."""
     inner = parallel.vectorized() if stream else parallel.sequential()

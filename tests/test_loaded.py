@@ -85,7 +85,7 @@ def loaded(runs):
     return fedjax_lab.load(runs("fedper")[0])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_predictions_use_the_model_of_the_given_client_and_seed(loaded):
     x, task = loaded.experiment.dataset.x[:150], loaded.experiment.task  # more than a batch
     for client, seed in ((0, 3), (2, None)):
@@ -122,7 +122,7 @@ class Net(nnx.Module):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_nnx_class_from_a_file_can_be_run_loaded_exported_and_reused(folder, tmp_path):
     (tmp_path / "mine.py").write_text(USER_FILE)
     name = ("model.name", f"{tmp_path}/mine.py:Net"), ("model.width", "3")

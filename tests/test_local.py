@@ -333,7 +333,7 @@ def test_masked_steps_have_no_effect_with_gradient_clipping():
     toys.close(at_once, one_by_one, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_clipping_at_a_norm_that_is_never_reached_changes_no_bit():
     method = toys.make("fedavg")
     free, _ = toys.player(method)(naive.KEYS, 0, 2)

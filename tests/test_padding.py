@@ -10,7 +10,7 @@ import optax
 import pytest
 import toys
 from flax import nnx
-from slow_cases import exhaustive_but, slow_but
+from slow_cases import exhaustive_but, in_ci
 
 from fedjax_lab import losses, metrics, registry, tree
 from fedjax_lab.checks.methods import check_cohorts
@@ -71,7 +71,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(["plain mean"], METHODS))
+@pytest.mark.parametrize("name", in_ci(["plain mean"], METHODS))
 def test_a_method_that_depends_on_padding_is_found(name):
     method, message = METHODS[name]
     if message is None:
@@ -123,7 +123,7 @@ class Net(nn.Module):
         return nn.Dense(self.num_classes)(nn.relu(z).reshape(len(x), -1))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", ["plain", "masked", "without its mask"])
 def test_a_model_that_leaves_out_padding_passes(way):
     check_model(Net, shape=(8,), way=way)

@@ -224,7 +224,7 @@ def test_files_are_found_where_their_source_reads_them(tmp_path, name):
     assert complaint(experiment.load_data, config.data) != without_files  # loading fails later
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_missing_initial_weights_and_a_missing_clip_model_are_reported():
     base = {"data": {"name": "digit_domains"}, "model": {"name": "mobilenet_v2"}}
     config = resolve(base, [("model.pretrained", "nowhere.safetensors")])

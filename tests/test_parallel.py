@@ -80,7 +80,7 @@ def test_strategies_give_the_results_of_vmap(name, m):
     toys.same(jax.jit(inner.everyone(fn, 2))(*args), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "inner", [parallel.vectorized(), parallel.chunked(2)], ids=lambda s: s.name
 )
@@ -107,7 +107,7 @@ def test_a_cohort_not_divisible_by_the_devices_needs_no_more_memory(inner):
         assert part < full + big.x.nbytes / 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_convolutions_are_not_replicated():
     """With eight devices and one client each, a device does about an eighth of the work."""
     net = nets.simple_cnn(toys.K).clone(

@@ -132,7 +132,7 @@ def test_a_run_interrupted_in_its_second_stage_resumes(toy, tmp_path):
     assert_close(metrics.read_metrics(path / "metrics.jsonl"), in_one_process(toy, [0], overrides))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_resumes_with_another_number_of_processes(toy, tmp_path):
     """The private state of six clients of SCAFFOLD moves from four devices to one, four or six."""
     config, rounds = f"{toy}:scaffold", [("run.rounds", "30")]
@@ -193,7 +193,7 @@ def test_ended_processes_are_read_from_the_message_of_the_runtime():
     assert lost_process.what_ended(lost, 4).endswith("number 0/4")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_that_do_not_share_the_folder_are_rejected(toy, tmp_path):
     """This happens on two hosts without a common file system. A folder in use is rejected, too."""
     folders = tmp_path / "a", tmp_path / "b"

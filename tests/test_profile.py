@@ -58,7 +58,7 @@ def test_a_profile_records_the_rounds_after_the_first_three(toy, plain, tmp_path
         assert any(scope in name for name in names) and scope.encode() in xplane
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_resumed_run_is_recorded(toy, plain, tmp_path, monkeypatch, capsys):
     """An unwritable folder is reported before compilation. A run without rounds is rejected."""
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}"]
@@ -93,7 +93,7 @@ def test_an_invalid_number_of_rounds_is_rejected(toy, tmp_path, capsys):
     assert "unexpected argument '--profile=1'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_profile_lies_within_one_stage(toy, tmp_path, capsys):
     """Between two stages, the next one is compiled. A profile of all rounds has no warmup."""
     sizes = {"num_clusters": 2, "encoder_rounds": 2, "classifier_rounds": 6}

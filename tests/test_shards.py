@@ -132,7 +132,7 @@ def test_sampling_by_device_equals_sampling_by_strata_on_one_device():
     assert "some examples belong to several clients" in complaint(shards.arrange, shared, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sampling_by_device_scores_new_clients_as_one_device_does():
     """A new client's examples are on the device that tunes the model on them and scores it."""
     new = np.setdiff1d(np.arange(400), disjoint().train.list)[:60].reshape(4, 15)
@@ -181,7 +181,7 @@ def communicated(text):
     return sum(np.prod([int(n) for n in shape.split(",") if n], dtype=int) for shape in shapes)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_device_holds_its_share_and_the_model():
     """With SCAFFOLD on eight devices, each holds an eighth of what it holds if replicated."""
     task = make_task(nets.mlp(toys.K, width=16), (toys.D,), toys.K)

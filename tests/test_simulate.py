@@ -119,7 +119,7 @@ def test_a_client_in_an_empty_place_takes_no_part():
         assert float(getattr(measured, field)) == float(getattr(with_empty, field))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_state_may_hold_typed_keys():
     """Five clients run on four devices, some as copies, or with seeds vectorized.
 

@@ -92,7 +92,7 @@ def whole(data):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_staged_run_equals_its_stages_played_by_hand(data, whole):
     """Four rounds, the hand-over and four more rounds; round numbers continue.
 
@@ -142,7 +142,7 @@ def test_seconds_count_only_training(data, monkeypatch):
     assert result.summary["compile_seconds"] >= once
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bytes_are_those_of_the_messages_of_each_stage(data):
     """The whole model is sent for two rounds, then only the head."""
     e = build(data, method={"name": "lg_fedavg", "pretrain_rounds": 2})
@@ -276,7 +276,8 @@ def test_rounds_are_divided_among_stages():
     assert metrics.pick_rounds(rows)["max_over_rounds"]["round"] == 2
 
 
-@pytest.mark.parametrize("way", exhaustive_but(["sequential"], ["vectorized", "sequential"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", ["vectorized", "sequential"])
 def test_local_and_the_view_of_a_stage_get_the_frozen_part(way, data):
     """The examples are shifted once and kept; `local` and the view get the same frozen part.
 

@@ -12,6 +12,7 @@ import toys
 from children import ROOT, finish, start
 from commands import comparable
 from inputs import complaint
+from slow_cases import exhaustive_but
 
 from fedjax_lab import aliases, experiment, registry, report, sweep
 from fedjax_lab.engine import Engine
@@ -264,7 +265,7 @@ def test_an_interrupted_sweep_resumes(swept, toy, tmp_path, monkeypatch, capsys)
         assert comparable(out / name) == comparable(swept / name)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_failed_cell_does_not_stop_the_others_and_is_retried(toy, tmp_path, monkeypatch, capsys):
     out, run = tmp_path / "out", runner.run
     arguments = [f"--config={toy}", f"--out={out}", "--grid=local.lr=0.1,1e25"]
@@ -362,16 +363,15 @@ def picky(task, *, mu: float = 0.0):
     return method._replace(round=(exchange._replace(aggregate=aggregate),))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments, why",
-    [
-        (["--methods=picky", "--grid=method.mu=1,2"], "TracerBoolConversionError"),
-        (["--methods=finetune", "--grid=local.lr=0.1,0.2"], "config.engine.seeds"),
-        (["--methods=fedconcat", "--grid=local.lr=0.1,0.2"], "has stages"),
-        (["--methods=fedprox", "--grid=method.mu=1,2", "--config.run.target=50"], "run.target"),
-    ],
-)
+CANNOT = [
+    (["--methods=picky", "--grid=method.mu=1,2"], "TracerBoolConversionError"),
+    (["--methods=finetune", "--grid=local.lr=0.1,0.2"], "config.engine.seeds"),
+    (["--methods=fedconcat", "--grid=local.lr=0.1,0.2"], "has stages"),
+    (["--methods=fedprox", "--grid=method.mu=1,2", "--config.run.target=50"], "run.target"),
+]
+
+
+@pytest.mark.parametrize("arguments, why", exhaustive_but(CANNOT[:1], CANNOT))
 def test_cells_that_cannot_run_together_run_one_by_one(
     arguments, why, toy, tmp_path, monkeypatch, capsys
 ):

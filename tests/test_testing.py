@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from slow_cases import exhaustive_but
 
 from fedjax_lab import losses
 from fedjax_lab.data.dataset import Dataset
@@ -26,9 +25,8 @@ def fails(message):
     return pytest.raises(CheckFailed, match=re.escape(message))
 
 
-@pytest.mark.parametrize(
-    "name, settings", exhaustive_but(["fedprox"], [("fedprox", {"mu": 0.1}), ("fedconcat", {})])
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name, settings", [("fedprox", {"mu": 0.1}), ("fedconcat", {})])
 def test_registered_methods_pass(name, settings):
     """One of them has stages. `tests/methods/test_methods.py` checks the other methods."""
     check_method(name, **settings)
@@ -77,8 +75,8 @@ def depends_on_the_order(task):
     ("method", "message"),
     [
         (keeps_one_for_all, "`init` of a method must return private state of 8 clients"),
-        pytest.param(divides_by_zero, "is not finite in round 1", marks=pytest.mark.slow),
-        pytest.param(never_trains, "the training loss does not fall", marks=pytest.mark.slow),
+        pytest.param(divides_by_zero, "is not finite in round 1", marks=pytest.mark.exhaustive),
+        pytest.param(never_trains, "the training loss does not fall", marks=pytest.mark.exhaustive),
         pytest.param(
             depends_on_the_order, "gives other numbers than 2 seeds", marks=pytest.mark.slow
         ),
@@ -103,7 +101,7 @@ class LogitsAlone(nn.Module):
         return nn.Dense(self.num_classes)(nn.relu(nn.Dense(self.width)(x)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_correct_models_pass_and_a_wrong_one_fails():
     assert check_model("mlp", shape=(5,)).num_classes == 4
     assert check_model(LogitsAlone, shape=(4, 4, 1), width=4).dense[-1] == "head"

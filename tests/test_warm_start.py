@@ -89,7 +89,7 @@ def test_first_states_of_other_methods_contain_the_global_model(method, folder, 
         assert any(alike) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_global_model_may_be_sent_with_other_arrays(folder, trained):
     run = fedjax_lab.load(trained("scaffold"))
     for i, state in enumerate(first_states(folder, run.folder, "fedavg", seeds=(0, 3))):

@@ -19,7 +19,7 @@ B_F = jnp.asarray(np.random.default_rng(0).normal(size=(6, 8)), jnp.float32)
 BATCH = Batch(jnp.asarray(toys.SKEWED.x[:12]), jnp.asarray(toys.SKEWED.y[:12]), jnp.ones(12))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("reading, detach", [("both 5", False), ("both 5 without KL's", True)])
 def test_the_objective_has_the_gradients_of_the_method(reading, detach):
     task = with_side_head(toys.NORM, B_F.shape[1])

@@ -97,7 +97,7 @@ def test_every_table_has_valid_cells_and_its_page_shows_its_current_numbers(name
     assert not records.read(name)[0] or f"<!-- {name} -->\n{text}\n<!-- end {name} -->\n" in page
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cells_are_recorded_and_not_run_again(toy, trained, tmp_path, capsys):
     assert command(tmp_path, what="fails") == 1
     assert records.read("toy_table") == ([], {})

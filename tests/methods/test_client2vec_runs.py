@@ -81,7 +81,7 @@ def test_a_run_has_the_stages_of_its_index(whole, data):
     toys.same(params, e.task.init(KEYS.init).params)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bytes_of_a_run(whole):
     """Each client sends 128 pairs and receives DSA-IGN; B^f is sent to each client once."""
     rows = [row for row in whole.metrics if row["seed"] == 0]

@@ -126,9 +126,8 @@ def without_key_bias(psi):
     return {path: leaf for path, leaf in named if "['key']['bias']" not in path}
 
 
-@pytest.mark.parametrize(
-    "index, steps", exhaustive_but(["global"], [("global", [2]), ("federated", [10, 10])])
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("index, steps", [("global", [2]), ("federated", [10, 10])])
 def test_the_training_of_dsa_ign_matches_explicit_adam_steps(index, steps, monkeypatch):
     """Two epochs of the server, or two rounds of ten local epochs, as explicit steps."""
     monkeypatch.setattr(dsa_ign, "DROPOUT", 0.0)

@@ -39,7 +39,7 @@ def image_federation():
     return toys.FEDERATION._replace(x=jnp.asarray(x, jnp.float32))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_embedding_of_a_client_is_the_mean_latent_of_its_images(monkeypatch):
     """The autoencoders make three steps of Adam on all images of a client, from one start."""
     monkeypatch.setattr(embeddings, "EPOCHS", 3)
@@ -76,7 +76,7 @@ def test_the_embedding_of_a_client_is_the_mean_latent_of_its_images(monkeypatch)
     assert np.std(expected, 0).min() > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "kind, mode", [("autoencoder", "shadow"), ("autoencoder_learned", "feedback")]
 )

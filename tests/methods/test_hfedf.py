@@ -122,7 +122,7 @@ def test_a_shadow_average_is_scored_and_does_not_change_training():
     toys.same(plain.scored(a.server, 2).params, generate(a.server.x.theta, a.server.x.nu[2], leaky))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("lazy", [False, True])
 def test_embeddings_of_absent_clients_are_unchanged_with_nu_lazy(lazy):
     """Otherwise decay moves them: Adam's first step is lr toward the origin. So does momentum."""
@@ -142,7 +142,7 @@ def test_embeddings_of_absent_clients_are_unchanged_with_nu_lazy(lazy):
             np.testing.assert_allclose(step[absent], expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_align_nu_includes_the_embeddings_in_the_cosines():
     """Weights are scaled up so that the gradients of nu are not small compared to the others."""
     server = first(hfedf()).server
@@ -160,7 +160,7 @@ def test_align_nu_includes_the_embeddings_in_the_cosines():
     assert np.abs(expected[0] / expected[1] - 1).max() > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_random_embeddings_are_drawn_every_round_and_never_trained():
     method = hfedf(embedding="random", server_lr=0.01)
     state = first(method)

@@ -65,7 +65,7 @@ def small():
     return net, variables, x, out, outputs
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pool", POOLED)
 def test_the_second_module_appends_the_pooled_output_of_the_first(small, pool):
     """At the paper's width these are the channels 112 to 287; the others do not depend on the pool.

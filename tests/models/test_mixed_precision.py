@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from slow_cases import exhaustive_but
 
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.models import layers, nets
@@ -65,7 +64,8 @@ def check(net, tolerance):
         assert tree.sq_norm(tree.sub(a, b)) < tolerance**2 * tree.sq_norm(a)
 
 
-@pytest.mark.parametrize("name", exhaustive_but(["cnn"], NETS))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NETS)
 def test_a_step_in_bfloat16_is_close_to_float32(name):
     check(NETS[name], 0.15)
 
@@ -79,7 +79,8 @@ def test_all_products_of_small_networks_are_in_bfloat16(name):
 OTHER = ("hfedf_cnn", "fasttext", "text_cnn", "word_lstm")
 
 
-@pytest.mark.parametrize("name", exhaustive_but(OTHER, NAMED["model"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NAMED["model"])
 def test_all_products_of_registered_models_are_in_bfloat16(name):
     check_products(NAMED["model"][name](K), size=64)
 
@@ -139,9 +140,8 @@ def test_apply_at_continues_from_the_input_of_a_layer():
         toys.same(task.apply_at(layer, weights, batch.x, inside), task.apply(weights, batch.x))
 
 
-@pytest.mark.parametrize(
-    "name", exhaustive_but(["fedproto"], ["fedbn", "scaffold", "moon", "fedproto"])
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["fedbn", "scaffold", "moon", "fedproto"])
 def test_methods_train_in_mixed_precision_as_in_float32(name):
     exact = toys.NORM
     names = exact.batch_norms

@@ -104,7 +104,7 @@ def test_features_are_the_input_of_the_last_layer(name):
         toys.close(again.logits, out.logits)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["deep", "nnx"])
 def test_training_lowers_the_loss(name):
     task = task_of(name)
@@ -140,7 +140,7 @@ def test_training_mode_uses_dropout_and_moments_of_real_rows(name):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", ["fedrod", "fedbn"])
 @pytest.mark.filterwarnings("error::UserWarning")  # about parameters that a module does not have
 def test_methods_train_an_nnx_module(method):

@@ -130,7 +130,7 @@ def test_first_weights_of_cct_have_the_intended_scale():
 # The vision transformer
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_block_has_different_initial_weights():
     kernels = make_task(vit(3, width=8, heads=2), (8, 8, 3), 3).init(KEY).params["blocks"]["mlp_0"]
     assert len(np.unique(kernels["kernel"])) == kernels["kernel"].size

@@ -53,7 +53,7 @@ def independent(like, t):
     return vector([jax.random.normal(streams.extra(key, j), a.shape) for j, a in leaves])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_models_are_sums_of_the_noise_if_clients_learn_nothing():
     rounds, std = 5, 0.3 * 0.5 / 2
     plan = PLAN._replace(optimizer=optim.sgd(0.0))

@@ -222,7 +222,7 @@ def test_the_worst_client_has_the_fewest_batches_only_over_many_rounds():
     assert max(accounting.epsilon(account, noise, 1, 1e-5) for account in one) <= 8
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_noise_for_an_epsilon_is_minimal():
     made = make(noise=0.0, epsilon=4.0, delta=1e-3).guarantee
     each = accounting.accounts(SETUP, [Training(2, None)], 5 / 8)

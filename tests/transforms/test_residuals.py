@@ -66,7 +66,8 @@ ELSEWHERE = {  # the settings, and whether the numbers are the same bit for bit
 }
 
 
-@pytest.mark.parametrize("how", exhaustive_but(["divided among devices"], ELSEWHERE))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", ELSEWHERE)
 def test_results_do_not_depend_on_where_residuals_are_stored(how, folder, whole, tmp_path):
     settings, exactly = ELSEWHERE[how]
     other = played(folder, tmp_path / "run", "fedper", *settings)
@@ -102,7 +103,7 @@ def first_states(folder, path, method, *more):
     return Engine(warm_start.warmed(experiment.build(config, [0, 3])).simulation).final_states()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_starts_with_the_personal_models_or_the_whole_state_of_another(folder, whole):
     """Personal models come without residuals; a whole state keeps them, or does not fit."""
     start = ("run.start_with", "personal")

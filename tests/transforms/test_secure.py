@@ -70,7 +70,7 @@ def test_the_largest_sum_fits(bits):
     np.testing.assert_allclose(read, -4, atol=m * fixed.step)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "settings", "plan"), [("scaffold", FINE, LOSSY), ("fedavgm", COARSE, PLAN)]
 )

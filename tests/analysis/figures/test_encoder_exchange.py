@@ -99,7 +99,7 @@ def test_anything_but_two_different_clients_is_rejected():
         assert "two different numbers in 0..39" in message
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_exchange_between_two_clients_of_a_finished_run(tmp_path, capsys):
     """The models are those of the run; the probes train for as many epochs as the run has."""
     toys.write_examples(tmp_path / "data.npz")
