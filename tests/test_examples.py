@@ -69,7 +69,7 @@ def test_all_parts_together_have_about_a_hundred_lines():
     assert len((EXAMPLE / "own.py").read_text().splitlines()) <= 105
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_records_its_parts_and_the_loaded_model_has_its_score(folder, printed):
     assert "margin.mean" in printed("--workdir=runs/first")
     config = json.loads((folder / "runs/first/config.json").read_text())
@@ -98,7 +98,7 @@ def test_the_other_commands_of_the_readme_do_what_it_says(folder, printed):
     assert len(BLOCKS) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_files_and_the_command_of_the_page_about_own_parts_work(tmp_path, folder):
     page = (ROOT / "docs/own_parts.md").read_text()
     own, tests, *_ = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)

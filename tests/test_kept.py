@@ -42,7 +42,7 @@ def damage(file):
     file.write_bytes(content)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_resumed_run_equals_an_uninterrupted_run(tmp_path, capsys):
     """The numbers equal those of a run on the devices. The newest two checkpoints are kept.
 

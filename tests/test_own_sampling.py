@@ -71,7 +71,7 @@ def test_shares_that_depend_on_the_server_stop_the_run_in_one_line(toy):
         fedjax_lab.run(config(toy, of_server), quiet=True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sample", [thirds, from_one])
 def test_check_method_finds_a_wrong_sampling(sample):
     with pytest.raises(CheckFailed, match="the sampling of the method"):

@@ -10,7 +10,7 @@ import optax
 import pytest
 import toys
 from flax import nnx
-from slow_cases import exhaustive_but, in_ci
+from slow_cases import in_ci
 
 from fedjax_lab import losses, metrics, registry, tree
 from fedjax_lab.checks.methods import check_cohorts
@@ -81,7 +81,8 @@ def test_a_method_that_depends_on_padding_is_found(name):
         check_padding(Trial(method))
 
 
-@pytest.mark.parametrize("name", exhaustive_but(["fedpick", "knn_per"], registry.METHODS))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", registry.METHODS)
 def test_no_method_of_the_package_depends_on_padding(name):
     method = toys.make(name)
     if isinstance(method, Method):  # the check of a method with stages includes this one

@@ -340,7 +340,7 @@ def test_a_dry_run_prints_commands_with_the_given_configs(capsys):
     assert (actual.method.classifier_rounds, actual.partition.alpha) == (346, 0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_list_has_every_table(capsys, monkeypatch):
     monkeypatch.setattr(
         requirements, "missing", lambda config: "" if "digits" in config.data.name else "x: y"

@@ -69,7 +69,8 @@ def test_each_seed_starts_from_the_global_model_of_the_same_seed(folder, trained
             toys.same(tree.join(state.server, tree.take(state.private, client)), weights)
 
 
-@pytest.mark.parametrize("how", exhaustive_but(["on eight devices"], HOW))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", HOW)
 def test_a_run_can_start_from_a_whole_state(how, folder, trained):
     run = fedjax_lab.load(trained("fedper"))
     more = ("run.start_with", "state"), *HOW[how]

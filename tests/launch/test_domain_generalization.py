@@ -48,7 +48,7 @@ def test_the_markdown_table_of_id_and_ood_percentages():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_target_domain_is_a_run(monkeypatch, pacs, empty_cache, tmp_path, capsys):
     """By default the targets are all domains; a failed run leaves its table entries empty."""
     trained = {}

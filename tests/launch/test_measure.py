@@ -117,7 +117,7 @@ def test_cells_are_recorded_and_not_run_again(toy, trained, tmp_path, capsys):
     assert str(tmp_path) not in json.dumps(settings)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_changed_setting_makes_numbers_stale(toy, trained, tmp_path, capsys):
     command(tmp_path)
     toy(mu=0.2)

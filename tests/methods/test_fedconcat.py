@@ -95,7 +95,7 @@ def played(e, rounds, stage=0, state=None):
     )[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_encoders_are_trained_and_then_frozen_for_the_classifier(data, whole):
     """Checks rounds, stages and shapes; two vectorized seeds give the encoders of one seed."""
     names = [(row["round"], row["stage"]) for row in whole.metrics if row["seed"] == 0]

@@ -61,7 +61,7 @@ def test_knn_per_against_numpy(k):
         np.testing.assert_allclose(np.exp(logits), by_hand(w, i, x, 0.7, k), atol=2e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_weight_validation_gives_each_client_the_lam_of_least_loss():
     method = METHOD(weight="validation", neighbors=3)
     federation = toys.with_validation(toys.FEDERATION)

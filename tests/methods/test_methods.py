@@ -117,7 +117,7 @@ def message_bytes():
     }
 
 
-@pytest.mark.parametrize("name", exhaustive_but(["fedavg", "fedfomo", "ifca"], PLAIN))
+@pytest.mark.parametrize("name", exhaustive_but(["fedfomo"], PLAIN))
 def test_the_pool_of_examples_is_never_copied(name):
     """It is copied neither for each client of an odd cohort on a mesh nor for each vmapped seed.
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import toys
 import wrapped
+from slow_cases import exhaustive_but
 
 from fedjax_lab import parallel
 from fedjax_lab.hosted import Host
@@ -40,8 +41,9 @@ def played(how="one seed at a time"):
     return wrapped.played(all_kinds(toys.make("scaffold")), PLAN, **options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["seeds at once", "several devices", "on the host"])
+@pytest.mark.parametrize(
+    "how", exhaustive_but(["several devices"], ["seeds at once", "several devices", "on the host"])
+)
 def test_results_do_not_depend_on_the_execution_strategy(how):
     """Up to a step of the quantizer, because rounding errors may change a level."""
     for expected, made in zip(played(), played(how), strict=True):
