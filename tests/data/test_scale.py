@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from inputs import complaint
+from slow_cases import slow_but
 
 import fedjax_lab
 from fedjax_lab import experiment
@@ -177,7 +178,7 @@ def loaded(tmp_path_factory):
     return load
 
 
-@pytest.mark.parametrize("name", ["pixels", "unit"])
+@pytest.mark.parametrize("name", slow_but(["pixels"], ["pixels", "unit"]))
 def test_a_loaded_run_brings_images_to_its_own_scale(name, loaded):
     run = loaded(name)
     expected = run.predict(run.experiment.dataset.x)

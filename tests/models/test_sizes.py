@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from naive_layers import KEY
+from slow_cases import slow_but
 
 from fedjax_lab import registry, tree
 from fedjax_lab.models import kernels, layers, resnet
@@ -58,7 +59,13 @@ FEATURES = {  # published numbers of features
 }
 
 
-@pytest.mark.parametrize(("net", "shape", "count"), SIZES, ids=lambda v: getattr(v, "name", None))
+DEEP = ("mobilenet_v2", "resnet50")
+SHALLOW = [case for case in SIZES if getattr(case[0], "name", None) not in DEEP]
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "count"), slow_but(SHALLOW, SIZES), ids=lambda v: getattr(v, "name", None)
+)
 def test_published_sizes(net, shape, count):
     """In 64-bit mode, where a layer with float64 weights would make all later layers slow."""
     with jax.enable_x64(True):
