@@ -356,67 +356,48 @@ def origin(used: list[Record]) -> str:
 INTRODUCTION = """\
 # Leaderboard
 
-Every method of the project on two small federations, under one protocol. Each method gets three
-draws of the clients' learning rate and of its own settings. The learning rates are the same for all
-methods; the settings come from the ranges that the method's file declares. The draw with the best
-accuracy on validation examples is run with three seeds. For the same seed all methods have the same
-clients. They also have the same initial weights and batches, unless a method has several models or
-a hypernetwork, or trains on all examples (`central`). This page is generated;
-`docs/results/leaderboard.csv` has the numbers of every run. All but three runs were made when
-the version number was still 0.1.0; the methods are those of version 0.2.0."""
+Every method of the project on two small federations. Each method is run with three draws of the
+clients' learning rate, which are the same for all methods, and of its own settings, from the ranges
+in its file. The draw with the best accuracy on validation examples is run with three seeds. For
+the same seed all methods have the same clients, and the same initial weights and batches unless a
+method has several models or a hypernetwork, or trains on all examples (`central`). This page is
+generated from `docs/results/leaderboard.csv`."""
 
 READING = """\
 ## How to read this page, and its limits
 
-- **Compare with `local` as well as with FedAvg.** Under label skew a client's own test examples
-  have few classes, so that most methods with a model for each client are far above FedAvg, and so
-  is `local`, which uses no other client. Compare methods with one model for all clients by
-  `global`. On the digit domains every client has all classes.
-- Accuracy is the mean over clients of the accuracy on each client's own test examples, with the
+- **Accuracy** is the mean over clients of the accuracy on each client's own test examples, with the
   model that the client uses for prediction, at the evaluation with the best accuracy on validation
-  examples. The draws are chosen by the same rule. The number after ± is half of the 95 % confidence
-  interval of the mean over three seeds (Student's t). The worst tenth is the mean over the worst
-  tenth of the clients: one client on the digit domains, two on Fashion-MNIST.
-- `last` is the accuracy after the last round. On the digit domains accuracy fluctuates: FedAvg's is
-  between 60 and 90 % in the second halves of its three runs. A `last` that is close to the accuracy
-  does not show that a run was stable.
-- `global` is the accuracy, on all test examples, of the model that a new client would get, before
-  that client trains it. It is taken at the round that is best for the clients' own models, so that
-  it can be below FedAvg's even if a method's global model is that of FedAvg (as in `ditto`). If a
-  method has no global model, `global` is the mean accuracy of the clients' models on all test
-  examples.
-- A difference is the mean of the differences for equal seeds, with half of its 95 % confidence
-  interval. The intervals are not corrected for the number of methods: of sixty methods that equal
-  FedAvg, about three would have an interval without 0. The line below each table names the methods
-  that differ from FedAvg after Holm's correction. With three seeds and sixty methods a paired
-  t-test needs p below 0.001 before the correction, which even large differences rarely reach. The
-  order of methods with similar accuracies means nothing.
-- **The methods' own settings are hardly tuned.** Three draws are few, and the smallest learning
-  rate is rarely the best one, so that two draws decide. The draws of one key have the same
-  quantiles for every method, and they do not cover its range. In the two draws with the larger
-  learning rates `server_lr` of `fedgma` is near 0.1 (its default is 1) and `mu` of `fedprox` is
-  near 0.5 (default 0.01); `tau` of `fedgma`, `fedntd` and `moon` and `models` of `fedfomo` have one
-  value in all three draws. A method far below FedAvg may have had unsuitable draws. The highest
-  learning rate, 0.095, is often the best one, so that higher ones might be better, also for FedAvg.
-- A draw that diverged is not chosen. This happened once to `fedadmm` and to `client2vec` on both
-  federations, again to `client2vec` on Fashion-MNIST, and once to `scaffold` and `fedsr` there. The
-  run of seed 0 is also the one that chose the draw. `fedfomo` also uses validation examples in
-  training, to weigh the other clients' models.
-- All clients have the federation's momentum. The files of `fedcm` and `mimelite` say that these
-  methods should have none.
-- All methods have the same number of rounds, but a round costs more computation for some of them:
-  see the seconds.
-- Megabytes are the uploads and downloads of all clients until the accuracy first reached the
-  target, at evaluations every five rounds. The number is missing if a seed did not reach the
-  target. On Fashion-MNIST many methods have reached it at the first evaluation. Seconds are
-  training time on machines that also did other work: read them only as orders of magnitude.
-- The federations are small and the runs are short, so that all methods can be run within hours.
-- `client2vec` has the base FedAvg here, and trains its index for 20 epochs instead of 500. It is
-  last, near chance, because with its default `local_weight`, which no draw changes, its local term
-  stops training; [a page](results_client2vec.md) has the reasons.
-- `central` is not a federated method: it trains one model on all examples, as a reference. `fedbn`
-  equals FedAvg if the model has no BatchNorm, as on Fashion-MNIST here; `cfl` does as long as it
-  splits no cluster, and `fedrs` if every client has all classes, as on the digit domains."""
+  examples. The number after ± is half of the 95 % confidence interval over three seeds (Student's
+  t). The worst tenth is one client on the digit domains and two on Fashion-MNIST.
+- **Compare with `local` as well as with FedAvg.** Under label skew a client has few classes, so
+  that `local` and most methods with a model for each client are far above FedAvg. Compare methods
+  with one model for all clients by `global`.
+- **`global`** is the accuracy on all test examples of the model that a new client would get, at
+  the round that is best for the clients' own models. If a method has no global model, it is the
+  mean accuracy of the clients' models on all test examples.
+- **`last`** is the accuracy after the last round. On the digit domains accuracy fluctuates:
+  FedAvg's is between 60 and 90 % in the second halves of its runs.
+- **Differences** are means over equal seeds. Their intervals are not corrected for the number of
+  methods; the line below each table is, by Holm's method. With three seeds and sixty methods even
+  large differences rarely pass. The order of methods with similar accuracies means nothing.
+- **Settings are hardly tuned.** Three draws do not cover a range, and a method far below FedAvg
+  may have had unsuitable ones: `server_lr` of `fedgma` is near 0.1 (default 1) and `mu` of
+  `fedprox` near 0.5 (default 0.01) in the draws with the larger learning rates. The highest
+  learning rate is often the best, so that higher ones might be better. The run of seed 0 is also
+  the one that chose the draw. All clients have the federation's momentum, but `fedcm` and
+  `mimelite` should have none.
+- **Diverged draws** are not chosen: one of `fedadmm` and one of `client2vec` on both federations,
+  and on Fashion-MNIST a second one of `client2vec` and one each of `scaffold` and `fedsr`.
+- **Megabytes** are all uploads and downloads until the accuracy first reached the target, at
+  evaluations every five rounds; "-" if a seed did not reach it. **Seconds** are training time on
+  machines that also did other work: read them only as orders of magnitude.
+- `fedfomo` also uses validation examples to weigh the other clients' models.
+- `client2vec` has the base FedAvg and trains its index for 20 epochs instead of 500. It is near
+  chance because its local term stops training ([reasons](results_client2vec.md)).
+- `central` trains one model on all examples and is not federated. `fedbn` equals FedAvg if the
+  model has no BatchNorm (as on Fashion-MNIST here), `cfl` if it splits no cluster, and `fedrs` if
+  every client has all classes (as on the digit domains)."""
 
 
 if __name__ == "__main__":
