@@ -205,7 +205,6 @@ class Place(NamedTuple):
     """The entry of a method in the table of a federation."""
 
     method: str
-    settings: str  # those of the best draw
     seeds: dict[int, dict[str, float]]  # {seed: {measure: value}}
     missing: str = ""  # why the method is not ranked; empty if it is
 
@@ -242,13 +241,12 @@ def place(method: str, drawn: list[Cell], available: list[Record], out: Path) ->
     of_method = [r for r in available if r.cell in {draw.name for draw in drawn}]
     best = chosen(drawn, of_method)
     if best is None:
-        return Place(method, "", {}, why(drawn, of_method, out))
+        return Place(method, {}, why(drawn, of_method, out))
     seeds = {r.seed: r.values for r in of_method if r.cell == best.name}
-    settings = ", ".join(f"{key.partition('.')[2]}={text}" for key, text in best.grid.items())
     if any(records.DIVERGED in values for values in seeds.values()):
-        return Place(method, settings, seeds, "a seed of the chosen draw diverged")
+        return Place(method, seeds, "a seed of the chosen draw diverged")
     lacks = "" if sorted(seeds) == SEEDS else "not all seeds are measured"
-    return Place(method, settings, seeds, lacks)
+    return Place(method, seeds, lacks)
 
 
 def why(drawn: list[Cell], of_method: list[Record], out: Path) -> str:
@@ -289,7 +287,7 @@ def table(federation: Federation, ranked: list[Place], pairs: dict[str, Pairs]) 
     """
     header = ["", "rank", "accuracy, %", *(f"minus {to}" for to in pairs)]
     header += ["worst tenth, %", "global, %", "last, %"]
-    header += [f"MB to {federation.target:g} %", f"s to {federation.target:g} %", "settings"]
+    header += [f"MB to {federation.target:g} %", f"s to {federation.target:g} %"]
     order = [each.method for each in ranked if each.method != REFERENCE]
     rows = []
     for each in ranked:
@@ -299,7 +297,7 @@ def table(federation: Federation, ranked: list[Place], pairs: dict[str, Pairs]) 
         shown += [difference(of.get(each.method)) for of in pairs.values()]
         shown += [mean(each, measure) for measure in (WORST, GLOBAL, LAST)]
         cost = [mean(each, key, of_all=True) for key in (MEGABYTES, SECONDS)]
-        rows.append([each.method, rank, *shown, *cost, each.settings])
+        rows.append([each.method, rank, *shown, *cost])
     return formats.Table(f"Seeds {', '.join(map(str, SEEDS))}.", header, rows)
 
 
@@ -356,12 +354,13 @@ def origin(used: list[Record]) -> str:
 INTRODUCTION = """\
 # Leaderboard
 
-Every method of the project on two small federations. Each method is run with three draws of the
+This page compares all methods on two small federations. Each method is run with three draws of the
 clients' learning rate, which are the same for all methods, and of its own settings, from the ranges
 in its file. The draw with the best accuracy on validation examples is run with three seeds. For
 the same seed all methods have the same clients, and the same initial weights and batches unless a
 method has several models or a hypernetwork, or trains on all examples (`central`). This page is
-generated from `docs/results/leaderboard.csv`."""
+generated from `docs/results/leaderboard.csv`, where the best draw of a method is the one with
+three seeds."""
 
 READING = """\
 ## How to read this page, and its limits

@@ -161,8 +161,8 @@ def average(of_table: Sequence[Record], cells: Sequence[str], measure: str) -> f
 
 
 def tables(of_table: Sequence[Record]) -> list[formats.Table]:
-    """For each of COUNTS: means over targets, each target, chosen learning rates and ablations."""
-    makers = by_method, by_target, by_step, ablations
+    """For each of COUNTS: means over targets, each target, and ablations."""
+    makers = by_method, by_target, ablations
     return [make(of_table, d) for d in COUNTS for make in makers]
 
 
@@ -193,17 +193,6 @@ def by_target(of_table, d):
         rows.append([row, *(records.spread(of_table, cell, "ood") for cell in cells)])
     title = f"{d}: ood in percent, mean (population standard deviation) over seeds."
     groups = [(way, len(TARGETS)) for way in ways]
-    return formats.Table(title, ["", *TARGETS * 2], rows, groups=groups)
-
-
-def by_step(of_table, d):
-    """The table of the chosen learning rates."""
-    rows = []
-    for row in ROWS:
-        steps = [step_of(of_table, way, d, row, target) for way in TUNED for target in TARGETS]
-        rows.append([row, *(step or formats.NONE for step in steps)])
-    groups = [(way, len(TARGETS)) for way in TUNED]
-    title = f"{d}: the chosen learning rates."
     return formats.Table(title, ["", *TARGETS * 2], rows, groups=groups)
 
 
