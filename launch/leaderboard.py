@@ -340,7 +340,7 @@ def difference(pair: compare.Paired | None) -> str:
 
 def half_width(spread: compare.Spread) -> str:
     """Format half of the 95 % interval; empty if there is none."""
-    return "" if spread.low is None else f" ± {(spread.high - spread.low) / 2:.1f}"
+    return "" if spread.low is None else f"±{(spread.high - spread.low) / 2:.1f}"
 
 
 def origin(used: list[Record]) -> str:
@@ -382,21 +382,18 @@ READING = """\
   large differences rarely pass. The order of methods with similar accuracies means nothing.
 - **Settings are hardly tuned.** Three draws do not cover a range, and a method far below FedAvg
   may have had unsuitable ones: `server_lr` of `fedgma` is near 0.1 (default 1) and `mu` of
-  `fedprox` near 0.5 (default 0.01) in the draws with the larger learning rates. The highest
-  learning rate is often the best, so that higher ones might be better. The run of seed 0 is also
-  the one that chose the draw. All clients have the federation's momentum, but `fedcm` and
-  `mimelite` should have none.
-- **Diverged draws** are not chosen: one of `fedadmm` and one of `client2vec` on both federations,
-  and on Fashion-MNIST a second one of `client2vec` and one each of `scaffold` and `fedsr`.
+  `fedprox` near 0.5 (default 0.01) in the draws with the larger learning rates. Higher learning
+  rates might be better. `fedcm` and `mimelite` should have no momentum. Diverged draws are not
+  chosen: one of `fedadmm` and one of `client2vec` on both federations, and on Fashion-MNIST
+  another one of `client2vec` and one each of `scaffold` and `fedsr`.
 - **Megabytes** are all uploads and downloads until the accuracy first reached the target, at
   evaluations every five rounds; "-" if a seed did not reach it. **Seconds** are training time on
   machines that also did other work: read them only as orders of magnitude.
-- `fedfomo` also uses validation examples to weigh the other clients' models.
 - `client2vec` has the base FedAvg and trains its index for 20 epochs instead of 500. It is near
-  chance because its local term stops training ([reasons](results_client2vec.md)).
-- `central` trains one model on all examples and is not federated. `fedbn` equals FedAvg if the
-  model has no BatchNorm (as on Fashion-MNIST here), `cfl` if it splits no cluster, and `fedrs` if
-  every client has all classes (as on the digit domains)."""
+  chance because its local term stops training ([reasons](results_client2vec.md)). `fedfomo` also
+  weighs models by validation examples. `central`, which trains one model on all examples, is not
+  federated. `fedbn` equals FedAvg without BatchNorm (on Fashion-MNIST), `cfl` without a split, and
+  `fedrs` if every client has all classes (on the digit domains)."""
 
 
 if __name__ == "__main__":

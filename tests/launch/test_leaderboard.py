@@ -101,9 +101,9 @@ def test_the_page_ranks_complete_methods_and_lists_the_missing_ones(kept, tmp_pa
     rows, missing = lines_of(text, leaderboard.FEDERATIONS["digits"].title)
     (ditto, fedavg) = rows
     assert ditto[:2] == ["`ditto`", "1"] and fedavg[:2] == ["`fedavg`", "2"]
-    assert fedavg[2:8] == ["81.0 ± 2.5", "-", "-", "61.0", "80.0", "79.0"]
+    assert fedavg[2:8] == ["81.0±2.5", "-", "-", "61.0", "80.0", "79.0"]
     assert fedavg[8:] == ["12.0", "3.0"]
-    assert ditto[3:5] == ["+5.0 ± 0.0", "-"] and ditto[8:10] == ["-", "-"]
+    assert ditto[3:5] == ["+5.0±0.0", "-"] and ditto[8:10] == ["-", "-"]
     assert missing[0].endswith("after Holm's correction (methods: 1): `ditto`.")
     assert any("2 of 3 draws are measured: `local`." in line for line in missing)
     assert any("all draws diverged: `scaffold`." in line for line in missing)
@@ -125,7 +125,7 @@ def test_differences_to_fedavg_and_local_have_intervals(kept, monkeypatch, tmp_p
     page, title = leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title
     (central, fedbn, *_), (significant, *_) = lines_of(page, title)
     assert central[:2] == ["`central`", "-"] and fedbn[:2] == ["`fedbn`", "1"]
-    assert fedbn[3:5] == ["+0.8 ± 5.0"] * 2
+    assert fedbn[3:5] == ["+0.8±5.0"] * 2
     assert significant.endswith("(methods: 2): no method.")
 
 
@@ -149,7 +149,7 @@ def test_draws_and_then_more_seeds_are_run_exactly_once(kept, monkeypatch, tmp_p
     more = f"{names[1]}-seeds-1,2"
     assert ran == [*((name, [0]) for name in names), (more, [1, 2])]
     rows, _ = lines_of(leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title)
-    assert rows[0][:3] == ["`fedavg`", "1", "71.0 ± 2.5"]
+    assert rows[0][:3] == ["`fedavg`", "1", "71.0±2.5"]
 
 
 def test_the_recorded_measures_of_a_run(capsys):
