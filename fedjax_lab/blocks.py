@@ -183,7 +183,7 @@ class Player:
         return Block(start, start + self._size.rounds, clients, lane, private)
 
     def _patched(self, block, last):
-        """The block, with the clients of the last block in their state after that block."""
+        """The block, with the states that its clients have after the last block."""
         _, here, there = np.intersect1d(block.clients, last.clients, return_indices=True)
         missing = len(block.clients) - len(here)
         here = np.pad(here, (0, missing), constant_values=len(block.clients))  # out of range

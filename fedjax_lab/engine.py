@@ -574,7 +574,7 @@ class Engine:
         self.session = self.session._replace(totals=-self._done())
 
     def join(self, parts: Sequence["Engine"]) -> None:
-        """Takes over the states of engines each of which has played some of the seeds.
+        """Combines the states of engines that each trained some of the seeds.
 
         parts: engines in the same stage and round, whose seeds in order are those of this engine.
         """

@@ -55,7 +55,7 @@ def shown(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with escapes for unprintable characters, some of which a terminal would obey."""
+    """The text with escapes for unprintable characters, which could control a terminal."""
     return "".join(
         c if c.isprintable() or unicodedata.category(c) == "Zs" else repr(c)[1:-1] for c in text
     )

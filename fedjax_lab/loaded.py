@@ -27,7 +27,7 @@ from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 def load(folder: str | Path, rounds: int | None = None) -> "Run":
     """The run of a folder, at one of its checkpoints.
 
-    The folder is not changed, and a command may still be training in it. The data are loaded anew
+    The folder is not changed, and a command may still be training in it. The data are loaded again
     from the source in the config.
 
     folder: a local folder, or text such as gs://BUCKET/FOLDER.

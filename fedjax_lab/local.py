@@ -210,7 +210,7 @@ def train(
 ) -> tuple[Weights, Training]:
     """Trains weights for several passes, each in a new random order of the examples.
 
-    The state of the optimizer is initialized anew in each call.
+    The state of the optimizer is initialized in each call.
 
     Args:
       examples: the training examples.

@@ -36,7 +36,7 @@ python -m fedjax_lab.main --help-method NAME
                   service never blocks training
 --distributed     marks this process as one of several that run the same command; see below
 --nocompilation_cache
-                  compiles all programs anew. By default compiled programs are kept for later runs
+                  compiles all programs again. By default compiled programs are kept for later runs
                   in the user's cache folder: $FEDJAX_LAB_CACHE/programs, below ~/.cache/fedjax_lab
                   if that variable is not set, or JAX_COMPILATION_CACHE_DIR
 --show_config     prints each key of the config as a flag, with its value and its meaning, without

@@ -49,7 +49,7 @@ class Written(NamedTuple):
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments, without its name; returns the exit code."""
-    return command.call(_main, argv, "the same command writes all files anew", __doc__)
+    return command.call(_main, argv, "the same command writes all files again", __doc__)
 
 
 def _main(argv):

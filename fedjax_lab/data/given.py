@@ -1,4 +1,4 @@
-"""Brings examples that a finished run is given to the numbers of its own data set, or refuses them.
+"""Converts examples for a finished run to the scale of the run's data set, or refuses them.
 
 The rule is that of `normalize`: the same picture may be integers in 0..255 or real numbers in 0..1.
 Columns of a table are compared with those of the training examples.
@@ -24,7 +24,7 @@ NEAR = 1.0  # the same if the given columns look standardized
 
 
 class Known(NamedTuple):
-    """What a run knows of its own examples."""
+    """Facts about the examples of a run."""
 
     x: Any  # all of them, after `normalize.as_meant`
     limits: tuple[float, float]  # the lowest and the highest number; 0 and 255 of 8-bit pixels

@@ -40,8 +40,8 @@ SETTING = "--config.data.normalize"
 PLAINLY = 127  # numbers from 0 that exceed it, but not 255, are plainly pixels
 LARGE = 3.0  # root mean square of a column; examples of LONG norm can then keep an MLP from
 LONG = 30.0  # learning anything but the majority class
-UNLIKE = 1000.0  # ratio of the standard deviations of two columns, of which one is then ignored
-SAMPLE = 10_000  # rows of a table that are looked at for a remark
+UNLIKE = 1000.0  # ratio of the standard deviations of two columns; the model then ignores one
+SAMPLE = 10_000  # rows of a table that a remark examines
 
 
 class Scale(NamedTuple):
@@ -72,7 +72,7 @@ def as_meant(x: Any) -> Any:
 
     8-bit pixels become uint8; images and rows of only 0 and 1 become int8. Other rows become real
     numbers, unless they have a type of token ids: int8, int16 or int32. Memory-mapped and lazy
-    arrays are converted when they are read. The numbers in a lazy array of uint8 are not looked at:
+    arrays are converted when they are read. The numbers in a lazy array of uint8 are not examined:
     its files hold 8-bit pixels.
 
     Raises BadInput if the axes of images are channels first.
@@ -276,7 +276,7 @@ def described(x: Any, normalize: str, scale: Scale) -> str:
 def remark(x: Any, normalize: str, scale: Scale, train: np.ndarray) -> str:
     """A warning about numbers on which a model can hardly be trained; "" if there is none.
 
-    train: the numbers of the training examples, some of which are looked at.
+    train: the numbers of the training examples; a sample of them is examined.
 
     Raises BadInput if rows of whole numbers may be either the pixels of an image or columns.
     """

@@ -338,7 +338,7 @@ def count_new(num_clients: int, share: float) -> int:
 
 
 def choose_new(num_clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Draws the new clients at random: flags [num_clients] bool, of which `count_new` are True.
+    """Draws the new clients at random: flags [num_clients] bool; `count_new` of them are True.
 
     With a share of 0, no random number is drawn.
     """

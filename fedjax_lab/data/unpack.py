@@ -34,7 +34,7 @@ class Claim(NamedTuple):
 def unpack(
     archive: Path, folder: Path, remedy: str, written: Callable[[int], object]
 ) -> list[Member]:
-    """Unpacks all files of an archive; intact files that a zip file has left before are kept.
+    """Unpacks all files of an archive; intact files of an earlier call are kept.
 
     Args:
       archive: a gzipped tar file if its name ends in .tar.gz, otherwise a zip file.

@@ -34,7 +34,7 @@ RANGES = {"eps1": log_uniform(0.05, 2.0), "eps2": log_uniform(0.2, 8.0)}
 class Server(NamedTuple):
     """The server's state. K is `max_clusters`."""
 
-    centers: Weights  # leaves [K, ...], of which the first `used` are in use
+    centers: Weights  # leaves [K, ...]; the first `used` are in use
     used: Array  # [] the number of clusters
     member: Array  # [C] a, the cluster of each client
     updates: PyTree  # the clients' last Delta_i, leaves [C, ...]

@@ -45,7 +45,8 @@ def starting_from(
 
     head: the path of the last layer in the module, which may be its name in the file.
 
-    If the file's head has another number of classes, the head keeps its own initial weights. Raises
+    If the file's head has another number of classes, the head keeps its own initial weights.
+
     Raises BadInput as `read`, `convert` and `match` do.
     """
     shapes = jax.eval_shape(init, jax.random.key(0))

@@ -1,4 +1,4 @@
-"""Saves and restores the state of a run with orbax: asynchronous, atomic, the newest two are kept.
+"""Saves and restores a run's state with orbax, asynchronously and atomically; keeps the newest two.
 
 A checkpoint holds the leaves of the state by number. The tree structure follows from the config,
 whose copy in the workdir is compared before anything is restored. Each process writes and reads the

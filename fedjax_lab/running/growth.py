@@ -187,7 +187,7 @@ def evaluations(every: int, ends: Sequence[int], earlier: Evaluated) -> list[int
 
     Args:
       every: the number of rounds between two evaluations.
-      ends: the rounds at which the stages end, each of which has an evaluation.
+      ends: the rounds at which the stages end; each of these rounds has an evaluation.
       earlier: evaluations made with other settings.
     """
     planned = {*range(0, ends[-1], every), *ends}

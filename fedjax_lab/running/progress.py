@@ -64,7 +64,7 @@ class ProgressBar:
         self._bar.unpause()
 
     def rounds(self, played: int, evaluated_next: bool) -> None:
-        """Updates the number of rounds played; writes a line if the last one is long ago.
+        """Updates the number of rounds played; writes a line if the next one is due.
 
         evaluated_next: whether `evaluated` is called next, which writes a line itself.
         """

@@ -81,7 +81,7 @@ def _renamed(config, names):
 def with_digests(config: dict) -> dict:
     """The sections of a config.json, with a digest of the source of each user-defined function.
 
-    Runs with different versions of a file thereby get different configs.
+    Runs with different versions of a file therefore have different configs.
     """
     parts = config.get(SOURCES, {})
     config = {key: value for key, value in config.items() if key != SOURCES}

@@ -22,7 +22,7 @@ def backdoor(
     poison: float = 0.5,
     boost: float = 1.0,
 ) -> Method:
-    """Each attacker trains on images with a trigger, all of which have the label of the target.
+    """Each attacker trains on images with a trigger; all of them have the label of the target.
 
     The trigger is that of BadNets (Gu et al., arXiv:1708.06733): a square of the highest value in
     the last rows and columns. An evaluation also has the metric backdoor_success: the percentage of

@@ -1,6 +1,6 @@
 """Example-level differential privacy: DP-SGD (Abadi et al., CCS 2016, arXiv:1607.00133).
 
-  B_s     each of the client's n examples with probability q, drawn anew in every step
+  B_s     each of the client's n examples with probability q, drawn independently in every step
   r       the gradient of the loss of no example
   g_j     the gradient of the loss of example j alone, minus r
   g       1/(q n) (sum_{j in B_s} g_j min(1, S / ||g_j||) + N(0, (sigma S)^2 I)) + r
@@ -15,8 +15,8 @@ jax-privacy does the clipping.
 
 The guarantee is for one example of one client, even against the other clients and the server, who
 see everything that this client sends. `accounting_examples` describes the mechanisms that are
-composed. The number of examples of each client is public. Clients only see their examples in
-training, so that everything else that they compute is post-processing of its result. An
+composed. The number of examples of each client is public. Clients see their examples only in
+training; everything else that they compute is therefore post-processing and costs no privacy. An
 augmentation (config.data.augment) must change each image independently of the others. The remarks
 in `privacy` on the measurements of a simulation, on the private state of clients and on
 floating-point numbers also hold here.

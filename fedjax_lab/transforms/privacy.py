@@ -7,8 +7,8 @@
 McMahan et al., ICLR 2018, arXiv:1710.06963, with uniform weights. m is fixed: it is the expected
 number of clients in a round, not the actual number. Adding a client to the population, or removing
 one, thus changes m u by at most S: this is the Gaussian mechanism with noise multiplier sigma,
-which `accounting` composes. The method gets u instead of every client's update, from m clients of
-which it learns nothing else, so that everything that it computes from u is post-processing.
+which `accounting` composes. The method sees only u, as the update of each of m clients. Everything
+that it computes from u is therefore post-processing and costs no privacy.
 
 Lost uploads (config.run.dropout) are missing in the sum, but m stays the same. Which uploads would
 be lost in a round is drawn for each client independently of all data and of the other clients that

@@ -92,7 +92,7 @@ def secure_sum(
     neighbors: int = 4,
     threshold: float = 0.5,
 ) -> Method:
-    """The mean by share, of which the server sees only the sum (secure aggregation, simulated).
+    """The weighted mean; the server sees only the sum (simulated secure aggregation).
 
     Bonawitz et al., CCS 2017, doi:10.1145/3133956.3133982; with few neighbors Bell et al., CCS
     2020, doi:10.1145/3372297.3417885. Where no number is clipped, the error of the mean of M
