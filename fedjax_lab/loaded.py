@@ -41,7 +41,7 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
     if rounds is not None and not _is_whole(rounds):
         raise BadInput(f"rounds must be a whole number, got {quoted(rounds)}")
     with cloud.staged(folder, writes=False) as path:
-        cloud.take(path)
+        cloud.fetch(path, whole=True)
         run = _load(path, rounds)
         return replace(run, folder=str(folder)) if cloud.is_remote(path) else run
 

@@ -85,7 +85,7 @@ def _follow(args, written):
     with interrupts.delayed("stopped following the runs") as stop:
         while not stop.wait(POLL_SECONDS):
             for folder in args.folders:
-                cloud.refresh(folder)
+                cloud.fetch(folder)
             written = update(args.folders, args.logdir, written)
 
 

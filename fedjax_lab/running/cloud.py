@@ -1,37 +1,44 @@
-"""Folders in the cloud: a local working copy that is uploaded whenever a run is saved.
+"""Folders in the cloud: a command works in a local copy, which is uploaded with every checkpoint.
 
-An object store cannot append to a file, rename a folder or lock it. A command therefore works in a
-local copy, with the same guarantees as in any local folder, and `publish` synchronizes the store
-with it (see `working_copy.py`). Files that were not published when a process is killed are lost; a
-run publishes with every checkpoint. The functions do nothing for a path outside a working copy.
+An object store cannot append to a file, rename a folder or lock it. The local copy has the same
+guarantees as any local folder, and `publish` uploads its changed files in the order of `PHASES`,
+so that the store holds a run that can be resumed at any moment. The functions do nothing for a path
+outside such a copy.
 
-A run writes a mark into its folder in the store and checks it before every upload. If another
-command has written its own mark in the meantime, it owns the run, and the earlier command ends.
+The owner of a run has its mark in the run's folder in the store, and compares it before every
+upload. If another command has written its own mark in the meantime, the earlier owner ends.
 """
 
 import contextlib
+import errno
 import functools
+import itertools
 import os
+import platform
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.errors import BadInput, check_path, cut, quoted
-from fedjax_lab.running.working_copy import WorkingCopy
+from fedjax_lab.errors import MACHINE, BadInput, check_path, cut, quoted
 
-PACKAGES = {  # by scheme: the package that fsspec needs for it
-    "gs": "gcsfs",
-    "s3": "s3fs",
-    "az": "adlfs",
-    "hf": "huggingface_hub",
-    "file": "",
-    "memory": "",  # the memory of this process
+SCHEMES = ("gs", "s3", "az", "hf", "file", "memory")  # fsspec names the package that one needs
+OWNER = ".owner"  # the mark in the folder of a run
+COMPLETE = "_CHECKPOINT_METADATA"  # of orbax; a checkpoint without it was not uploaded as a whole
+LARGE = ("checkpoints", "kept", "profile")  # folders that only their own run reads
+PHASES = {  # the order of uploads; 3: other files and clients' state; 5: checkpoints
+    "sweep.json": 0,
+    "fingerprint.json": 1,
+    "config.json": 2,
+    "metrics.jsonl": 4,
+    COMPLETE: 6,
+    "summary.json": 7,
 }
-ROOT = "fedjax_lab-"  # prefix of the temporary folders that hold working copies
-_copies: dict[Path, WorkingCopy] = {}  # by local folder
+
+_copies: dict[Path, "_Copy"] = {}  # by local folder
 
 
 # Addresses.
@@ -43,17 +50,16 @@ def split(address: str | Path | None) -> tuple[str, str] | None:
     Returns None for a local path. Raises BadInput for an unknown scheme or an invalid place.
     """
     match = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*):/(/?)(.*)", str(address or ""), re.DOTALL)
-    if match is None or not (match[2] or match[1] in PACKAGES):
+    if match is None or not (match[2] or match[1] in SCHEMES):
         return None
     scheme, place = match[1], match[3].rstrip("/")
-    if scheme not in PACKAGES:
-        valid = ", ".join(f"{name}://" for name in PACKAGES)
+    if scheme not in SCHEMES:
+        valid = ", ".join(f"{name}://" for name in SCHEMES)
         raise BadInput(f"{quoted(str(address))}: unknown scheme {scheme}://; valid: {valid}")
-    if not place.strip("/") or (scheme != "file" and place.startswith("/")):
-        raise BadInput(f"{quoted(str(address))} names no bucket: {scheme}://BUCKET/FOLDER")
-    if {".", ".."} & set(place.split("/")) or "\0" in place:
-        raise BadInput(f"{quoted(str(address))} must not contain '.', '..' or NUL")
-    return scheme, f"/{place.lstrip('/')}" if scheme == "file" else place
+    place = place.lstrip("/") if scheme == "file" else place
+    if {"", ".", ".."} & set(place.split("/")) or "\0" in place:
+        raise BadInput(f"{quoted(str(address))} is not of the form {scheme}://BUCKET/FOLDER")
+    return scheme, f"/{place}" if scheme == "file" else place
 
 
 def check(flag: str, address: str | Path | None) -> None:
@@ -72,31 +78,30 @@ def check_local(flag: str, path: str | Path | None) -> None:
 
 
 def address(path: Path) -> str:
-    """The user's name for a file or folder: SCHEME://PLACE for one in a working copy."""
-    copy, name = _place(path)
-    return str(path) if copy is None else f"{copy.url}/{name}".rstrip("/")
+    """The user's name for a file or folder: SCHEME://PLACE for one in a copy."""
+    return named(str(path))
 
 
 def named(text: str) -> str:
-    """The text, with the local folders of working copies replaced by their addresses."""
-    for local in sorted(_copies, key=lambda path: -len(str(path))):
-        text = text.replace(str(local), _copies[local].url)
+    """The text, with the local folders of copies replaced by their addresses."""
+    for local, copy in sorted(_copies.items(), reverse=True):  # inner folders first
+        text = text.replace(str(local), copy.url)
     return text
 
 
-# Working copies.
+# Copies.
 
 
 @contextlib.contextmanager
 def staged(place: str | Path | None, writes: bool = True) -> Iterator[Any]:
-    """Yields a local folder for a place: for a place in the cloud, a new working copy.
+    """Yields a local folder for a place: for a place in the cloud, a new copy of its small files.
 
-    A working copy has no large files until `take` fetches them. At the end of the context, new
-    files are uploaded and the copy is removed, unless an upload has failed.
+    At the end of the context, changed files are uploaded and the copy is removed, unless an upload
+    has failed.
 
     Args:
       place: a path, SCHEME://PLACE, or None, which is returned unchanged.
-      writes: whether to upload new files.
+      writes: whether to upload changed files.
 
     Raises:
       BadInput: the place cannot be read, or its scheme needs a package that is not installed.
@@ -106,20 +111,23 @@ def staged(place: str | Path | None, writes: bool = True) -> Iterator[Any]:
     if parts is None:
         yield None if place is None else Path(place)
         return
-    local = Path(_root(), parts[0], *filter(None, parts[1].split("/")))
-    if local in _copies:
+    local = Path(_root(), parts[0], parts[1].lstrip("/"))
+    outer, _ = _place(local)
+    if outer is not None and (outer.writes or not writes):
         yield local
         return
-    copy = _copies[local] = _open(*parts, local, writes)
+    copy = _copies[local] = _Copy(*parts, local, writes)
     try:
-        copy.refresh("")
+        fetch(local)
         yield local
-        copy.publish("")
+        publish(local)
+        copy.failed = False
     except BadInput as error:
         error.args = (named(str(error)),)
         raise
     finally:
-        _remove(_copies.pop(local))
+        del _copies[local]
+        _remove(copy)
 
 
 @contextlib.contextmanager
@@ -129,61 +137,108 @@ def read(places: Sequence[str | Path]) -> Iterator[list[Path]]:
         yield [until_the_end.enter_context(staged(place, writes=False)) for place in places]
 
 
-def take(path: Path) -> None:
-    """Makes this command the owner of a run's folder, and fetches all of its files."""
-    copy, name = _place(path)
-    if copy is not None:
-        copy.take(name)
+def fetch(path: Path, whole: bool = False) -> None:
+    """Fetches changed files of a folder from the store; large files only if `whole` is true."""
+    copy, folder = _place(path)
+    if copy is None:
+        return
+    with copy.reading():
+        copy.store.invalidate_cache()
+        found = copy.store.find(copy.remote(folder), detail=True)
+        stored = {place[len(copy.base) + 1 :]: info for place, info in found.items()}
+        if "" in stored:
+            raise BadInput(f"{copy.url} is a file, not a folder")
+        torn = {name for name in stored if _is_torn(name, stored)}
+        names = [n for n in stored if n not in torn and (whole or not _is_large(n))]
+        copy.get({name: stored[name] for name in names if copy.lacks(name, stored[name])})
+    if folder in copy.marks:
+        copy.same |= dict.fromkeys(torn, "")  # so that the next upload removes them
 
 
 def publish(path: Path) -> None:
-    """Uploads the changes in a folder, except runs that another command has taken over.
+    """Uploads changed files of a folder and removes others, old checkpoints after new ones.
 
-    Raises OSError if an upload fails.
+    Raises OSError if an upload fails, and BadInput if another command has taken over an owned run,
+    which is left to it from then on.
     """
-    copy, name = _place(path)
-    if copy is not None:
-        copy.publish(name)
+    copy, folder = _place(path)
+    if copy is None or not copy.writes:
+        return
+    _check_owners(copy, folder)
+    local = {name: _stamp(copy.local / name) for name in copy.files(folder)}
+    new = sorted((name for name in local if copy.same.get(name) != local[name]), key=_phase)
+    gone = [n for n in copy.same if n not in local and _is_in(n, folder) and copy.may_write(n)]
+    gone.sort(key=_phase, reverse=True)
+    with copy.writing():
+        copy.delete(name for name in gone if not _checkpoint(name))
+        for _, names in itertools.groupby(new, _phase):
+            copy.put({name: local[name] for name in names})
+        copy.delete(name for name in gone if _checkpoint(name))
 
 
-def check_owner(path: Path) -> None:
-    """Raises BadInput if another command has taken over the run's folder."""
-    copy, name = _place(path)
-    if copy is not None and (other := copy.other_owner(name)):
-        raise BadInput(
-            f"{address(path)} was taken over by another command, {other}; this command has stopped"
-            " writing to it"
-        )
+@contextlib.contextmanager
+def owned(path: Path) -> Iterator[None]:
+    """Makes this command the owner of a run's folder, and fetches all its files.
+
+    Raises BadInput if another command has taken over the run from this one.
+    """
+    copy, run = _place(path)
+    if copy is None or run in copy.marks:
+        yield
+        return
+    if run in copy.lost:
+        raise BadInput(f"{path} was taken over by another command")
+    mark = f"process {os.getpid()} on {platform.node()}, {secrets.token_hex(4)}".encode()
+    try:
+        with copy.writing():
+            copy.store.pipe_file(copy.remote(run, OWNER), mark)
+        copy.marks[run] = mark
+        fetch(path, whole=True)
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # the work is done or has already failed
+            if copy.marks.pop(run, None) == copy.mark(run):
+                copy.store.rm_file(copy.remote(run, OWNER))
 
 
-def release(path: Path) -> None:
-    """Gives up the ownership that `take` has acquired."""
-    copy, name = _place(path)
-    if copy is not None:
-        copy.release(name)
-
-
-def forget(path: Path) -> None:
-    """Removes the mark that `take` wrote for a folder that no longer exists, as after a kill."""
-    copy, name = _place(path)
-    if copy is not None:
-        copy.forget(name)
-
-
-def refresh(path: Path) -> None:
-    """Fetches changes that other commands made in a folder, except large files."""
-    copy, name = _place(path)
-    if copy is not None:
-        copy.refresh(name)
+def _check_owners(copy, folder):
+    """Raises BadInput if another command has taken over a run in the folder."""
+    for run in [run for run in copy.marks if _is_in(run, folder) or _is_in(folder, run)]:
+        with copy.writing():
+            mark = copy.mark(run)
+        if mark != copy.marks[run]:
+            del copy.marks[run]
+            copy.lost.add(run)
+            by = cut(mark.decode(errors="replace"), 120)
+            raise BadInput(
+                f"{copy.local / run} was taken over by another command, {by}; this command has"
+                " stopped writing to it"
+            )
 
 
 def is_remote(path: Path | None) -> bool:
-    """Whether the path is in a working copy."""
+    """Whether the path is in a copy."""
     return path is not None and _place(path)[0] is not None
 
 
+@functools.cache
+def _root():
+    """This process's folder for copies."""
+    return os.path.realpath(tempfile.mkdtemp(prefix="fedjax_lab-"))
+
+
+def _remove(copy):
+    """Removes a copy, unless it holds files that could not be uploaded."""
+    if not copy.failed:
+        shutil.rmtree(copy.local, ignore_errors=True)
+        if not _copies:
+            shutil.rmtree(_root(), ignore_errors=True)
+    if copy.failed or not _copies:
+        _root.cache_clear()
+
+
 def _place(path):
-    """The working copy that holds a path, and its name in the copy; (None, "") if there is none."""
+    """The copy that holds a path, and its name in the copy; (None, "") if there is none."""
     for folder in (path, *path.parents):
         if folder in _copies:
             name = path.relative_to(folder).as_posix()
@@ -191,36 +246,122 @@ def _place(path):
     return None, ""
 
 
-@functools.cache
-def _root():
-    """This process's folder for working copies."""
-    return os.path.realpath(tempfile.mkdtemp(prefix=ROOT))
+class _Copy:
+    """A local folder and the place in the cloud that it mirrors. Names are relative to both."""
+
+    def __init__(self, scheme: str, place: str, local: Path, writes: bool):
+        import fsspec  # not needed for local folders
+
+        self.url, self.local, self.writes = f"{scheme}://{place}", local, writes
+        self.failed = False  # whether an upload has failed
+        self.marks: dict[str, bytes] = {}  # of the runs that this command owns
+        self.lost: set[str] = set()  # the runs that other commands have taken over
+        self.seen: dict[str, str] = {}  # the store's metadata of each fetched file
+        self.same: dict[str, str] = {}  # the stamps of local files that equal those in the store
+        try:
+            options = {"auto_mkdir": True} if scheme == "file" else {}
+            self.store, base = fsspec.core.url_to_fs(self.url, **options)
+        except Exception as error:  # such as a missing package; each store has its own error types
+            raise BadInput(f"{self.url} cannot be used: {_reason(error)}") from error
+        self.base = base.rstrip("/")
+
+    def remote(self, *names):
+        return "/".join(filter(None, (self.base, *names)))
+
+    def mark(self, run):
+        try:
+            return self.store.cat_file(self.remote(run, OWNER))
+        except FileNotFoundError:  # another command took the run over and removed its own mark
+            return b"which has ended since"
+
+    def may_write(self, name):
+        return not any(_is_in(name, run) for run in self.lost)
+
+    def files(self, folder):
+        paths = sorted(path for path in (self.local / folder).rglob("*") if path.is_file())
+        names = [path.relative_to(self.local).as_posix() for path in paths]
+        return [name for name in names if not _is_working(name) and self.may_write(name)]
+
+    def lacks(self, name, info):
+        """Whether the store has other content than the local file, which is not a newer one."""
+        path = self.local / name
+        if _is_working(name) or not path.exists():
+            return not _is_working(name)
+        return self.same.get(name) == _stamp(path) and self.seen.get(name) != repr(info)
+
+    def get(self, files):
+        paths = [self.local / f"{name}.tmp" for name in files]
+        self.store.get([*map(self.remote, files)], [*map(str, paths)])
+        for path, (name, info) in zip(paths, files.items(), strict=True):
+            if path.stat().st_size != info["size"]:
+                raise OSError(f"{name} was truncated")
+            path.replace(self.local / name)
+            self.seen[name], self.same[name] = repr(info), _stamp(self.local / name)
+
+    def put(self, stamps):
+        self.store.put([str(self.local / name) for name in stamps], [*map(self.remote, stamps)])
+        self.same |= stamps
+
+    def delete(self, names):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self.store.rm_file(self.remote(name))
+            del self.same[name]
+            self.seen.pop(name, None)
+
+    @contextlib.contextmanager
+    def reading(self):
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, (BadInput, MemoryError)) or getattr(error, "errno", 0) in MACHINE:
+                raise
+            raise BadInput(f"{self.url} cannot be read: {_reason(error)}") from error
+
+    @contextlib.contextmanager
+    def writing(self):
+        try:
+            yield
+        except Exception as error:
+            self.failed = True
+            text = f"{self.url} cannot be written: {_reason(error)}; all files are in {self.local}"
+            raise OSError(errno.EIO, text) from error
 
 
-def _open(scheme, place, local, writes):
-    import fsspec  # not needed for local folders
-
-    url, options = f"{scheme}://{place}", {"auto_mkdir": True} if scheme == "file" else {}
-    try:
-        store, base = fsspec.core.url_to_fs(url, **options)
-    except ImportError as error:
-        package = PACKAGES[scheme]
-        raise BadInput(f"{url} needs the package {package}: pip install {package}") from error
-    except Exception as error:  # such as missing credentials; each store has its own error types
-        raise BadInput(f"{url} cannot be used: {error} ({type(error).__name__})") from error
-    return WorkingCopy(url, store, base.rstrip("/"), local, writes)
+def _reason(error):
+    return cut(f"{' '.join(str(error).split())} ({type(error).__name__})", 200)
 
 
-def _remove(copy):
-    """Removes a working copy, unless it holds files that could not be uploaded."""
-    if copy.failed:
-        _root.cache_clear()  # so that the next copy uses another folder
-        return
-    shutil.rmtree(copy.local, ignore_errors=True)
-    with contextlib.suppress(OSError):  # a parent folder also holds other copies
-        for path in copy.local.parents:
-            with contextlib.suppress(FileNotFoundError):  # the copy had no files
-                path.rmdir()
-            if path.name.startswith(ROOT):
-                _root.cache_clear()
-                return
+def _stamp(path):
+    stat = path.stat()
+    return f"{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _is_in(name, folder):
+    return not folder or name == folder or name.startswith(f"{folder}/")
+
+
+def _is_working(name):
+    """Whether a name is that of a lock, a hidden or unfinished file or a folder, never copied."""
+    return re.search(r"(^|/)\.|\.tmp(/|$)|orbax-checkpoint-tmp|/$", name) is not None
+
+
+def _is_large(name):
+    return not {*name.split("/")[:-1]}.isdisjoint(LARGE)
+
+
+def _checkpoint(name):
+    """The folders of the run and of the checkpoint that a file belongs to, or None."""
+    return re.match(r"((?:.*/)?)(checkpoints|kept)/(\d+)/", name)
+
+
+def _is_torn(name, stored):
+    """Whether a file belongs to a checkpoint whose upload was cut short by a kill."""
+    of = _checkpoint(name)
+    return of is not None and f"{of[1]}checkpoints/{of[3]}/{COMPLETE}" not in stored
+
+
+def _phase(name):
+    of = _checkpoint(name)
+    others = 5 if of is not None and of[2] == "checkpoints" else 3
+    return PHASES.get(name.rpartition("/")[2], others)

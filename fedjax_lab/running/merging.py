@@ -40,7 +40,6 @@ def settle(folder: Path) -> None:
 
 def replace(folder: Path) -> None:
     """Replaces the folder's run with the merged run, and removes the runs that were merged."""
-    cloud.take(folder)
     (folder / "summary.json").unlink(missing_ok=True)
     for name in REPLACED:
         if (folder / MERGED / name).exists():
@@ -48,20 +47,16 @@ def replace(folder: Path) -> None:
     cloud.publish(folder)
     _remove(folder, MERGED)
     _remove(folder, growth.ADDED)
-    cloud.release(folder)
 
 
 def _remove(folder, name):
     """Removes a subfolder of a run, beginning with the files that mark its progress."""
     if not (folder / name).exists():
-        cloud.forget(folder / name)
         return
-    cloud.take(folder / name)  # so that files that are only in the cloud are removed as well
     for file in ("summary.json", "config.json"):
         (folder / name / file).unlink(missing_ok=True)
     shutil.rmtree(folder / name)
     cloud.publish(folder)
-    cloud.release(folder / name)
 
 
 def _put(new, old):

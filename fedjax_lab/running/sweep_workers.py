@@ -56,7 +56,7 @@ def run_in_workers(
                 for job in [job for job in jobs if job.process.poll() is not None]:
                     jobs.remove(job)
                     free.append(job.worker)
-                    cloud.refresh(out / job.cell.name)
+                    cloud.fetch(out / job.cell.name)
                     yield job.cell, _end(job)
         finally:
             _stop(jobs)

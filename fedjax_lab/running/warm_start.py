@@ -24,7 +24,7 @@ def warmed(experiment: Experiment) -> Experiment:
         return experiment
     try:
         with cloud.staged(run.start_from, writes=False) as path:
-            cloud.take(path)
+            cloud.fetch(path, whole=True)
             was = saved.read(path)
             return STARTS[run.start_with](experiment, was)
     except BadInput as error:

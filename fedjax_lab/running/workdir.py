@@ -72,6 +72,8 @@ def owned(path: Path | None, config, seeds: list[int], resume: bool) -> Iterator
 
 def _take(until_the_end, path, config, seeds, resume):
     until_the_end.enter_context(lock.owned(path))
+    _check_content(path, config, seeds, resume)
+    until_the_end.enter_context(cloud.owned(path))
     merging.settle(path)
     _check_content(path, config, seeds, resume)
 
@@ -172,7 +174,6 @@ class Workdir:
             self._checkpoints = Checkpoints(self._file("checkpoints"))
 
     def _open(self):
-        cloud.take(self.path)
         for folder in (self.path, self._file("stages"), self._file("plots")):
             remove_temporary(folder)
         if not self._file("config.json").exists():  # else the files have the same content
@@ -420,15 +421,12 @@ class Workdir:
         """Uploads new files of a folder in the cloud, after waiting for a pending checkpoint."""
         if self._writes and cloud.is_remote(self.path):
             self._checkpoints.wait()
-            cloud.check_owner(self.path)
             cloud.publish(self.path)
 
     def close(self) -> None:
-        """Waits for a pending checkpoint and releases the folder."""
+        """Waits for a pending checkpoint."""
         if self._checkpoints:
             self._checkpoints.close()
-        if self.path is not None and self._writes:
-            cloud.release(self.path)
 
 
 def remove_temporary(folder: Path) -> None:
@@ -502,7 +500,7 @@ class Workdirs:
         ]
 
     def close(self) -> None:
-        """Waits for pending checkpoints and releases all folders."""
+        """Waits for pending checkpoints."""
         for folder in self._folders:
             folder.close()
 
