@@ -34,7 +34,8 @@ from typing import NamedTuple
 from fedjax_lab import command, interrupts
 from fedjax_lab.analysis import runs
 from fedjax_lab.errors import MACHINE, BadInput, parse, printable
-from fedjax_lab.running import cloud, event_files, files
+from fedjax_lab.running import cloud, files
+from fedjax_lab.running.event_files import EventFiles
 
 POLL_SECONDS = 5
 
@@ -42,9 +43,12 @@ POLL_SECONDS = 5
 class Written(NamedTuple):
     """What a run's event files already contain."""
 
-    file: str  # the name of the event files, in the folders of the run and of its seeds
+    files: EventFiles | None  # open event files of the run; None: they are closed
     lines: list[str]  # the config, then the evaluations
     stamps: dict[Path, tuple[int, int]]  # (modification time in ns, bytes) of the run's files
+
+
+NOTHING = Written(None, [], {})
 
 
 def main(argv: list[str]) -> int:
@@ -55,7 +59,7 @@ def main(argv: list[str]) -> int:
 def _main(argv):
     args = _arguments(argv)
     with cloud.read(args.folders) as args.folders:
-        written = update(args.folders, args.logdir, {})
+        written = update(args.folders, args.logdir, {}, args.follow)
         count = sum(bool(run.lines) for run in written.values())
         shown = f"{count} run{'s' * (count > 1)} in {args.logdir}"
         print(f"{shown}; see tensorboard --logdir={args.logdir}", flush=True)
@@ -86,15 +90,16 @@ def _follow(args, written):
         while not stop.wait(POLL_SECONDS):
             for folder in args.folders:
                 cloud.fetch(folder)
-            written = update(args.folders, args.logdir, written)
+            written = update(args.folders, args.logdir, written, follow=True)
 
 
 def update(
-    folders: Sequence[Path], logdir: Path, written: dict[Path, Written]
+    folders: Sequence[Path], logdir: Path, written: dict[Path, Written], follow: bool = False
 ) -> dict[Path, Written]:
     """Updates the event files with the current state of the runs in `folders`.
 
     written: the result of the last call; a run that is not in it is written from its beginning.
+    follow: whether the files of unfinished runs stay open; closed files are written anew.
 
     Returns what the event files of each run contain. A run with damaged files is skipped with a
     note on stderr.
@@ -112,10 +117,10 @@ def update(
         if inside & {target.resolve(), *target.resolve().parents}:
             raise BadInput(f"{target} is in the folder of a run; choose another --logdir")
         try:
-            new[run] = _write(run, target, written.get(run))
+            new[run] = _write(run, target, written.get(run, NOTHING), follow)
         except files.Damaged as error:
             faults.append(error)
-            old = written.get(run, Written("", [], {}))
+            old = written.get(run, NOTHING)
             new[run] = old._replace(stamps=_stamps(run))  # read again when a file has changed
         except OSError as error:
             if error.errno in MACHINE:
@@ -128,35 +133,27 @@ def update(
     return new
 
 
-def _write(folder, target, old):
+def _write(folder, target, old, follow):
+    """Writes what is new in a run to its event files; returns what they then contain."""
     stamps = _stamps(folder)
-    if old is not None and stamps == old.stamps:
+    if stamps == old.stamps:
         return old
     run, config = runs.read(folder), (folder / "config.json").read_text(encoding="utf-8")
-    lines = [config, *map(json.dumps, run.rows)]
-    if old is None or not old.lines or lines[: len(old.lines)] != old.lines:
-        with event_files.renewed(target) as name:
-            return _append(run, target, Written(name, [], {}), Written(name, lines, stamps))
-    return _append(run, target, old, Written(old.file, lines, stamps))
-
-
-def _append(run, target, old, new):
-    """Appends what is new in a run to its event files; returns what they then contain."""
-    folder, stamps = run.folder, new.stamps
-    began = stamps[folder / "config.json"][0] / 1e9
-    rows = run.rows[max(0, len(old.lines) - 1) :]
-    for seed in run.seeds:
-        of_seed = [row for row in rows if row["seed"] == seed]
-        made = [(row["round"], began + row["seconds"], event_files.numbers(row)) for row in of_seed]
-        event_files.append(target / f"seed-{seed}" / old.file, made)
-    made = [] if old.lines else [(0, began, event_files.text(new.lines[0]))]
+    lines, began = [config, *map(json.dumps, run.rows)], stamps[folder / "config.json"][0] / 1e9
+    events = old.files
+    if events is None or lines[: len(old.lines)] != old.lines:
+        old, events = NOTHING, EventFiles(target)
+        events.add_config(config, began)
+    events.add_rows(run.rows[max(0, len(old.lines) - 1) :], began)
     after = run.rows[-1]["round"] if run.rows else 0
     for path, stamp in stamps.items():
         if path.suffix == ".png" and stamp != old.stamps.get(path):
-            tag = path.relative_to(folder).with_suffix("").as_posix()
-            made += [(after, stamp[0] / 1e9, picture) for picture in event_files.picture(path, tag)]
-    event_files.append(target / old.file, made)
-    return new
+            events.add_picture(after, path, path.relative_to(folder).with_suffix("").as_posix())
+    if follow and folder / "summary.json" not in stamps:
+        events.flush()
+        return Written(events, lines, stamps)
+    events.close()
+    return Written(None, lines, stamps)
 
 
 def _stamps(folder):

@@ -14,7 +14,7 @@ import toys
 from fedjax_lab import report, writing
 from fedjax_lab.analysis import dealt, plots
 from fedjax_lab.models import pretrained
-from fedjax_lab.running import event_files, metrics
+from fedjax_lab.running import metrics
 
 PACKAGE = Path(writing.__file__).parent
 DIRECT = {  # files whose own protocol replaces a folder or a file when it is whole
@@ -111,16 +111,3 @@ def test_a_full_disk_leaves_the_old_file(name, tmp_path, full):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         name: b"old" for name in ("file", "file.png", "file.safetensors")
     }
-
-
-def test_event_files_are_removed_only_if_the_new_ones_are_whole(tmp_path, monkeypatch):
-    optional.module("tensorboardX")
-    for seed in ("", "seed-0"):
-        with event_files.renewed(tmp_path) as name:
-            event_files.append(tmp_path / seed / name, [(0, 0.0, event_files.text("old"))])
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*tfevents*")}
-    assert [path.parent.name for path in before] == ["seed-0"]  # the other was of the first call
-    monkeypatch.setattr(os, "fsync", no_room)
-    with pytest.raises(OSError, match="No space"), event_files.renewed(tmp_path) as name:
-        event_files.append(tmp_path / name, [(0, 0.0, event_files.text("new"))])
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*tfevents*")} == before

@@ -1,20 +1,16 @@
-"""Writes a run's evaluations, config and pictures to event files, which TensorBoard reads."""
+"""Writes a run's evaluations, config and pictures to event files for TensorBoard."""
 
-import contextlib
 import io
-import struct
 import sys
 import textwrap
-import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from fedjax_lab import writing
 from fedjax_lab.data import safe
 from fedjax_lab.errors import shown
 from fedjax_lab.running import files, metrics
@@ -23,23 +19,53 @@ ENDING = ".fedjax_lab"  # of event files that this package wrote and may replace
 BARS = 20  # bars of a histogram
 
 
-@contextlib.contextmanager
-def renewed(target: Path) -> Iterator[str]:
-    """Yields the name for a run's new event files, which sorts after all earlier ones.
+class EventFiles:
+    """The event files of a run: one in its folder, and one in the folder `seed-N` of each seed."""
 
-    This package's earlier event files of the run are removed at the end; after an error, the new
-    ones are removed instead.
-    """
-    name, ours = f"events.out.tfevents.{time.time_ns()}{ENDING}", f"*tfevents*{ENDING}"
-    earlier = [*target.glob(ours), *target.glob(f"seed-*/{ours}")]
-    try:
-        yield name
-    except BaseException:
-        earlier = [target / name, *target.glob(f"seed-*/{name}")]
-        raise
-    finally:
-        for path in earlier:
-            path.unlink(missing_ok=True)
+    def __init__(self, target: Path):
+        """Removes the event files of the run that this package wrote earlier."""
+        self._target = target
+        self._writers: dict[Path, Any] = {}
+        for pattern in (f"*tfevents*{ENDING}", f"seed-*/*tfevents*{ENDING}"):
+            for path in target.glob(pattern):
+                path.unlink()
+
+    def _add(self, folder, step, at, summary):
+        from tensorboardX.event_file_writer import EventsWriter  # it has no thread
+        from tensorboardX.proto.event_pb2 import Event
+
+        if folder not in self._writers:
+            metrics.make_folder(folder)
+            self._writers[folder] = EventsWriter(str(folder / "events"), ENDING)
+        self._writers[folder].write_event(Event(step=step, wall_time=at, summary=summary))
+
+    def add_rows(self, rows: Iterable[dict], began: float, share: float = 1) -> None:
+        """Adds evaluations; share: the share of a row's seconds that counts, after `began`."""
+        for row in rows:
+            at = began + row["seconds"] * share
+            self._add(self._target / f"seed-{row['seed']}", row["round"], at, numbers(row))
+
+    def add_config(self, config: str, at: float) -> None:
+        """Adds a config.json."""
+        from tensorboardX import summary
+
+        code = textwrap.indent(config, "    ")  # in Markdown
+        self._add(self._target, 0, at, summary.text("config", code))
+
+    def add_picture(self, step: int, path: Path, tag: str) -> None:
+        """Adds a PNG file, unless it is not a complete image, such as one being written."""
+        for summary in _picture(path, tag):
+            self._add(self._target, step, path.stat().st_mtime, summary)
+
+    def flush(self) -> None:
+        """Writes everything to disk."""
+        for writer in self._writers.values():
+            writer.flush()
+
+    def close(self) -> None:
+        """Writes everything to disk and closes the files."""
+        for writer in self._writers.values():
+            writer.close()
 
 
 def numbers(row: dict) -> Any:
@@ -56,15 +82,8 @@ def numbers(row: dict) -> Any:
     return Summary(value=values)
 
 
-def text(config: str) -> Any:
-    """The Summary that shows a config.json."""
-    from tensorboardX import summary
-
-    return summary.text("config", textwrap.indent(config, "    "))  # code, in Markdown
-
-
-def picture(path: Path, tag: str) -> list:
-    """[Summary] of a PNG file; [] if it is not a complete image, such as one being written."""
+def _picture(path, tag):
+    """[Summary] of a PNG file; [] if it is not a complete image."""
     from tensorboardX.summary import Summary
 
     data = safe.content(path)
@@ -80,24 +99,3 @@ def picture(path: Path, tag: str) -> list:
     size = {"width": image.width, "height": image.height, "colorspace": len(image.getbands())}
     drawn = Summary.Image(encoded_image_string=data, **size)
     return [Summary(value=[Summary.Value(tag=tag, image=drawn)])]
-
-
-def append(path: Path, new: Iterable[tuple[int, float, Any]]) -> None:
-    """Appends (step, wall time, Summary) events as TFRecords: all of them, or none after an error.
-
-    A TFRecord is a length, its checksum, the event, and its checksum.
-    """
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.record_writer import masked_crc32c
-
-    events = [Event(step=step, wall_time=at, summary=summary) for step, at, summary in new]
-    if not path.exists():
-        metrics.make_folder(path.parent)
-        events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
-    records = []
-    for event in events:
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        checks = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
-        records += [length, checks[0], data, checks[1]]
-    writing.append(path, b"".join(records))
