@@ -3,22 +3,21 @@
 A pickle is a program that may call whatever functions its reader looks up for it. This reader looks
 up only replacements for the functions that NumPy's own pickles call (those of NumPy 1 and 2, Python
 2 and 3, any protocol), and five harmless types. Even `numpy.dtype` itself is not available, because
-a forged dtype could turn bytes into pointers. Short pickles that would fill the memory or take
-forever are refused. Therefore this reader is based on the pure-Python one of the standard library,
-whose operations can be overridden.
+a forged dtype could turn bytes into pointers.
 """
 
+import builtins
 import pickle
 import re
-from collections.abc import Callable, Iterable
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fedjax_lab.data import safe
 
+LARGEST = 1 << 31  # bytes of a pickle
 BUILTINS = ("bytearray", "bytes", "complex", "frozenset", "set")
 STAND_INS = {  # (module, name) in a pickle: the attribute of `_Reader` that replaces it
     ("_codecs", "encode"): "encode",
@@ -45,122 +44,31 @@ def load(path: Path, remedy: str) -> Any:
 def loads(content: bytes, name: str, remedy: str) -> Any:
     """As `load`, for the content of a file of this name."""
     with safe.reading(name, remedy, "is damaged or not plain data"):
-        made = _Reader(BytesIO(content), encoding="bytes").load()
-        _check_size(made, len(content))
-    return made
+        if len(content) > LARGEST:
+            raise pickle.UnpicklingError(f"it has more than {LARGEST} bytes")
+        return _Reader(BytesIO(content), encoding="bytes").load()
 
 
-def _check_size(made: Any, most: int) -> None:
-    """Raises an error if nested containers have more than `most` elements in total.
-
-    Each element takes at least a byte of the file, unless its container is referenced repeatedly.
-    """
-    pending, count, size = [made], 1, 0
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            value = [*value, *value.values()]
-        if isinstance(value, (list, tuple, set, frozenset)):
-            count += len(value)
-            if count > most:
-                raise pickle.UnpicklingError("its containers repeat too often")
-            pending.extend(value)
-        elif isinstance(value, (str, bytes, bytearray)):
-            size += len(value)
-        elif isinstance(value, np.ndarray):
-            size += value.nbytes
-    safe.check_memory(size)
-
-
-class _Reader(pickle._Unpickler):
+class _Reader(pickle.Unpickler):
     """An unpickler whose replacements are bound methods.
 
     A pickle can set attributes of plain functions, but not of bound methods.
     """
 
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
     ndarray = None  # used only as an argument, which `reconstruct` ignores
-    made = checked = 0  # bytes copied so far, and how many of them were checked against memory
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("builtins", "__builtin__") and name in BUILTINS:
-            return getattr(self, name)
+            return getattr(builtins, name)
         stand_in = STAND_INS.get((module.replace("numpy._core.", "numpy.core."), name))
         if stand_in is None:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}")
         return getattr(self, stand_in)
 
-    def count(self, size: int) -> None:
-        """Raises an error if all copied bytes do not fit in memory."""
-        self.made += size
-        if self.made > self.checked + safe.SMALL:
-            safe.check_memory(self.made)
-            self.checked = self.made
-
-    def load_build(self):
-        """Counts the bytes of the stack that an array copies."""
-        if isinstance(self.stack[-2], _Array):
-            self.count(_room(self.stack[-1][4]))
-        super().load_build()
-
-    def load_bytearray8(self):
-        """Python's own method allocates the declared size before it reads the bytes."""
-        size = int.from_bytes(self.read(8), "little")
-        self.append(bytearray(self.read(size)))
-
-    def load_setitem(self):
-        _check_keys(self.stack[-2:-1])
-        super().load_setitem()
-
-    def load_setitems(self):
-        _check_keys(self.stack[::2])
-        super().load_setitems()
-
-    def load_dict(self):
-        _check_keys(self.stack[::2])
-        super().load_dict()
-
-    def load_additems(self):
-        _check_keys(self.stack)
-        super().load_additems()
-
-    def load_frozenset(self):
-        _check_keys(self.stack)
-        super().load_frozenset()
-
-    dispatch[pickle.BUILD[0]] = load_build
-    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
-    dispatch[pickle.SETITEM[0]] = load_setitem
-    dispatch[pickle.SETITEMS[0]] = load_setitems
-    dispatch[pickle.DICT[0]] = load_dict
-    dispatch[pickle.ADDITEMS[0]] = load_additems
-    dispatch[pickle.FROZENSET[0]] = load_frozenset
-
-    def bytes(self, *source):
-        return bytes(self.bytearray(*source))
-
-    def bytearray(self, *source):
-        """Accepts text or bytes only: a number would allocate as many zeros."""
-        if source and not isinstance(source[0], (str, bytes, bytearray)):
-            raise pickle.UnpicklingError("it makes bytes from something other than text or bytes")
-        self.count(len(source[0]) if source else 0)
-        return bytearray(*source)
-
-    def complex(self, real, imaginary):
-        return complex(real, imaginary)
-
-    def set(self, elements=()):
-        _check_keys(elements)
-        return set(elements)
-
-    def frozenset(self, elements=()):
-        return frozenset(self.set(elements))
-
     def encode(self, text, codec):
         """Encodes the bytes in a pickle that Python 3 wrote for Python 2."""
         if codec not in ("latin1", b"latin1"):
             raise pickle.UnpicklingError("it uses a codec other than latin1")
-        self.count(len(text))
         return text.encode("latin1")
 
     def dtype(self, code, *_):
@@ -175,20 +83,6 @@ class _Reader(pickle._Unpickler):
     def frombuffer(self, data, kind, shape, order, axes=None):
         array = _readable(np.frombuffer(data, kind.checked()))
         return array.reshape(shape, order=order) if axes is None else _turned(array, shape, axes)
-
-
-def _check_keys(keys: Iterable) -> None:
-    """Raises an error for nested tuples, because hashing them can take forever."""
-    for key in keys:
-        if isinstance(key, tuple) and any(isinstance(value, tuple) for value in key):
-            raise pickle.UnpicklingError("it has a nested tuple as a key")
-
-
-def _room(data: Any) -> int:
-    """The size in bytes of an array filled with `data`: bytes, or texts padded to the longest."""
-    if isinstance(data, list):
-        return 4 * len(data) * max((len(x) for x in data if isinstance(x, str)), default=0)
-    return len(data)
 
 
 def _readable(array: np.ndarray) -> np.ndarray:

@@ -137,3 +137,9 @@ def test_every_truncated_pickle_is_rejected():
         content = pickle.dumps({b"data": np.arange(9), b"labels": [1, 2]}, protocol)
         for end in range(len(content)):
             complaint(pickles.loads, content[:end], "a file", "get another")
+
+
+def test_too_large_pickles_are_rejected(monkeypatch):
+    content = pickle.dumps(PLAIN)
+    monkeypatch.setattr(pickles, "LARGEST", len(content) - 1)
+    assert "it has more than" in complaint(pickles.loads, content, "a file", "get another")

@@ -6,7 +6,6 @@ import importlib.util
 import io
 import json
 import os
-import pickle
 import signal
 import struct
 import tarfile
@@ -25,7 +24,7 @@ from PIL import Image
 from published import contents, write_all, write_published
 from scipy.io import savemat
 
-from fedjax_lab.data import cifar, idx, images, pickles, safe, svhn
+from fedjax_lab.data import cifar, idx, images, safe, svhn
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.errors import BadInput
@@ -351,37 +350,6 @@ def test_images_that_declare_too_many_pixels_are_rejected(side, reason, tmp_path
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", b"x\x9c") * 9)
     message = complaint(NAMED["data"]["image_folders"], folder=str(tmp_path), size=8)
     assert message.startswith(f"{file} is damaged or not an image (") and reason in message
-
-
-def nested(depth, value=0):
-    for _ in range(depth):
-        value = [value, value]
-    return value
-
-
-TUPLES = b"\x80\x02)" + b"2\x86" * 60
-BOMBS = {
-    "shared lists": pickle.dumps(nested(60)),
-    "hashed key": b"\x80\x02}" + TUPLES[2:] + b"Ns.",
-    "hashed set": b"\x80\x04\x8f(" + TUPLES[2:] + b"\x90.",
-    "set that is called": b"\x80\x02cbuiltins\nset\n]" + TUPLES[2:] + b"a\x85R.",
-    "memo": b"\x80\x02Nr\xff\xff\xff\x7f.",
-    "bytes of a number": b"\x80\x02cbuiltins\nbytes\nI%d\n\x85R." % 2**36,
-    "claimed bytes": b"\x80\x04\x8e" + struct.pack("<Q", 2**36) + b".",
-    "arrays of one array": pickle.dumps([np.zeros(10**6, np.uint8)] * 100_000),
-    "one long text": pickle.dumps(np.array(["x" * 10**6] + ["y"] * 10**5, object)),
-}
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_pickle_bombs_do_not_fill_the_memory(name, at_once):
-    content = BOMBS[name]
-    with contextlib.suppress(BadInput):
-        made = pickles.loads(content, "a file", "get another")
-        assert name == "memo" and made is None
-    shared = (3, (4, 5))
-    value = {("a", 1): [shared, shared], 2: {frozenset([(1, 2)])}}  # this is not a bomb
-    assert pickles.loads(pickle.dumps(value), "a file", "") == value
 
 
 def test_errors_of_the_machine_are_not_reported_as_bad_input(tmp_path):
