@@ -114,18 +114,12 @@ def without_random_names(names):
 
 def write(local, *names, text="1"):
     """Writes files with this text; a number stands for the files of a checkpoint."""
+    files = ("checkpoints/{0}/_CHECKPOINT_METADATA", "checkpoints/{0}/leaves/d/a{1}", "kept/{0}/0")
     for name in names:
-        files = [name]
-        if isinstance(name, int):
-            folder = f"checkpoints/{name}"
-            files = [
-                f"{folder}/_CHECKPOINT_METADATA",
-                f"{folder}/leaves/d/a{text}",
-                f"kept/{name}/0",
-            ]
-        for file in files:
-            (local / file).parent.mkdir(parents=True, exist_ok=True)
-            (local / file).write_text(text)
+        for file in files if isinstance(name, int) else (name,):
+            path = local / file.format(name, text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
 
 
 def contents(local):
@@ -261,6 +255,20 @@ def test_a_command_ends_if_another_command_takes_over_its_run(
     assert store()["/bucket/run/.owner"] == b"process 7 on other"
     assert run(folder, "--resume") == 0 and rows() == undisturbed
     assert "/bucket/run/.owner" not in store()
+
+
+def test_a_run_that_was_taken_over_is_left_to_its_new_owner(store):
+    with cloud.staged(f"{BUCKET}/sweep") as out:
+        with cloud.owned(out / "cell"):
+            write(out, "cell/config.json", "sweep.json")
+            cloud.publish(out)
+            write(out, "cell/metrics.jsonl", "more.json")
+            fsspec.filesystem("memory").rm_file("/bucket/sweep/cell/.owner")
+            message = complaint(cloud.publish, out)
+        assert "cell was taken over by another command, which has ended since; this" in message
+        assert "was taken over" in complaint(cloud.owned(out / "cell").__enter__)
+    names = ("cell/config.json", "more.json", "sweep.json")
+    assert sorted(store()) == [f"/bucket/sweep/{name}" for name in names]
 
 
 def test_a_copy_of_a_folder_within_another_copy_changes_nothing(store):
