@@ -300,6 +300,14 @@ def test_follow_rewrites_a_run_whose_metrics_were_truncated(sweep, logdir, capsy
     assert files == [[*other.iterdir()]]
 
 
+def test_closed_files_of_a_run_that_goes_on_are_written_anew(tmp_path, logdir):
+    run = write(tmp_path / "a", evaluations((5,)))
+    written = tensorboard.update([run], logdir, {})
+    metrics.append(run / "metrics.jsonl", evaluations((10,)))
+    tensorboard.update([run], logdir, written)
+    assert curve(logdir / "a/seed-0") == expected_curve(evaluations((5, 10)))
+
+
 def test_bad_input_is_a_one_line_error(sweep, tmp_path, logdir, capsys):
     (tmp_path / "file").write_text("")
     run = sweep / "fedavg,mu=0.1"

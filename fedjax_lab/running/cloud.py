@@ -187,7 +187,7 @@ def owned(path: Path) -> Iterator[None]:
         yield
         return
     if run in copy.lost:
-        raise BadInput(f"{path} was taken over by another command")
+        raise BadInput(f"{address(path)} was taken over by another command")
     mark = f"process {os.getpid()} on {platform.node()}, {secrets.token_hex(4)}".encode()
     try:
         with copy.writing():
@@ -211,8 +211,8 @@ def _check_owners(copy, folder):
             copy.lost.add(run)
             by = cut(mark.decode(errors="replace"), 120)
             raise BadInput(
-                f"{copy.local / run} was taken over by another command, {by}; this command has"
-                " stopped writing to it"
+                f"{address(copy.local / run)} was taken over by another command, {by}; this command"
+                " has stopped writing to it"
             )
 
 
