@@ -4,7 +4,7 @@ import itertools
 import operator
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -338,10 +338,6 @@ class Engine:
             for of_seed in zip(keys, populations, self.final_states(), strict=True)
         ]
         facts = processes.of_first(lambda: facts)  # the last bit may differ between hosts
-        return self._facts_by_lane(facts)
-
-    def _facts_by_lane(self, facts):
-        """The facts of each lane, from those of each seed."""
         if not self.together:
             return facts
         if len({_shapes(of_seed) for of_seed in facts}) > 1:
@@ -572,35 +568,6 @@ class Engine:
             hosted.forget()
         # The work of an earlier process since the last evaluation does not count for this session.
         self.session = self.session._replace(totals=-self._done())
-
-    def join(self, parts: Sequence["Engine"]) -> None:
-        """Combines the states of engines that each trained some of the seeds.
-
-        parts: engines in the same stage and round, whose seeds in order are those of this engine.
-        """
-        states, sums = (
-            self._by_lane([of for part in parts for of in part._each_seed(get(part))], get(self))
-            for get in (operator.attrgetter("states"), operator.attrgetter("sums"))
-        )
-        seconds = np.array([sum(part.seconds for part in parts)])
-        sent = np.concatenate([part.bytes for part in parts])
-        self.go_on(Snapshot(states, sums, seconds, sent), parts[0].played)
-
-    def join_facts(self, parts: Sequence["Engine"], facts: Sequence[list[dict]]) -> list[dict]:
-        """The facts for `next_stage`, from those that each of the parts used."""
-        each = [part._each_seed(lanes) for part, lanes in zip(parts, facts, strict=True)]
-        return self._facts_by_lane(list(itertools.chain(*each)))
-
-    def _by_lane(self, of_seeds, like):
-        """Trees of each lane from trees of each seed, with the shardings of `like`."""
-        if not self.together:
-            return of_seeds
-
-        def stack(*of_seeds):
-            return jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)
-
-        out = jax.tree.map(lambda a: a.sharding, like[0])
-        return [jax.jit(stack, out_shardings=out)(*of_seeds)]
 
     def _done(self):
         sums = self.progress()

@@ -307,27 +307,6 @@ def check_noise(experiment: Experiment, old: int, new: int, played: int) -> None
     )
 
 
-def check_promise(experiment: Experiment, seeds: Sequence[Sequence[int]]) -> None:
-    """Raises BadInput if the guarantee for some of the seeds differs from that for all seeds.
-
-    seeds: the parts of the experiment's seeds that are trained separately.
-    """
-    if not transforming.is_private(experiment.config):
-        return
-
-    def promise(made):
-        given, rounds = guarantee(made), [made.config.run.rounds]
-        return given and (given.noise, given.delta, given.epsilons(rounds))
-
-    whole = promise(experiment)
-    if any(promise(of_seeds(experiment, part)) != whole for part in seeds):
-        raise BadInput(
-            f"config.privacy.name={experiment.config.privacy.name}: epsilon depends on how many"
-            " examples the clients of all seeds have, so that more seeds would have changed the"
-            " epsilon of the earlier ones; name another folder"
-        )
-
-
 def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
     """The stages of a run of so many rounds; a method without stages is a single one.
 
@@ -360,13 +339,6 @@ def ends_with(experiment: Experiment, rounds: int) -> dict[str, int]:
     if rounds == config.run.rounds:
         return ends(experiment.simulation.stages)
     return ends(lay_out(make_method(task=experiment.task, **config.method), rounds))
-
-
-def of_seeds(experiment: Experiment, seeds: Sequence[int]) -> Experiment:
-    """The experiment with these seeds instead of its own."""
-    if list(seeds) == experiment.simulation.seeds:
-        return experiment
-    return build(experiment.config, seeds, experiment.dataset)
 
 
 def load_data(section: Mapping) -> Dataset:

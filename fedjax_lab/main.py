@@ -21,8 +21,9 @@ python -m fedjax_lab.main --help-method NAME
                   and the seeds of the workdir are used. Settings that do not affect the finished
                   rounds may change: config.run.rounds (provided that the method's finished stages
                   keep their length), the other run keys eval_every, metrics, patience, target and
-                  max_seconds, and engine.state and engine.data. More --seeds may be given; only the
-                  new ones are then trained. A workdir without a run is an error
+                  max_seconds, and engine.state and engine.data. If --seeds has more seeds than the
+                  run in DIR, the others are a run of their own beside it, such as DIR-seeds-2, with
+                  the config of DIR. A workdir without a run is an error
 --resume_or_start
                   as --resume, but starts the run if the workdir holds none; for the scripts of
                   schedulers, which run one command again and again
@@ -32,8 +33,7 @@ python -m fedjax_lab.main --help-method NAME
                   not change the results
 --log             experiment loggers: wandb, mlflow, tensorboard (event files in DIR/tensorboard),
                   or MODULE:FUNCTION of your own, see running/loggers. A resumed run continues the
-                  same run of the service; with more seeds it starts a new one. A slow or failing
-                  service never blocks training
+                  same run of the service. A slow or failing service never blocks training
 --distributed     marks this process as one of several that run the same command; see below
 --nocompilation_cache
                   compiles all programs again. By default compiled programs are kept for later runs
@@ -138,9 +138,10 @@ def _main(argv):
         if PARTITION_ONLY.value:
             return processes.of_first(lambda: _show_partition(config, seeds[0], path))
         is_new = path is not None and not path.exists()
-        with workdir.owned(path, config, seeds, _resumes()):  # before anything is loaded
-            with _telling(path, is_new):
-                return _train(config, seeds, profile, path)
+        own, *others = _runs(path, seeds)
+        with workdir.owned(path, config, own[1], _resumes()), _telling(path, is_new):
+            code = _train(config, own[1], None if others else profile, path)
+            return code or _train_beside(path, others, profile)
 
 
 def _parse(argv):
@@ -184,6 +185,36 @@ def _given_config(overrides):
     return resolve(load_config(CONFIG.value), overrides)
 
 
+def _runs(path, seeds):
+    """The endings of the folders' names and the seeds of the runs, see `siblings.plan`."""
+    from fedjax_lab import processes
+    from fedjax_lab.running import siblings
+
+    if path is None or not _resumes():
+        return [("", seeds)]
+    return list(processes.of_first(lambda: siblings.plan(path, seeds)).items())
+
+
+def _train_beside(path, runs, profile):
+    """Trains the seeds that the finished run in a folder lacks, in folders beside it.
+
+    runs: endings of the folders' names, and seeds. Returns the exit code.
+    """
+    from fedjax_lab.running import growth, siblings, workdir
+
+    for ending, seeds in runs:
+        config, _ = growth.completed(None, seeds, path)  # so that all are one row of a report
+        place = siblings.place(path, ending)
+        print(f"\nseeds {','.join(map(str, seeds))}: a run of their own in {place}")
+        with cloud.staged(place) as folder, workdir.owned(folder, config, seeds, resume=True):
+            how = partial(_how_to_continue, path, is_new=False)
+            command.continue_with(how, partial(_saved, folder))
+            is_last = (ending, seeds) == runs[-1]
+            if code := _train(config, seeds, profile if is_last else None, folder):
+                return code
+    return 0
+
+
 @contextlib.contextmanager
 def _telling(folder, is_new):
     """Adds to the message of an early end how to continue the run.
@@ -204,6 +235,7 @@ def _telling(folder, is_new):
 
 
 def _train(config, seeds, profile, path):
+    """Loads the data and runs the config in a folder that is owned; returns the exit code."""
     from fedjax_lab import experiment, processes
     from fedjax_lab.running import runner
 
@@ -242,10 +274,6 @@ def _how_to_continue(folder, is_new):
 
 def _saved(folder):
     """A message with the round of the newest checkpoint; empty if there is none."""
-    from fedjax_lab.running import growth
-
-    while (folder / growth.ADDED / "checkpoints").exists():
-        folder = folder / growth.ADDED  # the seeds that are being trained
     rounds = [int(path.name) for path in folder.glob("checkpoints/[0-9]*") if path.name.isdigit()]
     return f"the state after round {max(rounds)} is saved" if rounds else ""
 

@@ -48,7 +48,7 @@ from fedjax_lab.config import Override, resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, printable
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.running import cloud, files, sweep_folder, sweep_plan
+from fedjax_lab.running import cloud, files, siblings, sweep_folder, sweep_plan
 
 SPEED = {"simple_cnn": 10_000}  # examples/s of one seed on two shared CPU cores, FedAvg, measured
 
@@ -147,16 +147,15 @@ def values(cell: Cell, out: Path) -> list[float] | None:
     """
     rows = []
     for run in cell.runs:
-        folder = out / run.cell.name
-        ended = sweep_folder.ended(folder)
-        if ended is None or ended.code:
+        outcomes = [sweep_folder.ended(folder) for folder in _folders(run, out)]
+        if any(outcome is None or outcome.code for outcome in outcomes):
             return None
         try:
-            read = runs.read(folder)
+            read = [runs.read(folder) for folder in _folders(run, out)]
         except files.Damaged:
             return None
-        seeds = {seed: [r for r in read.rows if r["seed"] == seed] for seed in read.seeds}
-        rows.append(runs.Row(run.cell.name, [read], seeds))
+        seeds = {s: [r for r in one.rows if r["seed"] == s] for one in read for s in one.seeds}
+        rows.append(runs.Row(run.cell.name, read, seeds))
     if not rows:
         return None
     if cell.recipe.per_client:
@@ -167,6 +166,12 @@ def values(cell: Cell, out: Path) -> list[float] | None:
     except KeyError:
         return None  # such a run does not have the way or the measure
     return [float(np.mean(one)) for one in each]
+
+
+def _folders(run, out):
+    """The folder of a run, and those of its additional seeds."""
+    folder = out / run.cell.name
+    return [folder, *map(Path, siblings.of(folder))]
 
 
 class Line(NamedTuple):
@@ -229,7 +234,7 @@ def _signed(value):
 def _state(cell, out):
     if cell.missing:
         return formats.NONE
-    states = [sweep_folder.shown(out / run.cell.name) for run in cell.runs]
+    states = [sweep_folder.shown(*_folders(run, out)) for run in cell.runs]
     bad = [state.partition(":")[0] for state in states if not state[0].isdigit()]
     if bad:
         return bad[0]
@@ -239,7 +244,7 @@ def _state(cell, out):
 def damaged(cells: Sequence[Cell], out: Path) -> list[str]:
     """One message for each finished run whose files are damaged."""
     notes: dict[str, None] = {}
-    for folder in (out / run.cell.name for cell in cells for run in cell.runs):
+    for folder in (each for cell in cells for run in cell.runs for each in _folders(run, out)):
         if sweep_folder.ended(folder):
             try:
                 runs.read(folder)
@@ -340,8 +345,9 @@ def _main(argv):
 def _carry_out(args, request, cells, out):
     todo = {run.cell.name: run for cell in cells if not cell.missing for run in cell.runs}
     if args.dry_run:
-        for run in todo.values():
-            sweep_folder.check_cell(run.cell, out / run.cell.name)
+        each = sweep_folder.as_begun([run.cell for run in todo.values()], out)
+        for name, cell in each.items():
+            sweep_folder.check_cell(cell, out / name)
         every = {run.cell.name: run for cell in cells for run in cell.runs}
         shown = ["# " * bool(run.missing) + command_line(run, out) for run in every.values()]
         print("\n".join([*shown, "", *remarks(cells, request.overrides)]))

@@ -3,17 +3,18 @@
 python -m fedjax_lab.sweep --config=configs/X.py --out=DIR [--methods=fedavg,fedprox]
                            [--grid=method.mu=0.01,0.1] [--grid=partition.alpha=0.1,0.5]
                            [--tune=random:20 [--on=validation] [--range=method.mu=log:0.001,1]]
-                           [--seeds=0,1,2] [--until=ci:0.5 [--baseline=fedavg] [--max_seeds=20]]
-                           [--workers=N | --together] [--share=I/N] [--log=wandb,mlflow]
-                           [--nocompilation_cache] [--config.run.rounds=20 ...]
+                           [--seeds=0,1,2] [--workers=N | --together] [--share=I/N]
+                           [--log=wandb,mlflow] [--nocompilation_cache]
+                           [--config.run.rounds=20 ...]
 python -m fedjax_lab.sweep --status=DIR
 
 A cell is one method at one grid point; all its seeds are one run. Its folder DIR/CELL is the folder
 of a run of fedjax_lab.main, and DIR/sweep.json is the plan. If a grid key is not a setting of a
 method, the method has one cell for all values of that key. The same command continues unfinished
-cells. It also adds cells for further methods and grids if everything else is unchanged. More
---seeds or more rounds extend all cells; only the new seeds or rounds are then run. A failed or
-diverged cell has a file error.txt. Failed cells are tried again, diverged cells are not.
+cells. It also adds cells for further methods and grids if everything else is unchanged. With more
+rounds, all cells continue. With more --seeds, the new ones of a cell are a run of their own beside
+it, such as DIR/CELL-seeds-2; tables and reports show both as one row. A failed or diverged cell has
+a file error.txt. Failed cells are tried again, diverged cells are not.
 
 Cells run one after another in this process. With --workers=N, N cells run at a time in processes of
 their own: each has an equal part of the CPU cores, or one GPU. With --together, new cells that
@@ -33,14 +34,6 @@ best round by that accuracy, becomes the method's cell and is run with all seeds
 test accuracy after the last round decides, as in some papers. sweep.json and reports state the cost
 of each search.
 
-With --until=ci:0.5, cells get more seeds until the confidence interval of the difference to the
-baseline, in accuracy after the last round, is at most +- 0.5 points, or until they have --max_seeds
-seeds. Each time a cell gets as many new seeds as it started with. --baseline is a method, whose
-cell at the same grid point is the baseline, or the name of a cell. Differences are paired by seed,
-so the baseline gets the same seeds. The 95 % interval belongs to a confidence sequence, so it
-remains valid although it is computed repeatedly (see running/confidence.py); it needs at least four
-seeds.
-
 --status shows which cells are done, running, waiting or failed, and estimates when the sweep ends.
 It changes no file.
 
@@ -50,7 +43,7 @@ the cell first stops running it.
 
 With --share=I/N, only every N-th cell is run, starting with cell I (the first is 0), so that N
 commands on hosts that all see DIR can share a sweep. With --tune a share includes all draws of its
-cells. --until needs all cells: add it, without --share, when all shares are done.
+cells.
 
 Exit codes: 0 done; 1 a cell failed, or the machine did (disk, memory); 2 a usage, config or data
 error, reported in one line before any cell runs; 130 interrupted, with the state of the running
@@ -66,7 +59,6 @@ import argparse
 import contextlib
 import gc
 import json
-import math
 import sys
 import time
 import traceback
@@ -87,11 +79,9 @@ from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.running import (
     cloud,
     compilation_cache,
-    confidence,
     lock,
     loggers,
     runner,
-    sweep_seeds,
     sweep_status,
     sweep_tuning,
     workdir,
@@ -99,6 +89,7 @@ from fedjax_lab.running import (
 from fedjax_lab.running.sweep_folder import (
     DIVERGED,
     Outcome,
+    as_begun,
     check_cell,
     check_folder,
     done,
@@ -109,7 +100,6 @@ from fedjax_lab.running.sweep_folder import (
     write_plan,
 )
 from fedjax_lab.running.sweep_plan import Cell, Shared, parse_grid, plan, share_of
-from fedjax_lab.running.sweep_seeds import Goal, Pair
 from fedjax_lab.running.sweep_status import aligned
 from fedjax_lab.running.sweep_tuning import Search
 from fedjax_lab.running.sweep_workers import run_in_workers
@@ -201,11 +191,12 @@ def _run_one(cell, folder, load, log):
     return Outcome(0)
 
 
-def train(cells: Sequence[Cell], out: Path) -> int:
+def train(cells: Iterable[Cell], out: Path) -> int:
     """Runs the unfinished cells, each in a folder below `out`.
 
     Returns 0, or 1 if a cell failed or diverged. Raises BadInput if a folder holds another run.
     """
+    cells = as_begun(cells, out).values()
     for cell in cells:
         check_cell(cell, out / cell.name)
     with lock.owned_share(out):
@@ -247,24 +238,13 @@ def follow(
 
 
 def table(cells: dict[str, Cell], keys: Sequence[str], out: Path) -> str:
-    """A table with one line per cell: method, values of the given config keys, accuracy."""
-    rows = [["method", *keys, "accuracy, %"]]
+    """A table with a line per method and grid point: the values of the given keys, and accuracy."""
+    folders: dict[tuple, list[Path]] = {}
     for name, cell in cells.items():
         values = [cell.grid.get(key, "") for key in keys]
-        rows.append([cell.config.method.name, *values, shown(out / name)])
-    return aligned(rows)
-
-
-def differences(pairs: Sequence[Pair], goal: Goal, out: Path) -> str:
-    """A table with one line per pair: the difference in points, its interval and its state."""
-    level = f"{confidence.LEVEL:.0%} interval"
-    rows = [["cell", "minus", "seeds", "difference", level, "state"]]
-    for pair in pairs:
-        of = sweep_seeds.compare(pair, goal, out)
-        mean = "" if of.mean is None else f"{of.mean:+.2f}"
-        half = f"+- {of.half_width:.2f}" if math.isfinite(of.half_width) else "too few seeds"
-        rows.append([pair.cell.name, pair.baseline.name, str(of.seeds), mean, half, of.state])
-    return aligned(rows)
+        folders.setdefault((cell.config.method.name, *values), []).append(out / name)
+    rows = [[*values, shown(*runs)] for values, runs in folders.items()]
+    return aligned([["method", *keys, "accuracy, %"], *rows])
 
 
 # The command line.
@@ -277,7 +257,6 @@ class Request(NamedTuple):
     methods: list[str]
     shared: Shared
     search: Search | None  # of --tune: how the settings of each method are searched
-    goal: Goal | None  # of --until: when to stop adding seeds
 
 
 class Work(NamedTuple):
@@ -297,23 +276,21 @@ def _main(argv):
     if any(text.partition("=")[0] == "--status" for text in argv[1:]):
         return _show_status(argv[1:])
     request = _parse(argv)
-    args, shared, search, goal = request.args, request.shared, request.search, request.goal
+    args, shared, search = request.args, request.shared, request.search
     cells = plan(shared, request.methods, parse_grid(args.grid))
     chosen = share_of(cells, args.share)
-    pairs = sweep_seeds.pairs(list(cells.values()), goal) if goal else []
     contenders = sweep_tuning.contenders(cells.values(), shared, search) if search else []
     contenders = [each for each in contenders if each.cell.name in chosen]
     with cloud.staged(args.out) as out, lock.owned_share(out, args.share):  # before data are loaded
         work = Work(request, out, load_once())
+        cells, chosen = as_begun(cells.values(), out), as_begun(chosen.values(), out)
         check_folder(shared, {} if search else cells, out)
         _use_devices(args)
         if search is None:
-            return _run_and_show(work, cells, chosen, pairs)
-        best = _tune(work, contenders)
-        pairs = [p for p in pairs if {p.cell.name, p.baseline.name} <= best.keys()]
-        pairs = [Pair(best[p.cell.name], best[p.baseline.name]) for p in pairs]
-        tuned = {cell.name: cell for cell in best.values()}
-        return _run_and_show(work, tuned, tuned, pairs) or int(len(best) < len(contenders))
+            return _run_and_show(work, cells, chosen)
+        tuned = _tune(work, contenders)
+        best = as_begun(tuned.values(), out)
+        return _run_and_show(work, best, best) or int(len(tuned) < len(contenders))
 
 
 def _show_status(argv):
@@ -334,28 +311,19 @@ def _use_devices(args):
     parallel.check_devices()
 
 
-def _run_and_show(work, cells, chosen, pairs):
-    """Runs the chosen cells, then more seeds of pairs, and prints the results."""
-    request, out = work.request, work.out
-    if request.goal:
-        until = {"until": str(request.goal)}
-        cells = {name: cell._replace(note={**cell.note, **until}) for name, cell in cells.items()}
+def _run_and_show(work, cells, chosen):
+    """Adds the cells to the plan, runs the chosen ones and prints the results."""
+    out = work.out
     _carry_out(work, cells, list(chosen.values()), "cells")
-    failed = {name for name, cell in chosen.items() if not done(cell, out / name)}
-    pairs_left = [p for p in pairs if failed.isdisjoint((p.cell.name, p.baseline.name))]
-    is_whole = _add_seeds(work, pairs_left) and not failed
     keys = dict.fromkeys(key for cell in chosen.values() for key in cell.grid)
     print(f"\nafter the last round\n{table(chosen, list(keys), out)}")
-    if pairs:
-        print(f"\nuntil {request.goal}\n{differences(pairs, request.goal, out)}")
     print(f"\nresults: {cloud.address(out)}")
-    return int(not is_whole)
+    return int(not all(done(cell, out / name) for name, cell in chosen.items()))
 
 
 def _carry_out(work, planned, runs, what):
     """Adds the planned cells to sweep.json and runs the unfinished ones among `runs`."""
-    (args, _, shared, *_), out, load = work
-    runs = [sweep_seeds.of_all(run, out) for run in runs]
+    (args, _, shared, _), out, load = work
     for run in runs:
         check_cell(run, out / run.name)
     todo = [run for run in runs if not done(run, out / run.name)]
@@ -376,8 +344,8 @@ def _carry_out(work, planned, runs, what):
 
 
 def _tune(work, contenders):
-    """Runs all draws and returns, by the name of each contender's cell, the cell to run instead."""
-    (_, _, shared, search, _), out, load = work
+    """Runs all draws and returns the best one of each contender as a cell, by its name."""
+    (_, _, shared, search), out, load = work
     all_seeds = [each.draws[0]._replace(seeds=each.cell.seeds) for each in contenders]
     check(all_seeds, load)  # so that a mistake in the final cells shows before any draw runs
     draws = {draw.name: draw for each in contenders for draw in each.draws}
@@ -390,22 +358,9 @@ def _tune(work, contenders):
         elif (cell := sweep_tuning.chosen(each, out, shared, search)) is None:
             print(f"{name}: no draw is chosen, because all {len(each.draws)} draws diverged")
         else:
-            best[name] = cell
+            best[cell.name] = cell
             print(f"{cell.name}: the best of {told(cell.note['tuned'])}")
     return best
-
-
-def _add_seeds(work, pairs):
-    """Runs more seeds until all pairs are decided or have --max_seeds; returns whether none failed.
-
-    A cell that fails is not tried again, and its pairs get no more seeds.
-    """
-    all_pairs = pairs
-    while runs := sweep_seeds.next_runs(pairs, work.request.goal, work.out):
-        _carry_out(work, {}, runs, "cells with more seeds")
-        failed = {run.name for run in runs if not done(run, work.out / run.name)}
-        pairs = [p for p in pairs if failed.isdisjoint((p.cell.name, p.baseline.name))]
-    return pairs == all_pairs
 
 
 def _parse(argv):
@@ -420,13 +375,10 @@ def _parse(argv):
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
     loggers.find(args.log)
     shared = Shared(path, overrides, seeds, args.compilation_cache, args.log)
-    search = goal = None
+    search = None
     if args.tune is not None:
         search = sweep_tuning.parse(args.tune, args.on or "validation", args.range)
-    if args.until is not None:
-        most = sweep_seeds.MOST_SEEDS if args.max_seeds is None else args.max_seeds
-        goal = sweep_seeds.parse(args.until, args.baseline or "fedavg", most)
-    return Request(args, methods, shared, search, goal)
+    return Request(args, methods, shared, search)
 
 
 def _check_together(args):
@@ -440,27 +392,17 @@ def _check_together(args):
         )
     if not 0 <= args.workers <= MOST_WORKERS:
         raise BadInput(f"--workers must be from 0 to {MOST_WORKERS}, got {quoted(args.workers)}")
-    if args.until and args.share != "0/1":
-        raise BadInput(
-            "--until compares all cells of a sweep, but --share runs only some of them: drop"
-            " --until, and when all shares are done add it to the command without --share"
-        )
-    needs = {"tune": ("on", "range"), "until": ("baseline", "max_seeds")}
-    for flag, others in needs.items():
-        for other in others:
-            if getattr(args, flag) is None and getattr(args, other) not in (None, []):
-                raise BadInput(f"--{other} needs --{flag}, which is missing")
+    for other in ("on", "range"):
+        if args.tune is None and getattr(args, other) not in (None, []):
+            raise BadInput(f"--{other} needs --tune, which is missing")
 
 
 def _parser():
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--config", "--out", "--methods", "--seeds"):
-        parser.add_argument(flag)
-    for flag in ("--tune", "--on", "--until", "--baseline"):
+    for flag in ("--config", "--out", "--methods", "--seeds", "--tune", "--on"):
         parser.add_argument(flag)
     for flag in ("--grid", "--range"):
         parser.add_argument(flag, action="append", default=[])
-    parser.add_argument("--max_seeds", type=int)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--nocompilation_cache", action="store_false", dest="compilation_cache")

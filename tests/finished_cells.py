@@ -2,7 +2,7 @@
 
 import toys
 
-from fedjax_lab.running import growth, metrics
+from fedjax_lab.running import metrics
 
 
 def finish(cell, out, accuracies, validation=None, **more):
@@ -25,10 +25,3 @@ def finish(cell, out, accuracies, validation=None, **more):
 
 def _way(rows):
     return {"per_seed": {str(seed): row for seed, row in rows.items()}, "mean": rows[min(rows)]}
-
-
-def begin_more(cell, out, seeds):
-    """Writes what a command leaves that is killed while training more seeds of a finished run."""
-    inner = out / cell.name / growth.ADDED
-    metrics.make_folder(inner)
-    metrics.write_json(inner / "config.json", cell._replace(seeds=seeds).saved)

@@ -1,5 +1,6 @@
 """Folders in the cloud: the files of the store, the order of uploads, and who may write."""
 
+import csv
 import json
 import re
 import shutil
@@ -21,7 +22,7 @@ from stops import stopping_after
 import fedjax_lab
 from fedjax_lab import figures, report, sweep, tensorboard
 from fedjax_lab.config_files import load_config
-from fedjax_lab.running import cloud, merging, metrics, workdir
+from fedjax_lab.running import cloud, metrics, workdir
 
 RUN = {"rounds": 4, "eval_every": 2, "cohort": 3}
 BUCKET = "memory://bucket"
@@ -220,25 +221,20 @@ def test_uploads_follow_an_order_in_which_a_run_can_always_be_resumed(store, mon
         assert store().keys() == whole  # torn checkpoints and the mark are removed
 
 
-def test_a_kill_between_any_two_uploads_of_a_merge_is_completed(store, monkeypatch):
-    some = {"data": {}, "partition": {}, "method": {"name": "fedavg"}, "run": {"rounds": 4}}
-    names = ("fingerprint.json", "metrics.jsonl", "summary.json", 4)
-    with cloud.staged(f"{BUCKET}/run") as local:
-        for inner, seeds in (("", (0,)), ("merged", (0, 1)), ("added_seeds", (1,))):
-            write(local / inner, *names, text=f"{len(seeds)}{inner}")
-            write(local / inner, "config.json", text=json.dumps({**some, "seeds": seeds}))
-        merged = contents(local / "merged")
-        cloud.publish(local)
-        with monkeypatch.context() as patch:
-            journal = Journal(store, patch)
-            merging.replace(local)
-    assert contents_of_store(store) == merged
-    for before in journal.before:
-        put_back(before)
-        with cloud.staged(f"{BUCKET}/run") as local, cloud.owned(local):
-            merging.settle(local)
-            assert contents(local) == merged
-        assert contents_of_store(store) == merged
+@pytest.mark.slow
+def test_more_seeds_of_a_run_in_the_cloud_are_a_run_beside_it(folder, store, capsys):
+    assert run(folder) == 0
+    for seeds in ("0,1", "0,1", "0-2"):  # the second time there is nothing to do
+        before = store()
+        assert run(folder, "--resume", f"--seeds={seeds}") == 0
+        assert all(store()[path] == before[path] for path in before)
+    assert {path.split("/")[2] for path in store()} == {"run", "run-seeds-1", "run-seeds-2"}
+    assert [row["seed"] for row in rows(f"{BUCKET}/run-seeds-1")] == [1, 1]
+    capsys.readouterr()
+    for place, count in ((BUCKET, "3"), (f"{BUCKET}/run", "1")):
+        assert report.main([place, "--format=csv"]) == 0
+        (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
+        assert row["n"] == count
 
 
 def test_a_command_ends_if_another_command_takes_over_its_run(

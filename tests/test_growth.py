@@ -1,6 +1,5 @@
-"""Runs that are resumed with more rounds, other evaluations or more seeds, also after a kill."""
+"""Runs that are resumed with more rounds or other evaluations, also after a kill."""
 
-import functools
 import json
 import shutil
 
@@ -87,10 +86,6 @@ def rows_of(folder):
     return {row["round"]: row for row in comparable(folder)}
 
 
-def seeds_in(folder):
-    return json.loads((folder / "config.json").read_text())["seeds"]
-
-
 # More rounds.
 
 
@@ -110,7 +105,6 @@ def test_a_run_resumed_with_more_rounds_equals_an_uninterrupted_run(
 
 @pytest.mark.exhaustive
 def test_the_evaluation_at_the_end_of_the_shorter_run_remains(toy, finished, begun):
-    """A seed that is added later is evaluated after the same rounds as the first."""
     folder, whole = finished(6)
     grown = begun(3)
     result = play(toy, grown, 6)
@@ -122,10 +116,6 @@ def test_the_evaluation_at_the_end_of_the_shorter_run_remains(toy, finished, beg
     np.testing.assert_allclose(mean, expected[4]["train_loss"], rtol=1e-6)
     assert growth.read_evaluated(grown) == (3, (2, 3))
     assert len(fedjax_lab.load(grown).rows) == 4
-    play(toy, grown, 6, (0, 1))
-    places = [(row["round"], row["seed"]) for row in comparable(grown)]
-    assert places == [(after, seed) for after in (2, 3, 4, 6) for seed in (0, 1)]
-    assert comparable(grown)[-2:] == comparable(finished(6, (0, 1))[0])[-2:]
 
 
 def test_a_run_cannot_have_fewer_rounds_than_it_has_played(toy, begun):
@@ -285,76 +275,3 @@ def test_resume_without_a_config_takes_config_and_seeds_from_the_folder(
     assert "config.local.lr is 0.1, not 0.5" in capsys.readouterr().err
     assert call("--resume", f"--workdir={tmp_path / 'nothing'}") == 2
     assert "holds no run to resume" in capsys.readouterr().err
-
-
-# More seeds.
-
-
-@pytest.mark.parametrize(
-    "method, engine, settings",
-    exhaustive_but(
-        ["scaffold"],
-        [("scaffold", {"state": "host"}, {}), ("fedconcat", {}, ENCODERS), ("fedavg", {}, {})],
-    ),
-)
-def test_seeds_added_on_resume_equal_seeds_run_at_once(
-    method, engine, settings, toy, finished, begun
-):
-    """Afterwards the run can be resumed with more rounds."""
-    how = {"method": method, "engine": engine, "settings": settings}
-    folder, whole = finished(4, (0, 1), **how)
-    grown = begun(4, **how)
-    result = play(toy, grown, 4, (0, 1), **how)
-    check_same_run(grown, folder, result, whole)
-    more = play(toy, grown, 6, (0, 1), **how)
-    if method == "scaffold":  # without stages, the evaluations are those of one longer run
-        expected = finished(6, (0, 1), method)
-        assert comparable(grown) == comparable(expected[0])
-        toys.same(more.states, expected[1].states)
-
-
-@pytest.mark.exhaustive
-def test_vectorized_seeds_may_be_added_on_resume(toy, finished, begun):
-    how = {"engine": {"seeds": "vectorized"}, "method": "scaffold"}
-    grown = begun(4, (0, 1), **how)
-    result = play(toy, grown, 6, (2, 0, 1), **how)  # and more rounds
-    toys.close(result.states[:2], finished(6, (0, 1), "scaffold")[1].states)
-    assert seeds_in(grown) == [0, 1, 2]
-    assert len(fedjax_lab.load(grown).states) == 3
-
-
-@pytest.mark.exhaustive
-def test_seeds_cannot_be_removed_on_resume(toy, finished, begun, monkeypatch):
-    """Without a config, seeds that have begun are finished."""
-    folder = begun(4, (0, 1))
-    with pytest.raises(BadInput, match=r"config.seeds is \[0, 1\], not \[1, 2\]"):
-        play(toy, folder, 4, (1, 2))
-    interrupted(toy, folder, monkeypatch, after=2, rounds=4, seeds=(0, 1, 2, 3))
-    with pytest.raises(BadInput, match="holds a run with more seeds; .* --seeds=0,1,2,3"):
-        play(toy, folder, 4, (0, 1))
-    assert seeds_in(folder / growth.ADDED) == [2, 3]
-    assert call("--resume", f"--workdir={folder}") == 0
-    assert seeds_in(folder) == [0, 1, 2, 3]
-    assert comparable(folder)[:2] == comparable(finished(4, (0, 1))[0])[:2]
-
-
-@pytest.mark.exhaustive
-def test_the_error_about_new_seeds_that_end_early_says_how_to_resume(toy, begun):
-    """A new seed that diverges does not change the others either."""
-    folder = begun(4)
-    before = comparable(folder)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(runner.Diverged):
-        patch.setattr(runner, "_check_finite", diverged)
-        play(toy, folder, 4, (0, 1))
-    assert comparable(folder) == before and (folder / "summary.json").exists()
-    shutil.rmtree(folder / growth.ADDED, ignore_errors=True)
-    config = load_config(toy)
-    config["run"]["rounds"] = 4
-    more = functools.partial(fedjax_lab.run, config, workdir=folder, resume=True, quiet=True)
-    with pytest.raises(BadInput, match=r"\(1,2\) ended after 2 of 4 .* finish them with --r"):
-        more(seeds=[0, 1, 2], on_evaluation=lambda row, state: fedjax_lab.STOP)
-    assert more(seeds=[0, 1, 2]).summary["seeds"] == [0, 1, 2]
-
-
-def diverged(*_):
-    raise runner.Diverged("fedavg diverged in round 1 (seed 1)")

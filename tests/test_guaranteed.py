@@ -1,7 +1,5 @@
 """The privacy guarantee of a run: in its rows, in its summary, and when the run is resumed."""
 
-import json
-
 import optional
 import pytest
 import toys
@@ -116,28 +114,6 @@ def test_more_rounds_that_need_other_noise_are_rejected_and_change_nothing(toy, 
     with pytest.raises(BadInput, match="the noise depends on config.run.rounds"):
         play(toy, tmp_path, 4, **privacy)
     assert comparable(tmp_path) == before and (tmp_path / "summary.json").exists()
-
-
-@pytest.mark.exhaustive
-def test_added_seeds_have_the_guarantee_of_the_first_seed(toy, tmp_path):
-    both = play(toy, tmp_path / "both", seeds=(0, 1), name="central")
-    play(toy, tmp_path / "more", name="central")
-    more = play(toy, tmp_path / "more", seeds=(0, 1), name="central")
-    assert comparable(tmp_path / "more") == comparable(tmp_path / "both")
-    assert more.summary["privacy"] == both.summary["privacy"]
-    assert list(more.summary["privacy"]["full"]) == ["0", "1"]
-    assert json.loads((tmp_path / "more/summary.json").read_text()) == more.summary
-
-
-@pytest.mark.slow
-def test_seeds_that_would_change_the_guarantee_cannot_be_added(toy):
-    """An example-level guarantee depends on the sizes of the clients, which differ by seed."""
-    optional.module("jax_privacy")
-    name, parts = {"privacy_name": "example_level", "privacy_noise": "1"}, ([0], [1])
-    both = experiment.of_seeds(built(toy, **name), [0, 1])
-    assert "name another folder" in complaint(experiment.check_promise, both, parts)
-    both = experiment.of_seeds(central(toy, privacy_noise="1"), [0, 1])
-    experiment.check_promise(both, parts)
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Checks sweeps: the plan, bad input before any run, and small sweeps from start to end."""
 
+import csv
 import json
 import os
 import signal
 import sys
 import time
 
+import numpy as np
 import own_parts
 import pytest
 import toys
@@ -188,8 +190,7 @@ BAD = [
     (["--tune=random:2"], "--on=validation needs validation examples: --config.partition.valid"),
     (["--on=test"], "--on needs --tune, which is missing"),
     (["--range=method.mu=log:1,2"], "--range needs --tune"),
-    (["--methods=fedavg,moon", "--until=ci:1", "--share=0/2"], "add it to the command without"),
-    (["--baseline=fedavg"], "--baseline needs --until"),
+    (["--on=test"], "--on needs --tune"),
 ]
 
 
@@ -233,6 +234,31 @@ def test_each_cell_is_a_run_with_its_files_and_is_not_run_again(swept, toy, caps
     mean, std = (metrics.headline(last[of]) for of in ("mean", "std"))
     row = next(line for line in out.splitlines() if line.startswith("fedprox  0.1 "))
     assert row.split() == ["fedprox", "0.1", f"{mean:.2f}", "+-", f"{std:.2f}"]
+
+
+def test_more_seeds_of_a_cell_are_a_run_beside_it(toy, tmp_path, capsys):
+    """Tables and reports show both as one row; the plan has both."""
+    arguments = [f"--config={toy}", f"--out={tmp_path}", "--methods=fedavg"]
+    assert call(*arguments, "--seeds=0,1") == 0
+    before = comparable(tmp_path / "fedavg")
+    assert call(*arguments, "--seeds=0-2") == 0
+    assert comparable(tmp_path / "fedavg") == before
+    assert [row["seed"] for row in comparable(tmp_path / "fedavg-seeds-2")] == [2]
+    assert "2 cells" in (printed := capsys.readouterr().out) and "1 of them done" in printed
+    accuracies = [metrics.headline(row) for row in before]
+    accuracies += [metrics.headline(*comparable(tmp_path / "fedavg-seeds-2"))]
+    shown = f"{np.mean(accuracies):.2f} +- {np.std(accuracies, ddof=1):.2f}"
+    rows = [line.split() for line in printed.splitlines() if line.startswith("fedavg")]
+    assert rows[-1] == ["fedavg", *shown.split()]
+    assert report.main([str(tmp_path), "--format=csv"]) == 0
+    (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert row["n"] == "3"
+    assert call(*arguments, "--seeds=0-3", "--config.run.rounds=4") == 0
+    assert "3 cells" in (printed := capsys.readouterr().out) and "0 of them done" in printed
+    assert call("--status", str(tmp_path)) == 0
+    assert "3 runs: 3 done" in capsys.readouterr().out
+    assert call(*arguments, "--seeds=0", "--config.run.rounds=4") == 2
+    assert "its config.seeds is [0, 1], not [0]" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -458,10 +484,10 @@ def test_workers_give_the_numbers_of_one_process(own, tmp_path):
         check_alike(tmp_path / "alone" / name, tmp_path / "out" / name, rel=1e-4)
 
 
-# Searches for settings, and seeds that are added.
+# Searches for settings.
 
 TUNED = ["--methods=fedavg,fedprox", "--tune=random:2", "--config.partition.validation=0.2"]
-UNTIL = ["--until=ci:0.01", "--max_seeds=4", "--seeds=0,1"]
+TUNED += ["--seeds=0,1"]
 
 
 def numbers_of(out):
@@ -477,12 +503,12 @@ def cells_of_plan(out):
 @pytest.fixture(scope="module")
 def tuned(toy, tmp_path_factory):
     out = tmp_path_factory.mktemp("tuned") / "out"
-    assert call(f"--config={toy}", f"--out={out}", *TUNED, *UNTIL) == 0
+    assert call(f"--config={toy}", f"--out={out}", *TUNED) == 0
     return out
 
 
 @pytest.mark.exhaustive
-def test_a_search_runs_draws_then_the_best_with_all_seeds_then_more_seeds(tuned, toy, capsys):
+def test_a_search_runs_draws_then_the_best_with_all_seeds(tuned, toy, capsys):
     numbers, plan = numbers_of(tuned), cells_of_plan(tuned)
     draws = {name: rows for name, rows in numbers.items() if name.startswith("draws/")}
     finals = {name: rows for name, rows in numbers.items() if name not in draws}
@@ -498,24 +524,24 @@ def test_a_search_runs_draws_then_the_best_with_all_seeds_then_more_seeds(tuned,
             if other.startswith(f"draws/{method},")
         )
         assert (draws[f"draws/{name}"][0]["id"], -draws[f"draws/{name}"][0]["id_loss"]) == best
-        assert plan[name]["tuned"]["draws"] == 2 and plan[name]["until"] == "ci:0.01"
-        assert [row["seed"] for row in rows] == [0, 1, 2, 3]
+        assert plan[name]["tuned"]["draws"] == 2
+        assert [row["seed"] for row in rows] == [0, 1]
     assert len(finals) == 2
     # Finished runs are not repeated, and the report states how many draws were made.
-    assert call(f"--config={toy}", f"--out={tuned}", *TUNED, *UNTIL) == 0
+    assert call(f"--config={toy}", f"--out={tuned}", *TUNED) == 0
     assert "4 draws in" in (printed := capsys.readouterr().out) and "4 of them done" in printed
     assert report.main([str(tuned)]) == 0
     printed = capsys.readouterr().out
     assert printed.count("the best of 2 draws (random:2) chosen on validation examples") == 2
-    assert "(--until=ci:0.01)" in printed and "\nfedprox" in printed and "\ndraws" not in printed
+    assert "\nfedprox" in printed and "\ndraws" not in printed
 
 
 # A search is eight runs: CI has one that is whole, and an interrupted sweep without a search.
 @pytest.mark.exhaustive
-def test_an_interrupted_search_with_more_seeds_resumes(tuned, toy, tmp_path, monkeypatch, capsys):
-    """A draw fails; the interrupts come in that draw and while seeds are added."""
+def test_an_interrupted_search_resumes(tuned, toy, tmp_path, monkeypatch, capsys):
+    """A draw fails; the interrupts come in that draw and in a cell."""
     out, begun, played, stops, run = tmp_path / "out", [], [], [], runner.run
-    arguments = [f"--config={toy}", f"--out={out}", *TUNED, *UNTIL]
+    arguments = [f"--config={toy}", f"--out={out}", *TUNED]
 
     def fail_one(job, folder, *rest, **options):
         begun.append(folder.name)
@@ -535,22 +561,20 @@ def test_an_interrupted_search_with_more_seeds_resumes(tuned, toy, tmp_path, mon
     monkeypatch.setattr("fedjax_lab.errors.place_of", lambda error: "")
     assert call(*arguments) == 1
     assert "fedavg: no draw is chosen, because 1 of 2 draws failed" in capsys.readouterr().out
-    for seeds in ([0], [2, 3]):
+    for seeds in ([0], [0, 1]):
         stops.append(seeds)
         assert call(*arguments) == 130
         assert "the same command continues" in capsys.readouterr().err
     assert call(*arguments) == 0
-    assert len(played) == 2 * 8  # no round is repeated: 4 draws, 2 cells, 2 cells with more seeds
+    assert len(played) == 2 * 6  # no round is repeated: 4 draws, 2 cells
     assert numbers_of(out) == numbers_of(tuned)
 
 
 @pytest.mark.exhaustive
 def test_a_share_of_a_search_has_its_cells_with_their_draws(tuned, toy, tmp_path):
     out = tmp_path / "out"
-    arguments = [f"--config={toy}", f"--out={out}", *TUNED, "--seeds=0,1"]
+    arguments = [f"--config={toy}", f"--out={out}", *TUNED]
     assert call(*arguments, "--share=1/2") == 0
     assert all("fedprox" in name for name in numbers_of(out)) and len(numbers_of(out)) == 3
     assert call(*arguments, "--share=0/2") == 0
-    assert numbers_of(out).keys() == numbers_of(tuned).keys()
-    assert call(*arguments, *UNTIL[:2]) == 0  # adds seeds to all cells
     assert numbers_of(out) == numbers_of(tuned)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_lab.errors import BadInput, shown
 from fedjax_lab.measures import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, metric_of
-from fedjax_lab.running import files, metrics, provenance
+from fedjax_lab.running import cloud, files, metrics, provenance, siblings
 
 _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
 HEADLINES = (*_TESTED, "id")  # a run's headline measure is the first of these that it has
@@ -59,7 +59,8 @@ class Block(NamedTuple):
 def find(folders: Sequence[Path]) -> list[Path]:
     """The run folders among `folders` and, at any depth, inside them; each once.
 
-    Draws of a sweep, which only serve to choose settings, are left out unless `folders` names them.
+    With a run, the folders of its additional seeds are found as well, except in the cloud. Draws of
+    a sweep, which only serve to choose settings, are left out unless `folders` names them.
 
     Raises BadInput if one of `folders` is not a folder or holds no run.
     """
@@ -70,6 +71,8 @@ def find(folders: Sequence[Path]) -> list[Path]:
                 reason = "is not a folder" if folder.exists() else "does not exist"
                 raise BadInput(f"{folder} {reason}")
             runs = _inside(folder)
+            if runs == [folder] and not cloud.is_whole(folder):
+                runs += [run for beside in siblings.of(folder) for run in _inside(Path(beside))]
         except OSError as error:
             raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
         if not runs:

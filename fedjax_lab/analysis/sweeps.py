@@ -7,22 +7,15 @@ from fedjax_lab.running import files
 
 
 def notes(runs: Iterable[Run]) -> list[str]:
-    """Notes on the cost of each search for settings, and on seeds that --until has added."""
+    """Notes on the cost of each search for settings."""
     runs = list(runs)
     plans = {folder: _plan(folder) for folder in {run.folder.parent for run in runs}}
     cells = [(run.folder.name, plans[run.folder.parent].get(run.folder.name, {})) for run in runs]
-    out = [
+    return [
         f"{shown(name)}: the best of {told(cell['tuned'])}"
         for name, cell in cells
         if "tuned" in cell
     ]
-    for until in sorted({cell["until"] for _, cell in cells if "until" in cell}):
-        out.append(
-            f"seeds were added until differences were clear (--until={shown(until)}): the sweep's"
-            " own intervals account for that, but the intervals and p-values here assume a number"
-            " of seeds that was fixed in advance"
-        )
-    return out
 
 
 def _plan(folder):

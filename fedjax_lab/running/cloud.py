@@ -221,6 +221,24 @@ def is_remote(path: Path | None) -> bool:
     return path is not None and _place(path)[0] is not None
 
 
+def is_whole(path: Path) -> bool:
+    """Whether the path is the whole of a copy, which lacks the folders beside it."""
+    return path in _copies
+
+
+def beside(path: Path, ending: str) -> list[str]:
+    """The addresses of the folders beside the whole of a copy whose names begin like its own.
+
+    ending: what follows in these names.
+    """
+    copy = _copies[path]
+    with copy.reading():
+        copy.store.invalidate_cache()
+        listed = copy.store.ls(copy.base.rpartition("/")[0], detail=False)
+    names = sorted(place.rstrip("/") for place in listed)
+    return [copy.url + n[len(copy.base) :] for n in names if n.startswith(copy.base + ending)]
+
+
 @functools.cache
 def _root():
     """This process's folder for copies."""

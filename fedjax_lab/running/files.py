@@ -136,13 +136,12 @@ TUNED = {  # the cost of a search for the settings of a cell
     "rounds": COUNT,
     "seconds": NUMBER,
 }
-CELL = {  # a cell of a sweep; `seeds` if they are not those of the sweep, `until` with --until
+CELL = {  # a cell of a sweep; `seeds` if they are not those of the sweep
     "method": TEXT,
     "grid": {"*": TEXT},
     "config": OBJECT,
     "seeds?": [COUNT],
     "tuned?": TUNED,
-    "until?": TEXT,
 }
 PLAN = {"cells": {"*": CELL}}  # sweep.json
 

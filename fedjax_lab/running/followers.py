@@ -19,8 +19,8 @@ from fedjax_lab.running.loggers import Begin, Facts
 from fedjax_lab.running.workdir import saved_config
 
 LAST_SECONDS = 20.0  # time limit for all loggers together at the end of a run
-FILE = "loggers.json"  # in a run's folder: the id, the newest round and the seeds of each logger
-_KEPT = {"*": {"id?": files.TEXT, "round": files.COUNT, "seeds": [files.COUNT]}}
+FILE = "loggers.json"  # in a run's folder: the id and the newest round of each logger
+_KEPT = {"*": {"id?": files.TEXT, "round": files.COUNT}}
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ class Followers:
 
     def __init__(self, loggers: dict[str, Begin], facts: Facts):
         """facts: the facts about the run that each logger receives."""
-        kept = _Kept(facts.folder, facts.config.get("seeds", []))
+        kept = _Kept(facts.folder)
         self._followers = []
         for name, begin in loggers.items() if processes.is_first() else ():
             earlier = kept.read(name)
@@ -104,14 +104,10 @@ class _End:
 
 
 class _Kept:
-    """The content of loggers.json, shared by the threads of all loggers.
+    """The content of loggers.json, shared by the threads of all loggers."""
 
-    A logger whose entry is for other seeds starts over, because its means are over those seeds.
-    """
-
-    def __init__(self, folder: Path | None, seeds: list[int]):
+    def __init__(self, folder: Path | None):
         self._path = folder and folder / FILE
-        self._seeds = seeds
         self._lock = threading.Lock()
         self._content: dict[str, dict] = {}
         if self._path is not None:
@@ -119,14 +115,14 @@ class _Kept:
                 self._content = files.read_json(self._path, _KEPT) or {}
 
     def read(self, name):
-        kept = dict(self._content.get(name, {}))
-        return kept if kept.pop("seeds", None) == self._seeds else {}
+        kept = self._content.get(name, {})
+        return {key: kept[key] for key in ("id", "round") if key in kept}
 
     def write(self, name, id, round_):
         if self._path is not None:
             with self._lock:
                 of_service = {} if id is None else {"id": str(id)}
-                self._content[name] = {**of_service, "round": round_, "seeds": self._seeds}
+                self._content[name] = {**of_service, "round": round_}
                 metrics.write_json(self._path, self._content)
 
 

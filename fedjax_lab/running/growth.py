@@ -1,8 +1,8 @@
-"""Checks how a command may differ from the run that it resumes: rounds, evaluations and seeds.
+"""Checks how a command may differ from the run that it resumes: rounds and evaluations.
 
 Settings that affect the rounds already played must not change. Other settings may change: the
-frequency and the metrics of evaluations, the placement of arrays, the number of rounds that follow,
-and additional seeds.
+frequency and the metrics of evaluations, the placement of arrays, and the number of rounds that
+follow.
 """
 
 import difflib
@@ -15,7 +15,7 @@ import ml_collections
 
 from fedjax_lab.config import Override, default_values, resolve, value_at
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import cloud, files, lock, metrics, provenance
+from fedjax_lab.running import cloud, files, lock, metrics, provenance, siblings
 
 FREE = (  # keys of a config that a resumed run may change
     "run.rounds",  # as far as `check_rounds` allows it
@@ -28,7 +28,6 @@ FREE = (  # keys of a config that a resumed run may change
     "engine.data",
 )
 EVALUATED = "evaluations.json"  # exists if a run was started with other evaluations
-ADDED = "added_seeds"  # the subfolder in which additional seeds of a run are trained
 
 
 # Configs.
@@ -40,8 +39,9 @@ def check_config(folder: Path, today: dict) -> None:
     today: the content of config.json that this command would write.
     """
     saved = read_config(folder)
-    _check_seeds(folder, saved["seeds"], today["seeds"])
-    check_same(folder, {**saved, "seeds": today["seeds"]}, today)
+    if saved["seeds"] != today["seeds"]:
+        siblings.refuse(folder, saved["seeds"], today["seeds"])
+    check_same(folder, saved, today)
 
 
 def check_same(folder: Path, saved: dict, today: dict, free: Sequence[str] = FREE) -> None:
@@ -92,25 +92,6 @@ def _filled(saved, today):
     return json.loads(json.dumps(filled))
 
 
-def _check_seeds(folder, saved, today):
-    """Raises BadInput unless today's seeds include all seeds that the folder's runs have begun."""
-    if not set(saved) <= set(today):
-        raise BadInput(
-            f"{folder} holds another run: its config.seeds is {saved}, not {today}; a resumed run"
-            " may add seeds, but must keep all earlier ones"
-        )
-    inner = files.read_config(folder / ADDED / "config.json")
-    if inner is not None and not set(inner["seeds"]) <= set(today):
-        begun = ",".join(map(str, [*saved, *inner["seeds"]]))
-        raise BadInput(f"{folder} holds a run with more seeds; resume all of them: --seeds={begun}")
-
-
-def seeds(folder: Path) -> list[int] | None:
-    """The seeds of the run in a folder; None if it holds no run yet."""
-    saved = files.read_config(folder / "config.json")
-    return None if saved is None else saved["seeds"]
-
-
 def completed(
     config: ml_collections.ConfigDict | None,
     seeds: Sequence[int] | None,
@@ -121,8 +102,7 @@ def completed(
 
     Args:
       config: a resolved config, or None.
-      seeds: the seeds; None: config.run.seed, or without a config all seeds that the folder's run
-        has begun.
+      seeds: the seeds; None: config.run.seed, or without a config those of the folder's run.
       folder: the folder of the run to resume; needed if there is no config.
       overrides: overrides of the config in the folder.
 
@@ -133,16 +113,9 @@ def completed(
         return config, [config.run.seed] if seeds is None else list(seeds)
     assert folder is not None  # callers without a config resume a run
     saved = read_config(folder)
-    seeds = list(_begun(folder)) if seeds is None else list(seeds)
-    del saved["seeds"]
+    own = saved.pop("seeds")
+    seeds = own if seeds is None else list(seeds)
     return resolve(provenance.recalled(saved), overrides), seeds
-
-
-def _begun(folder):
-    """The seeds of the folder's run, followed by those that are being added to it; each once."""
-    begun = seeds(folder) or []
-    inner = _begun(folder / ADDED) if begun else {}
-    return dict.fromkeys([*begun, *inner])
 
 
 # Rounds.

@@ -16,14 +16,12 @@ import numpy as np
 from fedjax_lab import STOP, evaluate, flops, interrupts, processes, transforming, tree
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import Experiment, check_promise, join, of_seeds
+from fedjax_lab.experiment import Experiment, join
 from fedjax_lab.running import (
     followers,
-    growth,
     guaranteed,
     loggers,
     metrics,
-    more_seeds,
     stopping,
     warm_start,
 )
@@ -84,18 +82,7 @@ def run(
         profiled, or there is no such logger.
     """
     listeners, seeds = _Listeners(loggers.find(log), on_evaluation), experiment.simulation.seeds
-    with owned(workdir, experiment.config, seeds, resume):
-        there = processes.of_first(lambda: workdir and growth.seeds(workdir)) or seeds
-        new = [seed for seed in seeds if seed not in there]
-        experiment = of_seeds(experiment, [*there, *new])
-        if new:
-            return _run_with_more(experiment, len(there), workdir, quiet, profile, listeners)
-        return _run_alone(experiment, workdir, quiet, listeners, profile)
-
-
-def _run_alone(experiment, workdir, quiet, listeners, profile=None):
-    """Runs or resumes an experiment whose seeds are those that its folder already has, if any."""
-    with Profile(profile, workdir) as recorder:
+    with owned(workdir, experiment.config, seeds, resume), Profile(profile, workdir) as recorder:
         recorder.check(experiment.simulation, 0)
         experiment = warm_start.warmed(experiment)
         folder = Workdir(workdir, experiment)
@@ -103,24 +90,6 @@ def _run_alone(experiment, workdir, quiet, listeners, profile=None):
             return _run(experiment, folder, quiet, recorder, listeners)
         finally:
             folder.close()
-
-
-def _run_with_more(experiment, count, workdir, quiet, profile, listeners):
-    """Finishes the folder's run of the first seeds, then trains the other seeds and merges both.
-
-    count: the number of seeds that the folder already has. Only the merged run is logged.
-    """
-    seeds, rounds = experiment.simulation.seeds, experiment.simulation.plan.rounds
-    check_promise(experiment, (seeds[:count], seeds[count:]))
-    unlogged = listeners._replace(loggers={})
-    first = _run_alone(of_seeds(experiment, seeds[:count]), workdir, quiet, unlogged)
-    more_seeds.check_first(workdir, first.summary["rounds"], rounds)
-    inner = processes.of_first(lambda: more_seeds.make_folder(workdir))
-    others, ask = of_seeds(experiment, seeds[count:]), listeners.on_evaluation
-    more = run(others, inner, True, quiet, profile, on_evaluation=ask)
-    more_seeds.check_others(workdir, seeds[count:], more.summary["rounds"], rounds)
-    more_seeds.merge(experiment, workdir)
-    return _run_alone(experiment, workdir, quiet, listeners)
 
 
 def _run(experiment, folder, quiet, profile, listeners):

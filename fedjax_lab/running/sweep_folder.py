@@ -2,11 +2,14 @@
 
 import contextlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from fedjax_lab.errors import BadInput, printable, quoted
-from fedjax_lab.running import cloud, files, growth, metrics
+from fedjax_lab.running import cloud, files, growth, metrics, siblings
 from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
 
 DIVERGED = 3  # the exit code of `main` for a run that diverged
@@ -55,7 +58,7 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
 def _check_planned(folder, saved, today, grows):
     """Raises BadInput if a cell was planned as a different run.
 
-    grows: whether the cell may get more seeds and rounds.
+    grows: whether the cell may get more rounds, and more seeds if its run has not begun.
     """
     if not grows:
         rounds = [{"run": {"rounds": each["run"].get("rounds")}} for each in (saved, today)]
@@ -74,16 +77,24 @@ def check_cell(cell: Cell, folder: Path) -> None:
         raise BadInput(f"{folder / 'error.txt'} is a folder; remove it")
     with contextlib.suppress(files.Damaged):
         if (folder / "config.json").exists():
-            growth.check_config(folder, grown(cell, folder).saved)
+            growth.check_config(folder, cell.saved)
 
 
-def grown(cell: Cell, folder: Path) -> Cell:
-    """The cell with all seeds that its folder holds or has begun. Raises files.Damaged."""
-    begun = list(cell.seeds)
-    while seeds := growth.seeds(folder):
-        begun += seeds
-        folder = folder / growth.ADDED
-    return cell._replace(seeds=list(dict.fromkeys(begun)))
+def as_begun(cells: Iterable[Cell], out: Path) -> dict[str, Cell]:
+    """The cells, by name, with the seeds of their folders; other seeds are cells beside them.
+
+    Raises BadInput if a folder beside that of a cell has some of its seeds and others as well.
+    """
+    each = {}
+    for cell in cells:
+        runs = {"": cell.seeds}
+        with contextlib.suppress(files.Damaged):  # then only this cell fails
+            runs = siblings.plan(out / cell.name, cell.seeds)
+        for ending, seeds in runs.items():
+            note = {"seeds": seeds} if ending else cell.note
+            beside = cell._replace(name=cell.name + ending, seeds=seeds, note=note)
+            each[beside.name] = beside
+    return each
 
 
 def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
@@ -115,13 +126,12 @@ def ended(folder: Path) -> Outcome | None:
 
 
 def done(cell: Cell, folder: Path) -> Outcome | None:
-    """How a cell has ended; None if it has not, or if seeds or rounds of the cell are missing."""
+    """How a cell has ended; None if it has not, or if rounds of the cell are missing."""
     outcome = ended(folder)
     if outcome is None or outcome.code:
         return outcome
-    seeds = files.read_json(folder / "summary.json", files.FINISHED)["seeds"]
     saved = files.read_config(folder / "config.json") or cell.saved
-    if set(cell.seeds) <= set(seeds) and saved["run"].get("rounds") == cell.config.run.rounds:
+    if saved["run"].get("rounds") == cell.config.run.rounds:
         return outcome
     failed = failure(folder)
     return failed if failed and failed.code == DIVERGED else None
@@ -159,18 +169,22 @@ def make_ready(folder: Path) -> Path:
     return folder
 
 
-def shown(folder: Path) -> str:
-    """The accuracy after the last round, in percent, or the reason why there is none."""
-    outcome = ended(folder) or failure(folder)
-    if outcome is None:
-        return "not finished"
-    if outcome.code == DIVERGED:
-        return "diverged"
-    if outcome.code:
-        said = outcome.said or f"exit code {outcome.code}"
-        return f"failed: {printable(said.splitlines()[-1])}"
-    last = files.read_json(folder / "summary.json", files.FINISHED)["last"]
-    mean, std = (metrics.headline(last.get(of, {})) for of in ("mean", "std"))
-    if mean is None:
+def shown(*folders: Path) -> str:
+    """The accuracy of runs after the last round, in percent, or the reason why there is none."""
+    each: list[float | None] = []
+    for folder in folders:
+        outcome = ended(folder) or failure(folder)
+        if outcome is None:
+            return "not finished"
+        if outcome.code == DIVERGED:
+            return "diverged"
+        if outcome.code:
+            said = outcome.said or f"exit code {outcome.code}"
+            return f"failed: {printable(said.splitlines()[-1])}"
+        last = files.read_json(folder / "summary.json", files.FINISHED)["last"]
+        each += [metrics.headline(of_seed) for of_seed in last["per_seed"].values()]
+    accuracies = [accuracy for accuracy in each if accuracy is not None]
+    if not accuracies:
         return "done"
-    return f"{mean:.2f}" + (f" +- {std:.2f}" if std is not None else "")
+    std = f" +- {np.std(accuracies, ddof=1):.2f}" if len(accuracies) > 1 else ""
+    return f"{np.mean(accuracies):.2f}{std}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_lab.errors import BadInput, printable
-from fedjax_lab.running import cloud, files, growth, lock
+from fedjax_lab.running import cloud, files, lock
 from fedjax_lab.running.sweep_folder import DIVERGED, ended, failure, shown
 
 # The states of a run, in the order of the table. "stopped": started, not finished, and no command
@@ -45,16 +45,13 @@ def _status(folder, name, planned):
     """The state of one run; a run with damaged files counts as failed."""
     try:
         state, since = _state(folder)
-        inner, under_way = folder, state in ("running", "stopped")
-        while under_way and (inner / growth.ADDED / "config.json").exists():
-            inner = inner / growth.ADDED
-        config = files.read_config(inner / "config.json") or planned
-        summary = files.read_json(inner / "summary.json", files.SUMMARY) or {}
-        rows = files.read_rows(inner / "metrics.jsonl", files.EVALUATION)
+        config = files.read_config(folder / "config.json") or planned
+        summary = files.read_json(folder / "summary.json", files.SUMMARY) or {}
+        rows = files.read_rows(folder / "metrics.jsonl", files.EVALUATION)
         said = shown(folder) if state in ("failed", "diverged", "done") else ""
     except files.Damaged as error:
         return Status(name, "failed", 0, _rounds(planned), 0, 0.0, None, str(error))
-    played = max([row["round"] for row in rows[-1:]] + _checkpoints(inner), default=0)
+    played = max([row["round"] for row in rows[-1:]] + _checkpoints(folder), default=0)
     return Status(
         name=name,
         state=state,
@@ -63,14 +60,8 @@ def _status(folder, name, planned):
         seeds=len(config["seeds"]),
         seconds=_seconds(summary, rows),
         since=since,
-        said=f"adds seeds {_listed(config['seeds'])}"
-        if inner != folder
-        else said.removeprefix("failed: "),
+        said=said.removeprefix("failed: "),
     )
-
-
-def _listed(seeds):
-    return ", ".join(map(str, seeds))
 
 
 def _state(folder):

@@ -29,7 +29,6 @@ from fedjax_lab.running import (
     fingerprint,
     growth,
     lock,
-    merging,
     metrics,
     provenance,
     stopping,
@@ -37,7 +36,7 @@ from fedjax_lab.running import (
 from fedjax_lab.running.checkpoint import Checkpoints, placed
 from fedjax_lab.types import Stage
 
-BEFORE = ("partition.png", "partition.csv", "error.txt", "fingerprint.json", growth.EVALUATED)
+BEFORE = ("partition.png", "partition.csv", "error.txt", "fingerprint.json")
 # files that a folder may hold before its run begins
 SAVE_SECONDS = 5.0  # the least time between two checkpoints
 SAVE_SHARE = 0.1  # the largest share of a run's time that checkpoints may take
@@ -74,7 +73,6 @@ def _take(until_the_end, path, config, seeds, resume):
     until_the_end.enter_context(lock.owned(path))
     _check_content(path, config, seeds, resume)
     until_the_end.enter_context(cloud.owned(path))
-    merging.settle(path)
     _check_content(path, config, seeds, resume)
 
 
