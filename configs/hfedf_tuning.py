@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_lab.configs import hfedf_digits
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.digit_domains import DOMAINS, digit_domains
+from fedjax_lab.data.sources.digit_domains import DOMAINS, digit_domains
 from fedjax_lab.errors import check_choice
 
 HELD_OUT = dict(zip(DOMAINS, (*DOMAINS[1:], DOMAINS[0]), strict=True))  # by target
@@ -40,7 +40,7 @@ def digit_domains_without(
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/config.py has all keys and their defaults."""
     config = hfedf_digits.get_config(method)
     target = config["data"]["unseen"]
     config["data"] |= {

@@ -6,6 +6,9 @@ repository.
 
 __version__ = "0.2.0"
 
+# `python -m fedjax_lab.sweep` and the other commands are modules of the folder commands.
+__path__ = [*__path__, f"{__path__[0]}/commands"]
+
 STOP = "stop"  # the value that `on_evaluation` returns to end a run
 
 
@@ -48,11 +51,12 @@ def run(
       runner.Interrupted: a signal, or config.run.max_seconds before the first evaluation, stopped
         the run after its state was saved.
     """
-    from fedjax_lab import experiment
-    from fedjax_lab.config import resolve
     from fedjax_lab.errors import BadInput, quoted
-    from fedjax_lab.running import cloud, growth, loggers, runner
-    from fedjax_lab.running.workdir import owned
+    from fedjax_lab.experiment import experiment
+    from fedjax_lab.experiment.config import resolve
+    from fedjax_lab.running import growth, loggers, runner
+    from fedjax_lab.running.storage import cloud
+    from fedjax_lab.running.storage.workdir import owned
 
     config = None if config is None and resume and workdir else resolve(config)
     chosen = loggers.find(log)  # before anything is loaded
@@ -79,6 +83,6 @@ def load(folder, *, rounds=None):
     Raises:
       BadInput: the folder holds no run or no such checkpoint, or the data have changed.
     """
-    from fedjax_lab import loaded
+    from fedjax_lab.running import loaded
 
     return loaded.load(folder, rounds)

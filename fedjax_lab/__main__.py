@@ -7,7 +7,7 @@ import runpy
 import sys
 from typing import NoReturn
 
-from fedjax_lab import command
+from fedjax_lab.commands import command
 
 COMMANDS = {  # name: (module, description)
     "run": ("fedjax_lab.main", "trains one config"),

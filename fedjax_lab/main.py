@@ -62,7 +62,7 @@ comes with a one-line message.
 """
 
 if __name__ == "__main__":  # before the imports, during which an interrupt may arrive
-    from fedjax_lab import command
+    from fedjax_lab.commands import command
 
     command.begin()
 
@@ -75,9 +75,10 @@ from pathlib import Path
 
 from absl import flags
 
-from fedjax_lab import command
-from fedjax_lab.errors import BadInput, check_seeds, cut, quoted
-from fedjax_lab.running import cloud
+from fedjax_lab.commands import command
+from fedjax_lab.commands.arguments import parse_profile, parse_seeds, split_overrides
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.running.storage import cloud
 
 CONFIG = flags.DEFINE_string("config", None, "NAME or FILE.py, optionally followed by :METHOD")
 WORKDIR = flags.DEFINE_string(
@@ -98,7 +99,6 @@ SHOW_CONFIG = flags.DEFINE_bool("show_config", False, "print all config keys wit
 HELP_METHOD = flags.DEFINE_string("help_method", None, "describe a method and its settings")
 
 LONGEST_FLAG = 100  # characters; all flag names are shorter
-MOST_SEEDS = 10_000  # in one range
 
 
 def main(argv: list[str]) -> int:
@@ -108,25 +108,18 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     if {"--help", "-help", "-h", "--helpfull", "--helpshort"} & set(argv):
-        from fedjax_lab import meanings
+        from fedjax_lab.commands import meanings
 
         print(f"{__doc__}\n{meanings.of_names()}")
         return 0
     overrides, seeds, profile = _parse(argv)
     if HELP_METHOD.value or SHOW_CONFIG.value:
         return _explain(overrides)
+    _configure_jax()
 
-    from fedjax_lab import lost_process, processes
-    from fedjax_lab.running import compilation_cache
-
-    if DISTRIBUTED.value is not None:
-        processes.connect(DISTRIBUTED.value)
-        lost_process.watch()
-    if COMPILATION_CACHE.value:
-        compilation_cache.enable()
-
-    from fedjax_lab import parallel
-    from fedjax_lab.running import growth, loggers, workdir
+    from fedjax_lab.engine import parallel, processes
+    from fedjax_lab.running import growth, loggers
+    from fedjax_lab.running.storage import workdir
 
     loggers.find(LOG.value)
     parallel.check_devices()
@@ -142,6 +135,19 @@ def _main(argv):
         with workdir.owned(path, config, own[1], _resumes()), _telling(path, is_new):
             code = _train(config, own[1], None if others else profile, path)
             return code or _train_beside(path, others, profile)
+
+
+def _configure_jax():
+    """Connects the processes of the run and enables the cache, before JAX starts its devices."""
+    from fedjax_lab.commands import lost_process
+    from fedjax_lab.engine import processes
+    from fedjax_lab.running import compilation_cache
+
+    if DISTRIBUTED.value is not None:
+        processes.connect(DISTRIBUTED.value)
+        lost_process.watch()
+    if COMPILATION_CACHE.value:
+        compilation_cache.enable()
 
 
 def _parse(argv):
@@ -168,7 +174,7 @@ def _resumes():
 
 def _explain(overrides):
     """Prints the output of --help-method or --show_config."""
-    from fedjax_lab import meanings
+    from fedjax_lab.commands import meanings
 
     if HELP_METHOD.value:
         print(meanings.of_method(HELP_METHOD.value))
@@ -179,15 +185,15 @@ def _explain(overrides):
 
 def _given_config(overrides):
     """The resolved config that --config names."""
-    from fedjax_lab.config import resolve
-    from fedjax_lab.config_files import load_config
+    from fedjax_lab.experiment.config import resolve
+    from fedjax_lab.experiment.config_files import load_config
 
     return resolve(load_config(CONFIG.value), overrides)
 
 
 def _runs(path, seeds):
     """The endings of the folders' names and the seeds of the runs, see `siblings.plan`."""
-    from fedjax_lab import processes
+    from fedjax_lab.engine import processes
     from fedjax_lab.running import siblings
 
     if path is None or not _resumes():
@@ -200,7 +206,8 @@ def _train_beside(path, runs, profile):
 
     runs: endings of the folders' names, and seeds. Returns the exit code.
     """
-    from fedjax_lab.running import growth, siblings, workdir
+    from fedjax_lab.running import growth, siblings
+    from fedjax_lab.running.storage import workdir
 
     for ending, seeds in runs:
         config, _ = growth.completed(None, seeds, path)  # so that all are one row of a report
@@ -236,7 +243,8 @@ def _telling(folder, is_new):
 
 def _train(config, seeds, profile, path):
     """Loads the data and runs the config in a folder that is owned; returns the exit code."""
-    from fedjax_lab import experiment, processes
+    from fedjax_lab.engine import processes
+    from fedjax_lab.experiment import experiment
     from fedjax_lab.running import runner
 
     job = experiment.build(config, seeds)
@@ -262,8 +270,8 @@ def _how_to_continue(folder, is_new):
 
     Also removes a folder that was made for the run, if nothing was saved in it.
     """
-    from fedjax_lab import processes
-    from fedjax_lab.running import lock
+    from fedjax_lab.engine import processes
+    from fedjax_lab.running.storage import lock
 
     if (folder / "config.json").exists():
         return f"continue with the same command and --workdir={cloud.address(folder)} --resume"
@@ -292,91 +300,10 @@ def _parse_flags(argv):
         raise BadInput(f"unexpected argument {quoted(rest[0])}; all arguments are --flags")
 
 
-def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str | bool]]]:
-    """Separates the overrides of config keys from all other arguments.
-
-    Overrides are --config.KEY=VALUE, --config.KEY VALUE and, for keys that are true or false,
-    --config.KEY and --noconfig.KEY. Files named by --flagfile are read first.
-
-    Returns:
-      The other arguments, and the overrides as pairs of a key and its text or truth value.
-    """
-    try:
-        argv = flags.FLAGS.read_flags_from_files(argv)
-    except (flags.Error, UnicodeError) as error:
-        raise BadInput(str(error)) from error
-    kept, overrides = [], []
-    while argv:
-        argument, *argv = argv
-        match = re.fullmatch(r"--?(no)?config\.([^=]*)(=.*)?", argument, re.DOTALL)
-        if match is None:
-            kept.append(argument)
-            continue
-        negated, key, value = match.groups()
-        if value is not None and not negated:
-            overrides.append((key, value.removeprefix("=")))
-        elif value is None and not negated and argv and not re.match(r"--?[A-Za-z]", argv[0]):
-            overrides.append((key, argv.pop(0)))
-        elif value is None:
-            overrides.append((key, not negated))
-        else:
-            raise BadInput(f"--noconfig.{cut(key, 80)} takes no value")
-    return kept, overrides
-
-
-def parse_seeds(texts: list[str] | None) -> list[int] | None:
-    """The seeds of texts such as "3" and "0-4"; None if the flag is not given.
-
-    Raises BadInput if a text is neither a whole number nor a range of them, or if a seed repeats.
-    """
-    try:
-        seeds = [seed for text in texts or [] for seed in _range(text)]
-    except ValueError as error:
-        given = cut(",".join(texts or []), 80)
-        example = f"for example 0,1,2 or 0-4, a range of at most {MOST_SEEDS}"
-        raise BadInput(f"--seeds must be whole numbers, got {given}; {example}") from error
-    check_seeds(seeds or [0])
-    return seeds or None
-
-
-def _range(text):
-    ends = re.fullmatch(r"(\d{1,10})-(\d{1,10})", text.strip())
-    if ends is None:
-        return [_whole_number(text)]
-    seeds = range(int(ends[1]), int(ends[2]) + 1)
-    if not 0 < len(seeds) <= MOST_SEEDS:
-        raise ValueError("empty range, or too many seeds")
-    return seeds
-
-
-def parse_profile(text: str | None) -> int | None:
-    """The number of rounds to profile; None if the flag is not given.
-
-    Raises BadInput if not whole.
-    """
-    if text is None:
-        return None
-    try:
-        return _whole_number(text)
-    except ValueError as error:
-        raise BadInput(f"--profile must be a number of rounds, got {cut(text, 80)}") from error
-
-
-def _whole_number(text):
-    """The number of a text such as "10" or "1e1". ValueError if it is not a whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-        if not number.is_integer():
-            raise
-        return int(number)
-
-
 def _new_folder(config):
     """Creates a new folder below runs/ and returns its path."""
-    from fedjax_lab.config_files import split
-    from fedjax_lab.running import metrics
+    from fedjax_lab.experiment.config_files import split
+    from fedjax_lab.running.storage import metrics
 
     metrics.make_folder(Path("runs"))
     name = Path(split(CONFIG.value)[0]).stem
@@ -391,9 +318,10 @@ def _new_folder(config):
 
 
 def _show_partition(config, seed, path):
-    from fedjax_lab import experiment
-    from fedjax_lab.analysis import dealt, plots
-    from fedjax_lab.running import metrics
+    from fedjax_lab.analysis import dealt
+    from fedjax_lab.experiment import experiment
+    from fedjax_lab.running import plots
+    from fedjax_lab.running.storage import metrics
 
     workdir = path or _new_folder(config)
     dataset = experiment.load_data(config.data)
@@ -411,7 +339,7 @@ def _show_partition(config, seed, path):
 
 
 def _show(result):
-    from fedjax_lab import report
+    from fedjax_lab.commands import report
 
     summary = result.summary
     print()
@@ -427,13 +355,13 @@ def _show(result):
 
 
 def _leave(code):
-    from fedjax_lab import processes
+    from fedjax_lab.engine import processes
 
     processes.leave(code)
 
 
 if __name__ == "__main__":
-    from fedjax_lab import parallel
+    from fedjax_lab.engine import parallel
 
     parallel.use_every_core()
     command.run(main, sys.argv, leave=_leave)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab.analysis import runs
-from fedjax_lab.running import sweep_folder
+from fedjax_lab.sweeping import sweep_folder
 
 
 def ended_well(folder: Path) -> runs.Run | None:

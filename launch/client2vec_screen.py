@@ -21,7 +21,7 @@ z at the clients' first step, in the first and in the last round.
 """
 
 if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
-    from fedjax_lab import command
+    from fedjax_lab.commands import command
 
     command.begin()
 
@@ -36,15 +36,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab import command, experiment, losses, tree
+from fedjax_lab import losses, tree
 from fedjax_lab.analysis import formats
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.embedding.stand_in import stand_in
+from fedjax_lab.commands import command
+from fedjax_lab.commands.arguments import split_overrides
 from fedjax_lab.errors import parse
-from fedjax_lab.main import split_overrides
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.methods._index_kept import kept
 from fedjax_lab.models.dsa_ign import Network
+from fedjax_lab.models.embeddings.stand_in import stand_in
 from fedjax_lab.models.task import with_side_head
 from fedjax_lab.types import Batch, Task, Weights
 

@@ -18,7 +18,7 @@ Exit codes are those of fedjax_lab.sweep.
 """
 
 if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
-    from fedjax_lab import command
+    from fedjax_lab.commands import command
 
     command.begin()
 
@@ -30,13 +30,15 @@ from pathlib import Path
 import numpy as np
 from cells import ended_well
 
-from fedjax_lab import command, experiment, parallel, sweep
 from fedjax_lab.analysis import formats
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab.commands import command, sweep
+from fedjax_lab.commands.arguments import parse_seeds, split_overrides
+from fedjax_lab.engine import parallel
 from fedjax_lab.errors import parse
-from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.running.sweep_plan import Cell
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.sweeping.sweep_plan import Cell
 
 MEASURES = ("id", "ood")
 Percents = dict[str, list[float]]  # {measure: accuracies of every client and seed}

@@ -16,7 +16,7 @@ import measure
 import numpy as np
 import records
 
-from fedjax_lab.analysis import plots
+from fedjax_lab.running import plots
 
 CELLS = "local", "pfedhn", "hfedf", "hfedf,server_lr=1e-2"
 PICTURE = records.ROOT / "docs" / "hfedf_spread.png"

@@ -32,7 +32,7 @@ Exit codes are those of fedjax_lab.sweep.
 """
 
 if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
-    from fedjax_lab import command
+    from fedjax_lab.commands import command
 
     command.begin()
 
@@ -47,12 +47,14 @@ import numpy as np
 import records
 from records import Record
 
-from fedjax_lab import command, parallel
 from fedjax_lab.analysis import compare, formats, runs
+from fedjax_lab.commands import command
+from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, nearest, parse, quoted
-from fedjax_lab.registry import METHODS
-from fedjax_lab.running import metrics, sweep_folder, sweep_tuning
-from fedjax_lab.running.sweep_plan import Cell, Shared, plan
+from fedjax_lab.experiment.registry import METHODS
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.sweeping import sweep_folder, sweep_tuning
+from fedjax_lab.sweeping.sweep_plan import Cell, Shared, plan
 
 NAME = "leaderboard"
 PAGE = records.ROOT / "docs" / "leaderboard.md"

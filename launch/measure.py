@@ -23,7 +23,7 @@ For that, choose another --out than the folder that holds the earlier runs.
 
 A table file has three functions, and PAGE if its page is another one than docs/results.md:
 
-cells(out)       the list of its cells: fedjax_lab.running.sweep_plan.Cell, made by records.cell.
+cells(out)       the list of its cells: fedjax_lab.sweeping.sweep_plan.Cell, made by records.cell.
                  out: the folder of the runs, for settings that name the folder of another cell;
                  a cell that needs another one has note={"needs": [NAME]}
 measured(row)    the numbers to record from the runs of a cell (analysis.runs.Row), as
@@ -34,7 +34,7 @@ Exit codes are those of fedjax_lab.sweep.
 """
 
 if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
-    from fedjax_lab import command
+    from fedjax_lab.commands import command
 
     command.begin()
 
@@ -50,12 +50,14 @@ import records
 from records import Record
 
 import fedjax_lab
-from fedjax_lab import command, parallel, sweep
 from fedjax_lab.analysis import formats, runs
+from fedjax_lab.commands import command, sweep
+from fedjax_lab.commands.arguments import parse_seeds
+from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, nearest, parse, quoted
-from fedjax_lab.main import parse_seeds
-from fedjax_lab.running import files, metrics, sweep_folder
-from fedjax_lab.running.sweep_plan import Cell
+from fedjax_lab.running.storage import files, metrics
+from fedjax_lab.sweeping import sweep_folder
+from fedjax_lab.sweeping.sweep_plan import Cell
 
 TABLES = Path(__file__).parent / "tables"
 PAGE = "results.md"

@@ -15,7 +15,7 @@ import measure
 import records
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from fedjax_lab.analysis import plots
+from fedjax_lab.running import plots
 
 PICTURE = records.ROOT / "docs" / "megabytes.png"
 

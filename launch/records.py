@@ -17,10 +17,10 @@ import cells
 import numpy as np
 
 from fedjax_lab.analysis import formats, runs
-from fedjax_lab.config import DEFAULTS, resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.running import metrics, workdir
-from fedjax_lab.running.sweep_plan import Cell
+from fedjax_lab.experiment.config import DEFAULTS, resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running.storage import metrics, workdir
+from fedjax_lab.sweeping.sweep_plan import Cell
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"

@@ -10,10 +10,10 @@ import targets
 import toys
 from slow_cases import in_ci
 
-from fedjax_lab import experiment
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.engine import Engine
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 
 TARGETS = {"tpu": "v5e:2x2", "gpu": "h100"}
 

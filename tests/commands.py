@@ -5,7 +5,7 @@ from pathlib import Path
 from absl.testing import flagsaver
 
 from fedjax_lab import main
-from fedjax_lab.running import metrics
+from fedjax_lab.running.storage import metrics
 
 
 def call(*arguments):

@@ -32,7 +32,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from pacs import make_folders, picture  # noqa: E402
 
-from fedjax_lab import parallel  # noqa: E402
+from fedjax_lab.engine import parallel  # noqa: E402
 
 
 def use_device():

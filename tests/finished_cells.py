@@ -2,7 +2,7 @@
 
 import toys
 
-from fedjax_lab.running import metrics
+from fedjax_lab.running.storage import metrics
 
 
 def finish(cell, out, accuracies, validation=None, **more):

@@ -7,9 +7,11 @@ import naive
 import numpy as np
 import toys
 
-from fedjax_lab import experiment, simulate, tree
-from fedjax_lab.config import resolve
+from fedjax_lab import tree
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.models.hypernetwork import generate
+from fedjax_lab.simulation import simulate
 
 KEY = jax.random.key(3)
 

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from fedjax_lab.data import images
+from fedjax_lab.data.formats import images
 
 
 def check_one_domain(data, name: str, training: int, total: int):

@@ -8,7 +8,8 @@ import numpy as np
 import toys
 from scipy.special import softmax
 
-from fedjax_lab import optim, simulate, streams
+from fedjax_lab import optim, streams
+from fedjax_lab.simulation import simulate
 
 KEYS = streams.make_keys(jax.random.key(3))
 STEPS, LR, MOMENTUM, DECAY = 3, 0.1, 0.9, 0.01

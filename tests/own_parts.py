@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.embedding import Embeddings
+from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.methods.fedprox import fedprox
 
 

@@ -13,10 +13,11 @@ from image_files import FLAT, IMAGES, python2
 from PIL import Image
 from scipy.io import savemat
 
-from fedjax_lab.data import catalog, cifar, domainnet, emnist, idx, k49, medmnist, unpack
-from fedjax_lab.data import cinic10 as cinic
-from fedjax_lab.data import gtsrb as signs
-from fedjax_lab.data.text_sets import AG_NEWS_FILES, SENTIMENT140_FILES
+from fedjax_lab.data.fetching import catalog, unpack
+from fedjax_lab.data.sources import cifar, domainnet, emnist, idx, k49, medmnist
+from fedjax_lab.data.sources import cinic10 as cinic
+from fedjax_lab.data.sources import gtsrb as signs
+from fedjax_lab.data.sources.text_sets import AG_NEWS_FILES, SENTIMENT140_FILES
 
 WNIDS = ("n02", "n01")  # not sorted, as in wnids.txt
 

@@ -6,8 +6,9 @@ import jax
 import naive
 import toys
 
-from fedjax_lab import evaluate, optim, simulate, tree
-from fedjax_lab.local import make_work
+from fedjax_lab import optim, tree
+from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation.local import make_work
 
 KEYS = naive.KEYS
 

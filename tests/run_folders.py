@@ -2,7 +2,7 @@
 
 import json
 
-from fedjax_lab import report
+from fedjax_lab.commands import report
 
 ROUNDS = (5, 10, 15)
 SCORES = {  # accuracy.mean after each of ROUNDS, by seed

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from fedjax_lab import engine
-from fedjax_lab.engine import Engine
+from fedjax_lab.engine import engine
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.running import runner
 
 CONFIGS = []  # of the run in progress

@@ -3,7 +3,7 @@
 import threading
 from contextlib import contextmanager
 
-from fedjax_lab.engine import Engine
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.running import runner
 
 

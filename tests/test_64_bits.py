@@ -8,7 +8,7 @@ import toys
 
 import fedjax_lab
 from fedjax_lab import losses
-from fedjax_lab.config_files import load_config
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.methods import fedpick
 from fedjax_lab.types import Batch
 

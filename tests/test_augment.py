@@ -10,9 +10,9 @@ import pytest
 from inputs import complaint
 from PIL import Image, ImageEnhance
 
-from fedjax_lab import experiment
-from fedjax_lab.config import resolve
 from fedjax_lab.data import augment
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)

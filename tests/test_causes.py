@@ -4,7 +4,8 @@ import errno
 
 import optional
 
-from fedjax_lab import command, processes
+from fedjax_lab.commands import command
+from fedjax_lab.engine import processes
 from fedjax_lab.errors import MOST_CAUSES, BadInput, causes
 
 
@@ -62,7 +63,7 @@ def test_an_error_without_words_is_no_failure_of_the_machine():
 
 def test_a_damaged_file_of_the_hub_is_one_line(tmp_path, capsys):
     optional.module("datasets")
-    from fedjax_lab.data import hub
+    from fedjax_lab.data.sources import hub
 
     (tmp_path / "train.parquet").write_bytes(b"PAR1 is all that is left")
     assert command.call(lambda _: hub.huggingface(dataset=str(tmp_path)), []) == 2

@@ -17,11 +17,11 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from slow_cases import exhaustive_but
 
-from fedjax_lab import parallel
 from fedjax_lab.data.cache import checksum
+from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import digest
-from fedjax_lab.running.checkpoint import Checkpoints, numbers, placed
+from fedjax_lab.running.storage import digest
+from fedjax_lab.running.storage.checkpoint import Checkpoints, numbers, placed
 
 STATE = {"w": jnp.arange(12.0), "n": jnp.int32(3), "none": None, "empty": (), "f": np.ones(1)}
 

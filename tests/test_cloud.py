@@ -20,9 +20,9 @@ from slow_cases import slow_but
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab import figures, report, sweep, tensorboard
-from fedjax_lab.config_files import load_config
-from fedjax_lab.running import cloud, metrics, workdir
+from fedjax_lab.commands import figures, report, sweep, tensorboard
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running.storage import cloud, metrics, workdir
 
 RUN = {"rounds": 4, "eval_every": 2, "cohort": 3}
 BUCKET = "memory://bucket"

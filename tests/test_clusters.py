@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab import clusters
+from fedjax_lab.methods import _clusters as clusters
 
 
 def blobs(sizes):

@@ -16,11 +16,13 @@ import toys
 from commands import call
 from shared_programs import shared_programs  # noqa: F401
 
-from fedjax_lab import command, interrupts, parallel, report, sweep
+from fedjax_lab.commands import command, report, sweep
 from fedjax_lab.data import safe
-from fedjax_lab.engine import Engine
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import compilation_cache, metrics, runner
+from fedjax_lab.running import compilation_cache, interrupts, runner
+from fedjax_lab.running.storage import metrics
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
@@ -59,19 +61,19 @@ def start(*words, run="-m", **options):
 
 def test_every_command_handles_interrupts_before_its_other_imports():
     """The first import of each one is `command`, which needs only the standard library."""
-    for module in ("main", "sweep", "report", "paper", "tensorboard"):
+    for module in ("main", *map("commands/{}".format, ("sweep", "report", "paper", "tensorboard"))):
         code = (ROOT / f"fedjax_lab/{module}.py").read_text().split('"""', 2)[2].strip()
         lines = code.splitlines()
         assert lines[0].startswith('if __name__ == "__main__":')
         assert lines[3].strip() == "command.begin()"
-    code = "import sys, fedjax_lab.command; print(*sys.modules)"
+    code = "import sys, fedjax_lab.commands.command; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert not {"jax", "numpy", "absl", "tqdm"} & set(loaded.stdout.split())
 
 
 WAITING = """
 import sys, time
-from fedjax_lab import command
+from fedjax_lab.commands import command
 command.begin()
 def main(arguments):
     print("ready", flush=True)
@@ -113,7 +115,7 @@ def test_an_interrupt_ends_any_command_at_once_with_one_line(body, number):
 
 def test_an_interrupt_during_the_exit_has_no_effect():
     """At exit, Python removes signal handlers; SIGINT must not kill the process after that."""
-    code = "import atexit, os, signal; from fedjax_lab import command\n"
+    code = "import atexit, os, signal; from fedjax_lab.commands import command\n"
     code += "atexit.register(os.kill, os.getpid(), signal.SIGINT); command.begin()"
     process = start(code, run="-c")
     _, message = process.communicate(timeout=100)
@@ -123,7 +125,8 @@ def test_an_interrupt_during_the_exit_has_no_effect():
 def test_a_second_interrupt_prints_nothing_and_leaves_no_child_processes():
     code = """
 import os, signal, subprocess, sys, time
-from fedjax_lab import command, interrupts
+from fedjax_lab.commands import command
+from fedjax_lab.running import interrupts
 command.begin()
 def main(_):
     raise KeyboardInterrupt("interrupted after round 3")
@@ -213,7 +216,7 @@ def test_a_report_fails_if_the_disk_of_its_output_is_full(finished):
 CLOSED = """
 import os, sys
 {close}
-from fedjax_lab import command
+from fedjax_lab.commands import command
 command.begin()
 def main(arguments):
     with open(arguments[0], "w") as file:

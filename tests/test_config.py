@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
-from fedjax_lab import aliases
-from fedjax_lab.config import CHOICES, DEFAULTS, resolve, value_at
 from fedjax_lab.errors import BadInput
-from fedjax_lab.registry import METHODS, NAMED
+from fedjax_lab.experiment import aliases
+from fedjax_lab.experiment.config import CHOICES, DEFAULTS, resolve, value_at
+from fedjax_lab.experiment.registry import METHODS, NAMED
 
 
 def str_of(value):

@@ -3,9 +3,9 @@
 import pytest
 from inputs import complaint
 
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config, packaged
 from fedjax_lab.configs import hfedf_digits, quickstart
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config, packaged
 
 NESTED = "x = []\n    for _ in range(10**5): x = [x]\n    "
 

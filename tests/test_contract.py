@@ -8,8 +8,9 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import contract, evaluate, local, simulate, streams
+from fedjax_lab import streams
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.simulation import contract, evaluate, local, simulate
 from fedjax_lab.types import Stage, State, View
 
 PLAIN = fedavg(toys.TASK)

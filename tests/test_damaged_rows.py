@@ -8,8 +8,8 @@ import optional
 import pytest
 from run_folders import SCORES, refusal, write
 
-from fedjax_lab import report, sweep, tensorboard
-from fedjax_lab.running import metrics
+from fedjax_lab.commands import report, sweep, tensorboard
+from fedjax_lab.running.storage import metrics
 
 FORMATS = report.FORMATS
 

@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab import parallel
-from fedjax_lab.running import digest
+from fedjax_lab.engine import parallel
+from fedjax_lab.running.storage import digest
 
 A = np.random.default_rng(0).normal(size=(104, 6, 5)).astype(np.float32)
 A[100:] = 0

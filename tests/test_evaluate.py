@@ -12,10 +12,12 @@ from scipy.special import softmax
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
-from fedjax_lab import evaluate, measures, metrics, parallel, simulate, streams
-from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab import streams
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.simulation import evaluate, measures, metrics, simulate
 from fedjax_lab.types import Stage
 
 KEYS = streams.make_keys(jax.random.key(0))

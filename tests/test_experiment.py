@@ -11,10 +11,12 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import errors, experiment, parallel, references
-from fedjax_lab.config import resolve
-from fedjax_lab.engine import Engine
-from fedjax_lab.local import fetch
+from fedjax_lab import errors
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import experiment, references
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.simulation.local import fetch
 
 
 @pytest.fixture(scope="module")

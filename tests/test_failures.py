@@ -11,12 +11,15 @@ import toys
 from inputs import complaint
 from slow_cases import exhaustive_but, slow_but
 
-from fedjax_lab import experiment, failures, losses, parallel, registry, simulate, streams, tree
-from fedjax_lab.config import resolve
-from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab import losses, streams, tree
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.host.hosted import Host
 from fedjax_lab.errors import BadInput
-from fedjax_lab.hosted import Host
-from fedjax_lab.local import WorkRows, make_work, work_rows
+from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.simulation import failures, simulate
+from fedjax_lab.simulation.local import WorkRows, make_work, work_rows
 from fedjax_lab.types import Exchange, Method, Stage
 
 KEYS = naive.KEYS

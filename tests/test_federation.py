@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab import federation
-from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import scale_of
-from fedjax_lab.federation import make_federations
+from fedjax_lab.data.partitions import partition
+from fedjax_lab.experiment import federation
+from fedjax_lab.experiment.federation import make_federations
 
 RNG = np.random.default_rng(0)
 DATASET = Dataset(  # 300 images 4x4, three classes, three domains, a fifth for testing

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_lab import figures
-from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures.drawn import Drawn
+from fedjax_lab.commands import figures
+from fedjax_lab.running import plots
 
 REFUSED = {
     "": "no figures are given",

@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
-from fedjax_lab import report, sweep, tensorboard
+from fedjax_lab.commands import report, sweep, tensorboard
+from fedjax_lab.commands.sweep import Outcome, Shared
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import files, metrics, runner, sweep_folder
-from fedjax_lab.sweep import Outcome, Shared
+from fedjax_lab.running import runner
+from fedjax_lab.running.storage import files, metrics
+from fedjax_lab.sweeping import sweep_folder
 
 RUNS = ("fedavg", "fedprox,mu=0.1")
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)

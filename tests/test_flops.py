@@ -9,10 +9,12 @@ import pytest
 import toys
 from commands import call
 
-from fedjax_lab import flops, simulate, streams
+from fedjax_lab import streams
+from fedjax_lab.engine import flops
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.running import metrics
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.simulation import simulate
 
 like = jax.ShapeDtypeStruct
 WIDE = make_task(nets.mlp(toys.K, width=256), (toys.D,), toys.K)

@@ -11,12 +11,15 @@ from shared_programs import shared_programs  # noqa: F401
 from slow_cases import exhaustive_but
 from stops import stopping_after
 
-from fedjax_lab import experiment, fsdp, optim, parallel, simulate, streams, tree
-from fedjax_lab.config import resolve
-from fedjax_lab.engine import Engine
+from fedjax_lab import optim, streams, tree
+from fedjax_lab.engine import fsdp, parallel
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.models import char_lstm, nets, vit
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running import runner
+from fedjax_lab.simulation import simulate
 
 KEYS = streams.make_keys(jax.random.key(0))
 NETS = {

@@ -12,11 +12,12 @@ from slow_cases import exhaustive_but, slow_but
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab import aliases
-from fedjax_lab.config import DEFAULTS, value_at
-from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import growth, metrics, runner
+from fedjax_lab.experiment import aliases
+from fedjax_lab.experiment.config import DEFAULTS, value_at
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running import growth, runner
+from fedjax_lab.running.storage import metrics
 
 EXACT = {"seeds": "sequential"}  # vectorized seeds compute sums in another order
 ENCODERS = {"encoder_rounds": 2, "num_clusters": 2}

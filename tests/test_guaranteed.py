@@ -10,11 +10,14 @@ from slow_cases import exhaustive_but
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab import experiment, meanings, measures, registry, report
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab.commands import meanings, report
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import guaranteed, metrics, runner
+from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running import guaranteed, runner
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.simulation import measures
 from fedjax_lab.transforms import accounting
 
 optional.module("dp_accounting")

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_lab import interrupts
+from fedjax_lab.running import interrupts
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 COMMAND = """
 import os, signal, sys, time
-from fedjax_lab import command, interrupts
+from fedjax_lab.commands import command
+from fedjax_lab.running import interrupts
 signal.signal(signal.SIGHUP, signal.SIG_{before})
 command.begin()
 def main(_):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import host_state
-from fedjax_lab.host_state import HostState, from_bits, to_bits
+from fedjax_lab.engine.host import host_state
+from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
 
 C = 11
 KEYS = jax.random.split(jax.random.key(3), C)

@@ -8,13 +8,16 @@ import toys
 from inputs import complaint
 from slow_cases import exhaustive_but
 
-from fedjax_lab import blocks, parallel, sampling, simulate, tree
-from fedjax_lab.config import resolve
-from fedjax_lab.engine import Engine, Simulation
-from fedjax_lab.experiment import build
-from fedjax_lab.hosted import Host
-from fedjax_lab.metrics import BUILT_IN
-from fedjax_lab.owners import Owners
+from fedjax_lab import sampling, tree
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.host import blocks
+from fedjax_lab.engine.host.hosted import Host
+from fedjax_lab.engine.host.owners import Owners
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.experiment import build
+from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.metrics import BUILT_IN
 from fedjax_lab.types import Stage
 
 FEDERATION = jax.tree.map(

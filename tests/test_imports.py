@@ -7,60 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
-LAYERS = {  # layer: its modules and folders
-    "tools": (  # for writing methods and metrics
-        "types tree losses optim schedules sampling clusters streams errors measures metrics ranges"
-        " wire writing limits"
-    ),
-    "core": (
-        "contract failures local simulate flops evaluate parallel strategies mesh shards fsdp"
-        " placement sizes width engine host_state tracing"
-        " owners parts blocks pieces hosted"  # on the host
-    ),  # runs methods
-    "data": "data",
-    "models": "models",
-    "embedding": "embedding",
-    "methods": "methods",
-    "transforms": "transforms",  # wrappers of methods
-    "references": "references",
-    "registry": "registry",
-    "aliases": "aliases",  # earlier names in configs
-    "config": "config config_files configs",
-    "federation": "federation",
-    "experiment": "experiment transforming",
-    "running": "running",  # a run and its folder
-    "loaded": "loaded",  # a finished or running run that is loaded
-    "analysis": "analysis",  # tables and figures of many runs
-    "testing": "testing checks",  # checks of user-defined parts
-}
-MAY_IMPORT = {  # layer: other layers, and single modules of layers that it must not import whole
-    "tools": "",
-    "core": "tools data.safe data.stream processes",  # free memory, examples, processes
-    "data": "tools",
-    "models": "tools data.safe",  # reads initial weights from files
-    "embedding": "tools data models",
-    "methods": "tools models local",  # the number of batches of a client
-    "transforms": "tools",
-    "references": "tools",
-    "registry": "tools data models embedding methods transforms references",
-    "aliases": "tools",
-    "config": "tools data registry aliases references",  # names of normalizations
-    "federation": "tools data",
-    "experiment": "tools core data models embedding registry config federation transforms",
-    "running": (
-        "tools core data models transforms references registry aliases config federation experiment"
-        " processes interrupts analysis.plots"  # the learning curve of a run
-    ),
-    "loaded": "tools core data models config experiment running",
-    "analysis": (
-        "tools core data models embedding methods registry config federation experiment running"
-        " loaded"
-    ),
-    "testing": "tools core data models embedding registry federation experiment running",
-}
+# Imports run from the right to the left; modules and folders of one level may import each other.
+ORDER = (
+    "types errors < tree losses optim sampling ranges streams wire < data models"
+    " < methods transforms simulation < engine < configs experiment < running"
+    " < sweeping analysis testing < commands < main __main__"
+)
+LEVELS = {name: i for i, level in enumerate(ORDER.split("<")) for name in level.split()}
 
 
 def modules(package):
@@ -75,8 +29,9 @@ def modules(package):
 def imports(path, names):
     """Returns the modules of the package that a file imports, also inside functions.
 
-    `from toy.data import safe` imports toy.data.safe, and with it toy.data, whose __init__.py runs.
-    The package itself does not count, because its `run` imports what it runs.
+    `from toy.data import safe` imports toy.data.safe, and with it toy.data, whose __init__.py runs;
+    for the files of that folder it runs first in any case. The package itself does not count,
+    because its `run` imports what it runs.
     """
     imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -86,7 +41,8 @@ def imports(path, names):
             assert node.level == 0, f"{path} has a relative import"
             full = {f"{node.module}.{alias.name}" for alias in node.names}
             imported |= {name if name in names else node.module for name in full}
-    folders = {name.rsplit(".", 1)[0] for name in imported if name.count(".") > 1}
+    folders = {name.rsplit(".", 1)[0] for name in imported if name.count(".") > 1} & set(names)
+    folders = {name for name in folders if not path.is_relative_to(names[name].parent)}
     return {name for name in imported | folders if name in names and "." in name}
 
 
@@ -106,30 +62,31 @@ def find_cycle(imported):
     return ""
 
 
-def has(parts, module):
-    """Returns whether one of the space-separated parts is that module or a folder above it."""
-    return any(f"{module}.".startswith(f"{part}.") for part in parts.split())
+def level(module):
+    """The place of a module in ORDER; a `__main__` of a folder is a command."""
+    names = module.split(".")[1:]
+    return LEVELS["__main__" if names[-1] == "__main__" else names[0]]
 
 
 def test_the_imports_have_no_cycle():
     assert find_cycle(graph()) == ""
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_imports_only_the_layers_that_it_may_import(layer):
-    allowed = f"{LAYERS[layer]} {' '.join(LAYERS.get(at, at) for at in MAY_IMPORT[layer].split())}"
-    short = {
-        module.partition(".")[2]: {name.partition(".")[2] for name in imported}
-        for module, imported in graph().items()
-    }
-    forbidden = {
+def test_imports_run_in_one_direction():
+    upward = {
         f"{module} imports {name}"
-        for module in short
-        if has(LAYERS[layer], module) and not module.endswith(".__main__")  # a command
-        for name in short[module]
-        if not has(allowed, name) and name not in ("data", "analysis")  # the folders themselves
+        for module, imported in graph().items()
+        if module != "fedjax_lab"
+        for name in imported
+        if level(name) > level(module)
     }
-    assert forbidden == set()
+    assert upward == set()
+
+
+def test_the_root_has_what_methods_import_and_the_doors():
+    root = {path.stem for path in PACKAGE.glob("*.py")}
+    levels = [set(level.split()) for level in ORDER.split("<")]
+    assert root == {"__init__", *levels[0], *levels[1], *levels[-1]}
 
 
 def test_an_import_inside_a_function_can_be_part_of_a_cycle(tmp_path):
@@ -143,14 +100,15 @@ def test_an_import_inside_a_function_can_be_part_of_a_cycle(tmp_path):
     assert cycle[0] == cycle[-1] and sorted(cycle[1:]) == ["toy.inner.one", "toy.two"]
 
 
-def test_a_folder_and_one_of_its_files_can_form_a_cycle(tmp_path):
+def test_a_folder_and_another_file_can_form_a_cycle(tmp_path):
     package = tmp_path / "toy"
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "inner/__init__.py").write_text("from toy.inner.one import f\n")
+    (package / "inner/__init__.py").write_text("from toy.outer import f\n")
     (package / "inner/one.py").write_text("from toy.inner.two import f\n")
     (package / "inner/two.py").write_text("def f(): pass\n")
-    assert set(find_cycle(graph(package)).split(" -> ")) == {"toy.inner", "toy.inner.one"}
+    (package / "outer.py").write_text("from toy.inner import two\n")
+    assert set(find_cycle(graph(package)).split(" -> ")) == {"toy.inner", "toy.outer"}
 
 
 def test_importing_the_package_loads_no_extra_and_no_backend():

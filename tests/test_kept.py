@@ -8,13 +8,14 @@ import pytest
 import toys
 from shared_programs import shared_programs  # noqa: F401
 
-from fedjax_lab import blocks
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab.engine.host import blocks
+from fedjax_lab.engine.host.host_state import HostState
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import build
-from fedjax_lab.host_state import HostState
-from fedjax_lab.running import kept, runner, workdir
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.experiment.experiment import build
+from fedjax_lab.running import runner
+from fedjax_lab.running.storage import kept, workdir
 
 
 @pytest.fixture(autouse=True)

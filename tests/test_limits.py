@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_lab import command, limits, parallel
-from fedjax_lab.data import safe
+from fedjax_lab.commands import command
+from fedjax_lab.data import limits, safe
+from fedjax_lab.engine import parallel
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 CODE = """
 import resource
 resource.setrlimit(resource.{kind}, ({bytes}, {bytes}))
-from fedjax_lab import command
+from fedjax_lab.commands import command
 command.begin()
 print("begun")
 """

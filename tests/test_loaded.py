@@ -13,10 +13,11 @@ from shared_programs import shared_programs  # noqa: F401
 from slow_cases import exhaustive_but
 
 import fedjax_lab
-from fedjax_lab import experiment
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.running import runner, workdir
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running import runner
+from fedjax_lab.running.storage import workdir
 
 RUN = {"run": {"rounds": 4, "eval_every": 2}, "partition": {"num_clients": 4}}
 METHODS = {

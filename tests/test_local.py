@@ -9,10 +9,12 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import experiment, losses, optim, parallel, sampling, tree
-from fedjax_lab.config import resolve
-from fedjax_lab.local import fetch, make_work, num_batches, shuffle
+from fedjax_lab import losses, optim, sampling, tree
+from fedjax_lab.engine import parallel
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.simulation.local import fetch, make_work, num_batches, shuffle
 from fedjax_lab.types import Weights
 
 KEY = jax.random.key(1)

@@ -10,7 +10,7 @@ import pytest
 from processes_beside import another_process
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import lock
+from fedjax_lab.running.storage import lock
 
 
 def test_a_second_owner_is_rejected_until_the_first_process_ends(tmp_path):

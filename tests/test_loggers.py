@@ -16,10 +16,10 @@ from slow_cases import exhaustive_but
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab import sweep
-from fedjax_lab.config_files import load_config
-from fedjax_lab.running import followers, loggers
-from fedjax_lab.running.loggers import Facts, Logger
+from fedjax_lab.commands import sweep
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running import loggers
+from fedjax_lab.running.loggers import Facts, Logger, followers
 
 CONFIG = {"method": {"name": "fedavg"}, "local": {"lr": 0.1}, "seeds": [0, 1]}
 

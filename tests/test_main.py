@@ -15,9 +15,11 @@ from children import finish, start
 from commands import call, comparable
 
 import fedjax_lab
-from fedjax_lab import experiment, main, report
-from fedjax_lab.config_files import load_config
-from fedjax_lab.running import metrics
+from fedjax_lab import main
+from fedjax_lab.commands import arguments, report
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running.storage import metrics
 
 NEW = ("--config.partition.new_clients=0.4", "--config.run.rounds=2", "--config.run.eval_every=1")
 
@@ -198,9 +200,9 @@ def test_overrides_have_the_syntax_of_config_flags_and_seeds_may_be_ranges():
     words = ["--config.a.x=1", "--config.a.y", "-2", "--config.a.b", "-config.a.c"]
     pairs = [("a.x", "1"), ("a.y", "-2"), ("a.b", True), ("a.c", True), ("a.d", False)]
     given = ["main", "--resume", *words, "--noconfig.a.d"]
-    assert main.split_overrides(given) == (["main", "--resume"], pairs)
+    assert arguments.split_overrides(given) == (["main", "--resume"], pairs)
     for text, seeds in (("0-4", [0, 1, 2, 3, 4]), ("7,1-2", [7, 1, 2]), ("1e1", [10])):
-        assert main.parse_seeds(text.split(",")) == seeds
+        assert arguments.parse_seeds(text.split(",")) == seeds
 
 
 def test_a_flagfile_may_set_every_flag(toy, tmp_path, monkeypatch):

@@ -4,8 +4,9 @@ import own_parts
 import pytest
 from commands import call
 
-from fedjax_lab import meanings, registry
-from fedjax_lab.config import DEFAULTS, resolve
+from fedjax_lab.commands import meanings
+from fedjax_lab.experiment import registry
+from fedjax_lab.experiment.config import DEFAULTS, resolve
 
 
 def test_every_config_key_has_a_meaning():

@@ -11,7 +11,7 @@ from scipy.special import softmax
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, log_loss, roc_auc_score, top_k_accuracy_score
 
-from fedjax_lab import measures, metrics
+from fedjax_lab.simulation import measures, metrics
 from fedjax_lab.transforms import backdoor
 
 N, K = 300, 12

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedjax_lab import report
-from fedjax_lab.running import metrics
+from fedjax_lab.commands import report
+from fedjax_lab.running.storage import metrics
 
 ROWS = [
     {"round": r, "seed": s, "train_loss": 1.0, "accuracy": {"mean": a, "per_client": []}, "id": v}

@@ -13,11 +13,14 @@ import pytest
 import toys
 from commands import call
 
-from fedjax_lab import command, contract, errors, references
+from fedjax_lab import errors
+from fedjax_lab.commands import command
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.embedding import Embeddings
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import references
+from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.running.progress import ProgressBar
+from fedjax_lab.simulation import contract
 
 
 def dataset(count=40, **fields):
@@ -185,17 +188,17 @@ def started(code, **environment):
 
 
 def test_a_variable_that_jax_refuses_is_named():
-    code = "from fedjax_lab import command; command.begin(); import jax"
+    code = "from fedjax_lab.commands import command; command.begin(); import jax"
     done = started(code, JAX_NUM_CPU_DEVICES="abc")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "the environment variable JAX_NUM_CPU_DEVICES=abc" in done.stderr
-    done = started("from fedjax_lab import command; command.begin(); 1 / 0")
+    done = started("from fedjax_lab.commands import command; command.begin(); 1 / 0")
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
 
 
 def test_a_part_cannot_close_the_output_of_a_command():
     code = (
-        "import sys; from fedjax_lab import command; command.begin()\n"
+        "import sys; from fedjax_lab.commands import command; command.begin()\n"
         "def main(arguments):\n"
         "    sys.stdout.close(); sys.stderr.close()\n"
         "    print('told'); print('wrong', file=sys.stderr)\n"

@@ -7,11 +7,13 @@ import pytest
 import toys
 
 import fedjax_lab
-from fedjax_lab import contract, experiment, sampling
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab import sampling
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.simulation import contract
 from fedjax_lab.testing import CheckFailed, check_method
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from fedjax_lab.engine.host.owners import Owners
 from fedjax_lab.errors import BadInput
-from fedjax_lab.owners import Owners
 
 
 @pytest.mark.parametrize(("bounds", "length"), [((0, 7), 3), ((0, 2), 5), ((0, 3, 7, 10), 2)])

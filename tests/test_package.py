@@ -60,7 +60,7 @@ def test_listing_the_commands_imports_neither_jax_nor_numpy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     loaded = json.loads(done.stdout.splitlines()[-1])
-    assert "fedjax_lab.command" in loaded and not {"jax", "numpy", "absl"} & set(loaded)
+    assert "fedjax_lab.commands.command" in loaded and not {"jax", "numpy", "absl"} & set(loaded)
 
 
 def test_the_wheel_has_every_folder_of_the_package_and_the_configs():

@@ -12,16 +12,18 @@ import toys
 from flax import nnx
 from slow_cases import in_ci
 
-from fedjax_lab import losses, metrics, registry, tree
-from fedjax_lab.checks.methods import check_cohorts
-from fedjax_lab.checks.padding import check_padding
-from fedjax_lab.checks.trial import Trial
+from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import registry
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import layers
 from fedjax_lab.models.modules import as_function
 from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation import metrics
 from fedjax_lab.testing import CheckFailed, check_model
+from fedjax_lab.testing.methods import check_cohorts
+from fedjax_lab.testing.padding import check_padding
+from fedjax_lab.testing.trial import Trial
 from fedjax_lab.types import Method
 
 TASK = toys.TASK

@@ -10,14 +10,16 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import experiment, paper
 from fedjax_lab.analysis import published, requirements, tables
 from fedjax_lab.analysis.published import Recipe, Result, Rule
-from fedjax_lab.config import resolve, value_at
-from fedjax_lab.config_files import load_config
-from fedjax_lab.data import at_hand
-from fedjax_lab.main import split_overrides
-from fedjax_lab.running import runner, sweep_plan
+from fedjax_lab.commands import paper
+from fedjax_lab.commands.arguments import split_overrides
+from fedjax_lab.data.fetching import at_hand
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve, value_at
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running import runner
+from fedjax_lab.sweeping import sweep_plan
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 REQUEST = paper.Request(CONFIGS)

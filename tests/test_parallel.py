@@ -9,10 +9,12 @@ import pytest
 import toys
 from slow_cases import slow_but
 
-from fedjax_lab import evaluate, parallel, simulate, streams, tree
+from fedjax_lab import streams, tree
+from fedjax_lab.engine import parallel
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import kernels, nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation import evaluate, simulate
 
 KEYS = streams.make_keys(jax.random.key(0))
 

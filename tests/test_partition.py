@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab.data import dealing, label_skews, partition
-from fedjax_lab.registry import NAMED
+from fedjax_lab.data.partitions import dealing, label_skews, partition
+from fedjax_lab.experiment.registry import NAMED
 
 PARTITIONS = {  # with the first signature: y, domain, num_clients, rng
     name: function

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import toys
 
-from fedjax_lab import parts
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.owners import Owners
+from fedjax_lab.engine.host import parts
+from fedjax_lab.engine.host.owners import Owners
 from fedjax_lab.types import POOL, Rows
 
 WHOLE = jax.tree.map(np.asarray, toys.FEDERATION._replace(unseen=toys.FEDERATION.test.list))

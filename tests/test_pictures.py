@@ -10,7 +10,7 @@ import toys
 from absl.testing import flagsaver
 
 from fedjax_lab import main
-from fedjax_lab.analysis import plots
+from fedjax_lab.running import plots
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("backend", ["nonsense", "svg"])
 def test_an_unknown_backend_of_matplotlib_is_ignored(backend):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": backend}
-    code = "from fedjax_lab.analysis import dealt, plots; plots.draw_key(0)"
+    code = "from fedjax_lab.analysis import dealt; from fedjax_lab.running import plots"
+    code += "; plots.draw_key(0)"
     code += "; import os, matplotlib; print(matplotlib.rcParams._get_backend_or_none() == 'svg')"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")

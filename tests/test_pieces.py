@@ -9,9 +9,11 @@ import pytest
 import toys
 from slow_cases import exhaustive_but
 
-from fedjax_lab import evaluate, metrics, parts, pieces, simulate, streams
-from fedjax_lab.host_state import HostState, to_bits
-from fedjax_lab.owners import Owners
+from fedjax_lab import streams
+from fedjax_lab.engine.host import parts, pieces
+from fedjax_lab.engine.host.host_state import HostState, to_bits
+from fedjax_lab.engine.host.owners import Owners
+from fedjax_lab.simulation import evaluate, metrics, simulate
 
 KEYS = streams.make_keys(jax.random.key(0))
 ONE_PROCESS = Owners((0, toys.C))

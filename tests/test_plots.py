@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from fedjax_lab.analysis import plots
+from fedjax_lab.running import plots
 
 
 def text_by_position(labels):

@@ -6,10 +6,12 @@ import io
 import numpy as np
 import pytest
 
-from fedjax_lab import errors, interrupts, report
+from fedjax_lab import errors
 from fedjax_lab.analysis import dealt, formats, page
-from fedjax_lab.running import sweep_status
+from fedjax_lab.commands import report
+from fedjax_lab.running import interrupts
 from fedjax_lab.running.progress import ProgressBar
+from fedjax_lab.sweeping import sweep_status
 
 HOSTILE = ["a\x1b[2Jb", "a\x07b", "a\nb", "a\rb", "a\x9b31mb", "a\u202eb", "a\tb", "a\x00b"]
 

@@ -5,9 +5,9 @@ import optional
 import pytest
 import toys
 
-from fedjax_lab import experiment
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import guaranteed
 
 optional.module("dp_accounting")

@@ -14,10 +14,13 @@ from children import ROOT, finish, start
 from inputs import complaint
 from processes_beside import another_process
 
-from fedjax_lab import experiment, lost_process, parallel, processes
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.running import metrics, runner
+from fedjax_lab.commands import lost_process
+from fedjax_lab.engine import parallel, processes
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running import runner
+from fedjax_lab.running.storage import metrics
 
 
 @pytest.fixture(scope="module")

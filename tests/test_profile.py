@@ -10,9 +10,9 @@ from inputs import complaint
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab import sweep
-from fedjax_lab.config_files import load_config
-from fedjax_lab.engine import Engine
+from fedjax_lab.commands import sweep
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment.config_files import load_config
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ import own_parts
 import pytest
 from inputs import complaint
 
-from fedjax_lab import ranges, registry
+from fedjax_lab import ranges
+from fedjax_lab.experiment import registry
 from fedjax_lab.ranges import choice, log_uniform, uniform
 
 

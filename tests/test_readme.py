@@ -9,7 +9,8 @@ import pytest
 import toys
 
 import fedjax_lab
-from fedjax_lab import registry, streams
+from fedjax_lab import streams
+from fedjax_lab.experiment import registry
 from fedjax_lab.methods.fedavg import fedavg
 
 ROOT = Path(__file__).parents[1]

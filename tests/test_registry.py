@@ -5,8 +5,9 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import registry, streams
+from fedjax_lab import streams
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import registry
 from fedjax_lab.methods.fedprox import fedprox
 
 KEYS = streams.make_keys(jax.random.key(0))

@@ -11,9 +11,10 @@ import pytest
 from run_folders import ROUNDS, SCORES, call, config, evaluation, refusal, write
 from scipy import stats
 
-from fedjax_lab import report
-from fedjax_lab.analysis import compare, formats, plots, runs, tables
-from fedjax_lab.running import metrics
+from fedjax_lab.analysis import compare, formats, runs, tables
+from fedjax_lab.commands import report
+from fedjax_lab.running import plots
+from fedjax_lab.running.storage import metrics
 
 
 @pytest.fixture

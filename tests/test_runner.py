@@ -9,7 +9,7 @@ import toys
 from inputs import complaint
 
 import fedjax_lab
-from fedjax_lab.config_files import load_config
+from fedjax_lab.experiment.config_files import load_config
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ from commands import call
 from inputs import complaint
 from slow_cases import exhaustive_but
 
-from fedjax_lab import experiment, meanings, schedules
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.engine import Engine
+from fedjax_lab.commands import meanings
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import experiment, schedules
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 
 ROUNDS = 12
 CURVES = {  # what PyTorch's schedulers give in epoch t with a learning rate of 1

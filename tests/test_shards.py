@@ -12,14 +12,16 @@ from inputs import complaint
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab import optim, parallel, sampling, shards, simulate, streams, tree
-from fedjax_lab.engine import Engine, Simulation
-from fedjax_lab.federation import make_rows
+from fedjax_lab import optim, sampling, streams, tree
+from fedjax_lab.engine import parallel, shards
+from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.placement import Placement
+from fedjax_lab.experiment.federation import make_rows
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.placement import Placement
+from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Plan, Stage
 
 MESH = parallel.make_mesh(4)

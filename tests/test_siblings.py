@@ -11,9 +11,9 @@ from shared_programs import shared_programs  # noqa: F401
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab import report
-from fedjax_lab.config_files import load_config
+from fedjax_lab.commands import report
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import siblings
 
 

@@ -11,8 +11,10 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import losses, parallel, simulate, streams, tree
+from fedjax_lab import losses, streams, tree
+from fedjax_lab.engine import parallel
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Exchange, State
 
 KEYS = streams.make_keys(jax.random.key(0))

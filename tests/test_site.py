@@ -9,8 +9,8 @@ import pytest
 import repository_links
 import result_tables
 
-from fedjax_lab import registry
 from fedjax_lab.analysis import published
+from fedjax_lab.experiment import registry
 
 
 def test_every_method_is_in_one_group():

@@ -4,7 +4,7 @@ import jax
 import toys
 from inputs import complaint
 
-from fedjax_lab import sizes
+from fedjax_lab.engine import sizes
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.local import local
 from fedjax_lab.methods.scaffold import scaffold

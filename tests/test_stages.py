@@ -15,13 +15,17 @@ from inputs import complaint
 from slow_cases import exhaustive_but
 from stops import stopping_after
 
-from fedjax_lab import engine, experiment, loaded, simulate, streams
-from fedjax_lab.config import resolve
-from fedjax_lab.engine import Engine
+from fedjax_lab import streams
+from fedjax_lab.engine import engine
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.local import fetch
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.running import metrics, runner, workdir
+from fedjax_lab.running import loaded, runner
+from fedjax_lab.running.storage import metrics, workdir
+from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.local import fetch
 from fedjax_lab.types import Exchange, Stage, State, View
 
 

@@ -10,8 +10,8 @@ from inputs import complaint
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import runner, stopping
 
 RUN = {"rounds": 12, "eval_every": 2}

@@ -16,11 +16,14 @@ from commands import comparable
 from inputs import complaint
 from slow_cases import exhaustive_but
 
-from fedjax_lab import aliases, experiment, registry, report, sweep
-from fedjax_lab.engine import Engine
+from fedjax_lab.commands import report, sweep
+from fedjax_lab.commands.sweep import Outcome, Shared
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import aliases, experiment, registry
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.running import metrics, runner, sweep_folder, sweep_plan, sweep_workers
-from fedjax_lab.sweep import Outcome, Shared
+from fedjax_lab.running import runner
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.sweeping import sweep_folder, sweep_plan, sweep_workers
 
 QUICK = Shared(str(ROOT / "configs/quickstart.py"))
 

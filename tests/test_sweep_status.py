@@ -8,9 +8,10 @@ import toys
 from children import ROOT
 from processes_beside import another_process
 
-from fedjax_lab import sweep
-from fedjax_lab.running import lock, metrics, sweep_folder, sweep_plan, sweep_status
-from fedjax_lab.running.sweep_plan import Shared
+from fedjax_lab.commands import sweep
+from fedjax_lab.running.storage import lock, metrics
+from fedjax_lab.sweeping import sweep_folder, sweep_plan, sweep_status
+from fedjax_lab.sweeping.sweep_plan import Shared
 
 QUICK = Shared(str(ROOT / "configs/quickstart.py"), seeds=[0, 1])
 METHODS = ["fedavg", "fedprox", "moon", "fedbn", "scaffold", "local"]

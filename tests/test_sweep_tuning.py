@@ -8,8 +8,9 @@ from children import ROOT
 from inputs import complaint
 
 from fedjax_lab import ranges
-from fedjax_lab.running import metrics, sweep_folder, sweep_plan, sweep_tuning
-from fedjax_lab.running.sweep_plan import Shared
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.sweeping import sweep_folder, sweep_plan, sweep_tuning
+from fedjax_lab.sweeping.sweep_plan import Shared
 
 QUICK = Shared(str(ROOT / "configs/quickstart.py"), seeds=[3, 4, 5])
 

@@ -13,8 +13,8 @@ import optional
 import pytest
 from PIL import Image
 
-from fedjax_lab import tensorboard
-from fedjax_lab.running import metrics
+from fedjax_lab.commands import tensorboard
+from fedjax_lab.running.storage import metrics
 
 event_pb2 = optional.module("tensorboardX.proto.event_pb2")
 ROUNDS = (5, 10, 15)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_lab.tracing import depends
+from fedjax_lab.engine.tracing import depends
 
 A, B = jax.ShapeDtypeStruct((3,), jnp.float32), {"b": jax.ShapeDtypeStruct((2,), jnp.float32)}
 

@@ -11,10 +11,11 @@ from inputs import complaint
 from slow_cases import exhaustive_but
 
 import fedjax_lab
-from fedjax_lab import experiment, tree
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.engine import Engine
+from fedjax_lab import tree
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import warm_start
 
 RUN = {"run": {"rounds": 2, "eval_every": 1}, "partition": {"num_clients": 4}}

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import toys
 
 from fedjax_lab import optim
+from fedjax_lab.engine.width import MIB, client_bytes, width
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.width import MIB, client_bytes, width
 
 SMALL = 49_360  # bytes of a client of workloads W2 and W5: an MLP 64-64-10, batches of 10
 A1 = 19_758_000  # bytes of a client of workload A1

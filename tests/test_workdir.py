@@ -15,14 +15,16 @@ from inputs import complaint
 from processes_beside import another_process
 
 import fedjax_lab
-from fedjax_lab import experiment, sweep
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab.commands import sweep
 from fedjax_lab.data import cache, lazy
 from fedjax_lab.data.dataset import fingerprint_of
-from fedjax_lab.embedding import Embeddings
-from fedjax_lab.engine import Engine
-from fedjax_lab.running import fingerprint, metrics, sweep_folder, workdir
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.models.embeddings import Embeddings
+from fedjax_lab.running.storage import fingerprint, metrics, workdir
+from fedjax_lab.sweeping import sweep_folder
 from fedjax_lab.types import Rows, View
 
 RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}

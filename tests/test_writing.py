@@ -11,24 +11,26 @@ import optional
 import pytest
 import toys
 
-from fedjax_lab import report, writing
-from fedjax_lab.analysis import dealt, plots
+from fedjax_lab.analysis import dealt
+from fedjax_lab.commands import report
+from fedjax_lab.data import writing
 from fedjax_lab.models import pretrained
-from fedjax_lab.running import metrics
+from fedjax_lab.running import plots
+from fedjax_lab.running.storage import metrics
 
-PACKAGE = Path(writing.__file__).parent
+PACKAGE = Path(writing.__file__).parents[1]
 DIRECT = {  # files whose own protocol replaces a folder or a file when it is whole
-    "command.py": "a temporary file without a name",
+    "commands/command.py": "a temporary file without a name",
     "data/cache.py": "renamed when whole",
-    "data/download.py": "a part, renamed when whole",
-    "data/fetch.py": "a new folder, renamed when whole",
-    "data/record_writer.py": "inside `writing.replacing`",
-    "data/unpack.py": "the new folder of data/fetch.py",
-    "host_state.py": "a temporary file without a name",
-    "running/kept.py": "a new folder, renamed when whole",
+    "data/fetching/download.py": "a part, renamed when whole",
+    "data/fetching/fetch.py": "a new folder, renamed when whole",
+    "data/sources/record_writer.py": "inside `writing.replacing`",
+    "data/fetching/unpack.py": "the new folder of data/fetching/fetch.py",
+    "engine/host/host_state.py": "a temporary file without a name",
+    "running/storage/kept.py": "a new folder, renamed when whole",
     "running/loggers/__init__.py": "an example of a user's own logger",
-    "running/sweep_workers.py": "a temporary file without a name",
-    "writing.py": "the helper itself",
+    "sweeping/sweep_workers.py": "a temporary file without a name",
+    "data/writing.py": "the helper itself",
 }
 WRITES = r"""\.write_(text|bytes)\(|open\(.*["'](w|a|x|r\+|wb|ab|xb|rb\+)["']|TemporaryFile\("""
 

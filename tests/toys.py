@@ -6,15 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import losses, parallel, registry, shards, simulate, streams, wire
-from fedjax_lab.blocks import Tools
-from fedjax_lab.checks import toy
-from fedjax_lab.checks.toy import PLAN, C, D, K, N, as_rows, make_federation  # noqa: F401
-from fedjax_lab.checks.trial import pooled
+from fedjax_lab import losses, streams, wire
+from fedjax_lab.engine import parallel, shards
+from fedjax_lab.engine.host.blocks import Tools
+from fedjax_lab.experiment import registry
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.running.checkpoint import numbers
+from fedjax_lab.running.storage.checkpoint import numbers
+from fedjax_lab.simulation import simulate
+from fedjax_lab.testing import toy
+from fedjax_lab.testing.toy import PLAN, C, D, K, N, as_rows, make_federation  # noqa: F401
+from fedjax_lab.testing.trial import pooled
 from fedjax_lab.types import Batch, Exchange, State, Weights
 
 

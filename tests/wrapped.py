@@ -7,8 +7,8 @@ import naive
 import numpy as np
 import toys
 
-from fedjax_lab import registry
-from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.experiment import registry
 from fedjax_lab.types import Method, Stage
 
 KINDS = ("downlink", "attack", "aggregator", "compression")  # in the order of wrapping

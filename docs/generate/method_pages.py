@@ -10,7 +10,9 @@ from typing import NamedTuple
 import equations
 import result_tables
 
-from fedjax_lab import meanings, ranges, registry
+from fedjax_lab import ranges
+from fedjax_lab.commands import meanings
+from fedjax_lab.experiment import registry
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 from method_pages import Cost
 
-from fedjax_lab import registry, simulate, streams, tree
-from fedjax_lab.checks.toy import C, make_federation
-from fedjax_lab.checks.trial import pooled
+from fedjax_lab import streams, tree
+from fedjax_lab.engine.parallel import vectorized
+from fedjax_lab.experiment import registry
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.parallel import vectorized
+from fedjax_lab.simulation import simulate
+from fedjax_lab.testing.toy import C, make_federation
+from fedjax_lab.testing.trial import pooled
 from fedjax_lab.types import Method
 
 SHAPE, K = (28, 28, 1), 10

@@ -10,10 +10,10 @@ from fedjax_lab.analysis import published, runs
 from fedjax_lab.analysis.published import Recipe, Result
 from fedjax_lab.analysis.runs import Row
 from fedjax_lab.analysis.tables import WAYS, Choice
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.running import workdir
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running.storage import workdir
 
 # Settings in which a run may differ from the published one; notes report the relevant differences.
 _MAY_DIFFER = (

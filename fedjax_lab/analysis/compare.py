@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_lab.analysis.runs import HEADLINES, Block, Row, measured, measures, picked
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.running import metrics
+from fedjax_lab.running.storage import metrics
 
 EXACT_PAIRS = 12  # up to this many pairs, all signs of the differences are enumerated
 

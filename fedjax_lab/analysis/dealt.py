@@ -12,12 +12,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import streams, writing
-from fedjax_lab.analysis import formats, plots
-from fedjax_lab.analysis.plots import Figure
-from fedjax_lab.data import partition
+from fedjax_lab import streams
+from fedjax_lab.analysis import formats
+from fedjax_lab.data import writing
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.federation import class_counts
+from fedjax_lab.data.partitions import partition
+from fedjax_lab.experiment.federation import class_counts
+from fedjax_lab.running import plots
+from fedjax_lab.running.plots import Figure
 from fedjax_lab.types import Federation
 
 CLIENTS = 100  # the most clients in a picture

@@ -6,9 +6,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import experiment, loaded, simulate, tree
+from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import files
+from fedjax_lab.experiment import experiment
+from fedjax_lab.running import loaded
+from fedjax_lab.running.storage import files
+from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Client, Federation, Plan, PyTree, State, Weights
 
 

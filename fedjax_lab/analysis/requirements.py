@@ -5,11 +5,11 @@ from pathlib import Path
 
 import ml_collections
 
-from fedjax_lab import experiment
-from fedjax_lab.config import resolve
-from fedjax_lab.data import at_hand
-from fedjax_lab.data.partition import count_new
+from fedjax_lab.data.fetching import at_hand
+from fedjax_lab.data.partitions.partition import count_new
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods._communication import default_encoder_rounds
 
 EXAMPLES = {  # number of training examples, without those of the unseen domain
@@ -62,7 +62,7 @@ def _no_weights(path):
 
 @functools.cache
 def _no_clip(folder, model):
-    from fedjax_lab.embedding import clip
+    from fedjax_lab.models.embeddings import clip
 
     try:
         clip.find_model(folder, model)

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.errors import BadInput, shown
-from fedjax_lab.measures import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, metric_of
-from fedjax_lab.running import cloud, files, metrics, provenance, siblings
+from fedjax_lab.running import siblings
+from fedjax_lab.running.storage import cloud, files, metrics, provenance
+from fedjax_lab.simulation.measures import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, metric_of
 
 _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
 HEADLINES = (*_TESTED, "id")  # a run's headline measure is the first of these that it has
@@ -168,7 +169,9 @@ def _completed(runs):
     lacking = [any(keys[name] - run.config.get(name, {}).keys() for name in keys) for run in runs]
     if not any(lacking):
         return runs
-    from fedjax_lab.config import DEFAULTS  # loads JAX, which a report does not need otherwise
+    from fedjax_lab.experiment.config import (
+        DEFAULTS,  # loads JAX, which a report does not need otherwise
+    )
 
     defaults = json.loads(json.dumps(DEFAULTS))
     added = {

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from fedjax_lab.analysis.runs import Run, shown
-from fedjax_lab.running import files
+from fedjax_lab.running.storage import files
 
 
 def notes(runs: Iterable[Run]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Data sources: each is a function of its settings that returns a `Dataset`."""
+"""Data sets: their arrays, sources, formats, partitions and downloads."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.text_rows import are_words
+from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.errors import BadInput
 
 

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.partition import Parts
+from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput
 
 MOST = 2**31  # bytes of examples up to which they are compared

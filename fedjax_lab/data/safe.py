@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import psutil
 
-from fedjax_lab import limits
+from fedjax_lab.data import limits
 from fedjax_lab.errors import MACHINE, BadInput
 
 DEFLATE = 1032  # the highest compression ratio of zip and gzip

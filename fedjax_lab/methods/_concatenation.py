@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab import clusters, losses, sampling, tree
+from fedjax_lab import losses, sampling, tree
 from fedjax_lab.errors import check_choice
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import encode, make_task, split_head
 from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, State, Task, View, Weights

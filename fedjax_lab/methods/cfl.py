@@ -22,8 +22,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import clusters, tree
+from fedjax_lab import tree
 from fedjax_lab.errors import check_below_one, check_positive
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights

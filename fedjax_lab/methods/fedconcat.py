@@ -26,8 +26,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_lab import clusters, tree
+from fedjax_lab import tree
 from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods._communication import split_rounds
 from fedjax_lab.methods._concatenation import Clusters, concatenation, inside_clusters
 from fedjax_lab.methods.fedsoft import fedsoft

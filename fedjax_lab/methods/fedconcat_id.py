@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import clusters, losses, optim, sampling, tree
+from fedjax_lab import losses, optim, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods._communication import split_rounds
 from fedjax_lab.methods._concatenation import Clusters, concatenation, decayed, inside_clusters
 from fedjax_lab.methods.fedavg import fedavg

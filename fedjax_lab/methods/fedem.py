@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab import clusters, losses
+from fedjax_lab import losses
 from fedjax_lab.errors import check_positive
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task, Weights, Work

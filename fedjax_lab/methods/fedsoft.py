@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab import clusters, losses, sampling, tree, wire
+from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import check_positive
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights, Work
 

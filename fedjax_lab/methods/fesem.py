@@ -14,7 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import clusters, streams, tree
+from fedjax_lab import streams, tree
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedprox import fedprox
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task

@@ -15,7 +15,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import clusters, losses, sampling, tree, wire
+from fedjax_lab import losses, sampling, tree, wire
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights, Work

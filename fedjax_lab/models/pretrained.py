@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import tree, writing
+from fedjax_lab import tree
+from fedjax_lab.data import writing
 from fedjax_lab.errors import BadInput, cut
 from fedjax_lab.models.head import HEAD
 from fedjax_lab.types import Array, Weights

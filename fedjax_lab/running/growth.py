@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import ml_collections
 
-from fedjax_lab.config import Override, default_values, resolve, value_at
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import cloud, files, lock, metrics, provenance, siblings
+from fedjax_lab.experiment.config import Override, default_values, resolve, value_at
+from fedjax_lab.running import siblings
+from fedjax_lab.running.storage import cloud, files, lock, metrics, provenance
 
 FREE = (  # keys of a config that a resumed run may change
     "run.rounds",  # as far as `check_rounds` allows it

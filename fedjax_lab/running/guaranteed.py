@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab.experiment import Experiment, guarantee
-from fedjax_lab.transforming import is_private
+from fedjax_lab.experiment.experiment import Experiment, guarantee
+from fedjax_lab.experiment.transforming import is_private
 from fedjax_lab.transforms.guarantee import Guarantee
 
 LARGE = 0.01  # from here on a delta is too likely a failure for a guarantee

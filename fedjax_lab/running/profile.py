@@ -10,8 +10,9 @@ from pathlib import Path
 
 import jax
 
-from fedjax_lab import parallel, processes, writing
-from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.data import writing
+from fedjax_lab.engine import parallel, processes
+from fedjax_lab.engine.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.running.progress import ProgressBar
 

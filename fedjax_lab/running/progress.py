@@ -8,7 +8,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fedjax_lab.errors import printable
-from fedjax_lab.running import metrics
+from fedjax_lab.running.storage import metrics
 
 LINE_SECONDS = 60.0  # time between two lines if there is no evaluation
 

@@ -13,21 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import STOP, evaluate, flops, interrupts, processes, transforming, tree
-from fedjax_lab.engine import Engine
+from fedjax_lab import STOP, tree
+from fedjax_lab.engine import flops, processes
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import Experiment, join
-from fedjax_lab.running import (
-    followers,
-    guaranteed,
-    loggers,
-    metrics,
-    stopping,
-    warm_start,
-)
+from fedjax_lab.experiment import transforming
+from fedjax_lab.experiment.experiment import Experiment, join
+from fedjax_lab.running import guaranteed, interrupts, loggers, stopping, warm_start
+from fedjax_lab.running.loggers import followers
 from fedjax_lab.running.profile import Profile
 from fedjax_lab.running.progress import ProgressBar
-from fedjax_lab.running.workdir import Workdir, Workdirs, owned
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage.workdir import Workdir, Workdirs, owned
+from fedjax_lab.simulation import evaluate
 from fedjax_lab.types import State
 
 OnEvaluation = Callable[[dict, Callable[[], State]], Any]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import cloud, files
+from fedjax_lab.running.storage import cloud, files
 
 ENDING = "-seeds-"  # in the name of a folder with additional seeds
 

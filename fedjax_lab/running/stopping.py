@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import Experiment
-from fedjax_lab.running import metrics
+from fedjax_lab.experiment.experiment import Experiment
+from fedjax_lab.running.storage import metrics
 
 RULES = ("patience", "target", "max_seconds")  # keys of config.run
 

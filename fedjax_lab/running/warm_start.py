@@ -5,12 +5,14 @@ Each seed starts from the same seed of the other run, or from that run's only se
 
 import jax
 
-from fedjax_lab import contract, processes, simulate, tree
-from fedjax_lab.engine import Engine
+from fedjax_lab import tree
+from fedjax_lab.engine import processes
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import Experiment, with_first_weights
+from fedjax_lab.experiment.experiment import Experiment, with_first_weights
 from fedjax_lab.models import pretrained
-from fedjax_lab.running import cloud, saved
+from fedjax_lab.running.storage import cloud, saved
+from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.transforms import beside
 
 

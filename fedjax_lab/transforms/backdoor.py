@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput, check_positive, check_share
-from fedjax_lab.metrics import Summed
+from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.transforms.attacks import by_each, on_data
 from fedjax_lab.types import Array, Batch, Method, Task
 

@@ -27,7 +27,7 @@ Exit codes: 0, 1 where a program does not compile, 2 for bad usage.
 """
 
 if __name__ == "__main__":
-    from fedjax_lab import command
+    from fedjax_lab.commands import command
 
     command.begin()
 
@@ -42,11 +42,11 @@ from pathlib import Path
 import targets
 import workloads
 
-from fedjax_lab import command
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab.commands import command
+from fedjax_lab.commands.arguments import parse_seeds, split_overrides
 from fedjax_lab.errors import BadInput, cut, nearest, parse
-from fedjax_lab.main import parse_seeds, split_overrides
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 
 PROGRAMS = ("rounds", "evaluation")
 OF_CLIENTS = ("strategy", "chunk", "fsdp", "state", "data", "sampling")

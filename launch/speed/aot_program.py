@@ -13,12 +13,16 @@ import numpy as np
 import targets
 import workloads
 
-from fedjax_lab import command, evaluate, experiment, flops, losses
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab import losses
+from fedjax_lab.commands import command
+from fedjax_lab.engine import flops
+from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.models import kernels
 from fedjax_lab.models.task import has_convolutions
+from fedjax_lab.simulation import evaluate
 from fedjax_lab.types import Batch, Rows, Task
 
 PROGRAMS = {"rounds": "play", "evaluation": "score"}

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from fedjax_lab import parallel
+from fedjax_lab.engine import parallel
 
 if __name__ == "__main__":
     parallel.use_every_core()
@@ -28,20 +28,20 @@ import numpy as np
 from workloads import WORKLOADS, Workload, load
 
 from fedjax_lab import losses, optim
-from fedjax_lab.engine import Engine, Simulation
-from fedjax_lab.federation import make_rows
-from fedjax_lab.fsdp import even
-from fedjax_lab.local import fetch, shuffle
+from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.fsdp import even
+from fedjax_lab.engine.sizes import Devices, divide
+from fedjax_lab.engine.width import client_bytes
+from fedjax_lab.experiment.federation import make_rows
+from fedjax_lab.experiment.registry import NAMED
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import conv, kernels
 from fedjax_lab.models.task import has_convolutions, make_task
-from fedjax_lab.registry import NAMED
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.sampling import equal
-from fedjax_lab.sizes import Devices, divide
+from fedjax_lab.simulation.local import fetch, shuffle
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
-from fedjax_lab.width import client_bytes
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
 CONVOLUTIONS = ("auto", *conv.FORMULATIONS)

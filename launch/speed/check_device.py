@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedjax_lab import parallel
+from fedjax_lab.engine import parallel
 
 if __name__ == "__main__":
     parallel.use_every_core()
@@ -26,7 +26,7 @@ import jaxlib
 import numpy as np
 
 import fedjax_lab
-from fedjax_lab.config_files import load_config
+from fedjax_lab.experiment.config_files import load_config
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.py"
 SIZE = 1024

@@ -12,7 +12,7 @@ writes it to docs/speed.md. Nothing else may run on the machine during the measu
 """
 
 if __name__ == "__main__":
-    from fedjax_lab import command
+    from fedjax_lab.commands import command
 
     command.begin()
 
@@ -31,10 +31,10 @@ import measure
 import numpy as np
 import records
 
-from fedjax_lab import command
 from fedjax_lab.analysis import formats
+from fedjax_lab.commands import command
 from fedjax_lab.errors import BadInput, parse, quoted
-from fedjax_lab.running import metrics
+from fedjax_lab.running.storage import metrics
 
 NAME = "speed_peers"
 TIMES = records.RESULTS / f"{NAME}.json"

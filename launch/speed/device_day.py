@@ -34,7 +34,7 @@ from pathlib import Path
 import device_page
 from device_plan import ROOT, Step, plan
 
-from fedjax_lab.running import metrics
+from fedjax_lab.running.storage import metrics
 
 
 def main(arguments: list[str] | None = None) -> int:

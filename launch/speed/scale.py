@@ -20,7 +20,7 @@ import os
 import time
 from pathlib import Path
 
-from fedjax_lab import parallel
+from fedjax_lab.engine import parallel
 
 if __name__ == "__main__":
     parallel.use_every_core()
@@ -30,17 +30,17 @@ import numpy as np
 import psutil
 
 from fedjax_lab import optim
-from fedjax_lab.engine import Engine, Simulation
-from fedjax_lab.host_state import HostState
-from fedjax_lab.hosted import Host
+from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.host.host_state import HostState
+from fedjax_lab.engine.host.hosted import Host
+from fedjax_lab.engine.sizes import Devices, divide
+from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running.runner import peak_memory
-from fedjax_lab.sizes import Devices, divide
 from fedjax_lab.types import Federation, Plan, Rows, Stage
-from fedjax_lab.width import client_bytes
 
 CLASSES = 10
 IMAGE = (32, 32, 3)

@@ -16,7 +16,7 @@ import argparse
 import json
 import os
 
-from fedjax_lab import parallel
+from fedjax_lab.engine import parallel
 
 if __name__ == "__main__":
     parallel.use_every_core()
@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from workloads import Workload, load
 
-from fedjax_lab.engine import Engine
+from fedjax_lab.engine.engine import Engine
 
 SMALL_CNN = "cnn"
 

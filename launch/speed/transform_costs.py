@@ -11,7 +11,7 @@ blocks. A pair is --rounds rounds without and with the transform. Compilation is
 import argparse
 import json
 
-from fedjax_lab import parallel
+from fedjax_lab.engine import parallel
 
 if __name__ == "__main__":
     parallel.use_every_core()
@@ -20,8 +20,8 @@ import numpy as np
 from benchmark import build, make_model, play_block
 from workloads import load
 
-from fedjax_lab.engine import Engine, Simulation
-from fedjax_lab.registry import NAMED, bind, keyword_defaults
+from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.experiment.registry import NAMED, bind, keyword_defaults
 from fedjax_lab.transforms.guarantee import Setup
 
 TRANSFORMS = (

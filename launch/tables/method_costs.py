@@ -7,7 +7,7 @@ table has other settings of methods that are below FedAvg with their default set
 import records
 
 from fedjax_lab.analysis import formats
-from fedjax_lab.registry import METHODS
+from fedjax_lab.experiment.registry import METHODS
 
 PAGE = "method_costs.md"
 CONFIG = "configs/digit_domains.py"

@@ -8,7 +8,7 @@ import absent
 import optional
 import pytest
 
-from fedjax_lab import registry
+from fedjax_lab.experiment import registry
 
 pytestmark = [pytest.mark.compilers, pytest.mark.usefixtures("as_users_compile")]
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from slow_cases import in_ci
 
-from fedjax_lab import experiment, registry
-from fedjax_lab.config import resolve
-from fedjax_lab.engine import Engine
-from fedjax_lab.width import client_bytes
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.engine.width import client_bytes
+from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment.config import resolve
 
 pytestmark = [pytest.mark.compilers, pytest.mark.usefixtures("as_users_compile")]
 

@@ -9,7 +9,8 @@ import optional
 import pytest
 from slow_cases import in_ci
 
-from fedjax_lab import registry, transforming, tree
+from fedjax_lab import tree
+from fedjax_lab.experiment import registry, transforming
 
 pytestmark = [pytest.mark.compilers, pytest.mark.usefixtures("as_users_compile")]
 

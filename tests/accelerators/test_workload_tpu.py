@@ -8,7 +8,7 @@ import targets
 import workloads
 
 from fedjax_lab import tree
-from fedjax_lab.engine import Engine
+from fedjax_lab.engine.engine import Engine
 
 pytestmark = [
     pytest.mark.compilers,

@@ -9,9 +9,9 @@ from run_folders import call, evaluation, refusal
 
 from fedjax_lab import configs
 from fedjax_lab.analysis import beside, published, tables
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.running import workdir
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running.storage import workdir
 
 SCORES = {0: 40.0, 1: 44.0}
 CHOICE = tables.Choice(way="last", measure="global", target=None, ddof=1)

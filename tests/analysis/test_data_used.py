@@ -5,8 +5,8 @@ import json
 from run_folders import SCORES, call, write
 from small_dataset import SMALL
 
-from fedjax_lab.data import catalog
 from fedjax_lab.data.dataset import PARTS, fingerprint_of
+from fedjax_lab.data.fetching import catalog
 
 DATA = {"name": "toy", "license": "CC0", "citation": "A. Nobody. Toys. 1999.", "fingerprint": "a1"}
 

@@ -5,10 +5,11 @@ import csv
 import numpy as np
 from PIL import Image
 
-from fedjax_lab.analysis import dealt, plots
-from fedjax_lab.config import resolve
+from fedjax_lab.analysis import dealt
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.experiment import deal_dataset, feature_skew
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.experiment import deal_dataset, feature_skew
+from fedjax_lab.running import plots
 
 
 def held(clients=3, classes=4, domains=0, num_new=0):

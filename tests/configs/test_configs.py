@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 from slow_cases import exhaustive_but
 
-from fedjax_lab import experiment, registry
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.experiment.registry import METHODS
 from fedjax_lab.models.task import make_task
-from fedjax_lab.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab import experiment
-from fedjax_lab.config import resolve
 from fedjax_lab.configs import hfedf_digits, hfedf_pacs, hfedf_tuning
-from fedjax_lab.data.digit_domains import DOMAINS, digit_domains
+from fedjax_lab.data.sources.digit_domains import DOMAINS, digit_domains
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 
 METHODS = "central", "local", "fedavg", "fedprox", "fedsr", "fedgma", "pfedhn", "hfedf"
 

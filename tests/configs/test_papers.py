@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 
 ROOT = Path(__file__).parents[2]
 

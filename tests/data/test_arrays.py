@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab.data.arrays import arrays
-from fedjax_lab.data.mapped import mapped
+from fedjax_lab.data.sources.arrays import arrays
+from fedjax_lab.data.sources.mapped import mapped
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from inputs import complaint
 
 from fedjax_lab.data import cache
-from fedjax_lab.data import digit_domains as digits
+from fedjax_lab.data.sources import digit_domains as digits
 
 SMALL = {"size": 28, "train_per_domain": 30, "test_per_domain": 20, "seed": 3}
 

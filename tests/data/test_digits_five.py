@@ -10,7 +10,7 @@ from domain_files import naive_resize, write
 from inputs import complaint
 from scipy.io import savemat
 
-from fedjax_lab.data import digits_five
+from fedjax_lab.data.sources import digits_five
 
 DOMAINS = ("mnist_m", "mnist", "usps", "synth", "svhn")
 SIZES = (28, 28, 3), (28, 28), (16, 16), (32, 32, 3), (32, 32, 3)

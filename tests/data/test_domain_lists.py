@@ -14,9 +14,11 @@ from inputs import complaint
 from PIL import Image
 from published import LISTED, write_published
 
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.data import domainnet, images, office_caltech, places
+from fedjax_lab.data import places
+from fedjax_lab.data.formats import images
+from fedjax_lab.data.sources import domainnet, office_caltech
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 
 
 def test_the_office_config_of_fedc2i_has_the_papers_settings():

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from loopback import Server
 
-from fedjax_lab.data import download as module
-from fedjax_lab.data.catalog import File
-from fedjax_lab.data.download import Unavailable, download
+from fedjax_lab.data.fetching import download as module
+from fedjax_lab.data.fetching.catalog import File
+from fedjax_lab.data.fetching.download import Unavailable, download
 
 SIZE = 100_000
 CONTENT = np.random.default_rng(0).bytes(SIZE)

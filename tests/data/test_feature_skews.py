@@ -10,14 +10,15 @@ import pytest
 import toys
 from slow_cases import exhaustive_but
 
-from fedjax_lab import evaluate, simulate, streams
-from fedjax_lab.config import resolve
+from fedjax_lab import streams
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.engine import Engine
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import build
-from fedjax_lab.local import fetch
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.experiment import build
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation.local import fetch
 from fedjax_lab.types import Skew
 
 SEEN = {"name": "iid", "num_clients": 4, "feature_skew": "noise", "sigma": 0.5}

@@ -15,10 +15,12 @@ from loopback import Server
 from processes_beside import another_process
 from published import contents, offered, zipped
 
-from fedjax_lab.data import __main__ as command
-from fedjax_lab.data import at_hand, catalog, download, fetch, idx, places, unpack
-from fedjax_lab.registry import NAMED, keyword_defaults
-from fedjax_lab.running import lock
+from fedjax_lab.commands import data as command
+from fedjax_lab.data import places
+from fedjax_lab.data.fetching import at_hand, catalog, download, fetch, unpack
+from fedjax_lab.data.sources import idx
+from fedjax_lab.experiment.registry import NAMED, keyword_defaults
+from fedjax_lab.running.storage import lock
 
 FETCHED = [name for name, data in catalog.PUBLISHED.items() if data.files]
 EXHAUSTIVE = pytest.mark.exhaustive

@@ -5,13 +5,13 @@ import pytest
 from inputs import complaint
 
 import fedjax_lab
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.data import writers as made
-from fedjax_lab.data.partition import skew
-from fedjax_lab.data.synthetic import synthetic
-from fedjax_lab.data.topics import topics
-from fedjax_lab.data.writers import PLAIN, writers
+from fedjax_lab.data.partitions.partition import skew
+from fedjax_lab.data.sources import writers as made
+from fedjax_lab.data.sources.synthetic import synthetic
+from fedjax_lab.data.sources.topics import topics
+from fedjax_lab.data.sources.writers import PLAIN, writers
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.testing import check_source
 
 TOPICS = {"users": 20, "texts": 12, "topics": 3, "vocabulary": 60, "words": 8, "length": 8}

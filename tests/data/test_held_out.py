@@ -7,12 +7,12 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import experiment
-from fedjax_lab.config import resolve
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.held_out import draw, with_test
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.running import fingerprint
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.running.storage import fingerprint
 
 OWN = """
 import numpy as np

@@ -5,7 +5,7 @@ import optional
 import pytest
 from inputs import complaint
 
-from fedjax_lab.data.hub import huggingface
+from fedjax_lab.data.sources.hub import huggingface
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 4, 3)).astype(np.uint8)
 LABELS = [2, 0, 1, 1, 0, 2]

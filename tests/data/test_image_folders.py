@@ -12,10 +12,12 @@ from pacs import CLASSES, DOMAINS, SIZES, make_folders
 from PIL import Image, ImageFile
 
 import fedjax_lab
-from fedjax_lab import registry
-from fedjax_lab.config import resolve
-from fedjax_lab.data import image_folders, images, layouts, places
-from fedjax_lab.data.image_table import image_table
+from fedjax_lab.data import places
+from fedjax_lab.data.formats import images, layouts
+from fedjax_lab.data.sources import image_folders
+from fedjax_lab.data.sources.image_table import image_table
+from fedjax_lab.experiment import registry
+from fedjax_lab.experiment.config import resolve
 
 
 def by_hand(path, size=32):

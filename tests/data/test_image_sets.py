@@ -27,9 +27,10 @@ from published import (
 )
 from scipy.io import savemat
 
-from fedjax_lab.data import cifar, cinic10, emnist, gtsrb, idx, k49, medmnist, places, svhn
-from fedjax_lab.data.tiny_imagenet import tiny_imagenet
-from fedjax_lab.registry import NAMED
+from fedjax_lab.data import places
+from fedjax_lab.data.sources import cifar, cinic10, emnist, gtsrb, idx, k49, medmnist, svhn
+from fedjax_lab.data.sources.tiny_imagenet import tiny_imagenet
+from fedjax_lab.experiment.registry import NAMED
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 

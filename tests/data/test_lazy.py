@@ -9,7 +9,7 @@ from fedjax_lab.data import lazy, safe, stream
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.normalize import scale_of
-from fedjax_lab.data.records import records
+from fedjax_lab.data.sources.records import records
 
 
 def counting(content):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab.data import leaf_json, safe, text_rows
-from fedjax_lab.data.leaf import leaf
+from fedjax_lab.data import safe
+from fedjax_lab.data.formats import leaf_json, text_rows
+from fedjax_lab.data.sources.leaf import leaf
 
 
 def of_user(data, name, test=False):
@@ -180,7 +181,7 @@ def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
     monkeypatch.setattr(safe, "SMALL", 0)
     monkeypatch.setattr(safe, "free_memory", lambda: 3 * file.stat().st_size)
     leaf(folder=str(tmp_path))
-    monkeypatch.setattr("fedjax_lab.data.user_rows.OBJECT", file.stat().st_size)
+    monkeypatch.setattr("fedjax_lab.data.sources.user_rows.OBJECT", file.stat().st_size)
     assert "user 'f0000_14' does not fit in memory" in complaint(leaf, folder=str(tmp_path))
 
 

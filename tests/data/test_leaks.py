@@ -8,9 +8,10 @@ import pytest
 from inputs import complaint
 from PIL import Image
 
-from fedjax_lab.data import image_folders, image_table, leaks, text_files
+from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.dealing import Examples, deal
+from fedjax_lab.data.partitions.dealing import Examples, deal
+from fedjax_lab.data.sources import image_folders, image_table, text_files
 
 
 def dataset(x, test, **fields):

@@ -8,13 +8,13 @@ import pytest
 from inputs import complaint
 from toys import write_config, write_examples
 
-from fedjax_lab import experiment, references, registry
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.natural import SOURCES, by_client
+from fedjax_lab.data.partitions.natural import SOURCES, by_client
 from fedjax_lab.errors import BadInput
-from fedjax_lab.federation import make_federations
+from fedjax_lab.experiment import experiment, references, registry
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.experiment.federation import make_federations
 from fedjax_lab.testing import CheckFailed, check_source
 
 RNG = np.random.default_rng(0)
@@ -193,7 +193,7 @@ def test_a_user_defined_partition_can_take_examples(tmp_path):
 
 EMBEDDED = """
 import numpy as np
-from fedjax_lab.embedding import Embeddings
+from fedjax_lab.models.embeddings import Embeddings
 calls = []
 def doubled(dataset):
     calls.append(len(dataset.y))

@@ -8,7 +8,7 @@ import pytest
 from image_files import Call, python2
 from inputs import complaint
 
-from fedjax_lab.data import pickles
+from fedjax_lab.data.formats import pickles
 
 GRID = np.arange(24).reshape(2, 3, 4)
 

@@ -12,11 +12,12 @@ import pytest
 from processes_beside import another_process
 from record_files import make
 
-from fedjax_lab import writing
-from fedjax_lab.data import __main__ as command
-from fedjax_lab.data import image_folders, images, lazy, record_writer, records
+from fedjax_lab.commands import data as command
+from fedjax_lab.data import lazy, writing
+from fedjax_lab.data.formats import images
+from fedjax_lab.data.sources import image_folders, record_writer, records
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import lock
+from fedjax_lab.running.storage import lock
 
 CONFIG = Path(__file__).parents[2] / "configs/hfedf_pacs.py"
 SIDE = 12

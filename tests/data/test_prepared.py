@@ -13,7 +13,8 @@ from inputs import complaint
 from slow_cases import slow_but
 from tfrecord_files import write_tfrecords
 
-from fedjax_lab.data import prepared, tfrecords
+from fedjax_lab.data.formats import tfrecords
+from fedjax_lab.data.sources import prepared
 
 
 def prepare(folder, name: str, version: str, images, labels: list[int], **of_builder):

@@ -10,9 +10,9 @@ import pytest
 from inputs import complaint
 from record_files import make, with_users, write
 
-from fedjax_lab import experiment
-from fedjax_lab.data import records
 from fedjax_lab.data.cache import checksum
+from fedjax_lab.data.sources import records
+from fedjax_lab.experiment import experiment
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,13 @@ from PIL import Image
 from published import contents, write_all, write_published
 from scipy.io import savemat
 
-from fedjax_lab.data import cifar, idx, images, safe, svhn
-from fedjax_lab.data.arrays import arrays
-from fedjax_lab.embedding.precomputed import precomputed
+from fedjax_lab.data import safe
+from fedjax_lab.data.formats import images
+from fedjax_lab.data.sources import cifar, idx, svhn
+from fedjax_lab.data.sources.arrays import arrays
 from fedjax_lab.errors import BadInput
-from fedjax_lab.registry import NAMED
+from fedjax_lab.experiment.registry import NAMED
+from fedjax_lab.models.embeddings.precomputed import precomputed
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from inputs import complaint
 from slow_cases import slow_but
 
 import fedjax_lab
-from fedjax_lab import experiment
-from fedjax_lab.config import resolve
-from fedjax_lab.data import __main__ as command
+from fedjax_lab.commands import data as command
 from fedjax_lab.data import normalize
 from fedjax_lab.data.lazy import LazyArray
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (40, 5, 6)).astype(np.uint8)

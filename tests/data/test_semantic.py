@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from fedjax_lab.data import partition, semantic
-from fedjax_lab.data.dealing import Examples
+from fedjax_lab.data.partitions import partition, semantic
+from fedjax_lab.data.partitions.dealing import Examples
 from fedjax_lab.errors import BadInput
 from fedjax_lab.testing import check_partition
 

@@ -11,10 +11,11 @@ import pytest
 from inputs import complaint
 from leaf_files import write_leaf as write
 
-from fedjax_lab import experiment
-from fedjax_lab.config import resolve
-from fedjax_lab.data import partition, places
-from fedjax_lab.data.shakespeare import ALPHABET, shakespeare
+from fedjax_lab.data import places
+from fedjax_lab.data.partitions import partition
+from fedjax_lab.data.sources.shakespeare import ALPHABET, shakespeare
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 
 COUNTS = {"HAMLET_GHOST": 500, "LEAR_FOOL": 420, "EMMA_\u00c9LISE": 1000, "SILENT": 30}
 

@@ -7,8 +7,9 @@ import optional
 import pytest
 from inputs import complaint
 
-from fedjax_lab.data import text_rows, text_sets
-from fedjax_lab.data.text_files import text_files
+from fedjax_lab.data.formats import text_rows
+from fedjax_lab.data.sources import text_sets
+from fedjax_lab.data.sources.text_files import text_files
 
 ROWS = [("Good, really", "pos", "ann"), ('say "no"\nnow', "neg", "bob"), ("good", "pos", "ann")]
 NAMES = ("text", "label", "user")

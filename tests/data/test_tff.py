@@ -10,8 +10,8 @@ import optional
 import pytest
 from inputs import complaint
 
-from fedjax_lab.data.shakespeare import ALPHABET
-from fedjax_lab.data.tff import tff_hdf5
+from fedjax_lab.data.sources.shakespeare import ALPHABET
+from fedjax_lab.data.sources.tff import tff_hdf5
 
 h5py = optional.module("h5py")
 

@@ -10,7 +10,7 @@ import pytest
 from inputs import complaint
 from published import tarred, zipped
 
-from fedjax_lab.data import unpack
+from fedjax_lab.data.fetching import unpack
 
 
 def unpacked(tmp_path, content, name="a.zip"):

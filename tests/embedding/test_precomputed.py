@@ -8,7 +8,7 @@ import pytest
 from inputs import complaint
 from small_dataset import SMALL, TEST
 
-from fedjax_lab.embedding.precomputed import precomputed
+from fedjax_lab.models.embeddings.precomputed import precomputed
 
 TABLE = np.random.default_rng(0).normal(size=(5, 4))
 LABELS = np.random.default_rng(1).normal(size=(3, 4))

@@ -6,11 +6,11 @@ from inputs import complaint
 from sklearn.linear_model import RidgeClassifier
 from small_dataset import SMALL
 
-from fedjax_lab.data import digit_domains
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.shakespeare import ALPHABET
-from fedjax_lab.data.topics import topics
-from fedjax_lab.embedding import prompts, stand_in
+from fedjax_lab.data.sources import digit_domains
+from fedjax_lab.data.sources.shakespeare import ALPHABET
+from fedjax_lab.data.sources.topics import topics
+from fedjax_lab.models.embeddings import prompts, stand_in
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import targets
 import toys
 
-from fedjax_lab.engine import Engine
+from fedjax_lab.engine.engine import Engine
 
 
 @pytest.fixture

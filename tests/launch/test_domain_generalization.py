@@ -6,10 +6,10 @@ import domain_generalization
 import pytest
 import toys
 
-from fedjax_lab import sweep
 from fedjax_lab.analysis import formats
-from fedjax_lab.running import metrics
-from fedjax_lab.running.sweep_folder import Outcome
+from fedjax_lab.commands import sweep
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.sweeping.sweep_folder import Outcome
 
 PACS = Path(__file__).parents[2] / "configs" / "hfedf_pacs.py"
 

@@ -8,8 +8,8 @@ import records
 from records import Record
 from slow_cases import exhaustive_but
 
-from fedjax_lab.registry import METHODS
-from fedjax_lab.running import metrics
+from fedjax_lab.experiment.registry import METHODS
+from fedjax_lab.running.storage import metrics
 
 FACTS = "abc", "0.1.0", "2 x cpu"
 

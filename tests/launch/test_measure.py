@@ -10,10 +10,10 @@ import toys
 from inputs import complaint
 from records import Record
 
-from fedjax_lab import sweep
 from fedjax_lab.analysis import formats
-from fedjax_lab.running import metrics
-from fedjax_lab.running.sweep_folder import Outcome
+from fedjax_lab.commands import sweep
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.sweeping.sweep_folder import Outcome
 
 NAMES = sorted(path.stem for path in measure.TABLES.glob("*.py"))
 TABLE = """

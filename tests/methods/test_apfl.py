@@ -8,7 +8,8 @@ import toys
 from rounds import by_hand, rounds
 from slow_cases import exhaustive_but
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import tree
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 

@@ -10,9 +10,11 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import experiment, simulate, streams, tree
+from fedjax_lab import streams, tree
+from fedjax_lab.experiment import experiment
 from fedjax_lab.methods import ccvr
 from fedjax_lab.models.task import split_head
+from fedjax_lab.simulation import simulate
 from fedjax_lab.types import State
 
 KEYS = naive.KEYS

@@ -13,10 +13,12 @@ from indices import INDEX, KEYS, POPULATION, RNG, TASK, C, stages
 from inputs import complaint
 from slow_cases import exhaustive_but
 
-from fedjax_lab import registry, simulate, tree
-from fedjax_lab.config import resolve
+from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import registry
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods import _client_index as client_index
+from fedjax_lab.simulation import simulate
 from fedjax_lab.types import State
 
 pytestmark = pytest.mark.usefixtures("small_network")

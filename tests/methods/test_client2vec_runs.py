@@ -8,13 +8,16 @@ import toys
 from indices import KEYS
 from inputs import complaint
 
-from fedjax_lab import experiment, figures, registry, simulate
 from fedjax_lab.analysis.figures import client2vec as drawing
-from fedjax_lab.config import resolve
+from fedjax_lab.commands import figures
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods import _client_index as client_index
 from fedjax_lab.models import dsa_ign
-from fedjax_lab.running import metrics, runner
+from fedjax_lab.running import runner
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.simulation import simulate
 from fedjax_lab.types import State
 
 pytestmark = pytest.mark.usefixtures("small_network")

@@ -11,9 +11,10 @@ import toys
 from indices import KEYS, POPULATION, RNG, C, E, K, T, stages
 from slow_cases import exhaustive_but
 
-from fedjax_lab import parallel, simulate
+from fedjax_lab.engine import parallel
 from fedjax_lab.methods import _index_dsa_ign
 from fedjax_lab.models import dsa_ign
+from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Batch
 
 pytestmark = pytest.mark.usefixtures("small_network")

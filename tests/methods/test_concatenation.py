@@ -8,7 +8,8 @@ import pytest
 import toys
 from rounds import averages
 
-from fedjax_lab import clusters, tree
+from fedjax_lab import tree
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods import _concatenation as concatenation
 from fedjax_lab.models.task import encode, split_head
 from fedjax_lab.types import State

@@ -7,7 +7,7 @@ import pytest
 import toys
 from rounds import averaged_by_hand, rounds
 
-from fedjax_lab import simulate
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 

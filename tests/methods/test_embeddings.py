@@ -9,12 +9,14 @@ import toys
 from hypernetworks import KEY, adam_step, setting
 from inputs import complaint
 
-from fedjax_lab import parallel, simulate, tree
+from fedjax_lab import tree
+from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _embeddings as embeddings
 from fedjax_lab.models import nets
 from fedjax_lab.models.autoencoder import Autoencoder
 from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation import simulate
 from fedjax_lab.types import State
 
 

@@ -6,7 +6,7 @@ import pytest
 import toys
 from rounds import by_hand
 
-from fedjax_lab import simulate
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 

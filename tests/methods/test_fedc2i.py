@@ -11,14 +11,18 @@ import toys
 from hypernetworks import memory_of_a_round
 from slow_cases import exhaustive_but
 
-from fedjax_lab import clusters, experiment, figures, simulate, tree
+from fedjax_lab import tree
 from fedjax_lab.analysis.figures import fedc2i
-from fedjax_lab.config import resolve
-from fedjax_lab.local import make_work
+from fedjax_lab.commands import figures
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedc2i import Server, class_losses, client_losses, mix_classes, sharpen
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task, split_head
 from fedjax_lab.running import runner
+from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.local import make_work
 from fedjax_lab.types import Batch, State
 
 M = 5

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import tree
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 

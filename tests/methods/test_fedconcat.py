@@ -8,15 +8,20 @@ import toys
 from slow_cases import exhaustive_but
 from stops import stopping_after
 
-from fedjax_lab import experiment, figures, parallel, simulate, streams, tree
+from fedjax_lab import streams, tree
 from fedjax_lab.analysis.figures import fedconcat as drawing
-from fedjax_lab.config import resolve
-from fedjax_lab.engine import Engine
+from fedjax_lab.commands import figures
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods import _communication as communication
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task, split_head
-from fedjax_lab.running import metrics, runner
+from fedjax_lab.running import runner
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.simulation import simulate
 
 CLASSES = 4
 

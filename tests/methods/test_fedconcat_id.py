@@ -7,7 +7,8 @@ import numpy as np
 import toys
 from scipy.special import softmax
 
-from fedjax_lab import clusters, optim, tree
+from fedjax_lab import optim, tree
+from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedconcat_id import first_round, mean_outputs
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task

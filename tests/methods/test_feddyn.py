@@ -7,7 +7,8 @@ import pytest
 import toys
 from rounds import PLAIN, rounds
 
-from fedjax_lab import optim, simulate, tree
+from fedjax_lab import optim, tree
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 

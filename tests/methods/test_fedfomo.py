@@ -6,8 +6,9 @@ import naive
 import numpy as np
 import toys
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import tree
 from fedjax_lab.methods import fedfomo
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 FEDERATION = toys.with_validation(toys.FEDERATION)

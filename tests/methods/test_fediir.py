@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import losses, sampling, simulate, tree
+from fedjax_lab import losses, sampling, tree
 from fedjax_lab.methods.fediir import head_gradient
+from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Batch
 
 KEYS = naive.KEYS

@@ -4,9 +4,10 @@ import naive
 import pytest
 import toys
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import tree
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 

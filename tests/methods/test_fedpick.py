@@ -11,9 +11,11 @@ import pytest
 import toys
 from scipy.special import log_softmax
 
-from fedjax_lab import experiment, figures, losses, registry, simulate, streams, tree
+from fedjax_lab import losses, streams, tree
 from fedjax_lab.analysis.figures import fedpick as drawing
-from fedjax_lab.config import resolve
+from fedjax_lab.commands import figures
+from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods import _selection as selection
 from fedjax_lab.methods._selection import first_weights
 from fedjax_lab.methods.fedper import head
@@ -22,6 +24,7 @@ from fedjax_lab.models import layers, nets
 from fedjax_lab.models.alexnet import alexnet_bn
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running import runner
+from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Weights
 
 KEYS = streams.make_keys(jax.random.key(0))

@@ -8,11 +8,12 @@ import pytest
 import toys
 from rounds import one_client
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.local import make_work
 from fedjax_lab.models import cct, nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.local import make_work
 
 KEYS = naive.KEYS
 

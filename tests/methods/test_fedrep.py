@@ -6,7 +6,8 @@ import pytest
 import toys
 from rounds import by_hand, one_client
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import tree
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import tree
+from fedjax_lab.simulation import simulate
 
 
 @pytest.mark.slow

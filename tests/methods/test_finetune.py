@@ -5,7 +5,7 @@ import numpy as np
 import toys
 from rounds import one_client, scores
 
-from fedjax_lab import simulate
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 

@@ -24,8 +24,9 @@ from hypernetworks import (
 )
 from slow_cases import exhaustive_but
 
-from fedjax_lab import figures, optim, tree
+from fedjax_lab import optim, tree
 from fedjax_lab.analysis import finished
+from fedjax_lab.commands import figures
 from fedjax_lab.methods.hfedf import Trained, alignment
 from fedjax_lab.models import nets
 from fedjax_lab.models.hypernetwork import generate

@@ -11,9 +11,10 @@ import rounds
 import toys
 from slow_cases import exhaustive_but
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedper import partly_private
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 ALL_CLIENTS = toys.PLAN._replace(cohort=toys.C)

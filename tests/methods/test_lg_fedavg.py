@@ -5,7 +5,9 @@ import pytest
 import toys
 from rounds import averaged
 
-from fedjax_lab import experiment, simulate, tree
+from fedjax_lab import tree
+from fedjax_lab.experiment import experiment
+from fedjax_lab.simulation import simulate
 
 KEYS = naive.KEYS
 

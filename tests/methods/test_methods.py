@@ -13,8 +13,13 @@ import toys
 from inputs import complaint
 from slow_cases import exhaustive_but, slow_but
 
-from fedjax_lab import evaluate, parallel, registry, simulate, streams, tree
-from fedjax_lab.checks.methods import (
+from fedjax_lab import streams, tree
+from fedjax_lab.engine import parallel
+from fedjax_lab.experiment import registry
+from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation.simulate import Program
+from fedjax_lab.testing.methods import (
     CHECKS,
     check_cohorts,
     check_compiles_for_tpu,
@@ -25,10 +30,8 @@ from fedjax_lab.checks.methods import (
     check_strategies,
     check_types,
 )
-from fedjax_lab.checks.stages import check_stages
-from fedjax_lab.checks.trial import Trial
-from fedjax_lab.models.task import make_task
-from fedjax_lab.simulate import Program
+from fedjax_lab.testing.stages import check_stages
+from fedjax_lab.testing.trial import Trial
 from fedjax_lab.types import Method
 
 PLAIN = [name for name in registry.METHODS if isinstance(toys.make(name), Method)]  # one stage

@@ -11,11 +11,12 @@ import toys
 from rounds import one_client, rounds
 from slow_cases import exhaustive_but
 
-from fedjax_lab import losses, simulate, streams, tree
+from fedjax_lab import losses, streams, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.local import fetch, make_work
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.local import fetch, make_work
 
 KEYS = naive.KEYS
 VARIANTS = ("first_order", "hessian_free", "exact")

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from toys import normal
 
-from fedjax_lab import parallel
+from fedjax_lab.engine import parallel
 from fedjax_lab.models import conv, kernels, pooling
 
 FORMULATIONS = tuple(conv.FORMULATIONS.values())
@@ -245,7 +245,7 @@ def test_depthwise_convolutions_equal_those_of_xla(kernel, strides, padding, dil
 
 LONG_LOOP = """
 import jax, jax.numpy as jnp
-from fedjax_lab import parallel
+from fedjax_lab.engine import parallel
 parallel.use_every_core()
 from fedjax_lab.models import nets
 from fedjax_lab.types import Federation

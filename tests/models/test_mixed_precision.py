@@ -8,13 +8,13 @@ import pytest
 import toys
 
 from fedjax_lab import losses, streams, tree
+from fedjax_lab.experiment.registry import NAMED
 from fedjax_lab.models import layers, nets
 from fedjax_lab.models.cct import CCT
 from fedjax_lab.models.char_lstm import CharLSTM
 from fedjax_lab.models.mixed_precision import computing_in
 from fedjax_lab.models.task import make_task
 from fedjax_lab.models.vit import ViT
-from fedjax_lab.registry import NAMED
 from fedjax_lab.types import Batch
 
 K = 10

@@ -7,7 +7,8 @@ import pytest
 from naive_layers import KEY
 from slow_cases import slow_but
 
-from fedjax_lab import registry, tree
+from fedjax_lab import tree
+from fedjax_lab.experiment import registry
 from fedjax_lab.models import kernels, layers, resnet
 from fedjax_lab.models.task import has_convolutions, make_task
 

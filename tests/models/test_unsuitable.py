@@ -8,10 +8,10 @@ import pytest
 from inputs import complaint
 from naive_layers import KEY
 
-from fedjax_lab import registry
-from fedjax_lab.config import resolve
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.experiment import make_model
+from fedjax_lab.experiment import registry
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.experiment import make_model
 from fedjax_lab.models import char_lstm, layers, vit
 from fedjax_lab.models.task import make_task
 

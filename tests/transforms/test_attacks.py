@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 import toys
 
-from fedjax_lab import failures
+from fedjax_lab.simulation import failures
 from fedjax_lab.transforms import aggregators, attacks, cohort
 from fedjax_lab.types import Work
 

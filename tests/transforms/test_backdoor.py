@@ -9,11 +9,12 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import evaluate, experiment
-from fedjax_lab.config import resolve
-from fedjax_lab.engine import Engine
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation import evaluate
 from fedjax_lab.transforms import backdoor
 from fedjax_lab.types import Batch
 

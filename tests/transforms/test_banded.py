@@ -14,9 +14,11 @@ from naive import vector
 from slow_cases import exhaustive_but
 from stops import stopping_after
 
-from fedjax_lab import experiment, fsdp, optim, parallel, sampling, streams, tree
-from fedjax_lab.config import resolve
-from fedjax_lab.engine import Engine
+from fedjax_lab import optim, sampling, streams, tree
+from fedjax_lab.engine import fsdp, parallel
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.running import runner
 from fedjax_lab.transforms import accounting, banded, libraries, privacy
 from fedjax_lab.transforms.accounting import Run

@@ -13,9 +13,11 @@ from inputs import complaint
 from naive import vector as flat
 from slow_cases import exhaustive_but
 
-from fedjax_lab import experiment, simulate, tree
-from fedjax_lab.config import resolve
+from fedjax_lab import tree
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.running import runner
+from fedjax_lab.simulation import simulate
 from fedjax_lab.transforms import (
     aggregators,
     beside,

@@ -14,8 +14,9 @@ from inputs import complaint
 from scipy import stats
 from slow_cases import exhaustive_but
 
-from fedjax_lab import losses, parallel, sampling, streams, tree
-from fedjax_lab.local import make_examples
+from fedjax_lab import losses, sampling, streams, tree
+from fedjax_lab.engine import parallel
+from fedjax_lab.simulation.local import make_examples
 from fedjax_lab.transforms import accounting_examples as accounting
 from fedjax_lab.transforms import example_level as module
 from fedjax_lab.transforms import libraries, privacy

@@ -14,8 +14,10 @@ from inputs import complaint
 from naive import vector
 from slow_cases import exhaustive_but
 
-from fedjax_lab import registry, sampling, simulate, streams, tree, wire
+from fedjax_lab import sampling, streams, tree, wire
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import registry
+from fedjax_lab.simulation import simulate
 from fedjax_lab.transforms import accounting, banded, cohort, example_level, privacy
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Exchange, Work

@@ -10,10 +10,11 @@ from slow_cases import exhaustive_but
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab import experiment, tree
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.engine import Engine
+from fedjax_lab import tree
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import warm_start
 from fedjax_lab.transforms import beside
 

@@ -11,8 +11,11 @@ import toys
 from inputs import complaint
 from slow_cases import exhaustive_but
 
-from fedjax_lab import failures, parallel, registry, sampling, streams, tree
+from fedjax_lab import sampling, streams, tree
+from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import registry
+from fedjax_lab.simulation import failures
 from fedjax_lab.transforms import attacks, compression, rehearsal, secure
 from fedjax_lab.transforms.secure import Fixed
 from fedjax_lab.transforms.server_state import Server

@@ -9,8 +9,8 @@ import toys
 import wrapped
 from slow_cases import exhaustive_but
 
-from fedjax_lab import parallel
-from fedjax_lab.hosted import Host
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.host.hosted import Host
 from fedjax_lab.transforms import aggregators, attacks, compression, downlink
 
 PLAN = toys.PLAN._replace(attackers=0.4, dropout=0.2)

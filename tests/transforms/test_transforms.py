@@ -11,9 +11,11 @@ import wrapped
 from inputs import complaint
 from slow_cases import exhaustive_but
 
-from fedjax_lab import experiment, meanings, registry, wire
-from fedjax_lab.config import resolve, sources_of
-from fedjax_lab.config_files import load_config
+from fedjax_lab import wire
+from fedjax_lab.commands import meanings
+from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment.config import resolve, sources_of
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.methods import _embeddings
 from fedjax_lab.running import runner
 from fedjax_lab.transforms import cohort, server_state, uplink

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures.drawn import Drawn, by_name
 from fedjax_lab.analysis.finished import Finished, load
 from fedjax_lab.methods.client2vec import Server
-from fedjax_lab.running import metrics
+from fedjax_lab.running import plots
+from fedjax_lab.running.storage import metrics
 
 
 def draw(*workdirs: Path) -> Drawn:

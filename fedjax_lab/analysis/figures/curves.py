@@ -16,9 +16,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedjax_lab.analysis import compare, plots, runs
+from fedjax_lab.analysis import compare, runs
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.analysis.tables import with_unit
+from fedjax_lab.running import plots
 
 
 def draw(*workdirs: Path, measure: str = "") -> Drawn:

@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.analysis import finished, formats, plots
+from fedjax_lab.analysis import finished, formats
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
-from fedjax_lab.local import fetch
+from fedjax_lab.running import plots
+from fedjax_lab.simulation.local import fetch
 
 BATCH = 500  # examples at a time
 

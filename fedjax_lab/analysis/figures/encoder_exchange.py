@@ -41,9 +41,9 @@ from fedjax_lab import losses, optim, tree
 from fedjax_lab.analysis import finished, formats
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
-from fedjax_lab.local import fetch, make_work, of_client
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation.local import fetch, make_work, of_client
 from fedjax_lab.types import ROWS, Array, Batch, Federation, Plan, Task, Weights
 
 Losses = tuple[float, float]  # classification, reconstruction

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab.analysis import plots, runs
+from fedjax_lab.analysis import runs
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import metrics
+from fedjax_lab.running import plots
+from fedjax_lab.running.storage import metrics
 
 MOST = 6  # the most maps if no rounds are named
 

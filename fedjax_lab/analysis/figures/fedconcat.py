@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures.drawn import Drawn, by_name
-from fedjax_lab.data.partition import count_new
+from fedjax_lab.data.partitions.partition import count_new
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import files, metrics
+from fedjax_lab.running import plots
+from fedjax_lab.running.storage import files, metrics
 
 
 def draw(*workdirs: Path) -> Drawn:

@@ -22,11 +22,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_lab import tree
-from fedjax_lab.analysis import finished, plots
+from fedjax_lab.analysis import finished
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.analysis.finished import Finished
-from fedjax_lab.local import fetch, of_client
-from fedjax_lab.running import metrics
+from fedjax_lab.running import plots
+from fedjax_lab.running.storage import metrics
+from fedjax_lab.simulation.local import fetch, of_client
 
 BINS = 15  # the number of bins of the calibration error
 

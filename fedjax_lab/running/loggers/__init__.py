@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_lab import references
 from fedjax_lab.errors import BadInput, nearest, quoted
-from fedjax_lab.running import metrics
+from fedjax_lab.experiment import references
+from fedjax_lab.running.storage import metrics
 
 BUILT_IN = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}  # their packages
 

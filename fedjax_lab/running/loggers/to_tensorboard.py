@@ -3,8 +3,8 @@
 import json
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running.event_files import EventFiles
 from fedjax_lab.running.loggers import Facts, Logger
+from fedjax_lab.running.loggers.event_files import EventFiles
 
 
 def begin(facts: Facts) -> Logger:

@@ -3,8 +3,8 @@
 import numpy as np
 from run_folders import ROUNDS, SCORES, write
 
-from fedjax_lab import figures
 from fedjax_lab.analysis.figures import curves
+from fedjax_lab.commands import figures
 
 
 def lines_of(figure):

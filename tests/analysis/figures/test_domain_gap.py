@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import experiment, figures
 from fedjax_lab.analysis import finished
 from fedjax_lab.analysis.figures import domain_gap
-from fedjax_lab.config import resolve
+from fedjax_lab.commands import figures
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.running import runner
 
 

@@ -13,13 +13,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from toys import FEDERATION, TASK
 
-from fedjax_lab import experiment, figures, losses, optim, tree
+from fedjax_lab import losses, optim, tree
 from fedjax_lab.analysis.figures import encoder_exchange
-from fedjax_lab.config import resolve
-from fedjax_lab.local import fetch
+from fedjax_lab.commands import figures
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running import runner
+from fedjax_lab.simulation.local import fetch
 from fedjax_lab.types import Plan
 
 SIZES = [30, 10]

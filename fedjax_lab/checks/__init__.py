@@ -1,1 +1,0 @@
-"""The implementation of the checks in `fedjax_lab.testing`."""

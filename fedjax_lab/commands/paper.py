@@ -1,0 +1,395 @@
+"""The command that reproduces published tables and prints measured beside published numbers.
+
+python -m fedjax_lab.paper list [--configs=DIR] [--config.data.folder=DIR ...]
+python -m fedjax_lab.paper PAPER TABLE [--cells=PATTERN,PATTERN] [--seeds=0,1,2] [--out=DIR]
+                           [--dry_run] [--configs=DIR] [--config.run.rounds=20 ...]
+
+`list` prints one line for each data set of each accuracy table of Client2Vec, FedC2I, FedConcat,
+hFedF and FedPick: the number of cells, how many of them have their data on this machine, and their
+cost. `fedconcat table1` runs the cells of that table.
+
+--cells    runs only the cells whose names contain one of these patterns, separated by commas; *
+           matches any text: --cells='fmnist/*#C=2/fedavg'
+--seeds    default: 0, 1, ..., as many seeds as the paper used
+--out      folder of the runs; default: runs/PAPER-TABLE
+--dry_run  prints the command of each run without training; a # marks runs that cannot start on this
+           machine
+--configs  folder of the config files; default: the configs that come with the package
+
+Each run is a run of fedjax_lab.main with its own folder; columns of a table that come from the same
+run share it. The same command continues unfinished runs. --config.KEY=VALUE changes all runs, which
+then no longer have the paper's settings.
+
+Exit codes: 0 done; 1 a run failed or diverged; 2 a usage, config or data error, reported in one
+line; 130 interrupted, with the state of the running run saved.
+"""
+
+if __name__ == "__main__":  # before the imports, during which an interrupt may arrive
+    from fedjax_lab.commands import command
+
+    command.begin()
+
+import argparse
+import fnmatch
+import functools
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_lab import configs
+from fedjax_lab.analysis import formats, published, requirements, runs
+from fedjax_lab.analysis.published import Recipe, Result
+from fedjax_lab.commands import command, sweep
+from fedjax_lab.commands.arguments import parse_seeds, split_overrides
+from fedjax_lab.engine import parallel
+from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, printable
+from fedjax_lab.experiment.config import Override, resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running import siblings
+from fedjax_lab.running.storage import cloud, files
+from fedjax_lab.sweeping import sweep_folder, sweep_plan
+
+SPEED = {"simple_cnn": 10_000}  # examples/s of one seed on two shared CPU cores, FedAvg, measured
+
+
+class Run(NamedTuple):
+    """One run of fedjax_lab.main."""
+
+    cell: sweep_plan.Cell
+    path: str  # of the config file
+    settings: list[tuple[str, str]]
+    missing: str  # why the run cannot start on this machine; empty if it can
+
+
+class Cell(NamedTuple):
+    """A published number, and the runs that reproduce it."""
+
+    name: str
+    result: Result
+    recipe: Recipe
+    runs: list[Run]
+
+    @property
+    def missing(self) -> str:
+        """Why the cell cannot be measured on this machine; empty if it can."""
+        return self.recipe.lacks or next((run.missing for run in self.runs if run.missing), "")
+
+
+class Request(NamedTuple):
+    """The options of a command line that apply to every cell."""
+
+    configs: Path
+    overrides: Sequence[Override] = ()
+    seeds: list[int] | None = None  # None: as many as the paper has
+
+
+# The plan.
+
+
+def plan(results: Iterable[Result], request: Request) -> list[Cell]:
+    """The cells of published numbers, with checked configs.
+
+    If several cells share a run, it is one `Run` object in all of them.
+    """
+    described: dict[str, Run] = {}
+    cells = []
+    for result in results:
+        recipe = published.recipe(result)
+        for spec in recipe.specs:
+            if spec.name not in described:
+                described[spec.name] = _run(spec, recipe, request)
+        of_cell = [described[spec.name] for spec in recipe.specs]
+        cells.append(Cell(published.cell_name(result), result, recipe, of_cell))
+    return cells
+
+
+def _run(spec, recipe, request):
+    path = str(request.configs / spec.config)
+    settings = [*spec.settings.items(), *request.overrides]
+    config = resolve(_load(f"{path}:{spec.method}"), settings)
+    seeds = list(range(recipe.seeds)) if request.seeds is None else request.seeds
+    cell = sweep_plan.Cell(name=spec.name, method=spec.method, grid={}, config=config, seeds=seeds)
+    return Run(cell, path, settings, requirements.missing(config))
+
+
+@functools.cache
+def _load(path):
+    return load_config(path)
+
+
+def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """The cells whose names match at least one pattern.
+
+    A pattern that equals a name selects that cell alone; any other selects all cells whose names
+    contain it. Raises BadInput for a pattern without a match.
+    """
+    names = [cell.name for cell in cells]
+    chosen = set()
+    for pattern in patterns or [""]:
+        same = [name for name in names if name == pattern]
+        fitting = same or [name for name in names if fnmatch.fnmatchcase(name, f"*{pattern}*")]
+        if not fitting:
+            parts = {part for name in names for part in (name, *name.split("/"))}
+            wanted = f"--cells={cut(pattern, 80)}"
+            raise BadInput(f"{wanted}: no cell matches; {nearest(pattern, parts)}")
+        chosen |= set(fitting)
+    return [cell for cell in cells if cell.name in chosen]
+
+
+# The numbers.
+
+
+def values(cell: Cell, out: Path) -> list[float] | None:
+    """The measured percentages, one per seed, or one per client and seed.
+
+    None unless all runs of the cell finished without a failure.
+    """
+    rows = []
+    for run in cell.runs:
+        outcomes = [sweep_folder.ended(folder) for folder in _folders(run, out)]
+        if any(outcome is None or outcome.code for outcome in outcomes):
+            return None
+        try:
+            read = [runs.read(folder) for folder in _folders(run, out)]
+        except files.Damaged:
+            return None
+        seeds = {s: [r for r in one.rows if r["seed"] == s] for one in read for s in one.seeds}
+        rows.append(runs.Row(run.cell.name, read, seeds))
+    if not rows:
+        return None
+    if cell.recipe.per_client:
+        return runs.per_client(rows[0], cell.recipe.way, cell.recipe.measure)
+    measured = [runs.measured(row, cell.recipe.way) for row in rows]
+    try:
+        each = [[seeds[s][cell.recipe.measure] for seeds in measured] for s in measured[0]]
+    except KeyError:
+        return None  # such a run does not have the way or the measure
+    return [float(np.mean(one)) for one in each]
+
+
+def _folders(run, out):
+    """The folder of a run, and those of its additional seeds."""
+    folder = out / run.cell.name
+    return [folder, *map(Path, siblings.of(folder))]
+
+
+class Line(NamedTuple):
+    """The comparison of a measured with a published number; missing values are None."""
+
+    mean: float | None
+    std: float | None  # population standard deviation, as in the papers
+    n: int  # number of seeds
+    difference: float | None  # measured minus published
+    in_stds: float | None  # the difference in published standard deviations
+
+
+def compare(result: Result, measured: Sequence[float] | None, seeds: int) -> Line:
+    """Compares the measured values of a cell with its published number."""
+    if not measured:
+        return Line(mean=None, std=None, n=0, difference=None, in_stds=None)
+    mean = float(np.mean(measured))
+    std = float(np.std(measured)) if len(measured) > 1 else None
+    difference = mean - result.mean
+    return Line(
+        mean=mean,
+        std=std,
+        n=seeds,
+        difference=difference,
+        in_stds=difference / result.std if result.std else None,
+    )
+
+
+# Output for people.
+
+
+def show(cells: Sequence[Cell], out: Path) -> str:
+    """The table of published and measured numbers, as text."""
+    header = ["cell, %", "published", "measured", "seeds", "difference", "in std"]
+    lines = []
+    for cell in cells:
+        seeds = len(cell.runs[0].cell.seeds) if cell.runs else 0
+        line = compare(cell.result, values(cell, out), seeds)
+        numbers = [_spread(cell.result.mean, cell.result.std)]
+        numbers += [_spread(line.mean, line.std) if line.n else _state(cell, out)]
+        numbers += [str(line.n) if line.n else formats.NONE]
+        numbers += [_signed(line.difference), _signed(line.in_stds)]
+        lines.append([cell.name, *numbers])
+    title = f"mean +- population std over seeds{' and clients' * _over_clients(cells)}"
+    return formats.terminal(formats.Table(title, header, lines))
+
+
+def _over_clients(cells):
+    return any(cell.recipe.per_client for cell in cells)
+
+
+def _spread(mean, std):
+    return f"{mean:.2f}" + (f" +- {std:.2f}" if std is not None else "")
+
+
+def _signed(value):
+    return formats.NONE if value is None else f"{value:+.2f}"
+
+
+def _state(cell, out):
+    if cell.missing:
+        return formats.NONE
+    states = [sweep_folder.shown(*_folders(run, out)) for run in cell.runs]
+    bad = [state.partition(":")[0] for state in states if not state[0].isdigit()]
+    if bad:
+        return bad[0]
+    return "damaged" if damaged([cell], out) else "not measured"
+
+
+def damaged(cells: Sequence[Cell], out: Path) -> list[str]:
+    """One message for each finished run whose files are damaged."""
+    notes: dict[str, None] = {}
+    for folder in (each for cell in cells for run in cell.runs for each in _folders(run, out)):
+        if sweep_folder.ended(folder):
+            try:
+                runs.read(folder)
+            except files.Damaged as error:
+                notes[str(error)] = None
+    return list(notes)
+
+
+def remarks(cells: Sequence[Cell], overrides: Sequence[Override]) -> list[str]:
+    """Notes on differences from the paper, contradictions in it, and cells that cannot be run."""
+    out = [f"--config.{key}={value}: not the paper's setting" for key, value in overrides]
+    runnable = [cell for cell in cells if not cell.missing]
+    out += dict.fromkeys(note for cell in runnable for note in cell.recipe.notes)
+    out += [f"{cell.name}: {cell.result.conflict}" for cell in runnable if cell.result.conflict]
+    lacking = Counter(cell.missing for cell in cells if cell.missing)
+    return out + [f"{n} cell{'s' * (n > 1)} not run: {reason}" for reason, n in lacking.items()]
+
+
+def overview(request: Request) -> str:
+    """The output of `list`: a line for each data set and model of each table."""
+    header = ["table", "data", "model", "cells", "here", "runs", "seeds", "M examples", "hours"]
+    lines: list[list[str]] = []
+    reasons: dict[str, None] = {}
+    for (paper, table), rows in published.tables().items():
+        groups: dict[tuple[str, str], list[Cell]] = {}
+        for cell in plan(rows, request):
+            groups.setdefault((cell.result.dataset, cell.result.model), []).append(cell)
+        for (dataset, model), cells in groups.items():
+            name = f"{paper} table{table}"
+            here = [cell for cell in cells if not cell.missing]
+            lines.append([name, dataset, model, str(len(cells)), str(len(here)), *_costs(cells)])
+            reasons |= {f"{name}: {c.recipe.lacks}": None for c in cells if c.recipe.lacks}
+            reasons |= {f"{dataset}: {_short(c)}": None for c in cells if not c.recipe.lacks}
+    pace = ", ".join(f"{speed:,} examples/s for {model}" for model, speed in SPEED.items())
+    title = (
+        "here: cells that this machine can run. M examples: millions of training examples processed"
+        f" by the clients of all runs and seeds.\nhours: at {pace}, the speed of FedAvg on"
+        " Fashion-MNIST on two shared CPU cores."
+    )
+    return "\n".join([formats.terminal(formats.Table(title, header, lines)), "", *reasons])
+
+
+def _short(cell):
+    """What is missing, without the remedy, which the command of the table itself prints."""
+    return cell.missing.partition(": ")[0] or "here"
+
+
+def _costs(cells):
+    """The columns runs, seeds, M examples and hours for these cells."""
+    each_once = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
+    if not each_once:
+        return [formats.NONE] * 4
+    seeds = str(max(len(cell.seeds) for cell in each_once))
+    each = [
+        (requirements.cost(cell.config), len(cell.seeds), cell.config.model.name)
+        for cell in each_once
+    ]
+    if any(examples is None for examples, _, _ in each):
+        return [str(len(each_once)), seeds, formats.NONE, formats.NONE]
+    total = f"{sum(examples * n for examples, n, _ in each) / 1e6:,.0f}"
+    if any(model not in SPEED for _, _, model in each):
+        return [str(len(each_once)), seeds, total, formats.NONE]
+    hours = sum(examples * n / SPEED[model] for examples, n, model in each) / 3600
+    return [str(len(each_once)), seeds, total, f"{hours:,.0f}"]
+
+
+def command_line(run: Run, out: Path) -> str:
+    """The run as a command line of fedjax_lab.main."""
+    words = ["python", "-m", "fedjax_lab.main", f"--config={run.path}:{run.cell.method}"]
+    words += [
+        f"--workdir={cloud.address(out / run.cell.name)}",
+        f"--seeds={','.join(map(str, run.cell.seeds))}",
+    ]
+    words += [f"--config.{key}={value}" for key, value in run.settings]
+    return shlex.join(words)
+
+
+# The command line.
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command with these arguments, without its name; returns the exit code."""
+    return command.call(_main, argv, "the same command continues", __doc__)
+
+
+def _main(argv):
+    args, request = _parse(argv)
+    if args.what == ["list"]:
+        print(overview(request))
+        return 0
+    rows = published.find(*args.what)
+    cells = choose(plan(rows, request), args.cells.split(",") if args.cells else [])
+    name = f"{rows[0].paper}-table{rows[0].table}"
+    with cloud.staged(args.out or f"runs/{name}") as out:
+        return _carry_out(args, request, cells, out)
+
+
+def _carry_out(args, request, cells, out):
+    todo = {run.cell.name: run for cell in cells if not cell.missing for run in cell.runs}
+    if args.dry_run:
+        each = sweep_folder.as_begun([run.cell for run in todo.values()], out)
+        for name, cell in each.items():
+            sweep_folder.check_cell(cell, out / name)
+        every = {run.cell.name: run for cell in cells for run in cell.runs}
+        shown = ["# " * bool(run.missing) + command_line(run, out) for run in every.values()]
+        print("\n".join([*shown, "", *remarks(cells, request.overrides)]))
+        return 0
+    code = sweep.train([run.cell for run in todo.values()], out)
+    print(f"\n{show(cells, out)}\n")
+    notes = [*remarks(cells, request.overrides), *damaged(cells, out)]
+    print("\n".join([*map(printable, notes), f"runs: {cloud.address(out)}"]))
+    return code
+
+
+def _parse(argv):
+    argv, overrides = split_overrides(argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("what", nargs="*")
+    for flag in ("--cells", "--seeds", "--out", "--configs"):
+        parser.add_argument(flag)
+    parser.add_argument("--dry_run", action="store_true")
+    args = parse(parser, argv)
+    cloud.check("--out", args.out)
+    check_path("--configs", args.configs)
+    if args.what != ["list"] and len(args.what) != 2:
+        raise BadInput(
+            "no table is given; for example `fedjax-lab paper fedconcat table1`; `fedjax-lab paper"
+            " list` shows all tables"
+        )
+    seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
+    return args, Request(_configs(args.configs), overrides, seeds)
+
+
+def _configs(wanted):
+    for folder in map(Path, [wanted] if wanted else configs.__path__):
+        if (folder / "fedconcat_small.py").is_file():
+            return folder
+    where = wanted or "the package"
+    raise BadInput(f"{where} does not contain the papers' configs; set --configs=DIR")
+
+
+if __name__ == "__main__":
+    parallel.use_every_core()
+    command.run(main, sys.argv[1:], prints_result=True)

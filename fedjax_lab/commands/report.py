@@ -1,0 +1,285 @@
+"""The closing table of a run, and the command that compares runs.
+
+python -m fedjax_lab.report DIR... [--way=last] [--measure=accuracy.mean] [--baseline=fedavg]
+                            [--target=80] [--ddof=1] [--bold] [--format=terminal]
+                            [--pivot [--published=fedconcat/table1]] [--label=tab:main]
+                            [--out=FILE]
+
+DIR: folders of runs, finished or unfinished, or folders that contain runs (for example of a sweep);
+also gs://BUCKET/DIR. Runs of one config with any seeds are one row; differences to the baseline are
+paired by seed.
+
+--way       which round each number is taken from: last, best_by_validation, max_over_rounds or
+            max_per_domain; the two maxima are chosen on the test set, if there is one
+--measure   what is compared: accuracy.mean (the default if the runs have it), accuracy.worst10,
+            global, ood, id, new, new_tuned, domains.NAME, ..., loss.mean, global_loss, ood_top5,
+            ...; lower is better for the loss, ece, perplexity, and metrics of your own with the
+            attribute lower_is_better
+--baseline  the name of a row or of a method
+--target    a value of the measure; adds the rounds, bytes and seconds until it was first reached
+--ddof      0: the population standard deviation, which some published tables use
+--bold      prints the best mean of each column in bold (markdown, latex and html)
+--pivot     one table in the form of papers: rows are methods, columns are partitions grouped by
+            data set; the best mean of a column is bold and the second best underlined; * and †
+            mark rows that are significantly better and worse than the baseline (paired t-tests over
+            seeds, with Holm's correction for all comparisons of the table); the caption says so
+--published adds the published numbers of PAPER/TABLE to the rows with the same method, method
+            settings, data and partition; separate several tables by commas;
+            `fedjax_lab.paper list` lists all tables
+--label     the label of the LaTeX table, or the prefix of the labels of several tables;
+            default: tab:MEASURE
+--format    terminal, markdown, latex, csv, html; LaTeX needs the packages booktabs and graphicx
+--out       a file to write the report to; default: the standard output
+
+Exit codes: 0 success; 1 a failure of the machine (disk, memory); 2 invalid usage, config or data,
+reported in one line; 130 interrupted.
+"""
+
+if __name__ == "__main__":  # before the imports, during which an interrupt may arrive
+    from fedjax_lab.commands import command
+
+    command.begin()
+
+import argparse
+import math
+import re
+import sys
+from pathlib import Path
+
+from fedjax_lab.analysis import compare, data_used, formats, pivot, runs, sweeps, tables
+from fedjax_lab.commands import command
+from fedjax_lab.errors import MACHINE, BadInput, parse, quoted, shown
+from fedjax_lab.running.storage import cloud, metrics
+from fedjax_lab.simulation.measures import metric_of
+
+FORMATS = ("terminal", "markdown", "latex", "csv", "html")
+
+
+def closing_table(summary: dict) -> str:
+    """The table that a run prints at its end.
+
+    Its rows are the accuracies in percent and the other metrics, its columns the ways to choose a
+    round. summary: the content of summary.json.
+    """
+    ways = [way for way in tables.WAYS if way in summary]
+    lines = [_line("accuracy, %", [tables.WAYS[way] for way in ways])]
+    lines.append("-" * len(lines[0]))
+    chosen = {way: _flat(summary[way]) for way in ways}
+    for name, label in _measures(chosen["last"][0]):
+        lines.append(_line(label, [_cell(name, *chosen[way]) for way in ways]))
+    seeds = summary["seeds"]
+    if len(seeds) > 1:
+        lines.append(f"mean +- sample standard deviation over {len(seeds)} seeds")
+    if "stopped" in summary:
+        stopped = summary["stopped"]
+        lines.append(f"stopped by {shown(stopped['rule'])} after round {stopped['round']}")
+    if any(runs.peeks(way, chosen[way][0]) for way in ways):
+        lines.append("maxima are chosen on the test set itself")
+    if "privacy" in summary:
+        lines.append(_privacy(summary["privacy"]))
+    return "\n".join(lines)
+
+
+def _privacy(told):
+    """The privacy guarantee of a run, in one line."""
+    if told["epsilon"] is None:
+        return "epsilon is infinite: the run has no privacy guarantee"
+    full = sum(told.get("full", {}).values())
+    cohorts = f"; {full} cohorts were full" if full else ""
+    at = f"epsilon {told['epsilon']:.4g} at delta {told['delta']:.3g}"
+    of = f"for each {shown(told['unit'])}, between {shown(told['neighbors'])}"
+    return f"{at} {of}; noise multiplier {told['noise']:.4g}{cohorts}"
+
+
+def _flat(chosen):
+    return [runs.measures(chosen.get(key, {})) for key in ("mean", "std")]
+
+
+def _measures(measured):
+    """(name, label) of each row of the closing table."""
+    domains = [(m, shown(m.removeprefix("domains."))) for m in measured if m.startswith("domains.")]
+    accuracies = [(m, label) for m, label in tables.MEASURES.items() if m in measured]
+    headlines = runs.headlines(measured).items()
+    others = [(m, tables.with_unit(shown(m))) for name, m in headlines if name != "accuracy"]
+    return domains + accuracies + others
+
+
+def _cell(name, mean, std):
+    if name not in mean:
+        return ""
+    digits = tables.digits(name)
+    text = f"{mean[name]:.{digits}f}"
+    return f"{text} +- {std[name]:.{digits}f}" if name in std else text
+
+
+def _line(name, cells):
+    return (f"{name:22}" + "".join(f"{cell:>19}" for cell in cells)).rstrip()
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command with these arguments, without its name; returns the exit code."""
+    return command.call(_main, argv, help_text=__doc__)
+
+
+def _main(argv):
+    args = _arguments(argv)
+    with cloud.read(args.folders) as args.folders:
+        text = cloud.named(report(args))
+    if args.out is None:
+        print(text)
+    else:
+        _write(args.out, text + "\n")
+    return 0
+
+
+def _arguments(argv):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--way", default="last", choices=tables.WAYS)
+    parser.add_argument("--measure")
+    parser.add_argument("--baseline")
+    parser.add_argument("--target", type=float)
+    parser.add_argument("--ddof", type=int, default=1, choices=(0, 1))
+    parser.add_argument("--bold", action="store_true")
+    parser.add_argument("--pivot", action="store_true")
+    parser.add_argument("--published")
+    parser.add_argument("--label")
+    parser.add_argument("--format", default="terminal", choices=FORMATS)
+    parser.add_argument("--out", type=Path)
+    args = parse(parser, argv)
+    cloud.check_local("--out", args.out)
+    if args.target is not None and not math.isfinite(args.target):
+        raise BadInput(f"--target must be a finite number, got {args.target}")
+    if args.published and not args.pivot:
+        raise BadInput("--published needs --pivot, whose table it extends")
+    if args.pivot and args.target is not None and args.format != "html":
+        raise BadInput("--target cannot be combined with --pivot, except with --format=html")
+    if args.label and not re.fullmatch(r"[A-Za-z0-9:._-]+", args.label):
+        raise BadInput(f"--label={quoted(args.label)} may have only letters, digits and :._-")
+    if not args.folders:
+        raise BadInput("no folder is given; for example `fedjax-lab report runs/my_run`")
+    return args
+
+
+def _write(path, text):
+    try:
+        metrics.write_text(path, text)
+    except OSError as error:
+        if error.errno in MACHINE:
+            raise
+        raise BadInput(f"cannot write {path}: {error.strerror}") from error
+
+
+def report(args) -> str:
+    """The comparison of runs as text in the requested format.
+
+    args: the parsed command line. Raises BadInput if the runs cannot be compared in this way.
+    """
+    whole, damaged = runs.read_all(runs.find(args.folders))
+    blocks, notes = runs.arrange(whole)
+    notes += [*sweeps.notes(whole), *damaged, *data_used.notes(whole)]
+    if args.pivot:
+        named = runs.named_alike(blocks)
+        blocks, notes = named, notes + runs.chosen(blocks, named)
+    choice = tables.Choice(
+        way=args.way,
+        measure=compare.choose(blocks, args.way, args.measure),
+        target=args.target,
+        ddof=args.ddof,
+        bold=args.bold,
+        lower_is_better=runs.lower_is_better(blocks),
+    )
+    sections = _sections(blocks, choice, args.baseline)
+    notes += [note for section in sections for note in _no_baseline(section)]
+    columns = []
+    if args.pivot:
+        printed, told = _printed(args.published, sections, choice)
+        columns = pivot.columns(sections, printed)
+        notes += [*told, *tables.privacy_notes(sections)]
+    if args.format == "csv":  # the format has no place for notes
+        print("\n".join(damaged), end="\n" * bool(damaged), file=sys.stderr)
+        return pivot.to_csv(columns, choice) if columns else tables.to_csv(sections, choice)
+    return _shown(args, sections, choice, notes, columns)
+
+
+def _shown(args, sections, choice, notes, columns):
+    """The comparison in a format for people; columns: those of the pivot table, or empty."""
+    sets_off = args.format != "terminal"
+    pivoted = pivot.table(columns, choice, sets_off) if columns else None
+    if args.format == "html":
+        from fedjax_lab.analysis import page
+
+        return page.html(sections, choice, notes, pivoted)
+    label = args.label or "tab:" + re.sub(r"[^A-Za-z0-9]+", "-", choice.measure)
+    if pivoted:
+        return _text([("", [pivoted])], notes, args.format, label)
+    titled = [(section.block.name, tables.tables(section, choice)) for section in sections]
+    return _text(titled, [tables.subtitle(sections, choice), *notes], args.format, label)
+
+
+def _sections(blocks, choice, wanted):
+    """The blocks with their numbers, compared with the baseline that --baseline names."""
+    lower = metric_of(choice.measure) in choice.lower_is_better
+    numbers = (choice.target, choice.ddof, lower)
+    return [
+        tables.Section(
+            block,
+            baseline,
+            compare.entries(block, choice.way, choice.measure, baseline, *numbers),
+        )
+        for block, baseline in zip(blocks, compare.find_baseline(blocks, wanted), strict=True)
+    ]
+
+
+def _no_baseline(section):
+    if section.baseline is None and len(section.block.rows) > 1:
+        return [f"{section.block.name}: no baseline; choose one with --baseline=ROW"]
+    return []
+
+
+def _printed(names, sections, choice):
+    """The published numbers of each section by row, and notes about them."""
+    if not names:
+        return [{}] * len(sections), []
+    from fedjax_lab.analysis import beside
+
+    printed = [one for name in names.split(",") for one in beside.read(name, choice)]
+    matches = [
+        {row.name: (row, one) for row in section.block.rows if (one := beside.find(row, printed))}
+        for section in sections
+    ]
+    notes = beside.notes([pair for rows in matches for pair in rows.values()])
+    if not any(matches):
+        notes = [f"{names} has no number for these methods, settings, data and partitions"]
+    return [{name: one.result for name, (_, one) in rows.items()} for rows in matches], notes
+
+
+_TEXTS = {  # by format: how to write a table, a remark and a heading
+    "terminal": (formats.terminal, "{}", "== {} =="),
+    "markdown": (formats.markdown, "- {}", "## {}"),
+    "latex": (formats.latex, "% {}", "% {}"),
+}
+
+
+def _text(titled, remarks, form, label):
+    """Remarks, then tables under their titles; the LaTeX labels begin with `label`."""
+    write, remark, heading = _TEXTS[form]
+    notation = formats.escape_markdown if form == "markdown" else str
+
+    def escaped(line):
+        return notation(shown(line))
+
+    needs = [f"needs {formats.LATEX_NEEDS}"] if form == "latex" else []
+    parts = ["\n".join(remark.format(escaped(line)) for line in [*needs, *remarks])]
+    for number, (title, of_title) in enumerate(titled, 1):
+        parts += [heading.format(escaped(title))] if title else []
+        suffix = str(number) if len(titled) > 1 else ""
+        for table in of_title:
+            labels = filter(None, (label, table.label, suffix))
+            caption = ": ".join(filter(None, (title * (form == "latex"), table.title)))
+            parts.append(write(table._replace(title=caption, label="-".join(labels))))
+    return "\n\n".join(filter(None, parts))
+
+
+if __name__ == "__main__":
+    command.run(main, sys.argv[1:], prints_result=True)

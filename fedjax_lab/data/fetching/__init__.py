@@ -1,0 +1,1 @@
+"""Fetches published data sets: addresses, downloads, archives."""

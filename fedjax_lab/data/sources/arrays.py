@@ -1,0 +1,164 @@
+"""Arrays of your own in one .npz file: x, y, and optionally domain, client, split and classes."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_lab.data import leaks, safe
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats import npz
+from fedjax_lab.errors import BadInput, cut, nearest, quoted
+
+KEYS = ("x", "y", "domain", "client", "split", "classes")
+REMEDY = "write it with numpy.savez"
+MOST_CLASSES = 100_000  # higher labels are refused as mistakes unless `classes` has so many names
+
+
+def arrays(*, path: str) -> Dataset:
+    """Reads examples from an .npz file.
+
+    path: the .npz file.
+
+    `x` holds images [R, H, W] or [R, H, W, channels], or rows of numbers [R, D], of any type;
+    `data/normalize.py` says what the numbers mean. `y` [R] holds integer labels from 0. Optional
+    arrays: `domain` [R], integers or names; `client` [R], the natural user of each example,
+    integers or names; `split` [R], "train" or "test", or 0 and 1; and `classes`, the names of the
+    classes. The file must not hold any other array. Without `split`, a random fifth of the examples
+    is the test set: the same one at every call, unless config.data.test draws another.
+
+    Raises BadInput if the file is missing, damaged or not of this form.
+    """
+    if not path:
+        raise BadInput("data.path is empty: name an .npz file with --config.data.path")
+    file = Path(path).expanduser()
+    members = read(file)
+    x = pixels(file, members["x"])
+    for key in ("y", "domain", "client", "split"):
+        if key in members and members[key].shape != (len(x),):
+            shape = list(members[key].shape)
+            raise BadInput(f"{file}: {key} has shape {shape}, but x has {len(x)} examples")
+    classes = class_names(file, members.get("classes"), members["y"])
+    y = labels(file, members["y"], classes)
+    domain, domains = numbered(file, "domain", members.get("domain", np.zeros(len(x), np.int32)))
+    test = is_test(file, members["split"]) if "split" in members else random_test_rows(len(x))
+    check_both_splits(file, test)
+    made = Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
+    made = made._replace(test_is_drawn="split" not in members)
+    if not made.test_is_drawn:
+        leaks.report(made)
+    return with_users(file, made, members.get("client"))
+
+
+def read(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of the file, by name.
+
+    Raises BadInput if x or y is missing, or if the file has an array that is not in KEYS.
+    """
+    if not file.is_file():
+        raise BadInput(f"{file} is not a file: name an .npz file with --config.data.path")
+    with safe.reading(file, REMEDY, "is not an .npz file, or is damaged"):
+        names = npz.names(file)
+    missing = [key for key in ("x", "y") if key not in names]
+    if missing:
+        present = cut(", ".join(names) or "nothing", 200)
+        raise BadInput(f"{file} has no array {missing[0]!r}; it holds: {present}")
+    for name in names:
+        if name not in KEYS:
+            raise BadInput(f"{file} has an unknown array {quoted(name)}; {nearest(name, KEYS)}")
+    arrays = npz.read(file, [key for key in KEYS if key in names], REMEDY, "is damaged")
+    return {key: _decoded(array) for key, array in arrays.items()}
+
+
+def _decoded(array: np.ndarray) -> np.ndarray:
+    """The array, with bytes decoded to strings."""
+    return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
+
+
+def pixels(file: Path, x: np.ndarray) -> np.ndarray:
+    """Examples as images of their type or as rows; images [R, H, W] get a channel axis.
+
+    Numbers that are not of one byte become finite float32, except for the integers of images.
+    """
+    if x.dtype.kind not in "buif":
+        raise BadInput(f"{file}: x must hold numbers, but its type is {x.dtype}")
+    if x.ndim < 2 or 0 in x.shape:
+        shape = f"{list(x.shape)}, not [R, D] or [R, H, W, channels]"
+        raise BadInput(f"{file}: x has shape {shape}")
+    if x.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32, copy=False)
+        bad = ~np.isfinite(x).reshape(len(x), -1).all(1)
+        if bad.any():
+            raise BadInput(f"{file}: x has NaN or infinite values, first in row {bad.argmax()}")
+    elif x.ndim == 2 and x.dtype.kind in "iu" and x.dtype != np.uint8:
+        x = x.astype(np.float16 if x.dtype == np.int8 else np.float32)  # columns, not token ids
+    return x[..., None] if x.ndim == 3 else x
+
+
+def class_names(file: Path, classes: np.ndarray | None, y: np.ndarray) -> tuple[str, ...]:
+    """The class names in the file, or else "0", "1", ... up to the highest label."""
+    if classes is not None:
+        if classes.ndim != 1 or len(classes) == 0:
+            shape = f"{list(classes.shape)}, but must be a list of names"
+            raise BadInput(f"{file}: classes has shape {shape}")
+        return tuple(map(str, classes.tolist()))
+    top = int(y.max()) if y.dtype.kind in "ui" else 0
+    return tuple(map(str, range(min(max(top, 0) + 1, MOST_CLASSES))))
+
+
+def labels(file: Path, y: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
+    """The labels [R] as int32. Raises BadInput unless each one is the number of a class."""
+    if y.dtype.kind not in "ui":
+        raise BadInput(f"{file}: y must hold integers, but its type is {y.dtype}")
+    bad = (y < 0) | (y >= len(classes))
+    if bad.any():
+        row = bad.argmax()
+        raise BadInput(f"{file}: y is {y[row]} in row {row}, not in 0 .. {len(classes) - 1}")
+    return y.astype(np.int32)
+
+
+def numbered(file: Path, what: str, values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Numbers the values: the index [R] int32 of each one among the sorted distinct values.
+
+    Returns the indices and the distinct values as strings. what: the name of the array, such as
+    "domain", for messages. Raises BadInput unless the values are integers or strings.
+    """
+    if values.dtype.kind not in "uiU":
+        raise BadInput(
+            f"{file}: {what} must hold integers or strings, but its type is {values.dtype}"
+        )
+    names, index = np.unique(values, return_inverse=True)
+    return index.astype(np.int32), tuple(map(str, names.tolist()))
+
+
+def with_users(file: Path, dataset: Dataset, client: np.ndarray | None) -> Dataset:
+    """The dataset with the natural user of each example [R]; unchanged if `client` is None."""
+    if client is None:
+        return dataset
+    client, users = numbered(file, "client", client)
+    return dataset._replace(client=client, users=users)
+
+
+def is_test(file: Path, split: np.ndarray) -> np.ndarray:
+    """The test flags [R] bool of the entries of `split`."""
+    train, test = ("train", "test") if split.dtype.kind == "U" else (0, 1)
+    bad = (split != train) & (split != test)
+    if bad.any():
+        row = bad.argmax()
+        raise BadInput(f"{file}: split is {split[row]} in row {row}, not {train} or {test}")
+    return split == test
+
+
+def check_both_splits(file: Path, test: np.ndarray) -> None:
+    """Raises BadInput unless the flags test [R] bool mark both training and test examples."""
+    for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
+        if count == 0:
+            raise BadInput(f"{file}: there are no {name} examples among its {len(test)}")
+
+
+def random_test_rows(count: int) -> np.ndarray:
+    """Flags [count] bool that mark a fifth of the examples, drawn by a fixed random permutation."""
+    order = np.random.default_rng(0).permutation(count)
+    test = np.zeros(count, bool)
+    test[order[count - count // 5 :]] = True
+    return test

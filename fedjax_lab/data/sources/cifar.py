@@ -1,0 +1,150 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), the "python version", unpacked or as an archive.
+
+Format: https://www.cs.toronto.edu/~kriz/cifar.html. The files are pickled dictionaries of Python 2.
+`data` [N, 3072] uint8 holds the red, green and blue plane of each image, row by row.
+"""
+
+import tarfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import Dataset, of_one_domain
+from fedjax_lab.data.formats import pickles
+from fedjax_lab.data.places import fetched, locate
+from fedjax_lab.errors import BadInput, quoted
+
+
+class Release(NamedTuple):
+    """The file names and keys in which the two data sets differ."""
+
+    name: str
+    archive: str
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    labels: bytes  # keys of the dictionaries
+    label_names: bytes
+    num_classes: int
+
+
+CIFAR10 = Release(
+    name="cifar10",
+    archive="cifar-10-python.tar.gz",
+    folder="cifar-10-batches-py",
+    train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+    test="test_batch",
+    meta="batches.meta",
+    labels=b"labels",
+    label_names=b"label_names",
+    num_classes=10,
+)
+CIFAR100 = Release(
+    name="cifar100",
+    archive="cifar-100-python.tar.gz",
+    folder="cifar-100-python",
+    train=("train",),
+    test="test",
+    meta="meta",
+    labels=b"fine_labels",
+    label_names=b"fine_label_names",
+    num_classes=100,
+)
+
+
+def cifar10(*, folder: str = "") -> Dataset:
+    """CIFAR-10: 50,000 training and 10,000 test images [32, 32, 3].
+
+    folder: the folder with the batch files, with a folder of them, or with the archive as it was
+        fetched; empty: ~/.cache/fedjax_lab and data/ are searched.
+
+    Raises BadInput if a file is missing, damaged or does not hold what its name says.
+    """
+    return _read(CIFAR10, folder)
+
+
+def cifar100(*, folder: str = "") -> Dataset:
+    """CIFAR-100 with its 100 fine labels: 50,000 + 10,000 images [32, 32, 3].
+
+    folder: as in `cifar10`.
+    """
+    return _read(CIFAR100, folder)
+
+
+def _read(release: Release, folder: str) -> Dataset:
+    parts = (*release.train, release.test, release.meta)
+    remedy = fetched(
+        release.name,
+        f"fetch {release.archive} from https://www.cs.toronto.edu/~kriz/cifar.html, leave it packed"
+        f" or unpack it to {release.folder}/ with {', '.join(parts)}, and name its folder with"
+        " --config.data.folder",
+    )
+    first = release.train[0]
+    source = locate(folder, (first, f"{release.folder}/{first}", release.archive), remedy)
+    if source.name == release.archive:
+        made = _unpacked(source, release.folder, parts, remedy)
+    else:
+        made = {part: pickles.load(source.parent / part, remedy) for part in parts}
+    where = source if source.name == release.archive else source.parent
+    classes = _classes(made[release.meta], release, where / release.meta, remedy)
+    pairs = {
+        part: _examples(made[part], release, where / part, remedy)
+        for part in (*release.train, release.test)
+    }
+    x, y = (np.concatenate(arrays) for arrays in zip(*map(pairs.get, release.train), strict=True))
+    return of_one_domain((x, y), pairs[release.test], classes, release.name)
+
+
+def _unpacked(archive: Path, folder: str, parts: tuple[str, ...], remedy: str) -> dict[str, Any]:
+    """The content of these parts of an archive; nothing is written to disk."""
+    names = {f"{folder}/{part}": part for part in parts}
+    content, claimed = {}, 0
+    with safe.reading(archive, remedy), safe.opened(archive) as file:
+        stored = archive.stat().st_size
+        with tarfile.open(fileobj=file, mode="r:gz") as members:
+            for member in members:
+                claimed += member.size
+                safe.check_claim(claimed, stored)
+                if member.isreg() and member.name in names:
+                    stream = members.extractfile(member)
+                    assert stream is not None  # it is None only if the member is no regular file
+                    content[names[member.name]] = stream.read()
+    for name, part in names.items():
+        if part not in content:
+            raise BadInput(f"{archive} has no {name}: {remedy}")
+    return {part: pickles.loads(content[part], f"{archive}/{part}", remedy) for part in parts}
+
+
+def _classes(made: Any, release: Release, file: Path, remedy: str) -> tuple[str, ...]:
+    """The names of the classes."""
+    names = made.get(release.label_names) if isinstance(made, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+        raise BadInput(f"{file} has no list {release.label_names.decode()}: {remedy}")
+    if len(names) != release.num_classes:
+        raise BadInput(f"{file} has {len(names)} classes, not {release.num_classes}: {remedy}")
+    return tuple(name.decode("ascii", "replace") for name in names)
+
+
+def _examples(
+    made: Any, release: Release, file: Path, remedy: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The images [R, 32, 32, 3] and labels [R] in the dictionary of one file."""
+    key = release.labels
+    if not isinstance(made, dict) or not {b"data", key} <= made.keys():
+        raise BadInput(f"{file} is not a dictionary with data and {key.decode()}: {remedy}")
+    data, labels = made[b"data"], made[key]
+    if not isinstance(data, np.ndarray):
+        raise BadInput(f"{file}: data is not an array: {remedy}")
+    if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072 or len(data) == 0:
+        what = f"{data.dtype} {list(data.shape)}"
+        raise BadInput(f"{file}: data is {what}, not uint8 [R, 3072]: {remedy}")
+    if not isinstance(labels, list) or len(labels) != len(data):
+        raise BadInput(f"{file}: {key.decode()} is not a list of {len(data)} labels: {remedy}")
+    bad = [y for y in labels if type(y) is not int or not 0 <= y < release.num_classes]
+    if bad:
+        raise BadInput(f"{file}: {quoted(bad[0])} is not a label of {release.name}: {remedy}")
+    images = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), np.array(labels, np.int32)

@@ -1,0 +1,69 @@
+"""CINIC-10 (Darlow et al. 2018, arXiv:1810.03505): CIFAR-10 extended by images of ImageNet.
+
+Files: https://datashare.ed.ac.uk/handle/10283/3192. The folders train/, valid/ and test/ each have
+ten folders, one for each class, of 9,000 images of 32 x 32 pixels.
+"""
+
+from pathlib import Path
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, rgb
+from fedjax_lab.data.places import fetched, locate
+from fedjax_lab.errors import BadInput
+
+VERSION = 1  # of the pixels; increment it with every change that alters a pixel
+CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+HELP = fetched(
+    "cinic10",
+    "name the folder with train/, valid/ and test/ with --config.data.folder (or move it to"
+    " ~/.cache/fedjax_lab/cinic10)",
+)
+PROBES = tuple(
+    f"{folder}train/{CLASSES[0]}" for folder in ("", "cinic10/", "CINIC-10/", "cinic10/CINIC-10/")
+)
+
+
+@decoded
+def cinic10(*, folder: str = "", size: int = 32, merge_valid: bool = False) -> Dataset:
+    """CINIC-10: 90,000 training and 90,000 test images [size, size, 3] of CIFAR-10's ten classes.
+
+    folder: the folder with train/, valid/ and test/, or with a folder cinic10 or CINIC-10 that has
+        them; empty: ~/.cache/fedjax_lab and data/ are searched.
+    size: the side of an image in pixels.
+    merge_valid: append the 90,000 validation images to the training images; otherwise they are left
+        out.
+
+    Decoded images are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until a file
+    changes. Raises BadInput if files are missing or damaged.
+    """
+    check_size(size)
+    where = locate(folder, PROBES, HELP, Path.is_dir).parents[1]
+    splits = ("train", "valid") if merge_valid else ("train",)
+    parts, test = [_files(where / split) for split in splits], _files(where / "test")
+    train = Split(*(sum(lists, []) for lists in zip(*parts, strict=True)))
+    made = arrays(f"cinic10-v{VERSION}", [train], [test], size, rgb, HELP)
+    return Dataset(**made, classes=CLASSES, domains=("cinic10",))
+
+
+def _files(folder: Path) -> Split:
+    """The files of one split, ordered by class and name."""
+    files, labels = [], []
+    for label, name in enumerate(CLASSES):
+        images = safe.glob(folder / name, "*.png")
+        if not images:
+            raise BadInput(f"{folder / name} has no images *.png: {HELP}")
+        files += images
+        labels += [label] * len(images)
+    return Split(files, labels)

@@ -1,0 +1,186 @@
+"""Digits-Five: MNIST-M, MNIST, USPS, synthetic digits and SVHN, as in FedPick and FedC2I.
+
+Two releases can be read. FedBN's (https://github.com/med-air/FedBN, utils/data_preprocess.py) has
+pickled pairs (images, labels) and splits each data set 80/20; its parts 0 .. 9 are the first 7438
+images of train.pkl. M3SDA's (Peng et al. 2019) and KD3A's MATLAB files keep the original splits
+(USPS: 7438 + 1860).
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import Dataset, first_of_each, pooled
+from fedjax_lab.data.formats import matlab, pickles
+from fedjax_lab.data.formats.images import check_size
+from fedjax_lab.data.places import locate, told
+from fedjax_lab.errors import BadInput, check_choice
+
+FOLDERS = {  # the domains and their folders in FedBN's release
+    "mnist_m": "MNIST_M",
+    "mnist": "MNIST",
+    "usps": "USPS",
+    "synth": "SynthDigits",
+    "svhn": "SVHN",
+}
+MATLAB = {  # file, images, labels; {} is train or test; the first file that exists is used
+    "mnist_m": [("mnistm_with_label.mat", "{}", "label_{}")],
+    "mnist": [("mnist_data.mat", "{}_32", "label_{}")],
+    "usps": [("usps_28x28.mat", "dataset", "dataset")],
+    "synth": [("synth_{}_32x32.mat", "X", "y"), ("syn_number.mat", "{}_data", "{}_label")],
+    "svhn": [("svhn_{}_32x32.mat", "X", "y")],
+}
+PROBES = {  # files that identify a source, in the folders to which its archive may be unpacked
+    "fedbn": [f"{a}MNIST/test.pkl" for a in ("", "digits_five/", "digit_dataset/")],
+    "m3sda": [f"{a}mnist_data.mat" for a in ("", "digits_five/", "Digit-Five/", "DigitFive/")],
+}
+BY_HAND = (
+    "fetch digit_dataset.zip, which the README of https://github.com/med-air/FedBN links, unpack it"
+    " so that MNIST_M/, MNIST/, USPS/, SynthDigits/ and SVHN/ hold test.pkl and either"
+    " partitions/train_part0.pkl .. train_part9.pkl or train.pkl, and name their parent folder"
+    " with --config.data.folder (or move them to ~/.cache/fedjax_lab/digits_five); one folder with"
+    " M3SDA's mnist_data.mat, mnistm_with_label.mat, usps_28x28.mat, synth_{train,test}_32x32.mat"
+    " and svhn_{train,test}_32x32.mat works as well"
+)
+HELP = told("digits_five", BY_HAND)
+
+
+class Sampling(NamedTuple):
+    """The examples of each domain that a paper uses; they are always the first ones."""
+
+    pool: int  # number of training examples from which the paper chooses
+    parts: int  # number of parts of FedBN's release that hold the pool
+    train: int  # training examples of each class; 0: the whole pool
+    test: int  # test examples of each class; 0: all
+
+
+SAMPLINGS = {"fedpick": Sampling(1000, 2, 0, 0), "fedc2i": Sampling(7438, 10, 100, 200)}
+
+
+def digits_five(
+    *, folder: str = "", size: int = 32, sampling: str = "fedpick", source: str = "auto"
+) -> Dataset:
+    """Digits-Five: images [R, size, size, 3] of the domains in FOLDERS.
+
+    size: the side of an image in pixels.
+    sampling: fedpick: the first 1000 training images of each domain and all test images; fedc2i:
+        the first 100 of each class among the first 7438 training images of each domain, and the
+        first 200 test images of each class.
+    source: the release to read, fedbn or m3sda; auto prefers FedBN's if a folder has both.
+    folder: the folder with the files, or with a folder digits_five; empty: ~/.cache/fedjax_lab and
+        data/ are searched.
+
+    Raises BadInput if a file is missing, damaged or does not hold what its name says.
+    """
+    check_choice("data.sampling", sampling, SAMPLINGS)
+    check_choice("data.source", source, ("auto", *PROBES))
+    check_size(size)
+    names = sum(PROBES.values(), []) if source == "auto" else PROBES[source]
+    probe, chosen = locate(folder, tuple(names), HELP), SAMPLINGS[sampling]
+    if probe.suffix == ".pkl":
+        read = partial(_fedbn, probe.parents[1], chosen.parts)
+    else:
+        read = partial(_m3sda, probe.parent)
+    train = [_first(*read(name, "train"), chosen.pool, chosen.train) for name in FOLDERS]
+    test = [_first(*read(name, "test"), None, chosen.test) for name in FOLDERS]
+    parts = [images for images, _ in (*train, *test)]
+    arrays = pooled(_resized(parts, size), [y for _, y in train], [y for _, y in test])
+    return Dataset(**arrays, classes=tuple("0123456789"), domains=tuple(FOLDERS))
+
+
+def _first(
+    images: np.ndarray, labels: np.ndarray, pool: int | None, each: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first `each` examples of each class (0: all) among the first `pool` examples."""
+    images, labels = images[:pool], labels[:pool]
+    if each == 0:
+        return images, labels
+    rows = first_of_each(labels, each)
+    return images[rows], labels[rows]
+
+
+def _fedbn(where: Path, count: int, domain: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of FedBN's release.
+
+    The first `count` part files are preferred to train.pkl, which is large.
+    """
+    folder = where / FOLDERS[domain]
+    parts = [folder / "partitions" / f"train_part{number}.pkl" for number in range(count)]
+    in_parts = split == "train" and all(part.is_file() for part in parts)
+    pairs = []
+    for file in parts if in_parts else [folder / f"{split}.pkl"]:
+        made = pickles.load(file, HELP)
+        if not isinstance(made, (tuple, list)) or len(made) != 2:
+            raise BadInput(f"{file} is not a pair of images and labels: {HELP}")
+        pairs.append(_examples(made[0], made[1], file))
+    images, labels = zip(*pairs, strict=True)
+    if len({array.shape[1:] for array in images}) > 1:
+        raise BadInput(f"the images in {folder / 'partitions'} differ in size: {HELP}")
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def _m3sda(where: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of M3SDA's files."""
+    choices = [tuple(text.format(split) for text in choice) for choice in MATLAB[domain]]
+    name, *keys = next((c for c in choices if (where / c[0]).is_file()), choices[0])
+    file = where / name
+    if not file.is_file():
+        raise BadInput(f"{file} is missing: {HELP}")
+    with safe.reading(file, HELP, f"is damaged or has no {' and '.join(dict.fromkeys(keys))}"):
+        content = matlab.load(file, keys)
+        images, labels = (content[key] for key in keys)
+        if keys == ["X", "y"]:
+            images = images.transpose(3, 0, 1, 2)
+        if domain == "usps":  # cells [2, 2]: (training, test) x (images, labels)
+            images, labels = images[int(split == "test")]
+    if labels.ndim == 2 and labels.shape[1] == 10:
+        labels = labels.argmax(1)
+    return _examples(images, labels, file)
+
+
+def _examples(images: Any, labels: Any, file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images [N, H, W] or [N, H, W, 3] uint8 and labels [N] int32; the label 10 stands for 0."""
+    try:
+        images, labels = np.asarray(images), np.asarray(labels)
+    except ValueError as error:  # lists of different lengths
+        raise BadInput(f"{file} is not a pair of arrays: {HELP}") from error
+    if images.ndim == 4 and 1 in (images.shape[1], images.shape[3]):  # one channel
+        images = images[:, 0] if images.shape[1] == 1 else images[..., 0]
+    pictures = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+    if images.dtype.kind not in "uif" or images.size == 0 or not pictures:
+        what = f"{images.dtype} {list(images.shape)}"
+        raise BadInput(f"{file}: its images are {what}, not [N, H, W] or [N, H, W, 3]: {HELP}")
+    if labels.dtype.kind not in "uif" or labels.size != len(images):
+        what = f"{labels.dtype} {list(labels.shape)}"
+        raise BadInput(f"{file}: its labels are {what}, not {len(images)} numbers: {HELP}")
+    bad = ~np.isin(labels, np.arange(11))
+    if bad.any():
+        raise BadInput(f"{file}: label {labels[bad][0]} is not in 0 .. 10: {HELP}")
+    return _pixels(images, file), labels.ravel().astype(np.int32) % 10
+
+
+def _pixels(images: np.ndarray, file: Path) -> np.ndarray:
+    """The images as uint8 in 0..255; floats may be in 0..1 or in 0..255."""
+    if images.dtype == np.uint8:
+        return images
+    low, high = images.min(), images.max()
+    if not (low >= 0 and high <= 255):
+        raise BadInput(f"{file}: its pixels are from {low} to {high}, not 0 to 255: {HELP}")
+    fractions = images.dtype.kind == "f" and high <= 1
+    return np.rint(images * 255 if fractions else images).astype(np.uint8)
+
+
+def _resized(parts: list[np.ndarray], size: int) -> np.ndarray:
+    """The images [R, size, size, 3] of all parts [., H, W] or [., H, W, 3], resized bilinearly."""
+    from PIL import Image
+
+    made = np.empty((sum(map(len, parts)), size, size, 3), np.uint8)
+    images = (image for part in parts for image in part)
+    for row, image in enumerate(tqdm(images, "digits_five", len(made), unit=" images", delay=2)):
+        small = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)
+        made[row] = np.asarray(small.convert("RGB"))
+    return made

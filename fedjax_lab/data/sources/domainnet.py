@@ -1,0 +1,153 @@
+"""DomainNet (Peng et al. 2019, arXiv:1812.01754): six domains, 345 classes.
+
+`domainnet` has ten classes and FedBN's split; `domainnet_full` has random classes and the official
+split.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, rgb
+from fedjax_lab.data.places import fetched, locate, told
+from fedjax_lab.data.sources.domain_folders import PARTS, Release, inside, read
+from fedjax_lab.errors import BadInput, check_not_negative, quoted
+
+BY_HAND = (
+    "fetch domainnet_dataset.zip and the six domains, which the README of"
+    " https://github.com/med-air/FedBN links, unpack them and name the folder DomainNet with"
+    " clipart/, infograph/, painting/, quickdraw/, real/, sketch/ and clipart_train.pkl,"
+    " clipart_test.pkl .. (or these in split/) with --config.data.folder (or move it to"
+    " ~/.cache/fedjax_lab)"
+)
+RELEASE = Release(
+    name="domainnet-v1",
+    folder="DomainNet",
+    domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+    classes=(
+        "bird",
+        "feather",
+        "headphones",
+        "ice_cream",
+        "teapot",
+        "tiger",
+        "whale",
+        "windmill",
+        "wine_glass",
+        "zebra",
+    ),
+    remedy=told("domainnet", BY_HAND),
+)
+TRAINING = 500  # training images of each domain in FedPick
+VERSION = 1  # of the pixels of `domainnet_full`; increment it with every change that alters a pixel
+LISTS = tuple(  # possible paths of the first official list
+    f"{place}{RELEASE.domains[0]}_train.txt"
+    for place in ("", "splits/", "DomainNet/", "DomainNet/splits/")
+)
+FULL_HELP = fetched(
+    "domainnet_full",
+    "fetch the six archives (cleaned version) and the twelve lists clipart_train.txt,"
+    " clipart_test.txt .. of http://ai.bu.edu/M3SDA/, unpack them into one folder DomainNet with"
+    " clipart/, infograph/, painting/, quickdraw/, real/, sketch/ and the lists (or these in"
+    " splits/) and name it with --config.data.folder (or move it to ~/.cache/fedjax_lab)",
+)
+
+
+class Line(NamedTuple):
+    """An image in an official list."""
+
+    file: Path
+    name: str  # of the class
+    label: int  # 0..344
+
+
+@decoded
+def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
+    """DomainNet: images [R, size, size, 3] of ten classes in six domains, as in FedPick.
+
+    folder: the folder of the data set, or its parent; empty: ~/.cache/fedjax_lab and data/ are
+        searched.
+    size: the side of an image in pixels.
+
+    The training set has the first 500 images of each training list; the test set has all test
+    images: 526, 657, 619, 1000, 1217 and 554. Decoded images are cached as in `images.decoded`.
+    Raises BadInput if files are missing or damaged.
+    """
+    check_size(size)
+    return read(RELEASE, folder, size, lambda labels: np.arange(min(TRAINING, len(labels))))
+
+
+@decoded
+def domainnet_full(
+    *, folder: str = "", size: int = 64, classes: int = 50, classes_seed: int = 0
+) -> Dataset:
+    """DomainNet: images [R, size, size, 3] of `classes` of its 345 classes, as in Client2Vec.
+
+    folder: the folder with the domains, or its parent; empty: ~/.cache/fedjax_lab and data/ are
+        searched.
+    size: the side of an image in pixels.
+    classes: the number of classes, drawn at random; they keep their order.
+    classes_seed: the seed of that draw.
+
+    Training and test images are those of the official lists. Decoded images are cached as in
+    `images.decoded`. Raises BadInput if files are missing or damaged.
+    """
+    check_size(size)
+    check_not_negative("data.classes_seed", classes_seed)
+    lists = locate(folder, LISTS, FULL_HELP).parent
+    where = lists.parent if lists.name == "splits" else lists
+    train, test = (
+        [listed(where, lists / f"{domain}_{part}.txt", domain) for domain in RELEASE.domains]
+        for part in PARTS
+    )
+    class_names = names_of_labels([line for lines in (*train, *test) for line in lines], lists)
+    if not 1 <= classes <= len(class_names):
+        raise BadInput(f"config.data.classes must be from 1 to {len(class_names)}, got {classes}")
+    rng = np.random.default_rng(classes_seed)
+    chosen = np.sort(rng.choice(len(class_names), classes, replace=False)).tolist()
+    kept = [[_of_classes(lines, chosen) for lines in part] for part in (train, test)]
+    made = arrays(f"domainnet_full-v{VERSION}", kept[0], kept[1], size, rgb, FULL_HELP)
+    return Dataset(
+        **made, classes=tuple(class_names[label] for label in chosen), domains=RELEASE.domains
+    )
+
+
+def listed(where: Path, file: Path, domain: str) -> list[Line]:
+    """The lines `domain/class/image label` of an official list."""
+    return [_line(where, file, line, domain) for line in safe.lines(file, FULL_HELP)]
+
+
+def names_of_labels(lines: Sequence[Line], lists: Path) -> list[str]:
+    """The names of the classes 0, 1, ... Raises BadInput unless labels and names are one to one."""
+    names: dict[int, str] = {}
+    for line in lines:
+        if names.setdefault(line.label, line.name) != line.name:
+            both = f"{quoted(names[line.label])} and {quoted(line.name)}"
+            raise BadInput(f"{lists}: label {line.label} stands for {both}: {FULL_HELP}")
+    if sorted(names) != list(range(len(set(names.values())))):
+        raise BadInput(
+            f"{lists}: the labels of {len(set(names.values()))} classes are not 0, 1, ..:"
+            f" {FULL_HELP}"
+        )
+    return [names[label] for label in range(len(names))]
+
+
+def _line(where: Path, file: Path, text: str, domain: str) -> Line:
+    path, label = (*text.rsplit(maxsplit=1), "")[:2]
+    if not (label.isascii() and label.isdigit() and len(label) <= 6):
+        raise BadInput(f"{file}: {quoted(text, 80)} is not a path and a label: {FULL_HELP}")
+    inner = inside(path, RELEASE.folder, file, FULL_HELP)
+    if len(inner.parts) != 3 or inner.parts[0] != domain:
+        raise BadInput(f"{file}: {quoted(path, 80)} is not {domain}/CLASS/IMAGE: {FULL_HELP}")
+    return Line(where / inner, inner.parts[1], int(label))
+
+
+def _of_classes(lines: Sequence[Line], chosen: Sequence[int]) -> Split:
+    """The images with these labels, relabeled by the position of the label in `chosen`."""
+    number = {label: place for place, label in enumerate(chosen)}
+    kept = [line for line in lines if line.label in number]
+    return Split([line.file for line in kept], [number[line.label] for line in kept])

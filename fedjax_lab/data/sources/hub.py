@@ -1,0 +1,330 @@
+"""Data sets of Hugging Face's library `datasets`: saved folders, its cache, or the hub.
+
+Needs the extra `hub`. Since version 4 the library runs no code that comes with a data set.
+https://huggingface.co/docs/datasets
+"""
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats import columns, encoded, text_rows
+from fedjax_lab.data.formats.images import decoded
+from fedjax_lab.data.sources.text_files import LENGTH, TASKS, VOCABULARY, Tokens, check
+from fedjax_lab.errors import BadInput, nearest, quoted
+
+SAVED = ("dataset_dict.json", "state.json")  # written by save_to_disk for several splits, for one
+REMEDY = (
+    "config.data.dataset takes a folder written by save_to_disk, a folder of Parquet, CSV, JSON or"
+    " image files, or a name on the hub, which datasets.load_dataset fetches over the network"
+)
+IMAGE_KEYS = {"bytes", "path"}  # fields of an image in a Parquet file without type information
+
+
+@decoded
+def huggingface(
+    *,
+    dataset: str = "",
+    subset: str = "",
+    train_split: str = "train",
+    test_split: str = "",
+    image: str = "",
+    text: str = "",
+    label: str = "",
+    client: str = "",
+    domain: str = "",
+    size: int = 0,
+    color: str = "auto",
+    task: str = TASKS[0],
+    tokenizer: str = text_rows.BUILT_IN[0],
+    vocabulary: int = VOCABULARY,
+    length: int = LENGTH,
+) -> Dataset:
+    """A data set of images, x [R, H, W, channels] uint8, or of texts, x [R, length] token ids.
+
+    Decoded images are cached as in `pacs`.
+
+    Args:
+      dataset: a folder written by save_to_disk; a folder of Parquet, CSV, JSON or image files, as
+        for datasets.load_dataset; or a name on the hub. For a name, the library's cache is read
+        first; the network is used only for what is not cached, and never if HF_HUB_OFFLINE=1.
+      subset: the configuration of a data set on the hub.
+      train_split: the training examples: a split, or several as "train+validation".
+      test_split: the test examples; empty: the split `test`, unless it does not exist or is among
+        the training examples.
+      image: the column of the images; needed if there are several.
+      text: the column of the texts; needed if there are several, or if there are also images.
+      label: the column of the labels: class labels, integers or names; needed unless there is one
+        column of class labels, or one called `label`.
+      client: the column with the user of each example, for partition by_client.
+      domain: the column with the domain of each example; empty: there is a single domain.
+      size: the side to which images are resized; 0: images keep their size and must have the same.
+      color: "rgb", "gray", or "auto": as the first image.
+      task: for texts: "classify", or "next_word", which needs no label; see `text_files`.
+      tokenizer: for texts: "hash", "words", or a tokenizer.json of transformers; see `text_files`.
+      vocabulary: the number of token ids of the tokenizers "hash" and "words".
+      length: the number of tokens of an example.
+
+    Raises BadInput if the data set is not available, damaged, or not of this form.
+    """
+    encoded.check_form(size, color)
+    tokens = Tokens(task, tokenizer, vocabulary, length)
+    check(tokens)
+    splits = _loaded(dataset, subset)
+    trained_on = train_split.split("+")
+    if not test_split and "test" in splits and "test" not in trained_on:
+        test_split = "test"
+    _check_apart([*trained_on, *filter(None, test_split.split("+"))], dataset)
+    train = _joined(splits, "train_split", train_split, dataset)
+    both = [train, _joined(splits, "test_split", test_split, dataset)] if test_split else [train]
+    named = {"image": image, "text": text, "label": label, "client": client, "domain": domain}
+    named = _columns(train.features, named, task, dataset)
+    wanted = sorted({*filter(None, named.values())})
+    with safe.reading(dataset, REMEDY):
+        table = _concatenated([part.select_columns(wanted) for part in both])
+    made = _without_x(table, named, dataset, len(train), train.info)
+    if named["image"]:
+        return made._replace(x=_images(table, named["image"], dataset, size, color, made))
+    return _of_texts(made, _column(table, named["text"], dataset).to_pylist(), tokens)
+
+
+def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, info: Any):
+    """The Dataset of a table, without x; the first `training` rows are the training examples."""
+    y, classes = _numbers(table, named["label"], where)
+    client, users = _groups(table, named["client"], where)
+    domain, domains = _groups(table, named["domain"], where)
+    return Dataset(
+        x=None,
+        y=np.zeros(len(table), np.int32) if y is None else y,
+        domain=np.zeros(len(table), np.int32) if domain is None else domain,
+        test=np.arange(len(table)) >= training,
+        classes=classes,
+        domains=domains or (Path(where).name,),
+        client=client,
+        users=users,
+        license=info.license or "",
+        citation=" ".join((info.citation or "").split()),
+    )
+
+
+# Loading
+
+
+def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
+    """The splits, by name."""
+    if not dataset:
+        raise BadInput(f"config.data.dataset is empty: {REMEDY}")
+    try:
+        import datasets
+    except ImportError as error:
+        raise BadInput(f"a package is missing ({error}): pip install 'fedjax_lab[hub]'") from error
+    folder = Path(dataset).expanduser()
+    with safe.reading(dataset, REMEDY), _silenced():
+        if not folder.is_dir():
+            return _by_name(dataset, subset)
+        for file in folder.rglob("*"):
+            if not file.is_dir():
+                safe.check_regular(file)
+        if not any((folder / name).is_file() for name in SAVED):
+            return _generated(str(folder), subset)
+        if subset:
+            raise BadInput(f"{dataset} has no configurations (config.data.subset={quoted(subset)})")
+        made = datasets.load_from_disk(folder)
+        return made if isinstance(made, dict) else {"train": made}
+
+
+def _by_name(dataset: str, subset: str) -> Mapping[str, Any]:
+    """The splits of a data set on the hub, from the cache if possible."""
+    import datasets
+
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset):
+        raise FileNotFoundError("it is neither a folder nor a possible name on the hub")
+    if dataset in getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ()):
+        raise ValueError("it is the name of a file format, not of a data set")
+    online = not datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        return _generated(dataset, subset)
+    except (ConnectionError, ValueError):  # not in the cache, or not this configuration
+        if not online:
+            raise
+    finally:
+        datasets.config.HF_HUB_OFFLINE = not online
+    return _generated(dataset, subset)
+
+
+def _generated(name: str, subset: str) -> Mapping[str, Any]:
+    """The splits that the library loads; if it wraps an error, the original error is raised."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, subset or None)
+    except datasets.exceptions.DatasetGenerationError as error:
+        original = error.__cause__ or error
+    raise original  # not in the handler, where Python would make the wrapper its context: a circle
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Inside the context, the libraries log nothing about reading and downloading files."""
+    import datasets
+    import huggingface_hub
+
+    loggers = (datasets.logging, huggingface_hub.logging)
+    before = [logger.get_verbosity() for logger in loggers]
+    for logger in loggers:
+        logger.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, verbosity in zip(loggers, before, strict=True):
+            logger.set_verbosity(verbosity)
+
+
+def _check_apart(names: Sequence[str], where: str) -> None:
+    """Raises BadInput if a split is named twice, for training and testing or for one of them."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise BadInput(
+            f"{where}: split {quoted(twice[0])} occurs twice in config.data.train_split and"
+            " config.data.test_split; an example may be used only once"
+        )
+
+
+def _joined(splits: Mapping[str, Any], key: str, names: str, where: str) -> Any:
+    """The table of one split, or of several as "train+validation"."""
+    parts = names.split("+")
+    for name in parts:
+        if name not in splits:
+            hint = nearest(name, splits)
+            raise BadInput(f"{where} has no split {quoted(name)} (config.data.{key}); {hint}")
+    with safe.reading(where, REMEDY):
+        return _concatenated([splits[name] for name in parts])
+
+
+def _concatenated(tables: Sequence) -> Any:
+    """All rows of tables with the same columns; raises an error if a table is damaged."""
+    import datasets
+
+    for table in tables:
+        table.data.validate(full=True)
+    return datasets.concatenate_datasets(list(tables))
+
+
+# Columns
+
+
+def _columns(features: Mapping, named: Mapping[str, str], task: str, where: str) -> dict[str, str]:
+    """The column of each kind, "" if there is none. Raises BadInput if the choice is ambiguous."""
+    import datasets
+
+    there = list(features)
+    if named["image"] and named["text"]:
+        raise BadInput("config.data.image and config.data.text are both set; set only one of them")
+    for key in ("client", "domain"):
+        if named[key]:
+            columns.check(key, named[key], there, where)
+    free = [name for name in there if name not in (named["client"], named["domain"])]
+    made = dict(named)
+    if task == "classify":
+        classes = [name for name in free if isinstance(features[name], datasets.ClassLabel)]
+        usual = classes or [name for name in free if name == "label"]
+        made["label"] = columns.choose("label", named["label"], there, usual, where)
+    images = [name for name in there if _is_image(features[name])]
+    texts = [name for name in free if _is_text(features[name]) and name != made["label"]]
+    is_image = named["image"] or (images and not named["text"] and task == "classify")
+    kind, fitting = ("image", images) if is_image else ("text", texts)
+    made[kind] = columns.choose(kind, named[kind], there, fitting, where)
+    if made[kind] not in fitting:
+        what = quoted(features[made[kind]])
+        raise BadInput(
+            f"{where}: column {made[kind]} (config.data.{kind}) is not of type {kind}, but {what}"
+        )
+    return made
+
+
+def _is_image(feature: Any) -> bool:
+    import datasets
+
+    return isinstance(feature, datasets.Image) or (
+        isinstance(feature, dict) and feature.keys() == IMAGE_KEYS
+    )
+
+
+def _is_text(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string")
+
+
+def _column(table: Any, name: str, where: str) -> Any:
+    """A column in Arrow's format. Raises BadInput if an entry is missing."""
+    with safe.reading(where, REMEDY):
+        column = table.select_columns([name]).with_format("arrow")[:][name]
+        if column.null_count:
+            row = column.is_null().to_pylist().index(True)
+            raise BadInput(f"{where}: column {name} is empty in row {row}")
+        return column
+
+
+def _numbers(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The number [R] int32 of each entry of a column, and the names; (None, ()) if name is ""."""
+    if not name:
+        return None, ()
+    values = _column(table, name, where).to_pylist()
+    names = getattr(table.features[name], "names", None)
+    if names is None:
+        return columns.numbered(values, f"{where}: column {name}")
+    y = np.array(values, np.int64)
+    columns.check_labels(y, names, f"{where}: column {name}")
+    return y.astype(np.int32), tuple(names)
+
+
+def _groups(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """As `_numbers`, for users or domains; names that occur in no row are left out."""
+    numbers, names = _numbers(table, name, where)
+    if numbers is None:
+        return None, ()
+    occurring, numbers = np.unique(numbers, return_inverse=True)
+    return numbers.astype(np.int32), tuple(names[number] for number in occurring)
+
+
+def _images(table, name, where, size, color, made):
+    """The images of a column as a lazy array; `made` has the labels, domains and test flags."""
+    import datasets
+
+    _column(table, name, where)  # raises BadInput if an image is missing
+    with safe.reading(where, REMEDY):
+        table = table.select_columns([name]).cast_column(name, datasets.Image(decode=False))
+
+    def fetch(rows: np.ndarray) -> list[bytes]:
+        with safe.reading(where, REMEDY):
+            files = table[rows.tolist()][name]
+            return [file["bytes"] or safe.content(Path(file["path"])) for file in files]
+
+    files = encoded.Encoded(fetch, len(table), where, REMEDY)
+    digest = encoded.digest(files, made.y, made.domain, made.test)
+    return encoded.pictures(files, size, color, f"hub-{digest}")
+
+
+def _of_texts(made: Dataset, texts: Sequence[str], tokens: Tokens) -> Dataset:
+    """The Dataset with token ids as x; the vocabulary is that of the training texts."""
+    training = texts[: int(np.sum(~made.test))]
+    words = text_rows.make_tokenizer(tokens.tokenizer, tokens.vocabulary, training)
+    ids = [words.encode(text) for text in texts]
+    predict = tokens.task == "next_word"
+    x, y, row = text_rows.examples(ids, made.y, predict, tokens.length, words.size)
+    return made._replace(
+        x=x,
+        y=y,
+        domain=made.domain[row],
+        origin=row.astype(np.int32) if predict else None,
+        test=made.test[row],
+        client=None if made.client is None else made.client[row],
+        classes=words.words if predict else made.classes,
+    )

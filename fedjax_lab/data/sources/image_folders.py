@@ -1,0 +1,223 @@
+"""Images in folders: PACS, VLCS and Office-Home as DOMAIN/CLASS/IMAGE, and folders of your own.
+
+DomainBed's script domainbed/scripts/download.py fetches the three data sets. They have no test
+split: in domain generalization, the test set is an unseen domain (config.data.unseen), and
+validation examples (config.partition.validation) are held out of each client's examples.
+config.data.test draws a test set at random.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_lab.data import places
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats import layouts
+from fedjax_lab.data.formats.image_parts import SPLITS, Look, Part, gather, make_look
+from fedjax_lab.data.formats.images import Split, check_size, decoded
+from fedjax_lab.errors import BadInput, quoted
+
+VERSION = 1  # of the pixels; increment it with every change that alters a pixel
+ENDINGS = (".jpg", ".jpeg", ".png")  # of the published data sets, in upper or lower case
+REMEDY = (
+    "config.data.folder takes a folder with DOMAIN/CLASS/IMAGE, CLASS/IMAGE, or train/CLASS/IMAGE"
+    " and test/CLASS/IMAGE; set config.data.layout for other layouts"
+)
+
+
+class Published(NamedTuple):
+    """The names of a published data set and of its folders."""
+
+    source: str  # the name of the data source
+    name: str
+    folders: tuple[str, ...]  # possible folders of its domains
+    domains: tuple[str, ...]  # case, blanks and underscores of the folders may differ
+
+
+PACS = Published(
+    "pacs",
+    "PACS",
+    ("PACS", "PACS/kfold", "pacs", "kfold"),
+    ("art_painting", "cartoon", "photo", "sketch"),
+)
+VLCS = Published(
+    "vlcs",
+    "VLCS",
+    ("VLCS", "vlcs"),
+    ("Caltech101", "LabelMe", "SUN09", "VOC2007"),
+)
+OFFICE_HOME = Published(
+    "office_home",
+    "Office-Home",
+    (
+        "office_home",
+        "office_home/OfficeHomeDataset_10072016",
+        "OfficeHomeDataset_10072016",
+        "OfficeHome",
+        "officehome",
+    ),
+    ("Art", "Clipart", "Product", "Real World"),
+)
+
+
+@decoded
+def pacs(*, folder: str = "", size: int = 32) -> Dataset:
+    """PACS (Li et al. 2017): images [size, size, 3] of 7 classes.
+
+    folder: the folder with the domains, or one with a folder PACS (or PACS/kfold) that has them;
+        empty: ~/.cache/fedjax_lab and data/ are searched.
+    size: the side of an image in pixels.
+
+    The domains are 2,048 art paintings, 2,344 cartoons, 1,670 photographs and 3,929 sketches. As in
+    all data sources of this module, the resized images are cached in $FEDJAX_LAB_CACHE, else in
+    ~/.cache/fedjax_lab, until a file changes, and truncated files are read as far as possible.
+    Raises BadInput if files are missing or damaged.
+    """
+    return _published(PACS, folder, size)
+
+
+@decoded
+def vlcs(*, folder: str = "", size: int = 32) -> Dataset:
+    """VLCS (Fang et al. 2013): images [size, size, 3] of 5 classes.
+
+    folder, size: as in `pacs`.
+
+    The domains are 1,415 images of Caltech-101, 2,656 of LabelMe, 3,282 of SUN09 and 3,376 of
+    VOC2007.
+    """
+    return _published(VLCS, folder, size)
+
+
+@decoded
+def office_home(*, folder: str = "", size: int = 32) -> Dataset:
+    """Office-Home (Venkateswara et al. 2017): images [size, size, 3] of 65 classes.
+
+    folder, size: as in `pacs`.
+
+    The domains are 2,427 images of Art, 4,365 of Clipart, 4,439 of Product and 4,357 of Real World.
+    """
+    return _published(OFFICE_HOME, folder, size)
+
+
+@decoded
+def image_folders(
+    *,
+    folder: str,
+    size: int = 32,
+    layout: str = "auto",
+    color: str = "rgb",
+    resize: str = "stretch",
+) -> Dataset:
+    """Images of your own in nested folders: images [size, size, 3 or 1].
+
+    folder: the folder of the data set.
+    size: the side of an image in pixels.
+    layout: what the levels of folders stand for, such as domain/class; auto recognizes
+        DOMAIN/CLASS/IMAGE, CLASS/IMAGE, SPLIT/CLASS/IMAGE, DOMAIN/SPLIT/CLASS/IMAGE and
+        SPLIT/DOMAIN/CLASS/IMAGE, where SPLIT is train, test, val or the like. A level client has
+        the natural users, as in client/class. Validation images are test examples if there is no
+        test split, and training examples otherwise.
+    color: rgb or gray.
+    resize: stretch scales both sides to the size; crop scales the largest centered square; pad
+        scales the whole image and centers it in a black square.
+
+    Domains, classes and users are sorted by name. Each domain must have training images of every
+    class, unless there are natural users. File names end in one of `layouts.ENDINGS`; of an
+    animation the first image is used. All else is as in `pacs`.
+    """
+    look = make_look(size, color, resize)
+    where = Path(folder).expanduser()
+    if not folder or not where.is_dir():
+        raise BadInput(f"{folder or 'an empty name'} is not a folder: {REMEDY}")
+    holders = layouts.find(where, layout, REMEDY)
+    domains = sorted({_domain(holder) for holder in holders})
+    return _read("image_folders", holders, domains, look, layouts.ENDINGS, REMEDY)
+
+
+def _published(published: Published, folder: str, size: int) -> Dataset:
+    remedy = places.told(published.source, by_hand(published))
+    check_size(size)
+    folders = find_domains(published, folder, remedy)
+    holders = [
+        layouts.Holder(folder, {"domain": domain})
+        for folder, domain in zip(folders, published.domains, strict=True)
+    ]
+    title = published.folders[0].lower()
+    return _read(title, holders, published.domains, Look(size), ENDINGS, remedy)
+
+
+def by_hand(published: Published) -> str:
+    """How to obtain this data set by hand."""
+    return (
+        f"fetch {published.name} as DomainBed's script domainbed/scripts/download.py does and name"
+        f" the folder with {', '.join(published.domains)} (each with CLASS/IMAGE) with"
+        f" --config.data.folder (or move it to ~/.cache/fedjax_lab/{published.folders[0]})"
+    )
+
+
+def find_domains(published: Published, folder: str, remedy: str) -> list[Path]:
+    """The folders of all domains, in the first place that has them.
+
+    Raises BadInput if no place has them.
+    """
+    around = [Path(place).expanduser() for place in ([folder] if folder else places.PLACES)]
+    problem = f"no {published.name} in {' or '.join(map(str, around))}"
+    for where in (place / name for place in around for name in ("", *published.folders)):
+        subfolders = {_letters(path.name): path for path in layouts.subfolders(where)}
+        by_domain = {name: subfolders.get(_letters(name)) for name in published.domains}
+        paths = [path for path in by_domain.values() if path is not None]
+        if len(paths) == len(published.domains):
+            return paths
+        if paths:
+            missing = next(name for name, path in by_domain.items() if path is None)
+            problem = f"{where} has no folder {missing}"
+    raise BadInput(f"{problem}: {remedy}")
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
+def _read(
+    title: str,
+    holders: Sequence[layouts.Holder],
+    domains: Sequence[str],
+    look: Look,
+    endings: Sequence[str],
+    remedy: str,
+) -> Dataset:
+    """The images in these folders, ordered by domain, class and file name."""
+    if not holders:
+        raise BadInput(f"there are no folders of domains: {remedy}")
+    classes = sorted({p.name for each in holders for p in layouts.subfolders(each.folder)})
+    parts = [_part(holder, classes, endings, remedy) for holder in holders]
+    parts = [part for part in parts if part.images.files]
+    name = f"{title}-v{VERSION}"
+    return gather(name, parts, classes, domains, look, remedy, truncated=True)
+
+
+def _part(
+    holder: layouts.Holder, classes: Sequence[str], endings: Sequence[str], remedy: str
+) -> Part:
+    """The images of a folder. Raises BadInput if a required class has no images."""
+    folder, levels = holder
+    split = SPLITS.get(levels.get("split", "train").lower(), "")
+    files, labels = [], []
+    if not classes:
+        raise BadInput(f"{folder} has no folders of classes: {remedy}")
+    for label, name in enumerate(classes):
+        images = layouts.images_in(folder / name, endings)
+        if not images and split == "train" and "client" not in levels:
+            kinds = ", ".join(endings)
+            problem = f"has no images ({kinds}), but is a class folder"
+            raise BadInput(f"{folder / name} {problem}: {remedy}")
+        files += images
+        labels += [label] * len(images)
+    if files and not split:
+        splits = ", ".join(SPLITS)
+        raise BadInput(f"{folder}: {quoted(levels['split'])} is not one of the splits {splits}")
+    return Part(Split(files, labels), _domain(holder), split, levels.get("client", ""))
+
+
+def _domain(holder: layouts.Holder) -> str:
+    return holder.levels.get("domain", "image_folders")

@@ -1,0 +1,151 @@
+"""Images listed in a table, with columns for label, user, domain and split.
+
+Many medical data sets with natural centers have this form. FLamby's Fed-ISIC2019 (Ogier du Terrail
+et al., NeurIPS 2022) is read with path=train_test_split,
+folder=ISIC_2019_Training_Input_preprocessed, label=target, client=center, split=fold.
+"""
+
+import csv
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats.image_parts import SPLITS, Part, gather, make_look, sorted_names
+from fedjax_lab.data.formats.images import Split, decoded
+from fedjax_lab.data.formats.layouts import ENDINGS
+from fedjax_lab.errors import BadInput, nearest, quoted
+
+VERSION = 1  # of the pixels; increment it with every change that alters a pixel
+DELIMITERS = ",", "\t", ";"
+REMEDY = (
+    "config.data.path takes a CSV file with a header; config.data.image and config.data.label name"
+    " its columns of image files and labels"
+)
+
+
+@decoded
+def image_table(
+    *,
+    path: str,
+    folder: str = "",
+    image: str = "image",
+    label: str = "label",
+    client: str = "",
+    domain: str = "",
+    split: str = "",
+    size: int = 32,
+    color: str = "rgb",
+    resize: str = "stretch",
+) -> Dataset:
+    """The images [size, size, 3 or 1] that a CSV file lists; the settings name its columns.
+
+    path: the CSV file, with a header; the delimiter may be a comma, a tab or a semicolon.
+    folder: the folder to which the image file names are relative; empty: that of the CSV file.
+    image: the column with the names of the image files, which may lack the file extension.
+    label: the column with the classes, as names or numbers.
+    client: the column with the natural user of each image, such as its center; empty: none.
+    domain: the column with the domain of each image; empty: there is one domain.
+    split: the column with train, test or val; empty: all images are training examples. Validation
+        images are test examples if there are no test images, and training examples otherwise.
+    size: the side of an image in pixels.
+    color: rgb or gray.
+    resize: stretch, crop or pad, as in `image_folders`.
+
+    Classes, users and domains are sorted, numerically if all are natural numbers. Decoded images
+    are cached as in `images.decoded`. Raises BadInput if anything is missing or damaged.
+    """
+    look, table = make_look(size, color, resize), Path(path).expanduser()
+    if not path:
+        raise BadInput(f"data.path is empty: {REMEDY}")
+    columns = {"image": image, "label": label}
+    columns |= {"client": client, "domain": domain, "split": split}
+    rows = _rows(table, {key: name for key, name in columns.items() if name})
+    classes = sorted_names({row["label"] for row in rows})
+    parts = _parts(table, Path(folder).expanduser() if folder else table.parent, rows, classes)
+    domains = sorted_names({part.domain for part in parts})
+    listed = hashlib.sha256(repr(rows).encode()).hexdigest()[:8]  # users affect the images' order
+    dataset = gather(f"image_table-v{VERSION}-{listed}", parts, classes, domains, look, REMEDY)
+    if len(set(dataset.files)) == len(dataset.files):
+        return dataset
+    image_of = np.unique(dataset.files, return_inverse=True)[1]  # one image is dealt as a whole
+    return dataset._replace(origin=image_of.astype(np.int32))
+
+
+def _rows(table: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
+    """The values of these columns in each line of a table, by the keys of the columns."""
+    with safe.reading(table, REMEDY):
+        text = safe.content(table).decode("utf-8-sig")
+        header = text.partition("\n")[0]
+        lines = csv.reader(
+            io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=header.count), strict=True
+        )
+        names = [name.strip() for name in next(lines, [])]
+        places = {key: _place(table, key, name, names) for key, name in columns.items()}
+        rows = [
+            {key: _value(table, lines.line_num, line, names, at) for key, at in places.items()}
+            for line in lines
+            if line
+        ]
+    if not rows:
+        raise BadInput(f"{table} lists no images: {REMEDY}")
+    return rows
+
+
+def _place(table: Path, key: str, name: str, names: Sequence[str]) -> int:
+    """The position of a column in the header."""
+    if name not in names:
+        near = nearest(name, [each for each in names if each and each.isprintable()])
+        raise BadInput(f"{table} has no column {quoted(name)} (config.data.{key}); {near}")
+    if names.count(name) > 1:
+        raise BadInput(f"{table} has two columns {quoted(name)} (config.data.{key}); rename one")
+    return names.index(name)
+
+
+def _value(table: Path, number: int, line: Sequence[str], names: Sequence[str], at: int) -> str:
+    """The value of a column in a line. Raises BadInput if it is empty or not printable."""
+    value = line[at].strip() if at < len(line) else ""
+    if not value or not value.isprintable():
+        what = f"{quoted(value)} for {quoted(names[at])}" if value else f"no {quoted(names[at])}"
+        raise BadInput(f"{table}: line {number} has {what}: {REMEDY}")
+    return value
+
+
+def _parts(
+    table: Path, folder: Path, rows: Sequence[Mapping[str, str]], classes: Sequence[str]
+) -> list[Part]:
+    """The images, grouped by domain, split and user."""
+    number = {name: index for index, name in enumerate(classes)}
+    images: dict[tuple[str, str, str], Split] = {}
+    split_of: dict[Path, str] = {}
+    for row in rows:
+        named = row.get("split", "train")
+        split = SPLITS.get(named.lower())
+        if split is None:
+            splits = ", ".join(SPLITS)
+            raise BadInput(f"{table}: {quoted(named)} is not one of the splits {splits}: {REMEDY}")
+        key = row.get("domain", "image_table"), split, row.get("client", "")
+        files, labels = images.setdefault(key, Split([], []))
+        files.append(_file(table, folder, row["image"]))
+        if split_of.setdefault(files[-1], split) != split:
+            both = f"{split_of[files[-1]]} and {split}"
+            raise BadInput(f"{table} lists {files[-1]} for {both}, but an image has only one split")
+        labels.append(number[row["label"]])
+    return [Part(split, *key) for key, split in images.items()]
+
+
+def _file(table: Path, folder: Path, name: str) -> Path:
+    """The file of an image; the table may omit the file extension."""
+    file = folder / name
+    if name.lower().endswith(ENDINGS):
+        return file
+    paths = (Path(f"{file}{ending}") for ending in ENDINGS)
+    existing = next((path for path in paths if path.is_file()), None)
+    if existing is None:
+        kinds = ", ".join(ENDINGS)
+        raise BadInput(f"{table}: there is no image {file} ({kinds}); see config.data.folder")
+    return existing

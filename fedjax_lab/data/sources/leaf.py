@@ -1,0 +1,237 @@
+"""Data sets in LEAF's JSON format: FEMNIST, CelebA, Sent140, Reddit, Synthetic and your own.
+
+The kind of data is recognized by the content of the files. Shakespeare has its own data source.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats import leaf_json, text_rows
+from fedjax_lab.data.formats.images import Split, check_size, decoded, rgb
+from fedjax_lab.data.formats.images import arrays as listed
+from fedjax_lab.data.formats.leaf_json import User
+from fedjax_lab.data.formats.word_sequences import Words, check, next_word
+from fedjax_lab.data.sources import image_folders, user_rows
+from fedjax_lab.data.sources.user_rows import UserRows
+from fedjax_lab.errors import BadInput, check_not_negative, quoted
+
+VERSION = 1  # of the pixels of image files; increment it with every change that alters a pixel
+END = "<EOS>"  # marks the end of a comment
+TWEET, COMMENT = 25, 10  # numbers of words, as in LEAF's models
+PICTURES = ("img_align_celeba", "raw/img_align_celeba", "data/raw/img_align_celeba")
+REMEDY = (
+    "run preprocess.sh in data/NAME of https://github.com/TalwalkarLab/leaf (`-s niid --sf 1.0 -k 0"
+    " -t sample` splits the examples of each user) and name its output folder data/, with train/"
+    " and test/ or all_data/, with --config.data.folder"
+)
+CITATION = (
+    "S. Caldas, S. M. K. Duddu, P. Wu, T. Li, J. Konečný, H. B. McMahan, V. Smith, A. Talwalkar."
+    " LEAF: A Benchmark for Federated Settings. 2018, arXiv:1812.01097."
+)
+
+
+class Settings(NamedTuple):
+    """The settings of `leaf` for images and texts."""
+
+    folder: Path
+    images: str
+    size: int
+    tokenizer: str
+    vocabulary: int
+    length: int
+
+
+class Kind(NamedTuple):
+    """How examples of one kind are read."""
+
+    encode: Callable[[User], tuple[Any, np.ndarray]]  # user -> (examples, labels)
+    finish: Callable[[list[UserRows]], Dataset]  # all users' examples -> dataset
+
+
+@decoded
+def leaf(
+    *,
+    folder: str,
+    images: str = "",
+    size: int = 84,
+    tokenizer: str = "hash",
+    vocabulary: int = 10_000,
+    length: int = 0,
+) -> Dataset:
+    """The examples and users in LEAF's JSON files.
+
+    The content of x determines how it is read. Numbers are vectors; 784 numbers are an image
+    [28, 28, 1] of FEMNIST (62 characters, or 10 digits), on a white background as in LEAF. Names of
+    image files (CelebA) become images [size, size, 3]. Texts, or rows that end with a text
+    (Sent140), become token ids. Comments (Reddit), cut into sequences or not, become examples of
+    next-word prediction: each word of a comment with the words before it, padded at the beginning.
+
+    folder: LEAF's data/NAME/data, or its parent. The split in train/ and test/ is used, and val/ is
+        left out; all_data/ alone has no test examples.
+    images: the folder of the image files; empty: raw/img_align_celeba or img_align_celeba.
+    size: the side of an image in pixels.
+    tokenizer: of texts: hash or words, which need no files, or a tokenizer.json of transformers.
+    vocabulary: the number of token ids; for Reddit, the most frequent training words.
+    length: the number of words of a text that an example has, or the number of words before the
+        word to predict; 0: LEAF's values, 25 and 10.
+
+    Raises BadInput if the files are missing or malformed.
+    """
+    check_not_negative("data.length", length)
+    where = Path(folder).expanduser()
+    settings = Settings(where, images, size, tokenizer, vocabulary, length)
+    parts: list[UserRows] = []
+    room, kind = user_rows.Room(), None
+    for user, test in tqdm(users_of(where), "leaf", unit=" users", delay=2):
+        if user.x:
+            kind = kind or kind_of(user, settings)
+            with safe.reading(user.file, REMEDY, part=f"user {quoted(user.name, 60)}"):
+                parts.append(UserRows(user.name, test, *kind.encode(user)))
+                room.take(parts[-1].x)
+    if kind is None or all(part.test for part in parts):
+        raise BadInput(f"{where} has no training examples: {REMEDY}")
+    return kind.finish(parts)._replace(citation=CITATION)
+
+
+def users_of(folder: Path) -> Iterator[tuple[User, bool]]:
+    """All users with their training examples, then all with their test examples.
+
+    Yields pairs of a user and whether its examples are test examples.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder: {REMEDY}")
+    places = [place for place in (folder, folder / "data") if place.is_dir()]
+    for place in places:
+        names = [name for name in ("train", "test") if leaf_json.has_files(place / name)]
+        if "train" in names:
+            for name in names:
+                yield from ((user, name == "test") for user in _users(place / name))
+            return
+    for place in (folder / name for name in ("all_data", "data/all_data", "")):
+        if leaf_json.has_files(place):
+            yield from ((user, False) for user in _users(place))
+            return
+    raise BadInput(f"no train/*.json or all_data/*.json in {folder}: {REMEDY}")
+
+
+def _users(folder):
+    return leaf_json.users_in(folder, REMEDY)
+
+
+def kind_of(user: User, settings: Settings) -> Kind:
+    """The kind of the first example of the first user."""
+    x, y = user.x[0], user.y[0]
+    first = x[0] if isinstance(x, list) and x else None
+    is_nested = isinstance(first, list) and isinstance(first[0] if first else None, str)
+    if is_nested or isinstance(y, dict):
+        return of_comments(settings)
+    if isinstance(x, str) and isinstance(y, str):
+        raise BadInput(
+            f"{user.file} has characters as labels of texts; read it with"
+            " --config.data.name=shakespeare"
+        )
+    if isinstance(x, str) and PurePath(x).suffix.lower() in image_folders.ENDINGS:
+        return of_pictures(settings)
+    if isinstance(x, str) or isinstance(first, str):
+        return of_texts(settings)
+    return Kind(numbers, lambda parts: user_rows.numbers(parts, "leaf"))
+
+
+def numbers(user: User) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors, or images of FEMNIST, and labels."""
+    return user_rows.images_or_vectors(user.x), user_rows.labels(user.y)
+
+
+# Names of image files
+
+
+def of_pictures(settings: Settings) -> Kind:
+    """The kind of names of image files; the images are decoded on demand."""
+    places = [settings.folder / name for name in PICTURES]
+    places = [Path(settings.images).expanduser()] if settings.images else places
+    where = next((place for place in places if place.is_dir()), None)
+    check_size(settings.size)
+    if where is None:
+        looked = " or ".join(map(str, places))
+        raise BadInput(f"no images in {looked}: name their folder with --config.data.images")
+
+    def encode(user):
+        if not all(isinstance(name, str) and _is_plain(name) for name in user.x):
+            raise ValueError("some x is not the name of an image file without a folder")
+        return [where / name for name in user.x], user_rows.labels(user.y)
+
+    def finish(parts):
+        splits = [_files([part for part in parts if part.test == test]) for test in (False, True)]
+        remedy = f"move all images to {where}, or name their folder with --config.data.images"
+        made = listed(f"leaf-v{VERSION}", splits[:1], splits[1:], settings.size, rgb, remedy)
+        data = user_rows.assembled(parts, made["x"], user_rows.numbered(parts), "leaf")
+        return data._replace(files=made["files"])
+
+    return Kind(encode, finish)
+
+
+def _files(parts):
+    return Split([f for part in parts for f in part.x], [int(n) for part in parts for n in part.y])
+
+
+def _is_plain(name):
+    return PurePath(name).name == name and name.isprintable() and "\\" not in name
+
+
+# Texts
+
+
+def of_texts(settings: Settings) -> Kind:
+    """The kind of texts, or of rows whose last entry is the text, as in Sent140."""
+    text_rows.make_tokenizer(settings.tokenizer, settings.vocabulary, [])  # checks the settings
+
+    def encode(user):
+        last = [row[-1] if isinstance(row, list) and row else row for row in user.x]
+        if not all(isinstance(text, str) for text in last):
+            raise ValueError("some x is neither a text nor a row that ends with one")
+        return [leaf_json.plain(text) for text in last], user_rows.labels(user.y)
+
+    def finish(parts):
+        training = [text for part in parts if not part.test for text in part.x]
+        made = text_rows.make_tokenizer(settings.tokenizer, settings.vocabulary, training)
+        ids = [made.encode(text) for part in parts for text in part.x]
+        x = text_rows.padded(ids, settings.length or TWEET, made.size)
+        return user_rows.assembled(parts, x, user_rows.numbered(parts), "leaf")
+
+    return Kind(encode, finish)
+
+
+def of_comments(settings: Settings) -> Kind:
+    """The kind of comments, for next-word prediction within each comment."""
+    words, length = Words(), settings.length or COMMENT
+    check(settings.vocabulary, length)
+
+    def encode(user):
+        comments = [words.encode(_words(comment)) for comment in user.x]
+        return comments, np.zeros(len(comments), np.int32)
+
+    def finish(parts):
+        return next_word(words, parts, settings.vocabulary, length, "leaf")
+
+    return Kind(encode, finish)
+
+
+def _words(comment: Any) -> list[str]:
+    """The words of a comment and its end mark, without marks of its beginning and padding.
+
+    A comment is a text, or a list of words or of sequences of words.
+    """
+    if isinstance(comment, str):
+        comment = comment.split()
+    parts = comment if isinstance(comment, list) else [comment]
+    words = [w for part in parts for w in (part if isinstance(part, list) else [part])]
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError("some x is neither a text nor a list of words or of lists of words")
+    words = [leaf_json.plain(word) for word in words if word not in ("<BOS>", "<PAD>")]
+    return words if words[-1:] == [END] else [*words, END]

@@ -1,0 +1,160 @@
+"""MedMNIST (Yang et al. 2023, Scientific Data 10): eleven sets of medical images, as .npz files.
+
+Format: https://medmnist.com. Each file has {train,val,test}_images [N, H, W] or [N, H, W, 3] uint8,
+and {train,val,test}_labels [N, 1].
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import Dataset, pooled
+from fedjax_lab.data.formats import npz
+from fedjax_lab.data.places import fetched, locate
+from fedjax_lab.errors import BadInput, check_choice
+
+ORGANS = (
+    "bladder",
+    "femur-left",
+    "femur-right",
+    "heart",
+    "kidney-left",
+    "kidney-right",
+    "liver",
+    "lung-left",
+    "lung-right",
+    "pancreas",
+    "spleen",
+)
+CLASSES = {  # the classes of each set, in the order of its labels
+    "pathmnist": (
+        "adipose",
+        "background",
+        "debris",
+        "lymphocytes",
+        "mucus",
+        "smooth muscle",
+        "normal colon mucosa",
+        "cancer-associated stroma",
+        "colorectal adenocarcinoma epithelium",
+    ),
+    "dermamnist": (
+        "actinic keratoses and intraepithelial carcinoma",
+        "basal cell carcinoma",
+        "benign keratosis-like lesions",
+        "dermatofibroma",
+        "melanoma",
+        "melanocytic nevi",
+        "vascular lesions",
+    ),
+    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    "pneumoniamnist": ("normal", "pneumonia"),
+    "retinamnist": ("0", "1", "2", "3", "4"),
+    "breastmnist": ("malignant", "normal or benign"),
+    "bloodmnist": (
+        "basophil",
+        "eosinophil",
+        "erythroblast",
+        "immature granulocytes",
+        "lymphocyte",
+        "monocyte",
+        "neutrophil",
+        "platelet",
+    ),
+    "tissuemnist": (
+        "collecting duct, connecting tubule",
+        "distal convoluted tubule",
+        "glomerular endothelial cells",
+        "interstitial endothelial cells",
+        "leukocytes",
+        "podocytes",
+        "proximal tubule segments",
+        "thick ascending limb",
+    ),
+    "organamnist": ORGANS,
+    "organcmnist": ORGANS,
+    "organsmnist": ORGANS,
+}
+SIZES = (28, 64, 128, 224)  # sides of the images, in pixels
+
+
+def medmnist(
+    *, dataset: str = "pathmnist", folder: str = "", size: int = 28, merge_valid: bool = False
+) -> Dataset:
+    """A set of MedMNIST: images [size, size, 1 or 3], with the published training and test split.
+
+    dataset: pathmnist, dermamnist, octmnist, pneumoniamnist, retinamnist, breastmnist, bloodmnist,
+        tissuemnist, organamnist, organcmnist or organsmnist. The grades of RetinaMNIST are used as
+        classes. ChestMNIST is refused, because its images have several labels each.
+    folder: the folder with the file; empty: ~/.cache/fedjax_lab and data/ are searched.
+    size: the side of an image, 28, 64, 128 or 224; there is a file for each.
+    merge_valid: append the validation images to the training images; otherwise they are left out.
+
+    Raises BadInput if a file is missing, damaged or does not hold what its name says.
+    """
+    if dataset == "chestmnist":
+        raise BadInput(
+            "config.data.dataset=chestmnist has 14 labels for each image, but a run needs exactly"
+            f" one; valid: {', '.join(CLASSES)}"
+        )
+    check_choice("data.dataset", dataset, CLASSES)
+    if size not in SIZES:
+        sizes = ", ".join(map(str, SIZES))
+        raise BadInput(f"config.data.size of medmnist must be one of {sizes}, got {size}")
+    remedy = _remedy(dataset, size)
+    file = locate(folder, names(dataset, size), remedy)
+    splits = ("train", "val", "test") if merge_valid else ("train", "test")
+    images, labels = zip(*_read(file, splits, size, len(CLASSES[dataset]), remedy), strict=True)
+    made = pooled(np.concatenate(images), [np.concatenate(labels[:-1])], [labels[-1]])
+    return Dataset(**made, classes=CLASSES[dataset], domains=(dataset,))
+
+
+def file_name(dataset: str, size: int) -> str:
+    """The published file name of a set with images of this size."""
+    return f"{dataset}.npz" if size == 28 else f"{dataset}_{size}.npz"
+
+
+def names(dataset: str, size: int = 28) -> tuple[str, ...]:
+    """The paths of that file, relative to the folders that are searched."""
+    name = file_name(dataset, size)
+    return name, f"medmnist/{name}"
+
+
+def _remedy(dataset, size):
+    """What to do if the file is missing or damaged, for messages."""
+    by_hand = "name the folder of the file with --config.data.folder"
+    if size == 28:
+        return fetched(dataset, by_hand)
+    address = f"https://zenodo.org/records/10519652/files/{file_name(dataset, size)}"
+    return f"fetch {address} and {by_hand} (or move it to ~/.cache/fedjax_lab)"
+
+
+def _read(
+    file: Path, splits: tuple[str, ...], size: int, num_classes: int, remedy: str
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The images [N, size, size, channels] and labels [N] of each split."""
+    keys = [f"{split}_{kind}" for split in splits for kind in ("images", "labels")]
+    with safe.reading(file, remedy, "is damaged or not a file of MedMNIST"):
+        arrays = npz.read(file, keys, remedy, "is damaged")
+    pairs = [(arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in splits]
+    made = [_examples(file, *pair, size, num_classes, remedy) for pair in pairs]
+    if len({x.shape[1:] for x, _ in made}) > 1:
+        raise BadInput(f"{file}: only some of its splits have color images: {remedy}")
+    return made
+
+
+def _examples(
+    file: Path, x: np.ndarray, y: np.ndarray, size: int, num_classes: int, remedy: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Checks the arrays; returns images with an axis of channels and labels without that axis."""
+    x = x[..., None] if x.ndim == 3 else x
+    if x.dtype != np.uint8 or x.shape[1:] not in ((size, size, 1), (size, size, 3)) or not len(x):
+        what = f"{x.dtype} {list(x.shape)}"
+        raise BadInput(f"{file}: its images are {what}, not uint8 [N, {size}, {size}]: {remedy}")
+    if y.dtype.kind not in "ui" or y.shape != (len(x), 1):
+        raise BadInput(f"{file}: its labels are {y.dtype} {list(y.shape)}, not [N, 1]: {remedy}")
+    bad = (y < 0) | (y >= num_classes)
+    if bad.any():
+        raise BadInput(f"{file}: label {y[bad][0]} is not in 0 .. {num_classes - 1}: {remedy}")
+    return x, y[:, 0].astype(np.int32)

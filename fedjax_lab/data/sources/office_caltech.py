@@ -1,0 +1,56 @@
+"""Office-Caltech-10 (Gong et al. 2012) in FedBN's split: four domains, ten classes."""
+
+import numpy as np
+
+from fedjax_lab.data.dataset import Dataset, first_of_each
+from fedjax_lab.data.formats.images import check_size, decoded
+from fedjax_lab.data.places import told
+from fedjax_lab.data.sources.domain_folders import Release, read
+from fedjax_lab.errors import check_choice
+
+BY_HAND = (
+    "fetch office_caltech_10_dataset.zip, which the README of https://github.com/med-air/FedBN"
+    " links, unpack it and name the folder office_caltech_10 with amazon/, caltech/, dslr/, webcam/"
+    " and amazon_train.pkl, amazon_test.pkl .. with --config.data.folder (or move it to"
+    " ~/.cache/fedjax_lab)"
+)
+RELEASE = Release(
+    name="office_caltech-v1",
+    folder="office_caltech_10",
+    domains=("amazon", "caltech", "dslr", "webcam"),
+    classes=(
+        "back_pack",
+        "bike",
+        "calculator",
+        "headphones",
+        "keyboard",
+        "laptop_computer",
+        "monitor",
+        "mouse",
+        "mug",
+        "projector",
+    ),
+    remedy=told("office_caltech", BY_HAND),
+)
+SAMPLINGS = {
+    "fedpick": lambda labels: np.arange(min(125, len(labels))),
+    "fedc2i": lambda labels: first_of_each(labels, 20),
+}
+
+
+@decoded
+def office_caltech(*, folder: str = "", size: int = 256, sampling: str = "fedpick") -> Dataset:
+    """Office-Caltech-10: images [R, size, size, 3] of amazon, caltech, dslr and webcam.
+
+    folder: the folder of the data set, or its parent; empty: ~/.cache/fedjax_lab and data/ are
+        searched.
+    size: the side of an image in pixels.
+    sampling: the images of the training lists that are used: fedpick: the first 125 of each domain;
+        fedc2i: the first 20 of each class in each domain (200, 200, 125, 197).
+
+    The test set has all test images: 192, 225, 32 and 59. Decoded images are cached as in
+    `images.decoded`. Raises BadInput if files are missing or damaged.
+    """
+    check_choice("data.sampling", sampling, SAMPLINGS)
+    check_size(size)
+    return read(RELEASE, folder, size, SAMPLINGS[sampling])

@@ -1,0 +1,95 @@
+"""Synthetic(alpha, beta) of FedProx (Li et al., MLSys 2020, arXiv:1812.06127), Section 5.1.
+
+Each user k has its own classifier and its own distribution of inputs:
+
+  W_k, b_k ~ N(u_k, 1),  u_k ~ N(0, alpha)
+  x        ~ N(v_k, S),  v_k ~ N(B_k, 1),  B_k ~ N(0, beta),  S = diag(j^-1.2)
+  y        = argmax softmax(x W_k + b_k)
+
+As in the authors' code, alpha and beta are standard deviations, a user has 50 examples and
+floor(LogNormal(4, 2)) more, and 90 % of them are for training (80 % in the text of the paper). A
+larger u_k raises the logits of all classes equally, so alpha does not affect the labels. Users
+differ because each has its own weights, and because of beta.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.sources.generated import check_spread, draw_sizes, of_users, training_counts
+from fedjax_lab.errors import BadInput, check_not_negative, check_positive
+
+CITATION = (
+    "T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated Optimization in"
+    " Heterogeneous Networks. MLSys 2020, arXiv:1812.06127"
+)
+LEAST = 50  # smallest number of examples of a user
+MOST_CLASSES = 10_000
+
+
+def synthetic(
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    iid: bool = False,
+    num_users: int = 30,
+    dimension: int = 60,
+    num_classes: int = 10,
+    test_share: float = 0.1,
+    seed: int = 0,
+) -> Dataset:
+    """Vectors x [R, dimension] float32 of natural users, for partition by_client.
+
+    alpha: the standard deviation of u_k, which does not affect the labels.
+    beta: the standard deviation of B_k; a larger one makes the inputs of users differ more.
+    iid: all users have the same classifier and input distribution, whatever alpha and beta are.
+    num_users: the number of users; the first ones are the same for any number.
+    dimension: the size of an example.
+    num_classes: the number of classes.
+    test_share: the fraction of each user's examples that is for testing.
+    seed: the random seed.
+
+    Raises BadInput for an invalid setting, or if the examples do not fit in memory.
+    """
+    check_positive("data.dimension", dimension)
+    check_spread("alpha", alpha)
+    check_spread("beta", beta)
+    check_not_negative("data.seed", seed)
+    if not 2 <= num_classes <= MOST_CLASSES:
+        raise BadInput(
+            f"config.data.num_classes must be from 2 to {MOST_CLASSES:,}, got {num_classes}"
+        )
+    draw = partial(_draw_sizes, np.random.default_rng([seed, 0]))
+    sizes = draw_sizes(draw, num_users, least=LEAST, example_bytes=4 * dimension)
+    training = training_counts(sizes, test_share)
+    shared = _classifier(np.random.default_rng([seed, 1]), 0, dimension, num_classes)
+    x = np.empty((sizes.sum(), dimension), np.float32)
+    y = np.empty(len(x), np.int32)
+    stops = np.cumsum(sizes)
+    for k, rows in enumerate(map(slice, stops - sizes, stops)):
+        rng = np.random.default_rng([seed, 2, k])
+        v, (w, b) = np.zeros(dimension), shared
+        if not iid:
+            u, center = rng.normal(0, [alpha, beta])
+            v = rng.normal(center, 1, dimension)
+            w, b = _classifier(rng, u, dimension, num_classes)
+        x[rows] = v + _deviations(dimension) * rng.standard_normal((sizes[k], dimension))
+        y[rows] = np.argmax(x[rows] @ w + b, axis=1)
+    names = {"classes": tuple(map(str, range(num_classes))), "domains": ("synthetic",)}
+    return of_users(x, y, sizes, training, **names, citation=CITATION)
+
+
+def _draw_sizes(rng, count):
+    """The numbers of examples of `count` users."""
+    return LEAST + np.floor(rng.lognormal(4, 2, count))
+
+
+def _classifier(rng, u, dimension, num_classes):
+    """Weights [dimension, num_classes] and biases [num_classes] around u."""
+    return rng.normal(u, 1, (dimension, num_classes)), rng.normal(u, 1, num_classes)
+
+
+def _deviations(dimension):
+    """The standard deviations of the coordinates of an input: the square root of S's diagonal."""
+    return np.arange(1, dimension + 1) ** -0.6

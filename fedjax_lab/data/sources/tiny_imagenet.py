@@ -1,0 +1,67 @@
+"""Tiny-ImageNet: 200 classes of ImageNet at 64 x 64 pixels, resized as in FedConcat.
+
+Files: http://cs231n.stanford.edu/tiny-imagenet-200.zip. The test images have no labels, so the
+validation images are used as the test set.
+"""
+
+from pathlib import Path
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats.images import Split, arrays, decoded, rgb
+from fedjax_lab.data.places import fetched, locate
+from fedjax_lab.errors import BadInput, quoted
+
+VERSION = 1  # of the pixels; increment it with every change that alters a pixel
+HELP = fetched(
+    "tiny_imagenet",
+    "fetch and unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip and name the folder"
+    " tiny-imagenet-200 with wnids.txt, train/ and val/ with --config.data.folder (or move it to"
+    " ~/.cache/fedjax_lab)",
+)
+
+
+@decoded
+def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
+    """Tiny-ImageNet: 100,000 + 10,000 images [size, size, 3]; the classes are sorted WordNet ids.
+
+    folder: tiny-imagenet-200 or its parent; empty: ~/.cache/fedjax_lab and data/ are searched.
+    size: the side of an image in pixels, from 8 to 64.
+
+    The resized images are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or
+    sizes of files or the labels change. Raises BadInput if files are missing or damaged.
+    """
+    if not 8 <= size <= 64:
+        raise BadInput(f"config.data.size of tiny_imagenet must be from 8 to 64, got {size}")
+    where = locate(folder, ("wnids.txt", "tiny-imagenet-200/wnids.txt"), HELP).parent
+    classes = tuple(sorted(set(safe.lines(where / "wnids.txt", HELP))))
+    train, test = training_files(where, classes), validation_files(where, classes)
+    made = arrays(f"tiny_imagenet-v{VERSION}", [train], [test], size, rgb, HELP)
+    return Dataset(**made, classes=classes, domains=("tiny_imagenet",))
+
+
+def training_files(where: Path, classes: tuple[str, ...]) -> Split:
+    """The files of train/, ordered by class and name."""
+    files, labels = [], []
+    for label, name in enumerate(classes):
+        folder = where / "train" / name / "images"
+        images = safe.glob(folder, "*.JPEG")
+        if not images:
+            raise BadInput(f"{folder} has no images *.JPEG: {HELP}")
+        files += images
+        labels += [label] * len(images)
+    return Split(files, labels)
+
+
+def validation_files(where: Path, classes: tuple[str, ...]) -> Split:
+    """The files of val/ in the order of val_annotations.txt: name, class, bounding box."""
+    table = where / "val" / "val_annotations.txt"
+    number, files, labels = {name: label for label, name in enumerate(classes)}, [], []
+    for line in safe.lines(table, HELP):
+        file, name, *_ = *line.split("\t"), ""
+        if name not in number:
+            what = f"class {quoted(name)} of {quoted(file)}"
+            raise BadInput(f"{table}: {what} is not in wnids.txt: {HELP}")
+        files.append(where / "val" / "images" / file)
+        labels.append(number[name])
+    return Split(files, labels)

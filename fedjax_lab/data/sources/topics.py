@@ -1,0 +1,136 @@
+"""Generated texts of users with different mixtures of topics; no files are needed.
+
+As in latent Dirichlet allocation (Blei et al. 2003), but with one topic for each text: each user
+has a mixture of topics, and each topic has its own distribution of words, mixed with a common one.
+Half of the time a word is followed by its successor in the topic, so that the order of words is
+informative, too.
+"""
+
+import numpy as np
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats import text_rows
+from fedjax_lab.data.sources.generated import check_spread
+from fedjax_lab.data.sources.text_files import TASKS
+from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive
+
+OWN = 0.5  # weight of a topic's own word distribution; the rest is common to all topics
+FOLLOWS = 0.5  # probability that a word is the successor of the previous one
+SPREAD = 0.5  # standard deviation of the logarithm of a user's number of texts
+TESTS = 5  # every fifth text of a user is for testing
+
+
+def topics(
+    *,
+    users: int = 100,
+    texts: int = 30,
+    topics: int = 8,
+    alpha: float = 0.5,
+    vocabulary: int = 1000,
+    words: int = 20,
+    length: int = 20,
+    task: str = TASKS[0],
+    seed: int = 0,
+) -> Dataset:
+    """x [R, length] int16, token ids: 0 is padding, which comes first. The classes are topics.
+
+    users: the number of users, each a natural client.
+    texts: the average number of texts of a user; some have several times as many as others.
+    topics: the number of topics.
+    alpha: the concentration of the Dirichlet distribution of the users' mixtures of topics; a
+      smaller one makes users differ more.
+    vocabulary: the number of token ids, including the two special ones.
+    words: the largest number of words of a text; the smallest is half of it.
+    length: the number of tokens of an example; longer texts are truncated.
+    task: classify, or next_word: each word is an example, and the label is the word.
+    seed: the random seed.
+
+    Every fifth text of each user is for testing. Raises BadInput for an invalid setting, or if the
+    texts do not fit in memory.
+    """
+    check_choice("data.task", task, TASKS)
+    check_not_negative("data.seed", seed)
+    _check(users=users, topics=topics, words=words, length=length, alpha=alpha)
+    check_spread("alpha", alpha)
+    if not text_rows.FIRST + topics <= vocabulary <= text_rows.LARGEST:
+        least = f"at least two more than config.data.topics={topics}"
+        raise BadInput(f"config.data.vocabulary must be {least}, at most 2**24, got {vocabulary}")
+    if texts < TESTS:
+        raise BadInput(f"config.data.texts must be at least {TESTS}, got {texts}")
+    _check_memory(users * texts * (words + topics) + topics * vocabulary)
+    rng = np.random.default_rng(seed)
+    client = np.repeat(np.arange(users, dtype=np.int32), how_many(rng, users, texts))
+    mixtures = rng.dirichlet(np.full(topics, alpha), users)
+    topic = drawn(rng, np.cumsum(mixtures, 1)[client])
+    ids = text_rows.FIRST + written(rng, topic, topics, vocabulary - text_rows.FIRST, words)
+    counts = rng.integers(-(-words // 2), words + 1, len(topic))
+    rows = [row[:n].tolist() for row, n in zip(ids, counts, strict=True)]
+    x, y, row = text_rows.examples(rows, topic, task == TASKS[1], length, vocabulary)
+    place = np.arange(len(client)) - np.searchsorted(client, client)  # of a text within its user
+    return Dataset(
+        x=x,
+        y=y,
+        domain=np.zeros(len(x), np.int32),
+        test=(place % TESTS == TESTS - 1)[row],
+        classes=names(task, topics, vocabulary),
+        domains=("texts",),
+        origin=row.astype(np.int32) if task == TASKS[1] else None,
+        client=client[row],
+        users=tuple(f"user{n}" for n in range(users)),
+    )
+
+
+def names(task: str, topics: int, vocabulary: int) -> tuple[str, ...]:
+    """The names of the classes: topics, or words."""
+    if task != TASKS[1]:
+        return tuple(f"topic{n}" for n in range(topics))
+    words = range(vocabulary - text_rows.FIRST)
+    return (*text_rows.SPECIAL, *(f"word{n}" for n in words))
+
+
+def how_many(rng: np.random.Generator, users: int, mean: int) -> np.ndarray:
+    """The number of texts of each user [users], log-normal and at least TESTS."""
+    raw = rng.lognormal(-(SPREAD**2) / 2, SPREAD, users)
+    return np.maximum(np.rint(mean * raw), TESTS).astype(int)
+
+
+def drawn(rng: np.random.Generator, cumulative: np.ndarray) -> np.ndarray:
+    """Draws an index for each row of cumulative weights [R, K]: [R] int32."""
+    below = rng.random((len(cumulative), 1)) * cumulative[:, -1:] > cumulative
+    return below.sum(1).astype(np.int32)
+
+
+def written(
+    rng: np.random.Generator, topic: np.ndarray, topics: int, words: int, length: int
+) -> np.ndarray:
+    """Draws the words of texts with these topics [R]: numbers in 0 .. words - 1, [R, length]."""
+    by_rank = 1 / (1 + np.arange(words))  # Zipf's law
+    common = by_rank[rng.permutation(words)]
+    by_topic = np.stack([by_rank[rng.permutation(words)] for _ in range(topics)])
+    cumulative = np.cumsum(OWN * by_topic + (1 - OWN) * common, 1)
+    successor = np.stack([rng.permutation(words) for _ in range(topics)])
+    made = np.empty((len(topic), length), np.int32)
+    for k in range(topics):
+        of_topic = rng.random(((topic == k).sum(), length)) * cumulative[k, -1]
+        made[topic == k] = np.searchsorted(cumulative[k], of_topic)
+    follows = rng.random(made.shape) < FOLLOWS
+    for t in range(1, length):
+        made[:, t] = np.where(follows[:, t], successor[topic, made[:, t - 1]], made[:, t])
+    return made
+
+
+def _check(**positive):
+    for name, value in positive.items():
+        check_positive(f"data.{name}", value)
+
+
+def _check_memory(numbers):
+    """Raises BadInput if this many 8-byte numbers do not fit in memory."""
+    try:
+        safe.check_memory(8 * numbers)
+    except safe.TooLargeError as error:
+        raise BadInput(
+            f"the texts do not fit in memory: {error}; lower config.data.users, texts, words,"
+            " topics or vocabulary"
+        ) from error

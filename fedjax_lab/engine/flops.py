@@ -1,0 +1,188 @@
+"""Counts the floating-point operations of the rounds of a run, with XLA's cost analysis.
+
+XLA counts the body of a loop once; here it is multiplied by the number of iterations. The work of
+each client and of the server is counted before XLA optimizes it. Therefore the numbers depend
+neither on the device nor on the strategy, and padding does not count. Evaluations are not counted.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
+from jax.interpreters import partial_eval
+
+from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.local import WorkRows, work_sets
+from fedjax_lab.simulation.simulate import Lane, Program
+from fedjax_lab.types import POOL, ROWS, State
+
+# Peak rate of one device for dense products in bfloat16 (in float16 on devices without bfloat16),
+# in operations per second, as published by the vendor; by JAX's name of the device.
+PEAKS = {
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA L4": 121e12,
+    "Tesla T4": 65e12,
+    "Tesla V100-SXM2-16GB": 125e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+}
+
+
+class RoundCost(NamedTuple):
+    """Operations of a round of one seed: `fixed`, plus `step` for each step of a client."""
+
+    fixed: float
+    step: float
+
+    def of(self, rounds: int, steps: float) -> float:
+        """The operations of `rounds` rounds in which all clients together make `steps` steps."""
+        return rounds * self.fixed + steps * self.step
+
+
+def utilization(rate: float | None) -> float | None:
+    """The share of the devices' peak rate that `rate` operations per second are, in 0..1.
+
+    None if the peak rate of the devices is unknown.
+    """
+    peak = PEAKS.get(jax.devices()[0].device_kind)
+    return rate / (len(jax.devices()) * peak) if rate and peak else None
+
+
+def of_round(program: Program, lane: Lane, state: State) -> RoundCost:
+    """The cost of a round of one seed, from the shapes of the arguments.
+
+    A client with one batch and a client with two batches are compared. Their difference is the cost
+    of the additional steps. The rest of the first one's operations is fixed: each client of a
+    cohort performs it in each round, whatever it holds. The server's operations are fixed too.
+    """
+    lane, state = _shapes((lane, state))
+    clients = simulate.cohort_size(program, lane, state)
+    small, large = (of_client(program, lane, state, batches) for batches in (1, 2))
+    steps = large.steps - small.steps
+    step = (large.operations - small.operations) / steps if steps else 0.0
+    fixed = max(small.operations - small.steps * step, 0.0)
+    return RoundCost(clients * fixed + of_server(program, lane, state, clients), step)
+
+
+def count(program: ClosedJaxpr) -> float:
+    """The operations of a program. A loop whose length depends on data counts as one iteration."""
+    return _count_once(program) + _of_further_turns(program.jaxpr)
+
+
+def _count_once(program):
+    """The operations as XLA counts them: the body of a loop once."""
+    lowered = jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals)
+    return (lowered.cost_analysis() or {}).get("flops", 0.0)
+
+
+def _of_further_turns(jaxpr):
+    """The operations of the loops after their first iteration."""
+    total = 0.0
+    for turns, body in _loops(jaxpr):
+        total += turns * _of_further_turns(body.jaxpr)
+        if turns > 1:
+            total += (turns - 1) * _count_once(body)
+    return total
+
+
+def _loops(jaxpr) -> Iterator[tuple[int, ClosedJaxpr]]:
+    """(number of iterations, body) of each outermost `scan`."""
+    for each in jaxpr.eqns:
+        if each.primitive.name == "scan":
+            yield each.params["length"], each.params["jaxpr"]
+        else:
+            for inner in jaxprs_in_params(each.params):
+                yield from _loops(inner)
+
+
+class ClientCost(NamedTuple):
+    """The operations of one client in a round, and its number of steps."""
+
+    operations: float
+    steps: float
+
+
+def of_client(program: Program, lane: Lane, state: State, batches: int) -> ClientCost:
+    """The cost of a client that holds this number of full batches, in a round; from shapes."""
+    plan = program.plan._replace(equal_steps=True)
+    federation, rows = _small(program.method, lane.federation, batches * plan.batch_size)
+    total = ClientCost(0.0, 0.0)
+    for exchange in program.method.round:
+        run = partial(_with_steps, simulate.one_client(exchange, plan))
+        traced = jax.make_jaxpr(run)(state.server, federation, rows, _entry(lane, state))
+        total = ClientCost(total.operations + count(traced), total.steps + _first_output(traced))
+    return total
+
+
+def _with_steps(run, *args):
+    """(number of steps of the client's trainings, the results of `run`)."""
+    done = run(*args)
+    return sum((training.steps for training in done[2]), jnp.float32(0)), done
+
+
+def _first_output(traced):
+    """The first output of a program, a number; 0 if it depends on the arguments."""
+    only_first = [i == 0 for i in range(len(traced.out_avals))]
+    jaxpr, needed = partial_eval.dce_jaxpr(traced.jaxpr, only_first)
+    return 0.0 if any(needed) else float(jaxpr_as_fun(ClosedJaxpr(jaxpr, traced.consts))()[0])
+
+
+def of_server(program: Program, lane: Lane, state: State, clients: int) -> float:
+    """The operations of the server in a round with this number of clients; from shapes."""
+    federation, rows = _small(program.method, lane.federation, program.plan.batch_size)
+    client, *others = _entry(lane, state)
+    total = 0.0
+    for exchange in program.method.round:
+        run = simulate.one_client(exchange, program.plan)
+        upload, _, _ = jax.eval_shape(run, state.server, federation, rows, (client, *others))
+        times, size = (clients, 1) if exchange.one_by_one else (1, clients)
+        uploads, cohort = _stacked((upload, client), size)
+        arrived, key = jax.eval_shape(
+            lambda m=size: (jnp.ones(m, bool), jax.random.split(_key(), m))
+        )
+        cohort = cohort._replace(arrived=arrived, key=key)
+        total += times * count(jax.make_jaxpr(exchange.aggregate)(state.server, uploads, cohort))
+        if exchange.alone is not None:
+            alone = jax.make_jaxpr(lambda server, do=exchange.alone: do(server, lambda rows: rows))
+            total += times * count(alone(state.server))
+    return total
+
+
+def _shapes(tree):
+    """The shapes of a tree of arrays, without shardings."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), tree)
+
+
+def _small(method, federation, count):
+    """The shapes of a federation with `count` examples and no rows, and `WorkRows` of them all."""
+    pool = {name: _of_length(getattr(federation, name), count) for name in POOL}
+    rows = WorkRows(*[jax.ShapeDtypeStruct((count,), np.int32)] * len(work_sets(method)))
+    return federation._replace(**pool, **dict.fromkeys(ROWS)), rows
+
+
+def _of_length(a, count):
+    return jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype)
+
+
+def _entry(lane, state):
+    """The shapes of one client and of its key; and None: the client makes all of its passes."""
+    stacked = lane.population._replace(private=state.private)
+    client = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
+    return client, jax.eval_shape(_key), None
+
+
+def _key():
+    return jax.random.key(0)
+
+
+def _stacked(one, count):
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype), one)

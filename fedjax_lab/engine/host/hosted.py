@@ -1,0 +1,214 @@
+"""Plays one seed of a run whose private state, and optionally whose examples, are on the host."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab import tree
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.host import blocks, parts, pieces
+from fedjax_lab.engine.host.blocks import Tools
+from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
+from fedjax_lab.engine.host.owners import Owners
+from fedjax_lab.engine.tracing import depends
+from fedjax_lab.errors import BadInput
+from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation.local import work_sets
+from fedjax_lab.simulation.metrics import Whole
+from fedjax_lab.simulation.simulate import Lane, Program, Progress
+from fedjax_lab.streams import Keys
+from fedjax_lab.types import NEW_ROWS, POPULATION_ROWS, Federation, Method, State
+
+
+class Host(NamedTuple):
+    """What is kept on the host: the private state and, with `stream`, the examples."""
+
+    on_disk: bool = False  # whether the private state is in a file, not in memory
+    stream: bool = False
+
+
+class Seed(NamedTuple):
+    """The lanes and federations of one seed, for training and for scoring.
+
+    The rows in the lanes' federations are not used. If examples are streamed, those in the lanes
+    are not used either.
+    """
+
+    training: Lane
+    scoring: Lane
+    keys: Keys  # the keys of the lanes, on the default device of this process
+    to_train: Federation  # in NumPy
+    to_score: Federation  # in NumPy
+
+
+class Hosted:
+    """Plays and scores a seed like the engine's programs, after `use` has set compiled programs.
+
+    The states that its methods take and return have only the server's part.
+
+    owners: the division of the clients among the processes.
+    folder: where to create the file of the private state, if it is on disk.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        seed: Seed,
+        host: Host,
+        owners: Owners,
+        folder: Path,
+        tools: Tools,
+    ):
+        self._program, self._seed, self._stream, self._tools = program, seed, host.stream, tools
+        self._owners, self.keys = owners, seed.training.keys
+        self._num_clients = len(seed.to_train.train)
+        self._like = jax.eval_shape(self._init, self.keys)
+        check(program.method, self._like)
+        place = folder if host.on_disk else None
+        self._store = HostState(self._like.private, self._num_clients, place, owners.segment)
+        self._player, self._scorer = self._make_player(), self._make_scorer()
+        block, pieces = self._player.first_block(), self._scorer.first_pieces()
+        self.shapes = _described(((block.lane, block.private), pieces))  # of the programs' inputs
+
+    def first_server(self, keys: Any) -> Any:
+        """The server's part of the initial state."""
+        return self._init(keys).server
+
+    def fill(self) -> None:
+        """Stores the initial private state of this process's clients, a piece of them at a time.
+
+        MemoryError if `init` can only be computed for all clients at once, and that does not fit.
+        """
+        keys, length = self._seed.keys, len(self._store.pieces()[0])
+
+        def entries(keys, start):
+            private = self._init(keys).private
+            cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=length)
+            return to_bits(jax.tree.map(cut, private))
+
+        piece = self._tools.jit(entries, out=None).lower(keys, np.int32(0)).compile()
+        if (sizes := piece.memory_analysis()) is not None:
+            parallel.check_memory(sizes.temp_size_in_bytes, "the clients' initial state needs")
+        self._store.fill(lambda ids: piece(keys, np.int32(ids[0])))
+
+    def keep(self, private: Any) -> None:
+        """Stores the private state [C, ...] of all clients."""
+
+        def entries(ids):
+            return to_bits(tree.take(private, ids))
+
+        self._store.fill(entries)
+
+    def lower(self, server: Any, sums: Progress) -> tuple[Any, list[Any], int, tuple[int, int]]:
+        """The lowered programs, clients and bytes, as in `engine.Programs`; `score` is a list."""
+        (lane, private), pieces = self.shapes
+        state, number = State(server, private), np.int32(0)
+        everywhere, of_segments = self._tools.everywhere, self._tools.of_segments
+        out = State(everywhere, of_segments), everywhere
+        play = self._tools.jit(
+            partial(simulate.play, self._program), out=out, donate_argnums=(1, 2)
+        )
+        score = self._tools.jit(partial(evaluate.score, self._program))
+        scores = [
+            score.lower(of_piece, State(server, private), number) for of_piece, private in pieces
+        ]
+        of_round = self._program, lane, state
+        clients, sent = simulate.cohort_size(*of_round), simulate.message_bytes(*of_round)
+        return play.lower(lane, state, sums, number, number), scores, clients, sent
+
+    def use(self, play: Any, score: list[Any]) -> None:
+        """Sets the compiled versions of the programs that `lower` returned."""
+        self._player.compiled, self._scorer.compiled = play, score
+
+    def play(self, settings, lane, state: State, sums: Progress, start, count):
+        """Plays a block of rounds, as `engine.Programs.play`."""
+        return self._player.play(state, sums, int(start), int(count))
+
+    def score(self, settings, lane, state: State, t) -> evaluate.Scores:
+        """Evaluates the models, as `engine.Programs.score`."""
+        self._player.flush()
+        return self._scorer.score(state.server, int(t))
+
+    def kept(self) -> HostState:
+        """The store with the private state of this process's clients after the rounds played."""
+        self._player.flush()
+        return self._store
+
+    def whole_state(self, state: State) -> State:
+        """The state with the private part of this process's clients, which is not copied."""
+        return state._replace(private=from_bits(self.kept().everything(), self._like.private))
+
+    def forget(self) -> None:
+        """Discards the state on the devices; the next round starts from the stored state."""
+        self._player.forget()
+
+    def _init(self, keys):
+        return simulate.init(self._program.method, keys, self._num_clients)
+
+    def _make_player(self):
+        whole, lane = self._seed.to_train, self._seed.training
+        sets = work_sets(self._program.method)
+        fitting = self._clients_that_fit(whole, sets)
+        cohort = simulate.cohort_size(self._program, lane, self._like)
+        ahead = blocks.draws_ahead(self._program, lane, self._like.server)
+        size = blocks.block_size(self._program, self._owners, cohort, fitting, ahead)
+        part = self._part(lane, whole, sets, size.clients)
+        of_state = self._program, lane, self._store, self._like
+        return blocks.Player(*of_state, part, size, self._owners, self._tools)
+
+    def _make_scorer(self):
+        whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
+        each = POPULATION_ROWS, NEW_ROWS
+        clients, rows = min(self._clients_that_fit(whole, sets) for sets in each), len(whole.y)
+        if self._stream:  # a multiple of the batch size
+            rows = max(1, blocks.EXAMPLE_BYTES // parts.example_bytes(whole) // batch) * batch
+        kinds = [
+            (kind, self._part(lane, whole, kind.sets, kind.room, kind.num_rows))
+            for kind in pieces.kinds(self._program.method, whole, self._owners, clients, rows)
+        ]
+        _check_metrics(self._program.plan, [kind for kind, _ in kinds])
+        return pieces.Scorer(lane, self._store, self._like, kinds, self._owners, self._tools)
+
+    def _clients_that_fit(self, whole, sets):
+        size = parts.example_bytes(whole) if self._stream else 0
+        counts = [rows.count for name in sets if (rows := getattr(whole, name)) is not None]
+        return blocks.clients_that_fit(self._store.bytes_of_one, size, counts)
+
+    def _part(self, lane, whole, sets, clients, shared=0):
+        if self._stream:
+            return parts.with_examples(whole, sets, clients, shared, self._owners)
+        return parts.of_rows(lane.federation, whole, sets, self._owners)
+
+
+def _described(a):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), a)
+
+
+def check(method: Method, like: State) -> None:
+    """Raises BadInput if a method needs the private state of all clients at once. like: shapes."""
+    for name, function in (("newcomer", method.newcomer), ("record", method.record)):
+        if function is not None and depends(partial(_of_parts, function), *like[::-1]):
+            raise BadInput(
+                f"the method's `{name}` reads the private state of all clients at once, but this"
+                " run keeps it on the host; use config.engine.state=replicated and"
+                " config.engine.data=replicated"
+            )
+
+
+def _check_metrics(plan, kinds):
+    """Raises BadInput if a metric needs all examples at once, but they are scored in pieces."""
+    in_pieces = any(len(kind.shared) > 1 for kind in kinds)
+    names = [metric.name for metric in plan.metrics if isinstance(metric, Whole)]
+    if in_pieces and names:
+        raise BadInput(
+            f"metric {names[0]!r} needs a model's outputs for all test examples at once, but this"
+            " run streams the examples and scores them in pieces; use config.engine.data=replicated"
+            " or sharded, or remove the metric from config.run.metrics"
+        )
+
+
+def _of_parts(function, private, server):
+    return function(State(server, private))

@@ -1,0 +1,154 @@
+"""The placement of a run's arrays on its devices: replicated, or divided among them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from fedjax_lab import tree
+from fedjax_lab.engine import fsdp, parallel, shards
+from fedjax_lab.types import CLIENT_ROWS, Array, Federation, PyTree, State
+
+
+class Placement(NamedTuple):
+    """Puts the arrays of a run on its devices, or only describes them.
+
+    Arrays with an entry for each client are padded with zeros to a multiple of the devices among
+    which they are divided, and so is the pool of examples.
+    """
+
+    strategy: parallel.Strategy
+    num_clients: int  # without padding
+    seeds: int  # length of the leading axis of arrays that depend on the seed; 0: no such axis
+    abstract: bool  # return descriptions (`ShapeDtypeStruct`) instead of arrays
+
+    @property
+    def parts(self) -> int:
+        """The number of devices among which the clients are divided."""
+        sharding = self.strategy.by_client
+        return 1 if sharding is None else parallel.num_parts(sharding)
+
+    @property
+    def padding(self) -> int:
+        """The number of entries of padding after the last client."""
+        return -self.num_clients % self.parts
+
+    def put(self, a: PyTree, compared: bool = True) -> PyTree:
+        """Arrays that every process has, copied to all devices, as in `parallel.put`."""
+        if self.abstract:
+            return self.described(a, self.strategy.sharding)
+        return parallel.put(a, self.strategy.sharding, compared)
+
+    def put_pool(self, a: Any) -> Array:
+        """An array with an entry for each example [R, ...], the same for all seeds."""
+        if self.strategy.by_row is None:
+            return self.put(a if self.abstract else np.asarray(a))
+        return self._put_divided(a, self.strategy.by_row, axis=0)
+
+    def dealt(self, federations: Sequence[Federation]) -> list[Federation]:
+        """The federations of all seeds, with rows in the layout of the devices."""
+        if self.strategy.by_client is None:
+            return list(federations)
+        rows = {name: [getattr(f, name) for f in federations] for name in CLIENT_ROWS}
+        for name, of_seeds in rows.items():
+            if of_seeds[0] is not None:
+                rows[name] = shards.deal(of_seeds, self.parts)
+        each = zip(federations, zip(*rows.values(), strict=True), strict=True)
+        return [f._replace(**dict(zip(rows, of_seed, strict=True))) for f, of_seed in each]
+
+    def put_rows(self, rows_by_seed: Sequence[Any]) -> Any:
+        """The `Rows` of these seeds, or None, as one tree."""
+        return None if rows_by_seed[0] is None else self.put_clients(rows_by_seed)
+
+    def put_clients(self, of_seeds: Sequence[PyTree]) -> PyTree:
+        """NumPy arrays [C, ...] with an entry for each client, one tree per seed, as one tree."""
+        joined = jax.tree.map(lambda *a: np.stack(a), *of_seeds) if self.seeds else of_seeds[0]
+        sharding = self.of_clients
+        if sharding is None:
+            return self.put(joined)
+        axis = int(self.seeds > 0)
+        return jax.tree.map(lambda a: self._put_divided(a, sharding, axis), joined)
+
+    def put_segment(self, a: PyTree) -> PyTree:
+        """This process's segment of arrays that are divided among the devices (`owners`)."""
+        sharding = self.strategy.by_client
+        if sharding is None:
+            return self.put(a)
+        if self.abstract:
+            return self.described(a, sharding)
+        return parallel.put_segment(a, sharding)
+
+    def _put_divided(self, a, sharding, axis):
+        if self.abstract:
+            shape = parallel.padded_shape(a.shape, sharding, axis)
+            return jax.ShapeDtypeStruct(shape, a.dtype, sharding=sharding)
+        return parallel.put_divided(a, sharding, axis)
+
+    @property
+    def of_clients(self) -> NamedSharding | None:
+        """The sharding of arrays with an entry for each client; None: as all other arrays."""
+        return self._behind_seeds(self.strategy.by_client)
+
+    def of_state(self, state: State) -> Any:
+        """The shardings of the parts of a state, whose leaves are arrays or their shapes."""
+        whole, by_client = self.strategy.sharding, self.of_clients
+        if self.strategy.group > 1:
+            assert isinstance(whole, NamedSharding)
+            leading = int(self.seeds > 0)
+            server = fsdp.shardings(whole, state.server, leading)
+            private = fsdp.shardings(by_client or whole, state.private, leading + 1)
+            return State(server, private)
+        return whole if by_client is None else State(whole, by_client)
+
+    def num_bytes(self, state: State) -> int:
+        """The bytes of a state on one device, without padding and small arrays."""
+        parts = tree.num_bytes(state.server), tree.num_bytes(state.private) // self.parts
+        return sum(parts) // self.strategy.group
+
+    @property
+    def of_viewed_pool(self) -> Sharding | None:
+        """The sharding of the pool of examples that a view computes for each seed."""
+        if self.strategy.by_row is None:
+            return self.strategy.sharding
+        return self._behind_seeds(self.strategy.by_row)
+
+    def _behind_seeds(self, sharding):
+        if sharding is None or not self.seeds:
+            return sharding
+        return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+
+    def padded(self, state: State) -> State:
+        """A state of one seed, with its private part [C, ...] padded as on the devices."""
+        if not self.padding:
+            return state
+
+        def longer(a):
+            if tree.is_key(a):
+                bits = longer(jax.random.key_data(a))
+                return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(a))
+            return jnp.pad(a, ((0, self.padding), *((0, 0),) * (a.ndim - 1)))
+
+        return state._replace(private=jax.tree.map(longer, state.private))
+
+    def without_padding(self, state: State | None) -> State | None:
+        """The inverse of `padded`."""
+        if not self.padding or state is None:
+            return state
+        return state._replace(private=jax.tree.map(lambda a: a[: self.num_clients], state.private))
+
+    def described(self, a: PyTree, sharding: Any) -> PyTree:
+        """The shapes of arrays with these shardings; `sharding` is a sharding or a tree of them."""
+
+        def one(x, sharding):
+            x = x if hasattr(x, "dtype") else np.asarray(x, np.float32)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+        def of_part(sharding, part):
+            return jax.tree.map(lambda x: one(x, sharding), part)
+
+        if sharding is None or isinstance(sharding, Sharding):
+            return of_part(sharding, a)
+        return jax.tree.map(of_part, sharding, a)

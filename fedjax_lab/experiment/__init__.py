@@ -1,0 +1,1 @@
+"""From a config's text to an experiment: names, keys and their values, federation, method, task."""

@@ -1,0 +1,472 @@
+"""Config sections, keys and defaults, overrides, and checks of all values.
+
+A config has thirteen sections. Each of them except `local`, `run` and `engine` has a key `name`,
+the name of a function in the registry, whose settings are further keys of the section. `local`,
+`run` and `partition` have other keys that name functions (`SETTINGS_OF`). Keys that a config leaves
+out take the defaults below and those of the named functions. `config_files` reads config files.
+"""
+
+import ast
+import inspect
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from fedjax_lab.data.normalize import NORMALIZATIONS
+from fedjax_lab.data.partitions.partition import check_new, count_new
+from fedjax_lab.errors import (
+    BadInput,
+    check_below_one,
+    check_choice,
+    check_not_negative,
+    check_positive,
+    check_share,
+    nearest,
+    quoted,
+)
+from fedjax_lab.experiment import references
+from fedjax_lab.experiment.aliases import current, current_config
+from fedjax_lab.experiment.references import PARTS, Source, parts_of
+from fedjax_lab.experiment.registry import (
+    default_settings,
+    has_own_test,
+    is_part,
+    keyword_defaults,
+    look_up,
+    name_of,
+    setting_words,
+    source_of,
+)
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "data": {
+        "name": "digit_domains",
+        "normalize": "unit",  # how numbers become inputs of the model, see data/normalize.py
+        "augment": "none",  # random changes of training images
+        "unseen": "",  # a domain that no client holds
+        "shots": 0,  # images of the unseen domain that each client gets nevertheless
+        "shots_per": "client",  # client: `shots` images in all; class: `shots` of each class
+        "test": 0.0,  # share of test examples, if the source has no test set
+        "test_seed": 0,  # seed of the draw of these test examples
+    },
+    "partition": {
+        "name": "iid",
+        "num_clients": 10,
+        "validation": 0.0,  # fraction of each client's training examples that is held out
+        "new_clients": 0.0,  # share of the clients that are scored, but never trained on
+        "feature_skew": "none",  # how the examples of one client differ from those of another
+    },
+    "model": {
+        "name": "mlp",
+        "pretrained": "",  # file or folder with the initial weights; see models/pretrained.py
+    },
+    "embedding": {"name": "stand_in"},  # of examples and labels, for methods that use them
+    "method": {"name": "fedavg"},
+    "attack": {
+        "name": "none",
+        "share": 0.2,  # share of the clients that attack in every round
+    },
+    "privacy": {"name": "none"},  # differential privacy
+    "aggregator": {"name": "none"},  # replaces the method's mean of updates
+    "compression": {"name": "none"},  # compression of uploads
+    "downlink": {"name": "none"},  # compression of the server's messages
+    "local": {
+        "optimizer": "sgd",
+        "lr": 0.01,
+        "schedule": "constant",  # how the learning rate changes from round to round
+        "warmup": 0,  # rounds in which the learning rate rises before the schedule begins
+        "momentum": 0.0,  # for sgd, nesterov and rmsprop
+        "weight_decay": 0.0,
+        "clip": 0.0,  # largest norm of a step's gradient, before weight decay; 0: no limit
+        "batch_size": 32,
+        "epochs": 1,
+    },
+    "run": {
+        "rounds": 50,  # for fedconcat: the rounds of FedAvg with the same communicated bytes
+        "cohort": 0,  # clients per round; 0: all
+        "eval_every": 10,
+        "patience": 0,  # evaluations without a better validation accuracy; 0: no early stopping
+        "target": 0.0,  # accuracy in percent that ends the run; 0: none
+        "max_seconds": 0.0,  # longest wall time of a command; 0: no limit
+        "metrics": (),  # names of metrics besides accuracy and loss
+        "seed": 0,
+        "start_from": "",  # the folder of another run, whose models this one starts with
+        "start_with": "global",  # that run's global model, its clients' own models, or its state
+        "sampling": "",  # how a round's clients are drawn; empty: as the method defines
+        "dropout": 0.0,  # probability that a client's uploads of a round are lost
+        "straggler": 0.0,  # probability that a client makes only some of its passes in a round
+        "server_schedule": "constant",  # how method.server_lr changes from round to round
+        "server_warmup": 0,
+    },
+    "engine": {
+        "strategy": "auto",
+        "chunk": 0,  # clients at a time, if the strategy is auto or chunked; 0: as many as fit
+        "state": "auto",  # where the clients' state is kept: on every device, divided, on the host
+        "data": "auto",  # where the examples are kept: likewise
+        "sampling": "exact",  # device: each device draws from the clients that it holds
+        "fsdp": 1,  # devices that hold a model together and train a client together
+        "dtype": "float32",  # of the model's products; weights, sums and losses are float32
+        "precision": "default",  # of float32 products; on a TPU the default is one bfloat16 pass
+        "convolution": "auto",
+        "seeds": "auto",
+    },
+}
+
+CHOICES = {
+    "data.normalize": NORMALIZATIONS,
+    "data.shots_per": ("client", "class"),
+    "run.start_with": ("global", "personal", "state"),
+    "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
+    "engine.state": ("auto", "replicated", "sharded", "host", "disk"),
+    "engine.data": ("auto", "replicated", "sharded", "stream"),
+    "engine.sampling": ("exact", "device"),
+    "engine.dtype": ("float32", "bfloat16"),
+    "engine.precision": ("default", "high", "highest"),
+    "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
+    "engine.seeds": ("auto", "vectorized", "sequential"),
+}
+
+SETTINGS_OF = {  # keys that name functions whose settings are further keys of the same section
+    "data": ("name",),
+    "partition": ("name", "feature_skew"),
+    "model": ("name",),
+    "embedding": ("name",),
+    "method": ("name",),
+    "attack": ("name",),
+    "privacy": ("name",),
+    "aggregator": ("name",),
+    "compression": ("name",),
+    "downlink": ("name",),
+    "local": ("optimizer", "schedule"),
+    "run": ("sampling", "server_schedule"),
+}
+
+POSITIVE = (
+    "local.lr",
+    "local.batch_size",
+    "local.epochs",
+    "run.rounds",
+    "run.eval_every",
+    "engine.fsdp",
+)
+NOT_NEGATIVE = (
+    "data.shots",
+    "data.test_seed",
+    "local.momentum",
+    "local.weight_decay",
+    "local.clip",
+    "local.warmup",
+    "run.server_warmup",
+    "run.cohort",
+    "run.seed",
+    "run.patience",
+    "run.target",
+    "run.max_seconds",
+    "engine.chunk",
+)
+
+
+Override = tuple[str, str | bool]  # (dotted key, text), or a bool for --config.KEY without a value
+BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+
+def value_at(config: Mapping, key: str) -> Any:
+    """Returns the value of a dotted key, such as "local.lr"."""
+    section, rest = key.split(".")
+    return config[section][rest]
+
+
+def resolve(config: dict, overrides: Sequence[Override] = ()) -> ml_collections.ConfigDict:
+    """Completes a config with defaults, applies overrides and checks it; returns it locked.
+
+    A value that names a function (`references.PARTS`) may also be the function itself, which is
+    replaced by its name or reference. Keys and values may have the names of earlier versions
+    (`aliases.ALIASES`). Raises BadInput for an unknown key or an invalid value.
+    """
+    references.refresh()
+    config = as_dict(config)
+    if not isinstance(config, dict) or not all(isinstance(v, dict) for v in config.values()):
+        raise BadInput(f"a config is a dict of sections, each a dict; got {quoted(config)}")
+    config = {name: _checked_section(name, values) for name, values in config.items()}
+    sections = {**{name: {} for name in DEFAULTS}, **current_config(config)}
+    pairs = [current(key, given) for key, given in overrides]
+    texts = [(key, given) for key, given in pairs if isinstance(given, str)]
+    for section, values in sections.items():  # names first: they decide which other keys exist
+        sections[section] = _with_names(section, values, dict(texts))
+    for key, text in texts:
+        if key == "method.base":  # as does the method that is wrapped
+            sections["method"] = _with_base(sections["method"], text)
+    full = {name: _fill(name, values) for name, values in sections.items()}
+    for key, given in pairs:
+        _override(full, key, given)
+    _check_values(full)
+    resolved = ml_collections.ConfigDict(full)
+    return resolved.lock()
+
+
+def sources_of(config: Mapping) -> dict[str, Source]:
+    """The sources of the functions that a resolved config names, by name; without built-in ones."""
+    each = {name: source_of(kind, name) for _, kind, name in parts_of(config)}
+    return {name: source for name, source in each.items() if source is not None}
+
+
+def _checked_section(section, values):
+    """The section, with the names of functions instead of the functions.
+
+    Raises BadInput if the section is unknown, or if a key or the name of a function is not text.
+    """
+    if section not in DEFAULTS:
+        raise BadInput(f"no config section {quoted(section)}; {nearest(str(section), DEFAULTS)}")
+    checked = {}
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise BadInput(f"a key of config.{section} must be text, got {quoted(key)}")
+        kind = PARTS.get(f"{section}.{key}")
+        checked[key] = _as_text(kind, value) if kind else value
+        if key in ("name", "base") and not isinstance(checked[key], str):
+            raise BadInput(f"config.{section}.{key} must be text, got {quoted(value)}")
+    return checked
+
+
+def _as_text(kind, value):
+    """The value, with names or references instead of functions and classes."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_as_text(kind, each) for each in value)
+    return name_of(kind, value) if is_part(kind, value) else value
+
+
+def _with_names(section, values, texts):
+    """The section with the names from overrides, without the settings of the replaced functions.
+
+    A key that every config has is removed too if the newly named function has a default for it.
+    """
+    names = {key: texts.get(f"{section}.{key}") for key in SETTINGS_OF.get(section, ())}
+    names = {key: name for key, name in names.items() if name not in (None, values.get(key))}
+    if not names:
+        return values
+    others = {**values, **dict.fromkeys(names, "")}
+    kept = {*DEFAULTS[section]}
+    for function in named_functions(section, others).values():
+        kept |= default_settings(function, values).keys()
+    if names.get("name"):
+        kept -= keyword_defaults(look_up(PARTS[f"{section}.name"], names["name"])).keys()
+    return {key: value for key, value in values.items() if key in kept} | names
+
+
+def _with_base(values, base):
+    """The section with another base method, without the settings of the previous one."""
+    name = values.get("name", DEFAULTS["method"]["name"])
+    settings = keyword_defaults(look_up("method", name))
+    kept = {key: value for key, value in values.items() if key == "name" or key in settings}
+    return {**kept, "base": base}
+
+
+def as_dict(config: Any) -> Any:
+    """Converts a ConfigDict to a dict; returns anything else unchanged."""
+    return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+
+
+def _fill(section, values):
+    """The section with all its keys; given values replace defaults."""
+    defaults, words = _defaults(section, values)
+    full = dict(defaults)
+    for key, value in values.items():
+        if key not in defaults:
+            raise BadInput(_unknown(section, key, defaults, values))
+        full[key] = _typed(f"config.{section}.{key}", value, defaults[key], words.get(key, ()))
+    return full
+
+
+def default_values(section: str, values: Mapping) -> dict[str, Any]:
+    """The defaults of a section's keys and of the settings of the functions that it names."""
+    if section not in DEFAULTS:
+        return {}
+    defaults, _ = _defaults(section, values)
+    return {key: value for key, value in defaults.items() if value is not inspect.Parameter.empty}
+
+
+def _defaults(section, values):
+    """The defaults of a section's keys, and the words that some accept besides their type."""
+    defaults, words, owners = dict(DEFAULTS[section]), {}, {}
+    for name, function in named_functions(section, values).items():
+        settings = default_settings(function, values)
+        for shared in settings.keys() & owners.keys():
+            raise BadInput(
+                f"config.{section}.{shared} is a setting of {owners[shared]} and of {name}; give it"
+                " another name in one of the two functions"
+            )
+        owners |= dict.fromkeys(settings, name)
+        defaults |= settings
+        words |= setting_words(function, values)
+    return defaults, words
+
+
+def named_functions(section: str, values: Mapping) -> dict[str, Callable]:
+    """The functions whose settings are keys of a section, by name; `values` has the names.
+
+    Raises BadInput if there is no function of such a name.
+    """
+    keys = SETTINGS_OF.get(section, ())
+    names = {key: values.get(key, DEFAULTS[section][key]) for key in keys}
+    return {
+        name: look_up(PARTS[f"{section}.{key}"], name)
+        for key, name in names.items()
+        if name and isinstance(name, str)
+    }
+
+
+def _override(full, key, given):
+    section, _, rest = key.partition(".")
+    if section not in full:
+        raise BadInput(f"no config section {quoted(section)}; {nearest(section, full)}")
+    if rest not in full[section]:
+        raise BadInput(_unknown(section, rest, full[section], full[section]))
+    defaults, words = _defaults(section, full[section])
+    default = defaults[rest]
+    if isinstance(given, bool) and not isinstance(default, bool):
+        flag = f"--config.{key} needs a value" if given else f"--noconfig.{key} is not a flag"
+        raise BadInput(f"{flag}; use --config.{key}=VALUE")
+    value = _from_text(given, default) if isinstance(given, str) else given
+    full[section][rest] = _typed(f"config.{key}", value, default, words.get(rest, ()))
+
+
+def _unknown(section, key, defaults, values):
+    owner = f"{section} {values['name']!r}" if "name" in values else f"config.{section}"
+    settings = [name for name in defaults if name != "name"]
+    return f"{owner} has no setting {quoted(key)}; {nearest(key, settings)}"
+
+
+def _from_text(text, default):
+    """Parses the text of a setting with that default, by the rules of `ml_collections`' flags."""
+    if isinstance(default, str) or default is inspect.Parameter.empty:
+        return text
+    if isinstance(default, bool):
+        return BOOLEANS.get(text.lower(), text)
+    value = _literal(text)
+    if not isinstance(default, tuple):
+        return value
+    if isinstance(value, str):  # words without quotation marks: `a,b` or `(a,b)`
+        value = [word.strip() for word in value.strip("()[] ").split(",") if word.strip()]
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _literal(text):
+    """The value of a text that is a Python literal; any other text unchanged."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about the text's syntax
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text  # the last two: nested too deeply for the parser
+
+
+def _typed(key, value, default, words):
+    """Converts the value to the type of the default, unless it is one of the words.
+
+    An int is accepted for a float, and a float such as 1e3 for an int.
+    """
+    if isinstance(value, str) and value in words:
+        return value
+    if default is inspect.Parameter.empty:  # a setting without default: a path
+        if not isinstance(value, (str, os.PathLike)):
+            raise BadInput(f"{key} must be text, got {quoted(value)}")
+        return str(value)
+    kind = type(default)
+    if kind is float and type(value) is int:
+        value = _as_float(value)
+    if kind is int and type(value) is float and value.is_integer():
+        value = int(value)
+    if kind is tuple and type(value) is list:
+        value = tuple(value)
+    if type(value) is not kind:
+        allowed = " or ".join([f"of type {kind.__name__}", *map(repr, words)])
+        raise BadInput(f"{key} must be {allowed}, got {quoted(value)}")
+    if kind is tuple and default:
+        return tuple(_typed(f"a value of {key}", each, default[0], ()) for each in value)
+    return value
+
+
+def _as_float(number):
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf  # rejected by `_check_value`
+
+
+def _check_values(full):
+    for section, values in full.items():
+        for key, value in values.items():
+            if value is inspect.Parameter.empty:
+                owner = f"{section} {values['name']!r}"
+                raise BadInput(f"{owner} needs config.{section}.{key}")
+            for each in value if isinstance(value, tuple) else (value,):
+                _check_value(f"config.{section}.{key}", each)
+    sources_of(full)  # BadInput if there is no such function
+    for key, choices in CHOICES.items():
+        check_choice(key, value_at(full, key), choices)
+    for key in POSITIVE:
+        check_positive(key, value_at(full, key))
+    for key in NOT_NEGATIVE:
+        check_not_negative(key, value_at(full, key))
+    if not has_own_test(full["data"]["name"]):
+        check_below_one("data.test", full["data"]["test"])
+    _check_clients(full["partition"], full["run"]["cohort"])
+    _check_failures(full["run"], full["local"])
+    check_share("attack.share", full["attack"]["share"])
+    _check_rules(full["run"], full["partition"]["validation"])
+
+
+def _check_clients(partition, cohort):
+    validation, share = partition["validation"], partition["new_clients"]
+    if not 0 <= validation < 1:
+        raise BadInput(f"config.partition.validation must be in [0, 1), got {validation}")
+    check_new(share)
+    num_clients = partition["num_clients"]
+    may_be_0 = default_values("partition", partition)["num_clients"] == 0
+    (check_not_negative if may_be_0 else check_positive)("partition.num_clients", num_clients)
+    if num_clients == 0:
+        return  # the data decide; the cohort is checked when they are loaded
+    new = count_new(num_clients, share)
+    if cohort > num_clients - new:
+        without = f" without {new} new clients (config.partition.new_clients)" if new else ""
+        raise BadInput(
+            f"config.run.cohort={cohort} is more than"
+            f" config.partition.num_clients={num_clients}{without}"
+        )
+
+
+def _check_failures(run, local):
+    check_below_one("run.dropout", run["dropout"])
+    check_share("run.straggler", run["straggler"])
+    if run["straggler"] and local["epochs"] < 2:
+        raise BadInput(
+            f"config.run.straggler={run['straggler']} needs config.local.epochs of at least 2,"
+            f" because stragglers make fewer passes; got {local['epochs']}"
+        )
+
+
+def _check_rules(run, validation):
+    """Checks the settings that end a run early."""
+    if run["patience"] and not validation:
+        raise BadInput(
+            f"config.run.patience={run['patience']} needs validation examples, and there are none;"
+            " hold some out with --config.partition.validation=0.1"
+        )
+    if run["target"] > 100:
+        raise BadInput(f"config.run.target is a percentage of at most 100, got {run['target']}")
+
+
+def _check_value(key, value):
+    """Raises BadInput for a value that is invalid for every setting."""
+    if isinstance(value, float) and not np.isfinite(value):
+        raise BadInput(f"{key} must be finite, got {value}")
+    if isinstance(value, int) and value >= 2**31:
+        raise BadInput(f"{key} must be below 2**31, got {quoted(value)}")
+    if isinstance(value, int) and value < -(2**31):
+        raise BadInput(f"{key} must not be below -2**31, got {quoted(value)}")
+    if isinstance(value, str) and "\0" in value:
+        raise BadInput(f"{key} must not have a NUL byte, got {quoted(value)}")

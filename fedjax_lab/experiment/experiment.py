@@ -1,0 +1,823 @@
+"""Builds the objects of a run from its config: data, model, method, plan and simulation."""
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from fedjax_lab import tree
+from fedjax_lab.data import held_out, leaks, normalize
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.fetching import catalog
+from fedjax_lab.data.formats.text_rows import are_words
+from fedjax_lab.data.lazy import limits
+from fedjax_lab.data.normalize import Scale
+from fedjax_lab.engine import fsdp, parallel, sizes
+from fedjax_lab.engine.engine import Joint, Simulation
+from fedjax_lab.engine.host.hosted import Host
+from fedjax_lab.engine.width import client_bytes
+from fedjax_lab.errors import BadInput, check_seeds, quoted
+from fedjax_lab.experiment import schedules, transforming
+from fedjax_lab.experiment.config import value_at
+from fedjax_lab.experiment.federation import (
+    check_scored,
+    class_counts,
+    is_of_domain,
+    make_federations,
+    pool,
+)
+from fedjax_lab.experiment.registry import (
+    METHODS,
+    NAMED,
+    bind,
+    has_own_test,
+    keyword_defaults,
+    look_up,
+    make_method,
+    told,
+)
+from fedjax_lab.models import kernels, modules, tokens
+from fedjax_lab.models.embeddings import Embeddings
+from fedjax_lab.models.task import has_convolutions, make_task
+from fedjax_lab.simulation import contract, metrics
+from fedjax_lab.simulation.evaluate import uses_data_of_new
+from fedjax_lab.transforms.guarantee import Guarantee
+from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task, Weights
+
+FIRST_WEIGHTS = "first weights"  # key of the initial weights among the settings of a seed
+
+
+class Experiment(NamedTuple):
+    """The simulation that the engine plays, with the config, dataset and task it was built from."""
+
+    config: ml_collections.ConfigDict
+    dataset: Dataset
+    task: Task
+    simulation: Simulation
+    remarks: tuple[str, ...] = ()  # what the examples are, and how they are scaled
+
+
+def build(
+    config: ml_collections.ConfigDict,
+    seeds: Sequence[int] | None = None,
+    dataset: Dataset | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    memory: int = 0,
+) -> Experiment:
+    """Builds the experiment of a resolved config. Nothing is compiled yet.
+
+    seeds: the seeds of the run; None: the config's seed.
+    dataset: the result of `load_data` for this config, if it is already loaded.
+    devices: the devices that the run is built for; None: all that JAX finds. For an abstract engine
+        they may be descriptions of devices that this machine does not have.
+    memory: bytes of each of these devices if they are only described; 0: unknown.
+    """
+    seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
+    check_seeds(seeds)
+    dataset = load_data(config.data) if dataset is None else dataset
+    embeddings = functools.cache(lambda: load_embeddings(config, dataset))
+    scale = make_scale(config.data, dataset)
+    federations = deal_dataset(config, dataset, seeds, embeddings, scale)
+    _check_clients(config, federations[0])
+    task = make_model(config, dataset, _platform(devices), scale)
+    task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
+    setup = transforming.make_setup(config, federations)
+    stages = _make_stages(config, task, setup, federations[0])
+    training = pool(federations) if stages[0].method.pooled else federations
+    plan = _plan(config, training, stages, dataset)
+    plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
+    lengths = [stage.rounds for stage in stages]
+    changing = learning_rates(config, lengths)
+    simulation = Simulation(
+        seeds=seeds,
+        federations=federations,
+        training=training,
+        num_classes=task.num_classes,
+        stages=stages,
+        plan=plan,
+        embeddings=embeddings,
+        scheduled=functools.partial(_in_round, task, config, setup, lengths) if changing else None,
+        **_engine_fields(config.engine, plan, stages, task, federations, devices, memory),
+    )
+    _check_fsdp(config, plan, stages)
+    transforming.check_first_round(config, simulation)
+    return Experiment(config, dataset, task, simulation, describe_examples(config, dataset, scale))
+
+
+def _make_stages(config, task, setup, federation):
+    """The stages of a run with the config's transforms.
+
+    Raises BadInput if they do not fit the data.
+    """
+    _check_optimizer(config.local, task)
+    stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
+    transforming.check_private(config, stages)
+    stages = tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)
+    _check_skewed(config, stages)
+    _check_validation(config, stages, federation)
+    return stages
+
+
+def join(parts: Sequence[Experiment]) -> Experiment:
+    """Combines runs whose configs differ only in numbers of `method` and `local`.
+
+    The result is one computation. Its seeds are those of the first run, then those of the second,
+    and so on. The numbers in which the runs differ are its `joint.settings`, which are traced.
+    Raises BadInput if these runs cannot be combined.
+    """
+    first, simulations = parts[0], [part.simulation for part in parts]
+    _check_joinable(first)
+    differing = [
+        f"{section}.{key}"
+        for section in ("method", "local")
+        for key, value in first.config[section].items()
+        if any(part.config[section][key] != value for part in parts)
+    ]
+    configs = [part.config for part in parts for _ in part.simulation.seeds]
+    settings = [{key: value_at(config, key) for key in differing} for config in configs]
+    vary = functools.partial(_vary, first.task, first.config, _setup_of(first))
+    together = first.simulation._replace(
+        seeds=[seed for each in simulations for seed in each.seeds],
+        federations=[federation for each in simulations for federation in each.federations],
+        training=[federation for each in simulations for federation in each.training],
+        vectorized_seeds=True,
+        joint=Joint(settings, vary),
+    )
+    return first._replace(simulation=together)
+
+
+def with_first_weights(experiment: Experiment, weights: Sequence[Weights]) -> Experiment:
+    """The experiment with the initial weights of each seed; None in them: newly drawn weights."""
+    vary = functools.partial(_vary, experiment.task, experiment.config, _setup_of(experiment))
+    joint = Joint([{FIRST_WEIGHTS: of_seed} for of_seed in weights], vary)
+    return experiment._replace(simulation=experiment.simulation._replace(joint=joint))
+
+
+def _check_joinable(first):
+    """Raises BadInput unless runs like this one can be combined in one computation."""
+    simulation = first.simulation
+    if first.config.run.start_from:
+        raise BadInput("the runs start from other runs (config.run.start_from)")
+    if len(simulation.stages) > 1 or simulation.stages[0].start is not None:
+        raise BadInput(f"method {first.config.method.name} has stages")
+    if simulation.host is not None:
+        raise BadInput("private state or examples are on the host (config.engine.state, data)")
+    if not (simulation.vectorized_seeds or len(simulation.seeds) == 1):
+        raise BadInput("the seeds of each run are not vectorized (config.engine.seeds)")
+
+
+def _vary(task, config, setup, number, settings):
+    """A stage, and the fields of the plan that change, with these settings replaced in the config.
+
+    settings: values by dotted key, which may be traced, and weights under `FIRST_WEIGHTS`.
+    """
+    if (weights := settings.get(FIRST_WEIGHTS)) is not None:
+        new = task.init
+        task = task._replace(init=lambda key: tree.join(weights, new(key)))
+    method, local = (
+        {key: settings.get(f"{name}.{key}", value) for key, value in config[name].items()}
+        for name in ("method", "local")
+    )
+    stage = lay_out(make_method(task=task, **method), config.run.rounds)[number]
+    return transforming.as_configured(stage, task, config, setup), _step_fields(local)
+
+
+# Learning rates that change from round to round.
+
+SCHEDULED = {  # learning rate: (key of its schedule, key of its warm-up rounds)
+    "local.lr": ("local.schedule", "local.warmup"),
+    "method.server_lr": ("run.server_schedule", "run.server_warmup"),
+}
+
+
+def _in_round(task, config, setup, lengths, number, settings, t):
+    """As `_vary`, but returns a stage's method, with the learning rates of round t.
+
+    lengths: how many rounds each stage has.
+    """
+    changed, t = dict(settings), jnp.maximum(t - sum(lengths[:number]), 0)
+    for rate in filter(functools.partial(_is_scheduled, config), SCHEDULED):
+        factor = _make_schedule(config, rate, lengths[number], settings)(t)
+        changed[rate] = settings.get(rate, value_at(config, rate)) * jnp.float32(factor)
+    stage, fields = _vary(task, config, setup, number, changed)
+    return stage.method, fields
+
+
+def learning_rates(
+    config: ml_collections.ConfigDict, lengths: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """The learning rates that change from round to round: {dotted key: value in each round}.
+
+    lengths: how many rounds each stage has. A schedule restarts in each stage.
+
+    Raises BadInput if a schedule or one of its settings cannot be used.
+    """
+    rates = {}
+    for rate in filter(functools.partial(_is_scheduled, config), SCHEDULED):
+        key = SCHEDULED[rate][0]
+        _check_has(config, rate, key)
+        _check_warmup(config, SCHEDULED[rate][1], max(lengths))
+        try:
+            factors = [schedules.curve(_make_schedule(config, rate, n, {}), n) for n in lengths]
+        except BadInput as error:
+            raise BadInput(f"config.{key}={value_at(config, key)}: {error}") from error
+        rates[rate] = np.float32(value_at(config, rate)) * np.concatenate(factors)
+    return rates
+
+
+def check_rates(
+    config: ml_collections.ConfigDict, old: Sequence[int], new: Sequence[int], played: int
+) -> None:
+    """Raises BadInput if other stage lengths change the learning rates of rounds already played.
+
+    old, new: the earlier and the new number of rounds of each stage. played: rounds played so far.
+    """
+    before, after = (learning_rates(config, lengths) for lengths in (old, new))
+    for rate, rates in before.items():
+        if not np.array_equal(rates[:played], after[rate][:played]):
+            key = SCHEDULED[rate][0]
+            raise BadInput(
+                f"config.{key}={value_at(config, key)} depends on config.run.rounds: another number"
+                f" of rounds would have changed {rate} in the first {played} rounds; name another"
+                " folder"
+            )
+
+
+def _is_scheduled(config, rate):
+    schedule, warmup = SCHEDULED[rate]
+    return value_at(config, schedule) != "constant" or value_at(config, warmup) > 0
+
+
+def _check_has(config, rate, key):
+    """Raises BadInput unless the method has the learning rate that the schedule changes."""
+    section, _, name = rate.partition(".")
+    if name in config[section]:
+        return
+    having = [m for m, made in METHODS.items() if name in keyword_defaults(made)]
+    raise BadInput(
+        f"config.{key} and its warm-up need a method with the setting {name}, which method"
+        f" {config.method.name} does not have; methods that have it: {', '.join(having)}"
+    )
+
+
+def _check_clients(config, federation):
+    """Raises BadInput if no example is scored or a round has more clients than can be trained."""
+    check_scored(federation)
+    num_clients = len(federation.train)
+    if config.run.cohort > num_clients:
+        raise BadInput(
+            f"config.run.cohort={config.run.cohort} is more than the {num_clients} clients that"
+            f" partition {config.partition.name} makes for training"
+        )
+
+
+def _check_warmup(config, key, rounds):
+    if value_at(config, key) >= rounds:
+        raise BadInput(
+            f"config.{key}={value_at(config, key)} must be less than the {rounds} rounds"
+        )
+
+
+def _make_schedule(config, rate, rounds, settings):
+    """The schedule of a learning rate. settings: as in `_vary`."""
+    key, warmup = SCHEDULED[rate]
+    section, _, name = key.partition(".")
+    values = {k: settings.get(f"{section}.{k}", value) for k, value in config[section].items()}
+    make = bind("schedule", values, name)
+    return schedules.after_warmup(make, value_at(config, warmup), rounds)
+
+
+def _setup_of(experiment):
+    return transforming.make_setup(experiment.config, experiment.simulation.federations)
+
+
+def guarantee(experiment: Experiment) -> Guarantee | None:
+    """The privacy guarantee of the run; None if it has none, or if epsilon is infinite."""
+    return experiment.simulation.stages[0].method.guarantee
+
+
+def check_noise(experiment: Experiment, old: int, new: int, played: int) -> None:
+    """Raises BadInput if another number of rounds changes the noise of rounds already played.
+
+    old, new: the earlier and the new number of rounds of the run. played: rounds played so far.
+    """
+    promised = guarantee(experiment)
+    if old == new or not played or promised is None or promised.rounds is None:
+        return
+    raise BadInput(
+        f"config.privacy: the noise depends on config.run.rounds: {new} rounds instead of {old}"
+        f" would have changed the noise of the first {played} rounds; name another folder"
+    )
+
+
+def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
+    """The stages of a run of so many rounds; a method without stages is a single one.
+
+    Stages without rounds at the end are left out. Raises BadInput if any other stage has no rounds.
+    """
+    stages = (Stage("train", method, rounds),) if isinstance(method, Method) else method(rounds)
+    contract.check_stages(stages)
+    while stages and stages[-1].rounds == 0:
+        stages = stages[:-1]
+    named = " + ".join(f"{stage.rounds} of {stage.name}" for stage in stages)
+    if not stages or min(stage.rounds for stage in stages) < 1:
+        raise BadInput(
+            f"config.run.rounds={rounds} does not fit the stages: {named}; every stage needs at"
+            " least one round"
+        )
+    if len({stage.method.pooled for stage in stages}) > 1:
+        raise BadInput(f"the stages {named} do not train on the same clients")
+    return stages
+
+
+def ends(stages: Sequence[Stage]) -> dict[str, int]:
+    """{name of a stage: the number of rounds after which it ends}."""
+    names, rounds = zip(*((stage.name, stage.rounds) for stage in stages), strict=True)
+    return dict(zip(names, itertools.accumulate(rounds), strict=True))
+
+
+def ends_with(experiment: Experiment, rounds: int) -> dict[str, int]:
+    """As `ends`, for a run that differs from the experiment only in config.run.rounds."""
+    config = experiment.config
+    if rounds == config.run.rounds:
+        return ends(experiment.simulation.stages)
+    return ends(lay_out(make_method(task=experiment.task, **config.method), rounds))
+
+
+def load_data(section: Mapping) -> Dataset:
+    """Loads the dataset of the source that a config's section `data` names.
+
+    With config.data.test, a share of the examples become test examples, unless the source has its
+    own setting `test`.
+
+    Raises BadInput if the result is not a valid Dataset, or if it already has a test set.
+    """
+    dataset = bind("data", section)()
+    if not isinstance(dataset, Dataset):
+        raise BadInput(f"data {section['name']} must return a Dataset, not {quoted(dataset)}")
+    _check_arrays(dataset)
+    if len(dataset.x) == 0:
+        raise BadInput(f"the data source {section['name']} returned no examples")
+    dataset = dataset._replace(x=normalize.as_meant(dataset.x))
+    _check_numbers("label", dataset.y, dataset.classes)
+    _check_numbers("domain", dataset.domain, dataset.domains)
+    if dataset.client is not None:
+        _check_numbers("client", dataset.client, dataset.users)
+    if (share := section.get("test")) and not has_own_test(section["name"]):
+        dataset = held_out.with_test(dataset, section["name"], share, section["test_seed"])
+    if share or dataset.test_is_drawn or section["name"] not in NAMED["data"]:
+        leaks.report(dataset)  # the package's readers of a user's files report by themselves
+    return catalog.credited(dataset, section)
+
+
+def _check_arrays(dataset):
+    """Raises BadInput unless the fields are arrays of numbers with one entry per example."""
+    kinds_of = {"x": "biuf", "y": "biu", "domain": "biu", "test": "biu"}
+    kinds_of |= {} if dataset.client is None else {"client": "biu"}
+    for field, kinds in kinds_of.items():
+        array = getattr(dataset, field)
+        if not (hasattr(array, "dtype") and np.ndim(array)):
+            raise BadInput(f"the dataset's {field} must be an array, not {quoted(array)}")
+        if np.dtype(array.dtype).kind not in kinds:
+            numbers = "numbers" if field == "x" else "whole numbers"
+            raise BadInput(f"the dataset's {field} must be {numbers}, not {array.dtype}")
+        if 0 in (shape := np.shape(array)[1:]):
+            raise BadInput(f"the dataset's {field} has no columns: an example has shape {[*shape]}")
+        if field != "x" and np.shape(array) != (len(dataset.x),):
+            shape = list(np.shape(array))
+            raise BadInput(
+                f"the dataset has {len(dataset.x)} examples, but its {field} has shape {shape}"
+            )
+
+
+def _check_numbers(what, numbers, names):
+    """Raises BadInput unless each number is an index of `names`."""
+    if not isinstance(names, (list, tuple)):
+        raise BadInput(f"the {what} names must be a tuple of text, not {quoted(names)}")
+    bad = (numbers < 0) | (numbers >= len(names))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise BadInput(f"row {row} has {what} {numbers[row]}, out of range 0..{len(names) - 1}")
+
+
+def deal_dataset(
+    config: ml_collections.ConfigDict,
+    dataset: Dataset,
+    seeds: Sequence[int],
+    embeddings: Callable[[], Embeddings] | None = None,
+    scale: Scale | None = None,
+) -> list[Federation]:
+    """Divides the dataset among clients as the config's sections `data` and `partition` specify.
+
+    Returns one federation per seed. embeddings: () -> the result of `load_embeddings` for this
+    config, and scale: that of `make_scale`, if they are to be shared.
+    """
+    load = embeddings or functools.cache(lambda: load_embeddings(config, dataset))
+    return make_federations(
+        dataset,
+        bind("partition", config.partition),
+        seeds,
+        num_clients=config.partition.num_clients,
+        name=config.partition.name,
+        embed=lambda: np.asarray(load().examples),
+        validation=config.partition.validation,
+        scale=make_scale(config.data, dataset) if scale is None else scale,
+        unseen=config.data.unseen,
+        shots=config.data.shots,
+        shots_per=config.data.shots_per,
+        new_clients=config.partition.new_clients,
+        skewed=config.partition.feature_skew != "none",
+    )
+
+
+def make_scale(section: Mapping, dataset: Dataset) -> Scale:
+    """How examples become inputs of the model, by config.data.normalize.
+
+    Only training examples are used, without test examples and those of the unseen domain. They
+    include validation examples and new clients, which each seed holds out later.
+    """
+    return normalize.scale_of(dataset.x, section["normalize"], _training_rows(section, dataset))
+
+
+def _training_rows(section, dataset):
+    """The numbers of the training examples; those of all if there are none."""
+    is_training = ~dataset.test & ~is_of_domain(dataset, section["unseen"])
+    return np.flatnonzero(is_training if is_training.any() else np.ones(len(dataset.y)))
+
+
+def describe_examples(
+    config: ml_collections.ConfigDict, dataset: Dataset, scale: Scale
+) -> tuple[str, ...]:
+    """Lines on what the examples are, how they are scaled, and what is wrong with the scale."""
+    data, x = config.data, dataset.x
+    lines = [normalize.described(x, data.normalize, scale)]
+    if not tokens.takes_ids(bind("model", config.model)(len(dataset.classes)), x):
+        rows = _training_rows(data, dataset)
+        lines += filter(None, [normalize.remark(x, data.normalize, scale, rows)])
+    return tuple(lines)
+
+
+def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.ndarray, Dataset]:
+    """The number of training examples of each class of each client, [C, K], and the dataset."""
+    dataset = load_data(config.data)
+    (federation,) = deal_dataset(config, dataset, [seed])
+    return class_counts(federation.train, federation.y, len(dataset.classes)), dataset
+
+
+def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embeddings:
+    """The embeddings, from the named source, of all examples that clients may train on."""
+    unseen = is_of_domain(dataset, config.data.unseen)
+    dataset = dataset._replace(test=np.where(unseen, config.data.shots == 0, dataset.test))
+    made = bind("embedding", config.embedding)(dataset)
+    if not isinstance(made, Embeddings):
+        name = config.embedding.name
+        raise BadInput(f"embedding {name} must return Embeddings, not {quoted(made)}")
+    _check_embeddings(config.embedding.name, made, len(dataset.x), len(dataset.classes))
+    return made
+
+
+def _check_embeddings(name, made, count, classes):
+    """Raises BadInput unless the embeddings are numbers [count, E] and [classes, E], E > 0."""
+    width = np.shape(made.examples)[-1:] or (0,)
+    for field, rows in (("examples", count), ("labels", classes)):
+        array = getattr(made, field)
+        is_float = np.dtype(getattr(array, "dtype", object)).kind == "f"
+        if not is_float or np.shape(array) != (rows, *width) or not width[0]:
+            kind, shape = getattr(array, "dtype", type(array).__name__), [*np.shape(array)]
+            raise BadInput(
+                f"embedding {name} must return {field} of shape [{rows}, E] with E > 0, the same E"
+                f" for examples and labels, in float32; its {field} are {kind}{shape}"
+            )
+
+
+def make_model(
+    config: ml_collections.ConfigDict,
+    dataset: Dataset,
+    platform: str | None = None,
+    scale: Scale | None = None,
+) -> Task:
+    """Makes the task of the config's model for examples of this dataset.
+
+    platform: "cpu", "gpu" or "tpu", on which the model will run; None: that of JAX's devices.
+    scale: the result of `make_scale`, if it is to be shared.
+    """
+    net = bind("model", config.model)(len(dataset.classes))
+    modules.check_module(net)
+    if hasattr(net, "kernels"):
+        net = net.clone(
+            kernels=kernels.choose(platform or _platform(None), config.engine.convolution)
+        )
+    scale = make_scale(config.data, dataset) if scale is None else scale
+    if tokens.takes_ids(net, dataset.x):
+        ends = normalize.id_limits(dataset.x, scale)
+        net = tokens.with_vocabulary(net, dataset.x, ends, len(dataset.classes))
+    shape, count = dataset.x.shape[1:], len(dataset.classes)
+    dtype = jnp.dtype(config.engine.dtype)
+    return make_task(
+        net,
+        shape,
+        count,
+        lowest=scale.lowest,
+        highest=scale.highest,
+        compute_dtype=dtype,
+        pretrained_file=config.model.pretrained,
+    )
+
+
+def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, **fields) -> Plan:
+    """Makes the plan of a run that trains on these federations. fields: further fields of the plan.
+
+    cohort: clients per round; 0: all. A batch has no more examples than the largest client.
+    """
+    num_clients, width = len(training[0].train), training[0].train.longest
+    size = min(batch_size, width)  # larger batches would only have more padding
+    sizes = np.concatenate([f.train.count for f in training])
+    return Plan(
+        cohort=min(cohort or num_clients, num_clients),
+        batch_size=size,
+        equal_steps=bool((-(-sizes // size) == -(-width // size)).all()),
+        **fields,
+    )
+
+
+def make_optimizer(local: Mapping) -> optax.GradientTransformation:
+    """Makes the clients' optimizer from a config's section `local`.
+
+    The optimizer's function gets the learning rate and, by name, those keys of the section that it
+    has as parameters.
+    """
+    function = told("optimizer", local["optimizer"], look_up("optimizer", local["optimizer"]))
+    _, *settings = inspect.signature(function).parameters
+    made = function(local["lr"], **{key: local[key] for key in settings if key in local})
+    if not (hasattr(made, "init") and hasattr(made, "update")):
+        name = local["optimizer"]
+        raise BadInput(f"optimizer {name} must return a GradientTransformation, not {quoted(made)}")
+    return made
+
+
+def _check_optimizer(local, task):
+    """Raises BadInput unless a user's optimizer changes the weights of this task, in their shapes.
+
+    Nothing is computed.
+    """
+    name = local["optimizer"]
+    if name in NAMED["optimizer"]:
+        return
+    optimizer = make_optimizer(local)
+
+    def step(params):
+        state = optimizer.init(params)
+        given = optimizer.update(params, state, params)
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise BadInput(f"its `update` must return (updates, state), not {quoted(given)}")
+        contract.check_alike("its `update` must return updates", given[0], params, "of the weights")
+        contract.check_alike("its `update` must return the state", given[1], state)
+        return given
+
+    params = jax.eval_shape(task.init, jax.random.key(0)).params
+    try:
+        jax.eval_shape(told("optimizer", name, step), params)
+    except BadInput as error:
+        raise BadInput(f"config.local.optimizer={name}: {error}") from error
+
+
+def _plan(config, training, stages, dataset):
+    plan = make_plan(
+        training,
+        rounds=sum(stage.rounds for stage in stages),
+        cohort=config.run.cohort,
+        batch_size=config.local.batch_size,
+        epochs=config.local.epochs,
+        **_failures(config.run, pooled=stages[0].method.pooled),
+        attackers=0.0 if config.attack.name == "none" else config.attack.share,
+        num_domains=len(dataset.domains),
+        example_shape=dataset.x.shape[1:],
+        augment=_augmentation(config.data.augment, dataset.x),
+        metrics=metrics.make(
+            (*(look_up("metric", name) for name in config.run.metrics), *stages[0].method.metrics),
+            len(dataset.classes),
+        ),
+        **_step_fields(config.local),
+    )
+    _check_words(plan.metrics, dataset.classes)
+    return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
+
+
+def _check_words(measured, classes):
+    """Raises BadInput if the word accuracy is a metric, but the classes are not words."""
+    if not are_words(classes) and any(m.name == "word_accuracy" for m in measured):
+        raise BadInput(
+            "config.run.metrics: word_accuracy is for data whose classes are words, such as"
+            " config.data.task=next_word; use top5, or the accuracy, which is always measured"
+        )
+
+
+def _failures(run, pooled):
+    """The fields of a plan for clients that fail; a pooled method has no such clients."""
+    return {} if pooled else {"dropout": run.dropout, "straggler": run.straggler}
+
+
+def _engine_fields(engine, plan, stages, task, federations, devices, memory):
+    """The fields of a simulation that depend on the config's section `engine`."""
+    convolutional = has_convolutions(task)
+    division = _divide(engine, plan, stages, task, federations, devices, memory)
+    host = _host(division, engine, stages)
+    together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices), host)
+    alone = engine.fsdp > 1 or parallel.jit_is_disabled()
+    together = together and (not alone or engine.seeds == "vectorized")
+    at_once = len(federations) if together else 1
+    strategy = parallel.choose(
+        engine.strategy,
+        cohort=plan.cohort,
+        convolutional=convolutional,
+        equal_steps=plan.equal_steps,
+        client_bytes=lambda: at_once * client_bytes(task, plan),
+        chunk=engine.chunk,
+        group=engine.fsdp,
+        devices=devices,
+        **division.divided,
+    )
+    _check_jit(host, len(parallel.choose_devices(plan.cohort, engine.fsdp, devices)))
+    precision = None if engine.precision == "default" else engine.precision
+    return {
+        "strategy": strategy,
+        "vectorized_seeds": together,
+        "precision": precision,
+        "placement": division.words,
+        "host": host,
+    }
+
+
+def _check_jit(host, devices):
+    """Raises BadInput if jit is disabled for a run on several devices, or with data on the host."""
+    if parallel.jit_is_disabled() and (host is not None or devices > 1):
+        raise BadInput(
+            "JAX_DISABLE_JIT: without jit a run uses one device and keeps everything on it; set"
+            " JAX_NUM_CPU_DEVICES=1, and config.engine.state and config.engine.data to replicated"
+        )
+
+
+def _divide(engine, plan, stages, task, federations, devices, memory):
+    """Decides what is kept on every device, divided among the devices, or on the host."""
+    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
+    lent = sizes.Devices(
+        number=len(chosen) // engine.fsdp,
+        memory=memory or parallel.free_memory(devices),
+        of_host=chosen[0].platform == "cpu",
+    )
+    sizes.check_model(stages[0].method, engine.fsdp, lent)
+    return sizes.divide(
+        [stage.method for stage in stages],
+        federations,
+        task.num_classes,
+        plan.cohort,
+        lent,
+        state=engine.state,
+        data=engine.data,
+        sampling=engine.sampling,
+    )
+
+
+def _host(division, engine, stages):
+    """What the run keeps on the host; None: nothing.
+
+    Raises BadInput if its method does not allow it.
+    """
+    if not division.on_host:
+        return None
+    stream = division.data.where == "stream"
+    asked = f"config.engine.{'data=stream' if stream else f'state={division.state.where}'}"
+    if len(stages) > 1 or stages[0].start or stages[0].view:
+        names = ", ".join(stage.name for stage in stages)
+        raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
+    if stages[0].method.pooled:
+        raise BadInput(f"{asked} needs clients; this method trains on all clients' examples pooled")
+    if engine.seeds == "vectorized":
+        raise BadInput(f"{asked} trains one seed after another; use config.engine.seeds=sequential")
+    if engine.fsdp > 1:
+        raise BadInput(f"{asked} needs a whole model on each device; use config.engine.fsdp=1")
+    return Host(on_disk=division.state.where == "disk", stream=stream)
+
+
+def _platform(devices):
+    """The platform of the devices of a run: "cpu", "gpu" or "tpu"."""
+    return (jax.devices() if devices is None else devices)[0].platform
+
+
+def _step_fields(local):
+    """The fields of a plan that define a client's step, from a config's section `local`."""
+    return {"optimizer": make_optimizer(local), "clip": local["clip"]}
+
+
+def _augmentation(name: str, x: np.ndarray) -> Callable | None:
+    """The named augmentation of training images; BadInput if it does not fit the examples x."""
+    if name in NAMED["augmentation"] and name != "none" and x.ndim != 4:
+        raise BadInput(f"config.data.augment={name} needs images")
+    if name == "domainbed" and not (x.dtype == np.uint8 and x.shape[3:] == (3,)):
+        raise BadInput("config.data.augment=domainbed needs 8-bit color images")
+    return look_up("augmentation", name)
+
+
+def feature_skew(
+    config: ml_collections.ConfigDict, x: np.ndarray, federation: Federation
+) -> Callable | None:
+    """The config's feature skew as a function of raw examples x; None if there is none.
+
+    The skew itself sees pixels from 0 to 255 in 0..1 and other examples unchanged.
+
+    Raises BadInput if it does not fit the examples.
+    """
+    name, skews = config.partition.feature_skew, federation.skews
+    if skews is None:
+        return None
+    of_ids = not normalize.is_image(x) and x.dtype.kind in "iu" and limits(x)[1] > 1
+    if name == "noise" and of_ids:
+        raise BadInput(
+            f"config.partition.feature_skew=noise needs images or real numbers, not {x.dtype}"
+        )
+    skew = bind("feature_skew", config.partition, "feature_skew")
+    of_pixels = normalize.is_pixels(x) or config.data.normalize == "pixels"
+    scale, num_clients = 255 if of_pixels else 1, len(skews.client)
+
+    def of_raw(key, x, client):
+        skewed = contract.check_skewed(skew(key, x / scale, client, num_clients), x)
+        return skewed * scale
+
+    like = jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)
+    jax.eval_shape(of_raw, jax.random.key(0), like, jnp.int32(0))  # BadInput if it does not fit
+    return of_raw
+
+
+def _check_skewed(config, stages):
+    """Raises BadInput if the feature skew would not affect the method's examples."""
+    name, method = config.partition.feature_skew, config.method.name
+    if name == "none":
+        return
+    if stages[0].method.pooled:
+        raise BadInput(
+            f"config.partition.feature_skew={name} needs clients; method {method} trains on"
+            " all clients' examples pooled"
+        )
+    if any(stage.view and stage.view.embedded for stage in stages):
+        raise BadInput(
+            f"config.partition.feature_skew={name} does not change embeddings"
+            f" (config.embedding), which method {method} trains on; use another method"
+        )
+
+
+def _check_validation(config, stages, federation):
+    """Raises BadInput if a method needs validation rows that clients or new clients do not have."""
+    name, methods = config.method.name, [stage.method for stage in stages]
+    if not any(method.validation for method in methods):
+        return
+    if federation.validation is None:
+        raise BadInput(
+            f"method {name} needs validation examples of its clients, and there are none; hold some"
+            " out with --config.partition.validation=0.2"
+        )
+    tuned = any(method.validation and uses_data_of_new(method) for method in methods)
+    if federation.new_train is not None and tuned:
+        raise BadInput(
+            f"method {name} needs validation examples also of new clients, which have none; use"
+            " config.partition.new_clients=0"
+        )
+
+
+def vectorizes_seeds(
+    choice: str,
+    stages: Sequence[Stage],
+    convolutional: bool,
+    platform: str,
+    host: Host | None = None,
+) -> bool:
+    """Whether all seeds are one computation; choice: config.engine.seeds."""
+    if host is not None:
+        return False
+    if choice != "auto":
+        return choice == "vectorized"
+    if any(stage.prepare for stage in stages):  # the facts may differ in size between seeds
+        return False
+    return platform != "cpu" or not convolutional
+
+
+def _check_fsdp(config, plan, stages):
+    """Raises BadInput if a group of devices cannot share a client's work."""
+    group = config.engine.fsdp
+    if plan.batch_size % group:
+        raise BadInput(
+            f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"
+            " (config.local.batch_size, or all examples of the largest client)"
+        )
+    in_turn = any(exchange.one_by_one for stage in stages for exchange in stage.method.round)
+    if in_turn and group > 1:
+        raise BadInput(
+            f"method {config.method.name} trains its clients one by one on all devices;"
+            f" config.engine.fsdp must be 1, got {group}"
+        )

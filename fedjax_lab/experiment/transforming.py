@@ -1,0 +1,188 @@
+"""Applies the transforms that a config names to a method, in the sections of `TRANSFORMS`."""
+
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from fedjax_lab import sampling, streams, tree
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.engine import Simulation
+from fedjax_lab.engine.tracing import depends
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment.registry import bind
+from fedjax_lab.simulation import contract, simulate
+from fedjax_lab.simulation.simulate import Lane, Program
+from fedjax_lab.transforms import beside
+from fedjax_lab.transforms.guarantee import Setup
+from fedjax_lab.types import Federation, Stage, Task
+
+# Sections that name transforms, in the order of wrapping. Later transforms are nearer to the
+# network: the server aggregates uploads after decoding, and attackers' uploads are clipped too.
+TRANSFORMS = ("downlink", "attack", "privacy", "aggregator", "compression")
+
+
+def as_configured(
+    stage: Stage, task: Task, config: ml_collections.ConfigDict, setup: Setup | None
+) -> Stage:
+    """The stage with the sampling and the transforms that a config names.
+
+    setup: the facts on which epsilon depends; None for a run without privacy.
+    """
+    stage = _with_sampling(stage, config.run)
+    method = stage.method
+    named = [key for key in TRANSFORMS if config[key].name != "none"]
+    if not named:
+        return stage
+    task = _as_seen(stage, task)
+    words = " and ".join(f"{key} {config[key].name}" for key in named)
+    naming = functools.partial(_naming, f"method {config.method.name} with {words}")
+    with naming():
+        if method.pooled:
+            raise BadInput("it trains on the examples of all clients at once and has no uploads")
+        for key in named:
+            takes = (task, setup) if key == "privacy" else (task,)
+            stage = beside.in_stage(stage, functools.partial(_wrap, bind(key, config[key]), takes))
+            contract.check_stages((stage,))
+    method = stage.method
+    each = (
+        exchange._replace(local=naming()(exchange.local), aggregate=naming()(exchange.aggregate))
+        for exchange in method.round
+    )
+    init = method.init and naming()(method.init)
+    method = method._replace(init=init, round=tuple(each))
+    return stage._replace(method=method, start=stage.start and naming()(stage.start))
+
+
+def is_private(config: Mapping) -> bool:
+    """Whether a config enables differential privacy."""
+    return config["privacy"]["name"] != "none"
+
+
+def make_setup(
+    config: ml_collections.ConfigDict, federations: Sequence[Federation]
+) -> Setup | None:
+    """The facts on which epsilon depends; None for a run without privacy."""
+    if not is_private(config):
+        return None
+    num_clients = len(federations[0].train)
+    sizes = np.concatenate([federation.train.count for federation in federations])
+    return Setup(
+        num_clients=num_clients,
+        cohort=min(config.run.cohort or num_clients, num_clients),
+        rounds=config.run.rounds,
+        sizes=tuple(sizes.tolist()),
+        batch_size=config.local.batch_size,
+        epochs=config.local.epochs,
+    )
+
+
+def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:
+    """Raises BadInput if a run would be less private than its accounting assumes."""
+    if not is_private(config):
+        return
+    name, method = config.privacy.name, config.method.name
+    (first, *others) = stages
+    if others or first.prepare or first.start or first.view:
+        raise BadInput(
+            f"config.privacy.name={name} protects only the rounds of a single stage, but method"
+            f" {method} has stages, between which it also uses data of its clients"
+        )
+    if config.run.sampling and {"sampling", "bands"} & set(config.privacy):
+        raise BadInput(
+            f"config.run.sampling={config.run.sampling} and config.privacy.name={name} both draw"
+            " the clients of a round, and epsilon is valid only for the second; drop the first"
+        )
+
+
+def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation) -> None:
+    """Raises BadInput if a transform cannot be applied, by tracing the first round with shapes.
+
+    Also checks the first cohorts of a user's sampling. Later stages start from states of earlier
+    ones, and are checked when they begin.
+    """
+    _check_first_cohorts(config, simulation)
+    stage, plan = simulation.stages[0], simulation.plan
+    is_plain = all(config[key].name == "none" for key in TRANSFORMS)
+    if is_plain or stage.method.init is None or stage.view is not None:
+        return
+    program = Program(stage.method, plan, parallel.vectorized())
+
+    def first_round(federation, population, seed):
+        keys = streams.make_keys(seed)
+        state = simulate.init(stage.method, keys, len(federation.train))
+        lane = Lane(federation, population, keys)
+        return simulate.play_round(program, lane, state, jnp.int32(0))
+
+    federation = simulation.training[0]
+    population = simulate.population_on_host(federation, simulation.num_classes)
+    shapes = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (federation, population)
+    )
+    jax.eval_shape(first_round, *shapes, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulation) -> None:
+    """Raises BadInput if a user's sampling returns invalid clients or shares in the first rounds.
+
+    A sampling that uses the server's state is only checked while the run trains.
+    """
+    method, plan = simulation.stages[0].method, simulation.plan
+    if not sampling.is_own(method.sample) or method.init is None:
+        return
+    population = simulate.population_on_host(simulation.training[0], simulation.num_classes)
+    population = jax.tree.map(jnp.asarray, population)
+    keys = streams.make_keys(jax.random.key(simulation.seeds[0]))
+
+    def draw(server, key):
+        return contract.check_sample(method.sample(key, server, population, plan.cohort))
+
+    number = len(population.id)
+    server = jax.eval_shape(lambda: simulate.init(method, keys, number)).server
+    if depends(draw, server, keys.cohort):
+        return
+    for t in range(min(FIRST, plan.rounds)):
+        ids, shares = draw(tree.zeros(server), jax.random.fold_in(keys.cohort, t))
+        contract.check_cohort(sampling_name(config), ids, shares, number)
+
+
+FIRST = 3  # rounds whose cohorts are checked before the run begins
+
+
+def sampling_name(config: ml_collections.ConfigDict) -> str:
+    """The sampling of a run in messages."""
+    if config.run.sampling:
+        return f"the sampling config.run.sampling={config.run.sampling}"
+    return f"the sampling of method {config.method.name}"
+
+
+def _with_sampling(stage, run):
+    """The stage with the sampling of config.run.sampling, if that is set."""
+    if not run["sampling"] or stage.method.pooled:
+        return stage
+    method = stage.method._replace(sample=bind("sampling", run, "sampling"))
+    return stage._replace(method=method)
+
+
+def _as_seen(stage, task):
+    """The task with the input shape of the stage: that of embeddings, or the task's own."""
+    if stage.view is None or not stage.view.embedded:
+        return task
+    return task._replace(input_shape=task.labels().shape[1:])
+
+
+def _wrap(transform, takes, method):
+    return transform(method, *takes)
+
+
+@contextlib.contextmanager
+def _naming(what):
+    """Prepends `what` to the message of a BadInput. Can also be used as a decorator."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"{what}: {error}") from error

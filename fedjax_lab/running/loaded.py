@@ -1,0 +1,321 @@
+"""Loads a run from its folder: states, predictions, scores on other data, models as files."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from fedjax_lab import streams, tree
+from fedjax_lab.data import given, lazy, normalize
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.experiment.experiment import Experiment
+from fedjax_lab.models import pretrained
+from fedjax_lab.running.storage import cloud, saved
+from fedjax_lab.running.storage.saved import model_of, no_model
+from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation.local import WorkRows, fetch, make_work, of_client, work_rows
+from fedjax_lab.simulation.simulate import Program
+from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
+
+
+def load(folder: str | Path, rounds: int | None = None) -> "Run":
+    """The run of a folder, at one of its checkpoints.
+
+    The folder is not changed, and a command may still be training in it. The data are loaded again
+    from the source in the config.
+
+    folder: a local folder, or text such as gs://BUCKET/FOLDER.
+    rounds: the number of rounds after which the checkpoint was saved; None: the newest checkpoint.
+
+    Raises BadInput if the folder holds no run or no such checkpoint, or if the data or files have
+    changed since the run.
+    """
+    if not isinstance(folder, (str, Path)):
+        raise BadInput(f"a folder must be text or a Path, got {quoted(folder)}")
+    if rounds is not None and not _is_whole(rounds):
+        raise BadInput(f"rounds must be a whole number, got {quoted(rounds)}")
+    with cloud.staged(folder, writes=False) as path:
+        cloud.fetch(path, whole=True)
+        run = _load(path, rounds)
+        return replace(run, folder=str(folder)) if cloud.is_remote(path) else run
+
+
+def _load(folder, rounds):
+    was = saved.read(folder, rounds)
+    return Run(
+        folder=folder,
+        config=was.config,
+        experiment=was.experiment,
+        rounds=was.rounds,
+        rows=was.rows,
+        states=was.states,
+        stage=was.stage,
+        scheduled=_scheduled(was),
+    )
+
+
+def _scheduled(was):
+    """`Program.scheduled` for the stage of the checkpoint."""
+    scheduled = was.experiment.simulation.scheduled
+    return scheduled and functools.partial(scheduled, was.number, {})
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A run at one of its checkpoints.
+
+    In the methods, `client` is the number of a client from 0, or None for the global model, which
+    is the model of a client that took no part in training. A client's model is the one with which
+    it is scored. `seed` is a seed of the run; None: its first one.
+    """
+
+    folder: Path | str  # text if it is in the cloud
+    config: ml_collections.ConfigDict
+    experiment: Experiment  # with the dataset, the task and the federation of each seed
+    rounds: int  # the number of finished rounds
+    rows: list[dict]  # the rows of metrics.jsonl up to this round
+    states: list[State]  # the state of each seed; parts that were kept on the host are NumPy arrays
+    stage: Stage  # the stage of the method at the checkpoint
+    scheduled: Callable | None = None  # as `Program.scheduled`
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of the run, in the order of `states`."""
+        return self.experiment.simulation.seeds
+
+    def predict(self, x: Any, client: int | None = None, seed: int | None = None) -> np.ndarray:
+        """Logits [N, K] of examples x [N, ...] in the format of the run's dataset.
+
+        Images may be integers in 0..255 or numbers in 0..1, and gray ones may lack the channel
+        axis: they are brought to the scale of the run. Raises BadInput for other scales and shapes.
+        """
+        x = given.like(x, self._known)
+        message, who = self.of_client(client, seed)
+        nothing = np.zeros(len(x), np.int32)
+        pool, size = self._pool(x, nothing, nothing, self.index(seed)), self._plan.eval_batch
+        batches = [np.arange(i, min(i + size, len(x))) for i in range(0, len(x), size)]
+        return np.concatenate([self._logits(pool, message, who, rows) for rows in batches])
+
+    def score(self, data: Dataset | tuple[Any, Any], seed: int | None = None) -> dict:
+        """Evaluates the run's models on all examples of another dataset.
+
+        Args:
+          data: a dataset, or a pair of examples [N, ...] and labels [N].
+          seed: a seed of the run; None: its first one.
+
+        Returns:
+          The accuracies in percent and the losses, as in a row of metrics.jsonl: `accuracy` and
+          `loss` of the clients' own models, `global` and `global_loss` of the global model, and the
+          metrics of config.run.metrics; by domain if the data have several domains.
+
+        Raises:
+          BadInput: the data do not have the shape, the scale or the classes of the run's dataset,
+            see `predict`.
+        """
+        dataset = _as_dataset(data, self.experiment.dataset)
+        x = given.like(dataset.x, self._known)
+        pool = self._pool(x, dataset.y, dataset.domain, self.index(seed))
+        plan = self._plan._replace(num_domains=len(dataset.domains))
+        program = self._program._replace(plan=plan)
+        counted = jax.jit(functools.partial(evaluate.count_model, program))
+        rows = jnp.arange(len(dataset.y))
+
+        def count(clients):
+            each = [jax.device_get(counted(pool, *self.of_client(i, seed), rows)) for i in clients]
+            return jax.tree.map(lambda *a: np.stack(a), *each)
+
+        of_clients = count(range(self.num_clients))
+        if self.stage.method.newcomer is None:
+            some = evaluate.evenly_spaced(self.num_clients)
+            average = jax.tree.map(lambda a: a[some], of_clients)
+        else:
+            average = count([None])
+        scores = evaluate.Scores(None, of_clients, average, None)
+        return evaluate.summarize(scores, dataset.domains, plan.metrics)
+
+    def model(self, client: int | None = None, seed: int | None = None) -> Weights:
+        """The weights of a model of `experiment.task`.
+
+        They are collected from the message to the client and from the state that it keeps.
+
+        Raises BadInput if these do not contain exactly one model.
+        """
+        message, who = self.of_client(client, seed)
+        name, task = self.config.method.name, self.experiment.task
+        weights = model_of(name, self.stage.method, task, message, who)
+        needed = tree.names(jax.eval_shape(task.init, jax.random.key(0)))
+        if not set(needed) <= set(tree.names(weights)):
+            raise no_model(name)
+        return weights
+
+    def export(self, path: str | Path, client: int | None = None, seed: int | None = None) -> None:
+        """Writes the weights of `model` to a new .safetensors file, or else to an Orbax folder.
+
+        `config.model.pretrained` reads both. The names of weights are of the form
+        `params/LAYER/kernel`. Raises BadInput if the path exists or its folder does not.
+        """
+        path = Path(path)
+        if path.exists():
+            raise BadInput(f"{path} exists; name a new file or folder")
+        if not path.absolute().parent.is_dir():
+            raise BadInput(f"cannot write {path.name}: there is no folder {path.parent}")
+        pretrained.write(path, self.model(client, seed))
+
+    def of_client(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
+        """The message with which the client predicts, and the client with its private state."""
+        i, method = self.index(seed), self.stage.method
+        if method.predict is None:
+            raise BadInput(
+                f"stage {self.stage.name} of {self.config.method.name}, after {self.rounds} rounds,"
+                " has no model to predict with; load a checkpoint of a later stage"
+            )
+        if client is None:
+            return self._newcomer(i)
+        if not _is_whole(client) or client not in range(self.num_clients):
+            raise BadInput(f"no client {quoted(client)}; valid: 0 .. {self.num_clients - 1}")
+        population = self._populations[i]._replace(private=self.states[i].private)
+        person = jax.tree.map(lambda a: jnp.asarray(a[client]), population)
+        message = self._send(self.states[i].server, person.id)
+        if method.tune is None:
+            return message, person
+        message, private = self._tune(message, person, *self._held(i, client))
+        return message, person._replace(private=private)
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients; with a pooled method, the clients that are scored."""
+        return len(self.experiment.simulation.federations[0].train)
+
+    def _newcomer(self, i):
+        newcomer = self.stage.method.newcomer
+        if newcomer is None:
+            raise BadInput(
+                f"method {self.config.method.name} has no global model; name a client of 0 .."
+                f" {self.num_clients - 1}"
+            )
+        message, private = newcomer(self.states[i])
+        nobody = jax.tree.map(lambda a: jnp.zeros_like(a[0]), self._populations[i])
+        return message, nobody._replace(id=jnp.int32(-1), private=private)
+
+    def _held(self, i, client):
+        """The examples of one client's `Work` as a federation and rows, and its random key."""
+        federation = self.experiment.simulation.federations[i]
+        each = work_rows(self.stage.method, federation)
+        sets = [of_set.on_host(np.array([client]))[0] for of_set in each if of_set is not None]
+        rows = np.concatenate(sets)
+        at = np.maximum(rows, 0)
+        held = self._pool(federation.x[at], federation.y[at], federation.domain[at], i)
+        keys = streams.make_keys(jax.random.key(self.seeds[i]))
+        (key,) = streams.clients(keys.score, jnp.int32(self.rounds), jnp.array([client]))
+        places = np.where(rows < 0, -1, np.arange(len(rows)))
+        parts = np.split(places, np.cumsum([len(of_set) for of_set in sets])[:-1])
+        return held, WorkRows(*map(jnp.asarray, parts)), key
+
+    def _pool(self, x, y, domain, i):
+        """Examples as a federation with the preprocessing of seed i of the run."""
+        federation, view = self.experiment.simulation.federations[i], self.stage.view
+        frozen: PyTree = ()
+        if view is not None and view.frozen is not None:
+            frozen = view.frozen(self.states[i].server)
+        x, y, domain = (jnp.asarray(a) for a in (x, np.asarray(y, np.int32), domain))
+        no_rows: Any = dict.fromkeys((*ROWS, "skews"))
+        pool = federation._replace(x=x.reshape(len(x), -1), y=y, domain=domain, frozen=frozen)
+        return pool._replace(**no_rows)
+
+    @functools.cached_property
+    def _plan(self):
+        """The plan of the run, with the stage's view applied to each batch."""
+        plan, view = self.experiment.simulation.plan._replace(equal_steps=False), self.stage.view
+        if view is None:
+            return plan
+        return plan._replace(
+            view=view.transform,
+            augment=None if view.before_augmentation else plan.augment,
+            batch_size=view.batch_size or plan.batch_size,
+        )
+
+    @property
+    def _program(self):
+        strategy = self.experiment.simulation.strategy
+        program = Program(self.stage.method, self._plan, strategy, self.scheduled)
+        return simulate.in_round(program, jnp.int32(max(self.rounds - 1, 0)))
+
+    @functools.cached_property
+    def _populations(self):
+        simulation = self.experiment.simulation
+        return [
+            simulate.population_on_host(federation, simulation.num_classes)
+            for federation in simulation.federations
+        ]
+
+    @functools.cached_property
+    def _logits(self):
+        def logits(pool, message, client, rows):
+            batch = fetch(pool, rows, self._plan)
+            return self.stage.method.predict(message, client, batch.x)
+
+        return jax.jit(logits)
+
+    @functools.cached_property
+    def _send(self):
+        method = self.stage.method
+        return jax.jit(method.scored or method.round[-1].send)
+
+    @functools.cached_property
+    def _tune(self):
+        def tune(message, client, held, rows, key):
+            program = self._program
+            pool, (train, validation) = of_client(held, client), rows
+            work, _ = make_work(pool, train, program.plan, key, validation=validation)
+            return program.method.tune(message, client, work)
+
+        return jax.jit(tune)
+
+    @functools.cached_property
+    def _known(self):
+        dataset = self.experiment.dataset
+        x, train = dataset.x, np.flatnonzero(np.asarray(dataset.test) == 0)
+        of_table = not normalize.is_image(x) and x.dtype.kind == "f"
+        columns = normalize.moments(x, train) if of_table else None
+        low, high = (0.0, 255.0) if normalize.is_pixels(x) else lazy.limits(x)
+        if "vocabulary" in self.config.model:  # token ids that the model embeds
+            high = max(high, len(dataset.classes) - 1, self.config.model.vocabulary - 1)
+        return given.Known(x, (low, high), columns)
+
+    def index(self, seed: int | None) -> int:
+        """The position of a seed in `seeds`; 0 for None. Raises BadInput for an unknown seed."""
+        if seed is None:
+            return 0
+        if seed not in self.seeds:
+            raise BadInput(f"{self.folder} has no seed {quoted(seed)}; valid: {self.seeds}")
+        return self.seeds.index(seed)
+
+
+def _is_whole(number):
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+
+
+def _as_dataset(data, like):
+    """The data as a dataset; a pair of examples and labels gets the classes of `like`."""
+    if isinstance(data, Dataset):
+        return data
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        raise BadInput("data must be a Dataset, or a pair of examples and labels")
+    x, y = map(np.asarray, data)
+    classes = len(like.classes)
+    if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
+        raise BadInput(
+            f"labels must be whole numbers, one for each of the {len(x)} examples, not"
+            f" {y.dtype}{list(y.shape)}"
+        )
+    if len(y) and not (0 <= y.min() and y.max() < classes):
+        raise BadInput(f"labels must be 0 .. {classes - 1}, not {y.min()} .. {y.max()}")
+    nothing = np.zeros(len(y), np.int32)
+    return Dataset(x, y, nothing, nothing > 0, like.classes, ("",))

@@ -1,0 +1,1 @@
+"""The files of a run: configs, metrics, checkpoints, locks, and copies in the cloud."""

@@ -1,0 +1,284 @@
+"""Reading, writing and summarizing a run's config.json, metrics.jsonl and summary.json."""
+
+import itertools
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.data import writing
+from fedjax_lab.data.writing import replace
+from fedjax_lab.errors import MACHINE, BadInput, quoted
+from fedjax_lab.running.storage import cloud, files, provenance
+from fedjax_lab.simulation.measures import FORMS, NO_MEASURES, PER_CLIENT, metric_of
+
+TAGS = {
+    "train_loss": "train/loss",
+    "bytes_up": "bytes/up",
+    "bytes_down": "bytes/down",
+    "epsilon": "privacy/epsilon",
+}
+
+
+def make_folder(path: Path) -> None:
+    """Creates a folder and its parents. Raises BadInput on failure, or for a path in the cloud."""
+    cloud.check_local("the folder", path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in MACHINE:
+            raise
+        raise BadInput(f"cannot create the folder {path}: {error.strerror}") from error
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Writes a JSON file, atomically (see `writing`)."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, atomically (see `writing`)."""
+    replace(path, text.encode())
+
+
+def check_same(folder: Path, saved: dict, config: dict, free: Collection[str] = ()) -> None:
+    """Raises BadInput if the folder's saved config differs from `config`.
+
+    The message names the first key that differs, or the user's own function whose source has
+    changed. Keys in `free` may differ.
+    """
+    saved, config = provenance.aligned(folder, saved, config)
+    old, new = _flat(saved), _flat(json.loads(json.dumps(config)))
+    for key in sorted((old.keys() | new.keys()) - {f"config.{key}" for key in free}):
+        if old.get(key) != new.get(key):
+            before, now = quoted(old.get(key)), quoted(new.get(key))
+            raise BadInput(f"{folder} holds another run: its {key} is {before}, not {now}")
+
+
+def _flat(config, prefix="config"):
+    if not isinstance(config, dict):
+        return {prefix: config}
+    parts = [_flat(value, f"{prefix}.{key}") for key, value in config.items()]
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """Reads the evaluations of a metrics.jsonl, without a last line that a kill has cut off.
+
+    Raises files.Damaged if a line is not an evaluation, does not come after the earlier lines of
+    its seed, or has other measurements than the other lines of its stage and seed.
+    """
+    rows = files.read_rows(path, files.EVALUATION)
+    first: dict[tuple, dict] = {}
+    newest: dict[int, int] = {}
+    for number, row in enumerate(rows, 1):
+        if row["round"] <= newest.get(row["seed"], 0):
+            raise files.Damaged(
+                f"{path} cannot be used: row {number} is of round {row['round']} and seed"
+                f" {row['seed']}, which is a duplicate or out of order"
+            )
+        newest[row["seed"]] = row["round"]
+        expected = first.setdefault((row.get("stage"), row["seed"]), row)
+        if _layout(row) != _layout(expected):
+            raise files.Damaged(
+                f"{path} cannot be used: for seed {row['seed']}, rounds {expected['round']} and"
+                f" {row['round']} of one stage do not have the same measurements"
+            )
+    return rows
+
+
+def _layout(row):
+    """The names of an evaluation's measurements, and the number of clients measured."""
+    scores = {key: row[key] for key in ("accuracy", *FORMS) if key in row}
+    clients = len(row.get("accuracy", {}).get("per_client", ()))
+    return _flat(scores).keys(), clients
+
+
+def verified(path: Path, expected: Sequence[tuple[int, int]]) -> list[dict]:
+    """Reads the rows of a metrics.jsonl, checking that they are the first rows of a run.
+
+    Args:
+      path: the file; if it does not exist, there are no rows.
+      expected: round and seed of each row that the whole run writes, in the order of the file.
+
+    Raises files.Damaged if a line is invalid, a duplicate or out of order.
+    """
+    rows = read_metrics(path)
+    for number, row in enumerate(rows, 1):
+        place = row["round"], row["seed"]
+        if number > len(expected) or place != expected[number - 1]:
+            raise files.Damaged(
+                f"{path} cannot be used: row {number} is of round {place[0]} and seed {place[1]},"
+                " which is a duplicate or out of order"
+            )
+    return rows
+
+
+def keep_until(path: Path, rounds: int) -> None:
+    """Removes evaluations after more than `rounds` rounds from a verified metrics.jsonl.
+
+    The remaining lines keep every byte.
+    """
+    content, kept = files.read_bytes(path) or b"", []
+    for line in filter(bytes.strip, content.split(b"\n")):
+        try:
+            if json.loads(line)["round"] > rounds:
+                break
+        except ValueError:  # the last line, cut off by a kill
+            break
+        kept.append(line + b"\n")
+    if (cut := b"".join(kept)) != content:
+        replace(path, cut)
+
+
+def append(path: Path, rows: list[dict]) -> None:
+    """Appends one JSON object per line: all of them, or none after an error."""
+    writing.append(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def headline(row: dict) -> float | None:
+    """The headline accuracy of an evaluation, in percent; None in a stage that is not scored.
+
+    It is the mean over clients if there is one, else the accuracy on the global test set, else on
+    the unseen domain, else on validation examples.
+    """
+    if "accuracy" in row:
+        return row["accuracy"]["mean"]
+    return row.get("global", row.get("ood", row.get("id")))
+
+
+def pick_rounds(rows: list[dict]) -> dict[str, dict]:
+    """The evaluation of one seed that each way of choosing a round selects, by the way's name.
+
+    Only evaluations of the last stage reached are considered. The two maxima choose by test
+    accuracy if there is a test set.
+    """
+    rows = [row for row in rows if row.get("stage") == rows[-1].get("stage")]
+    chosen = {"last": rows[-1]}
+    if any("id" in row for row in rows):
+        chosen["best_by_validation"] = max(rows, key=lambda row: row["id"])
+    scored = [(score, row) for row in rows if (score := headline(row)) is not None]
+    if scored:
+        chosen["max_over_rounds"] = max(scored, key=lambda pair: pair[0])[1]
+    if all("domains" in row and row.get("accuracy", {}).get("per_client") for row in rows):
+        chosen["max_per_domain"] = _max_per_domain(rows)
+    return chosen
+
+
+def _max_per_domain(rows):
+    domains = {name: max(row["domains"][name] for row in rows) for name in rows[0]["domains"]}
+    clients = zip(*(row["accuracy"]["per_client"] for row in rows), strict=True)
+    best = [max(values) for values in clients if None not in values]
+    mean = {"accuracy": {"mean": float(np.mean(best))}} if best else {}
+    return {"domains": domains, **mean}
+
+
+def summarize(rows: list[dict], seeds: list[int]) -> dict:
+    """The numbers of a run by the way of choosing a round: per seed, and mean and std over seeds.
+
+    The ways are `last`, `best_by_validation` and two maxima. `max_over_rounds` is the round whose
+    headline accuracy is highest, and all its numbers are those of this round. `max_per_domain`
+    takes the maximum over rounds for each domain separately; its mean averages the maximum of each
+    client. The std is the sample standard deviation, stored with its ddof; both are absent for one
+    seed. Rounds are always chosen by accuracy, never by the loss or another metric.
+    """
+    per_seed = {seed: pick_rounds([row for row in rows if row["seed"] == seed]) for seed in seeds}
+    out = {}
+    for way in next(iter(per_seed.values())):
+        chosen = {str(seed): _numbers(per_seed[seed][way]) for seed in seeds}
+        out[way] = {"per_seed": chosen, "mean": _over_seeds(chosen, np.mean)}
+        if len(seeds) > 1:
+            out[way]["std"] = _over_seeds(chosen, lambda a: np.std(a, ddof=1))
+            out[way]["ddof"] = 1
+    return out
+
+
+def _numbers(row):
+    out = {key: row[key] for key in ("round", "train_loss", "epsilon") if key in row}
+    return out | numbers(row)
+
+
+def numbers(row: dict) -> dict[str, Any]:
+    """The measurements of an evaluation, without the values of single clients."""
+    out = {}
+    for key, value in row.items():
+        if key in NO_MEASURES or key.endswith(PER_CLIENT):
+            continue
+        if isinstance(value, dict):
+            value = {k: v for k, v in value.items() if k != "per_client"}
+        out[key] = value
+    return out
+
+
+def tagged(row: dict) -> dict[str, float]:
+    """{tag: value} of an evaluation for loggers: metrics, training loss, bytes and epsilon.
+
+    Tags are accuracy/mean, accuracy/global, domains/a; loss/mean, loss/global, domains_loss/a; ...
+    Values that are not finite numbers are omitted.
+    """
+    tags: dict[str, Any] = {}
+    for key, value in numbers(row).items():
+        metric = metric_of(key)
+        if isinstance(value, dict):
+            tags |= {f"{key}/{name}": each for name, each in value.items()}
+        else:
+            tags[f"{metric}/{key.removesuffix(f'_{metric}')}"] = value
+    tags |= {tag: row[key] for key, tag in TAGS.items() if key in row}
+    return {tag: value for tag, value in tags.items() if files.NUMBER.fits(value)}
+
+
+def _over_seeds(chosen, statistic):
+    rows = list(chosen.values())
+
+    def merge(values):
+        if isinstance(values[0], dict):
+            shared = [key for key in values[0] if all(key in v for v in values)]
+            return {key: merge([v[key] for v in values]) for key in shared}
+        return None if None in values else float(statistic(values))
+
+    return merge(rows)
+
+
+def pace(rows: list[dict], seeds: list[int]) -> dict[str, Any]:
+    """Seconds per round, number of floating-point operations, and operations per second.
+
+    They are measured over the intervals between evaluations. The first interval of a stage is a
+    warm-up, which is left out if the stage has others. `round_seconds` holds, for one seed, the
+    median and the quartiles over the intervals, and the number of intervals. `flops` is the sum
+    over all seeds; None if a row lacks it.
+    """
+    pairs = intervals([row for row in rows if row["seed"] == seeds[0]])
+    paces = [seconds_of_round(a, b) for a, b in pairs]
+    low, median, high = np.percentile(np.array(paces) / len(seeds), (25, 50, 75)).tolist()
+    made = [row.get("flops") for row in rows if row["round"] == rows[-1]["round"]]
+    rate = None
+    if None not in made:
+        later = sum(b["flops"] - a.get("flops", 0.0) for a, b in pairs)
+        seconds = sum(b["seconds"] - a["seconds"] for a, b in pairs)
+        rate = len(seeds) * later / seconds if seconds else None
+    return {
+        "round_seconds": {"median": median, "low": low, "high": high, "intervals": len(paces)},
+        "flops": None if None in made else sum(made),
+        "flops_per_second": rate,
+    }
+
+
+def seconds_of_round(before: dict, after: dict) -> float:
+    """The mean seconds per round between two evaluations."""
+    return (after["seconds"] - before["seconds"]) / (after["round"] - before["round"])
+
+
+def intervals(rows: Sequence[dict]) -> list[tuple[dict, dict]]:
+    """Pairs of successive evaluations of one seed; the first pair begins at the start of the run.
+
+    The first pair of a stage is a warm-up, which is left out if the stage has others.
+    """
+    start = {"round": 0, "seconds": 0.0, "stage": rows[0].get("stage")}
+    out = []
+    pairs = list(itertools.pairwise([start, *rows]))
+    for _, of_stage in itertools.groupby(pairs, lambda pair: pair[1].get("stage")):
+        warm_up, *others = of_stage
+        out += others or [warm_up]
+    return out

@@ -1,0 +1,168 @@
+"""Reads the states and models that a run has saved in its folder, without changing any file."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from fedjax_lab import tree
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.experiment import Experiment
+from fedjax_lab.running import growth
+from fedjax_lab.running.storage import files, provenance
+from fedjax_lab.running.storage.workdir import Workdir, saved_config
+from fedjax_lab.transforms import beside
+from fedjax_lab.types import Client, Method, PyTree, Stage, State, Task, Weights
+
+ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
+
+
+class Saved(NamedTuple):
+    """A run at one of its checkpoints."""
+
+    config: ml_collections.ConfigDict
+    experiment: Experiment
+    rounds: int  # number of rounds played
+    rows: list[dict]  # the rows of metrics.jsonl up to the checkpoint
+    states: list[State]  # one for each seed
+    stage: Stage  # the current stage of the method
+    number: int  # the index of that stage
+
+
+def read(folder: Path, rounds: int | None = None) -> Saved:
+    """Reads the run in a local folder at one of its checkpoints. Loads the data again.
+
+    Args:
+      folder: the folder of the run.
+      rounds: the number of rounds of the checkpoint; None: the newest checkpoint.
+
+    Raises:
+      BadInput: the folder holds no run or no such checkpoint, a file is damaged, or the data have
+        changed.
+    """
+    config = files.read_config(folder / "config.json")
+    if config is None:
+        raise BadInput(f"{folder} holds no run: it has no config.json")
+    seeds = config.pop("seeds")
+    resolved = resolve(provenance.recalled(config))
+    growth.check_config(folder, saved_config(resolved, seeds))
+    built = experiment.build(resolved, seeds)
+    for attempt in range(1, ATTEMPTS + 1):
+        before = _checkpoints(folder)
+        try:
+            return _look(folder, built, rounds)
+        except (BadInput, FileNotFoundError):
+            if attempt == ATTEMPTS or _checkpoints(folder) == before:
+                raise
+    raise AssertionError  # the last attempt returns or raises
+
+
+def _checkpoints(folder):
+    return sorted(path.name for path in (folder / "checkpoints").glob("*"))
+
+
+def _look(folder, built, rounds):
+    engine = Engine(built.simulation)
+    rows = Workdir(folder, built).look(engine, rounds)
+    return Saved(
+        config=built.config,
+        experiment=built,
+        rounds=engine.played,
+        rows=rows,
+        states=engine.final_states(),
+        stage=engine.stage,
+        number=engine.stage_number,
+    )
+
+
+# Models.
+
+
+def global_model(name: str, method: Method, state: State) -> Weights:
+    """The model that a new client would receive from the server.
+
+    Other content of the server's message, such as SCAFFOLD's control variate, is ignored.
+
+    Args:
+      name: the method's name, for error messages.
+      method: the method of the current stage.
+      state: the state of one seed.
+
+    Raises:
+      BadInput: the method has no global model or several.
+    """
+    if method.newcomer is None:
+        raise BadInput(f"method {name} has no global model")
+    message, private = method.newcomer(state)
+    parts = jax.tree.leaves((message, private), is_leaf=lambda a: isinstance(a, Weights))
+    models = [part for part in parts if isinstance(part, Weights)]
+    if models and all(_covers(models[0], other) for other in models):
+        return models[0]  # the message; the others are the initial values of a client's own models
+    return _joined(name, (message, beside.plain(private)))
+
+
+def model_of(name: str, method: Method, task: Task, message: PyTree, client: Client) -> Weights:
+    """The model with which a client predicts: its message, its private state, or both joined.
+
+    If both are complete models, the result is the one that `predict` uses.
+
+    Args:
+      name: the method's name, for error messages.
+      method: the method of the current stage.
+      task: the task, for the shape of an input.
+      message: the message that the server sends to the client.
+      client: the client, with its private state.
+
+    Raises:
+      BadInput: the client does not have exactly one model.
+    """
+    parts = message, beside.plain(client.private)
+    if not all(isinstance(part, Weights) for part in parts) or not _covers(*parts):
+        return _joined(name, parts)
+    x = jnp.zeros((1, *task.input_shape))
+
+    def with_message(message):
+        return method.predict(message, client, x)
+
+    def with_private(part):
+        private = beside.with_plain(client.private, part)
+        return method.predict(message, client._replace(private=private), x)
+
+    each = zip((with_message, with_private), parts, strict=True)
+    read = [part for function, part in each if _reads(function, part)]
+    if len(read) != 1:
+        raise no_model(name)
+    return read[0]
+
+
+def _joined(name, parts):
+    """The model that these parts form together; parts without arrays are ignored.
+
+    Raises BadInput if they do not form exactly one model.
+    """
+    parts = [part for part in parts if jax.tree.leaves(part)]
+    if not parts or not all(isinstance(part, Weights) for part in parts):
+        raise no_model(name)
+    return parts[0] if len(parts) == 1 else tree.join(*parts)
+
+
+def _covers(a, b):
+    """Whether the first tree has every leaf that the second one has."""
+    return set(tree.names(b)) <= set(tree.names(a))
+
+
+def _reads(function, argument):
+    """Whether a function uses any part of its argument."""
+    jaxpr = jax.make_jaxpr(function)(argument).jaxpr
+    read = {id(variable) for equation in jaxpr.eqns for variable in equation.invars}
+    return any(id(variable) in read for variable in jaxpr.invars)
+
+
+def no_model(name: str) -> BadInput:
+    """The error for a method whose clients do not predict with exactly one model."""
+    return BadInput(f"the clients of {name} do not have exactly one model each")

@@ -1,0 +1,371 @@
+"""The work of one client on its own rows: training, means over examples, and random batches."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.extend.core import get_opaque_trace_state
+
+from fedjax_lab import optim, streams, tree
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.simulation import contract
+from fedjax_lab.types import (
+    Array,
+    Batch,
+    Client,
+    Federation,
+    Method,
+    Plan,
+    PyTree,
+    Stepping,
+    Weights,
+    Work,
+)
+
+
+def everything(name: str) -> bool:
+    """The default of `only`, which selects every leaf for training."""
+    return True
+
+
+def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = None) -> Batch:
+    """The examples of rows [B], where -1 is padding. The only function that reads `federation.x`.
+
+    The examples are converted to float32 and to the shape `plan.example_shape`. In a federation of
+    one client (`of_client`) its feature skew is applied. With a key, the examples are those of a
+    training step and are augmented by `plan.augment`.
+    """
+    raw = federation.x[rows]
+    x = raw.astype(jnp.float32)
+    if plan.example_shape is not None:
+        x = x.reshape(*rows.shape, *plan.example_shape)
+    if federation.skew is not None and plan.feature_skew is not None:
+        keys = streams.examples(federation.skew.seed, raw)
+        x = jax.vmap(plan.feature_skew, (0, 0, None))(keys, x, federation.skew.client)
+    if key is not None and plan.augment is not None:
+        x = contract.check_augmented(plan.augment(streams.augmentation(key), x), x)
+    x = (x - federation.center) * federation.scale
+    if plan.view is not None:
+        x = plan.view(federation.frozen, x)
+    return Batch(x, federation.y[rows], (rows >= 0).astype(jnp.float32))
+
+
+def of_client(federation: Federation, client: Client) -> Federation:
+    """The federation from which `fetch` returns examples with the feature skew of this client."""
+    return federation if client.skew is None else federation._replace(skew=client.skew)
+
+
+def num_batches(n: Array, batch_size: int) -> Array:
+    """The number of batches in a pass over n examples, including a short last batch."""
+    return (jnp.asarray(n, jnp.int32) + batch_size - 1) // batch_size
+
+
+class WorkRows(NamedTuple):
+    """The rows that a client's `Work` uses, of one client [N] or of many (`Rows`)."""
+
+    train: Any
+    validation: Any = None  # None: `Method.validation` is false
+
+
+def work_sets(method: Method) -> tuple[str, ...]:
+    """The fields of a federation that hold the rows of `Work`, in the order of `WorkRows`."""
+    return WorkRows._fields if method.validation else ("train",)
+
+
+def work_rows(method: Method, federation: Federation) -> WorkRows:
+    """The rows of every client's `Work` with this method."""
+    return WorkRows(*(getattr(federation, name) for name in work_sets(method)))
+
+
+class Training(NamedTuple):
+    """Totals of one call of `Work.train`."""
+
+    loss: Array  # sum over steps
+    steps: Array
+    examples: Array
+
+
+class Examples(NamedTuple):
+    """The examples of one client: rows [N] of a federation, padding last, divided into batches."""
+
+    federation: Federation
+    rows: Array
+    plan: Plan
+    padded: Array  # [longest, B] the rows in their original order
+    batches: Array | int  # batches of a pass without padding; an int if no steps are masked
+
+    @property
+    def longest(self) -> int:
+        """The number of batches in a pass over all rows, including padding."""
+        return self.padded.shape[0]
+
+    @property
+    def size(self) -> Array:
+        """The number of rows that are not padding."""
+        return jnp.sum(self.rows >= 0)
+
+    def batch(self, s: Array) -> Batch:
+        """Batch s of the rows in their original order."""
+        return fetch(self.federation, self.padded[s], self.plan)
+
+
+def make_examples(federation: Federation, rows: Array, plan: Plan) -> Examples:
+    """The examples of rows [N], divided into batches of `plan.batch_size`."""
+    size = plan.batch_size
+    longest = -(-rows.shape[0] // size)
+    padded = _pad(rows, longest * size).reshape(longest, size)
+    batches = longest if plan.equal_steps else num_batches(jnp.sum(rows >= 0), size)
+    return Examples(federation, rows, plan, padded=padded, batches=batches)
+
+
+def make_work(
+    federation: Federation,
+    rows: Array,
+    plan: Plan,
+    key: Array,
+    passes: Array | None = None,
+    validation: Array | None = None,
+) -> tuple[Work, list[Training]]:
+    """The `Work` of one client, and a list to which each of its trainings is added.
+
+    Args:
+      federation: holds the examples.
+      rows: the client's training rows [N], padding last.
+      plan: the sizes of the run.
+      key: the client's stream of random numbers in this exchange.
+      passes: how many of `plan.epochs` passes the client makes; None: all of them. If a method
+        requests another number of passes, the client makes the same share of it, rounded up.
+      validation: the client's validation rows [V], padding last; None: `Work` does not have them.
+
+    The list gets an entry when `train` is traced. `Exchange.local` must therefore call `train` at
+    its top level, not inside a jax transformation of its own; else BadInput is raised.
+    """
+    examples = make_examples(federation, rows, plan)
+    sets = {"train": examples}
+    if validation is not None:
+        sets["validation"] = make_examples(federation, validation, plan._replace(equal_steps=False))
+    trainings: list[Training] = []
+    level = get_opaque_trace_state()
+
+    def done_of(epochs):
+        return epochs if passes is None else -(-epochs * passes // plan.epochs)
+
+    def train_once(weights, loss, *, epochs=None, **options):
+        if get_opaque_trace_state() != level:
+            raise BadInput(INSIDE)
+        k_training = streams.training(key, len(trainings))
+        epochs = done_of(plan.epochs if epochs is None else epochs)
+        weights, training = train(examples, k_training, weights, loss, epochs=epochs, **options)
+        trainings.append(training)
+        return weights
+
+    work = Work(
+        train=train_once,
+        mean=_on_sets(mean, sets),
+        draw=partial(draw, examples, key),
+        steps=jnp.asarray(done_of(plan.epochs) * examples.batches, jnp.int32),
+        optimizer=plan.optimizer,
+        frozen=federation.frozen,
+        upload_key=partial(streams.upload, key),
+        outputs=_on_sets(outputs, sets),
+    )
+    return work, trainings
+
+
+INSIDE = (
+    "work.train is called inside a jax transformation (such as vmap, scan, fori_loop, cond, grad or"
+    " jit), which hides its steps from the simulator; call it at the top level of a method's"
+    " local, for several trainings in a Python loop"
+)
+
+
+def _on_sets(function, sets):
+    """The function with an option `rows`, which selects the set of examples, by default "train"."""
+
+    def run(*args, rows="train", **options):
+        if rows not in sets:
+            raise BadInput(
+                f"`Work` has no rows {quoted(rows)}, but {' and '.join(sets)}; a method that needs"
+                " validation rows must set Method(validation=True)"
+            )
+        return function(sets[rows], *args, **options)
+
+    return run
+
+
+def train(
+    examples: Examples,
+    key: Array,
+    weights: Weights,
+    loss: Callable,
+    *,
+    only: Callable[[str], bool] = everything,
+    epochs: int | Array | None = None,
+    steps: int | Array | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    references: Callable[[Batch], PyTree] | None = None,
+    stepping: Callable[[Examples], Stepping] | None = None,
+) -> tuple[Weights, Training]:
+    """Trains weights for several passes, each in a new random order of the examples.
+
+    The state of the optimizer is initialized in each call.
+
+    Args:
+      examples: the training examples.
+      key: the stream of random numbers of this training.
+      weights: the initial weights.
+      loss: (weights, batch, key) -> (mean over the batch, `Output` of the pass): `losses.Loss`.
+      only: selects the leaves to train by their names; other leaves do not change.
+      epochs: the number of passes; None: `plan.epochs`.
+      steps: the largest number of batches of a pass; None: no limit.
+      optimizer: an optax.GradientTransformation; None: `plan.optimizer`.
+      references: Batch -> arrays [B, ...]: values of each example that do not depend on the trained
+        weights; the loss gets them as `batch.references`. They are computed once per call, or in
+        every step if training images are augmented.
+      stepping: examples -> `Stepping`: how each step draws its examples and computes their
+        gradient. The number of steps does not change. None: each pass uses every example once, in a
+        new random order, with the gradient of the loss.
+
+    Returns:
+      The trained weights, and the totals of the training.
+    """
+    plan = examples.plan
+    epochs = plan.epochs if epochs is None else epochs
+    optimizer = plan.optimizer if optimizer is None else optimizer
+    free, fixed = (part.params for part in tree.split(only, weights))
+    count = _batches_of_a_pass(examples, steps)
+    batch_at = _batches_with(references, examples)
+    by = _in_fresh_order(examples) if stepping is None else stepping(examples)
+    update = _make_update(loss, fixed, optimizer, plan.clip, by.gradient)
+
+    def epoch(e, carry):
+        k_order, k_steps = streams.epoch(key, e)
+        draw = by.draw(k_order)
+
+        def step(s, carry):
+            k_step = jax.random.fold_in(k_steps, s)
+            return update(carry, batch_at(draw(s), k_step), k_step)
+
+        return jax.lax.fori_loop(0, count, step, carry)
+
+    start = free, weights.stats, optimizer.init(free), jnp.float32(0)
+    free, stats, _, total = jax.lax.fori_loop(0, epochs, epoch, start)
+    n = jnp.minimum(examples.size, count * plan.batch_size)
+    done = (jnp.asarray(a, jnp.float32) for a in (total, epochs * count, epochs * n))
+    return Weights(tree.join(free, fixed), stats), Training(*done)
+
+
+def _in_fresh_order(examples):
+    """The default `Stepping`: each pass uses every example once, in a new random order."""
+    rows, size = examples.rows, examples.plan.batch_size
+    positions = jnp.where(rows < 0, -1, jnp.arange(rows.shape[0], dtype=rows.dtype))
+
+    def draw(key):
+        order = _pad(shuffle(key, positions), examples.padded.size)
+        return lambda s: jax.lax.dynamic_slice(order, (s * size,), (size,))
+
+    def gradient(objective, free, batch, key):
+        return jax.value_and_grad(objective, has_aux=True)(free, batch, key)
+
+    return Stepping(draw, gradient)
+
+
+def _batches_of_a_pass(examples, steps):
+    """The number of batches of a pass; a Python int if the plan has equal steps (no masking)."""
+    if steps is None:
+        return examples.batches
+    return (min if examples.plan.equal_steps else jnp.minimum)(examples.batches, steps)
+
+
+def _batches_with(references, examples):
+    """A function (positions [B] among the rows, -1: padding; key of the step) -> batch."""
+    federation, rows, plan = examples.federation, examples.rows, examples.plan
+    table = None
+    if references is not None and plan.augment is None:
+        table = _of_each(references, examples)
+
+    def batch_at(positions, key):
+        batch = fetch(federation, jnp.where(positions < 0, -1, rows[positions]), plan, key)
+        if references is None:
+            return batch
+        beside = references(batch) if table is None else tree.take(table, positions)
+        return batch._replace(references=beside)
+
+    return batch_at
+
+
+def _of_each(fn, examples):
+    """The outputs of fn for each example, in batches of the original order: [longest * B, ...]."""
+    shape = jax.eval_shape(lambda s: fn(examples.batch(s)), 0)
+    empty = jax.tree.map(lambda a: jnp.zeros((examples.longest, *a.shape), a.dtype), shape)
+    table = jax.lax.fori_loop(
+        0, examples.batches, lambda s, t: tree.put(t, s, fn(examples.batch(s))), empty
+    )
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), table)
+
+
+def _make_update(loss, fixed, optimizer, clip, gradient):
+    """A function (carry, batch, key) -> carry that makes one step.
+
+    carry: the trained leaves, the statistics, the optimizer's state and the sum of losses.
+    """
+
+    def update(carry, batch, key):
+        free, stats, moments, total = carry
+
+        def objective(free, batch, key):
+            return loss(Weights(tree.join(free, fixed), stats), batch, key)
+
+        (value, out), grads = gradient(objective, free, batch, key)
+        stats = tree.typed_like(out.stats, stats)
+        updates, moments = optimizer.update(optim.clip(grads, clip), moments, free)
+        return optax.apply_updates(free, updates), stats, moments, total + jnp.float32(value)
+
+    return update
+
+
+def mean(examples: Examples, fn: Callable[[Batch], PyTree], when: Array | bool = True) -> PyTree:
+    """The mean of fn over the examples.
+
+    fn: Batch -> tree, the mean over the examples of the batch that are not padding.
+    when: a flag []; if it is false, nothing is computed and the mean is 0. (Under `vmap`, `cond`
+    would compute both of its branches.)
+    """
+
+    def step(s, total):
+        batch = examples.batch(s)
+        return tree.add(total, fn(batch), jnp.sum(batch.mask))
+
+    nothing = tree.zeros(jax.eval_shape(lambda s: fn(examples.batch(s)), 0))
+    count = examples.batches if when is True else jnp.where(when, examples.batches, 0)
+    total = jax.lax.fori_loop(0, count, step, nothing)
+    return tree.scale(1 / jnp.maximum(examples.size, 1), total)
+
+
+def outputs(examples: Examples, fn: Callable[[Batch], PyTree]) -> tuple[PyTree, Array]:
+    """The outputs of fn for each example, in the order of the rows [N, ...], and a mask [N].
+
+    fn: Batch -> arrays [B, ...]. The mask is 0 for padding.
+    """
+    rows = examples.rows
+    of_rows = jax.tree.map(lambda a: a[: rows.shape[0]], _of_each(fn, examples))
+    return of_rows, (rows >= 0).astype(jnp.float32)
+
+
+def draw(examples: Examples, key: Array, size: int) -> Batch:
+    """A random batch, drawn without replacement; the same in every call with the same key."""
+    rows = _pad(shuffle(streams.drawing(key), examples.rows), size)[:size]
+    return fetch(examples.federation, rows, examples.plan)
+
+
+def shuffle(key: Array, rows: Array) -> Array:
+    """The rows [N] in random order, with padding (-1) last."""
+    noise = jax.random.bits(key, rows.shape, jnp.uint32) >> 1
+    return jax.lax.sort((jnp.where(rows < 0, jnp.uint32(1 << 31), noise), rows), num_keys=1)[1]
+
+
+def _pad(rows, length):
+    return jnp.pad(rows, (0, max(0, length - rows.shape[0])), constant_values=-1)

@@ -1,0 +1,191 @@
+"""The folder of a sweep: sweep.json, and one subfolder for each cell with its run."""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_lab.errors import BadInput, printable, quoted
+from fedjax_lab.running import growth, siblings
+from fedjax_lab.running.storage import cloud, files, metrics
+from fedjax_lab.sweeping.sweep_plan import Cell, Shared, make_cell
+
+DIVERGED = 3  # the exit code of `main` for a run that diverged
+TAIL = 20  # the last lines of a failed cell's stderr that are kept
+
+
+class Outcome(NamedTuple):
+    """How a cell ended: the exit code of `main`, and its error output if the code is not 0."""
+
+    code: int
+    said: str = ""
+
+
+def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
+    """Checks the folder of a sweep; returns the cells that its sweep.json has already planned.
+
+    Args:
+      shared: the settings that all cells have in common.
+      cells: the cells of this command, by name.
+      out: the folder of the sweep.
+
+    Raises:
+      BadInput: the folder holds something other than a sweep, or a cell whose run would differ with
+        today's config file, overrides and seeds.
+    """
+    path, planned = out / "sweep.json", {}
+    # Listed only once: commands that share a sweep write sweep.json first, and then their cells.
+    names = {p.name for p in out.iterdir() if p.name[0] != "."} if out.is_dir() else set()
+    if path.name in names:
+        planned = files.read_plan(path)
+    elif not all(name.startswith(path.name) for name in names) or out.is_file():
+        raise BadInput(f"{out} holds something other than a sweep; name another folder with --out")
+    for name, old in planned.items():
+        try:
+            today = make_cell(shared, old["method"], old["grid"])
+        except BadInput as error:
+            raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
+        today = cells.get(name, today._replace(seeds=old.get("seeds", today.seeds)))
+        grows = name in cells or "tuned" in old or "seeds" in old  # other cells keep their seeds
+        _check_planned(out / name, old["config"], today.saved, grows)
+    for name, cell in cells.items():
+        check_cell(cell, out / name)
+    return planned
+
+
+def _check_planned(folder, saved, today, grows):
+    """Raises BadInput if a cell was planned as a different run.
+
+    grows: whether the cell may get more rounds, and more seeds if its run has not begun.
+    """
+    if not grows:
+        rounds = [{"run": {"rounds": each["run"].get("rounds")}} for each in (saved, today)]
+        metrics.check_same(folder, *rounds)
+    elif set(saved.get("seeds", ())) <= set(today["seeds"]):
+        saved = {**saved, "seeds": today["seeds"]}
+    growth.check_same(folder, saved, today)
+
+
+def check_cell(cell: Cell, folder: Path) -> None:
+    """Raises BadInput if the cell's folder holds another run or cannot hold its files.
+
+    Damaged files are ignored here, because only this cell will fail, with an error message.
+    """
+    if (folder / "error.txt").is_dir():
+        raise BadInput(f"{folder / 'error.txt'} is a folder; remove it")
+    with contextlib.suppress(files.Damaged):
+        if (folder / "config.json").exists():
+            growth.check_config(folder, cell.saved)
+
+
+def as_begun(cells: Iterable[Cell], out: Path) -> dict[str, Cell]:
+    """The cells, by name, with the seeds of their folders; other seeds are cells beside them.
+
+    Raises BadInput if a folder beside that of a cell has some of its seeds and others as well.
+    """
+    each = {}
+    for cell in cells:
+        runs = {"": cell.seeds}
+        with contextlib.suppress(files.Damaged):  # then only this cell fails
+            runs = siblings.plan(out / cell.name, cell.seeds)
+        for ending, seeds in runs.items():
+            note = {"seeds": seeds} if ending else cell.note
+            beside = cell._replace(name=cell.name + ending, seeds=seeds, note=note)
+            each[beside.name] = beside
+    return each
+
+
+def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
+    """Writes sweep.json with the cells already planned and the new ones, and their full configs."""
+    metrics.make_folder(out)
+    new = {
+        name: {"method": cell.method, "grid": cell.grid, "config": cell.saved, **cell.note}
+        for name, cell in cells.items()
+    }
+    merged = {name: {**planned.get(name, {}), **entry} for name, entry in new.items()}
+    metrics.write_json(out / "sweep.json", {"cells": planned | merged})
+    cloud.publish(out)
+
+
+def ended(folder: Path) -> Outcome | None:
+    """How a cell has ended, if it has finished or diverged; None if it must be run.
+
+    A cell whose config.json or summary.json is damaged must be run, and reports the damage.
+    """
+    try:
+        files.read_config(folder / "config.json")
+        summary = files.read_json(folder / "summary.json", files.FINISHED)
+    except files.Damaged:
+        return None
+    if summary is not None:
+        return Outcome(DIVERGED if "diverged" in summary else 0)
+    failed = failure(folder)
+    return failed if failed and failed.code == DIVERGED else None
+
+
+def done(cell: Cell, folder: Path) -> Outcome | None:
+    """How a cell has ended; None if it has not, or if rounds of the cell are missing."""
+    outcome = ended(folder)
+    if outcome is None or outcome.code:
+        return outcome
+    saved = files.read_config(folder / "config.json") or cell.saved
+    if saved["run"].get("rounds") == cell.config.run.rounds:
+        return outcome
+    failed = failure(folder)
+    return failed if failed and failed.code == DIVERGED else None
+
+
+def failure(folder: Path) -> Outcome | None:
+    """The outcome recorded in error.txt; None if the file does not exist or is invalid."""
+    try:
+        text = files.read_text(folder / "error.txt") or ""
+    except files.Damaged:
+        return None
+    match = re.match(r"exit code (-?\d{1,9})\n", text)
+    return Outcome(int(match[1]), text[match.end() :].strip()) if match else None
+
+
+def record(outcome: Outcome, folder: Path) -> None:
+    """Writes the outcome of a failed or diverged cell to error.txt."""
+    if outcome.code:
+        metrics.make_folder(folder)
+        text = f"exit code {outcome.code}\n{outcome.said}\n"
+        metrics.write_text(folder / "error.txt", text)
+        cloud.publish(folder)
+
+
+def tail(text: str) -> str:
+    """The last lines of a failed cell's stderr, without the note that JAX appends to errors."""
+    said = text.partition("\n--------------------\nFor simplicity, JAX has removed")[0]
+    return "\n".join(said.strip().splitlines()[-TAIL:])
+
+
+def make_ready(folder: Path) -> Path:
+    """Removes the error.txt of an earlier attempt from the folder of a cell; returns the folder."""
+    (folder / "error.txt").unlink(missing_ok=True)
+    cloud.publish(folder)
+    return folder
+
+
+def shown(*folders: Path) -> str:
+    """The accuracy of runs after the last round, in percent, or the reason why there is none."""
+    each: list[float | None] = []
+    for folder in folders:
+        outcome = ended(folder) or failure(folder)
+        if outcome is None:
+            return "not finished"
+        if outcome.code == DIVERGED:
+            return "diverged"
+        if outcome.code:
+            said = outcome.said or f"exit code {outcome.code}"
+            return f"failed: {printable(said.splitlines()[-1])}"
+        last = files.read_json(folder / "summary.json", files.FINISHED)["last"]
+        each += [metrics.headline(of_seed) for of_seed in last["per_seed"].values()]
+    accuracies = [accuracy for accuracy in each if accuracy is not None]
+    if not accuracies:
+        return "done"
+    std = f" +- {np.std(accuracies, ddof=1):.2f}" if len(accuracies) > 1 else ""
+    return f"{np.mean(accuracies):.2f}{std}"

@@ -1,0 +1,139 @@
+"""Runs the cells of a sweep as commands in separate processes, several at a time."""
+
+import collections
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import interrupts
+from fedjax_lab.running.storage import cloud
+from fedjax_lab.sweeping.sweep_folder import Outcome, make_ready, tail
+from fedjax_lab.sweeping.sweep_plan import Cell, Shared
+
+POLL_SECONDS = 0.2
+STOPPING = "stopping the running cells, which save their state; press Ctrl-C again to quit now"
+
+
+class _Worker(NamedTuple):
+    """A slot for one process at a time."""
+
+    environment: dict[str, str]
+    cores: set[int] | None  # the CPU cores to use; None: all
+
+
+class _Job(NamedTuple):
+    """A running cell."""
+
+    process: subprocess.Popen
+    cell: Cell
+    worker: _Worker
+    stderr: IO[str]
+
+
+def run_in_workers(
+    cells: Iterable[Cell], out: Path, shared: Shared, count: int
+) -> Iterator[tuple[Cell, Outcome]]:
+    """Runs cells as commands, `count` at a time; yields each cell with its outcome when it ends.
+
+    If the generator is closed early, the running cells save their state and stop.
+    """
+    waiting, free = collections.deque(cells), _workers(count)
+    jobs: list[_Job] = []
+    with interrupts.delayed(STOPPING) as stop:
+        try:
+            while waiting or jobs:
+                if stop.is_set():
+                    raise KeyboardInterrupt
+                while waiting and free:
+                    jobs.append(_begin(waiting.popleft(), free.pop(0), out, shared))
+                time.sleep(POLL_SECONDS)
+                for job in [job for job in jobs if job.process.poll() is not None]:
+                    jobs.remove(job)
+                    free.append(job.worker)
+                    cloud.fetch(out / job.cell.name)
+                    yield job.cell, _end(job)
+        finally:
+            _stop(jobs)
+
+
+def _begin(cell, worker, out, shared):
+    stderr = tempfile.TemporaryFile("w+")
+    command = _command(cell, make_ready(out / cell.name), shared)
+    process = _start(command, worker, stderr)
+    interrupts.children.add(process)
+    return _Job(process, cell, worker, stderr)
+
+
+def _end(job):
+    interrupts.children.discard(job.process)
+    job.stderr.seek(0)
+    return Outcome(job.process.returncode, tail(job.stderr.read()))
+
+
+def _stop(jobs):
+    for job in jobs:
+        job.process.terminate()
+    for job in jobs:
+        job.process.wait()
+        interrupts.children.discard(job.process)
+
+
+def _command(cell, folder, shared):
+    words = [sys.executable, "-m", "fedjax_lab.main", f"--config={shared.path}:{cell.method}"]
+    words += [f"--workdir={cloud.address(folder)}", f"--seeds={','.join(map(str, cell.seeds))}"]
+    words += ["--nocompilation_cache"] * (not shared.compilation_cache)
+    words += [f"--log={shared.log}"] * bool(shared.log)
+    settings = [*shared.overrides, *cell.grid.items()]
+    words += [f"--config.{key}={text}" for key, text in settings]
+    return words + ["--resume"] * (folder / "config.json").exists()
+
+
+def _start(command, worker, stderr):
+    """Starts a process in its own group, so that it gets Ctrl-C only once, from this process."""
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": stderr}
+    options |= {"env": {**os.environ, **worker.environment}, "process_group": 0}
+    if worker.cores is None:
+        return subprocess.Popen(command, **options)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, worker.cores)  # the new process inherits this
+    try:
+        return subprocess.Popen(command, **options)
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _workers(count):
+    backend, devices = _devices()
+    environment = {}
+    if backend == "cpu":
+        if not hasattr(os, "sched_getaffinity"):
+            return [_Worker(environment, None)] * count
+        cores = sorted(os.sched_getaffinity(0))
+        shares = [set(cores[i % len(cores) :: count]) for i in range(count)]
+        return [_Worker(environment, share) for share in shares]
+    if count > devices:
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # processes share a device
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = visible.split(",") if visible else list(map(str, range(devices)))
+    return [
+        _Worker({**environment, "CUDA_VISIBLE_DEVICES": visible[i % devices]}, None)
+        for i in range(count)
+    ]
+
+
+def _devices():
+    """The kind and number of devices, queried in a separate process, which then frees them."""
+    ask = "import jax; print(jax.default_backend(), jax.local_device_count())"
+    asked = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if asked.returncode:
+        reason = asked.stderr.strip().splitlines()[-1:]
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        raise BadInput(f"JAX_PLATFORMS={platforms}: jax finds no device: {' '.join(reason)}")
+    backend, devices = asked.stdout.split()
+    return backend, int(devices)

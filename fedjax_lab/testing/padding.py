@@ -1,0 +1,72 @@
+"""The check that the padding of short batches changes nothing, for a method of one stage."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import tree
+from fedjax_lab.engine import parallel
+from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation.simulate import Lane, Program
+from fedjax_lab.testing.failure import check_same
+from fedjax_lab.testing.toy import C, D, K, toy_federation
+from fedjax_lab.testing.trial import Trial, keys_of, pooled
+from fedjax_lab.types import Federation, Method
+
+ROUNDS = 2
+DEPENDS = (
+    "the numbers depend on the padding of short batches; leave out the rows where `batch.mask` is"
+    " 0, as `losses.masked_mean(values, batch.mask)` does"
+)
+DEPENDS_SCORED = (
+    "the scores depend on the padding of short batches; in `predict`, `tune` and `join` nothing may"
+    " depend on the rows of a batch that are padding: `batch.mask` is 0 there"
+)
+
+
+def check_padding(trial: Trial) -> None:
+    """Checks that neither the number nor the content of padded rows changes states and scores."""
+    few, many = (_played(trial.method, times) for times in (1, 2))
+    check_same(many[0], few[0], DEPENDS, rtol=5e-4, atol=5e-5)
+    check_same(many[1], few[1], DEPENDS_SCORED, rtol=5e-4, atol=5e-5)
+
+
+def padded(times: int) -> Federation:
+    """The toy federation with an example as padding that depends on `times`."""
+    federation = toy_federation()
+    x = jnp.full((1, D), 5.0 if times % 2 else -5.0)
+    return federation._replace(  # padding is row -1, the last one of the pool
+        x=jnp.concatenate([federation.x, x]),
+        y=jnp.append(federation.y, jnp.int32(times % K)),
+        domain=jnp.append(federation.domain, 0),
+    )
+
+
+def _played(method: Method, times: int):
+    """The state after some rounds, and the losses when it is scored.
+
+    times: how many times the examples of the largest client fit into a batch.
+    """
+    federation, population, plan = pooled(method, padded(times))
+    plan = plan._replace(batch_size=times * federation.train.longest, eval_batch=25 - 9 * times)
+    program = Program(method, plan, parallel.vectorized())
+    to_train, to_score = Lane(federation, population, keys_of(0)), _to_score(method, times)
+
+    @jax.jit
+    def played(to_train, to_score):
+        state = simulate.init(method, to_train.keys, C)
+        start = state, simulate.no_progress(empty_places=method.empty_places)
+        state, _ = simulate.play(program, to_train, *start, 0, ROUNDS)
+        scored = program._replace(plan=plan._replace(cohort=C))
+        return state, evaluate.score(scored, to_score, state, ROUNDS)
+
+    state, scores = played(to_train, to_score)
+    counts = {name: of for name, of in scores._asdict().items() if of is not None}
+    return state, {name: tree.scale(1 / 20, of.measured["loss"]) for name, of in counts.items()}
+
+
+def _to_score(method: Method, times: int) -> Lane:
+    """The lane with which the method is scored; new clients join if they use data of their own."""
+    federation, population, _ = pooled(method._replace(pooled=False), padded(times))
+    if method.join is not None and not method.validation:
+        federation = federation._replace(new_train=federation.train, new_test=federation.test)
+    return Lane(federation, population, keys_of(0), new=simulate.new_on_host(federation, K))

@@ -1,0 +1,120 @@
+"""Trains and scores a method on the toy federation."""
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import streams, tree
+from fedjax_lab.engine import parallel, shards
+from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation.local import work_sets
+from fedjax_lab.simulation.simulate import Lane, Program
+from fedjax_lab.testing.toy import PLAN, C, K, as_rows, toy_federation, with_validation
+from fedjax_lab.types import Client, Federation, Method, Plan, State
+
+SEEDS = (5, 0)
+ROUNDS = PLAN.rounds
+
+
+def keys_of(seed: int) -> streams.Keys:
+    """The random streams of one seed."""
+    return streams.make_keys(jax.random.key(seed))
+
+
+def pooled(
+    method: Method, federation: Federation | None = None, plan: Plan = PLAN
+) -> tuple[Federation, Client, Plan]:
+    """The federation (by default the toy's) as a method trains on it, its clients, and the plan.
+
+    A pooled method gets one client with all examples; one with `validation` gets validation rows.
+    """
+    federation = toy_federation() if federation is None else federation
+    if method.validation:
+        federation = with_validation(federation)
+    if method.pooled:
+        all_rows = np.sort(np.asarray(federation.train).reshape(1, -1))[:, ::-1]
+        federation = federation._replace(train=as_rows(all_rows))
+        plan = plan._replace(cohort=1)
+    return federation, simulate.population(federation, K), plan
+
+
+class Trial:
+    """Plays a method of one stage with two vectorized seeds, in one program for all calls."""
+
+    def __init__(self, method: Method):
+        self.method = method
+        self.federation, self.population, self.plan = pooled(method)
+        self._keys = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(s) for s in SEEDS]))
+
+    def start(self) -> Any:
+        """The states of both seeds before the first round."""
+        return jax.vmap(lambda keys: simulate.init(self.method, keys, C))(self._keys)
+
+    def play(self, start: int, count: int, state: Any) -> tuple[Any, Any]:
+        """Plays `count` rounds from round `start` on; returns states and sums [seeds].
+
+        state: the states of both seeds before these rounds.
+        """
+        return self._program(self._keys, state, jnp.int32(start), jnp.int32(count))
+
+    def swapped(self, start: int, count: int, state: Any) -> tuple[Any, Any]:
+        """As `play`, by the same program, but each seed is computed in the place of the other."""
+        keys, state = (jax.tree.map(lambda a: a[::-1], a) for a in (self._keys, state))
+        after = self._program(keys, state, jnp.int32(start), jnp.int32(count))
+        return jax.tree.map(lambda a: a[::-1], after)
+
+    @functools.cached_property
+    def _program(self):
+        """The compiled rounds; states that were saved and read would make `jit` compile again."""
+        play = jax.jit(jax.vmap(self._of_seed, (0, 0, None, None)))
+        return play.lower(self._keys, self.start(), jnp.int32(0), jnp.int32(0)).compile()
+
+    @functools.cached_property
+    def played(self) -> tuple[Any, Any]:
+        """States and sums after all rounds of the plan."""
+        return self.play(0, ROUNDS, self.start())
+
+    @functools.cached_property
+    def message_bytes(self) -> tuple[int, int]:
+        """The bytes (up, down) of the messages of one client in one round."""
+        lane = Lane(self.federation, self.population, keys_of(0))
+        state = jax.eval_shape(lambda: simulate.init(self.method, lane.keys, C))
+        program = Program(self.method, self.plan, parallel.vectorized())
+        return simulate.message_bytes(program, lane, state)
+
+    def _of_seed(self, keys, state, start, count):
+        lane = Lane(self.federation, self.population, keys)
+        program = Program(self.method, self.plan, parallel.vectorized())
+        return simulate.play(program, lane, state, simulate.no_progress(), start, count)
+
+    def alone(self, devices: int, count: int) -> tuple[State, simulate.Progress]:
+        """Plays the last seed alone, two clients at a time; returns its state and sums.
+
+        devices: the number of devices; if several, they divide the state and the examples.
+        """
+        strategy, federation = parallel.chunked(2), self.federation
+        if devices > 1 and not self.method.pooled:
+            mesh = parallel.make_mesh(devices)
+            strategy = parallel.on_mesh(mesh, strategy, by_client=True, by_row=True)
+            for name in work_sets(self.method):
+                (rows,) = shards.deal([jax.device_get(getattr(federation, name))], devices)
+                federation = federation._replace(**{name: jax.tree.map(jnp.asarray, rows)})
+        program = Program(self.method, self.plan, strategy)
+        lane = Lane(federation, self.population, keys_of(SEEDS[-1]))
+        state = simulate.init(self.method, lane.keys, C)
+        run: Callable[..., Any] = jax.jit(partial(simulate.play, program))
+        return run(lane, state, simulate.no_progress(), jnp.int32(0), jnp.int32(count))
+
+    def scores(self, states: Any, after: int) -> dict:
+        """Evaluates the last seed after `after` rounds; states: of all seeds."""
+        program = Program(self.method, PLAN, parallel.vectorized())
+        federation, *_ = pooled(self.method._replace(pooled=False))
+        population = simulate.population(federation, K)
+        lane = Lane(federation, population, keys_of(SEEDS[-1]))
+        score = jax.jit(partial(evaluate.score, program))
+        return evaluate.summarize(score(lane, tree.take(states, -1), after), ("only",))
