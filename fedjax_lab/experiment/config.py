@@ -127,7 +127,7 @@ CHOICES = {
     "engine.sampling": ("exact", "device"),
     "engine.dtype": ("float32", "bfloat16"),
     "engine.precision": ("default", "high", "highest"),
-    "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
+    "engine.convolution": ("auto", "mapped", "grouped", "im2col", "by_channels"),
     "engine.seeds": ("auto", "vectorized", "sequential"),
 }
 

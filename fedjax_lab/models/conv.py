@@ -1,6 +1,6 @@
 """Convolutions that stay fast in loops and with one kernel per client.
 
-`unrolled`, `grouped`, `im2col` and `mapped` each replace `lax.conv_general_dilated`, as in
+`mapped`, `grouped`, `im2col` and `by_channels` each replace `lax.conv_general_dilated`, as in
 `nn.Conv(..., conv_general_dilated=conv.mapped)`. All four compute the same result; they differ in
 their implementation under `vmap` if every client has its own kernel. Measurements on a CPU:
 
@@ -11,8 +11,8 @@ their implementation under `vmap` if every client has its own kernel. Measuremen
 - With few channels, XLA's convolution is inefficient. Then `mapped` uses products with banded
   matrices (models/banded.py).
 
-On TPUs and GPUs, XLA's gradients are best, with the clients joined with the channels (`grouped`;
-see models/kernels.py for measurements).
+On TPUs and GPUs, XLA's gradients are best, with the clients joined with the channels (`grouped`),
+except for inputs of few channels on GPUs (`by_channels`); see models/kernels.py for measurements.
 
 This applies to images `[B, H, W, C]` with kernels `[kh, kw, C, K]`, without groups or input
 dilation. Except for `im2col`, only first-order reverse-mode derivatives are supported (a
@@ -40,14 +40,9 @@ from fedjax_lab.types import Array
 
 Convolution = Callable[..., Array]  # the signature of lax.conv_general_dilated
 
-UNROLLED_CLIENTS = 32  # with more clients, `unrolled` maps, to limit the size of the program
+FEW_CHANNELS = 4  # of an input for which `by_channels` uses products instead of groups
 _LABELS = ("NHWC", "HWIO", "NHWC")
 _HANDLED = "lhs_dilation", "rhs_dilation", "dimension_numbers", "precision"
-
-
-def unrolled(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """One ungrouped convolution per client; a loop for more than UNROLLED_CLIENTS."""
-    return _drop_in(partial(_convolve, _unroll), lhs, rhs, window_strides, padding, **settings)
 
 
 def grouped(lhs, rhs, window_strides, padding, **settings) -> Array:
@@ -58,7 +53,8 @@ def grouped(lhs, rhs, window_strides, padding, **settings) -> Array:
 def mapped(lhs, rhs, window_strides, padding, **settings) -> Array:
     """A loop over the clients, for CPUs.
 
-    Measured there: no slower than `unrolled`, and compiled 2 to 5 times faster (8 to 32 clients).
+    Measured there: no slower than one convolution per client without a loop, and compiled 2 to 5
+    times faster (8 to 32 clients).
     """
     return _drop_in(_banded_or_mapped, lhs, rhs, window_strides, padding, **settings)
 
@@ -72,7 +68,15 @@ def im2col(lhs, rhs, window_strides, padding, **settings) -> Array:
     return _drop_in(_patches_product, lhs, rhs, window_strides, padding, **settings)
 
 
-FORMULATIONS = {f.__name__: f for f in (unrolled, grouped, im2col, mapped)}
+def by_channels(lhs, rhs, window_strides, padding, **settings) -> Array:
+    """`im2col` for inputs of at most FEW_CHANNELS channels, else `grouped`; for GPUs.
+
+    A kernel that all clients share, as in an evaluation, is applied to all images at once.
+    """
+    return _drop_in(_thin_or_joined, lhs, rhs, window_strides, padding, **settings)
+
+
+FORMULATIONS = {f.__name__: f for f in (mapped, grouped, im2col, by_channels)}
 
 
 def _drop_in(
@@ -114,6 +118,34 @@ def _banded_or_mapped(window: Window, x: Array, w: Array) -> Array:
     if banded.is_thin(window, x.shape, w.shape):
         return banded.convolve(window, x, w)
     return _convolve(_map, window, x, w)
+
+
+def _thin_or_joined(window: Window, x: Array, w: Array) -> Array:
+    return (_thin if w.shape[2] <= FEW_CHANNELS else _joined)(window, x, w)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _thin(window: Window, x: Array, w: Array) -> Array:
+    """XLA's convolution for one kernel, and `_patches_product` for kernels under `vmap`."""
+
+    @custom_vmap
+    def convolve(x, w):
+        return _in_groups(window, x, w)
+
+    @convolve.def_vmap
+    def _(size, batched, x, w):
+        if not batched[1]:
+            return _split(convolve(_merge(x), w), size), True
+        of_client = partial(_patches_product, window)
+        return jax.vmap(of_client, tuple(0 if b else None for b in batched))(x, w), True
+
+    return convolve(x, w)
+
+
+_thin.defvjp(
+    lambda window, x, w: (_thin(window, x, w), (x, w)),
+    lambda window, inputs, dy: jax.vjp(partial(_patches_product, window), *inputs)[1](dy),
+)
 
 
 def _depthwise(window: Window, x: Array, w: Array) -> Array:
@@ -269,12 +301,6 @@ def _merge(a: Array) -> Array:
 def _split(a: Array, size: int) -> Array:
     """[M * N, ...] -> [M, N, ...]."""
     return a.reshape(size, -1, *a.shape[1:])
-
-
-def _unroll(plain: Callable, x: Array, w: Array) -> Array:
-    if len(x) > UNROLLED_CLIENTS:
-        return _map(plain, x, w)
-    return jnp.stack([plain(x[i], w[i]) for i in range(len(x))])
 
 
 def _map(plain: Callable, x: Array, w: Array) -> Array:

@@ -1,10 +1,12 @@
 """Checks the device that JAX finds, and prints one JSON line.
 
-    python launch/speed/check_device.py [--facts]
+    python launch/speed/check_device.py [--facts | --methods]
 
 A float32 matrix product is compared with NumPy's 64-bit product, and one round of the quickstart
 with the same round on a CPU in another process. `difference` is the difference of the two training
-losses relative to the CPU's. With --facts the line only describes the device.
+losses relative to the CPU's. With --facts the line only describes the device. With --methods, two
+rounds of every method of one stage on a toy are compared with a CPU's, with products of full
+precision; `difference` is the largest one, relative to the largest number of the same array.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from fedjax_lab.engine import parallel
@@ -27,6 +30,10 @@ import numpy as np
 
 import fedjax_lab
 from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.experiment.registry import NAMED, make_method
+from fedjax_lab.testing.toy import toy_task
+from fedjax_lab.testing.trial import Trial
+from fedjax_lab.types import Method
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.py"
 SIZE = 1024
@@ -36,10 +43,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--facts", action="store_true", help="only describe the device")
+    only.add_argument("--methods", action="store_true", help="compare two rounds of all methods")
+    only.add_argument("--states", metavar="FILE", help="only save the states to be compared")
     only.add_argument("--round", action="store_true", help="only run the round to be compared")
     args = parser.parse_args()
-    line = facts() if args.facts else play_round() if args.round else check()
-    print(json.dumps(line))
+    if args.states:
+        np.savez(args.states, **states())
+        return
+    line = facts() if args.facts else play_round() if args.round else None
+    print(json.dumps(line or (check_methods() if args.methods else check())))
 
 
 def facts() -> dict:
@@ -81,10 +93,43 @@ def check() -> dict:
 
 def play_round_on_cpu() -> dict:
     """Call `play_round` in a process that uses the CPU alone."""
-    command = [sys.executable, __file__, "--round"]
+    return json.loads(on_cpu("--round").splitlines()[-1])
+
+
+def on_cpu(*arguments: str) -> str:
+    """What this script prints with these arguments in a process that uses the CPU alone."""
+    command = [sys.executable, __file__, *arguments]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+def check_methods() -> dict:
+    """Compare two rounds of all methods with a CPU's; returns the values of the JSON line."""
+    with tempfile.TemporaryDirectory() as scratch:
+        on_cpu("--states", f"{scratch}/cpu.npz")
+        expected = dict(np.load(f"{scratch}/cpu.npz"))
+    differences = {
+        name: float(np.abs(array - expected[name]).max() / max(1e-6, np.abs(expected[name]).max()))
+        for name, array in states().items()
+    }
+    worst = max(differences, key=differences.get)
+    methods = {name.split("/")[0] for name in differences}
+    return {"methods": len(methods), "difference": differences[worst], "where": worst}
+
+
+def states() -> dict[str, np.ndarray]:
+    """The arrays of real numbers in the states after two rounds, by METHOD/NUMBER."""
+    jax.config.update("jax_default_matmul_precision", "highest")
+    arrays = {}
+    for name in NAMED["method"]:
+        made = make_method(name, toy_task())
+        if isinstance(made, Method):
+            trial = Trial(made)
+            leaves = jax.tree.leaves(trial.play(0, 2, trial.start())[0])
+            real = [np.asarray(a) for a in leaves if jnp.issubdtype(a.dtype, jnp.floating)]
+            arrays |= {f"{name}/{i}": a for i, a in enumerate(real) if a.size}
+    return arrays
 
 
 def product_error() -> float:

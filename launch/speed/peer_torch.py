@@ -1,12 +1,13 @@
 """Times a plain PyTorch loop over the sampled clients, the form of most published code.
 
-    python launch/speed/peer_torch.py --workload=W1 [--rounds=9] [--threads=1]
+    python launch/speed/peer_torch.py --workload=W1 [--rounds=9] [--threads=1] [--device]
 
 Needs torch and numpy (measured with torch 2.13.0 on a CPU). torch is not a dependency of this
 project, so run this script in a separate environment. Prints one JSON line: the median over
 `--rounds` rounds, after 3 rounds of warm-up, without evaluation. Without `--threads` PyTorch uses
 one thread per core; if other programs use the cores too, its threads wait for each other, and small
-models are much faster with one thread.
+models are much faster with one thread. With `--device` data and models are on a GPU, and a round
+ends when the GPU has finished it.
 """
 
 import argparse
@@ -54,9 +55,10 @@ MODELS = {
 
 def split(work: Workload) -> list[tuple[Tensor, Tensor]]:
     """The images (channels first) and labels of each client."""
-    x = torch.from_numpy(work.x).movedim(-1, 1)
-    y = torch.from_numpy(work.y).long()
-    return [(x[rows].contiguous(), y[rows]) for rows in map(torch.from_numpy, work.rows)]
+    x = torch.as_tensor(work.x, device=torch.get_default_device()).movedim(-1, 1)
+    y = torch.as_tensor(work.y, device=torch.get_default_device()).long()
+    rows_of = [torch.as_tensor(rows, device=torch.get_default_device()) for rows in work.rows]
+    return [(x[rows].contiguous(), y[rows]) for rows in rows_of]
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, work: Workload) -> None:
@@ -91,6 +93,8 @@ def round_of(work: Workload, model: nn.Module):
             with torch.no_grad():
                 for t, p in zip(total, local, strict=True):
                     t.add_(p, alpha=share)
+        if torch.get_default_device().type == "cuda":
+            torch.cuda.synchronize()
         return total
 
     return play_round
@@ -101,11 +105,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", required=True, choices=WORKLOADS)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--device", action="store_true", help="use a GPU")
     parser.add_argument("--threads", type=int, help="PyTorch's threads; default: one per core")
     flags = parser.parse_args()
     if flags.threads:
         torch.set_num_threads(flags.threads)
     torch.manual_seed(0)
+    if flags.device:
+        torch.set_default_device("cuda")
     work = load(flags.workload)
     model = MODELS[work.model]().train()
     weights = [p.detach().clone() for p in model.parameters()]

@@ -68,7 +68,7 @@ def test_convolutions_equal_those_of_xla(kernel, strides, padding, dilation):
     def variants(convolution):
         return with_gradients(call(convolution, strides, padding, rhs_dilation=dilation), x, w)
 
-    check_equal(variants, formulations=[conv.unrolled, conv.mapped, conv.im2col, conv.grouped])
+    check_equal(variants)
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,13 @@ def test_convolutions_in_scan_and_loop_equal_those_of_xla():
     check_equal(variants, 2)
 
 
-def test_unrolled_uses_a_scan_for_many_clients(monkeypatch):
-    monkeypatch.setattr(conv, "UNROLLED_CLIENTS", 2)
-    x, w = normal(0, 3, 1, 4, 4, 2), normal(1, 3, 3, 3, 2, 2)
-    program = str(jax.make_jaxpr(jax.vmap(call(conv.unrolled)))(x, w))
-    assert "scan" in program
-    assert program.count("conv_general_dilated[") == 1
+def test_by_channels_uses_products_only_for_kernels_of_clients_on_few_channels():
+    """A kernel that clients share is applied by one convolution to the images of all clients."""
+    for channels, axes, convolutions in ((3, (0, 0), 0), (3, (0, None), 1), (5, (0, 0), 1)):
+        x, w = normal(0, 2, 1, 4, 4, channels), normal(1, 2, 3, 3, channels, 2)
+        w = w if axes[1] == 0 else w[0]
+        program = str(jax.make_jaxpr(jax.vmap(call(conv.by_channels), axes))(x, w))
+        assert program.count("conv_general_dilated[") == convolutions
 
 
 def test_convolutions_under_shard_map_equal_those_of_xla():
@@ -202,7 +203,7 @@ def test_convolutions_under_shard_map_equal_those_of_xla():
 def test_unsupported_convolutions_are_passed_to_xla():
     x, w = normal(0, 2, 6, 6, 4), normal(1, 3, 3, 2, 4)
     settings = dict(padding="SAME", lhs_dilation=(1, 1), feature_group_count=2)
-    ours, xla = (call(f, **settings) for f in (conv.unrolled, lax.conv_general_dilated))
+    ours, xla = (call(f, **settings) for f in (conv.mapped, lax.conv_general_dilated))
     same(jax.jit(ours)(x, w), jax.jit(xla)(x, w))
     line, taps = normal(0, 2, 6, 3), normal(1, 3, 3, 4)
     labels = ("NWC", "WIO", "NWC")

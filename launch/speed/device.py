@@ -1,0 +1,149 @@
+"""Measures this machine's device in ten minutes, the most valuable steps first; prints a table.
+
+    python launch/speed/device.py [--out=device] [--total=600] [--only=A1,methods,...] [--list]
+
+Each step is a process of its own, which writes its JSON lines to OUT/STEP.jsonl and everything that
+it prints on stderr to OUT/STEP.log. A step that crashes or runs out of time is a line of the table,
+and the next one starts; a step that has a result is not repeated. The last two measure no time and
+run beside each other: all methods on the device and on a CPU, and the fast tests on the device.
+PyTorch's loop runs if torch is installed.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+SPEED = Path(__file__).parent
+ROOT = SPEED.parents[1]
+# On machines without a known cache size, scipy and scikit-learn crash at import without these.
+ENVIRONMENT = {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"}
+
+
+class Step(NamedTuple):
+    """One command: the arguments of the Python interpreter, and its longest duration in seconds."""
+
+    name: str
+    command: tuple[str, ...]
+    limit: int
+    timed: bool = True  # measures time, so that nothing may run beside it
+    environment: dict[str, str] = {}
+
+
+def benchmark(name: str, *flags: str, limit: int = 90) -> Step:
+    """A step of benchmark.py, whose name begins with that of its workload."""
+    workload = name.split("-")[0]
+    command = "launch/speed/benchmark.py", f"--workload={workload}", "--seconds=4"
+    return Step(name, (*command, *flags), limit)
+
+
+def steps() -> list[Step]:
+    """All steps, the most valuable ones first."""
+    workloads = [benchmark(name) for name in ("A1", "A2", "W1", "W2", "W4", "W3", "W5")]
+    torch = [
+        Step(f"{name}-torch", ("launch/speed/peer_torch.py", f"--workload={name}", "--device"), 60)
+        for name in ("A1", "W1", "W2")
+        if importlib.util.find_spec("torch")
+    ]
+    central = [benchmark(f"{name}-central", "--strategy=central") for name in ("A1", "W1", "W2")]
+    formulations = [
+        benchmark(f"{name}-{how}", f"--convolution={how}")
+        for how in ("im2col", "grouped")
+        for name in ("A1", "A2", "W1", "W4")
+    ]
+    seeds = ("launch/speed/sweep_speed.py", "--seeds=8", "--seconds=4", "--workload=A1,W2")
+    tests = ("-m", "pytest", "-n8", "--durations=10")
+    return [
+        Step("facts", ("launch/speed/check_device.py",), 120),
+        *workloads,
+        *torch,
+        *formulations,
+        *(benchmark(f"{name}-bfloat16", "--dtype=bfloat16") for name in ("A1", "A2", "W1")),
+        *central,
+        benchmark("A1-whole", "--whole", limit=120),
+        Step("seeds", seeds, 120),
+        Step("methods", ("launch/speed/check_device.py", "--methods"), 240, timed=False),
+        Step("tests", tests, 400, timed=False, environment={"FEDJAX_LAB_TEST_DEVICE": "1"}),
+    ]
+
+
+def run(step: Step, out: Path, seconds: float) -> None:
+    """Runs a step unless it has a result; its result gets its name when the step has ended."""
+    result = out / f"{step.name}.jsonl"
+    if result.exists():
+        return
+    paths = os.pathsep.join(map(str, (ROOT, SPEED)))
+    environment = {**ENVIRONMENT, "PYTHONPATH": paths, **os.environ, **step.environment}
+    started = time.monotonic()
+    with open(out / f"{step.name}.log", "w") as log, open(out / f"{step.name}.part", "w") as lines:
+        try:
+            command = [sys.executable, *step.command]
+            code = subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=lines, stderr=log, timeout=seconds
+            ).returncode
+            outcome = "" if code == 0 else f"exit code {code}"
+        except subprocess.TimeoutExpired:
+            outcome = f"stopped after {seconds:.0f} s"
+    took = time.monotonic() - started
+    with open(out / f"{step.name}.part", "a") as lines:
+        lines.write(json.dumps({"step": step.name, "outcome": outcome, "took": took}) + "\n")
+    (out / f"{step.name}.part").rename(result)
+
+
+def lines_of(result: Path) -> list[dict]:
+    """The JSON objects that a step has printed, and the one about its outcome."""
+    return [json.loads(line) for line in result.read_text().splitlines() if line.startswith("{")]
+
+
+def row(step: Step, out: Path) -> str:
+    """The row of a step in the table: milliseconds of a round and of an evaluation, or a note."""
+    *measured, end = lines_of(out / f"{step.name}.jsonl")
+    line = measured[-1] if measured else {}
+    times = [line.get(key) for key in ("seconds_per_round", "seconds_per_evaluation")]
+    shown = [f"{1e3 * t:.4g}" if isinstance(t, float) else "" for t in times]
+    rest = {k: v for k, v in line.items() if not k.startswith("seconds_per_")} if measured else {}
+    note = end["outcome"] or json.dumps(rest)[:120].replace("|", "/")
+    return f"| {step.name} | {shown[0]} | {shown[1]} | {end['took']:.0f} | {note} |"
+
+
+def run_and_print(out: Path, end: float, step: Step) -> None:
+    """Runs a step if more than ten seconds are left until `end`, and prints its row."""
+    left = end - time.monotonic()
+    if left > 10 or (out / f"{step.name}.jsonl").exists():
+        run(step, out, min(step.limit, left))
+        print(row(step, out), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("device"))
+    parser.add_argument("--total", type=float, default=600, help="seconds for all steps")
+    parser.add_argument("--only", help="names of steps, separated by commas")
+    parser.add_argument("--list", action="store_true", help="print the steps and run none")
+    args = parser.parse_args()
+    only = args.only.split(",") if args.only else [step.name for step in steps()]
+    chosen = [step for step in steps() if step.name in only]
+    if unknown := {*only} - {step.name for step in steps()}:
+        raise SystemExit(f"--only: no step {', '.join(sorted(unknown))}; --list shows them")
+    if args.list:
+        print(*(f"{step.name:14} {' '.join(step.command)}" for step in chosen), sep="\n")
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    print("| step | ms a round | ms an evaluation | seconds | |\n|---|---|---|---|---|")
+    one = partial(run_and_print, args.out, time.monotonic() + args.total)
+    for step in chosen:
+        if step.timed:
+            one(step)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(one, [step for step in chosen if not step.timed]))
+
+
+if __name__ == "__main__":
+    main()
