@@ -23,7 +23,7 @@ def run(
     log=(),
     on_evaluation=None,
 ):
-    """Runs the training that a config describes.
+    """Runs the training that a config describes. On a CPU it uses every core, as the command does.
 
     Args:
       config: a ConfigDict, or a dict as `get_config` returns it: sections with the values that
@@ -51,6 +51,7 @@ def run(
       runner.Interrupted: a signal, or config.run.max_seconds before the first evaluation, stopped
         the run after its state was saved.
     """
+    from fedjax_lab.engine import parallel
     from fedjax_lab.errors import BadInput, quoted
     from fedjax_lab.experiment import experiment
     from fedjax_lab.experiment.config import resolve
@@ -58,6 +59,7 @@ def run(
     from fedjax_lab.running.storage import cloud
     from fedjax_lab.running.storage.workdir import owned
 
+    parallel.use_every_core_if_possible()
     config = None if config is None and resume and workdir else resolve(config)
     chosen = loggers.find(log)  # before anything is loaded
     if on_evaluation is not None and not callable(on_evaluation):

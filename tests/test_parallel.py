@@ -1,5 +1,8 @@
 """Checks strategies: what runs where, at what cost, and that results do not change."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -161,3 +164,32 @@ def chosen(name="auto", *, cohort=6400, convolutional=False, equal_steps=True, *
 )
 def test_the_chunk_size_is_chosen_from_memory_unless_it_is_set(asked, name):
     assert chosen(**asked) == f"mesh(2) x {name}"
+
+
+IN_PYTHON = """
+import os, warnings, jax
+from fedjax_lab.engine import parallel
+os.sched_getaffinity = lambda _: range(3)
+{before}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    parallel.use_every_core_if_possible()
+print(jax.device_count(), *(str(each.message) for each in caught))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "devices", "warning"),
+    [
+        ("", "3", ""),
+        ("jax.config.update('jax_num_cpu_devices', 2)", "2", ""),
+        ("jax.devices()", "1", "jax has started with 1 of 3 cores"),
+    ],
+)
+def test_a_run_in_python_uses_every_core_or_warns(before, devices, warning):
+    environment = {name: os.environ[name] for name in os.environ if name != "JAX_NUM_CPU_DEVICES"}
+    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    command = [sys.executable, "-c", IN_PYTHON.format(before=before)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    count, _, message = ran.stdout.strip().partition(" ")
+    assert count == devices and message.startswith(warning) and bool(message) == bool(warning)

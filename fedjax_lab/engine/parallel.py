@@ -40,14 +40,42 @@ def use_every_core() -> None:
     jaxlib 0.10.2: errors of 15 % in gradients of digit_cnn). The spare worker keeps the queue
     short.
     """
-    devices = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax adds its flags
+    devices = _chosen_devices()
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
-        cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
-        devices = 1 if jit_is_disabled() else len(cores(0))
+        devices = 1 if jit_is_disabled() else _cores()
         jax.config.update("jax_num_cpu_devices", devices)
     if devices > 1:
         os.environ["NPROC"] = str(devices + 1)
         _wait_for_slow_devices()
+
+
+def use_every_core_if_possible() -> None:
+    """`use_every_core` for a Python program, which may have started jax: then a warning says so.
+
+    A number of CPU devices that the program has chosen is not changed.
+    """
+    if _chosen_devices() > 0 and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        return
+    try:
+        use_every_core()
+    except RuntimeError:  # jax has started
+        if jax.default_backend() == "cpu" and len(jax.local_devices()) < _cores():
+            warnings.warn(
+                f"jax has started with {len(jax.local_devices())} of {_cores()} cores; call"
+                " fedjax_lab.engine.parallel.use_every_core() before anything uses jax",
+                stacklevel=3,
+            )
+
+
+def _chosen_devices() -> int:
+    """The number of CPU devices that the program or JAX_NUM_CPU_DEVICES has set; -1 if neither."""
+    return jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax adds its flags
+
+
+def _cores() -> int:
+    """The number of cores that this process may use."""
+    cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    return len(cores(0))
 
 
 def jit_is_disabled() -> bool:
