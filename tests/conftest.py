@@ -66,7 +66,7 @@ SMOKE = """
     methods/test_client2vec methods/test_fedavg methods/test_fedbn methods/test_fedc2i
     methods/test_fedconcat methods/test_hfedf methods/test_identities methods/test_methods
     models/test_layers models/test_nets models/test_transformers
-    transforms/test_aggregators transforms/test_compression transforms/test_masks
+    transforms/test_aggregators transforms/test_compression transforms/test_neighbors
     transforms/test_privacy test_checkpoint test_config test_experiment test_host_state
     test_imports test_loggers test_main test_optim test_optional test_parallel test_plots
     test_report test_simulate test_stages test_sweep test_tensorboard test_tree

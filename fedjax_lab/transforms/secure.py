@@ -6,8 +6,8 @@
 u_i is the update of client i, p_i its share in the server's mean, and step = 2 limit / 2^(b-1).
 Since all p_i sum to 1, the sum uses at most half of the range of b bits. A number is rounded up
 with a probability equal to its fractional part, so that the expectation of u is exact; each client
-adds an error of less than one step. A client sends x_i plus masks, which cancel in the sum
-(`masks`).
+adds an error of less than one step. A client would send x_i plus masks, which cancel in the sum and
+are therefore not drawn (`neighbors`).
 
 The method gets u instead of every client's update, as from any aggregator (`cohort.replaced`).
 Values that the method averages without the shares, such as SCAFFOLD's control variates, are thus
@@ -18,10 +18,9 @@ An upload has the arrays that a client would send: masked words, its share, two 
 each of its k neighbors two secret shares and one more that it reveals at the end. A message has two
 keys and two secret shares of each neighbor. For k = M - 1 Bonawitz et al. (CCS 2017) count the
 same, except for a client's share of its own secret, which is not sent. The counts exclude the
-overhead of encrypting the secret shares and the list of clients that have arrived. The masks are
-drawn from the public keys of all clients; key agreement, secret sharing and encryption are not
-carried out, and the secret shares are zeros. This simulates the protocol and does not protect real
-clients.
+overhead of encrypting the secret shares and the list of clients that have arrived. Key agreement,
+secret sharing and encryption are not carried out, and the secret shares are zeros. This simulates
+the protocol and does not protect real clients.
 """
 
 import math
@@ -35,7 +34,8 @@ from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput, check_below_one, check_positive
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.transforms import cohort as of_cohort
-from fedjax_lab.transforms import masks, server_state
+from fedjax_lab.transforms import neighbors as ring_of
+from fedjax_lab.transforms import server_state
 from fedjax_lab.transforms.server_state import Server
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
 
@@ -67,7 +67,7 @@ class Protocol(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """An upload as it is sent. The words get their masks when all uploads of a round are known."""
+    """An upload as it is sent, without its masks."""
 
     words: PyTree  # with the structure of the decoded upload
     share: Array  # [] p_i
@@ -199,8 +199,8 @@ def _unmask(
     k_ring, k_words = jax.random.split(_round_key(sent.keys))
     base, changes = of_cohort.parts(exchange)
     words = _after(changes, fixed, sent, cohort, k_words)
-    ring = masks.make_ring(k_ring, cohort.arrived, protocol.neighbors)
-    mean = decode(fixed, masks.masked_sum(ring, words), jnp.sum(sent.share))
+    ring = ring_of.make_ring(k_ring, cohort.arrived, protocol.neighbors)
+    mean = decode(fixed, _sum(cohort.arrived, words), jnp.sum(sent.share))
 
     def upload(id):
         empty = tree.zeros(mean)
@@ -215,7 +215,7 @@ def _unmask(
             "the shapes of its server's state change within a round, so that an exchange cannot be"
             " skipped when its sum cannot be unmasked"
         )
-    is_known = masks.can_unmask(ring, protocol.threshold)
+    is_known = ring_of.can_unmask(ring, protocol.threshold)
     return tree.where(is_known, tree.typed_like(after, server), server), is_known
 
 
@@ -234,6 +234,12 @@ def _after(changes, fixed, sent, cohort, key):
     words = jax.vmap(partial(encode, fixed))(new, sent.share, keys)
     kept = [jnp.where(n == o, w, x) for n, o, w, x in zip(new, old, leaves, words, strict=True)]
     return jax.tree.unflatten(structure, kept)
+
+
+def _sum(arrived, words):
+    """The sum over the clients [M] that have arrived, modulo 2^b."""
+    summed = tree.where(arrived, words, tree.zeros(words))
+    return jax.tree.map(lambda a: jnp.sum(a, 0, dtype=a.dtype), summed)
 
 
 def _check_sum(fixed, clients):

@@ -173,7 +173,7 @@ def test_colluding_attackers_change_their_updates_before_masking():
 
 @pytest.mark.exhaustive
 def test_the_sum_does_not_depend_on_the_execution_strategy():
-    """Masks of clients in other chunks and on other devices cancel, too."""
+    """The sum of integers is exact, in chunks and on several devices."""
     method = secured(made("scaffold"))
     mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
     toys.close(server_after(method, LOSSY, 3), server_after(method, LOSSY, 3, mesh))
