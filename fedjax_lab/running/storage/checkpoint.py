@@ -27,7 +27,6 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab.data.cache import checksum
 from fedjax_lab.engine import parallel, processes
 from fedjax_lab.engine.host.host_state import HostState
 from fedjax_lab.errors import BadInput, causes, warn
@@ -173,7 +172,7 @@ class Checkpoints:
         folder = self._folder.absolute() / str(rounds)
         description = self._json.restore(folder / "digest")
         if "arrays" not in description:
-            return self._read_unsharded(rounds, folder, description)
+            raise ValueError("version 0.1.0 has saved it, which 0.2.0 is the last one to read")
         arrays = description["arrays"]
         if description != _signed(rounds, arrays, description["kept"]):
             raise ValueError("the description does not match its checksum")
@@ -200,16 +199,6 @@ class Checkpoints:
         how_to = {str(i): how(target) for i, target in enumerate(targets)} or None
         args = self._ocp.args.PyTreeRestore(restore_args=how_to)
         return self._arrays.restore(folder / "leaves", args=args)
-
-    def _read_unsharded(self, rounds, folder, description):
-        """Reads the leaves of a checkpoint of version 0.1.0 into host memory."""
-        arrays = self._read_arrays(folder)
-        if description["sha256"] != checksum({"rounds": np.array(rounds), **arrays}):
-            raise ValueError("the arrays do not match their checksums")
-        leaves = [arrays[str(i)] for i in range(len(arrays))]
-        return [
-            Saved(a, a.shape, None, of) for a, of in zip(leaves, digest.of(leaves), strict=True)
-        ]
 
     def forget_after(self, rounds: int) -> None:
         """Removes the checkpoints after more than `rounds` rounds."""
