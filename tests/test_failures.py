@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
-from slow_cases import exhaustive_but, slow_but
+from slow_cases import in_ci, slow_but
 
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.engine import parallel
@@ -143,19 +143,14 @@ SETTINGS = {
 COUNTING = "fedavg feddyn fedproto ifca scaffold".split()
 
 
-def servers():
-    """(method, settings) as parameters; slow if no earlier method has the same `aggregate`."""
-    codes = {}
-    for name, method in PLAIN.items():
-        own = tuple(getattr(e.aggregate, "__code__", e.aggregate) for e in method.round)
-        codes.setdefault(own, name)
-    others = [(name, {}) for name in PLAIN if name not in COUNTING]
-    slow = [(name, {}) for name in codes.values() if name not in COUNTING]
-    settings = [(name, each) for name, those in SETTINGS.items() for each in those]
-    return [*((name, {}) for name in COUNTING), *exhaustive_but(slow, [*others, *settings])]
+SERVERS = [
+    *((name, {}) for name in PLAIN),
+    *((name, each) for name, those in SETTINGS.items() for each in those),
+]
+CHOSEN = [(name, {}) for name in COUNTING]
 
 
-@pytest.mark.parametrize(("name", "settings"), servers())
+@pytest.mark.parametrize(("name", "settings"), in_ci(CHOSEN, SERVERS))
 def test_the_server_learns_only_from_uploads_that_arrive(name, settings):
     method = toys.make(name, **settings)
     state = simulate.init(method, KEYS, toys.C)
@@ -175,7 +170,8 @@ STAGED = [
 ]
 
 
-@pytest.mark.parametrize("method", exhaustive_but(STAGED[:1], STAGED))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", STAGED)
 def test_the_server_of_each_stage_learns_only_from_uploads_that_arrive(method, data, small_network):
     """A stage that needs an upload of every client is left out: it loses none."""
     engine = Engine(build(data, method).simulation)

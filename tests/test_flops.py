@@ -81,7 +81,7 @@ def check_linear(played):
     np.testing.assert_allclose(five.operations, one.operations + 4 * more, rtol=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rows_sum_the_operations_of_the_clients_that_took_part(tmp_path, capsys):
     """Three of the unequal clients take part in a round; a seed runs with another and alone."""
     toys.write_examples(tmp_path / "data.npz")

@@ -68,7 +68,7 @@ def test_a_run_writes_its_files(toy, tmp_path, capsys):
     assert (tmp_path / "a/checkpoints/8").is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_from_python_without_files_equals_that_of_the_command(toy, tmp_path):
     config = load_config(f"{toy}:fedprox")
     result = fedjax_lab.run(config, seeds=[0], quiet=True)

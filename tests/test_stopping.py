@@ -102,7 +102,7 @@ def a_target(whole):
     return target
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_target_ends_a_run_and_a_resumed_one_after_the_same_round(
     toy, whole, tmp_path, capsys, monkeypatch
 ):

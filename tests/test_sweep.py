@@ -14,7 +14,6 @@ import toys
 from children import ROOT, finish, start
 from commands import comparable
 from inputs import complaint
-from slow_cases import exhaustive_but
 
 from fedjax_lab.commands import report, sweep
 from fedjax_lab.commands.sweep import Outcome, Shared
@@ -400,7 +399,8 @@ CANNOT = [
 ]
 
 
-@pytest.mark.parametrize("arguments, why", exhaustive_but(CANNOT[:1], CANNOT))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arguments, why", CANNOT)
 def test_cells_that_cannot_run_together_run_one_by_one(
     arguments, why, toy, tmp_path, monkeypatch, capsys
 ):

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from slow_cases import exhaustive_but
 
 from fedjax_lab import streams
 from fedjax_lab.data.dataset import Dataset
@@ -191,7 +190,8 @@ def plain():
     return played()
 
 
-@pytest.mark.parametrize("name", exhaustive_but([[*ENGINES][0]], ENGINES))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ENGINES)
 def test_results_do_not_depend_on_how_a_run_is_computed(name):
     """The method also trains on the examples of new clients."""
     engine, blocks = ENGINES[name]

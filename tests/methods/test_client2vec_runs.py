@@ -104,7 +104,7 @@ def dsa_size(E, hidden):
     return 2 * E + layer + 2 * E * E + E
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_can_use_the_index_of_another_run(whole, data):
     """Only the training is run; an index of other clients is rejected."""
     later = run_of(data, (1,), index_of=str(whole.workdir))

@@ -89,7 +89,7 @@ def test_prototypes_are_computed_in_evaluation_mode():
     np.testing.assert_allclose(C, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_head_layers_moves_the_prototypes_to_an_earlier_layer():
     """h is the input of the second of two hidden layers; the term changes the first alone."""
     task = make_task(nets.mlp(toys.K, width=16, depth=2), (toys.D,), toys.K)

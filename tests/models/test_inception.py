@@ -110,7 +110,7 @@ def test_hfedf_cnn_against_numpy(small):
     close(logits, features @ params["head"]["kernel"] + params["head"]["bias"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_training_drops_a_fifth_of_the_features(small):
     net, variables, x, _, outputs = small
     apply = partial(net.apply, capture_intermediates=True, train=True)

@@ -174,7 +174,7 @@ EXACT = {
 
 
 EXACT_OF = list(itertools.product((*wrapped.DIFFERENT, "ditto", "fedproto"), EXACT))
-SLOW = [("fedavg", "random_k"), ("scaffold", "low_rank"), ("scaffold", "messages")]
+SLOW = [("scaffold", "low_rank")]
 
 
 @pytest.mark.parametrize(("name", "exact"), exhaustive_but(SLOW, EXACT_OF))
