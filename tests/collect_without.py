@@ -1,6 +1,6 @@
 """Collects tests without each package of the command line, as if it were not installed.
 
-For each package, all test files are collected that mention it, or a module beside the tests that
+For each package, all test files are collected that import it, or a module beside the tests that
 does. Prints what fails; the exit code is the number of packages without which a collection fails.
 All collections share one process, so that JAX is imported once.
 """
@@ -19,11 +19,11 @@ TEXTS = {path: path.read_text() for name in FOLDERS for path in (ROOT / name).rg
 
 
 def affected(package):
-    """The files that mention a package, directly or through other modules of these folders."""
+    """The files that import a package, directly or through other modules of these folders."""
     names, files = {package}, set()
     while True:
-        mention = re.compile(rf"\b({'|'.join(names)})\b")
-        found = {path for path, text in TEXTS.items() if path not in files and mention.search(text)}
+        imports = re.compile(rf"(\b(import|from) |module\(\")({'|'.join(names)})\b")
+        found = {path for path, text in TEXTS.items() if path not in files and imports.search(text)}
         if not found:
             return files
         files |= found
@@ -38,6 +38,8 @@ def collect(package):
         del sys.modules[name]
     sys.modules[package] = None  # importing it raises ModuleNotFoundError
     tests = sorted(str(path) for path in files if path.stem.startswith("test_"))
+    if not tests:
+        return ""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = pytest.main(["--collect-only", "-q", "-n0", "-m", "", *tests])
