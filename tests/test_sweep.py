@@ -238,6 +238,7 @@ def test_each_cell_is_a_run_with_its_files_and_is_not_run_again(swept, toy, caps
     assert row.split() == ["fedprox", "0.1", f"{mean:.2f}", "+-", f"{std:.2f}"]
 
 
+@pytest.mark.slow
 def test_more_seeds_of_a_cell_are_a_run_beside_it(toy, tmp_path, capsys):
     """Tables and reports show both as one row; the plan has both."""
     arguments = [f"--config={toy}", f"--out={tmp_path}", "--methods=fedavg"]
