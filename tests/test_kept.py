@@ -72,7 +72,7 @@ def test_a_pipe_in_place_of_a_checkpoint_file_does_not_block(tmp_path):
         kept.check(tmp_path / "6", [{"files": [[0, 1, ""]]}])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_full_disk_does_not_damage_earlier_checkpoints(tmp_path, monkeypatch):
     expected = play(tmp_path, "whole", state="host")
     save, calls = HostState.save, []

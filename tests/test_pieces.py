@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from slow_cases import exhaustive_but
 
 from fedjax_lab import streams
 from fedjax_lab.engine.host import parts, pieces
@@ -27,7 +26,8 @@ SUMMED = tuple(m for m in metrics.BUILT_IN.values() if isinstance(m, metrics.Sum
 PAIRS = [("finetune", True), ("scaffold", False), ("fedper", True)]
 
 
-@pytest.mark.parametrize("name, stream", exhaustive_but(["finetune"], PAIRS))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name, stream", PAIRS)
 def test_evaluation_in_pieces_gives_the_counts_of_one_evaluation(name, stream):
     """A piece has two of eight clients or of three new ones, and 60 of 140 or 200 shared rows.
 

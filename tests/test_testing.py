@@ -78,7 +78,9 @@ def depends_on_the_order(task):
         pytest.param(divides_by_zero, "is not finite in round 1", marks=pytest.mark.exhaustive),
         pytest.param(never_trains, "the training loss does not fall", marks=pytest.mark.exhaustive),
         pytest.param(
-            depends_on_the_order, "gives other numbers than 2 seeds", marks=pytest.mark.slow
+            depends_on_the_order,
+            "gives other numbers than 2 seeds",
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )

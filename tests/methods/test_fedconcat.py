@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from slow_cases import exhaustive_but
 from stops import stopping_after
 
 from fedjax_lab import streams, tree
@@ -135,7 +134,8 @@ def test_any_number_of_rounds_is_divided_among_the_stages(data):
     assert (T_1, T_2) == (5, 4)  # 2 m 4 = 2 (m - c) + 4 c T_2, m = 84, c = 36
 
 
-@pytest.mark.parametrize("name", exhaustive_but(["fedconcat"], ["fedconcat", "fedconcat_id"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["fedconcat", "fedconcat_id"])
 def test_bytes_match_the_formula_of_the_paper(data, name, whole):
     """Except for K - 1 bias vectors that the classifier does not have."""
     e = build(data, name, **HYPER)
