@@ -28,11 +28,9 @@ CARRIED = {
     "moon": ("compression", {"name": "top_k"}),
     "scaffold": ("privacy", {"name": "local", "noise": 0.1}),
 }
-KINDS = (  # with stages, private states, validation, pooled data, several models, own scores
-    *("central", "client2vec", "fedbn", "fedc2i", "fedconcat", "fedem", "fedfomo", "fedpick"),
-    *("fedproto", "hfedf", "ifca", "knn_per"),
-)
-BOTH = ("fedavg", "fediir", "pfedhn")  # a plain one, several exchanges, one client at a time
+# With stages, validation rows, several models, one client at a time, and scores of its own.
+KINDS = ("fedconcat", "fedfomo", "ifca", "hfedf", "knn_per")
+BOTH = ("fedavg", "fediir")  # a plain one, and several exchanges
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ def compiled_round(work, chips=8, **settings):
 CARRIERS = hlo.FREE | {"while", "conditional", "call"}  # they pass on existing arrays
 
 
-@pytest.mark.parametrize("chips", [pytest.param(1, marks=pytest.mark.exhaustive), 8])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chips", [1, 8])
 def test_a_round_costs_little_more_than_its_training(chips):
     work = workloads.load("A1")
     engine, compiled, cost = compiled_round(work, chips, memory=targets.chip("v5e:2x4").memory)
