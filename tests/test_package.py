@@ -71,6 +71,14 @@ def test_the_wheel_has_every_folder_of_the_package_and_the_configs():
     assert [path.name for path in (ROOT / "fedjax_lab/configs").glob("*.py")] == ["__init__.py"]
 
 
+def test_the_wheel_has_every_file_of_the_package():
+    """setup.cfg lists those that are not Python files."""
+    package = ROOT / "fedjax_lab"
+    files = {path for path in package.rglob("*") if path.suffix not in (".py", ".pyc")}
+    data = {str(path.relative_to(package)) for path in files if path.is_file()}
+    assert data == set(SETUP["options.package_data"]["fedjax_lab"].split())
+
+
 def test_the_metadata_agree_with_the_citation_file():
     citation, metadata = (ROOT / "CITATION.cff").read_text(), SETUP["metadata"]
     assert f"name: {metadata['author']}\n" in citation

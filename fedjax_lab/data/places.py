@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from fedjax_lab.data.fetching import catalog
 from fedjax_lab.errors import BadInput
 
 PLACES = ("~/.cache/fedjax_lab", "data")
@@ -16,8 +17,9 @@ def fetched(name: str, by_hand: str) -> str:
     return f"{by_hand}; or run `fedjax-lab data get {name}`, which fetches it"
 
 
-def told(name: str, by_hand: str) -> str:
+def told(name: str) -> str:
     """The remedy for missing files of a data set that must be fetched by hand."""
+    by_hand = catalog.PUBLISHED[name].by_hand
     return f"{by_hand}; `fedjax-lab data get {name}` prints the full instructions"
 
 

@@ -15,7 +15,6 @@ import optax
 from fedjax_lab import tree
 from fedjax_lab.data import held_out, leaks, normalize
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.fetching import catalog
 from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
 from fedjax_lab.data.normalize import Scale
@@ -374,6 +373,8 @@ def load_data(section: Mapping) -> Dataset:
         dataset = held_out.with_test(dataset, section["name"], share, section["test_seed"])
     if share or dataset.test_is_drawn or section["name"] not in NAMED["data"]:
         leaks.report(dataset)  # the package's readers of a user's files report by themselves
+    from fedjax_lab.data.fetching import catalog  # the tables are read when they are needed
+
     return catalog.credited(dataset, section)
 
 

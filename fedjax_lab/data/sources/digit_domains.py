@@ -21,10 +21,6 @@ from fedjax_lab.errors import BadInput
 
 VERSION = 1  # of the images; increment it with every change that alters a pixel
 DOMAINS = ("handwritten", "blended", "printed", "street", "postal")
-CITATION = (  # of scikit-learn's digits
-    "E. Alpaydin, C. Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning"
-    " Repository, 1998, doi:10.24432/C50P49."
-)
 CLASSES = tuple("0123456789")
 FONTS = {  # by (domain, test); a slanted font is in the same split as its upright variant
     ("printed", False): (

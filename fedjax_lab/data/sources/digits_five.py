@@ -38,15 +38,7 @@ PROBES = {  # files that identify a source, in the folders to which its archive 
     "fedbn": [f"{a}MNIST/test.pkl" for a in ("", "digits_five/", "digit_dataset/")],
     "m3sda": [f"{a}mnist_data.mat" for a in ("", "digits_five/", "Digit-Five/", "DigitFive/")],
 }
-BY_HAND = (
-    "fetch digit_dataset.zip, which the README of https://github.com/med-air/FedBN links, unpack it"
-    " so that MNIST_M/, MNIST/, USPS/, SynthDigits/ and SVHN/ hold test.pkl and either"
-    " partitions/train_part0.pkl .. train_part9.pkl or train.pkl, and name their parent folder"
-    " with --config.data.folder (or move them to ~/.cache/fedjax_lab/digits_five); one folder with"
-    " M3SDA's mnist_data.mat, mnistm_with_label.mat, usps_28x28.mat, synth_{train,test}_32x32.mat"
-    " and svhn_{train,test}_32x32.mat works as well"
-)
-HELP = told("digits_five", BY_HAND)
+HELP = told("digits_five")
 
 
 class Sampling(NamedTuple):

@@ -17,13 +17,6 @@ from fedjax_lab.data.places import fetched, locate, told
 from fedjax_lab.data.sources.domain_folders import PARTS, Release, inside, read
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
-BY_HAND = (
-    "fetch domainnet_dataset.zip and the six domains, which the README of"
-    " https://github.com/med-air/FedBN links, unpack them and name the folder DomainNet with"
-    " clipart/, infograph/, painting/, quickdraw/, real/, sketch/ and clipart_train.pkl,"
-    " clipart_test.pkl .. (or these in split/) with --config.data.folder (or move it to"
-    " ~/.cache/fedjax_lab)"
-)
 RELEASE = Release(
     name="domainnet-v1",
     folder="DomainNet",
@@ -40,7 +33,7 @@ RELEASE = Release(
         "wine_glass",
         "zebra",
     ),
-    remedy=told("domainnet", BY_HAND),
+    remedy=told("domainnet"),
 )
 TRAINING = 500  # training images of each domain in FedPick
 VERSION = 1  # of the pixels of `domainnet_full`; increment it with every change that alters a pixel

@@ -135,7 +135,7 @@ def image_folders(
 
 
 def _published(published: Published, folder: str, size: int) -> Dataset:
-    remedy = places.told(published.source, by_hand(published))
+    remedy = places.told(published.source)
     check_size(size)
     folders = find_domains(published, folder, remedy)
     holders = [
@@ -144,15 +144,6 @@ def _published(published: Published, folder: str, size: int) -> Dataset:
     ]
     title = published.folders[0].lower()
     return _read(title, holders, published.domains, Look(size), ENDINGS, remedy)
-
-
-def by_hand(published: Published) -> str:
-    """How to obtain this data set by hand."""
-    return (
-        f"fetch {published.name} as DomainBed's script domainbed/scripts/download.py does and name"
-        f" the folder with {', '.join(published.domains)} (each with CLASS/IMAGE) with"
-        f" --config.data.folder (or move it to ~/.cache/fedjax_lab/{published.folders[0]})"
-    )
 
 
 def find_domains(published: Published, folder: str, remedy: str) -> list[Path]:

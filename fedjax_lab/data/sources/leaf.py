@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.fetching import catalog
 from fedjax_lab.data.formats import leaf_json, text_rows
 from fedjax_lab.data.formats.images import Split, check_size, decoded, rgb
 from fedjax_lab.data.formats.images import arrays as listed
@@ -30,10 +31,7 @@ REMEDY = (
     " -t sample` splits the examples of each user) and name its output folder data/, with train/"
     " and test/ or all_data/, with --config.data.folder"
 )
-CITATION = (
-    "S. Caldas, S. M. K. Duddu, P. Wu, T. Li, J. Konečný, H. B. McMahan, V. Smith, A. Talwalkar."
-    " LEAF: A Benchmark for Federated Settings. 2018, arXiv:1812.01097."
-)
+CITATION = catalog.PUBLISHED["shakespeare"].citation
 
 
 class Settings(NamedTuple):

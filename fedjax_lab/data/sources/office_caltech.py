@@ -8,12 +8,6 @@ from fedjax_lab.data.places import told
 from fedjax_lab.data.sources.domain_folders import Release, read
 from fedjax_lab.errors import check_choice
 
-BY_HAND = (
-    "fetch office_caltech_10_dataset.zip, which the README of https://github.com/med-air/FedBN"
-    " links, unpack it and name the folder office_caltech_10 with amazon/, caltech/, dslr/, webcam/"
-    " and amazon_train.pkl, amazon_test.pkl .. with --config.data.folder (or move it to"
-    " ~/.cache/fedjax_lab)"
-)
 RELEASE = Release(
     name="office_caltech-v1",
     folder="office_caltech_10",
@@ -30,7 +24,7 @@ RELEASE = Release(
         "mug",
         "projector",
     ),
-    remedy=told("office_caltech", BY_HAND),
+    remedy=told("office_caltech"),
 )
 SAMPLINGS = {
     "fedpick": lambda labels: np.arange(min(125, len(labels))),

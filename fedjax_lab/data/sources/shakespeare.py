@@ -22,13 +22,7 @@ TRAINING = 0.8  # share of training texts: the first ones of each user
 LEAST = 40  # users with fewer texts are left out
 FRACTION, SEED = 0.1, 0
 FOLDERS = ("shakespeare/", "shakespeare/data/", "leaf/data/shakespeare/data/")
-BY_HAND = (
-    "run `./preprocess.sh -s niid --sf 0.1 -k 40 -t sample --tf 0.8` (with two dashes before tf;"
-    " the single dash in its README is ignored) in data/shakespeare of"
-    " https://github.com/TalwalkarLab/leaf and name its output folder data/, with all_data/ or"
-    " train/ and test/, with --config.data.folder (or move it to ~/.cache/fedjax_lab/shakespeare)"
-)
-HELP = told("shakespeare", BY_HAND)
+HELP = told("shakespeare")
 
 
 def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEED) -> Dataset:

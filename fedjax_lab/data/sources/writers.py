@@ -15,7 +15,8 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.sources.digit_domains import CITATION, CLASSES
+from fedjax_lab.data.fetching import catalog
+from fedjax_lab.data.sources.digit_domains import CLASSES
 from fedjax_lab.data.sources.generated import check_spread, draw_sizes, of_users, training_counts
 from fedjax_lab.errors import check_not_negative, check_positive
 
@@ -87,7 +88,8 @@ def writers(
             digits, y[rows] = _copy(rng, alpha, training[k], sizes[k] - training[k], splits)
             x[rows] = write(rng, drawn, digits)
     names = {"classes": CLASSES, "domains": ("writers",)}
-    return of_users(x, y, sizes, training, **names, citation=CITATION)
+    citation = catalog.GENERATED["digit_domains"]["citation"]  # of scikit-learn's digits
+    return of_users(x, y, sizes, training, **names, citation=citation)
 
 
 def _draw_sizes(rng, count):
