@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from fedjax_lab.data import record_writer
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.sources import record_writer
 
 
 def make(count=23, kind=np.uint8, shape=(8, 8, 3)):

@@ -9,7 +9,7 @@ from inputs import complaint
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import aliases
 from fedjax_lab.experiment.config import CHOICES, DEFAULTS, resolve, value_at
-from fedjax_lab.experiment.registry import METHODS, NAMED
+from fedjax_lab.experiment.registry import NAMED, look_up
 
 
 def str_of(value):
@@ -19,7 +19,7 @@ def str_of(value):
 
 def test_missing_settings_get_their_defaults():
     config = resolve({"method": {"name": "fedprox"}, "local": {"lr": 1}})
-    assert config.method.mu == METHODS["fedprox"].__kwdefaults__["mu"]
+    assert config.method.mu == look_up("method", "fedprox").__kwdefaults__["mu"]
     assert config.local.lr == 1.0 and isinstance(config.local.lr, float)
     assert config.run.to_dict() == DEFAULTS["run"]
     with pytest.raises(AttributeError, match="rounds"):

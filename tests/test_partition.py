@@ -8,12 +8,12 @@ import pytest
 from inputs import complaint
 
 from fedjax_lab.data.partitions import dealing, label_skews, partition
-from fedjax_lab.experiment.registry import NAMED
+from fedjax_lab.experiment.registry import NAMED, look_up
 
 PARTITIONS = {  # with the first signature: y, domain, num_clients, rng
     name: function
-    for name, function in NAMED["partition"].items()
-    if not dealing.takes_examples(function)
+    for name in NAMED["partition"]
+    if not dealing.takes_examples(function := look_up("partition", name))
 }
 
 

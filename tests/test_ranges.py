@@ -38,7 +38,7 @@ def test_an_invalid_range_is_an_error(text, message):
 
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_methods_declare_ranges_of_settings_that_they_have(name):
-    function = registry.METHODS[name]
+    function = registry.look_up("method", name)
     defaults = registry.keyword_defaults(function)
     for key, declared in ranges.declared(function).items():
         values = [ranges.at(declared, share) for share in (0.0, 0.5, 0.999)]

@@ -96,7 +96,7 @@ def test_the_table_of_methods_names_every_method():
 def test_the_defaults_in_the_table_of_methods_are_those_of_the_code(name):
     (row,) = (row for row in rows(METHODS) if f"`{name}`" in row[0])
     shown = re.findall(r"`(\w+)=([^`]+)`", row[-1])
-    defaults = registry.default_settings(registry.METHODS[name])
+    defaults = registry.default_settings(registry.look_up("method", name))
     assert {key: value for key, value in shown if not same_value(defaults[key], value)} == {}
 
 

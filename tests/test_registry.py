@@ -1,5 +1,8 @@
 """Checks names, settings and the words that they accept, and wrappers with a base method."""
 
+import subprocess
+import sys
+
 import jax
 import pytest
 import toys
@@ -16,6 +19,24 @@ KEYS = streams.make_keys(jax.random.key(0))
 def wrapper(task, make_base, *, strength: float = 1.0):
     """Returns its base and its setting instead of a method."""
     return make_base(task), strength
+
+
+@pytest.mark.parametrize("kind", registry.NAMED)
+def test_every_name_is_that_of_a_part_in_its_module(kind):
+    for name in registry.NAMED[kind]:
+        part = registry.look_up(kind, name)
+        assert (kind, name) == ("augmentation", "none") or registry.name_of(kind, part) == name
+
+
+def test_parts_are_imported_when_they_are_looked_up():
+    code = (
+        "import sys; from fedjax_lab.experiment import experiment, registry;"
+        " registry.look_up('method', 'fedavg'); registry.look_up('privacy', 'none');"
+        " parts = 'fedjax_lab.methods.', 'fedjax_lab.data.sources.', 'scipy';"
+        " print([name for name in sys.modules if name.startswith(parts)])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "['fedjax_lab.methods.fedavg']"
 
 
 @pytest.fixture
@@ -50,7 +71,7 @@ def test_a_wrapper_has_its_own_settings_and_those_of_its_base(with_wrapper):
     mu = registry.default_settings(fedprox)["mu"]
     chosen = {"base": "fedprox"}
     assert registry.default_settings(wrapper, chosen) == {**settings, "mu": mu}
-    moon = registry.setting_words(registry.METHODS["moon"])
+    moon = registry.setting_words(registry.look_up("method", "moon"))
     assert registry.setting_words(wrapper, {"base": "moon"}) == moon
 
 

@@ -21,7 +21,7 @@ def test_every_method_is_in_one_group():
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_the_page_of_a_method_has_its_settings_and_its_equations(name):
     page = method_pages.page(name, None, [])
-    for key, default in registry.default_settings(registry.METHODS[name]).items():
+    for key, default in registry.default_settings(registry.look_up("method", name)).items():
         assert re.search(rf"^\| `{key}` \| `{re.escape(str(default))}` \| \w?", page, re.M)
     assert '<table class="lines">' in page
     assert f"def {name}(" in page

@@ -24,7 +24,7 @@ DIRECT = {  # files whose own protocol replaces a folder or a file when it is wh
     "data/cache.py": "renamed when whole",
     "data/fetching/download.py": "a part, renamed when whole",
     "data/fetching/fetch.py": "a new folder, renamed when whole",
-    "data/sources/record_writer.py": "inside `writing.replacing`",
+    "data/record_writer.py": "inside `writing.replacing`",
     "data/fetching/unpack.py": "the new folder of data/fetching/fetch.py",
     "engine/host/host_state.py": "a temporary file without a name",
     "running/storage/kept.py": "a new folder, renamed when whole",

@@ -34,7 +34,7 @@ ROUNDS = 7
 def wrap(method, *transforms):
     """The method with transforms (kind, name). Raises BadInput if they cannot be combined."""
     for kind, name in transforms:
-        method = registry.NAMED[kind][name](method, toys.NORM, **SETTINGS.get(name, {}))
+        method = registry.look_up(kind, name)(method, toys.NORM, **SETTINGS.get(name, {}))
     return method
 
 

@@ -49,7 +49,7 @@ def groups() -> dict[str, list[str]]:
 
 def docstring(name: str) -> str:
     """The docstring of a method's file."""
-    return inspect.getdoc(inspect.getmodule(registry.METHODS[name])) or ""
+    return inspect.getdoc(inspect.getmodule(registry.look_up("method", name))) or ""
 
 
 def title(name: str) -> str:
@@ -155,7 +155,7 @@ def measured(numbers: list[result_tables.Row]) -> str:
 
 def source(name: str) -> str:
     """The source code of a method, as a collapsed block."""
-    path = Path(inspect.getsourcefile(inspect.unwrap(registry.METHODS[name])) or "")
+    path = Path(inspect.getsourcefile(inspect.unwrap(registry.look_up("method", name))) or "")
     code = "\n".join("    " + line for line in path.read_text().split("\n")).rstrip()
     shown = path.relative_to(ROOT)
     return f'??? note "{shown}"\n\n    ```python\n{code}\n    ```'
@@ -163,7 +163,7 @@ def source(name: str) -> str:
 
 def lines(name: str) -> int:
     """The number of non-blank lines of the method's file."""
-    path = Path(inspect.getsourcefile(inspect.unwrap(registry.METHODS[name])) or "")
+    path = Path(inspect.getsourcefile(inspect.unwrap(registry.look_up("method", name))) or "")
     return sum(bool(line.strip()) for line in path.read_text().splitlines())
 
 

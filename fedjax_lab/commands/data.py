@@ -38,12 +38,11 @@ import ml_collections
 from tqdm import tqdm
 
 from fedjax_lab.commands import command
-from fedjax_lab.data import normalize, places
+from fedjax_lab.data import normalize, places, record_writer
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.fetching import at_hand, catalog, fetch
 from fedjax_lab.data.fetching.catalog import Published
 from fedjax_lab.data.fetching.download import Unavailable
-from fedjax_lab.data.sources import record_writer
 from fedjax_lab.errors import BadInput, check_path, nearest, parse, quoted
 
 LARGE = 100_000_000  # bytes; progress of larger files is printed even without a terminal

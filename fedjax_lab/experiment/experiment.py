@@ -259,7 +259,7 @@ def _check_has(config, rate, key):
     section, _, name = rate.partition(".")
     if name in config[section]:
         return
-    having = [m for m, made in METHODS.items() if name in keyword_defaults(made)]
+    having = [m for m in METHODS if name in keyword_defaults(look_up("method", m))]
     raise BadInput(
         f"config.{key} and its warm-up need a method with the setting {name}, which method"
         f" {config.method.name} does not have; methods that have it: {', '.join(having)}"

@@ -1,51 +1,22 @@
 """Finds the functions that a config names, and their settings.
 
 A name is one of NAMED, a name that an installed package provides (GROUPS), or a reference to a
-function or class of the user: see `references`.
+function or class of the user: see `references`. The module of a function is imported when its name
+is looked up.
 """
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper, wraps
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import jax
 
-from fedjax_lab import optim, sampling, transforms
-from fedjax_lab.data.augment import AUGMENTATIONS
-from fedjax_lab.data.partitions import feature_skews, label_skews
+from fedjax_lab import methods
+from fedjax_lab.data import augment, sources
 from fedjax_lab.data.partitions.dealing import takes_examples
-from fedjax_lab.data.partitions.natural import by_client
-from fedjax_lab.data.partitions.partition import PARTITIONS
-from fedjax_lab.data.partitions.semantic import semantic
-from fedjax_lab.data.sources.arrays import arrays
-from fedjax_lab.data.sources.cifar import cifar10, cifar100
-from fedjax_lab.data.sources.cinic10 import cinic10
-from fedjax_lab.data.sources.digit_domains import digit_domains
-from fedjax_lab.data.sources.digits_five import digits_five
-from fedjax_lab.data.sources.domainnet import domainnet, domainnet_full
-from fedjax_lab.data.sources.emnist import emnist
-from fedjax_lab.data.sources.gtsrb import gtsrb
-from fedjax_lab.data.sources.hub import huggingface
-from fedjax_lab.data.sources.idx import fashion_mnist, idx, kmnist, mnist
-from fedjax_lab.data.sources.image_folders import image_folders, office_home, pacs, vlcs
-from fedjax_lab.data.sources.image_table import image_table
-from fedjax_lab.data.sources.k49 import k49
-from fedjax_lab.data.sources.leaf import leaf
-from fedjax_lab.data.sources.mapped import mapped
-from fedjax_lab.data.sources.medmnist import medmnist
-from fedjax_lab.data.sources.office_caltech import office_caltech
-from fedjax_lab.data.sources.prepared import tfds
-from fedjax_lab.data.sources.records import records
-from fedjax_lab.data.sources.shakespeare import shakespeare
-from fedjax_lab.data.sources.svhn import svhn
-from fedjax_lab.data.sources.synthetic import synthetic
-from fedjax_lab.data.sources.text_files import text_files
-from fedjax_lab.data.sources.text_sets import ag_news, sentiment140
-from fedjax_lab.data.sources.tff import tff_hdf5
-from fedjax_lab.data.sources.tiny_imagenet import tiny_imagenet
-from fedjax_lab.data.sources.topics import topics
-from fedjax_lab.data.sources.writers import writers
 from fedjax_lab.errors import (
     BadInput,
     check_not_negative,
@@ -55,298 +26,97 @@ from fedjax_lab.errors import (
     quoted,
     reason_of,
 )
-from fedjax_lab.experiment import references, schedules
-from fedjax_lab.methods.apfl import apfl
-from fedjax_lab.methods.ccvr import ccvr
-from fedjax_lab.methods.central import central
-from fedjax_lab.methods.cfl import cfl
-from fedjax_lab.methods.client2vec import client2vec
-from fedjax_lab.methods.ditto import ditto
-from fedjax_lab.methods.elastic import elastic
-from fedjax_lab.methods.fd import fd
-from fedjax_lab.methods.fedadmm import fedadmm
-from fedjax_lab.methods.fedala import fedala
-from fedjax_lab.methods.fedamp import fedamp
-from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.methods.fedavgm import fedavgm
-from fedjax_lab.methods.fedbabu import fedbabu
-from fedjax_lab.methods.fedbn import fedbn
-from fedjax_lab.methods.fedc2i import fedc2i
-from fedjax_lab.methods.fedcac import fedcac
-from fedjax_lab.methods.fedcm import fedcm
-from fedjax_lab.methods.fedconcat import fedconcat
-from fedjax_lab.methods.fedconcat_id import fedconcat_id
-from fedjax_lab.methods.feddbe import feddbe
-from fedjax_lab.methods.feddecorr import feddecorr
-from fedjax_lab.methods.feddisco import feddisco
-from fedjax_lab.methods.feddyn import feddyn
-from fedjax_lab.methods.fedem import fedem
-from fedjax_lab.methods.fedetf import fedetf
-from fedjax_lab.methods.fedexp import fedexp
-from fedjax_lab.methods.fedfomo import fedfomo
-from fedjax_lab.methods.fedgh import fedgh
-from fedjax_lab.methods.fedgma import fedgma
-from fedjax_lab.methods.fediir import fediir
-from fedjax_lab.methods.fedlc import fedlc
-from fedjax_lab.methods.fednova import fednova
-from fedjax_lab.methods.fedntd import fedntd
-from fedjax_lab.methods.fedopt import fedopt
-from fedjax_lab.methods.fedpac import fedpac
-from fedjax_lab.methods.fedper import fedper
-from fedjax_lab.methods.fedphp import fedphp
-from fedjax_lab.methods.fedpick import fedpick
-from fedjax_lab.methods.fedproto import fedproto
-from fedjax_lab.methods.fedprox import fedprox
-from fedjax_lab.methods.fedrep import fedrep
-from fedjax_lab.methods.fedrod import fedrod
-from fedjax_lab.methods.fedrs import fedrs
-from fedjax_lab.methods.fedsam import fedsam
-from fedjax_lab.methods.fedsoft import fedsoft
-from fedjax_lab.methods.fedsr import fedsr
-from fedjax_lab.methods.fesem import fesem
-from fedjax_lab.methods.finetune import finetune
-from fedjax_lab.methods.fml import fml
-from fedjax_lab.methods.hfedf import hfedf
-from fedjax_lab.methods.ifca import ifca
-from fedjax_lab.methods.knn_per import knn_per
-from fedjax_lab.methods.lg_fedavg import lg_fedavg
-from fedjax_lab.methods.local import local
-from fedjax_lab.methods.mimelite import mimelite
-from fedjax_lab.methods.moon import moon
-from fedjax_lab.methods.per_fedavg import per_fedavg
-from fedjax_lab.methods.pfedhn import pfedhn
-from fedjax_lab.methods.pfedme import pfedme
-from fedjax_lab.methods.scaffold import scaffold
-from fedjax_lab.models import (
-    alexnet,
-    cct,
-    char_lstm,
-    fasttext,
-    inception,
-    mobilenet,
-    modules,
-    nets,
-    resnet,
-    text_cnn,
-    transformer,
-    vgg,
-    vit,
-)
-from fedjax_lab.models.embeddings.clip import clip
-from fedjax_lab.models.embeddings.precomputed import precomputed
-from fedjax_lab.models.embeddings.stand_in import stand_in
-from fedjax_lab.simulation.metrics import BUILT_IN, Metric
-from fedjax_lab.transforms import (
-    aggregators,
-    attacks,
-    backdoor,
-    banded,
-    compression,
-    downlink,
-    example_level,
-    privacy,
-    secure,
-)
+from fedjax_lab.experiment import references
+from fedjax_lab.models import embeddings, modules
+from fedjax_lab.simulation import metrics
+from fedjax_lab.simulation.metrics import Metric
 from fedjax_lab.types import Method, Stages, Task
 
+# Folders in which a file has the function of its own name. A file whose name begins with an
+# underscore has shared parts.
+FOLDERS = {"method": methods, "data": sources, "embedding": embeddings}
 
-def _table(*functions):
-    return {function.__name__: function for function in functions}
-
-
-METHODS: dict[str, Callable[..., Method | Stages]] = _table(
-    apfl,
-    ccvr,
-    central,
-    cfl,
-    client2vec,
-    ditto,
-    elastic,
-    fd,
-    fedadmm,
-    fedala,
-    fedamp,
-    fedavg,
-    fedavgm,
-    fedbabu,
-    fedbn,
-    fedc2i,
-    fedcac,
-    fedcm,
-    fedconcat,
-    fedconcat_id,
-    feddbe,
-    feddecorr,
-    feddisco,
-    feddyn,
-    fedem,
-    fedetf,
-    fedexp,
-    fedfomo,
-    fedgh,
-    fedgma,
-    fediir,
-    fedlc,
-    fednova,
-    fedntd,
-    fedopt,
-    fedpac,
-    fedper,
-    fedphp,
-    fedpick,
-    fedproto,
-    fedprox,
-    fedrep,
-    fedrod,
-    fedrs,
-    fedsam,
-    fedsoft,
-    fedsr,
-    fesem,
-    finetune,
-    fml,
-    hfedf,
-    ifca,
-    knn_per,
-    lg_fedavg,
-    local,
-    mimelite,
-    moon,
-    per_fedavg,
-    pfedhn,
-    pfedme,
-    scaffold,
-)
-
-NAMED: dict[str, dict] = {
-    "data": _table(
-        digit_domains,
-        synthetic,
-        writers,
-        fashion_mnist,
-        mnist,
-        emnist,
-        kmnist,
-        k49,
-        idx,
-        arrays,
-        cifar10,
-        cifar100,
-        svhn,
-        cinic10,
-        gtsrb,
-        medmnist,
-        tiny_imagenet,
-        shakespeare,
-        leaf,
-        tff_hdf5,
-        text_files,
-        ag_news,
-        sentiment140,
-        topics,
-        digits_five,
-        office_caltech,
-        domainnet,
-        domainnet_full,
-        pacs,
-        vlcs,
-        office_home,
-        image_folders,
-        image_table,
-        tfds,
-        huggingface,
-        records,
-        mapped,
-    ),
-    "partition": PARTITIONS
-    | _table(label_skews.shards, label_skews.extended_dirichlet, semantic, by_client),
-    "feature_skew": _table(feature_skews.none, feature_skews.noise, feature_skews.rotation),
-    "model": _table(
-        nets.mlp,
-        nets.simple_cnn,
-        nets.concat_cnn,
-        nets.lenet,
-        nets.mcmahan_cnn,
-        nets.digit_cnn,
-        nets.fedbn_cnn,
-        nets.pfl_cnn,
-        nets.pfllib_cnn,
-        vgg.vgg9,
-        resnet.resnet18,
-        resnet.resnet50,
-        mobilenet.mobilenet_v2,
-        cct.cct7,
-        char_lstm.char_lstm,
-        char_lstm.word_lstm,
-        fasttext.fasttext,
-        text_cnn.text_cnn,
-        transformer.transformer,
-        alexnet.alexnet_bn,
-        inception.hfedf_cnn,
-        vit.vit,
-    ),
-    "embedding": _table(stand_in, clip, precomputed),
-    "method": METHODS,
-    "metric": BUILT_IN,
-    "augmentation": AUGMENTATIONS,
-    "optimizer": _table(
-        optim.sgd,
-        optim.nesterov,
-        optim.adam,
-        optim.adamw,
-        optim.nadam,
-        optim.radam,
-        optim.rmsprop,
-        optim.adagrad,
-        optim.lion,
-    ),
-    "schedule": _table(
-        schedules.constant,
-        schedules.exponential,
-        schedules.step,
-        schedules.multistep,
-        schedules.linear,
-        schedules.cosine,
-    ),
-    "sampling": _table(sampling.by_size, sampling.equal, sampling.shuffled, sampling.all_clients),
-    "attack": _table(
-        transforms.none,
-        attacks.sign_flip,
-        attacks.gaussian,
-        attacks.inner_product,
-        attacks.little_is_enough,
-        attacks.label_flip,
-        backdoor.backdoor,
-    ),
-    "privacy": _table(
-        transforms.none,
-        privacy.central,
-        privacy.adaptive,
-        banded.banded,
-        privacy.local,
-        example_level.example_level,
-    ),
-    "aggregator": _table(
-        transforms.none,
-        aggregators.median,
-        aggregators.trimmed_mean,
-        aggregators.krum,
-        aggregators.multi_krum,
-        aggregators.geometric_median,
-        aggregators.centered_clipping,
-        aggregators.norm_bound,
-        secure.secure_sum,
-    ),
-    "compression": _table(
-        transforms.none,
-        compression.top_k,
-        compression.random_k,
-        compression.qsgd,
-        compression.sign,
-        compression.low_rank,
-    ),
-    "downlink": _table(transforms.none, downlink.qsgd),
+MODULES = {  # other modules, with the names of their functions
+    "data": {
+        "data.sources.cifar": "cifar10 cifar100",
+        "data.sources.domainnet": "domainnet domainnet_full",
+        "data.sources.hub": "huggingface",
+        "data.sources.idx": "fashion_mnist mnist kmnist idx",
+        "data.sources.image_folders": "pacs vlcs office_home image_folders",
+        "data.sources.prepared": "tfds",
+        "data.sources.text_sets": "ag_news sentiment140",
+        "data.sources.tff": "tff_hdf5",
+    },
+    "partition": {
+        "data.partitions.partition": "iid dirichlet classes_per_client client_dirichlet quantity"
+        " by_domain domains_per_client",
+        "data.partitions.label_skews": "shards extended_dirichlet",
+        "data.partitions.semantic": "semantic",
+        "data.partitions.natural": "by_client",
+    },
+    "feature_skew": {"data.partitions.feature_skews": "none noise rotation"},
+    "model": {
+        "models.nets": "mlp simple_cnn concat_cnn lenet mcmahan_cnn digit_cnn fedbn_cnn pfl_cnn"
+        " pfllib_cnn",
+        "models.vgg": "vgg9",
+        "models.resnet": "resnet18 resnet50",
+        "models.mobilenet": "mobilenet_v2",
+        "models.cct": "cct7",
+        "models.char_lstm": "char_lstm word_lstm",
+        "models.fasttext": "fasttext",
+        "models.text_cnn": "text_cnn",
+        "models.transformer": "transformer",
+        "models.alexnet": "alexnet_bn",
+        "models.inception": "hfedf_cnn",
+        "models.vit": "vit",
+    },
+    "optimizer": {"optim": "sgd nesterov adam adamw nadam radam rmsprop adagrad lion"},
+    "schedule": {"experiment.schedules": "constant exponential step multistep linear cosine"},
+    "sampling": {"sampling": "by_size equal shuffled all_clients"},
+    "attack": {
+        "transforms": "none",
+        "transforms.attacks": "sign_flip gaussian inner_product little_is_enough label_flip",
+        "transforms.backdoor": "backdoor",
+    },
+    "privacy": {
+        "transforms": "none",
+        "transforms.privacy": "central adaptive local",
+        "transforms.banded": "banded",
+        "transforms.example_level": "example_level",
+    },
+    "aggregator": {
+        "transforms": "none",
+        "transforms.aggregators": "median trimmed_mean krum multi_krum geometric_median"
+        " centered_clipping norm_bound",
+        "transforms.secure": "secure_sum",
+    },
+    "compression": {
+        "transforms": "none",
+        "transforms.compression": "top_k random_k qsgd sign low_rank",
+    },
+    "downlink": {"transforms": "none", "transforms.downlink": "qsgd"},
 }
+
+
+def _modules(kind):
+    """{name: its module} of a kind, which imports none of these modules."""
+    listed = {f"fedjax_lab.{module}": words for module, words in MODULES.get(kind, {}).items()}
+    named = {name: module for module, words in listed.items() for name in words.split()}
+    if kind not in FOLDERS:
+        return named
+    folder = FOLDERS[kind]
+    files = [file.name for file in pkgutil.iter_modules(folder.__path__) if file.name[0] != "_"]
+    own = {name: f"{folder.__name__}.{name}" for name in files}
+    return {name: module for name, module in own.items() if module not in listed} | named
+
+
+# {kind: {name: the module that has the function under this name, or the part itself}}
+NAMED: dict[str, dict[str, Any]] = {
+    **{kind: _modules(kind) for kind in {**FOLDERS, **MODULES}},
+    "metric": metrics.BUILT_IN,
+    "augmentation": augment.AUGMENTATIONS,
+}
+METHODS = NAMED["method"]
 
 GROUPS = {  # groups of entry points by which installed packages provide parts, by kind
     "data": "fedjax_lab.data",
@@ -397,7 +167,7 @@ def look_up(kind: str, name: str) -> Callable:
     function that is not built in cannot be loaded or does not have the signature of its kind.
     """
     if name in NAMED[kind]:
-        return NAMED[kind][name]
+        return _built_in(kind, name)
     if references.is_reference(name):
         return _checked(kind, name, references.find(name))
     offered = _offered(kind)
@@ -409,9 +179,9 @@ def look_up(kind: str, name: str) -> Callable:
 
 def name_of(kind: str, part: Callable) -> str:
     """The name or reference by which `look_up` finds this function or class."""
-    for name, function in NAMED[kind].items():
-        if function is part:
-            return name
+    name = part.name if isinstance(part, Metric) else getattr(part, "__name__", "")
+    if name in NAMED[kind] and _built_in(kind, name) is part:
+        return name
     return references.text_of(part)
 
 
@@ -437,6 +207,11 @@ def source_of(kind: str, name: str) -> references.Source | None:
         return references.source_of(name, references.find(name))
     point = _offered(kind)[name]
     return references.source_of(point.value, references.load_offered(point))
+
+
+def _built_in(kind, name):
+    part = NAMED[kind][name]
+    return getattr(importlib.import_module(part), name) if isinstance(part, str) else part
 
 
 def _offered(kind):
@@ -623,9 +398,13 @@ def _base(wrapper, chosen):
     name = (chosen or {}).get("base", DEFAULT_BASE)
     if references.is_reference(name):
         return look_up("method", name)
-    base = METHODS.get(name)
-    if base is None or base is wrapper:
-        bases = [key for key in names("method") if METHODS.get(key) is not wrapper]
+    if _is(wrapper, name) or name not in METHODS:
+        bases = [key for key in names("method") if not _is(wrapper, key)]
         if name not in bases:
             raise BadInput(f"config.method.base cannot be {name!r}; {nearest(name, bases)}")
     return look_up("method", name)
+
+
+def _is(function, name):
+    """Whether this is the method of the library with that name."""
+    return name in METHODS and _built_in("method", name) is function

@@ -1,1 +1,1 @@
-"""The methods of the library, one short file each; `registry` lists them."""
+"""The methods of the library, one short file each, which `registry` finds by its name."""

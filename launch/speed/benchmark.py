@@ -33,7 +33,7 @@ from fedjax_lab.engine.fsdp import even
 from fedjax_lab.engine.sizes import Devices, divide
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.experiment.federation import make_rows
-from fedjax_lab.experiment.registry import NAMED
+from fedjax_lab.experiment.registry import look_up
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import conv, kernels
@@ -128,7 +128,7 @@ def make_model(
     work: Workload, convolution: str = "auto", dtype: str = "float32", platform: str = ""
 ) -> Task:
     """The workload's model, with the convolutions of a platform ("": this machine's)."""
-    net = NAMED["model"][work.model](10, **work.settings)
+    net = look_up("model", work.model)(10, **work.settings)
     if hasattr(net, "kernels"):
         net = net.clone(kernels=kernels.choose(platform or jax.default_backend(), convolution))
     return make_task(net, work.x.shape[1:], 10, compute_dtype=jnp.dtype(dtype))

@@ -21,7 +21,7 @@ from benchmark import build, make_model, play_block
 from workloads import load
 
 from fedjax_lab.engine.engine import Engine, Simulation
-from fedjax_lab.experiment.registry import NAMED, bind, keyword_defaults
+from fedjax_lab.experiment.registry import bind, keyword_defaults, look_up
 from fedjax_lab.transforms.guarantee import Setup
 
 TRANSFORMS = (
@@ -75,7 +75,7 @@ def transformed(plain: Simulation, work, spec: str) -> Simulation:
     setup = Setup(len(sizes), work.cohort, 10**3, sizes, work.batch, work.epochs)
     takes = (task, setup) if section == "privacy" else (task,)
     (stage,) = plain.stages
-    config = {"name": name, **keyword_defaults(NAMED[section][name]), **given}
+    config = {"name": name, **keyword_defaults(look_up(section, name)), **given}
     method = bind(section, config)(stage.method, *takes)
     plan = plain.plan._replace(attackers=0.2 if section == "attack" else 0.0)
     return plain._replace(stages=(stage._replace(method=method),), plan=plan)

@@ -46,7 +46,7 @@ FIRST = [path for path in CONFIGS if path.stem in ("client2vec_digits", "quickst
 
 @functools.cache
 def task_of(model, shape):
-    task = make_task(registry.NAMED["model"][model](10), shape, 10)
+    task = make_task(registry.look_up("model", model)(10), shape, 10)
     return task._replace(labels=lambda: jnp.zeros((10, 64)))
 
 

@@ -19,7 +19,7 @@ from fedjax_lab.commands import data as command
 from fedjax_lab.data import places
 from fedjax_lab.data.fetching import at_hand, catalog, download, fetch, unpack
 from fedjax_lab.data.sources import idx
-from fedjax_lab.experiment.registry import NAMED, keyword_defaults
+from fedjax_lab.experiment.registry import NAMED, keyword_defaults, look_up
 from fedjax_lab.running.storage import lock
 
 FETCHED = [name for name, data in catalog.PUBLISHED.items() if data.files]
@@ -64,7 +64,7 @@ def call(capsys):
 def load(name, folder=""):
     data = catalog.PUBLISHED[name]
     sizes = {"classes": 2, "size": 16} if name == "domainnet_full" else {}
-    return NAMED["data"][data.reader or name](folder=str(folder), **dict(data.settings), **sizes)
+    return look_up("data", data.reader or name)(folder=str(folder), **dict(data.settings), **sizes)
 
 
 def tree(folder):
@@ -129,7 +129,7 @@ def test_every_source_is_in_the_catalog():
         name for name in FETCHED if not catalog.PUBLISHED[name].reader
     }
     for name in catalog.PUBLISHED:
-        assert "folder" in keyword_defaults(NAMED["data"][catalog.PUBLISHED[name].reader or name])
+        assert "folder" in keyword_defaults(look_up("data", catalog.PUBLISHED[name].reader or name))
 
 
 def test_addresses_and_checksums_are_well_formed():

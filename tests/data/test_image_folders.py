@@ -93,7 +93,7 @@ ALIASES = [  # (data source, folder, folders of the domains, domains)
 def test_folders_may_have_aliases(
     name, inside, folders, domains, tmp_path, empty_cache, monkeypatch
 ):
-    source = registry.NAMED["data"][name]
+    source = registry.look_up("data", name)
     make_folders(tmp_path / inside, folders, ("a", "b"), (1, 2, 1, 1))
     data = source(folder=str(tmp_path), size=8)
     assert data.domains == domains

@@ -30,7 +30,7 @@ from scipy.io import savemat
 from fedjax_lab.data import places
 from fedjax_lab.data.sources import cifar, cinic10, emnist, gtsrb, idx, k49, medmnist, svhn
 from fedjax_lab.data.sources.tiny_imagenet import tiny_imagenet
-from fedjax_lab.experiment.registry import NAMED
+from fedjax_lab.experiment.registry import look_up
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
@@ -363,7 +363,7 @@ DAMAGED = [
 def test_an_error_says_what_is_wrong_with_a_file(name, file, content, expected, fetched):
     folder = fetched(name)
     broken.replace(folder / file, content)
-    source = NAMED["data"]["medmnist" if name == "pathmnist" else name]
+    source = look_up("data", "medmnist" if name == "pathmnist" else name)
     message = complaint(source, folder=str(folder))
     assert expected in message and str(folder) in message
     assert Path(file).name.removesuffix(".gz") in message or name.endswith("mnist")

@@ -181,7 +181,7 @@ def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
     monkeypatch.setattr(safe, "SMALL", 0)
     monkeypatch.setattr(safe, "free_memory", lambda: 3 * file.stat().st_size)
     leaf(folder=str(tmp_path))
-    monkeypatch.setattr("fedjax_lab.data.sources.user_rows.OBJECT", file.stat().st_size)
+    monkeypatch.setattr("fedjax_lab.data.formats.user_rows.OBJECT", file.stat().st_size)
     assert "user 'f0000_14' does not fit in memory" in complaint(leaf, folder=str(tmp_path))
 
 

@@ -13,9 +13,9 @@ from processes_beside import another_process
 from record_files import make
 
 from fedjax_lab.commands import data as command
-from fedjax_lab.data import lazy, writing
+from fedjax_lab.data import lazy, record_writer, writing
 from fedjax_lab.data.formats import images
-from fedjax_lab.data.sources import image_folders, record_writer, records
+from fedjax_lab.data.sources import image_folders, records
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running.storage import lock
 

@@ -29,7 +29,7 @@ from fedjax_lab.data.formats import images
 from fedjax_lab.data.sources import cifar, idx, svhn
 from fedjax_lab.data.sources.arrays import arrays
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment.registry import NAMED
+from fedjax_lab.experiment.registry import look_up
 from fedjax_lab.models.embeddings.precomputed import precomputed
 
 
@@ -102,7 +102,7 @@ def write_table(folder):
 def read_table(folder):
     with uncached():
         file = str(folder / "table.csv")
-        return NAMED["data"]["image_table"](path=file, client="center", split="fold", size=8)
+        return look_up("data", "image_table")(path=file, client="center", split="fold", size=8)
 
 
 def write_texts(folder):
@@ -135,14 +135,14 @@ def text_table(ending):
             file.write_text("\n".join(["text,label", *map(",".join, rows)]))
         return file
 
-    return write, lambda folder: NAMED["data"]["text_files"](path=str(folder / f"train.{ending}"))
+    return write, lambda folder: look_up("data", "text_files")(path=str(folder / f"train.{ending}"))
 
 
 def reader(name, **settings):
     """Reads the first example of a data set in a folder, without the cache."""
 
     def read(folder):
-        source = NAMED["data"][name]
+        source = look_up("data", name)
         with uncached():
             return getattr(source, "listing", source)(folder=str(folder), **settings).x[:1]
 
@@ -184,7 +184,8 @@ READERS = {
 if importlib.util.find_spec("pyarrow"):
     READERS["parquet"] = text_table("parquet")
 if importlib.util.find_spec("datasets"):
-    READERS["hub"] = (write_saved, lambda folder: NAMED["data"]["huggingface"](dataset=str(folder)))
+    huggingface = look_up("data", "huggingface")
+    READERS["hub"] = (write_saved, lambda folder: huggingface(dataset=str(folder)))
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +273,7 @@ def test_files_that_are_not_regular_are_rejected(name, kind, tmp_path, at_once):
 def test_lists_of_files_that_are_pipes_are_rejected(tmp_path, at_once):
     for name, source in (("wnids.txt", "tiny_imagenet"), ("clipart_train.txt", "domainnet_full")):
         os.mkfifo(tmp_path / name)
-        complaint(NAMED["data"][source], folder=str(tmp_path))
+        complaint(look_up("data", source), folder=str(tmp_path))
 
 
 def npy_header(shape, descr="<f8"):
@@ -350,7 +351,7 @@ def test_images_that_declare_too_many_pixels_are_rejected(side, reason, tmp_path
     file = write_images(tmp_path)
     head = struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", b"x\x9c") * 9)
-    message = complaint(NAMED["data"]["image_folders"], folder=str(tmp_path), size=8)
+    message = complaint(look_up("data", "image_folders"), folder=str(tmp_path), size=8)
     assert message.startswith(f"{file} is damaged or not an image (") and reason in message
 
 

@@ -12,7 +12,7 @@ from inputs import complaint
 from record_files import make, write
 
 from fedjax_lab.data import dataset, places
-from fedjax_lab.experiment.registry import NAMED
+from fedjax_lab.experiment.registry import look_up
 
 
 def test_importing_the_sources_imports_no_heavy_packages():
@@ -49,7 +49,7 @@ WANTED = {  # what the error for a missing data set says about its files
 @pytest.mark.parametrize("name", WANTED)
 def test_missing_data_sets_are_errors_with_instructions(name, tmp_path, monkeypatch):
     monkeypatch.setattr(places, "PLACES", ("/nowhere/a", "/nowhere/b"))
-    source = NAMED["data"][name]
+    source = look_up("data", name)
     assert source.__name__ == name
     for folder, place in (("", "/nowhere/a or /nowhere/b"), (str(tmp_path), str(tmp_path))):
         message = complaint(source, folder=folder)
@@ -67,7 +67,7 @@ SIZED = "cinic10 digits_five domainnet domainnet_full gtsrb office_caltech pacs 
 @pytest.mark.parametrize("name", SIZED.split())
 def test_sizes_of_images_are_checked_first(name):
     for size in SIZES.get(name, (7, 513)):
-        message = complaint(NAMED["data"][name], size=size)
+        message = complaint(look_up("data", name), size=size)
         assert "data.size" in message and message.endswith(f"got {size}")
 
 
@@ -95,7 +95,7 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, package, None)
     key = {"huggingface": "dataset", "records": "path", "text_files": "path"}.get(name, "folder")
     settings = {"tokenizer": str(tmp_path)} if name == "text_files" else {}
-    message = complaint(NAMED["data"][name], **{key: str(tmp_path / file)}, **settings)
+    message = complaint(look_up("data", name), **{key: str(tmp_path / file)}, **settings)
     assert package.partition(".")[0] in message
     assert f"pip install 'fedjax_lab[{extra}]'" in message
 

@@ -10,7 +10,8 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.sources import digit_domains
 from fedjax_lab.data.sources.shakespeare import ALPHABET
 from fedjax_lab.data.sources.topics import topics
-from fedjax_lab.models.embeddings import prompts, stand_in
+from fedjax_lab.models.embeddings import _prompts as prompts
+from fedjax_lab.models.embeddings import stand_in
 
 
 @pytest.fixture(scope="module")

@@ -323,10 +323,11 @@ def test_every_method_can_be_a_base_or_is_rejected_with_a_reason():
 
 
 def test_settings_of_the_method_and_of_any_base_have_distinct_names():
-    of_wrapper = set(registry.default_settings(registry.METHODS["client2vec"], {"base": "fedavg"}))
-    for name, base in registry.METHODS.items():
+    look_up = functools.partial(registry.look_up, "method")
+    of_wrapper = set(registry.default_settings(look_up("client2vec"), {"base": "fedavg"}))
+    for name in registry.METHODS:
         if name != "client2vec":
-            assert not of_wrapper & set(registry.default_settings(base)), name
+            assert not of_wrapper & set(registry.default_settings(look_up(name))), name
 
 
 def test_the_valid_settings_depend_on_the_chosen_base():

@@ -183,7 +183,7 @@ def test_methods_that_need_a_bias_reject_a_head_without_one(name):
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_nan_settings_are_rejected(name):
     """nan is neither below nor above any bound, so that a range check could miss it."""
-    for key, default in registry.default_settings(registry.METHODS[name]).items():
+    for key, default in registry.default_settings(registry.look_up("method", name)).items():
         if type(default) is float:
             error = complaint(toys.make, name, **{key: float("nan")})
             assert error.startswith(f"config.method.{key} must ") and error.endswith(", got nan")
@@ -236,7 +236,7 @@ def test_a_wrong_number_of_clients_is_rejected_before_anything_is_compiled(
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_docstring_names_paper_and_equations(name):
     """Each `(eq. N)` and `(Alg. N)` of the module docstring is also a comment at its code, once."""
-    source = sys.modules[registry.METHODS[name].__module__]
+    source = sys.modules[registry.look_up("method", name).__module__]
     text = open(source.__file__).read()
     for equation in set(re.findall(r"\(((?:eq|Alg)\. \d+)\)", source.__doc__)):
         assert text.count(f"# {equation}") == 1, equation

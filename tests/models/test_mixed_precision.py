@@ -8,7 +8,7 @@ import pytest
 import toys
 
 from fedjax_lab import losses, streams, tree
-from fedjax_lab.experiment.registry import NAMED
+from fedjax_lab.experiment.registry import NAMED, look_up
 from fedjax_lab.models import layers, nets
 from fedjax_lab.models.cct import CCT
 from fedjax_lab.models.char_lstm import CharLSTM
@@ -82,7 +82,7 @@ OTHER = ("hfedf_cnn", "fasttext", "text_cnn", "word_lstm")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMED["model"])
 def test_all_products_of_registered_models_are_in_bfloat16(name):
-    check_products(NAMED["model"][name](K), size=64)
+    check_products(look_up("model", name)(K), size=64)
 
 
 def check_products(net, size=32):

@@ -15,7 +15,7 @@ from fedjax_lab.models.task import has_convolutions, make_task
 
 def model(name, classes=10, **settings):
     """A registered model, on the kernels that are traced fastest."""
-    net = registry.NAMED["model"][name](classes, **settings)
+    net = registry.look_up("model", name)(classes, **settings)
     assert net.name == name
     return net.clone(kernels=kernels.choose("cpu", "im2col")) if hasattr(net, "kernels") else net
 

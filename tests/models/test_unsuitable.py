@@ -17,7 +17,7 @@ from fedjax_lab.models.task import make_task
 
 
 def task_of(name, shape, **settings):
-    return make_task(registry.NAMED["model"][name](3, **settings), shape, 3)
+    return make_task(registry.look_up("model", name)(3, **settings), shape, 3)
 
 
 @pytest.mark.parametrize(

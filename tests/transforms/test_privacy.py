@@ -162,7 +162,7 @@ def test_a_client_learns_of_others_only_what_the_server_sends(make):
 @pytest.mark.parametrize("attack", ["none", "inner_product"])
 def test_local_privacy_hides_how_many_examples_a_client_has(attack):
     plain, seen = listening("aggregate")
-    wrapped = registry.NAMED["attack"].get(attack, lambda method, task: method)(plain, TASK)
+    wrapped = registry.look_up("attack", attack)(plain, TASK)
     wrapped = privacy.local(wrapped, TASK, setup(4), noise=1.0)
     ids, shares = wrapped.sample(KEYS.cohort, (), toys.POPULATION, 4)
     np.testing.assert_array_equal(ids, plain.sample(KEYS.cohort, (), toys.POPULATION, 4)[0])
@@ -189,7 +189,7 @@ def test_changes_by_colluding_attackers_come_before_clipping():
 
 @pytest.mark.parametrize("attack", ["inner_product", "little_is_enough"])
 def test_no_epsilon_is_claimed_if_attackers_use_updates_of_other_clients(attack):
-    attacked = registry.NAMED["attack"][attack](bare(toys.make("fedavg")), TASK)
+    attacked = registry.look_up("attack", attack)(bare(toys.make("fedavg")), TASK)
     for make in (privacy.central, privacy.adaptive, banded.banded):
         message = complaint(make, attacked, TASK, setup(4), noise=0.3, **TWO_BANDS.get(make, {}))
         assert "attackers compute their updates from those of other clients" in message
@@ -350,10 +350,11 @@ def test_unsupported_methods_and_settings_are_one_line_errors():
 
 def test_no_aggregator_replaces_a_private_sum():
     made = central(toys.make("fedavg"), 4, noise=1.0)
-    message = complaint(registry.NAMED["aggregator"]["median"], made, TASK)
+    message = complaint(registry.look_up("aggregator", "median"), made, TASK)
     assert "only learns a noisy sum" in message and "config.privacy.name=local" in message
     protected = privacy.local(toys.make("fedavg"), TASK, setup(4), noise=1.0)
-    assert registry.NAMED["aggregator"]["median"](protected, TASK).guarantee is protected.guarantee
+    made = registry.look_up("aggregator", "median")(protected, TASK)
+    assert made.guarantee is protected.guarantee
 
 
 def test_either_noise_or_epsilon_is_given_and_determines_the_other():

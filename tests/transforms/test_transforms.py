@@ -67,7 +67,7 @@ def test_uploads_that_are_not_updates_are_not_transformed(transform):
     plain = toys.make("fedavg")._replace(round=(described,))
     plan = toys.PLAN._replace(attackers=0.5)
     expected, _ = toys.player(plain, plan=plan)(KEYS, 0, 1)
-    made = registry.NAMED[transform[0]][transform[1]](plain, toys.NORM)
+    made = registry.look_up(*transform)(plain, toys.NORM)
     toys.same(toys.player(made, plan=plan)(KEYS, 0, 1)[0], expected)
 
 

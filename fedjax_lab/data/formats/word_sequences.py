@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import text_rows
-from fedjax_lab.data.sources.user_rows import UserRows, assembled
+from fedjax_lab.data.formats.user_rows import UserRows, assembled
 from fedjax_lab.errors import check_positive
 
 

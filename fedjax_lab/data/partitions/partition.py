@@ -9,12 +9,11 @@ settings raise `BadInput`. A client may be empty if there are few examples per c
 Partitions that use more than labels and domains have another signature: see `dealing`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import betaincc
 
 from fedjax_lab.errors import BadInput
 
@@ -218,20 +217,6 @@ def domains_per_client(
         clients = (first + np.arange(cuts[z])) % num_clients
         counts[z, clients] = _even(sizes[z], cuts[z])
     return deal_counts(group, counts, rng)
-
-
-PARTITIONS: dict[str, Callable[..., Parts]] = {
-    partitioner.__name__: partitioner
-    for partitioner in (
-        iid,
-        dirichlet,
-        classes_per_client,
-        client_dirichlet,
-        quantity,
-        by_domain,
-        domains_per_client,
-    )
-}
 
 
 def check(parts: Parts, name: str = "") -> None:
@@ -502,6 +487,8 @@ def _most_likely(alpha: float, least: float, num_clients: int) -> float:
     negatively associated: the probability that all of them are large is at most that of independent
     shares (Joag-Dev and Proschan 1983).
     """
+    from scipy.special import betaincc  # imported here because it takes a while
+
     if num_clients == 1:
         return 1.0
     return float(betaincc(alpha, (num_clients - 1) * alpha, least) ** num_clients)

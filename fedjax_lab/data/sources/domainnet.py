@@ -14,7 +14,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, rgb
 from fedjax_lab.data.places import fetched, locate, told
-from fedjax_lab.data.sources.domain_folders import PARTS, Release, inside, read
+from fedjax_lab.data.sources._domain_folders import PARTS, Release, inside, read
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
 RELEASE = Release(

@@ -13,13 +13,13 @@ from tqdm import tqdm
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.fetching import catalog
-from fedjax_lab.data.formats import leaf_json, text_rows
+from fedjax_lab.data.formats import leaf_json, text_rows, user_rows
 from fedjax_lab.data.formats.images import Split, check_size, decoded, rgb
 from fedjax_lab.data.formats.images import arrays as listed
 from fedjax_lab.data.formats.leaf_json import User
+from fedjax_lab.data.formats.user_rows import UserRows
 from fedjax_lab.data.formats.word_sequences import Words, check, next_word
-from fedjax_lab.data.sources import image_folders, user_rows
-from fedjax_lab.data.sources.user_rows import UserRows
+from fedjax_lab.data.sources import image_folders
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
 VERSION = 1  # of the pixels of image files; increment it with every change that alters a pixel

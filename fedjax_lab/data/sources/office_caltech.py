@@ -5,7 +5,7 @@ import numpy as np
 from fedjax_lab.data.dataset import Dataset, first_of_each
 from fedjax_lab.data.formats.images import check_size, decoded
 from fedjax_lab.data.places import told
-from fedjax_lab.data.sources.domain_folders import Release, read
+from fedjax_lab.data.sources._domain_folders import Release, read
 from fedjax_lab.errors import check_choice
 
 RELEASE = Release(

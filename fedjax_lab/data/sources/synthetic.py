@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.sources.generated import check_spread, draw_sizes, of_users, training_counts
+from fedjax_lab.data.sources._generated import check_spread, draw_sizes, of_users, training_counts
 from fedjax_lab.errors import BadInput, check_not_negative, check_positive
 
 CITATION = (

@@ -15,11 +15,11 @@ from tqdm import tqdm
 from fedjax_lab.data import safe
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats import word_sequences
+from fedjax_lab.data.formats import user_rows, word_sequences
+from fedjax_lab.data.formats.user_rows import UserRows
 from fedjax_lab.data.formats.word_sequences import Words, next_word
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.data.sources import leaf, shakespeare, user_rows
-from fedjax_lab.data.sources.user_rows import UserRows
+from fedjax_lab.data.sources import leaf, shakespeare
 from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive, quoted
 
 REMEDY = (

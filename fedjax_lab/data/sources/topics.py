@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import text_rows
-from fedjax_lab.data.sources.generated import check_spread
+from fedjax_lab.data.sources._generated import check_spread
 from fedjax_lab.data.sources.text_files import TASKS
 from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive
 

@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.fetching import catalog
+from fedjax_lab.data.sources._generated import check_spread, draw_sizes, of_users, training_counts
 from fedjax_lab.data.sources.digit_domains import CLASSES
-from fedjax_lab.data.sources.generated import check_spread, draw_sizes, of_users, training_counts
 from fedjax_lab.errors import check_not_negative, check_positive
 
 SIDE, SHAPE_SIDE = 28, 8  # sides of an image and of a shape, in pixels

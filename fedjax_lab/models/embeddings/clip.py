@@ -28,7 +28,7 @@ from fedjax_lab.models.clip import (
     text_tower,
 )
 from fedjax_lab.models.embeddings import Embeddings
-from fedjax_lab.models.embeddings.prompts import is_text, of_examples, of_labels
+from fedjax_lab.models.embeddings._prompts import is_text, of_examples, of_labels
 
 VERSION = 1  # of the embeddings; increment it with every change that alters one
 SHARD = 2048  # examples in a cache file; an interruption loses at most this many

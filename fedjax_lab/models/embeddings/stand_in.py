@@ -8,7 +8,7 @@ from scipy.sparse import csr_matrix, hstack
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.embeddings import Embeddings
-from fedjax_lab.models.embeddings.prompts import is_text, is_tokens
+from fedjax_lab.models.embeddings._prompts import is_text, is_tokens
 
 NORM = 10.0  # mean length of CLIP's raw features
 FILTERS, WIDTH, GRID = 64, 5, 4  # for images; averages over GRID x GRID parts of the image
