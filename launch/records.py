@@ -17,8 +17,9 @@ import cells
 import numpy as np
 
 from fedjax_lab.analysis import formats, runs
-from fedjax_lab.experiment.config import DEFAULTS, resolve
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.experiment.keys import DEFAULTS
 from fedjax_lab.running.storage import metrics, workdir
 from fedjax_lab.sweeping.sweep_plan import Cell
 

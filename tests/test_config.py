@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
+from fedjax_lab.data import normalize
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import aliases
-from fedjax_lab.experiment.config import CHOICES, DEFAULTS, resolve, value_at
+from fedjax_lab.experiment.config import resolve, value_at
+from fedjax_lab.experiment.keys import DEFAULTS, KEYS, LIMITS
 from fedjax_lab.experiment.registry import NAMED, look_up
 
 
@@ -121,9 +123,19 @@ def test_every_alias_stands_for_an_existing_name():
     config = resolve({})
     for old, new in aliases.ALIASES.items():
         key, _, value = new.partition("=")
-        assert key in CHOICES if value else value_at(config, key) is not None
-        assert not value or value in CHOICES[key]
-        assert old.partition("=")[2] not in CHOICES.get(key, ()) and new not in aliases.ALIASES
+        choices = KEYS[key].choices if key in KEYS else ()
+        assert value in choices if value else value_at(config, key) is not None
+        assert old.partition("=")[2] not in choices and new not in aliases.ALIASES
+
+
+def test_every_normalization_is_a_choice():
+    assert KEYS["data.normalize"].choices == tuple(normalize.WORDS)
+
+
+def test_defaults_are_choices_and_within_the_limits():
+    for key, known in KEYS.items():
+        assert not known.choices or known.default in known.choices
+        assert not known.limit or LIMITS[known.limit](key, known.default) is None
 
 
 VALUES = st.one_of(
@@ -136,7 +148,7 @@ VALUES = st.one_of(
 )
 
 
-KEYS = st.one_of(
+SOME_KEYS = st.one_of(
     st.sampled_from(sorted({"name", "base", *(k for s in DEFAULTS.values() for k in s)})),
     st.text(max_size=5),
     st.integers(),
@@ -149,14 +161,14 @@ SECTIONS = st.sampled_from(list(DEFAULTS))
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 OVERRIDES = st.tuples(
-    st.builds("{}.{}".format, SECTIONS, KEYS),
+    st.builds("{}.{}".format, SECTIONS, SOME_KEYS),
     st.one_of(st.text(), VALUES.map(str_of), st.booleans()),
 )
 
 
 @quick
 @given(
-    st.dictionaries(SECTIONS, st.dictionaries(KEYS, VALUES, max_size=2), max_size=2),
+    st.dictionaries(SECTIONS, st.dictionaries(SOME_KEYS, VALUES, max_size=2), max_size=2),
     st.lists(OVERRIDES, max_size=2),
 )
 def test_any_config_is_resolved_or_rejected_with_a_short_error(config, overrides):

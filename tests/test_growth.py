@@ -14,8 +14,9 @@ from stops import stopping_after
 import fedjax_lab
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import aliases
-from fedjax_lab.experiment.config import DEFAULTS, value_at
+from fedjax_lab.experiment.config import value_at
 from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.experiment.keys import DEFAULTS
 from fedjax_lab.running import growth, runner
 from fedjax_lab.running.storage import metrics
 

@@ -6,7 +6,8 @@ from commands import call
 
 from fedjax_lab.commands import meanings
 from fedjax_lab.experiment import registry
-from fedjax_lab.experiment.config import DEFAULTS, resolve
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.keys import DEFAULTS
 
 
 def test_every_config_key_has_a_meaning():

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.errors import BadInput, shown
+from fedjax_lab.experiment.keys import DEFAULTS
 from fedjax_lab.running import siblings
 from fedjax_lab.running.storage import cloud, files, metrics, provenance
 from fedjax_lab.simulation.measures import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, metric_of
@@ -169,10 +170,6 @@ def _completed(runs):
     lacking = [any(keys[name] - run.config.get(name, {}).keys() for name in keys) for run in runs]
     if not any(lacking):
         return runs
-    from fedjax_lab.experiment.config import (
-        DEFAULTS,  # loads JAX, which a report does not need otherwise
-    )
-
     defaults = json.loads(json.dumps(DEFAULTS))
     added = {
         section: {key: value for key, value in defaults.get(section, {}).items() if key in names}

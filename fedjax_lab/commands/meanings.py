@@ -12,92 +12,16 @@ import numpy as np
 
 from fedjax_lab import ranges
 from fedjax_lab.experiment import experiment, registry
-from fedjax_lab.experiment.config import CHOICES, DEFAULTS, named_functions
+from fedjax_lab.experiment.config import named_functions
+from fedjax_lab.experiment.keys import DEFAULTS, KEYS
 
 WIDTH = 100  # characters of a line
 INDENT = 6  # of the description of a key
 SHOWN_RATES = 6  # number of rounds at which a changing learning rate is shown
 
 MEANINGS = {
-    # Keys that every config has.
-    "data.name": "the source of the examples",
-    "data.normalize": "how numbers become inputs of the model: unit, pixels become 0 to 1 and other"
-    " numbers stay as they are; half, pixels become -1 to 1; the name of a dataset, by whose mean"
-    " and standard deviation pixels are normalized; standard, by the mean and standard deviation"
-    " of each column or channel in the training examples; pixels, all numbers from 0 to 255 are"
-    " divided by 255; none, as they are",
-    "data.augment": "the random augmentation of training images",
-    "data.unseen": "a domain that no client holds, on which models are scored; empty: none",
-    "data.shots": "the number of images of the unseen domain that each client gets nevertheless",
-    "data.shots_per": "client: data.shots is the number of images of a client; class: the number"
-    " of images of each class of a client",
-    "data.test": "the share of examples that become test examples if the source has no test set;"
-    " the draw is stratified by class, domain and user; 0: none",
-    "data.test_seed": "the seed of the draw of these test examples",
-    "partition.name": "how the training examples are divided among the clients",
-    "partition.num_clients": "the number of clients; by_client draws this number of users at"
-    " random, or takes all users if it is 0",
-    "partition.validation": "the fraction of each client's training examples that is held out for"
-    " validation",
-    "partition.new_clients": "the share of clients that are scored, but never trained on",
-    "partition.feature_skew": "how the examples of one client differ from those of another; it"
-    " changes training, validation and test examples of clients, but not the global test set or"
-    " the unseen domain",
-    "model.name": "the model that is trained",
-    "model.pretrained": "a file or folder with the initial weights; empty: random initialization",
-    "embedding.name": "the embeddings of examples and labels, for methods that use them",
-    "method.name": "the federated method",
+    **{key: each.meaning for key, each in KEYS.items()},
     "method.base": "the method that this one improves",
-    "attack.name": "what attacking clients do",
-    "attack.share": "the share of clients that attack in every round, rounded down",
-    "privacy.name": "the mechanism of differential privacy; set its noise, or the epsilon that the"
-    " run has after its last round, and the other is computed",
-    "compression.name": "how uploads are compressed",
-    "downlink.name": "how messages from the server to the clients are compressed",
-    "aggregator.name": "how the server aggregates the updates of a round; none: as the method does",
-    "local.optimizer": "the clients' optimizer",
-    "local.lr": "the clients' learning rate",
-    "local.schedule": "how the clients' learning rate changes from round to round",
-    "local.warmup": "the number of rounds in which the clients' learning rate rises linearly before"
-    " its schedule begins",
-    "local.momentum": "the momentum of sgd, nesterov and rmsprop",
-    "local.weight_decay": "the weight decay, added to the gradient; for adamw and lion decoupled",
-    "local.clip": "the largest norm of a step's gradient, before weight decay; 0: no limit",
-    "local.batch_size": "the number of examples of a step",
-    "local.epochs": "the number of passes of a client over its examples in a round",
-    "run.rounds": "the number of rounds; for FedConcat the number of FedAvg rounds that need as"
-    " many bytes as the run",
-    "run.cohort": "clients that take part in a round; 0: all",
-    "run.eval_every": "the number of rounds between two evaluations",
-    "run.patience": "ends the run after this many evaluations without a better accuracy on"
-    " validation examples; 0: never",
-    "run.target": "ends the run when its accuracy in percent reaches this value; 0: never",
-    "run.max_seconds": "ends the run, and saves its state, when the command has compiled, trained"
-    " and evaluated for this many seconds; --resume continues it; 0: never",
-    "run.seed": "the random seed, unless --seeds is given",
-    "run.start_from": "the folder of a run from whose end this run starts; empty: no such run",
-    "run.start_with": "what the run takes from run.start_from: global, its global model; personal,"
-    " its clients' own models for clients that keep a model, and their mean for the server; state,"
-    " its whole state, whose shapes must be those of this run",
-    "run.sampling": "how the clients of a round are drawn; empty: as the method does",
-    "run.server_schedule": "how the method's setting server_lr changes from round to round",
-    "run.server_warmup": "the number of rounds in which server_lr rises linearly before its"
-    " schedule begins",
-    "run.metrics": "the metrics that are reported besides accuracy and loss",
-    "run.dropout": "the probability that a client's uploads of a round are lost",
-    "run.straggler": "the probability that a client makes only some of its passes in a round",
-    "engine.strategy": "how the clients of a round share a device",
-    "engine.chunk": "the number of clients that a device trains at a time, if the strategy is auto"
-    " or chunked; 0: as many as fit",
-    "engine.state": "where the state of the clients is kept",
-    "engine.data": "where the examples are kept",
-    "engine.sampling": "how a cohort is drawn: exact, from all clients; device, by each device from"
-    " its own clients",
-    "engine.fsdp": "the number of devices that together hold one model and train one client",
-    "engine.dtype": "the type of the model's products; weights, sums and losses are float32",
-    "engine.precision": "the precision of float32 products; default on a TPU: one bfloat16 pass",
-    "engine.convolution": "how the convolutions of many clients are computed",
-    "engine.seeds": "whether all seeds of a run are trained in one computation",
     # Settings that several functions share, used where their docstrings do not describe them.
     "data.folder": "the folder with the dataset; empty: the usual places are searched",
     "data.path": "the file or folder with the examples",
@@ -165,10 +89,10 @@ def of_section(section: str, values: Mapping) -> dict[str, str]:
         keys = [key for key in settings if key not in DEFAULTS[section] and key != "base"]
         described = of_settings(function, keys, values)
         words |= {key: meaning for key, meaning in described.items() if meaning}
-    for key, choices in CHOICES.items():
-        of, _, rest = key.partition(".")
-        if of == section and not all(choice in words[rest] for choice in choices):
-            words[rest] += f"; one of {', '.join(choices)}"
+    for key in DEFAULTS[section]:
+        choices = KEYS[f"{section}.{key}"].choices
+        if not all(choice in words[key] for choice in choices):
+            words[key] += f"; one of {', '.join(choices)}"
     return words
 
 

@@ -35,7 +35,6 @@ WORDS = {  # what each normalization does, as a run says it
     "standard": "normalized by the mean and standard deviation of the training examples",
     "none": "as they are",
 }
-NORMALIZATIONS = tuple(WORDS)
 SETTING = "--config.data.normalize"
 PLAINLY = 127  # numbers from 0 that exceed it, but not 255, are plainly pixels
 LARGE = 3.0  # root mean square of a column; examples of LONG norm can then keep an MLP from
@@ -148,7 +147,7 @@ def are_whole(x: Any) -> bool:
 
 
 def scale_of(x: Any, normalize: str, train: np.ndarray | None = None) -> Scale:
-    """The scale of examples x [R, ...], after `as_meant`, by a name of NORMALIZATIONS.
+    """The scale of examples x [R, ...], after `as_meant`, by a name of WORDS.
 
     train: the numbers of the training examples, for "standard"; None: all.
 

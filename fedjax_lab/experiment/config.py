@@ -1,9 +1,7 @@
-"""Config sections, keys and defaults, overrides, and checks of all values.
+"""Completes configs with defaults, applies overrides, and checks all values.
 
-A config has thirteen sections. Each of them except `local`, `run` and `engine` has a key `name`,
-the name of a function in the registry, whose settings are further keys of the section. `local`,
-`run` and `partition` have other keys that name functions (`SETTINGS_OF`). Keys that a config leaves
-out take the defaults below and those of the named functions. `config_files` reads config files.
+Keys that a config leaves out take the defaults in `keys` and those of the functions that the config
+names. `config_files` reads config files.
 """
 
 import ast
@@ -17,7 +15,6 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from fedjax_lab.data.normalize import NORMALIZATIONS
 from fedjax_lab.data.partitions.partition import check_new, count_new
 from fedjax_lab.errors import (
     BadInput,
@@ -25,13 +22,13 @@ from fedjax_lab.errors import (
     check_choice,
     check_not_negative,
     check_positive,
-    check_share,
     nearest,
     quoted,
 )
 from fedjax_lab.experiment import references
 from fedjax_lab.experiment.aliases import current, current_config
-from fedjax_lab.experiment.references import PARTS, Source, parts_of
+from fedjax_lab.experiment.keys import DEFAULTS, KEYS, LIMITS, PARTS, naming
+from fedjax_lab.experiment.references import Source, parts_of
 from fedjax_lab.experiment.registry import (
     default_settings,
     has_own_test,
@@ -42,134 +39,6 @@ from fedjax_lab.experiment.registry import (
     setting_words,
     source_of,
 )
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "data": {
-        "name": "digit_domains",
-        "normalize": "unit",  # how numbers become inputs of the model, see data/normalize.py
-        "augment": "none",  # random changes of training images
-        "unseen": "",  # a domain that no client holds
-        "shots": 0,  # images of the unseen domain that each client gets nevertheless
-        "shots_per": "client",  # client: `shots` images in all; class: `shots` of each class
-        "test": 0.0,  # share of test examples, if the source has no test set
-        "test_seed": 0,  # seed of the draw of these test examples
-    },
-    "partition": {
-        "name": "iid",
-        "num_clients": 10,
-        "validation": 0.0,  # fraction of each client's training examples that is held out
-        "new_clients": 0.0,  # share of the clients that are scored, but never trained on
-        "feature_skew": "none",  # how the examples of one client differ from those of another
-    },
-    "model": {
-        "name": "mlp",
-        "pretrained": "",  # file or folder with the initial weights; see models/pretrained.py
-    },
-    "embedding": {"name": "stand_in"},  # of examples and labels, for methods that use them
-    "method": {"name": "fedavg"},
-    "attack": {
-        "name": "none",
-        "share": 0.2,  # share of the clients that attack in every round
-    },
-    "privacy": {"name": "none"},  # differential privacy
-    "aggregator": {"name": "none"},  # replaces the method's mean of updates
-    "compression": {"name": "none"},  # compression of uploads
-    "downlink": {"name": "none"},  # compression of the server's messages
-    "local": {
-        "optimizer": "sgd",
-        "lr": 0.01,
-        "schedule": "constant",  # how the learning rate changes from round to round
-        "warmup": 0,  # rounds in which the learning rate rises before the schedule begins
-        "momentum": 0.0,  # for sgd, nesterov and rmsprop
-        "weight_decay": 0.0,
-        "clip": 0.0,  # largest norm of a step's gradient, before weight decay; 0: no limit
-        "batch_size": 32,
-        "epochs": 1,
-    },
-    "run": {
-        "rounds": 50,  # for fedconcat: the rounds of FedAvg with the same communicated bytes
-        "cohort": 0,  # clients per round; 0: all
-        "eval_every": 10,
-        "patience": 0,  # evaluations without a better validation accuracy; 0: no early stopping
-        "target": 0.0,  # accuracy in percent that ends the run; 0: none
-        "max_seconds": 0.0,  # longest wall time of a command; 0: no limit
-        "metrics": (),  # names of metrics besides accuracy and loss
-        "seed": 0,
-        "start_from": "",  # the folder of another run, whose models this one starts with
-        "start_with": "global",  # that run's global model, its clients' own models, or its state
-        "sampling": "",  # how a round's clients are drawn; empty: as the method defines
-        "dropout": 0.0,  # probability that a client's uploads of a round are lost
-        "straggler": 0.0,  # probability that a client makes only some of its passes in a round
-        "server_schedule": "constant",  # how method.server_lr changes from round to round
-        "server_warmup": 0,
-    },
-    "engine": {
-        "strategy": "auto",
-        "chunk": 0,  # clients at a time, if the strategy is auto or chunked; 0: as many as fit
-        "state": "auto",  # where the clients' state is kept: on every device, divided, on the host
-        "data": "auto",  # where the examples are kept: likewise
-        "sampling": "exact",  # device: each device draws from the clients that it holds
-        "fsdp": 1,  # devices that hold a model together and train a client together
-        "dtype": "float32",  # of the model's products; weights, sums and losses are float32
-        "precision": "default",  # of float32 products; on a TPU the default is one bfloat16 pass
-        "convolution": "auto",
-        "seeds": "auto",
-    },
-}
-
-CHOICES = {
-    "data.normalize": NORMALIZATIONS,
-    "data.shots_per": ("client", "class"),
-    "run.start_with": ("global", "personal", "state"),
-    "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
-    "engine.state": ("auto", "replicated", "sharded", "host", "disk"),
-    "engine.data": ("auto", "replicated", "sharded", "stream"),
-    "engine.sampling": ("exact", "device"),
-    "engine.dtype": ("float32", "bfloat16"),
-    "engine.precision": ("default", "high", "highest"),
-    "engine.convolution": ("auto", "mapped", "grouped", "im2col", "by_channels"),
-    "engine.seeds": ("auto", "vectorized", "sequential"),
-}
-
-SETTINGS_OF = {  # keys that name functions whose settings are further keys of the same section
-    "data": ("name",),
-    "partition": ("name", "feature_skew"),
-    "model": ("name",),
-    "embedding": ("name",),
-    "method": ("name",),
-    "attack": ("name",),
-    "privacy": ("name",),
-    "aggregator": ("name",),
-    "compression": ("name",),
-    "downlink": ("name",),
-    "local": ("optimizer", "schedule"),
-    "run": ("sampling", "server_schedule"),
-}
-
-POSITIVE = (
-    "local.lr",
-    "local.batch_size",
-    "local.epochs",
-    "run.rounds",
-    "run.eval_every",
-    "engine.fsdp",
-)
-NOT_NEGATIVE = (
-    "data.shots",
-    "data.test_seed",
-    "local.momentum",
-    "local.weight_decay",
-    "local.clip",
-    "local.warmup",
-    "run.server_warmup",
-    "run.cohort",
-    "run.seed",
-    "run.patience",
-    "run.target",
-    "run.max_seconds",
-    "engine.chunk",
-)
-
 
 Override = tuple[str, str | bool]  # (dotted key, text), or a bool for --config.KEY without a value
 BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
@@ -184,7 +53,7 @@ def value_at(config: Mapping, key: str) -> Any:
 def resolve(config: dict, overrides: Sequence[Override] = ()) -> ml_collections.ConfigDict:
     """Completes a config with defaults, applies overrides and checks it; returns it locked.
 
-    A value that names a function (`references.PARTS`) may also be the function itself, which is
+    A value that names a function (`keys.PARTS`) may also be the function itself, which is
     replaced by its name or reference. Keys and values may have the names of earlier versions
     (`aliases.ALIASES`). Raises BadInput for an unknown key or an invalid value.
     """
@@ -245,7 +114,7 @@ def _with_names(section, values, texts):
 
     A key that every config has is removed too if the newly named function has a default for it.
     """
-    names = {key: texts.get(f"{section}.{key}") for key in SETTINGS_OF.get(section, ())}
+    names = {key: texts.get(f"{section}.{key}") for key in naming(section)}
     names = {key: name for key, name in names.items() if name not in (None, values.get(key))}
     if not names:
         return values
@@ -311,8 +180,7 @@ def named_functions(section: str, values: Mapping) -> dict[str, Callable]:
 
     Raises BadInput if there is no function of such a name.
     """
-    keys = SETTINGS_OF.get(section, ())
-    names = {key: values.get(key, DEFAULTS[section][key]) for key in keys}
+    names = {key: values.get(key, DEFAULTS[section][key]) for key in naming(section)}
     return {
         name: look_up(PARTS[f"{section}.{key}"], name)
         for key, name in names.items()
@@ -406,17 +274,15 @@ def _check_values(full):
             for each in value if isinstance(value, tuple) else (value,):
                 _check_value(f"config.{section}.{key}", each)
     sources_of(full)  # BadInput if there is no such function
-    for key, choices in CHOICES.items():
-        check_choice(key, value_at(full, key), choices)
-    for key in POSITIVE:
-        check_positive(key, value_at(full, key))
-    for key in NOT_NEGATIVE:
-        check_not_negative(key, value_at(full, key))
+    for key, known in KEYS.items():
+        if known.choices:
+            check_choice(key, value_at(full, key), known.choices)
+        if known.limit:
+            LIMITS[known.limit](key, value_at(full, key))
     if not has_own_test(full["data"]["name"]):
         check_below_one("data.test", full["data"]["test"])
     _check_clients(full["partition"], full["run"]["cohort"])
     _check_failures(full["run"], full["local"])
-    check_share("attack.share", full["attack"]["share"])
     _check_rules(full["run"], full["partition"]["validation"])
 
 
@@ -440,8 +306,6 @@ def _check_clients(partition, cohort):
 
 
 def _check_failures(run, local):
-    check_below_one("run.dropout", run["dropout"])
-    check_share("run.straggler", run["straggler"])
     if run["straggler"] and local["epochs"] < 2:
         raise BadInput(
             f"config.run.straggler={run['straggler']} needs config.local.epochs of at least 2,"

@@ -18,30 +18,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedjax_lab.errors import MACHINE, BadInput, add_part, nearest, quoted, reason_of
+from fedjax_lab.experiment.keys import PARTS
 
 Source = dict[str, str | None]  # `module`, `file` and `sha256` (of the file) of a function
-
-
-PARTS = {  # the keys of a config whose values name functions, with their kind in the registry
-    "data.name": "data",
-    "data.augment": "augmentation",
-    "partition.name": "partition",
-    "partition.feature_skew": "feature_skew",
-    "model.name": "model",
-    "embedding.name": "embedding",
-    "method.name": "method",
-    "method.base": "method",
-    "attack.name": "attack",
-    "privacy.name": "privacy",
-    "aggregator.name": "aggregator",
-    "compression.name": "compression",
-    "downlink.name": "downlink",
-    "local.optimizer": "optimizer",
-    "local.schedule": "schedule",
-    "run.sampling": "sampling",
-    "run.server_schedule": "schedule",
-    "run.metrics": "metric",  # several
-}
 
 
 class _Execution(NamedTuple):

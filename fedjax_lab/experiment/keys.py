@@ -1,0 +1,238 @@
+"""The keys that every config has: their defaults, meanings, choices and limits.
+
+A config has thirteen sections. Each of them except `local`, `run` and `engine` has a key `name`,
+the name of a function in the registry, whose settings are further keys of the section. Other keys
+name functions too. This module imports nothing heavy, so that reports of runs start quickly.
+"""
+
+from typing import Any, NamedTuple
+
+from fedjax_lab.errors import check_below_one, check_not_negative, check_positive, check_share
+
+LIMITS = {
+    "> 0": check_positive,
+    ">= 0": check_not_negative,
+    "0..1": check_share,
+    "0..<1": check_below_one,
+}
+
+
+class Key(NamedTuple):
+    """A key of a config, whose values have the type of the default."""
+
+    default: Any
+    meaning: str
+    limit: str = ""  # one of LIMITS; empty: none
+    choices: tuple[str, ...] = ()  # all valid values; empty: any
+    kind: str = ""  # of the function that a value names; a key `name` has that of its section
+
+
+KEYS: dict[str, Key] = {  # by SECTION.KEY
+    "data.name": Key("digit_domains", "the source of the examples"),
+    "data.normalize": Key(
+        "unit",
+        "how numbers become inputs of the model: unit, pixels become 0 to 1 and other numbers stay"
+        " as they are; half, pixels become -1 to 1; the name of a dataset, by whose mean and"
+        " standard deviation pixels are normalized; standard, by the mean and standard deviation"
+        " of each column or channel in the training examples; pixels, all numbers from 0 to 255"
+        " are divided by 255; none, as they are",
+        choices=("unit", "half", "cifar100", "imagenet", "pixels", "standard", "none"),
+    ),
+    "data.augment": Key("none", "the random augmentation of training images", kind="augmentation"),
+    "data.unseen": Key(
+        "", "a domain that no client holds, on which models are scored; empty: none"
+    ),
+    "data.shots": Key(
+        0, "the number of images of the unseen domain that each client gets nevertheless", ">= 0"
+    ),
+    "data.shots_per": Key(
+        "client",
+        "client: data.shots is the number of images of a client; class: the number of images of"
+        " each class of a client",
+        choices=("client", "class"),
+    ),
+    "data.test": Key(
+        0.0,
+        "the share of examples that become test examples if the source has no test set; the draw"
+        " is stratified by class, domain and user; 0: none",
+    ),
+    "data.test_seed": Key(0, "the seed of the draw of these test examples", ">= 0"),
+    "partition.name": Key("iid", "how the training examples are divided among the clients"),
+    "partition.num_clients": Key(
+        10,
+        "the number of clients; by_client draws this number of users at random, or takes all users"
+        " if it is 0",
+    ),
+    "partition.validation": Key(
+        0.0, "the fraction of each client's training examples that is held out for validation"
+    ),
+    "partition.new_clients": Key(0.0, "the share of clients that are scored, but never trained on"),
+    "partition.feature_skew": Key(
+        "none",
+        "how the examples of one client differ from those of another; it changes training,"
+        " validation and test examples of clients, but not the global test set or the unseen"
+        " domain",
+        kind="feature_skew",
+    ),
+    "model.name": Key("mlp", "the model that is trained"),
+    "model.pretrained": Key(
+        "", "a file or folder with the initial weights; empty: random initialization"
+    ),
+    "embedding.name": Key(
+        "stand_in", "the embeddings of examples and labels, for methods that use them"
+    ),
+    "method.name": Key("fedavg", "the federated method"),
+    "attack.name": Key("none", "what attacking clients do"),
+    "attack.share": Key(
+        0.2, "the share of clients that attack in every round, rounded down", "0..1"
+    ),
+    "privacy.name": Key(
+        "none",
+        "the mechanism of differential privacy; set its noise, or the epsilon that the run has"
+        " after its last round, and the other is computed",
+    ),
+    "aggregator.name": Key(
+        "none", "how the server aggregates the updates of a round; none: as the method does"
+    ),
+    "compression.name": Key("none", "how uploads are compressed"),
+    "downlink.name": Key("none", "how messages from the server to the clients are compressed"),
+    "local.optimizer": Key("sgd", "the clients' optimizer", kind="optimizer"),
+    "local.lr": Key(0.01, "the clients' learning rate", "> 0"),
+    "local.schedule": Key(
+        "constant", "how the clients' learning rate changes from round to round", kind="schedule"
+    ),
+    "local.warmup": Key(
+        0,
+        "the number of rounds in which the clients' learning rate rises linearly before its"
+        " schedule begins",
+        ">= 0",
+    ),
+    "local.momentum": Key(0.0, "the momentum of sgd, nesterov and rmsprop", ">= 0"),
+    "local.weight_decay": Key(
+        0.0, "the weight decay, added to the gradient; for adamw and lion decoupled", ">= 0"
+    ),
+    "local.clip": Key(
+        0.0, "the largest norm of a step's gradient, before weight decay; 0: no limit", ">= 0"
+    ),
+    "local.batch_size": Key(32, "the number of examples of a step", "> 0"),
+    "local.epochs": Key(1, "the number of passes of a client over its examples in a round", "> 0"),
+    "run.rounds": Key(
+        50,
+        "the number of rounds; for FedConcat the number of FedAvg rounds that need as many bytes"
+        " as the run",
+        "> 0",
+    ),
+    "run.cohort": Key(0, "clients that take part in a round; 0: all", ">= 0"),
+    "run.eval_every": Key(10, "the number of rounds between two evaluations", "> 0"),
+    "run.patience": Key(
+        0,
+        "ends the run after this many evaluations without a better accuracy on validation"
+        " examples; 0: never",
+        ">= 0",
+    ),
+    "run.target": Key(
+        0.0, "ends the run when its accuracy in percent reaches this value; 0: never", ">= 0"
+    ),
+    "run.max_seconds": Key(
+        0.0,
+        "ends the run, and saves its state, when the command has compiled, trained and evaluated"
+        " for this many seconds; --resume continues it; 0: never",
+        ">= 0",
+    ),
+    "run.metrics": Key(
+        (), "the metrics that are reported besides accuracy and loss", kind="metric"
+    ),
+    "run.seed": Key(0, "the random seed, unless --seeds is given", ">= 0"),
+    "run.start_from": Key(
+        "", "the folder of a run from whose end this run starts; empty: no such run"
+    ),
+    "run.start_with": Key(
+        "global",
+        "what the run takes from run.start_from: global, its global model; personal, its clients'"
+        " own models for clients that keep a model, and their mean for the server; state, its"
+        " whole state, whose shapes must be those of this run",
+        choices=("global", "personal", "state"),
+    ),
+    "run.sampling": Key(
+        "", "how the clients of a round are drawn; empty: as the method does", kind="sampling"
+    ),
+    "run.dropout": Key(0.0, "the probability that a client's uploads of a round are lost", "0..<1"),
+    "run.straggler": Key(
+        0.0, "the probability that a client makes only some of its passes in a round", "0..1"
+    ),
+    "run.server_schedule": Key(
+        "constant",
+        "how the method's setting server_lr changes from round to round",
+        kind="schedule",
+    ),
+    "run.server_warmup": Key(
+        0,
+        "the number of rounds in which server_lr rises linearly before its schedule begins",
+        ">= 0",
+    ),
+    "engine.strategy": Key(
+        "auto",
+        "how the clients of a round share a device",
+        choices=("auto", "vectorized", "chunked", "sequential"),
+    ),
+    "engine.chunk": Key(
+        0,
+        "the number of clients that a device trains at a time, if the strategy is auto or chunked;"
+        " 0: as many as fit",
+        ">= 0",
+    ),
+    "engine.state": Key(
+        "auto",
+        "where the state of the clients is kept",
+        choices=("auto", "replicated", "sharded", "host", "disk"),
+    ),
+    "engine.data": Key(
+        "auto", "where the examples are kept", choices=("auto", "replicated", "sharded", "stream")
+    ),
+    "engine.sampling": Key(
+        "exact",
+        "how a cohort is drawn: exact, from all clients; device, by each device from its own"
+        " clients",
+        choices=("exact", "device"),
+    ),
+    "engine.fsdp": Key(
+        1, "the number of devices that together hold one model and train one client", "> 0"
+    ),
+    "engine.dtype": Key(
+        "float32",
+        "the type of the model's products; weights, sums and losses are float32",
+        choices=("float32", "bfloat16"),
+    ),
+    "engine.precision": Key(
+        "default",
+        "the precision of float32 products; default on a TPU: one bfloat16 pass",
+        choices=("default", "high", "highest"),
+    ),
+    "engine.convolution": Key(
+        "auto",
+        "how the convolutions of many clients are computed",
+        choices=("auto", "mapped", "grouped", "im2col", "by_channels"),
+    ),
+    "engine.seeds": Key(
+        "auto",
+        "whether all seeds of a run are trained in one computation",
+        choices=("auto", "vectorized", "sequential"),
+    ),
+}
+
+_NAMES = [tuple(key.split(".")) for key in KEYS]
+DEFAULTS: dict[str, dict[str, Any]] = {
+    section: {name: KEYS[f"{of}.{name}"].default for of, name in _NAMES if of == section}
+    for section, _ in _NAMES
+}
+PARTS: dict[str, str] = {  # the kinds of the functions that keys name; of run.metrics, several
+    **{f"{section}.name": section for section, names in DEFAULTS.items() if "name" in names},
+    **{key: each.kind for key, each in KEYS.items() if each.kind},
+    "method.base": "method",
+}
+
+
+def naming(section: str) -> list[str]:
+    """The keys of a section that name functions whose settings are further keys of it."""
+    kinds = {name: PARTS.get(f"{section}.{name}") for name in DEFAULTS[section]}
+    return [name for name, kind in kinds.items() if kind not in (None, "augmentation", "metric")]
