@@ -72,6 +72,11 @@ def quoted(value: Any, longest: int = 80) -> str:
         return f"a value of type {type(value).__name__} that cannot be shown"
 
 
+def missing(error: ImportError, extra: str) -> BadInput:
+    """The error for a missing package of this extra of the package."""
+    return BadInput(f"a package is missing ({error}): pip install 'fedjax_lab[{extra}]'")
+
+
 def warn(message: str) -> None:
     """Prints a warning to stderr in one line."""
     print("warning:", printable(" ".join(message.split())), file=sys.stderr)

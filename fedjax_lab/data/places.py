@@ -23,14 +23,27 @@ def told(name: str) -> str:
     return f"{by_hand}; `fedjax-lab data get {name}` prints the full instructions"
 
 
+def path_of(path: str, remedy: str, key: str = "path") -> Path:
+    """The path that the user gives as config.data.`key`. Raises BadInput if it is empty."""
+    if not path:
+        raise BadInput(f"config.data.{key} is empty: {remedy}")
+    return Path(path).expanduser()
+
+
+def folder_of(path: str | Path, remedy: str) -> Path:
+    """The folder of this path. Raises BadInput if it does not exist."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder: {remedy}")
+    return folder
+
+
 def locate(folder: str, names: tuple[str, ...], remedy: str, kind: Callable = Path.is_file) -> Path:
     """The first existing file of these relative names, in `folder` or else in PLACES.
 
     kind: Path.is_file, or Path.is_dir to find a folder. Raises BadInput if none exists.
     """
-    places = [Path(place).expanduser() for place in ([folder] if folder else PLACES)]
-    if folder and not places[0].is_dir():
-        raise BadInput(f"{places[0]} is not a folder: {remedy}")
+    places = [folder_of(folder, remedy)] if folder else [Path(p).expanduser() for p in PLACES]
     path = next((p / name for p in places for name in names if kind(p / name)), None)
     if path is None:
         looked, wanted = " or ".join(map(str, places)), " or ".join(names)

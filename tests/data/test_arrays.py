@@ -149,7 +149,6 @@ def test_mapped_arrays_equal_the_same_arrays_in_an_npz_file(tmp_path):
             np.testing.assert_array_equal(a, b)
 
 
-LENGTH = "has shape [7], but x.npy has 20 examples"
 DAMAGED_FILES = [  # (file, its array or its content, words of the error)
     ("x.npy", None, "has no x.npy"),
     ("x.npy", lambda c: c[:-100], "x.npy cannot be read"),
@@ -158,7 +157,7 @@ DAMAGED_FILES = [  # (file, its array or its content, words of the error)
     ("x.npy", X / 2, "has type float64, not one of uint8, int8, int16, int32, float32"),
     ("x.npy", X[:, 0, 0], "has shape [20]"),
     ("x.npy", np.asfortranarray(X), "is in Fortran order"),
-    ("y.npy", Y[:7], f"y.npy {LENGTH}"),
+    ("y.npy", Y[:7], "y has shape [7], but x has 20 examples"),
     ("domain.npy", Y / 2, "domain must hold integers or strings"),
     ("test.npy", Y, "test.npy: its entries must be False or True"),
     ("test.npy", np.ones(20, bool), "no training examples"),

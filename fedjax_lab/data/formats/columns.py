@@ -1,6 +1,6 @@
-"""Selects columns of a table by type or name, and numbers their values."""
+"""Selects columns of a table by type or name, and sorts and numbers their values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -10,9 +10,17 @@ from fedjax_lab.errors import BadInput, cut, nearest, quoted
 def check(key: str, name: str, there: Sequence[str], where: str) -> None:
     """Raises BadInput unless the column `name`, the value of config.data.`key`, exists."""
     if name not in there:
-        raise BadInput(
-            f"{where} has no column {quoted(name)} (config.data.{key}); {nearest(name, there)}"
-        )
+        near = nearest(name, [each for each in there if each and each.isprintable()])
+        raise BadInput(f"{where} has no column {quoted(name)} (config.data.{key}); {near}")
+
+
+def check_splits(train: Sequence[str], test: Sequence[str], there: Iterable, where: str) -> None:
+    """Raises BadInput unless the splits of config.data.train_split and test_split exist."""
+    for key, names in (("train_split", train), ("test_split", test)):
+        for name in names:
+            if name not in there:
+                what = f"no split {quoted(name)} (config.data.{key}); {nearest(name, there)}"
+                raise BadInput(f"{where} has {what}")
 
 
 def choose(key: str, name: str, there: Sequence[str], fitting: Sequence[str], where: str) -> str:
@@ -49,9 +57,20 @@ def numbered(values: Sequence, where: str) -> tuple[np.ndarray, tuple[str, ...]]
                 f"{where} has {quoted(value)} in row {row}, but needs only integers or only names"
             )
     names = sorted(set(values))
+    return positions(values, names), tuple(map(str, names))
+
+
+def positions(values: Sequence, names: Sequence) -> np.ndarray:
+    """The position [R] int32 of each value among the names."""
     number = {name: index for index, name in enumerate(names)}
-    numbers = np.fromiter((number[value] for value in values), np.int32, len(values))
-    return numbers, tuple(map(str, names))
+    return np.fromiter((number[value] for value in values), np.int32, len(values))
+
+
+def sorted_names(names: set[str]) -> tuple[str, ...]:
+    """The names in numerical order if all are natural numbers, else in alphabetical order."""
+    if all(name.isascii() and name.isdigit() and len(name) < 20 for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
 
 
 def check_labels(labels: np.ndarray, classes: Sequence[str], where: str) -> None:

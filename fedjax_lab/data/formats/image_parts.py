@@ -1,11 +1,13 @@
 """Groups of image files with the same domain, user and split, and the dataset made of them."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats.columns import positions, sorted_names
 from fedjax_lab.data.formats.images import (
     COLORS,
     FITS,
@@ -16,7 +18,7 @@ from fedjax_lab.data.formats.images import (
     stretch,
     upright,
 )
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.errors import BadInput, check_choice, quoted
 
 SPLITS = {  # usual names of a split: its kind
     "train": "train",
@@ -27,6 +29,14 @@ SPLITS = {  # usual names of a split: its kind
     "valid": "validation",
     "validation": "validation",
 }
+
+
+def kind_of_split(name: str, where: Path, remedy: str) -> str:
+    """The kind of the split of this name. Raises BadInput if it is none of SPLITS."""
+    if name.lower() not in SPLITS:
+        what = f"{quoted(name)} is not one of the splits {', '.join(SPLITS)}"
+        raise BadInput(f"{where}: {what}: {remedy}")
+    return SPLITS[name.lower()]
 
 
 class Part(NamedTuple):
@@ -72,7 +82,7 @@ def gather(
     """The dataset of these parts, training examples first and ordered by domain; x is lazy.
 
     Validation images are test examples if there are no test images, and training examples
-    otherwise.
+    otherwise. Parts without images are left out.
 
     Args:
       title: the name of the images in the cache.
@@ -86,6 +96,7 @@ def gather(
     Raises:
       BadInput: there are no training images, or a file is missing or (when it is decoded) damaged.
     """
+    parts = [part for part in parts if part.images.files]
     tests = ("test",) if any(part.split == "test" for part in parts) else ("validation",)
     groups: dict[tuple[bool, str], list[Part]]
     groups = {(test, domain): [] for test in (False, True) for domain in domains}
@@ -111,16 +122,8 @@ def _joined(parts: Sequence[Part]) -> Split:
 def _with_users(dataset: Dataset, parts: Sequence[Part]) -> Dataset:
     """The dataset with the users of these parts; its examples are in the order of the parts."""
     users = sorted_names({part.user for part in parts})
-    if users == [""]:
+    if users == ("",):
         return dataset
-    number = {user: index for index, user in enumerate(users)}
-    each = np.array([number[part.user] for part in parts], np.int32)
+    each = positions([part.user for part in parts], users)
     client = np.repeat(each, [len(part.images.files) for part in parts])
-    return dataset._replace(client=client, users=tuple(users))
-
-
-def sorted_names(names: set[str]) -> list[str]:
-    """The names in numerical order if all are natural numbers, else in alphabetical order."""
-    if all(name.isascii() and name.isdigit() and len(name) < 20 for name in names):
-        return sorted(names, key=lambda name: (int(name), name))
-    return sorted(names)
+    return dataset._replace(client=client, users=users)

@@ -87,6 +87,42 @@ class Split(NamedTuple):
     labels: list[int]
 
 
+def of_classes(
+    folders: Sequence[Path], endings: Sequence[str], remedy: str, required: bool = True
+) -> Split:
+    """The images in the folder of each class, ordered by class and name.
+
+    endings: extensions of the images in lower case.
+    required: whether a class without images is an error.
+    """
+    each = [images_in(folder, endings) for folder in folders]
+    if required and [] in each:
+        what = f"has no images ({', '.join(endings)}), but is a class folder"
+        raise BadInput(f"{folders[each.index([])]} {what}: {remedy}")
+    labels = [label for label, images in enumerate(each) for _ in images]
+    return Split([file for images in each for file in images], labels)
+
+
+def images_in(folder: Path, endings: Sequence[str]) -> list[Path]:
+    """The image files of a folder, sorted by name."""
+    paths = (Path(entry.path) for entry in _visible(folder))
+    return [path for path in paths if path.suffix.lower() in endings]
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, sorted by name."""
+    return [Path(entry.path) for entry in _visible(folder) if entry.is_dir()]
+
+
+def _visible(folder: Path) -> list[os.DirEntry]:
+    """The entries of a folder, sorted by name, without hidden files and macOS's archive folders."""
+    if not folder.is_dir():
+        return []
+    with safe.reading(folder, "make it readable"), os.scandir(folder) as entries:
+        shown = (entry for entry in entries if not entry.name.startswith((".", "__MACOSX")))
+        return sorted(shown, key=lambda entry: entry.name)
+
+
 def check_size(size: int) -> None:
     """Raises BadInput unless the side of the images, in pixels, is from 8 to 512."""
     if not 8 <= size <= 512:

@@ -1,12 +1,11 @@
 """Layouts of image folders, such as DOMAIN/CLASS/IMAGE or train/CLASS/IMAGE."""
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_lab.data import safe
 from fedjax_lab.data.formats.image_parts import SPLITS
+from fedjax_lab.data.formats.images import images_in, subfolders
 from fedjax_lab.errors import BadInput, quoted
 
 LEVELS = ("class", "client", "domain", "split")  # what a folder may stand for
@@ -109,23 +108,3 @@ def _with_images(root: Path) -> Iterator[tuple[str, ...]]:
     for _ in range(DEEPEST):
         folders = [(sub, (*up, sub.name)) for at, up in folders for sub in subfolders(at)]
         yield from (names for folder, names in folders if images_in(folder, ENDINGS))
-
-
-def images_in(folder: Path, endings: Sequence[str]) -> list[Path]:
-    """The image files of a folder, sorted by name."""
-    paths = (Path(entry.path) for entry in _visible(folder))
-    return [path for path in paths if path.suffix.lower() in endings]
-
-
-def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted by name."""
-    return [Path(entry.path) for entry in _visible(folder) if entry.is_dir()]
-
-
-def _visible(folder: Path) -> list[os.DirEntry]:
-    """The entries of a folder, sorted by name, without hidden files and macOS's archive folders."""
-    if not folder.is_dir():
-        return []
-    with safe.reading(folder, "make it readable"), os.scandir(folder) as entries:
-        shown = (entry for entry in entries if not entry.name.startswith((".", "__MACOSX")))
-        return sorted(shown, key=lambda entry: entry.name)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab.data import safe
-from fedjax_lab.errors import BadInput, check_positive, nearest, quoted
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.errors import BadInput, check_choice, check_positive, missing, nearest, quoted
 
 SPECIAL = ("<padding>", "<unknown>")  # the names of ids 0 and 1
 UNKNOWN, FIRST = 1, len(SPECIAL)  # ids of the unknown word and of the first word
@@ -29,6 +30,29 @@ WORD = re.compile(rf"[^\W{UNSPACED}]+(?:'[^\W{UNSPACED}]+)*|(?!\s)[{UNSPACED}]|[
 MODEL_FILE = "tokenizer.json"
 BUILT_IN = ("hash", "words")
 OTHER = "name another one with --config.data.tokenizer"
+
+
+TASKS = ("classify", "next_word")
+VOCABULARY, LENGTH = 10_000, 64
+
+
+class Tokens(NamedTuple):
+    """The settings of the conversion of texts to examples, common to all sources of texts."""
+
+    task: str = TASKS[0]
+    tokenizer: str = BUILT_IN[0]
+    vocabulary: int = VOCABULARY
+    length: int = LENGTH
+
+
+def check(tokens: Tokens) -> None:
+    """Raises BadInput for settings that do not fit together; called before any file is read."""
+    check_choice("data.task", tokens.task, TASKS)
+    if tokens.task == "next_word" and tokens.tokenizer == "hash":
+        raise BadInput(
+            "config.data.task=next_word cannot predict words with config.data.tokenizer=hash, which"
+            " maps several words to one token; use --config.data.tokenizer=words"
+        )
 
 
 class Tokenizer(NamedTuple):
@@ -122,16 +146,47 @@ def _check_room(count, length, kind):
         safe.check_memory(count * length * kind.itemsize)
 
 
-def examples(
-    rows: Sequence[Sequence[int]], labels: np.ndarray, predict: bool, length: int, size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The examples of rows of token ids: x, y and the row of each example, as in `next_words`.
+def of_texts(dataset: Dataset, texts: Sequence[str], tokens: Tokens) -> Dataset:
+    """The examples of these texts; the vocabulary is that of the training texts.
 
-    predict: whether each word is an example; otherwise each row is one, with its label.
+    dataset: the facts about the texts, without x.
     """
-    if predict:
-        return next_words(rows, length, size)
-    return padded(rows, length, size), np.asarray(labels, np.int32), np.arange(len(rows))
+    training = (text for text, test in zip(texts, dataset.test, strict=True) if not test)
+    made = make_tokenizer(tokens.tokenizer, tokens.vocabulary, training)
+    rows = [made.encode(text) for text in texts]
+    return of_rows(dataset, rows, tokens.task, tokens.length, made.size, made.words)
+
+
+def of_rows(
+    dataset: Dataset,
+    rows: Sequence[Sequence[int]],
+    task: str,
+    length: int,
+    size: int,
+    words: Iterable[str],
+) -> Dataset:
+    """The examples of texts, given as rows of token ids: each text is one, or each of its words.
+
+    Args:
+      dataset: the facts about the texts, without x.
+      rows: token ids below `size`.
+      task: one of TASKS.
+      length: the number of tokens of an example.
+      size: the number of token ids.
+      words: the word of each token id, which are the classes if words are predicted.
+    """
+    if task == TASKS[0]:
+        return dataset._replace(x=padded(rows, length, size))
+    x, y, row = next_words(rows, length, size)
+    return dataset._replace(
+        x=x,
+        y=y,
+        domain=dataset.domain[row],
+        origin=row.astype(np.int32),
+        test=dataset.test[row],
+        client=None if dataset.client is None else dataset.client[row],
+        classes=tuple(words),
+    )
 
 
 def id_type(size: int) -> np.dtype:
@@ -178,7 +233,7 @@ def _of_file(name):
     try:
         import tokenizers
     except ImportError as error:
-        raise BadInput(f"{file} needs tokenizers: pip install 'fedjax_lab[text]'") from error
+        raise missing(error, "text") from error
     with safe.reading(file, OTHER, "is not a tokenizer"):
         made = tokenizers.Tokenizer.from_str(safe.content(file).decode())
         made.no_padding()

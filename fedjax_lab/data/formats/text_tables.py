@@ -1,14 +1,15 @@
 """Reads columns of text from tables: CSV, TSV, JSON lines and Parquet files."""
 
+import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_lab.data import safe
-from fedjax_lab.errors import BadInput, nearest, quoted
+from fedjax_lab.errors import BadInput, missing, nearest, quoted
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson", ".json")
@@ -43,44 +44,43 @@ def read(
 
 def _of_lines(file, wanted, header, encoding):
     """The columns of a CSV or TSV file."""
-    limit = csv.field_size_limit(LONGEST)
-    try:
-        rows = enumerate(_lines(file, _decoded(file, encoding)), 1)
-        rows = ((number, row) for number, row in rows if row)
+    text = decoded(file, encoding)
+    with contextlib.closing(lines_of(file, text, SEPARATORS[file.suffix])) as rows:
         number, first = next(rows, (0, []))
         places = [_place(file, name, first if header else len(first)) for name in wanted]
         kept = [] if header else [_cells(file, number, first, places)]
         return kept + [_cells(file, number, row, places) for number, row in rows]
+
+
+def lines_of(file: Path, text: str, separator: str) -> Generator[tuple[int, list[str]]]:
+    """The number, from 1, and the cells of each line of a table that is not empty.
+
+    If quotation marks do not match in a table separated by tabs, they are parts of the texts, as
+    such tables are often not quoted. Raises BadInput if they do not match in another table.
+    """
+
+    def reader(quoting):
+        content = io.StringIO(text, newline="")
+        return csv.reader(content, delimiter=separator, quoting=quoting, strict=True)
+
+    limit, lines = csv.field_size_limit(LONGEST), reader(csv.QUOTE_MINIMAL)
+    try:
+        rows = enumerate([*lines] if separator == "\t" else lines, 1)
+        yield from ((number, row) for number, row in rows if row)
+    except csv.Error as error:
+        if separator != "\t":
+            raise BadInput(
+                f"{file}: line {lines.line_num} cannot be read ({error}): a quotation mark before"
+                " it or in it is not closed, or text follows a closing one; write quotation marks"
+                " inside of quoted texts twice"
+            ) from error
+        rows = enumerate(reader(csv.QUOTE_NONE), 1)
+        yield from ((number, row) for number, row in rows if row)
     finally:
         csv.field_size_limit(limit)
 
 
-def _lines(file, text):
-    """The lines of a table. TSV files are often not quoted: then marks are parts of the texts."""
-
-    def reader(quoting):
-        content = io.StringIO(text, newline="")
-        separator = SEPARATORS[file.suffix]
-        return csv.reader(content, delimiter=separator, quoting=quoting, strict=True)
-
-    lines = reader(csv.QUOTE_MINIMAL)
-    if file.suffix == ".tsv":
-        try:
-            yield from list(lines)
-        except csv.Error:
-            yield from reader(csv.QUOTE_NONE)
-        return
-    try:
-        yield from lines
-    except csv.Error as error:
-        raise BadInput(
-            f"{file}: line {lines.line_num} cannot be read ({error}): a quotation mark before it or"
-            " in it is not closed, or text follows a closing one; write quotation marks inside of"
-            " quoted texts twice"
-        ) from error
-
-
-def _decoded(file, encoding):
+def decoded(file: Path, encoding: str) -> str:
     """The text of a file, without the byte order mark that spreadsheet programs write."""
     return safe.content(file).decode(encoding).removeprefix("\ufeff")
 
@@ -110,7 +110,7 @@ def _cells(file, number, row, places):
 def _of_objects(file, wanted):
     """The members of one JSON object per line."""
     made = []
-    for number, line in enumerate(_decoded(file, "utf-8").split("\n"), 1):
+    for number, line in enumerate(decoded(file, "utf-8").split("\n"), 1):
         if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
@@ -139,7 +139,7 @@ def _of_parquet(file, wanted):
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise BadInput(f"{file} needs pyarrow: pip install 'fedjax_lab[text]'") from error
+        raise missing(error, "text") from error
     with parquet.ParquetFile(file) as opened:
         names = opened.schema_arrow.names
         places = [_place(file, name, names) for name in wanted]

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats.columns import positions
 from fedjax_lab.data.sources.arrays import MOST_CLASSES
 from fedjax_lab.errors import BadInput, quoted
 
@@ -31,7 +32,7 @@ def assembled(parts: Sequence[UserRows], x: Any, classes: Sequence[str], name: s
     x [R, ...]: the examples of all parts in their order; may be lazy.
     """
     users = sorted({part.user for part in parts})
-    number = {user: index for index, user in enumerate(users)}
+    number = positions([part.user for part in parts], users)
     counts = [len(part.y) for part in parts]
     y = np.concatenate([part.y for part in parts]).astype(np.int32)
     return Dataset(
@@ -41,7 +42,7 @@ def assembled(parts: Sequence[UserRows], x: Any, classes: Sequence[str], name: s
         test=np.repeat([part.test for part in parts], counts),
         classes=tuple(classes),
         domains=(name,),
-        client=np.repeat([number[part.user] for part in parts], counts).astype(np.int32),
+        client=np.repeat(number, counts),
         users=tuple(users),
     )
 

@@ -49,7 +49,8 @@ def next_word(
 
     Args:
       words: the numbering of the words in the sequences.
-      parts: the users' sequences; x is a list of arrays of word numbers [n].
+      parts: the users' sequences; x is a list of arrays of word numbers [n], and y has any label
+        for each of them.
       vocabulary: the number of token ids: padding, the unknown word, and then the most frequent
         words of the training sequences.
       length: the number of preceding words that an example has.
@@ -61,9 +62,6 @@ def next_word(
     ids = np.full(len(names), text_rows.UNKNOWN)
     ids[kept] = np.arange(first, first + len(kept))
     sequences = [ids[sequence].tolist() for part in parts for sequence in part.x]
-    x, y, of_sequence = text_rows.next_words(sequences, length, first + len(kept))
-    ends = np.searchsorted(of_sequence, np.cumsum([len(part.x) for part in parts]))
-    labels = np.split(y, ends[:-1])
-    parts = [part._replace(x=None, y=of_part) for part, of_part in zip(parts, labels, strict=True)]
     classes = (*text_rows.SPECIAL, *(names[number] for number in kept))
-    return assembled(parts, x, classes, name)._replace(origin=of_sequence.astype(np.int32))
+    made, task = assembled(parts, None, (), name), text_rows.TASKS[1]
+    return text_rows.of_rows(made, sequences, task, length, len(classes), classes)

@@ -14,7 +14,8 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import pickles
-from fedjax_lab.data.formats.images import Split, arrays, rgb_or_gray
+from fedjax_lab.data.formats.columns import positions
+from fedjax_lab.data.formats.images import Split, arrays, of_classes, rgb_or_gray
 from fedjax_lab.data.places import locate
 from fedjax_lab.errors import BadInput, quoted
 
@@ -68,29 +69,21 @@ def read(release: Release, folder: str, size: int, choose: Callable) -> Dataset:
 def listed(release: Release, where: Path, file: Path) -> Split:
     """The files and labels of one list, in its order."""
     paths, names = _columns(pickles.load(file, release.remedy), file, release.remedy)
-    number = {name: label for label, name in enumerate(release.classes)}
-    unknown = next((name for name in names if name not in number), None)
+    unknown = next((name for name in names if name not in release.classes), None)
     if unknown is not None:
         raise BadInput(
             f"{file}: {quoted(unknown)} is not a class of {release.folder}: {release.remedy}"
         )
     files = [where / inside(path, release.folder, file, release.remedy) for path in paths]
-    return Split(files, [number[name] for name in names])
+    return Split(files, positions(names, release.classes).tolist())
 
 
 def split_here(release: Release, where: Path, domain: str) -> tuple[Split, Split]:
     """The training and test files of a domain: a permutation with seed 0, a fifth for testing."""
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(release.classes):
-        entries = safe.glob(where / domain / name, "*")
-        images = [file for file in entries if file.suffix.lower() in SUFFIXES]
-        if not images:
-            raise BadInput(f"{where / domain / name} has no images: {release.remedy}")
-        files += images
-        labels += [label] * len(images)
-    order = np.random.default_rng(0).permutation(len(files))
-    tests, both = len(files) // 5, Split(files, labels)
+    folders = [where / domain / name for name in release.classes]
+    both = of_classes(folders, SUFFIXES, release.remedy)
+    order = np.random.default_rng(0).permutation(len(both.files))
+    tests = len(order) // 5
     return _kept(both, order[tests:]), _kept(both, order[:tests])
 
 

@@ -1,5 +1,6 @@
 """Arrays of your own in one .npz file: x, y, and optionally domain, client, split and classes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from fedjax_lab.data import leaks, safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import npz
+from fedjax_lab.data.places import path_of
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
 KEYS = ("x", "y", "domain", "client", "split", "classes")
@@ -28,25 +30,41 @@ def arrays(*, path: str) -> Dataset:
 
     Raises BadInput if the file is missing, damaged or not of this form.
     """
-    if not path:
-        raise BadInput("data.path is empty: name an .npz file with --config.data.path")
-    file = Path(path).expanduser()
+    file = path_of(path, "name an .npz file with --config.data.path")
     members = read(file)
-    x = pixels(file, members["x"])
-    for key in ("y", "domain", "client", "split"):
-        if key in members and members[key].shape != (len(x),):
-            shape = list(members[key].shape)
-            raise BadInput(f"{file}: {key} has shape {shape}, but x has {len(x)} examples")
-    classes = class_names(file, members.get("classes"), members["y"])
-    y = labels(file, members["y"], classes)
-    domain, domains = numbered(file, "domain", members.get("domain", np.zeros(len(x), np.int32)))
-    test = is_test(file, members["split"]) if "split" in members else random_test_rows(len(x))
-    check_both_splits(file, test)
-    made = Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
-    made = made._replace(test_is_drawn="split" not in members)
+    made = dataset_of(file, pixels(file, members.pop("x")), members, "split", is_test)
     if not made.test_is_drawn:
         leaks.report(made)
-    return with_users(file, made, members.get("client"))
+    return made
+
+
+def dataset_of(
+    where: Path,
+    x: np.ndarray,
+    members: dict[str, np.ndarray],
+    split: str,
+    is_test: Callable[[Path, np.ndarray], np.ndarray],
+) -> Dataset:
+    """The dataset of examples x [R, ...] and of the other arrays, by name.
+
+    split: the name of the array that says which examples are test examples.
+    is_test: (where, that array) -> test flags [R] bool.
+    """
+    for key in ("y", "domain", "client", split):
+        if key in members and members[key].shape != (len(x),):
+            shape = list(members[key].shape)
+            raise BadInput(f"{where}: {key} has shape {shape}, but x has {len(x)} examples")
+    classes = class_names(where, members.get("classes"), members["y"])
+    y = labels(where, members["y"], classes)
+    domain, domains = numbered(where, "domain", members.get("domain", np.zeros(len(x), np.int32)))
+    test = is_test(where, members[split]) if split in members else random_test_rows(len(x))
+    check_both_splits(where, test)
+    made = Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
+    made = made._replace(test_is_drawn=split not in members)
+    if "client" not in members:
+        return made
+    client, users = numbered(where, "client", members["client"])
+    return made._replace(client=client, users=users)
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
@@ -129,14 +147,6 @@ def numbered(file: Path, what: str, values: np.ndarray) -> tuple[np.ndarray, tup
         )
     names, index = np.unique(values, return_inverse=True)
     return index.astype(np.int32), tuple(map(str, names.tolist()))
-
-
-def with_users(file: Path, dataset: Dataset, client: np.ndarray | None) -> Dataset:
-    """The dataset with the natural user of each example [R]; unchanged if `client` is None."""
-    if client is None:
-        return dataset
-    client, users = numbered(file, "client", client)
-    return dataset._replace(client=client, users=users)
 
 
 def is_test(file: Path, split: np.ndarray) -> np.ndarray:

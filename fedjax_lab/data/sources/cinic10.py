@@ -6,11 +6,9 @@ ten folders, one for each class, of 9,000 images of 32 x 32 pixels.
 
 from pathlib import Path
 
-from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, rgb
+from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, of_classes, rgb
 from fedjax_lab.data.places import fetched, locate
-from fedjax_lab.errors import BadInput
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
 CLASSES = (
@@ -50,20 +48,9 @@ def cinic10(*, folder: str = "", size: int = 32, merge_valid: bool = False) -> D
     """
     check_size(size)
     where = locate(folder, PROBES, HELP, Path.is_dir).parents[1]
-    splits = ("train", "valid") if merge_valid else ("train",)
-    parts, test = [_files(where / split) for split in splits], _files(where / "test")
+    splits = ("train", "valid", "test") if merge_valid else ("train", "test")
+    folders = [[where / split / name for name in CLASSES] for split in splits]
+    *parts, test = [of_classes(part, [".png"], HELP) for part in folders]
     train = Split(*(sum(lists, []) for lists in zip(*parts, strict=True)))
     made = arrays(f"cinic10-v{VERSION}", [train], [test], size, rgb, HELP)
     return Dataset(**made, classes=CLASSES, domains=("cinic10",))
-
-
-def _files(folder: Path) -> Split:
-    """The files of one split, ordered by class and name."""
-    files, labels = [], []
-    for label, name in enumerate(CLASSES):
-        images = safe.glob(folder / name, "*.png")
-        if not images:
-            raise BadInput(f"{folder / name} has no images *.png: {HELP}")
-        files += images
-        labels += [label] * len(images)
-    return Split(files, labels)

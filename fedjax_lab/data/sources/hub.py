@@ -15,10 +15,19 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats import columns, encoded, text_rows
+from fedjax_lab.data.formats import columns, encoded
 from fedjax_lab.data.formats.images import decoded
-from fedjax_lab.data.sources.text_files import LENGTH, TASKS, VOCABULARY, Tokens, check
-from fedjax_lab.errors import BadInput, nearest, quoted
+from fedjax_lab.data.formats.text_rows import (
+    BUILT_IN,
+    LENGTH,
+    TASKS,
+    VOCABULARY,
+    Tokens,
+    check,
+    of_texts,
+)
+from fedjax_lab.data.places import path_of
+from fedjax_lab.errors import BadInput, missing, quoted
 
 SAVED = ("dataset_dict.json", "state.json")  # written by save_to_disk for several splits, for one
 REMEDY = (
@@ -43,7 +52,7 @@ def huggingface(
     size: int = 0,
     color: str = "auto",
     task: str = TASKS[0],
-    tokenizer: str = text_rows.BUILT_IN[0],
+    tokenizer: str = BUILT_IN[0],
     vocabulary: int = VOCABULARY,
     length: int = LENGTH,
 ) -> Dataset:
@@ -81,18 +90,21 @@ def huggingface(
     trained_on = train_split.split("+")
     if not test_split and "test" in splits and "test" not in trained_on:
         test_split = "test"
-    _check_apart([*trained_on, *filter(None, test_split.split("+"))], dataset)
-    train = _joined(splits, "train_split", train_split, dataset)
-    both = [train, _joined(splits, "test_split", test_split, dataset)] if test_split else [train]
+    tested_on = test_split.split("+") if test_split else []
+    _check_apart([*trained_on, *tested_on], dataset)
+    columns.check_splits(trained_on, tested_on, splits, dataset)
+    each = [[splits[name] for name in names] for names in (trained_on, tested_on) if names]
+    with safe.reading(dataset, REMEDY):
+        train, *test = [_concatenated(tables) for tables in each]
     named = {"image": image, "text": text, "label": label, "client": client, "domain": domain}
     named = _columns(train.features, named, task, dataset)
     wanted = sorted({*filter(None, named.values())})
     with safe.reading(dataset, REMEDY):
-        table = _concatenated([part.select_columns(wanted) for part in both])
+        table = _concatenated([part.select_columns(wanted) for part in (train, *test)])
     made = _without_x(table, named, dataset, len(train), train.info)
     if named["image"]:
         return made._replace(x=_images(table, named["image"], dataset, size, color, made))
-    return _of_texts(made, _column(table, named["text"], dataset).to_pylist(), tokens)
+    return of_texts(made, _column(table, named["text"], dataset).to_pylist(), tokens)
 
 
 def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, info: Any):
@@ -119,13 +131,11 @@ def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, 
 
 def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
     """The splits, by name."""
-    if not dataset:
-        raise BadInput(f"config.data.dataset is empty: {REMEDY}")
+    folder = path_of(dataset, REMEDY, "dataset")
     try:
         import datasets
     except ImportError as error:
-        raise BadInput(f"a package is missing ({error}): pip install 'fedjax_lab[hub]'") from error
-    folder = Path(dataset).expanduser()
+        raise missing(error, "hub") from error
     with safe.reading(dataset, REMEDY), _silenced():
         if not folder.is_dir():
             return _by_name(dataset, subset)
@@ -196,17 +206,6 @@ def _check_apart(names: Sequence[str], where: str) -> None:
             f"{where}: split {quoted(twice[0])} occurs twice in config.data.train_split and"
             " config.data.test_split; an example may be used only once"
         )
-
-
-def _joined(splits: Mapping[str, Any], key: str, names: str, where: str) -> Any:
-    """The table of one split, or of several as "train+validation"."""
-    parts = names.split("+")
-    for name in parts:
-        if name not in splits:
-            hint = nearest(name, splits)
-            raise BadInput(f"{where} has no split {quoted(name)} (config.data.{key}); {hint}")
-    with safe.reading(where, REMEDY):
-        return _concatenated([splits[name] for name in parts])
 
 
 def _concatenated(tables: Sequence) -> Any:
@@ -310,21 +309,3 @@ def _images(table, name, where, size, color, made):
     files = encoded.Encoded(fetch, len(table), where, REMEDY)
     digest = encoded.digest(files, made.y, made.domain, made.test)
     return encoded.pictures(files, size, color, f"hub-{digest}")
-
-
-def _of_texts(made: Dataset, texts: Sequence[str], tokens: Tokens) -> Dataset:
-    """The Dataset with token ids as x; the vocabulary is that of the training texts."""
-    training = texts[: int(np.sum(~made.test))]
-    words = text_rows.make_tokenizer(tokens.tokenizer, tokens.vocabulary, training)
-    ids = [words.encode(text) for text in texts]
-    predict = tokens.task == "next_word"
-    x, y, row = text_rows.examples(ids, made.y, predict, tokens.length, words.size)
-    return made._replace(
-        x=x,
-        y=y,
-        domain=made.domain[row],
-        origin=row.astype(np.int32) if predict else None,
-        test=made.test[row],
-        client=None if made.client is None else made.client[row],
-        classes=words.words if predict else made.classes,
-    )

@@ -158,9 +158,7 @@ def idx(*, folder: str) -> Dataset:
     The classes are "0", "1", ... up to the highest label, at least ten. Raises BadInput if a file
     is missing, damaged or does not hold what its name says.
     """
-    if not folder:
-        raise BadInput(f"data.folder is empty: {IDX_HELP}")
-    where = Path(folder).expanduser()
+    where = places.path_of(folder, IDX_HELP, "folder")
     x, y, test = read(where, IDX_HELP)
     classes = tuple(str(label) for label in range(max(10, int(y.max()) + 1)))
     return as_dataset(x, y, test, classes, where.resolve().name)
@@ -170,8 +168,7 @@ def read(
     folder: Path, remedy: str, names: tuple[str, ...] = FILES
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images [R, H, W, 1] uint8, labels [R] int32 and the test flags [R] bool of the four files."""
-    if not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder: {remedy}")
+    places.folder_of(folder, remedy)
     train, test = (_part(folder, names[i], names[i + 1], remedy) for i in (0, 2))
     if train[0].shape[1:] != test[0].shape[1:]:
         sizes = " and ".join(f"{x.shape[1]} x {x.shape[2]}" for x, _ in (train, test))

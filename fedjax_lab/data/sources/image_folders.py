@@ -13,9 +13,9 @@ from typing import NamedTuple
 from fedjax_lab.data import places
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import layouts
-from fedjax_lab.data.formats.image_parts import SPLITS, Look, Part, gather, make_look
-from fedjax_lab.data.formats.images import Split, check_size, decoded
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.data.formats.image_parts import Look, Part, gather, kind_of_split, make_look
+from fedjax_lab.data.formats.images import check_size, decoded, of_classes, subfolders
+from fedjax_lab.errors import BadInput
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
 ENDINGS = (".jpg", ".jpeg", ".png")  # of the published data sets, in upper or lower case
@@ -126,9 +126,7 @@ def image_folders(
     animation the first image is used. All else is as in `pacs`.
     """
     look = make_look(size, color, resize)
-    where = Path(folder).expanduser()
-    if not folder or not where.is_dir():
-        raise BadInput(f"{folder or 'an empty name'} is not a folder: {REMEDY}")
+    where = places.folder_of(places.path_of(folder, REMEDY, "folder"), REMEDY)
     holders = layouts.find(where, layout, REMEDY)
     domains = sorted({_domain(holder) for holder in holders})
     return _read("image_folders", holders, domains, look, layouts.ENDINGS, REMEDY)
@@ -154,8 +152,8 @@ def find_domains(published: Published, folder: str, remedy: str) -> list[Path]:
     around = [Path(place).expanduser() for place in ([folder] if folder else places.PLACES)]
     problem = f"no {published.name} in {' or '.join(map(str, around))}"
     for where in (place / name for place in around for name in ("", *published.folders)):
-        subfolders = {_letters(path.name): path for path in layouts.subfolders(where)}
-        by_domain = {name: subfolders.get(_letters(name)) for name in published.domains}
+        there = {_letters(path.name): path for path in subfolders(where)}
+        by_domain = {name: there.get(_letters(name)) for name in published.domains}
         paths = [path for path in by_domain.values() if path is not None]
         if len(paths) == len(published.domains):
             return paths
@@ -180,11 +178,11 @@ def _read(
     """The images in these folders, ordered by domain, class and file name."""
     if not holders:
         raise BadInput(f"there are no folders of domains: {remedy}")
-    classes = sorted({p.name for each in holders for p in layouts.subfolders(each.folder)})
+    classes = sorted({p.name for each in holders for p in subfolders(each.folder)})
+    if not classes:
+        raise BadInput(f"{holders[0].folder} has no folders of classes: {remedy}")
     parts = [_part(holder, classes, endings, remedy) for holder in holders]
-    parts = [part for part in parts if part.images.files]
-    name = f"{title}-v{VERSION}"
-    return gather(name, parts, classes, domains, look, remedy, truncated=True)
+    return gather(f"{title}-v{VERSION}", parts, classes, domains, look, remedy, truncated=True)
 
 
 def _part(
@@ -192,22 +190,10 @@ def _part(
 ) -> Part:
     """The images of a folder. Raises BadInput if a required class has no images."""
     folder, levels = holder
-    split = SPLITS.get(levels.get("split", "train").lower(), "")
-    files, labels = [], []
-    if not classes:
-        raise BadInput(f"{folder} has no folders of classes: {remedy}")
-    for label, name in enumerate(classes):
-        images = layouts.images_in(folder / name, endings)
-        if not images and split == "train" and "client" not in levels:
-            kinds = ", ".join(endings)
-            problem = f"has no images ({kinds}), but is a class folder"
-            raise BadInput(f"{folder / name} {problem}: {remedy}")
-        files += images
-        labels += [label] * len(images)
-    if files and not split:
-        splits = ", ".join(SPLITS)
-        raise BadInput(f"{folder}: {quoted(levels['split'])} is not one of the splits {splits}")
-    return Part(Split(files, labels), _domain(holder), split, levels.get("client", ""))
+    split = kind_of_split(levels.get("split", "train"), folder, remedy)
+    required = split == "train" and "client" not in levels
+    images = of_classes([folder / name for name in classes], endings, remedy, required)
+    return Part(images, _domain(holder), split, levels.get("client", ""))
 
 
 def _domain(holder: layouts.Holder) -> str:

@@ -5,20 +5,22 @@ et al., NeurIPS 2022) is read with path=train_test_split,
 folder=ISIC_2019_Training_Input_preprocessed, label=target, client=center, split=fold.
 """
 
-import csv
+import contextlib
 import hashlib
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab.data import safe
+from fedjax_lab.data import places, safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats.image_parts import SPLITS, Part, gather, make_look, sorted_names
+from fedjax_lab.data.formats.columns import check, positions, sorted_names
+from fedjax_lab.data.formats.image_parts import Part, gather, kind_of_split, make_look
 from fedjax_lab.data.formats.images import Split, decoded
 from fedjax_lab.data.formats.layouts import ENDINGS
-from fedjax_lab.errors import BadInput, nearest, quoted
+from fedjax_lab.data.formats.text_tables import decoded as text_of
+from fedjax_lab.data.formats.text_tables import lines_of
+from fedjax_lab.errors import BadInput, quoted
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
 DELIMITERS = ",", "\t", ";"
@@ -59,9 +61,7 @@ def image_table(
     Classes, users and domains are sorted, numerically if all are natural numbers. Decoded images
     are cached as in `images.decoded`. Raises BadInput if anything is missing or damaged.
     """
-    look, table = make_look(size, color, resize), Path(path).expanduser()
-    if not path:
-        raise BadInput(f"data.path is empty: {REMEDY}")
+    look, table = make_look(size, color, resize), places.path_of(path, REMEDY)
     columns = {"image": image, "label": label}
     columns |= {"client": client, "domain": domain, "split": split}
     rows = _rows(table, {key: name for key, name in columns.items() if name})
@@ -79,18 +79,15 @@ def image_table(
 def _rows(table: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
     """The values of these columns in each line of a table, by the keys of the columns."""
     with safe.reading(table, REMEDY):
-        text = safe.content(table).decode("utf-8-sig")
-        header = text.partition("\n")[0]
-        lines = csv.reader(
-            io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=header.count), strict=True
-        )
-        names = [name.strip() for name in next(lines, [])]
-        places = {key: _place(table, key, name, names) for key, name in columns.items()}
-        rows = [
-            {key: _value(table, lines.line_num, line, names, at) for key, at in places.items()}
-            for line in lines
-            if line
-        ]
+        text = text_of(table, "utf-8")
+        separator = max(DELIMITERS, key=text.partition("\n")[0].count)
+        with contextlib.closing(lines_of(table, text, separator)) as lines:
+            names = [name.strip() for name in next(lines, (0, []))[1]]
+            at = {key: _place(table, key, name, names) for key, name in columns.items()}
+            rows = [
+                {key: _value(table, number, line, names, place) for key, place in at.items()}
+                for number, line in lines
+            ]
     if not rows:
         raise BadInput(f"{table} lists no images: {REMEDY}")
     return rows
@@ -98,9 +95,7 @@ def _rows(table: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
 
 def _place(table: Path, key: str, name: str, names: Sequence[str]) -> int:
     """The position of a column in the header."""
-    if name not in names:
-        near = nearest(name, [each for each in names if each and each.isprintable()])
-        raise BadInput(f"{table} has no column {quoted(name)} (config.data.{key}); {near}")
+    check(key, name, names, str(table))
     if names.count(name) > 1:
         raise BadInput(f"{table} has two columns {quoted(name)} (config.data.{key}); rename one")
     return names.index(name)
@@ -119,22 +114,18 @@ def _parts(
     table: Path, folder: Path, rows: Sequence[Mapping[str, str]], classes: Sequence[str]
 ) -> list[Part]:
     """The images, grouped by domain, split and user."""
-    number = {name: index for index, name in enumerate(classes)}
     images: dict[tuple[str, str, str], Split] = {}
     split_of: dict[Path, str] = {}
-    for row in rows:
-        named = row.get("split", "train")
-        split = SPLITS.get(named.lower())
-        if split is None:
-            splits = ", ".join(SPLITS)
-            raise BadInput(f"{table}: {quoted(named)} is not one of the splits {splits}: {REMEDY}")
+    number = positions([row["label"] for row in rows], classes).tolist()
+    for row, label in zip(rows, number, strict=True):
+        split = kind_of_split(row.get("split", "train"), table, REMEDY)
         key = row.get("domain", "image_table"), split, row.get("client", "")
         files, labels = images.setdefault(key, Split([], []))
         files.append(_file(table, folder, row["image"]))
         if split_of.setdefault(files[-1], split) != split:
             both = f"{split_of[files[-1]]} and {split}"
             raise BadInput(f"{table} lists {files[-1]} for {both}, but an image has only one split")
-        labels.append(number[row["label"]])
+        labels.append(label)
     return [Part(split, *key) for key, split in images.items()]
 
 

@@ -19,6 +19,7 @@ from fedjax_lab.data.formats.images import arrays as listed
 from fedjax_lab.data.formats.leaf_json import User
 from fedjax_lab.data.formats.user_rows import UserRows
 from fedjax_lab.data.formats.word_sequences import Words, check, next_word
+from fedjax_lab.data.places import folder_of
 from fedjax_lab.data.sources import image_folders
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
@@ -102,8 +103,7 @@ def users_of(folder: Path) -> Iterator[tuple[User, bool]]:
 
     Yields pairs of a user and whether its examples are test examples.
     """
-    if not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder: {REMEDY}")
+    folder_of(folder, REMEDY)
     places = [place for place in (folder, folder / "data") if place.is_dir()]
     for place in places:
         names = [name for name in ("train", "test") if leaf_json.has_files(place / name)]

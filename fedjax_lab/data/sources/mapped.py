@@ -7,11 +7,13 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import TYPES, Dataset
+from fedjax_lab.data.places import folder_of, path_of
 from fedjax_lab.data.sources import arrays
 from fedjax_lab.errors import BadInput, nearest, quoted
 
-NAMES = ("x.npy", "y.npy", "domain.npy", "test.npy", "client.npy", "classes.json")
+NAMES, CLASSES = ("x", "y", "domain", "test", "client"), "classes.json"
 REMEDY = "write the arrays with numpy.save"
+HELP = "name a folder with x.npy with --config.data.path"
 
 
 def mapped(*, path: str) -> Dataset:
@@ -28,41 +30,35 @@ def mapped(*, path: str) -> Dataset:
 
     Raises BadInput if the folder or a file is not of this form.
     """
-    if not path:
-        raise BadInput("data.path is empty: name a folder with x.npy with --config.data.path")
-    folder = Path(path).expanduser()
+    folder = folder_of(path_of(path, HELP), HELP)
     check_names(folder)
-    x = examples(folder / "x.npy")
-    y, domain, test, client = (of_each(folder / name, len(x)) for name in NAMES[1:5])
-    assert y is not None  # `check_names` requires it
-    classes = arrays.class_names(folder, names_in(folder / "classes.json"), y)
-    y = arrays.labels(folder / "y.npy", y, classes)
-    domain = np.zeros(len(x), np.int32) if domain is None else domain
-    domain, domains = arrays.numbered(folder / "domain.npy", "domain", domain)
-    is_test = arrays.random_test_rows(len(x)) if test is None else flags(folder / "test.npy", test)
-    arrays.check_both_splits(folder, is_test)
-    made = Dataset(x=x, y=y, domain=domain, test=is_test, classes=classes, domains=domains)
-    made = made._replace(test_is_drawn=test is None)
-    return arrays.with_users(folder / "client.npy", made, client)
+    members = {name: opened(folder / f"{name}.npy") for name in NAMES if has(folder, name)}
+    x = examples(folder / "x.npy", members.pop("x"))
+    others = {name: np.array(array) for name, array in members.items()}
+    if (classes := folder / CLASSES).exists():
+        others["classes"] = names_in(classes)
+    return arrays.dataset_of(folder, x, others, "test", flags)
+
+
+def has(folder: Path, name: str) -> bool:
+    """Whether the folder has the array of this name."""
+    return (folder / f"{name}.npy").exists()
 
 
 def check_names(folder: Path) -> None:
     """Raises BadInput unless the folder has x.npy and y.npy, and only .npy files of NAMES."""
-    if not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder: name one with x.npy with --config.data.path")
     for name in NAMES[:2]:
-        if not (folder / name).exists():
-            raise BadInput(f"{folder} has no {name}: {REMEDY}")
+        if not has(folder, name):
+            raise BadInput(f"{folder} has no {name}.npy: {REMEDY}")
+    names = [f"{name}.npy" for name in NAMES]
     for file in safe.glob(folder, "*.npy"):
-        if file.name not in NAMES:
-            raise BadInput(
-                f"{folder} has an unknown file {quoted(file.name)}; {nearest(file.name, NAMES)}"
-            )
+        if file.name not in names:
+            near = nearest(file.name, names)
+            raise BadInput(f"{folder} has an unknown file {quoted(file.name)}; {near}")
 
 
-def examples(file: Path) -> np.ndarray:
+def examples(file: Path, x: np.ndarray) -> np.ndarray:
     """The memory-mapped examples of a file; images [R, H, W] get a channel axis."""
-    x = opened(file)
     if x.dtype not in map(np.dtype, TYPES):
         remedy = "save x.astype(numpy.float32), or numpy.uint8 for pixels from 0 to 255"
         raise BadInput(f"{file} has type {x.dtype}, not one of {', '.join(TYPES)}: {remedy}")
@@ -73,19 +69,10 @@ def examples(file: Path) -> np.ndarray:
     return x[..., None] if x.ndim == 3 else x
 
 
-def of_each(file: Path, count: int) -> np.ndarray | None:
-    """The array of a file with one entry for each of `count` examples; None if there is no file."""
-    if not file.exists():
-        return None
-    array = np.array(opened(file))
-    if array.shape != (count,):
-        raise BadInput(f"{file} has shape {list(array.shape)}, but x.npy has {count} examples")
-    return array
-
-
-def flags(file: Path, test: np.ndarray) -> np.ndarray:
-    """The test flags [R] bool of the entries of a file."""
+def flags(folder: Path, test: np.ndarray) -> np.ndarray:
+    """The test flags [R] bool of the entries of test.npy."""
     if test.dtype.kind not in "bui" or not np.isin(test, (0, 1)).all():
+        file = folder / "test.npy"
         raise BadInput(f"{file}: its entries must be False or True, or 0 or 1")
     return test.astype(bool)
 
@@ -97,10 +84,8 @@ def opened(file: Path) -> np.ndarray:
         return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
-def names_in(file: Path) -> np.ndarray | None:
-    """The list of names in a JSON file; None if there is no file."""
-    if not file.exists():
-        return None
+def names_in(file: Path) -> np.ndarray:
+    """The list of names in a JSON file."""
     with safe.reading(file, "write it with json.dump"):
         names = json.loads(safe.content(file))
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

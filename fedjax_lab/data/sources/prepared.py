@@ -18,7 +18,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.formats import columns, encoded, tfrecords
 from fedjax_lab.data.formats.images import decoded
-from fedjax_lab.errors import BadInput, cut, nearest, quoted
+from fedjax_lab.errors import BadInput, cut, missing, nearest, quoted
 
 VERSION = r"\d+\.\d+\.\d+"
 NAME = re.compile(rf"(?P<set>\w+(/[\w+-][\w.+-]*)?)(:(?P<version>{VERSION}))?")  # as in tfds.load
@@ -147,9 +147,7 @@ def _reading(version: Path, remedy: str) -> Iterator[None]:
         try:
             yield
         except ImportError as error:
-            raise BadInput(
-                f"a package is missing ({error}): pip install 'fedjax_lab[tfds]'"
-            ) from error
+            raise missing(error, "tfds") from error
 
 
 def _builder(version: Path, remedy: str) -> Any:
@@ -163,13 +161,10 @@ def _builder(version: Path, remedy: str) -> Any:
 def _splits(builder: Any, train: str, test: str, version: Path) -> tuple[str, int]:
     """TFDS's name of all examples, training first, and the number of training examples."""
     there = builder.info.splits
-    trained_on = {part.partition("[")[0] for part in train.split("+")}
+    trained_on = [part.partition("[")[0] for part in train.split("+")]
     test = test or ("test" if "test" in there and "test" not in trained_on else "")
-    for key, split in (("train_split", train), ("test_split", test)):
-        for part in split.split("+") if split or key == "train_split" else ():
-            if part.partition("[")[0] not in there:
-                hint = nearest(part, there)
-                raise BadInput(f"{version} has no split {quoted(part)} (config.data.{key}); {hint}")
+    tested_on = [part.partition("[")[0] for part in test.split("+")] if test else []
+    columns.check_splits(trained_on, tested_on, there, str(version))
     both = f"{train}+{test}" if test else train
     with safe.reading(f"split {train!r} or {test!r} of {version}", f"it has {', '.join(there)}"):
         _check_apart(there, both, version)

@@ -24,7 +24,8 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.data.formats import npz
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.errors import MACHINE, BadInput
+from fedjax_lab.data.places import folder_of, path_of
+from fedjax_lab.errors import MACHINE, missing
 
 FORMAT = 1  # version of the folder format
 INDEX, LABELS, SUMS = "index.json", "labels.npz", "SHA256SUMS"
@@ -56,11 +57,7 @@ def records(*, path: str) -> Dataset:
     Raises BadInput if anything is missing or damaged: at once for missing or truncated shards, and
     otherwise when the damaged part is read.
     """
-    if not path:
-        raise BadInput("data.path is empty: name a folder of records with --config.data.path")
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder: {REMEDY}")
+    folder = folder_of(path_of(path, "name a folder of records with --config.data.path"), REMEDY)
     with safe.reading(folder, REMEDY):
         sums = read_sums(folder)
         index = read_index(folder)
@@ -175,12 +172,7 @@ def array_record(module: str) -> ModuleType:
     try:
         return importlib.import_module(f"array_record.python.{module}")
     except ImportError as error:
-        raise needs_stream(error) from error
-
-
-def needs_stream(error: ImportError) -> BadInput:
-    """The BadInput for a missing package of the extra `stream`."""
-    return BadInput(f"a package is missing ({error}): pip install 'fedjax_lab[stream]'")
+        raise missing(error, "stream") from error
 
 
 @contextlib.contextmanager

@@ -2,17 +2,26 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats import text_rows, text_tables
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.data.formats import text_tables
+from fedjax_lab.data.formats.columns import numbered, positions
+from fedjax_lab.data.formats.text_rows import (
+    BUILT_IN,
+    LENGTH,
+    TASKS,
+    VOCABULARY,
+    Tokens,
+    check,
+    of_texts,
+)
+from fedjax_lab.data.places import path_of
+from fedjax_lab.errors import BadInput
 
-TASKS = ("classify", "next_word")
-VOCABULARY, LENGTH = 10_000, 64
 DIGITS = 1000  # largest length of a number; Python refuses to parse several thousand digits
 
 
@@ -22,15 +31,6 @@ class Text(NamedTuple):
     text: str
     label: str  # empty for next-word prediction
     user: str  # empty if unknown
-
-
-class Tokens(NamedTuple):
-    """The settings of the conversion of texts to examples, common to all sources of texts."""
-
-    task: str = TASKS[0]
-    tokenizer: str = text_rows.BUILT_IN[0]
-    vocabulary: int = VOCABULARY
-    length: int = LENGTH
 
 
 def text_files(
@@ -43,7 +43,7 @@ def text_files(
     header: bool = True,
     encoding: str = "utf-8",
     task: str = TASKS[0],
-    tokenizer: str = text_rows.BUILT_IN[0],
+    tokenizer: str = BUILT_IN[0],
     vocabulary: int = VOCABULARY,
     length: int = LENGTH,
 ) -> Dataset:
@@ -108,16 +108,6 @@ class Columns(NamedTuple):
         return made
 
 
-def check(tokens: Tokens) -> None:
-    """Raises BadInput for settings that do not fit together; called before any file is read."""
-    check_choice("data.task", tokens.task, TASKS)
-    if tokens.task == "next_word" and tokens.tokenizer == "hash":
-        raise BadInput(
-            "config.data.task=next_word cannot predict words with config.data.tokenizer=hash, which"
-            " maps several words to one token; use --config.data.tokenizer=words"
-        )
-
-
 def dataset_of(
     train: Sequence[Text],
     test: Sequence[Text],
@@ -131,27 +121,21 @@ def dataset_of(
     where: the data set, for messages.
     """
     texts = [*train, *test]
-    made = text_rows.make_tokenizer(
-        tokens.tokenizer, tokens.vocabulary, (each.text for each in train)
-    )
-    ids = [made.encode(each.text) for each in texts]
-    predict = tokens.task == "next_word"
-    classes = made.words if predict else classes or in_order({each.label for each in texts})
-    number = {label: number for number, label in enumerate(classes)}
-    labels = np.array([0 if predict else number[each.label] for each in texts], np.int32)
-    x, y, row = text_rows.examples(ids, labels, predict, tokens.length, made.size)
-    if not (row < len(train)).any():
-        raise BadInput(f"{where} has no training texts")
+    classes = classes or in_order({each.label for each in texts})
     dataset = Dataset(
-        x=x,
-        y=y,
-        domain=np.zeros(len(x), np.int32),
-        test=row >= len(train),
+        x=None,
+        y=positions([each.label for each in texts], classes),
+        domain=np.zeros(len(texts), np.int32),
+        test=np.arange(len(texts)) >= len(train),
         classes=classes,
         domains=("texts",),
-        origin=row.astype(np.int32) if predict else None,
-        **_users([each.user for each in texts], row),
     )
+    if any(each.user for each in texts):
+        client, users = numbered([each.user for each in texts], where)
+        dataset = dataset._replace(client=client, users=users)
+    dataset = of_texts(dataset, [each.text for each in texts], tokens)
+    if dataset.test.all():
+        raise BadInput(f"{where} has no training texts")
     leaks.report(dataset)
     return dataset
 
@@ -162,19 +146,9 @@ def in_order(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels, key=lambda label: (int(label) if numbers else 0, label)))
 
 
-def _users(names: list[str], row: np.ndarray) -> dict[str, Any]:
-    """The fields of a Dataset that hold the users."""
-    if not any(names):
-        return {}
-    users, of_text = np.unique(names, return_inverse=True)
-    return {"client": of_text.astype(np.int32)[row], "users": tuple(users.tolist())}
-
-
 def _files(path, test_path):
     """The files with the training texts and with the test texts (None if there are none)."""
-    if not path:
-        raise BadInput("data.path is empty: name a file of texts with --config.data.path")
-    where = Path(path).expanduser()
+    where = path_of(path, "name a file of texts with --config.data.path")
     train, test = (where, None) if not where.is_dir() else (_in(where, "train"), _in(where, "test"))
     if train is None:
         ends = ", ".join(text_tables.ENDINGS)

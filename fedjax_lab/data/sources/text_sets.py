@@ -3,18 +3,9 @@
 from pathlib import Path
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats.text_rows import BUILT_IN
+from fedjax_lab.data.formats.text_rows import BUILT_IN, LENGTH, TASKS, VOCABULARY, Tokens, check
 from fedjax_lab.data.places import fetched, locate
-from fedjax_lab.data.sources.text_files import (
-    LENGTH,
-    TASKS,
-    VOCABULARY,
-    Columns,
-    Text,
-    Tokens,
-    check,
-    dataset_of,
-)
+from fedjax_lab.data.sources.text_files import Columns, Text, dataset_of
 from fedjax_lab.errors import BadInput, quoted
 
 AG_NEWS = {"1": "World", "2": "Sports", "3": "Business", "4": "Sci/Tech"}

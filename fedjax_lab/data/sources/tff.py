@@ -19,8 +19,16 @@ from fedjax_lab.data.formats import user_rows, word_sequences
 from fedjax_lab.data.formats.user_rows import UserRows
 from fedjax_lab.data.formats.word_sequences import Words, next_word
 from fedjax_lab.data.lazy import LazyArray
+from fedjax_lab.data.places import folder_of
 from fedjax_lab.data.sources import leaf, shakespeare
-from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive, quoted
+from fedjax_lab.errors import (
+    BadInput,
+    check_choice,
+    check_not_negative,
+    check_positive,
+    missing,
+    quoted,
+)
 
 REMEDY = (
     "run tff.simulation.datasets.emnist.load_data() (or cifar100, shakespeare, stackoverflow) of"
@@ -103,9 +111,7 @@ def tff_hdf5(
 
 def files_of(folder: str, dataset: str) -> tuple[str, Path, Path]:
     """The name of the data set, and its training and test file."""
-    where = Path(folder).expanduser()
-    if not where.is_dir():
-        raise BadInput(f"{where} is not a folder: {REMEDY}")
+    where = folder_of(folder, REMEDY)
     ends = "_train.h5", "_test.h5"
     names = [file.name.removesuffix(ends[0]) for file in safe.glob(where, f"*{ends[0]}")]
     if not names:
@@ -160,7 +166,7 @@ def opened(file: Path) -> Iterator[Mapping]:
     try:
         import h5py
     except ImportError as error:
-        raise BadInput("h5py is missing: pip install 'fedjax_lab[hdf5]'") from error
+        raise missing(error, "hdf5") from error
     with h5py.File(file, "r") as group:
         yield member(group, "examples")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats.images import Split, arrays, decoded, rgb
+from fedjax_lab.data.formats.images import Split, arrays, decoded, of_classes, rgb
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput, quoted
 
@@ -35,22 +35,10 @@ def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
         raise BadInput(f"config.data.size of tiny_imagenet must be from 8 to 64, got {size}")
     where = locate(folder, ("wnids.txt", "tiny-imagenet-200/wnids.txt"), HELP).parent
     classes = tuple(sorted(set(safe.lines(where / "wnids.txt", HELP))))
-    train, test = training_files(where, classes), validation_files(where, classes)
+    folders = [where / "train" / name / "images" for name in classes]
+    train, test = of_classes(folders, [".jpeg"], HELP), validation_files(where, classes)
     made = arrays(f"tiny_imagenet-v{VERSION}", [train], [test], size, rgb, HELP)
     return Dataset(**made, classes=classes, domains=("tiny_imagenet",))
-
-
-def training_files(where: Path, classes: tuple[str, ...]) -> Split:
-    """The files of train/, ordered by class and name."""
-    files, labels = [], []
-    for label, name in enumerate(classes):
-        folder = where / "train" / name / "images"
-        images = safe.glob(folder, "*.JPEG")
-        if not images:
-            raise BadInput(f"{folder} has no images *.JPEG: {HELP}")
-        files += images
-        labels += [label] * len(images)
-    return Split(files, labels)
 
 
 def validation_files(where: Path, classes: tuple[str, ...]) -> Split:

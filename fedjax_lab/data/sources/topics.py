@@ -6,13 +6,15 @@ Half of the time a word is followed by its successor in the topic, so that the o
 informative, too.
 """
 
+import itertools
+
 import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import text_rows
+from fedjax_lab.data.formats.text_rows import TASKS
 from fedjax_lab.data.sources._generated import check_spread
-from fedjax_lab.data.sources.text_files import TASKS
 from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive
 
 OWN = 0.5  # weight of a topic's own word distribution; the rest is common to all topics
@@ -66,27 +68,20 @@ def topics(
     ids = text_rows.FIRST + written(rng, topic, topics, vocabulary - text_rows.FIRST, words)
     counts = rng.integers(-(-words // 2), words + 1, len(topic))
     rows = [row[:n].tolist() for row, n in zip(ids, counts, strict=True)]
-    x, y, row = text_rows.examples(rows, topic, task == TASKS[1], length, vocabulary)
     place = np.arange(len(client)) - np.searchsorted(client, client)  # of a text within its user
-    return Dataset(
-        x=x,
-        y=y,
-        domain=np.zeros(len(x), np.int32),
-        test=(place % TESTS == TESTS - 1)[row],
-        classes=names(task, topics, vocabulary),
+    made = Dataset(
+        x=None,
+        y=topic,
+        domain=np.zeros(len(rows), np.int32),
+        test=place % TESTS == TESTS - 1,
+        classes=tuple(f"topic{n}" for n in range(topics)),
         domains=("texts",),
-        origin=row.astype(np.int32) if task == TASKS[1] else None,
-        client=client[row],
+        client=client,
         users=tuple(f"user{n}" for n in range(users)),
     )
-
-
-def names(task: str, topics: int, vocabulary: int) -> tuple[str, ...]:
-    """The names of the classes: topics, or words."""
-    if task != TASKS[1]:
-        return tuple(f"topic{n}" for n in range(topics))
-    words = range(vocabulary - text_rows.FIRST)
-    return (*text_rows.SPECIAL, *(f"word{n}" for n in words))
+    words_of_ids = (f"word{n}" for n in range(vocabulary - text_rows.FIRST))
+    all_words = itertools.chain(text_rows.SPECIAL, words_of_ids)
+    return text_rows.of_rows(made, rows, task, length, vocabulary, all_words)
 
 
 def how_many(rng: np.random.Generator, users: int, mean: int) -> np.ndarray:
