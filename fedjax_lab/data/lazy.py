@@ -40,7 +40,7 @@ class LazyArray:
           digest: a text that changes with the content; None: unknown, so that the content must be
             read to compute one.
         """
-        self._read = read
+        self.read = read
         self.shape = tuple(shape)
         self.dtype = np.dtype(dtype)
         self.digest = digest
@@ -62,19 +62,34 @@ class LazyArray:
         if rows.size and not -len(self) <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"examples {rows.min()} to {rows.max()} are not among {len(self)}")
         numbers = np.where(rows < 0, rows + len(self), rows).astype(np.int64).ravel()
-        return self._read(numbers).reshape(*rows.shape, *self.shape[1:])
+        return self.read(numbers).reshape(*rows.shape, *self.shape[1:])
 
     def reshape(self, *shape: int) -> "LazyArray":
         """The same examples in another shape, whose first number must be R."""
         if shape[0] != len(self):
             raise ValueError(f"cannot reshape a lazy array of {len(self)} examples to {shape[0]}")
         (example,) = np.empty((1, *self.shape[1:]), bool).reshape(1, *shape[1:])
-        return LazyArray(self._read, (len(self), *example.shape), self.dtype, self.digest)
+        return LazyArray(self.read, (len(self), *example.shape), self.dtype, self.digest)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("a lazy array cannot be converted without a copy")
         return read_all(self, "reading").astype(dtype or self.dtype, copy=False)
+
+
+def fill(made: np.ndarray, x: np.ndarray | LazyArray, rows: np.ndarray) -> None:
+    """Writes the examples of rows [n], flattened and in x's type, to the array `made` [n, D].
+
+    A row of -1 is padding and becomes zeros. Raises IndexError for a row that does not exist.
+    """
+    real = rows >= 0
+    if rows.size and not -1 <= rows.min() <= rows.max() < len(x):
+        raise IndexError(f"rows {rows.min()} to {rows.max()} are not among {len(x)} examples")
+    if isinstance(x, LazyArray) or not x.flags.c_contiguous:
+        made[real] = x[rows[real]].reshape(-1, made.shape[1])
+    else:  # without an intermediate copy, and other threads can run meanwhile
+        np.take(np.asarray(x).reshape(len(x), -1), rows, 0, out=made, mode="clip")
+    made[~real] = 0
 
 
 def example_bytes(x: np.ndarray | LazyArray) -> int:

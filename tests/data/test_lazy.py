@@ -5,7 +5,7 @@ import pytest
 from inputs import complaint
 from record_files import make, write
 
-from fedjax_lab.data import lazy, safe, stream
+from fedjax_lab.data import lazy, safe
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.normalize import scale_of
@@ -46,7 +46,7 @@ def test_rows_equal_numpys_and_no_other_rows_are_read(rows):
 def test_shape_type_and_checksum_need_no_reading():
     x, read = counting(CONTENT)
     assert (len(x), x.shape, x.ndim, x.dtype) == (11, (11, 2, 3), 3, np.float32)
-    assert checksum({"x": x}) != checksum({"x": LazyArray(x._read, x.shape, x.dtype, "another")})
+    assert checksum({"x": x}) != checksum({"x": LazyArray(x.read, x.shape, x.dtype, "another")})
     assert not read
 
 
@@ -126,7 +126,7 @@ def test_fill_copies_the_rows_and_writes_zeros_for_padding(x, padding):
     rows = np.where(rng.random(40) < padding, -1, rng.integers(0, COUNT, 40))
     flat = make(COUNT).x.reshape(COUNT, -1)
     made = np.full((40, flat.shape[1]), 99, flat.dtype)
-    stream.fill(made, x, rows)
+    lazy.fill(made, x, rows)
     np.testing.assert_array_equal(made, np.where(rows[:, None] < 0, 0, flat[rows]))
 
 
@@ -134,4 +134,4 @@ def test_fill_rejects_rows_out_of_range(x):
     size = int(np.prod(x.shape[1:]))
     for row in (-2, COUNT):
         with pytest.raises(IndexError, match="are not among 23 examples"):
-            stream.fill(np.empty((2, size), x.dtype), x, np.array([0, row]))
+            lazy.fill(np.empty((2, size), x.dtype), x, np.array([0, row]))

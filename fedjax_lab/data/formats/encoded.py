@@ -2,23 +2,19 @@
 
 import hashlib
 import io
-import math
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.pool import ThreadPool
 from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from fedjax_lab.data import safe
-from fedjax_lab.data.formats.images import PIXEL, check_size, upright
+from fedjax_lab.data.formats.images import GRAY, check_image, check_size, in_threads, upright
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput, check_choice
 
 PIECE = 1000  # images that are read at a time
 COLORS = ("auto", "rgb", "gray")
-GRAY = ("1", "L", "LA")  # PIL's modes of images without color
-COLORED = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
 class Encoded(NamedTuple):
@@ -68,12 +64,8 @@ def pictures(encoded: Encoded, size: int, color: str, digest: str) -> LazyArray:
         return _formed(_open(encoded, row, content), form, f"{encoded.where}: image {row}")
 
     def read(rows: np.ndarray) -> np.ndarray:
-        made = np.empty((len(rows), *shape), np.uint8)
-        with ThreadPool() as threads:
-            jobs = zip(rows.tolist(), encoded.fetch(rows), strict=True)
-            for place, image in enumerate(threads.imap(picture, jobs, chunksize=64)):
-                made[place] = image.reshape(shape)
-        return made
+        jobs = [*zip(rows.tolist(), encoded.fetch(rows), strict=True)]
+        return in_threads(picture, jobs, shape)
 
     kind = f"{width}x{height}-{color}-{digest}"
     return LazyArray(read, (encoded.total, *shape), np.uint8, kind)
@@ -128,11 +120,6 @@ def _open(encoded, row, content):
 
     with safe.reading(encoded.where, encoded.remedy, "is damaged or not an image", f"image {row}"):
         image = Image.open(io.BytesIO(content))
-        pixels = math.prod(image.size)
-        if image.format == "PNG":  # a pixel has at least one bit
-            safe.check_claim(pixels // 8, len(content))
-        safe.check_memory(PIXEL * pixels)
-        if image.mode not in (*GRAY, *COLORED):
-            raise ValueError(f"its pixels have PIL's mode {image.mode}, which is not supported")
+        check_image(image, len(content))
         image.load()
         return upright(image)

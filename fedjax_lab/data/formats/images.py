@@ -19,6 +19,8 @@ from fedjax_lab.data.lazy import LazyArray, read_all
 from fedjax_lab.errors import BadInput
 
 PIXEL = 4  # bytes per pixel while an image is read
+GRAY = ("1", "L", "LA")  # PIL's modes of images without color
+COLORED = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 UNCOMPRESSED = ".ppm", ".pgm", ".bmp", ".tif", ".tiff"  # extensions of mostly uncompressed files
 
 
@@ -239,14 +241,18 @@ def decode(
 ) -> np.ndarray:
     """Images [R, size, size, channels] uint8; the arguments are those of `arrays`."""
 
-    def square(image):
-        return fit(colors(image), size)
+    def square(file):
+        return read(file, lambda image: fit(colors(image), size), remedy)
 
-    made = np.empty((len(files), size, size, _channels(colors)), np.uint8)
+    return in_threads(square, files, (size, size, _channels(colors)))
+
+
+def in_threads(picture: Callable, items: Sequence, shape: tuple[int, ...]) -> np.ndarray:
+    """The images [R, *shape] uint8 that `picture` makes of each item, in parallel."""
+    made = np.empty((len(items), *shape), np.uint8)
     with ThreadPool() as threads:
-        images = threads.imap(lambda file: read(file, square, remedy), files, chunksize=64)
-        for row, image in enumerate(images):
-            made[row] = np.asarray(image).reshape(made.shape[1:])
+        for row, image in enumerate(threads.imap(picture, items, chunksize=64)):
+            made[row] = np.asarray(image).reshape(shape)
     return made
 
 
@@ -261,13 +267,21 @@ def read(file: Path, colors: Callable, remedy: str):
     with safe.reading(file, remedy, "is damaged or not an image"):
         safe.check_regular(file)
         with Image.open(file) as image:
-            pixels = math.prod(image.size)
-            if image.format == "PNG":  # a pixel has at least one bit
-                safe.check_claim(pixels // 8, file.stat().st_size)
-            safe.check_memory(PIXEL * pixels)
-            if image.mode.startswith(("I", "F")):  # Pillow would clip their values at 255
-                raise ValueError("its channels have more than 8 bits; save it with 8 bits")
+            check_image(image, file.stat().st_size)
             return colors(image)
+
+
+def check_image(image, stored: int) -> None:
+    """Raises an error if a PIL image of `stored` bytes cannot be decoded as it is meant."""
+    pixels = math.prod(image.size)
+    if image.format == "PNG":  # a pixel has at least one bit
+        safe.check_claim(pixels // 8, stored)
+    safe.check_memory(PIXEL * pixels)
+    if image.mode not in (*GRAY, *COLORED):  # Pillow would clip values above 255
+        raise ValueError(
+            f"its pixels have PIL's mode {image.mode}, which is not supported; save it with 8 bits"
+            " for each channel"
+        )
 
 
 @contextlib.contextmanager

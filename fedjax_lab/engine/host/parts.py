@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.data import stream
+from fedjax_lab.data import lazy
 from fedjax_lab.engine.host.owners import Owners
 from fedjax_lab.types import ROWS, Federation, Rows
 
@@ -78,7 +78,7 @@ def _examples(whole, rows, readers):
     """The pool of these rows, with zeros for -1, as fields of a federation."""
     x = np.empty((len(rows), example_size(whole)), whole.x.dtype)
     lots = (np.array_split(a, LOTS) for a in (x, rows))
-    list(readers.map(lambda made, rows: stream.fill(made, whole.x, rows), *lots))
+    list(readers.map(lambda made, rows: lazy.fill(made, whole.x, rows), *lots))
     y, domain = (np.where(rows < 0, 0, a[rows]) for a in (whole.y, whole.domain))
     return {"x": x, "y": y, "domain": domain}
 
