@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from fedjax_lab.commands import tensorboard
+from fedjax_lab.running.loggers import Facts, to_tensorboard
 from fedjax_lab.running.storage import metrics
 
 event_pb2 = optional.module("tensorboardX.proto.event_pb2")
@@ -342,6 +343,39 @@ def test_write_errors_and_interrupts_are_reported_in_one_line(sweep, logdir, cap
         assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == code
         line = capsys.readouterr().err
         assert said in line and line.count("\n") == 1
+
+
+def test_a_full_disk_leaves_the_earlier_files(sweep, logdir, capsys, monkeypatch):
+    def no_room(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    call(capsys, logdir, sweep)
+    once, paths = everything(logdir), sorted(logdir.rglob("*"))
+    metrics.append(sweep / "fedavg,mu=0.1/metrics.jsonl", evaluations((20,)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_room)
+        assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 1
+    line = capsys.readouterr().err
+    assert "No space left" in line and line.count("\n") == 1
+    assert everything(logdir) == once and sorted(logdir.rglob("*")) == paths
+    killed = logdir / "fedavg,mu=0.1/seed-0/events.0123abcd.tmp"
+    killed.write_bytes(b"cut off")
+    call(capsys, logdir, sweep)
+    assert curve(killed.parent) == expected_curve(evaluations((*ROUNDS, 20)))
+    assert not killed.exists()
+
+
+def test_a_resumed_run_replaces_its_event_files_when_all_earlier_rows_are_in_the_new_ones(tmp_path):
+    folder, facts = write(tmp_path / "a", []), {"name": "a", "group": None}
+    facts = Facts(**facts, folder=folder, config={"seeds": [0, 1]}, round=10)
+    of_seed = folder / "tensorboard/seed-0"
+    for earlier in ([], expected_curve(evaluations((5, 10)))):
+        logger = to_tensorboard.begin(facts)
+        logger.log(evaluations((5,)))
+        assert (curve(of_seed) if [*of_seed.glob("*tfevents*")] else []) == earlier
+        logger.log(evaluations((10,)))
+        assert curve(of_seed) == expected_curve(evaluations((5, 10)))
+        logger.end(None)
 
 
 def test_tensorboardx_is_optional(sweep, logdir, capsys, monkeypatch):

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from fedjax_lab.analysis import runs
 from fedjax_lab.commands import command
-from fedjax_lab.errors import MACHINE, BadInput, parse, printable
+from fedjax_lab.errors import MACHINE, BadInput, missing, parse, printable
 from fedjax_lab.running import interrupts
 from fedjax_lab.running.loggers.event_files import EventFiles
 from fedjax_lab.running.storage import cloud, files
@@ -81,8 +81,7 @@ def _arguments(argv):
     try:
         import tensorboardX  # noqa: F401
     except ImportError as error:
-        remedy = "pip install 'fedjax_lab[tensorboard]'"
-        raise BadInput(f"a package is missing ({error}): {remedy}") from error
+        raise missing(error, "tensorboard") from error
     return args
 
 
@@ -142,19 +141,24 @@ def _write(folder, target, old, follow):
     run, config = runs.read(folder), (folder / "config.json").read_text(encoding="utf-8")
     lines, began = [config, *map(json.dumps, run.rows)], stamps[folder / "config.json"][0] / 1e9
     events = old.files
-    if events is None or lines[: len(old.lines)] != old.lines:
+    is_new = events is None or lines[: len(old.lines)] != old.lines
+    if is_new:
         old, events = NOTHING, EventFiles(target)
-        events.add_config(config, began)
-    events.add_rows(run.rows[max(0, len(old.lines) - 1) :], began)
-    after = run.rows[-1]["round"] if run.rows else 0
-    for path, stamp in stamps.items():
-        if path.suffix == ".png" and stamp != old.stamps.get(path):
-            events.add_picture(after, path, path.relative_to(folder).with_suffix("").as_posix())
-    if follow and folder / "summary.json" not in stamps:
-        events.flush()
-        return Written(events, lines, stamps)
-    events.close()
-    return Written(None, lines, stamps)
+    try:
+        if is_new:
+            events.add_config(config, began)
+        events.add_rows(run.rows[max(0, len(old.lines) - 1) :], began)
+        after = run.rows[-1]["round"] if run.rows else 0
+        for path, stamp in stamps.items():
+            if path.suffix == ".png" and stamp != old.stamps.get(path):
+                tag = path.relative_to(folder).with_suffix("").as_posix()
+                events.add_picture(after, path, tag)
+        stays_open = follow and folder / "summary.json" not in stamps
+        (events.flush if stays_open else events.close)()
+    except BaseException:
+        events.discard()
+        raise
+    return Written(events if stays_open else None, lines, stamps)
 
 
 def _stamps(folder):

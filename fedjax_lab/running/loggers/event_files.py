@@ -1,8 +1,13 @@
 """Writes a run's evaluations, config and pictures to event files for TensorBoard."""
 
+import contextlib
 import io
+import os
+import secrets
+import socket
 import sys
 import textwrap
+import time
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,24 +25,40 @@ BARS = 20  # bars of a histogram
 
 
 class EventFiles:
-    """The event files of a run: one in its folder, and one in the folder `seed-N` of each seed."""
+    """The event files of a run: one in its folder, and one in the folder `seed-N` of each seed.
+
+    A new file is a temporary one until `flush` or `close`. Only then, when all are whole, they
+    replace the files of the run that this package wrote earlier.
+    """
 
     def __init__(self, target: Path):
-        """Removes the event files of the run that this package wrote earlier."""
         self._target = target
         self._writers: dict[Path, Any] = {}
-        for pattern in (f"*tfevents*{ENDING}", f"seed-*/*tfevents*{ENDING}"):
-            for path in target.glob(pattern):
-                path.unlink()
+        self._paths: set[Path] = set()  # of all new files, when they are whole
+        self._temporary: dict[Path, Path] = {}  # {temporary file: its path when it is whole}
 
     def _add(self, folder, step, at, summary):
-        from tensorboardX.event_file_writer import EventsWriter  # it has no thread
         from tensorboardX.proto.event_pb2 import Event
 
         if folder not in self._writers:
-            metrics.make_folder(folder)
-            self._writers[folder] = EventsWriter(str(folder / "events"), ENDING)
-        self._writers[folder].write_event(Event(step=step, wall_time=at, summary=summary))
+            self._writers[folder] = self._begin(folder)
+        event = Event(step=step, wall_time=at, summary=summary)
+        self._writers[folder].write(event.SerializeToString())
+
+    def _begin(self, folder):
+        """A writer of a new file, which starts with the version of its format."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import RecordWriter  # it has no thread
+
+        metrics.make_folder(folder)
+        temporary, now = folder / f"events.{secrets.token_hex(4)}.tmp", time.time()
+        path = folder / f"events.out.tfevents.{int(now)}.{socket.gethostname()}{ENDING}"
+        self._paths.add(path)
+        self._temporary[temporary] = path
+        writer = RecordWriter(str(temporary))
+        version = Event(wall_time=now, file_version="brain.Event:2")
+        writer.write(version.SerializeToString())
+        return writer
 
     def add_rows(self, rows: Iterable[dict], began: float, share: float = 1) -> None:
         """Adds evaluations; share: the share of a row's seconds that counts, after `began`."""
@@ -58,14 +79,36 @@ class EventFiles:
             self._add(self._target, step, path.stat().st_mtime, summary)
 
     def flush(self) -> None:
-        """Writes everything to disk."""
+        """Writes everything to disk, and replaces the earlier files."""
         for writer in self._writers.values():
             writer.flush()
+        self._replace()
 
     def close(self) -> None:
-        """Writes everything to disk and closes the files."""
+        """As `flush`; closes the files."""
+        self.flush()
         for writer in self._writers.values():
             writer.close()
+
+    def discard(self) -> None:
+        """Closes the files after an error, and removes those that are still temporary."""
+        for writer in self._writers.values():
+            with contextlib.suppress(OSError):
+                writer.close()
+        for path in self._temporary:
+            path.unlink(missing_ok=True)
+
+    def _replace(self):
+        """Names the temporary files, then removes earlier ones, also those of a killed process."""
+        if not self._temporary:
+            return
+        for temporary, path in [*self._temporary.items()]:
+            os.replace(temporary, path)
+            del self._temporary[temporary]
+        for pattern in (f"*tfevents*{ENDING}", "events.*.tmp"):
+            for path in (*self._target.glob(pattern), *self._target.glob(f"seed-*/{pattern}")):
+                if path not in self._paths:
+                    path.unlink()
 
 
 def numbers(row: dict) -> Any:
