@@ -132,6 +132,13 @@ def check_positive(key: str, value) -> None:
         raise BadInput(f"config.{key} must be above 0, got {quoted(value)}")
 
 
+def check_range(key: str, value, low, high=math.inf, of: str = "") -> None:
+    """Raises BadInput unless the config's value of `key` is from `low` to `high`, which is `of`."""
+    if not low <= value <= high:
+        span = f"at least {low}" if high == math.inf else f"from {low:,} to {high:,}"
+        raise BadInput(f"config.{key} must be {span}{of and ', '}{of}, got {quoted(value)}")
+
+
 def check_not_negative(key: str, value) -> None:
     """Raises BadInput if the config's value of `key` is below 0; ignores all but numbers."""
     if isinstance(value, (int, float)) and not value >= 0:

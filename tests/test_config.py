@@ -43,8 +43,8 @@ MISTAKES = [
     ({"local": {"lr": np.float64(0.1)}}, "config.local.lr must be of type float"),
     ({"method": {"name": "fedconcat", "num_clusters": np.ones(3)}}, "must be of type int or"),
     ({"data": {"name": "arrays", "path": None}}, "config.data.path must be text, got None"),
-    ({"partition": {"new_clients": 1.0}}, "config.partition.new_clients must be in [0, 1)"),
-    ({"partition": {"new_clients": -0.1}}, "config.partition.new_clients must be in [0, 1)"),
+    ({"partition": {"new_clients": 1.0}}, "config.partition.new_clients must be at least 0"),
+    ({"partition": {"new_clients": -0.1}}, "config.partition.new_clients must be at least 0"),
     ({"partition": {"new_clients": 0.5, "num_clients": 1}}, "leaves no client to train on"),
     (
         {"partition": {"new_clients": 0.25}, "run": {"cohort": 9}},

@@ -349,7 +349,8 @@ def test_hold_out_takes_the_fraction_and_leaves_at_least_one_example(fraction):
     held = [set(partition.hold_out(rows, 0.2, rng(s))[1][4].tolist()) for s in (0, 0, 1)]
     assert held[0] == held[1] != held[2]
     for wrong in (-0.1, 1.0, float("nan")):
-        assert "validation fraction" in complaint(partition.hold_out, rows, wrong, rng())
+        message = complaint(partition.hold_out, rows, wrong, rng())
+        assert "config.partition.validation must be at least 0 and below 1" in message
 
 
 # New clients, padding, counts and tables
@@ -403,22 +404,22 @@ def test_check_names_the_partition_and_the_client_without_examples():
 
 
 BAD = [  # the setting that a message names comes first in it
-    ("iid", 1201, {}, "num_clients must be at most 1200, the number"),
+    ("iid", 1201, {}, "num_clients must be from 1 to 1,200, the number"),
     ("dirichlet", 9, {"alpha": float("nan")}, "alpha must be above 0, got nan"),
     ("dirichlet", 9, {"alpha": float("inf")}, "alpha must be finite, got inf"),
     ("dirichlet", 9, {"min_size": 0}, "min_size must be at least 1, got 0"),
     ("dirichlet", 9, {"min_size": 134}, "min_size 134 for num_clients 9 needs 1206 examples"),
     ("quantity", 9, {"min_size": 130, "alpha": 0.1, "tries": 50}, "min_size 130"),
     ("client_dirichlet", 9, {"alpha": 0.0}, "alpha must be above 0, got 0.0"),
-    ("classes_per_client", 9, {"classes": 0}, "classes must be at least 1, got 0"),
-    ("classes_per_client", 9, {"classes": 8}, "classes must be at most 7, the number of classes"),
+    ("classes_per_client", 9, {"classes": 0}, "classes must be from 1 to 7, the number of"),
+    ("classes_per_client", 9, {"classes": 8}, "classes must be from 1 to 7, the number of"),
     ("classes_per_client", 6, {}, "num_clients must be at least 7, so that each"),
     ("classes_per_client", 900, {"classes": 7}, "classes=7 divides the"),
     ("by_domain", 10, {}, "num_clients must be a multiple of 3, the number of domains, got 10"),
-    ("domains_per_client", 9, {"domains": 4}, "domains must be at most 3, the number of domains"),
+    ("domains_per_client", 9, {"domains": 4}, "domains must be from 1 to 3, the number of"),
     ("domains_per_client", 2, {"domains": 1}, "domains=1 with 2 clients leaves some of the 3"),
     ("shards", 9, {"shards_per_client": 134}, "shards_per_client must be from 1 to 133 for 1200"),
-    ("extended_dirichlet", 9, {"classes": 8}, "classes must be from 1 to 7, got 8"),
+    ("extended_dirichlet", 9, {"classes": 8}, "classes must be from 1 to 7, the number of"),
     ("extended_dirichlet", 3, {"classes": 2}, "num_clients=3 clients with 2 classes each cannot"),
 ]
 
@@ -427,7 +428,7 @@ BAD = [  # the setting that a message names comes first in it
 def test_a_bad_setting_is_a_one_line_error_that_names_its_key(name, num_clients, settings, message):
     assert f"config.partition.{message}" in complaint(make, name, num_clients, **settings)
     for wrong in (0, 1201):
-        assert "config.partition.num_clients must be at" in complaint(make, name, wrong)
+        assert "config.partition.num_clients must be from 1 to" in complaint(make, name, wrong)
 
 
 # Shards, the extended Dirichlet distribution, and measures of skew

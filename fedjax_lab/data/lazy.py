@@ -118,14 +118,10 @@ def limits(x: np.ndarray | LazyArray) -> tuple[float, float]:
 
 def read_all(x: LazyArray, title: str) -> np.ndarray:
     """All of x, with a progress bar of this title. Raises BadInput if it does not fit in memory."""
-    try:
-        safe.check_memory(len(x) * example_bytes(x))
-    except safe.TooLargeError as error:
-        raise BadInput(
-            f"the {len(x)} examples of {'x'.join(map(str, x.shape[1:]))} {x.dtype} do not fit in"
-            f" memory: {error}; write them to a folder with `python -m fedjax_lab.data prepare` and"
-            " read that with config.data.name=records"
-        ) from error
+    what = f"the {len(x)} examples of {'x'.join(map(str, x.shape[1:]))} {x.dtype}"
+    command = "`python -m fedjax_lab.data prepare`"
+    remedy = f"write them to a folder with {command} and read that with config.data.name=records"
+    safe.check_fits(len(x) * example_bytes(x), what, remedy)
     made = np.empty(x.shape, x.dtype)
     with tqdm(total=len(x), desc=title, unit=" examples", delay=2) as bar:
         for rows in pieces(x):

@@ -108,6 +108,14 @@ def check_memory(size: int) -> None:
         )
 
 
+def check_fits(size: int, what: str, remedy: str) -> None:
+    """Raises BadInput as `check_memory` does for `size` bytes. what: the plural in its message."""
+    try:
+        check_memory(size)
+    except TooLargeError as error:
+        raise BadInput(f"{what} do not fit in memory: {error}; {remedy}") from error
+
+
 def free_memory() -> int:
     """The bytes that this process may still allocate, also within the limits set for it."""
     free, used = psutil.virtual_memory().available, psutil.Process().memory_info()

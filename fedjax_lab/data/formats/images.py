@@ -16,7 +16,7 @@ from fedjax_lab.data import leaks, safe
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.lazy import LazyArray, read_all
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, check_range
 
 PIXEL = 4  # bytes per pixel while an image is read
 GRAY = ("1", "L", "LA")  # PIL's modes of images without color
@@ -127,8 +127,7 @@ def _visible(folder: Path) -> list[os.DirEntry]:
 
 def check_size(size: int) -> None:
     """Raises BadInput unless the side of the images, in pixels, is from 8 to 512."""
-    if not 8 <= size <= 512:
-        raise BadInput(f"config.data.size must be from 8 to 512 pixels, got {size}")
+    check_range("data.size", size, 8, 512)
 
 
 def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:

@@ -15,7 +15,15 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput, check_choice, check_positive, missing, nearest, quoted
+from fedjax_lab.errors import (
+    BadInput,
+    check_choice,
+    check_positive,
+    check_range,
+    missing,
+    nearest,
+    quoted,
+)
 
 SPECIAL = ("<padding>", "<unknown>")  # the names of ids 0 and 1
 UNKNOWN, FIRST = 1, len(SPECIAL)  # ids of the unknown word and of the first word
@@ -85,18 +93,12 @@ def make_tokenizer(name: str, vocabulary: int, texts: Iterable[str]) -> Tokenize
       vocabulary: the number of ids, including the two special ones.
       texts: the texts whose words are counted.
     """
-    check_vocabulary(vocabulary)
+    check_range("data.vocabulary", vocabulary, FIRST + 1, LARGEST)
     if name == "hash":
         return Tokenizer(_hashing(vocabulary), vocabulary)
     if name == "words":
         return _frequent(vocabulary, texts)
     return _of_file(name)
-
-
-def check_vocabulary(size: int) -> None:
-    """Raises BadInput if a vocabulary of this size has no words, or is too large for float32."""
-    if not FIRST < size <= LARGEST:
-        raise BadInput(f"config.data.vocabulary must be from {FIRST + 1} to 2**24, got {size}")
 
 
 def are_words(classes: Sequence[str]) -> bool:
@@ -142,8 +144,8 @@ def next_words(
 def _check_room(count, length, kind):
     """Raises BadInput if the length is not positive or the examples do not fit in memory."""
     check_positive("data.length", length)
-    with safe.reading("the array of token ids", "lower --config.data.length"):
-        safe.check_memory(count * length * kind.itemsize)
+    size = count * length * kind.itemsize
+    safe.check_fits(size, "the token ids", "lower --config.data.length")
 
 
 def of_texts(dataset: Dataset, texts: Sequence[str], tokens: Tokens) -> Dataset:

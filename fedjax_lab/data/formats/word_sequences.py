@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import text_rows
 from fedjax_lab.data.formats.user_rows import UserRows, assembled
-from fedjax_lab.errors import check_positive
+from fedjax_lab.errors import check_positive, check_range
 
 
 class Words:
@@ -38,7 +38,7 @@ class Words:
 
 def check(vocabulary: int, length: int) -> None:
     """Raises BadInput unless vocabulary and length are valid."""
-    text_rows.check_vocabulary(vocabulary)
+    check_range("data.vocabulary", vocabulary, text_rows.FIRST + 1, text_rows.LARGEST)
     check_positive("data.length", length)
 
 

@@ -16,7 +16,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, check_not_negative
 from fedjax_lab.types import Array
 
 
@@ -35,8 +35,7 @@ def noise(key: Array, x: Array, client: Array, num_clients: int, *, sigma: float
 
     sigma: the standard deviation of the last client's noise.
     """
-    if sigma < 0:
-        raise BadInput(f"config.partition.sigma must not be negative, got {sigma}")
+    check_not_negative("partition.sigma", sigma)
     level = sigma * client / max(1, num_clients - 1)
     return x + level * jax.random.normal(key, x.shape, x.dtype)
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_lab.data.partitions import partition
 from fedjax_lab.data.partitions.partition import Parts
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, check_range
 
 TRIES = 1000  # draws of `extended_dirichlet`
 
@@ -56,8 +56,7 @@ def extended_dirichlet(
     partition.check_clients(num_clients, len(y))
     partition.check_alpha(alpha)
     ids, group = np.unique(np.asarray(y), return_inverse=True)
-    if not 1 <= classes <= len(ids):
-        raise BadInput(f"config.partition.classes must be from 1 to {len(ids)}, got {classes}")
+    check_range("partition.classes", classes, 1, len(ids), "the number of classes")
     if num_clients * classes < len(ids):
         raise BadInput(
             f"config.partition.num_clients={num_clients} clients with {classes} classes each cannot"

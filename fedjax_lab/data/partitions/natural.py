@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_lab.data.partitions.dealing import Examples, by_number
 from fedjax_lab.data.partitions.partition import Parts
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, check_range
 
 SOURCES = (  # data sources that can have natural users
     "arrays",
@@ -45,8 +45,7 @@ def by_client(
             " another partition, such as dirichlet or by_domain, or a data source that can have"
             f" natural users: {', '.join(SOURCES)}"
         )
-    if min_examples < 1:
-        raise BadInput(f"config.partition.min_examples must be at least 1, got {min_examples}")
+    check_range("partition.min_examples", min_examples, 1)
     sizes = np.bincount(examples.client, minlength=len(examples.users))
     chosen = np.flatnonzero(sizes >= min_examples)
     if len(chosen) < max(num_clients, 1):

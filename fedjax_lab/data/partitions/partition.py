@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, check_below_one, check_positive, check_range
 
 Parts = list[np.ndarray]  # per client: positions [N_i] int32
 
@@ -79,13 +79,8 @@ def classes_per_client(
     classes: the number of classes k of each client.
     """
     check_clients(num_clients, len(y))
-    _at_least("classes", classes, 1)
     ids, group, sizes = _groups(y)
-    if classes > len(ids):
-        raise BadInput(
-            f"config.partition.classes must be at most {len(ids)}, the number of classes, got"
-            f" {classes}"
-        )
+    check_range("partition.classes", classes, 1, len(ids), "the number of classes")
     if num_clients < len(ids):
         raise BadInput(
             f"config.partition.num_clients must be at least {len(ids)}, so that each of the"
@@ -197,13 +192,8 @@ def domains_per_client(
     domains: the number of domains d of each client.
     """
     check_clients(num_clients, len(y))
-    _at_least("domains", domains, 1)
     ids, group, sizes = _groups(domain)
-    if domains > len(ids):
-        raise BadInput(
-            f"config.partition.domains must be at most {len(ids)}, the number of domains, got"
-            f" {domains}"
-        )
+    check_range("partition.domains", domains, 1, len(ids), "the number of domains")
     if num_clients * domains < len(ids):
         raise BadInput(
             f"config.partition.domains={domains} with {num_clients} clients leaves some of the "
@@ -274,8 +264,7 @@ def hold_out(
 
     Returns the (train, validation) parts.
     """
-    if not 0 <= fraction < 1:
-        raise BadInput(f"the validation fraction must be at least 0 and below 1, got {fraction}")
+    check_below_one("partition.validation", fraction)
     train, validation = [], []
     for part in parts:
         mixed = rng.permutation(part)
@@ -304,8 +293,7 @@ def _whole_texts(mixed, held, origin):
 
 def check_new(share: float) -> None:
     """Raises BadInput unless this is a valid share of new clients, in [0, 1)."""
-    if not 0 <= share < 1:
-        raise BadInput(f"config.partition.new_clients must be in [0, 1), got {share}")
+    check_below_one("partition.new_clients", share)
 
 
 def count_new(num_clients: int, share: float) -> int:
@@ -540,18 +528,14 @@ def _fill(slots: int, mix: np.ndarray, left: np.ndarray, rng: np.random.Generato
 
 
 def check_clients(num_clients: int, examples: int) -> None:
-    _at_least("num_clients", num_clients, 1)
-    if num_clients > examples:
-        raise BadInput(
-            f"config.partition.num_clients must be at most {examples}, the number of training"
-            f" examples, got {num_clients}"
-        )
+    what = "the number of training examples"
+    check_range("partition.num_clients", num_clients, 1, examples, what)
 
 
 def _check_tries(alpha, min_size, tries, num_clients: int, examples: int) -> None:
     check_alpha(alpha)
-    _at_least("min_size", min_size, 1)
-    _at_least("tries", tries, 1)
+    check_range("partition.min_size", min_size, 1)
+    check_range("partition.tries", tries, 1)
     if min_size * num_clients > examples:
         raise BadInput(
             f"config.partition.min_size {min_size} for num_clients {num_clients} needs "
@@ -560,12 +544,6 @@ def _check_tries(alpha, min_size, tries, num_clients: int, examples: int) -> Non
 
 
 def check_alpha(alpha: float) -> None:
-    if not alpha > 0:
-        raise BadInput(f"config.partition.alpha must be above 0, got {alpha}")
+    check_positive("partition.alpha", alpha)
     if not isfinite(alpha):
         raise BadInput(f"config.partition.alpha must be finite, got {alpha}")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise BadInput(f"config.partition.{name} must be at least {least}, got {value}")

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_lab.data.partitions import partition
 from fedjax_lab.data.partitions.dealing import Examples
 from fedjax_lab.data.partitions.partition import Parts
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, check_range
 
 FITTED = 10_000  # examples of a class to which a mixture is fitted
 REDUCED = 100_000  # examples to which the principal components are fitted
@@ -42,8 +42,7 @@ def semantic(
     components: the number of principal components to which embeddings are reduced first.
     """
     partition.check_clients(num_clients, len(examples.y))
-    if components < 1:
-        raise BadInput(f"config.partition.components must be at least 1, got {components}")
+    check_range("partition.components", components, 1)
     classes, group, sizes = np.unique(examples.y, return_inverse=True, return_counts=True)
     if sizes.min() < num_clients:
         raise BadInput(

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput, check_below_one, check_positive
+from fedjax_lab.errors import check_below_one, check_positive
 
 LARGEST = 1_000_000  # upper limit of a spread: larger than any useful value, far from overflow
 
@@ -24,26 +24,11 @@ def draw_sizes(
     Raises BadInput if num_users is not positive, or if all examples do not fit in memory.
     """
     check_positive("data.num_users", num_users)
-    _check_memory(num_users, least * num_users, example_bytes)  # before the sizes take memory
+    what = f"the examples of config.data.num_users={num_users}"
+    safe.check_fits(least * num_users * example_bytes, what, "lower it")  # before the sizes
     sizes = draw(num_users).astype(np.int64)
-    _check_memory(num_users, int(sizes.sum()), example_bytes)
+    safe.check_fits(int(sizes.sum()) * example_bytes, what, "lower it")
     return sizes
-
-
-def check_spread(key: str, value: float) -> None:
-    """Raises BadInput unless the value of config.data.`key` is from 0 to LARGEST."""
-    if not 0 <= value <= LARGEST:
-        raise BadInput(f"config.data.{key} must be from 0 to {LARGEST:,}, got {value}")
-
-
-def _check_memory(num_users, count, example_bytes):
-    try:
-        safe.check_memory(count * example_bytes)
-    except safe.TooLargeError as error:
-        raise BadInput(
-            f"the examples of config.data.num_users={num_users} do not fit in memory: {error};"
-            " lower it"
-        ) from error
 
 
 def training_counts(sizes: np.ndarray, test_share: float) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_lab.data import writing
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import check_not_negative, check_range
 
 VERSION = 1  # of the images; increment it with every change that alters a pixel
 DOMAINS = ("handwritten", "blended", "printed", "street", "postal")
@@ -83,7 +83,10 @@ def digit_domains(
 
     Raises BadInput for an invalid setting.
     """
-    _check(size, train_per_domain, test_per_domain, seed)
+    check_range("data.size", size, 16, 128)
+    check_range("data.train_per_domain", train_per_domain, 10)  # one of each digit
+    check_range("data.test_per_domain", test_per_domain, 10)
+    check_not_negative("data.seed", seed)
     name = f"digit_domains-v{VERSION}-{size}px-{train_per_domain}-{test_per_domain}-seed{seed}.npz"
     file = cache_folder(cache) / name
     made = load(file)
@@ -159,17 +162,6 @@ def _sample(dataset: Dataset, domain: int, rows: int, columns: int) -> np.ndarra
         of_label = of_domain[dataset.y[of_domain] == label]
         chosen[:, across] = np.resize(of_label, (rows, across.sum()))
     return chosen.ravel()
-
-
-def _check(size: int, train: int, test: int, seed: int) -> None:
-    """Raises BadInput for invalid settings of `digit_domains`."""
-    if not 16 <= size <= 128:
-        raise BadInput(f"config.data.size must be from 16 to 128 for digit_domains, got {size}")
-    for key, count in (("train_per_domain", train), ("test_per_domain", test)):
-        if count < 10:
-            raise BadInput(f"config.data.{key} must be at least 10, one of each digit, got {count}")
-    if seed < 0:
-        raise BadInput(f"config.data.seed must not be negative, got {seed}")
 
 
 # Material

@@ -15,7 +15,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, rgb
 from fedjax_lab.data.places import fetched, locate, told
 from fedjax_lab.data.sources._domain_folders import PARTS, Release, inside, read
-from fedjax_lab.errors import BadInput, check_not_negative, quoted
+from fedjax_lab.errors import BadInput, check_not_negative, check_range, quoted
 
 RELEASE = Release(
     name="domainnet-v1",
@@ -98,8 +98,7 @@ def domainnet_full(
         for part in PARTS
     )
     class_names = names_of_labels([line for lines in (*train, *test) for line in lines], lists)
-    if not 1 <= classes <= len(class_names):
-        raise BadInput(f"config.data.classes must be from 1 to {len(class_names)}, got {classes}")
+    check_range("data.classes", classes, 1, len(class_names))
     rng = np.random.default_rng(classes_seed)
     chosen = np.sort(rng.choice(len(class_names), classes, replace=False)).tolist()
     kept = [[_of_classes(lines, chosen) for lines in part] for part in (train, test)]

@@ -14,7 +14,7 @@ from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.formats import leaf_json
 from fedjax_lab.data.formats.leaf_json import User
 from fedjax_lab.data.places import locate, told
-from fedjax_lab.errors import BadInput, check_not_negative, quoted
+from fedjax_lab.errors import BadInput, check_not_negative, check_positive_share, quoted
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80  # characters in a text
@@ -46,8 +46,7 @@ def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEE
     Raises BadInput if files are missing or malformed, or if fraction or seed is set although there
     is a split.
     """
-    if not 0 < fraction <= 1:
-        raise BadInput(f"config.data.fraction must be above 0 and at most 1, got {fraction}")
+    check_positive_share("data.fraction", fraction)
     check_not_negative("data.seed", seed)
     where = find(folder)
     if where.name == "all_data":

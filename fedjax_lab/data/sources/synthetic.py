@@ -17,8 +17,8 @@ from functools import partial
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.sources._generated import check_spread, draw_sizes, of_users, training_counts
-from fedjax_lab.errors import BadInput, check_not_negative, check_positive
+from fedjax_lab.data.sources._generated import LARGEST, draw_sizes, of_users, training_counts
+from fedjax_lab.errors import check_not_negative, check_positive, check_range
 
 CITATION = (
     "T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated Optimization in"
@@ -53,13 +53,10 @@ def synthetic(
     Raises BadInput for an invalid setting, or if the examples do not fit in memory.
     """
     check_positive("data.dimension", dimension)
-    check_spread("alpha", alpha)
-    check_spread("beta", beta)
+    check_range("data.alpha", alpha, 0, LARGEST)
+    check_range("data.beta", beta, 0, LARGEST)
     check_not_negative("data.seed", seed)
-    if not 2 <= num_classes <= MOST_CLASSES:
-        raise BadInput(
-            f"config.data.num_classes must be from 2 to {MOST_CLASSES:,}, got {num_classes}"
-        )
+    check_range("data.num_classes", num_classes, 2, MOST_CLASSES)
     draw = partial(_draw_sizes, np.random.default_rng([seed, 0]))
     sizes = draw_sizes(draw, num_users, least=LEAST, example_bytes=4 * dimension)
     training = training_counts(sizes, test_share)

@@ -10,7 +10,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.images import Split, arrays, decoded, of_classes, rgb
 from fedjax_lab.data.places import fetched, locate
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.errors import BadInput, check_range, quoted
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
 HELP = fetched(
@@ -31,8 +31,7 @@ def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
     The resized images are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or
     sizes of files or the labels change. Raises BadInput if files are missing or damaged.
     """
-    if not 8 <= size <= 64:
-        raise BadInput(f"config.data.size of tiny_imagenet must be from 8 to 64, got {size}")
+    check_range("data.size", size, 8, 64)
     where = locate(folder, ("wnids.txt", "tiny-imagenet-200/wnids.txt"), HELP).parent
     classes = tuple(sorted(set(safe.lines(where / "wnids.txt", HELP))))
     folders = [where / "train" / name / "images" for name in classes]

@@ -6,21 +6,26 @@ Half of the time a word is followed by its successor in the topic, so that the o
 informative, too.
 """
 
-import itertools
-
 import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import text_rows
 from fedjax_lab.data.formats.text_rows import TASKS
-from fedjax_lab.data.sources._generated import check_spread
-from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive
+from fedjax_lab.data.sources._generated import LARGEST
+from fedjax_lab.errors import (
+    BadInput,
+    check_choice,
+    check_not_negative,
+    check_positive,
+    check_range,
+)
 
 OWN = 0.5  # weight of a topic's own word distribution; the rest is common to all topics
 FOLLOWS = 0.5  # probability that a word is the successor of the previous one
 SPREAD = 0.5  # standard deviation of the logarithm of a user's number of texts
 TESTS = 5  # every fifth text of a user is for testing
+REMEDY = "lower config.data.users, texts, words, topics or vocabulary"
 
 
 def topics(
@@ -53,14 +58,14 @@ def topics(
     """
     check_choice("data.task", task, TASKS)
     check_not_negative("data.seed", seed)
-    _check(users=users, topics=topics, words=words, length=length, alpha=alpha)
-    check_spread("alpha", alpha)
-    if not text_rows.FIRST + topics <= vocabulary <= text_rows.LARGEST:
-        least = f"at least two more than config.data.topics={topics}"
-        raise BadInput(f"config.data.vocabulary must be {least}, at most 2**24, got {vocabulary}")
-    if texts < TESTS:
-        raise BadInput(f"config.data.texts must be at least {TESTS}, got {texts}")
-    _check_memory(users * texts * (words + topics) + topics * vocabulary)
+    positive = {"users": users, "topics": topics, "words": words, "length": length, "alpha": alpha}
+    for name, value in positive.items():
+        check_positive(f"data.{name}", value)
+    check_range("data.alpha", alpha, 0, LARGEST)
+    check_range("data.texts", texts, TESTS)
+    _check_vocabulary(vocabulary, topics)
+    size = 8 * (users * texts * (words + topics) + topics * vocabulary)
+    safe.check_fits(size, "the texts", REMEDY)
     rng = np.random.default_rng(seed)
     client = np.repeat(np.arange(users, dtype=np.int32), how_many(rng, users, texts))
     mixtures = rng.dirichlet(np.full(topics, alpha), users)
@@ -79,9 +84,19 @@ def topics(
         client=client,
         users=tuple(f"user{n}" for n in range(users)),
     )
-    words_of_ids = (f"word{n}" for n in range(vocabulary - text_rows.FIRST))
-    all_words = itertools.chain(text_rows.SPECIAL, words_of_ids)
-    return text_rows.of_rows(made, rows, task, length, vocabulary, all_words)
+    return text_rows.of_rows(made, rows, task, length, vocabulary, _words(vocabulary))
+
+
+def _check_vocabulary(vocabulary, topics):
+    if not text_rows.FIRST + topics <= vocabulary <= text_rows.LARGEST:
+        least = f"at least two more than config.data.topics={topics}"
+        raise BadInput(f"config.data.vocabulary must be {least}, at most 2**24, got {vocabulary}")
+
+
+def _words(vocabulary):
+    """The word of each token id."""
+    yield from text_rows.SPECIAL
+    yield from (f"word{n}" for n in range(vocabulary - text_rows.FIRST))
 
 
 def how_many(rng: np.random.Generator, users: int, mean: int) -> np.ndarray:
@@ -113,19 +128,3 @@ def written(
     for t in range(1, length):
         made[:, t] = np.where(follows[:, t], successor[topic, made[:, t - 1]], made[:, t])
     return made
-
-
-def _check(**positive):
-    for name, value in positive.items():
-        check_positive(f"data.{name}", value)
-
-
-def _check_memory(numbers):
-    """Raises BadInput if this many 8-byte numbers do not fit in memory."""
-    try:
-        safe.check_memory(8 * numbers)
-    except safe.TooLargeError as error:
-        raise BadInput(
-            f"the texts do not fit in memory: {error}; lower config.data.users, texts, words,"
-            " topics or vocabulary"
-        ) from error

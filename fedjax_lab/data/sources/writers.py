@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.fetching import catalog
-from fedjax_lab.data.sources._generated import check_spread, draw_sizes, of_users, training_counts
+from fedjax_lab.data.sources._generated import LARGEST, draw_sizes, of_users, training_counts
 from fedjax_lab.data.sources.digit_domains import CLASSES
-from fedjax_lab.errors import check_not_negative, check_positive
+from fedjax_lab.errors import check_not_negative, check_positive, check_range
 
 SIDE, SHAPE_SIDE = 28, 8  # sides of an image and of a shape, in pixels
 MEAN, DEVIATION, LEAST = 227, 89, 10  # of the number of examples of a writer
@@ -72,8 +72,8 @@ def writers(
     Raises BadInput for an invalid setting, or if the examples do not fit in memory.
     """
     check_positive("data.alpha", alpha)
-    check_spread("alpha", alpha)
-    check_spread("style", style)
+    check_range("data.alpha", alpha, 0, LARGEST)
+    check_range("data.style", style, 0, LARGEST)
     check_not_negative("data.seed", seed)
     draw = partial(_draw_sizes, np.random.default_rng([seed, 0]))
     sizes = draw_sizes(draw, num_users, least=LEAST, example_bytes=SIDE * SIDE)
