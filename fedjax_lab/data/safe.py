@@ -33,8 +33,8 @@ def reading(
 ) -> Iterator[None]:
     """Turns any error inside the context into BadInput: `path: part problem (reason): remedy`.
 
-    Errors of the machine pass through: those of the disk, and a lack of memory if the file is too
-    small to be its cause.
+    If the file does not exist, this is `path is missing: remedy`. Errors of the machine pass
+    through: those of the disk, and a lack of memory if the file is too small to be its cause.
     """
     try:
         yield
@@ -45,6 +45,8 @@ def reading(
             raise
         if isinstance(error, MemoryError) and not _is_small(path):
             raise
+        if isinstance(error, FileNotFoundError) and str(error.filename) == str(path):
+            raise BadInput(f"{path} is missing: {remedy}") from error
         reason = (str(error) or type(error).__name__)[:200]
         reason = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
         name = f"{path}: {part}" if part else path

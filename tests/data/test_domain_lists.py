@@ -192,7 +192,7 @@ def test_an_error_says_what_is_wrong_with_a_list(tmp_path, empty_cache):
         write(file, content)
         broken.check(source, file, expected, "med-air/FedBN", folder=str(tmp_path))
     file.unlink()
-    broken.check(source, file, "cannot be read", "med-air/FedBN", folder=str(tmp_path))
+    broken.check(source, file, "is missing", "med-air/FedBN", folder=str(tmp_path))
     assert not empty_cache.exists()
 
 
@@ -292,7 +292,7 @@ def test_bad_lists_and_images_are_errors(official, monkeypatch):
     whole = file.read_bytes()
     load = partial(domainnet.domainnet_full, folder=str(official), classes=4)
     cases = [(f"{line}\n".encode() + whole, expected) for line, expected in BAD_LINES]
-    cases += [(b"\n", "is empty"), (None, "cannot be read")]
+    cases += [(b"\n", "is empty"), (None, "is missing")]
     with monkeypatch.context() as patch:
         patch.setattr(images, "decode", None)  # no image is read
         for content, expected in cases:

@@ -144,7 +144,7 @@ def test_an_unavailable_name_is_an_error():
 
 WRONG = [  # (settings, words of the error)
     ({"train_split": "trian"}, "no split 'trian' (config.data.train_split); did you mean"),
-    ({"test_split": "train"}, "split 'train' occurs twice in config.data.train_split and"),
+    ({"test_split": "train"}, "split 'train' occur twice in config.data.train_split and"),
     ({"client": "writers"}, "no column 'writers' (config.data.client); did you mean 'writer'"),
     ({"image": "fine"}, "column fine (config.data.image) is not of type image"),
     ({"label": "img"}, "row 0, but needs only integers or only names"),
@@ -172,7 +172,11 @@ def test_an_ambiguous_or_missing_label_column_is_an_error(library, tmp_path):
 
 
 INVALID = [  # (column, its values, words of the error)
-    ("fine", [0, -1, 1, 1, 1, 1], "label -1 in row 1, not 0 to 2; if this split has no labels"),
+    (
+        "fine",
+        [0, -1, 1, 1, 1, 1],
+        "label -1 in row 1 is not in 0 .. 2: if this split",
+    ),
     ("fine", [0, None, 1, 1, 1, 1], "column fine is empty in row 1"),
     ("writer", ["a", "b", None, "c", "d", "e"], "column writer is empty in row 2"),
     ("img", [{"bytes": b"none", "path": None}] * 6, "image 0 is damaged or not an image"),

@@ -129,7 +129,7 @@ def test_missing_folders_and_files_are_rejected(tmp_path):
     assert "no *_train.h5 in" in complaint(tff_hdf5, folder=str(tmp_path))
     leaf_files.write_fed_emnist(tmp_path)
     (tmp_path / "fed_emnist_test.h5").unlink()
-    assert "fed_emnist_test.h5 cannot be read" in complaint(tff_hdf5, folder=str(tmp_path))
+    assert "fed_emnist_test.h5 is missing" in complaint(tff_hdf5, folder=str(tmp_path))
 
 
 def test_hdf5_data_in_other_files_or_with_huge_declared_shapes_are_rejected(tmp_path):

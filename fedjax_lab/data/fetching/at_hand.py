@@ -18,18 +18,18 @@ from fedjax_lab.data.sources import (
     shakespeare,
     svhn,
     text_sets,
+    tiny_imagenet,
 )
 from fedjax_lab.errors import BadInput
 
 
 def has_files(name: str, folder: str) -> bool:
-    """Whether the first file of the data set `name` exists; False if the name is in no table below.
+    """Whether the first file of the data set `name` exists; False if the name is not in FIRST.
 
     folder: where to look; if empty, ~/.cache/fedjax_lab and data/.
     """
-    look = FIRST.get(name) or OTHERS.get(name)
     try:
-        return look is not None and bool(look(folder))
+        return name in FIRST and bool(FIRST[name](folder))
     except BadInput:
         return False
 
@@ -53,14 +53,17 @@ def _cifar(release):
     return _file(first, f"{release.folder}/{first}", release.archive)
 
 
-def _file(*names):
-    return lambda folder: locate(folder, names, "")
+def _file(*names, kind=Path.is_file):
+    return lambda folder: locate(folder, names, "", kind)
 
 
 def _release(release):
     first = release.domains[0]
-    names = (first, f"{release.folder}/{first}")
-    return lambda folder: locate(folder, names, "", Path.is_dir)
+    return _file(first, f"{release.folder}/{first}", kind=Path.is_dir)
+
+
+def _text(name, files):
+    return _file(f"{name}/{files[0]}", files[0])
 
 
 def _published(published):
@@ -72,26 +75,22 @@ FIRST = {
     "kmnist": _idx(idx.KMNIST),
     "fashion_mnist": _idx(idx.FASHION),
     "emnist": _emnist,
-    "k49": _file(k49.FILES[0], f"k49/{k49.FILES[0]}"),
-    "cinic10": lambda folder: locate(folder, cinic10.PROBES, "", Path.is_dir),
-    "gtsrb": lambda folder: locate(folder, gtsrb.PROBES, "", Path.is_dir),
+    "k49": _file(*k49.PROBES),
+    "cinic10": _file(*cinic10.PROBES, kind=Path.is_dir),
+    "gtsrb": _file(*gtsrb.PROBES, kind=Path.is_dir),
     "cifar10": _cifar(cifar.CIFAR10),
     "cifar100": _cifar(cifar.CIFAR100),
-    "svhn": _file(svhn.FILES[0], f"svhn/{svhn.FILES[0]}"),
-    "tiny_imagenet": _file("wnids.txt", "tiny-imagenet-200/wnids.txt"),
+    "svhn": _file(*svhn.PROBES),
+    "tiny_imagenet": _file(*tiny_imagenet.PROBES),
     "digits_five": _file(*sum(digits_five.PROBES.values(), [])),
     "office_caltech": _release(office_caltech.RELEASE),
     "domainnet": _release(domainnet.RELEASE),
     "domainnet_full": _file(*domainnet.LISTS),
     "shakespeare": shakespeare.find,
-    "ag_news": _file(f"ag_news/{text_sets.AG_NEWS_FILES[0]}", text_sets.AG_NEWS_FILES[0]),
-    "sentiment140": _file(
-        f"sentiment140/{text_sets.SENTIMENT140_FILES[0]}", text_sets.SENTIMENT140_FILES[0]
-    ),
+    "ag_news": _text("ag_news", text_sets.AG_NEWS_FILES),
+    "sentiment140": _text("sentiment140", text_sets.SENTIMENT140_FILES),
     "pacs": _published(image_folders.PACS),
     "vlcs": _published(image_folders.VLCS),
     "office_home": _published(image_folders.OFFICE_HOME),
-}
-OTHERS = {  # data sets whose data source has another name
-    name: _file(*medmnist.names(name)) for name in medmnist.CLASSES
+    **{name: _file(*medmnist.names(name)) for name in medmnist.CLASSES},
 }

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fedjax_lab.data.formats.image_arrays import labels_of
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
 
@@ -21,6 +22,14 @@ def check_splits(train: Sequence[str], test: Sequence[str], there: Iterable, whe
             if name not in there:
                 what = f"no split {quoted(name)} (config.data.{key}); {nearest(name, there)}"
                 raise BadInput(f"{where} has {what}")
+
+
+def used_twice(split: str, where: str) -> BadInput:
+    """The error for examples that are named twice, for training and testing or for one of them."""
+    return BadInput(
+        f"{where}: some examples of split {quoted(split)} occur twice in config.data.train_split"
+        " and config.data.test_split; an example may be used only once"
+    )
 
 
 def choose(key: str, name: str, there: Sequence[str], fitting: Sequence[str], where: str) -> str:
@@ -75,10 +84,6 @@ def sorted_names(names: set[str]) -> tuple[str, ...]:
 
 def check_labels(labels: np.ndarray, classes: Sequence[str], where: str) -> None:
     """Raises BadInput unless each label is the number of a class; unlabeled rows often have -1."""
-    bad = (labels < 0) | (labels >= len(classes))
-    if bad.any():
-        row = int(bad.argmax())
-        raise BadInput(
-            f"{where} has label {labels[row]} in row {row}, not 0 to {len(classes) - 1}; if this"
-            " split has no labels, choose another with --config.data.train_split or test_split"
-        )
+    other = "choose another with --config.data.train_split or test_split"
+    remedy = f"if this split has no labels, {other}"
+    labels_of(where, labels, len(labels), range(len(classes)), remedy)

@@ -209,10 +209,8 @@ def fingerprint(splits: Sequence[Split], remedy: str) -> str:
     for split in splits:
         digest.update(f"{len(split.files)}\n".encode())
         for file, label in zip(*split, strict=True):
-            try:
+            with safe.reading(file, remedy):
                 described = file.stat()
-            except (OSError, ValueError) as error:  # ValueError: its name has a NUL byte
-                raise BadInput(f"{file} cannot be read ({error}): {remedy}") from error
             time = f" {described.st_mtime_ns}" if file.suffix.lower() in UNCOMPRESSED else ""
             digest.update(f"{file.name!r} {described.st_size} {label}{time}\n".encode())
     return digest.hexdigest()[:16]
@@ -226,10 +224,8 @@ def versions(files: Sequence[str | Path]) -> str:
     """
     digest = hashlib.sha256()
     for file in files:
-        try:
+        with safe.reading(file, "restore it"):
             state = os.stat(file)
-        except OSError as error:
-            raise BadInput(f"{file} cannot be read ({error}); restore it") from error
         numbers = f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
         digest.update(f"{os.path.abspath(file)!r} {numbers}\n".encode())
     return digest.hexdigest()[:16]

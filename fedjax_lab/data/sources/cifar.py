@@ -13,8 +13,9 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, of_one_domain
 from fedjax_lab.data.formats import pickles
+from fedjax_lab.data.formats.image_arrays import images_of, labels_of
 from fedjax_lab.data.places import fetched, locate
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.errors import BadInput
 
 
 class Release(NamedTuple):
@@ -135,16 +136,7 @@ def _examples(
     key = release.labels
     if not isinstance(made, dict) or not {b"data", key} <= made.keys():
         raise BadInput(f"{file} is not a dictionary with data and {key.decode()}: {remedy}")
-    data, labels = made[b"data"], made[key]
-    if not isinstance(data, np.ndarray):
-        raise BadInput(f"{file}: data is not an array: {remedy}")
-    if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072 or len(data) == 0:
-        what = f"{data.dtype} {list(data.shape)}"
-        raise BadInput(f"{file}: data is {what}, not uint8 [R, 3072]: {remedy}")
-    if not isinstance(labels, list) or len(labels) != len(data):
-        raise BadInput(f"{file}: {key.decode()} is not a list of {len(data)} labels: {remedy}")
-    bad = [y for y in labels if type(y) is not int or not 0 <= y < release.num_classes]
-    if bad:
-        raise BadInput(f"{file}: {quoted(bad[0])} is not a label of {release.name}: {remedy}")
+    data = images_of(file, made[b"data"], [(3072,)], remedy)
+    labels = labels_of(file, made[key], len(data), range(release.num_classes), remedy)
     images = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images), np.array(labels, np.int32)
+    return np.ascontiguousarray(images), labels

@@ -11,18 +11,7 @@ from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, o
 from fedjax_lab.data.places import fetched, locate
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
-CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 HELP = fetched(
     "cinic10",
     "name the folder with train/, valid/ and test/ with --config.data.folder (or move it to"

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, first_of_each, pooled
 from fedjax_lab.data.formats import matlab, pickles
+from fedjax_lab.data.formats.image_arrays import array_of, labels_of
 from fedjax_lab.data.formats.images import check_size
 from fedjax_lab.data.places import locate, told
 from fedjax_lab.errors import BadInput, check_choice
@@ -120,8 +121,6 @@ def _m3sda(where: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray
     choices = [tuple(text.format(split) for text in choice) for choice in MATLAB[domain]]
     name, *keys = next((c for c in choices if (where / c[0]).is_file()), choices[0])
     file = where / name
-    if not file.is_file():
-        raise BadInput(f"{file} is missing: {HELP}")
     with safe.reading(file, HELP, f"is damaged or has no {' and '.join(dict.fromkeys(keys))}"):
         content = matlab.load(file, keys)
         images, labels = (content[key] for key in keys)
@@ -136,23 +135,15 @@ def _m3sda(where: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray
 
 def _examples(images: Any, labels: Any, file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images [N, H, W] or [N, H, W, 3] uint8 and labels [N] int32; the label 10 stands for 0."""
-    try:
-        images, labels = np.asarray(images), np.asarray(labels)
-    except ValueError as error:  # lists of different lengths
-        raise BadInput(f"{file} is not a pair of arrays: {HELP}") from error
+    images = array_of(file, images, HELP)
     if images.ndim == 4 and 1 in (images.shape[1], images.shape[3]):  # one channel
         images = images[:, 0] if images.shape[1] == 1 else images[..., 0]
     pictures = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
     if images.dtype.kind not in "uif" or images.size == 0 or not pictures:
         what = f"{images.dtype} {list(images.shape)}"
         raise BadInput(f"{file}: its images are {what}, not [N, H, W] or [N, H, W, 3]: {HELP}")
-    if labels.dtype.kind not in "uif" or labels.size != len(images):
-        what = f"{labels.dtype} {list(labels.shape)}"
-        raise BadInput(f"{file}: its labels are {what}, not {len(images)} numbers: {HELP}")
-    bad = ~np.isin(labels, np.arange(11))
-    if bad.any():
-        raise BadInput(f"{file}: label {labels[bad][0]} is not in 0 .. 10: {HELP}")
-    return _pixels(images, file), labels.ravel().astype(np.int32) % 10
+    labels = labels_of(file, labels, len(images), range(11), HELP)
+    return _pixels(images, file), labels % 10
 
 
 def _pixels(images: np.ndarray, file: Path) -> np.ndarray:

@@ -21,17 +21,8 @@ RELEASE = Release(
     name="domainnet-v1",
     folder="DomainNet",
     domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
-    classes=(
-        "bird",
-        "feather",
-        "headphones",
-        "ice_cream",
-        "teapot",
-        "tiger",
-        "whale",
-        "windmill",
-        "wine_glass",
-        "zebra",
+    classes=tuple(
+        "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split()
     ),
     remedy=told("domainnet"),
 )

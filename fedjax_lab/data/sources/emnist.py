@@ -41,11 +41,12 @@ def emnist(*, folder: str = "", split: str = "balanced") -> Dataset:
     check_choice("data.split", split, SPLITS)
     chosen, names = release(split), files(split)
     where = idx.find_folder(chosen, folder, names)
-    x, y, test = idx.read(where, chosen.remedy, names)
-    y = y - np.int32(FIRST_LABEL.get(split, 0))
-    idx.check_labels(where, y, chosen)
-    upright = np.ascontiguousarray(x.transpose(0, 2, 1, 3))
-    return idx.as_dataset(upright, y, test, chosen.classes, "emnist")
+    first = np.int32(FIRST_LABEL.get(split, 0))
+    train, test = (
+        (np.ascontiguousarray(x.transpose(0, 2, 1, 3)), y - first)
+        for x, y in idx.read(where, chosen.remedy, names)
+    )
+    return idx.as_dataset(where, (train, test), chosen)
 
 
 def release(split: str) -> idx.Release:

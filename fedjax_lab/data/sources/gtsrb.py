@@ -13,55 +13,21 @@ from typing import NamedTuple
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats.image_arrays import labels_of
 from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, rgb
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
-CLASSES = (
-    "speed limit 20",
-    "speed limit 30",
-    "speed limit 50",
-    "speed limit 60",
-    "speed limit 70",
-    "speed limit 80",
-    "end of speed limit 80",
-    "speed limit 100",
-    "speed limit 120",
-    "no passing",
-    "no passing for trucks",
-    "priority at the next intersection",
-    "priority road",
-    "yield",
-    "stop",
-    "no vehicles",
-    "no trucks",
-    "no entry",
-    "general caution",
-    "curve to the left",
-    "curve to the right",
-    "double curve",
-    "bumpy road",
-    "slippery road",
-    "road narrows",
-    "road work",
-    "traffic signals",
-    "pedestrians",
-    "children",
-    "bicycles",
-    "ice or snow",
-    "wild animals",
-    "end of all limits",
-    "turn right",
-    "turn left",
-    "ahead only",
-    "straight or right",
-    "straight or left",
-    "keep right",
-    "keep left",
-    "roundabout",
-    "end of no passing",
-    "end of no passing for trucks",
+CLASSES = tuple(
+    "speed limit 20, speed limit 30, speed limit 50, speed limit 60, speed limit 70, "
+    "speed limit 80, end of speed limit 80, speed limit 100, speed limit 120, no passing, "
+    "no passing for trucks, priority at the next intersection, priority road, yield, stop, "
+    "no vehicles, no trucks, no entry, general caution, curve to the left, curve to the right, "
+    "double curve, bumpy road, slippery road, road narrows, road work, traffic signals, "
+    "pedestrians, children, bicycles, ice or snow, wild animals, end of all limits, "
+    "turn right, turn left, ahead only, straight or right, straight or left, keep right, "
+    "keep left, roundabout, end of no passing, end of no passing for trucks".split(", ")
 )
 IMAGES = "Final_Training/Images"
 PROBES = tuple(f"{inside}{IMAGES}" for inside in ("", "GTSRB/", "gtsrb/GTSRB/", "gtsrb/"))
@@ -116,9 +82,7 @@ def signs(table: Path, folder: Path) -> list[Sign]:
             Sign(folder / name, tuple(map(int, box)), int(label))
             for name, *box, label in ([row[column] for column in COLUMNS] for row in rows)
         ]
-    bad = [sign.label for sign in made if not 0 <= sign.label < len(CLASSES)]
-    if bad:
-        raise BadInput(f"{table}: class {bad[0]} is not in 0 .. {len(CLASSES) - 1}: {HELP}")
+    labels_of(table, [sign.label for sign in made], len(made), range(len(CLASSES)), HELP)
     if not made:
         raise BadInput(f"{table} has no images: {HELP}")
     return made

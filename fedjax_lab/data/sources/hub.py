@@ -86,16 +86,7 @@ def huggingface(
     encoded.check_form(size, color)
     tokens = Tokens(task, tokenizer, vocabulary, length)
     check(tokens)
-    splits = _loaded(dataset, subset)
-    trained_on = train_split.split("+")
-    if not test_split and "test" in splits and "test" not in trained_on:
-        test_split = "test"
-    tested_on = test_split.split("+") if test_split else []
-    _check_apart([*trained_on, *tested_on], dataset)
-    columns.check_splits(trained_on, tested_on, splits, dataset)
-    each = [[splits[name] for name in names] for names in (trained_on, tested_on) if names]
-    with safe.reading(dataset, REMEDY):
-        train, *test = [_concatenated(tables) for tables in each]
+    train, *test = _tables(_loaded(dataset, subset), train_split, test_split, dataset)
     named = {"image": image, "text": text, "label": label, "client": client, "domain": domain}
     named = _columns(train.features, named, task, dataset)
     wanted = sorted({*filter(None, named.values())})
@@ -198,14 +189,19 @@ def _silenced() -> Iterator[None]:
             logger.set_verbosity(verbosity)
 
 
-def _check_apart(names: Sequence[str], where: str) -> None:
-    """Raises BadInput if a split is named twice, for training and testing or for one of them."""
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise BadInput(
-            f"{where}: split {quoted(twice[0])} occurs twice in config.data.train_split and"
-            " config.data.test_split; an example may be used only once"
-        )
+def _tables(splits: Mapping[str, Any], train: str, test: str, where: str) -> list[Any]:
+    """The table of the training examples, and that of the test examples if there are any."""
+    training = train.split("+")
+    if not test and "test" in splits and "test" not in training:
+        test = "test"
+    testing = test.split("+") if test else []
+    both = [*training, *testing]
+    if twice := [name for name in both if both.count(name) > 1]:
+        raise columns.used_twice(twice[0], where)
+    columns.check_splits(training, testing, splits, where)
+    each = [[splits[name] for name in names] for names in (training, testing) if names]
+    with safe.reading(where, REMEDY):
+        return [_concatenated(tables) for tables in each]
 
 
 def _concatenated(tables: Sequence) -> Any:

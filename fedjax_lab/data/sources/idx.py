@@ -13,11 +13,13 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from fedjax_lab.data import places, safe
-from fedjax_lab.data.dataset import Dataset, first_of_each
+from fedjax_lab.data.dataset import Dataset, first_of_each, of_one_domain
+from fedjax_lab.data.formats.image_arrays import labels_of
 from fedjax_lab.errors import BadInput, check_not_negative
 
 KINDS = {0x801: "labels", 0x803: "images"}  # by the first four bytes of a file
 DIGITS = tuple("0123456789")
+Pairs = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]  # training, test: x, y
 
 
 class Release(NamedTuple):
@@ -56,18 +58,7 @@ KMNIST = Release(
 FASHION = Release(
     "fashion_mnist",
     "Fashion-MNIST",
-    (
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    ),
+    (*"T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag".split(), "Ankle boot"),
     ("fashion-mnist", "FashionMNIST/raw"),
     remedy_of("fashion_mnist", "run `apt install dataset-fashion-mnist`, or "),
     ("/usr/share/datasets/fashion-mnist",),  # Debian's dataset-fashion-mnist
@@ -116,9 +107,14 @@ def fashion_mnist(*, folder: str = "", train_per_class: int = 0) -> Dataset:
 
 def _published(release: Release, folder: str) -> Dataset:
     where = find_folder(release, folder)
-    x, y, test = read(where, release.remedy)
-    check_labels(where, y, release)
-    return as_dataset(x, y, test, release.classes, release.source)
+    return as_dataset(where, read(where, release.remedy), release)
+
+
+def as_dataset(where: Path, pairs: Pairs, release: Release) -> Dataset:
+    """The dataset of both pairs. Raises BadInput unless each label is the number of a class."""
+    for _, y in pairs:
+        labels_of(where, y, len(y), range(len(release.classes)), release.remedy)
+    return of_one_domain(*pairs, release.classes, release.source)
 
 
 def find_folder(release: Release, folder: str, names: tuple[str, ...] = FILES) -> Path:
@@ -143,13 +139,6 @@ def _folders(release, folder):
     return [Path(path).expanduser() for path in (*first, *inside)]
 
 
-def check_labels(where: Path, y: np.ndarray, release: Release) -> None:
-    """Raises BadInput unless each of the labels [R] is the number of a class."""
-    bad = (y < 0) | (y >= len(release.classes))
-    if bad.any():
-        raise BadInput(f"{where}: {y[bad][0]} is not a label of {release.title}: {release.remedy}")
-
-
 def idx(*, folder: str) -> Dataset:
     """A data set of your own in MNIST's format: images [R, H, W, 1], training examples first.
 
@@ -159,32 +148,29 @@ def idx(*, folder: str) -> Dataset:
     is missing, damaged or does not hold what its name says.
     """
     where = places.path_of(folder, IDX_HELP, "folder")
-    x, y, test = read(where, IDX_HELP)
-    classes = tuple(str(label) for label in range(max(10, int(y.max()) + 1)))
-    return as_dataset(x, y, test, classes, where.resolve().name)
+    pairs = read(where, IDX_HELP)
+    classes = map(str, range(max(10, *(int(y.max()) + 1 for _, y in pairs))))
+    return of_one_domain(*pairs, tuple(classes), where.resolve().name)
 
 
-def read(
-    folder: Path, remedy: str, names: tuple[str, ...] = FILES
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images [R, H, W, 1] uint8, labels [R] int32 and the test flags [R] bool of the four files."""
+def read(folder: Path, remedy: str, names: tuple[str, ...] = FILES) -> Pairs:
+    """The training and the test examples of the four files."""
     places.folder_of(folder, remedy)
     train, test = (_part(folder, names[i], names[i + 1], remedy) for i in (0, 2))
     if train[0].shape[1:] != test[0].shape[1:]:
         sizes = " and ".join(f"{x.shape[1]} x {x.shape[2]}" for x, _ in (train, test))
         raise BadInput(f"{folder}: training and test images differ in size ({sizes}): {remedy}")
-    x, y = (np.concatenate(pair) for pair in zip(train, test, strict=True))
-    return x[..., None], y.astype(np.int32), np.arange(len(y)) >= len(train[1])
+    return train, test
 
 
 def _part(folder: Path, images: str, labels: str, remedy: str) -> tuple[np.ndarray, np.ndarray]:
-    """The images [R, H, W] and labels [R] of the training or the test files."""
+    """The images [R, H, W, 1] and labels [R] of the training or the test files."""
     images_file, labels_file = (_existing(folder, name, remedy) for name in (images, labels))
     x, y = read_file(images_file, 3, remedy), read_file(labels_file, 1, remedy)
     if len(x) != len(y):
         counts = f"{images_file} holds {len(x)} images, {labels_file} {len(y)} labels"
         raise BadInput(f"{counts}: {remedy}")
-    return x, y
+    return x[..., None], y.astype(np.int32)
 
 
 def _existing(folder: Path, name: str, remedy: str) -> Path:
@@ -236,12 +222,3 @@ def _shape(path: Path, head: bytes, dimensions: int, remedy: str) -> list[int]:
     if min(shape) < 1:
         raise BadInput(f"{path} is empty, the shape in its header is {shape}: {remedy}")
     return shape
-
-
-def as_dataset(
-    x: np.ndarray, y: np.ndarray, test: np.ndarray, classes: tuple[str, ...], name: str
-) -> Dataset:
-    """The dataset of these arrays with a single domain."""
-    return Dataset(
-        x=x, y=y, domain=np.zeros(len(y), np.int32), test=test, classes=classes, domains=(name,)
-    )

@@ -11,70 +11,43 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.formats import npz
+from fedjax_lab.data.formats.image_arrays import images_of, labels_of
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput, check_choice
 
 ORGANS = (
-    "bladder",
-    "femur-left",
-    "femur-right",
-    "heart",
-    "kidney-left",
-    "kidney-right",
-    "liver",
-    "lung-left",
-    "lung-right",
-    "pancreas",
-    "spleen",
+    "bladder; femur-left; femur-right; heart; kidney-left; kidney-right; liver; lung-left; "
+    "lung-right; pancreas; spleen"
 )
 CLASSES = {  # the classes of each set, in the order of its labels
-    "pathmnist": (
-        "adipose",
-        "background",
-        "debris",
-        "lymphocytes",
-        "mucus",
-        "smooth muscle",
-        "normal colon mucosa",
-        "cancer-associated stroma",
-        "colorectal adenocarcinoma epithelium",
-    ),
-    "dermamnist": (
-        "actinic keratoses and intraepithelial carcinoma",
-        "basal cell carcinoma",
-        "benign keratosis-like lesions",
-        "dermatofibroma",
-        "melanoma",
-        "melanocytic nevi",
-        "vascular lesions",
-    ),
-    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
-    "pneumoniamnist": ("normal", "pneumonia"),
-    "retinamnist": ("0", "1", "2", "3", "4"),
-    "breastmnist": ("malignant", "normal or benign"),
-    "bloodmnist": (
-        "basophil",
-        "eosinophil",
-        "erythroblast",
-        "immature granulocytes",
-        "lymphocyte",
-        "monocyte",
-        "neutrophil",
-        "platelet",
-    ),
-    "tissuemnist": (
-        "collecting duct, connecting tubule",
-        "distal convoluted tubule",
-        "glomerular endothelial cells",
-        "interstitial endothelial cells",
-        "leukocytes",
-        "podocytes",
-        "proximal tubule segments",
-        "thick ascending limb",
-    ),
-    "organamnist": ORGANS,
-    "organcmnist": ORGANS,
-    "organsmnist": ORGANS,
+    name: tuple(classes.split("; "))
+    for name, classes in {
+        "pathmnist": (
+            "adipose; background; debris; lymphocytes; mucus; smooth muscle; normal colon mucosa; "
+            "cancer-associated stroma; colorectal adenocarcinoma epithelium"
+        ),
+        "dermamnist": (
+            "actinic keratoses and intraepithelial carcinoma; basal cell carcinoma; "
+            "benign keratosis-like lesions; dermatofibroma; melanoma; melanocytic nevi; "
+            "vascular lesions"
+        ),
+        "octmnist": "choroidal neovascularization; diabetic macular edema; drusen; normal",
+        "pneumoniamnist": "normal; pneumonia",
+        "retinamnist": "0; 1; 2; 3; 4",
+        "breastmnist": "malignant; normal or benign",
+        "bloodmnist": (
+            "basophil; eosinophil; erythroblast; immature granulocytes; lymphocyte; monocyte; "
+            "neutrophil; platelet"
+        ),
+        "tissuemnist": (
+            "collecting duct, connecting tubule; distal convoluted tubule; "
+            "glomerular endothelial cells; interstitial endothelial cells; leukocytes; podocytes; "
+            "proximal tubule segments; thick ascending limb"
+        ),
+        "organamnist": ORGANS,
+        "organcmnist": ORGANS,
+        "organsmnist": ORGANS,
+    }.items()
 }
 SIZES = (28, 64, 128, 224)  # sides of the images, in pixels
 
@@ -137,24 +110,11 @@ def _read(
     keys = [f"{split}_{kind}" for split in splits for kind in ("images", "labels")]
     with safe.reading(file, remedy, "is damaged or not a file of MedMNIST"):
         arrays = npz.read(file, keys, remedy, "is damaged")
-    pairs = [(arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in splits]
-    made = [_examples(file, *pair, size, num_classes, remedy) for pair in pairs]
+    shapes, made = [(size, size, 1), (size, size, 3)], []
+    for split in splits:
+        x = images_of(file, arrays[f"{split}_images"], shapes, remedy)
+        labels = arrays[f"{split}_labels"]
+        made.append((x, labels_of(file, labels, len(x), range(num_classes), remedy)))
     if len({x.shape[1:] for x, _ in made}) > 1:
         raise BadInput(f"{file}: only some of its splits have color images: {remedy}")
     return made
-
-
-def _examples(
-    file: Path, x: np.ndarray, y: np.ndarray, size: int, num_classes: int, remedy: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Checks the arrays; returns images with an axis of channels and labels without that axis."""
-    x = x[..., None] if x.ndim == 3 else x
-    if x.dtype != np.uint8 or x.shape[1:] not in ((size, size, 1), (size, size, 3)) or not len(x):
-        what = f"{x.dtype} {list(x.shape)}"
-        raise BadInput(f"{file}: its images are {what}, not uint8 [N, {size}, {size}]: {remedy}")
-    if y.dtype.kind not in "ui" or y.shape != (len(x), 1):
-        raise BadInput(f"{file}: its labels are {y.dtype} {list(y.shape)}, not [N, 1]: {remedy}")
-    bad = (y < 0) | (y >= num_classes)
-    if bad.any():
-        raise BadInput(f"{file}: label {y[bad][0]} is not in 0 .. {num_classes - 1}: {remedy}")
-    return x, y[:, 0].astype(np.int32)

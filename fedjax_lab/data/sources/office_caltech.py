@@ -12,17 +12,9 @@ RELEASE = Release(
     name="office_caltech-v1",
     folder="office_caltech_10",
     domains=("amazon", "caltech", "dslr", "webcam"),
-    classes=(
-        "back_pack",
-        "bike",
-        "calculator",
-        "headphones",
-        "keyboard",
-        "laptop_computer",
-        "monitor",
-        "mouse",
-        "mug",
-        "projector",
+    classes=tuple(
+        "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug "
+        "projector".split()
     ),
     remedy=told("office_caltech"),
 )

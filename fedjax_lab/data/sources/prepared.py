@@ -180,11 +180,7 @@ def _check_apart(there: Mapping, split: str, version: Path) -> None:
         name = part.splitname
         rows = range(there[name].num_examples)[part.from_ : part.to]
         if not taken.isdisjoint((name, row) for row in rows):
-            raise BadInput(
-                f"{version}: some examples of split {quoted(name)} occur twice in"
-                " config.data.train_split and config.data.test_split; an example may be used only"
-                " once"
-            )
+            raise columns.used_twice(name, str(version))
         taken.update((name, row) for row in rows)
 
 

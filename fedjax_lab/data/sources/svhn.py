@@ -10,10 +10,11 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, of_one_domain
 from fedjax_lab.data.formats import matlab
+from fedjax_lab.data.formats.image_arrays import images_of, labels_of
 from fedjax_lab.data.places import fetched, locate
-from fedjax_lab.errors import BadInput
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
+PROBES = FILES[0], f"svhn/{FILES[0]}"
 HELP = fetched(
     "svhn",
     f"fetch {' and '.join(FILES)} from http://ufldl.stanford.edu/housenumbers and name their folder"
@@ -29,23 +30,15 @@ def svhn(*, folder: str = "") -> Dataset:
 
     Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
-    where = locate(folder, (FILES[0], f"svhn/{FILES[0]}"), HELP).parent
+    where = locate(folder, PROBES, HELP).parent
     train, test = (read(where / name) for name in FILES)
     return of_one_domain(train, test, tuple("0123456789"), "svhn")
 
 
 def read(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """The images [N, 32, 32, 3] uint8 and digits [N] int32 in one file."""
-    if not file.is_file():
-        raise BadInput(f"{file} is missing: {HELP}")
     with safe.reading(file, HELP, "is damaged or not a MATLAB file"):
         content = matlab.load(file, ("X", "y"))
     x, y = (np.asarray(content.get(key)) for key in ("X", "y"))
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3):
-        raise BadInput(f"{file}: X is {x.dtype} {list(x.shape)}, not uint8 [32, 32, 3, N]: {HELP}")
-    if y.shape != (x.shape[3], 1) or y.dtype.kind not in "uif":
-        raise BadInput(f"{file}: y is {y.dtype} {list(y.shape)}, not {x.shape[3]} labels: {HELP}")
-    bad = ~np.isin(y, np.arange(1, 11))
-    if bad.any():
-        raise BadInput(f"{file}: label {y[bad][0]} is not in 1 .. 10: {HELP}")
-    return np.ascontiguousarray(x.transpose(3, 0, 1, 2)), y[:, 0].astype(np.int32) % 10
+    x = images_of(file, x.transpose(3, 0, 1, 2) if x.ndim == 4 else x, [(32, 32, 3)], HELP)
+    return x, labels_of(file, y, len(x), range(1, 11), HELP) % 10

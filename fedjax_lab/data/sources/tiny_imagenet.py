@@ -13,6 +13,7 @@ from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput, check_range, quoted
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
+PROBES = "wnids.txt", "tiny-imagenet-200/wnids.txt"
 HELP = fetched(
     "tiny_imagenet",
     "fetch and unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip and name the folder"
@@ -32,7 +33,7 @@ def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
     sizes of files or the labels change. Raises BadInput if files are missing or damaged.
     """
     check_range("data.size", size, 8, 64)
-    where = locate(folder, ("wnids.txt", "tiny-imagenet-200/wnids.txt"), HELP).parent
+    where = locate(folder, PROBES, HELP).parent
     classes = tuple(sorted(set(safe.lines(where / "wnids.txt", HELP))))
     folders = [where / "train" / name / "images" for name in classes]
     train, test = of_classes(folders, [".jpeg"], HELP), validation_files(where, classes)
