@@ -11,7 +11,7 @@ from inputs import complaint
 
 from fedjax_lab import losses, optim, sampling, tree
 from fedjax_lab.engine import parallel
-from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment import experiment, joint
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation.local import fetch, make_work, num_batches, shuffle
@@ -351,9 +351,9 @@ def test_clip_is_a_key_of_the_section_local(tmp_path):
 
     parts = [build(0.0), build(0.5)]
     assert [part.simulation.plan.clip for part in parts] == [0.0, 0.5]
-    together = experiment.join(parts).simulation.joint
+    together = joint.join(parts).simulation
     assert together.settings == [{"local.clip": 0.0}, {"local.clip": 0.5}]
-    assert together.vary(0, {"local.clip": 0.25})[1]["clip"] == 0.25
+    assert together.variant({"local.clip": 0.25})[1]["clip"] == 0.25
     message = complaint(resolve, {"local": {"clip": -1.0}})
     assert "config.local.clip must not be negative, got -1.0" in message
 

@@ -12,7 +12,7 @@ from inputs import complaint
 from fedjax_lab import optim, tree
 from fedjax_lab.commands.meanings import of_section
 from fedjax_lab.experiment.config import resolve
-from fedjax_lab.experiment.experiment import make_optimizer
+from fedjax_lab.experiment.optimizers import make_optimizer
 from fedjax_lab.experiment.registry import NAMED
 from fedjax_lab.types import Weights
 

@@ -15,7 +15,7 @@ from fedjax_lab.analysis import finished, runs
 from fedjax_lab.experiment import experiment, references, registry
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.experiment.experiment import make_optimizer
+from fedjax_lab.experiment.optimizers import make_optimizer
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedprox import fedprox
 from fedjax_lab.running.storage import metrics, workdir

@@ -11,7 +11,7 @@ from slow_cases import exhaustive_but
 
 from fedjax_lab.commands import meanings
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.experiment import experiment, schedules
+from fedjax_lab.experiment import experiment, joint, schedules, variants
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 
@@ -73,13 +73,13 @@ def test_both_learning_rates_are_listed_for_each_round(toy):
     config = config_of(
         toy, "scaffold", local__schedule="exponential", local__lr_decay=0.5, run__server_warmup=1
     )
-    rates = experiment.learning_rates(config, [3])
+    rates = variants.learning_rates(config, [3])
     np.testing.assert_allclose(rates["local.lr"], [0.1, 0.05, 0.025])
     np.testing.assert_allclose(rates["method.server_lr"], [0.5, 1.0, 1.0])
-    assert experiment.learning_rates(config_of(toy), [3]) == {}
+    assert variants.learning_rates(config_of(toy), [3]) == {}
     assert experiment.build(config_of(toy)).simulation.scheduled is None
     config = config_of(toy, local__schedule="linear", local__warmup=1)
-    rates = experiment.learning_rates(config, [1, 3])["local.lr"]
+    rates = variants.learning_rates(config, [1, 3])["local.lr"]
     np.testing.assert_allclose(rates, [0.05, 0.05, 0.1, 0.05], rtol=1e-6)  # each stage restarts
     config = {"local": {"optimizer": "sgd", "schedule": "step", "lr_decay": 0.3}}
     assert resolve(config, [("local.optimizer", "adam")]).local.lr_decay == 0.3
@@ -133,14 +133,14 @@ def test_a_user_defined_schedule_is_used_and_checked(toy, tmp_path):
     own.write_text(OWN)
     config = config_of(toy, local__schedule=f"{own}:halves", local__floor=0.4)
     np.testing.assert_allclose(
-        experiment.learning_rates(config, [3])["local.lr"], [0.1, 0.08, 0.06], rtol=1e-6
+        variants.learning_rates(config, [3])["local.lr"], [0.1, 0.08, 0.06], rtol=1e-6
     )
     for name, message in {
         "none": "must return a function",
         "two": "must return one number",
     }.items():
         config = config_of(toy, local__schedule=f"{own}:{name}")
-        assert message in complaint(experiment.learning_rates, config, [3])
+        assert message in complaint(variants.learning_rates, config, [3])
     both = {"local__optimizer": f"{own}:steps", "local__schedule": "step"}
     message = complaint(lambda: config_of(toy, **both))
     assert "config.local.lr_decay is a setting of" in message and "and of step" in message
@@ -173,7 +173,7 @@ METHODS = {  # clients that use the learning rate, a wrapper with stages, and a 
 def test_each_round_equals_one_of_a_run_with_its_learning_rates(method, toy):
     job = experiment.build(config_of(toy, method, **METHODS[method]))
     lengths = [stage.rounds for stage in job.simulation.stages]
-    rates = experiment.learning_rates(job.config, lengths)
+    rates = variants.learning_rates(job.config, lengths)
     engine, other = Engine(job.simulation), Engine(job.simulation)
     engine.compile()
     for t in range(sum(lengths)):
@@ -192,7 +192,7 @@ def test_each_round_equals_one_of_a_run_with_its_learning_rates(method, toy):
 def test_more_rounds_must_not_change_the_learning_rates_of_past_rounds(toy):
     def check(played, **settings):
         config = config_of(toy, "scaffold", **settings)
-        experiment.check_rates(config, [3], [6], played)
+        variants.check_rates(config, [3], [6], played)
 
     check(3, local__schedule="exponential", local__warmup=1)
     check(3, local__schedule="cosine", local__lr_decay_rounds=9)
@@ -231,10 +231,10 @@ def test_runs_trained_together_follow_separate_schedules(toy):
         for decay, lr in ((0.5, 0.1), (0.9, 0.2))
     ]
     parts = [experiment.build(config) for config in configs]
-    joint = Engine(experiment.join(parts).simulation)
-    joint.compile()
-    joint.play(3)
-    for part, together in zip(parts, joint.final_states(), strict=True):
+    engine = Engine(joint.join(parts).simulation)
+    engine.compile()
+    engine.play(3)
+    for part, together in zip(parts, engine.final_states(), strict=True):
         alone = Engine(part.simulation)
         alone.compile()
         alone.play(3)

@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import ranges
-from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment import registry, variants
 from fedjax_lab.experiment.config import named_functions
 from fedjax_lab.experiment.keys import DEFAULTS, KEYS
 
@@ -56,7 +56,7 @@ MEANINGS = {
 def of_config(config: ml_collections.ConfigDict) -> str:
     """All keys of a resolved config as flags of the command line, each with its meaning."""
     lines = []
-    rates = experiment.learning_rates(config, [config.run.rounds])
+    rates = variants.learning_rates(config, [config.run.rounds])
     for section, values in config.items():
         words = of_section(section, values)
         for key, curve in rates.items():

@@ -29,7 +29,6 @@ from fedjax_lab.types import (
     ROWS,
     Array,
     Federation,
-    Method,
     Plan,
     PyTree,
     Stage,
@@ -38,18 +37,6 @@ from fedjax_lab.types import (
 )
 
 BLOCK_SECONDS = 1.0  # duration of a block of rounds, between which interrupts are checked
-
-
-class Joint(NamedTuple):
-    """Settings that differ between the seeds of one computation, besides their random numbers.
-
-    The seeds may belong to several runs that differ in a few numbers, or each seed may have its own
-    initial weights.
-    """
-
-    settings: list[dict[str, PyTree]]  # [seed] by dotted key of the config, or another name
-    vary: Callable[[int, dict[str, PyTree]], tuple[Stage, dict[str, Any]]]
-    # (number of the stage, settings) -> the stage, and the fields of the plan that change
 
 
 class Simulation(NamedTuple):
@@ -69,18 +56,21 @@ class Simulation(NamedTuple):
     vectorized_seeds: bool = False
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
-    joint: Joint | None = None
+    settings: list[dict[str, PyTree]] | None = None  # [seed] those in which seeds differ, by name,
+    # besides their random numbers; the seeds may belong to several runs
+    variant: Callable[[dict[str, PyTree]], tuple[tuple[Stage, ...], dict[str, Any]]] | None = None
+    # settings -> the stages of a seed, and its fields of the plan
     start: list[State] | None = None  # [seed] initial states; None: those of the method's `init`
-    scheduled: Callable[[int, dict, Array], tuple[Method, dict[str, Any]]] | None = None
-    # (number of the stage, settings of `joint`, round) -> the method and changed fields of the
-    # plan in that round; None: no learning rate depends on the round
+    scheduled: Callable[[int, dict[str, PyTree], Array], dict[str, PyTree]] | None = None
+    # (number of the stage, settings of a seed, round) -> the settings in that round; None: no
+    # setting depends on the round
     host: Host | None = None  # what is kept on the host; None: everything is on the devices
 
 
 class Lanes(NamedTuple):
     """The input of one call of a compiled function: one seed, or all seeds on a leading axis."""
 
-    settings: dict[str, PyTree]  # the settings in which seeds differ: see `Joint`
+    settings: dict[str, PyTree]  # `Simulation.settings`
     training: Lane
     scoring: Lane
 
@@ -202,19 +192,7 @@ class Engine:
 
     def _program(self, settings):
         """The program of this stage for a seed with these settings."""
-        simulation = self.simulation
-        stage, fields = self._varied(settings)
-        program = Program(stage.method, self.plan._replace(**fields), simulation.strategy)
-        if simulation.scheduled is None:
-            return program
-        scheduled = partial(simulation.scheduled, self.stage_number, settings)
-        return program._replace(scheduled=scheduled)
-
-    def _varied(self, settings):
-        """This stage for a seed with these settings, and the fields of the plan that change."""
-        if not settings:
-            return self.stage, {}
-        return self.simulation.joint.vary(self.stage_number, settings)
+        return make_program(self.simulation, self.stage_number, self.plan, settings)
 
     @property
     def programs(self) -> list[Programs]:
@@ -256,7 +234,9 @@ class Engine:
         def start(settings, keys, last, facts):
             number, last = self.stage_number, self.place.without_padding(last)
             key = streams.stage(keys.init, number)[1] if number else keys.init
-            state = self._varied(settings)[0].start(key, self._num_clients, last, facts)
+            state = _varied(self.simulation, number, settings)[0].start(
+                key, self._num_clients, last, facts
+            )
             return self.place.padded(state)
 
         each = zip(self.lanes, self.states, facts, strict=True)
@@ -568,7 +548,7 @@ class Engine:
     def _make_lanes(self):
         simulation = self.simulation
         keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
-        settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
+        settings = simulation.settings or [{}] * len(keys)
         scoring, training = simulation.federations, simulation.training
         alike = all(a is b for a, b in zip(training, scoring, strict=True))
         scoring = [simulation.strategy.arrange(federation) for federation in scoring]
@@ -655,6 +635,31 @@ class Engine:
             return list(trees)
         seeds = range(len(self.simulation.seeds))
         return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in seeds]
+
+
+def make_program(
+    simulation: Simulation, number: int, plan: Plan, settings: dict[str, PyTree]
+) -> Program:
+    """The program of the stage with this number, for a seed with these settings."""
+    stage, fields = _varied(simulation, number, settings)
+    program = Program(stage.method, plan._replace(**fields), simulation.strategy)
+    if simulation.scheduled is None:
+        return program
+
+    def in_round(t):
+        changed = simulation.scheduled(number, settings, t)
+        stage, fields = _varied(simulation, number, changed)
+        return stage.method, fields
+
+    return program._replace(scheduled=in_round)
+
+
+def _varied(simulation, number, settings):
+    """A stage for a seed with these settings, and the fields of the plan that change."""
+    if not settings:
+        return simulation.stages[number], {}
+    stages, fields = simulation.variant(settings)
+    return stages[number], fields
 
 
 def _changed(lane, fields):

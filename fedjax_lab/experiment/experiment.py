@@ -1,8 +1,6 @@
 """Builds the objects of a run from its config: data, model, method, plan and simulation."""
 
 import functools
-import inspect
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,21 +8,18 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import optax
 
-from fedjax_lab import tree
 from fedjax_lab.data import held_out, leaks, normalize
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
 from fedjax_lab.data.normalize import Scale
 from fedjax_lab.engine import fsdp, parallel, sizes
-from fedjax_lab.engine.engine import Joint, Simulation
+from fedjax_lab.engine.engine import Simulation
 from fedjax_lab.engine.host.hosted import Host
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput, check_seeds, quoted
-from fedjax_lab.experiment import schedules, transforming
-from fedjax_lab.experiment.config import value_at
+from fedjax_lab.experiment import transforming, variants
 from fedjax_lab.experiment.federation import (
     check_scored,
     class_counts,
@@ -32,25 +27,16 @@ from fedjax_lab.experiment.federation import (
     make_federations,
     pool,
 )
-from fedjax_lab.experiment.registry import (
-    METHODS,
-    NAMED,
-    bind,
-    has_own_test,
-    keyword_defaults,
-    look_up,
-    make_method,
-    told,
-)
+from fedjax_lab.experiment.optimizers import check_optimizer
+from fedjax_lab.experiment.registry import NAMED, bind, has_own_test, look_up, make_method
+from fedjax_lab.experiment.stages import ends, lay_out
 from fedjax_lab.models import kernels, modules, tokens
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.simulation import contract, metrics
 from fedjax_lab.simulation.evaluate import uses_data_of_new
 from fedjax_lab.transforms.guarantee import Guarantee
-from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task, Weights
-
-FIRST_WEIGHTS = "first weights"  # key of the initial weights among the settings of a seed
+from fedjax_lab.types import Federation, Plan, Stage, Task
 
 
 class Experiment(NamedTuple):
@@ -87,13 +73,22 @@ def build(
     _check_clients(config, federations[0])
     task = make_model(config, dataset, _platform(devices), scale)
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
+    simulation = _simulation(config, seeds, dataset, federations, task, devices, memory)
+    simulation = simulation._replace(embeddings=embeddings)
+    return Experiment(config, dataset, task, simulation, describe_examples(config, dataset, scale))
+
+
+def _simulation(config, seeds, dataset, federations, task, devices, memory):
+    """The simulation of a run, without embeddings. Raises BadInput if its parts do not fit."""
+    check_optimizer(config.local, task)
     setup = transforming.make_setup(config, federations)
-    stages = _make_stages(config, task, setup, federations[0])
+    variant = functools.partial(variants.variant, config, task, setup)
+    stages, of_step = variant({})
+    _check_skewed(config, stages)
+    _check_validation(config, stages, federations[0])
     training = pool(federations) if stages[0].method.pooled else federations
-    plan = _plan(config, training, stages, dataset)
+    plan = _plan(config, training, stages, of_step, dataset)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
-    lengths = [stage.rounds for stage in stages]
-    changing = learning_rates(config, lengths)
     simulation = Simulation(
         seeds=seeds,
         federations=federations,
@@ -101,169 +96,13 @@ def build(
         num_classes=task.num_classes,
         stages=stages,
         plan=plan,
-        embeddings=embeddings,
-        scheduled=functools.partial(_in_round, task, config, setup, lengths) if changing else None,
+        variant=variant,
+        scheduled=variants.scheduled(config, [stage.rounds for stage in stages]),
         **_engine_fields(config.engine, plan, stages, task, federations, devices, memory),
     )
     _check_fsdp(config, plan, stages)
     transforming.check_first_round(config, simulation)
-    return Experiment(config, dataset, task, simulation, describe_examples(config, dataset, scale))
-
-
-def _make_stages(config, task, setup, federation):
-    """The stages of a run with the config's transforms.
-
-    Raises BadInput if they do not fit the data.
-    """
-    _check_optimizer(config.local, task)
-    stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
-    transforming.check_private(config, stages)
-    stages = tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)
-    _check_skewed(config, stages)
-    _check_validation(config, stages, federation)
-    return stages
-
-
-def join(parts: Sequence[Experiment]) -> Experiment:
-    """Combines runs whose configs differ only in numbers of `method` and `local`.
-
-    The result is one computation. Its seeds are those of the first run, then those of the second,
-    and so on. The numbers in which the runs differ are its `joint.settings`, which are traced.
-    Raises BadInput if these runs cannot be combined.
-    """
-    first, simulations = parts[0], [part.simulation for part in parts]
-    _check_joinable(first)
-    differing = [
-        f"{section}.{key}"
-        for section in ("method", "local")
-        for key, value in first.config[section].items()
-        if any(part.config[section][key] != value for part in parts)
-    ]
-    configs = [part.config for part in parts for _ in part.simulation.seeds]
-    settings = [{key: value_at(config, key) for key in differing} for config in configs]
-    vary = functools.partial(_vary, first.task, first.config, _setup_of(first))
-    together = first.simulation._replace(
-        seeds=[seed for each in simulations for seed in each.seeds],
-        federations=[federation for each in simulations for federation in each.federations],
-        training=[federation for each in simulations for federation in each.training],
-        vectorized_seeds=True,
-        joint=Joint(settings, vary),
-    )
-    return first._replace(simulation=together)
-
-
-def with_first_weights(experiment: Experiment, weights: Sequence[Weights]) -> Experiment:
-    """The experiment with the initial weights of each seed; None in them: newly drawn weights."""
-    vary = functools.partial(_vary, experiment.task, experiment.config, _setup_of(experiment))
-    joint = Joint([{FIRST_WEIGHTS: of_seed} for of_seed in weights], vary)
-    return experiment._replace(simulation=experiment.simulation._replace(joint=joint))
-
-
-def _check_joinable(first):
-    """Raises BadInput unless runs like this one can be combined in one computation."""
-    simulation = first.simulation
-    if first.config.run.start_from:
-        raise BadInput("the runs start from other runs (config.run.start_from)")
-    if len(simulation.stages) > 1 or simulation.stages[0].start is not None:
-        raise BadInput(f"method {first.config.method.name} has stages")
-    if simulation.host is not None:
-        raise BadInput("private state or examples are on the host (config.engine.state, data)")
-    if not (simulation.vectorized_seeds or len(simulation.seeds) == 1):
-        raise BadInput("the seeds of each run are not vectorized (config.engine.seeds)")
-
-
-def _vary(task, config, setup, number, settings):
-    """A stage, and the fields of the plan that change, with these settings replaced in the config.
-
-    settings: values by dotted key, which may be traced, and weights under `FIRST_WEIGHTS`.
-    """
-    if (weights := settings.get(FIRST_WEIGHTS)) is not None:
-        new = task.init
-        task = task._replace(init=lambda key: tree.join(weights, new(key)))
-    method, local = (
-        {key: settings.get(f"{name}.{key}", value) for key, value in config[name].items()}
-        for name in ("method", "local")
-    )
-    stage = lay_out(make_method(task=task, **method), config.run.rounds)[number]
-    return transforming.as_configured(stage, task, config, setup), _step_fields(local)
-
-
-# Learning rates that change from round to round.
-
-SCHEDULED = {  # learning rate: (key of its schedule, key of its warm-up rounds)
-    "local.lr": ("local.schedule", "local.warmup"),
-    "method.server_lr": ("run.server_schedule", "run.server_warmup"),
-}
-
-
-def _in_round(task, config, setup, lengths, number, settings, t):
-    """As `_vary`, but returns a stage's method, with the learning rates of round t.
-
-    lengths: how many rounds each stage has.
-    """
-    changed, t = dict(settings), jnp.maximum(t - sum(lengths[:number]), 0)
-    for rate in filter(functools.partial(_is_scheduled, config), SCHEDULED):
-        factor = _make_schedule(config, rate, lengths[number], settings)(t)
-        changed[rate] = settings.get(rate, value_at(config, rate)) * jnp.float32(factor)
-    stage, fields = _vary(task, config, setup, number, changed)
-    return stage.method, fields
-
-
-def learning_rates(
-    config: ml_collections.ConfigDict, lengths: Sequence[int]
-) -> dict[str, np.ndarray]:
-    """The learning rates that change from round to round: {dotted key: value in each round}.
-
-    lengths: how many rounds each stage has. A schedule restarts in each stage.
-
-    Raises BadInput if a schedule or one of its settings cannot be used.
-    """
-    rates = {}
-    for rate in filter(functools.partial(_is_scheduled, config), SCHEDULED):
-        key = SCHEDULED[rate][0]
-        _check_has(config, rate, key)
-        _check_warmup(config, SCHEDULED[rate][1], max(lengths))
-        try:
-            factors = [schedules.curve(_make_schedule(config, rate, n, {}), n) for n in lengths]
-        except BadInput as error:
-            raise BadInput(f"config.{key}={value_at(config, key)}: {error}") from error
-        rates[rate] = np.float32(value_at(config, rate)) * np.concatenate(factors)
-    return rates
-
-
-def check_rates(
-    config: ml_collections.ConfigDict, old: Sequence[int], new: Sequence[int], played: int
-) -> None:
-    """Raises BadInput if other stage lengths change the learning rates of rounds already played.
-
-    old, new: the earlier and the new number of rounds of each stage. played: rounds played so far.
-    """
-    before, after = (learning_rates(config, lengths) for lengths in (old, new))
-    for rate, rates in before.items():
-        if not np.array_equal(rates[:played], after[rate][:played]):
-            key = SCHEDULED[rate][0]
-            raise BadInput(
-                f"config.{key}={value_at(config, key)} depends on config.run.rounds: another number"
-                f" of rounds would have changed {rate} in the first {played} rounds; name another"
-                " folder"
-            )
-
-
-def _is_scheduled(config, rate):
-    schedule, warmup = SCHEDULED[rate]
-    return value_at(config, schedule) != "constant" or value_at(config, warmup) > 0
-
-
-def _check_has(config, rate, key):
-    """Raises BadInput unless the method has the learning rate that the schedule changes."""
-    section, _, name = rate.partition(".")
-    if name in config[section]:
-        return
-    having = [m for m in METHODS if name in keyword_defaults(look_up("method", m))]
-    raise BadInput(
-        f"config.{key} and its warm-up need a method with the setting {name}, which method"
-        f" {config.method.name} does not have; methods that have it: {', '.join(having)}"
-    )
+    return simulation
 
 
 def _check_clients(config, federation):
@@ -275,26 +114,6 @@ def _check_clients(config, federation):
             f"config.run.cohort={config.run.cohort} is more than the {num_clients} clients that"
             f" partition {config.partition.name} makes for training"
         )
-
-
-def _check_warmup(config, key, rounds):
-    if value_at(config, key) >= rounds:
-        raise BadInput(
-            f"config.{key}={value_at(config, key)} must be less than the {rounds} rounds"
-        )
-
-
-def _make_schedule(config, rate, rounds, settings):
-    """The schedule of a learning rate. settings: as in `_vary`."""
-    key, warmup = SCHEDULED[rate]
-    section, _, name = key.partition(".")
-    values = {k: settings.get(f"{section}.{k}", value) for k, value in config[section].items()}
-    make = bind("schedule", values, name)
-    return schedules.after_warmup(make, value_at(config, warmup), rounds)
-
-
-def _setup_of(experiment):
-    return transforming.make_setup(experiment.config, experiment.simulation.federations)
 
 
 def guarantee(experiment: Experiment) -> Guarantee | None:
@@ -314,32 +133,6 @@ def check_noise(experiment: Experiment, old: int, new: int, played: int) -> None
         f"config.privacy: the noise depends on config.run.rounds: {new} rounds instead of {old}"
         f" would have changed the noise of the first {played} rounds; name another folder"
     )
-
-
-def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
-    """The stages of a run of so many rounds; a method without stages is a single one.
-
-    Stages without rounds at the end are left out. Raises BadInput if any other stage has no rounds.
-    """
-    stages = (Stage("train", method, rounds),) if isinstance(method, Method) else method(rounds)
-    contract.check_stages(stages)
-    while stages and stages[-1].rounds == 0:
-        stages = stages[:-1]
-    named = " + ".join(f"{stage.rounds} of {stage.name}" for stage in stages)
-    if not stages or min(stage.rounds for stage in stages) < 1:
-        raise BadInput(
-            f"config.run.rounds={rounds} does not fit the stages: {named}; every stage needs at"
-            " least one round"
-        )
-    if len({stage.method.pooled for stage in stages}) > 1:
-        raise BadInput(f"the stages {named} do not train on the same clients")
-    return stages
-
-
-def ends(stages: Sequence[Stage]) -> dict[str, int]:
-    """{name of a stage: the number of rounds after which it ends}."""
-    names, rounds = zip(*((stage.name, stage.rounds) for stage in stages), strict=True)
-    return dict(zip(names, itertools.accumulate(rounds), strict=True))
 
 
 def ends_with(experiment: Experiment, rounds: int) -> dict[str, int]:
@@ -548,48 +341,7 @@ def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, *
     )
 
 
-def make_optimizer(local: Mapping) -> optax.GradientTransformation:
-    """Makes the clients' optimizer from a config's section `local`.
-
-    The optimizer's function gets the learning rate and, by name, those keys of the section that it
-    has as parameters.
-    """
-    function = told("optimizer", local["optimizer"], look_up("optimizer", local["optimizer"]))
-    _, *settings = inspect.signature(function).parameters
-    made = function(local["lr"], **{key: local[key] for key in settings if key in local})
-    if not (hasattr(made, "init") and hasattr(made, "update")):
-        name = local["optimizer"]
-        raise BadInput(f"optimizer {name} must return a GradientTransformation, not {quoted(made)}")
-    return made
-
-
-def _check_optimizer(local, task):
-    """Raises BadInput unless a user's optimizer changes the weights of this task, in their shapes.
-
-    Nothing is computed.
-    """
-    name = local["optimizer"]
-    if name in NAMED["optimizer"]:
-        return
-    optimizer = make_optimizer(local)
-
-    def step(params):
-        state = optimizer.init(params)
-        given = optimizer.update(params, state, params)
-        if not isinstance(given, tuple) or len(given) != 2:
-            raise BadInput(f"its `update` must return (updates, state), not {quoted(given)}")
-        contract.check_alike("its `update` must return updates", given[0], params, "of the weights")
-        contract.check_alike("its `update` must return the state", given[1], state)
-        return given
-
-    params = jax.eval_shape(task.init, jax.random.key(0)).params
-    try:
-        jax.eval_shape(told("optimizer", name, step), params)
-    except BadInput as error:
-        raise BadInput(f"config.local.optimizer={name}: {error}") from error
-
-
-def _plan(config, training, stages, dataset):
+def _plan(config, training, stages, of_step, dataset):
     plan = make_plan(
         training,
         rounds=sum(stage.rounds for stage in stages),
@@ -605,7 +357,7 @@ def _plan(config, training, stages, dataset):
             (*(look_up("metric", name) for name in config.run.metrics), *stages[0].method.metrics),
             len(dataset.classes),
         ),
-        **_step_fields(config.local),
+        **of_step,
     )
     _check_words(plan.metrics, dataset.classes)
     return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
@@ -710,11 +462,6 @@ def _host(division, engine, stages):
 def _platform(devices):
     """The platform of the devices of a run: "cpu", "gpu" or "tpu"."""
     return (jax.devices() if devices is None else devices)[0].platform
-
-
-def _step_fields(local):
-    """The fields of a plan that define a client's step, from a config's section `local`."""
-    return {"optimizer": make_optimizer(local), "clip": local["clip"]}
 
 
 def _augmentation(name: str, x: np.ndarray) -> Callable | None:

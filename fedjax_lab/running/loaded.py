@@ -1,7 +1,6 @@
 """Loads a run from its folder: states, predictions, scores on other data, models as files."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.data import given, lazy, normalize
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.engine.engine import make_program
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.models import pretrained
@@ -21,7 +21,6 @@ from fedjax_lab.running.storage import cloud, saved
 from fedjax_lab.running.storage.saved import model_of, no_model
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.local import WorkRows, fetch, make_work, of_client, work_rows
-from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 
 
@@ -56,15 +55,8 @@ def _load(folder, rounds):
         rounds=was.rounds,
         rows=was.rows,
         states=was.states,
-        stage=was.stage,
-        scheduled=_scheduled(was),
+        number=was.number,
     )
-
-
-def _scheduled(was):
-    """`Program.scheduled` for the stage of the checkpoint."""
-    scheduled = was.experiment.simulation.scheduled
-    return scheduled and functools.partial(scheduled, was.number, {})
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,13 +74,17 @@ class Run:
     rounds: int  # the number of finished rounds
     rows: list[dict]  # the rows of metrics.jsonl up to this round
     states: list[State]  # the state of each seed; parts that were kept on the host are NumPy arrays
-    stage: Stage  # the stage of the method at the checkpoint
-    scheduled: Callable | None = None  # as `Program.scheduled`
+    number: int  # the index of the stage of the method at the checkpoint
 
     @property
     def seeds(self) -> list[int]:
         """The seeds of the run, in the order of `states`."""
         return self.experiment.simulation.seeds
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of the method at the checkpoint."""
+        return self.experiment.simulation.stages[self.number]
 
     def predict(self, x: Any, client: int | None = None, seed: int | None = None) -> np.ndarray:
         """Logits [N, K] of examples x [N, ...] in the format of the run's dataset.
@@ -243,8 +239,7 @@ class Run:
 
     @property
     def _program(self):
-        strategy = self.experiment.simulation.strategy
-        program = Program(self.stage.method, self._plan, strategy, self.scheduled)
+        program = make_program(self.experiment.simulation, self.number, self._plan, {})
         return simulate.in_round(program, jnp.int32(max(self.rounds - 1, 0)))
 
     @functools.cached_property

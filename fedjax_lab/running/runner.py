@@ -18,7 +18,8 @@ from fedjax_lab.engine import flops, processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import transforming
-from fedjax_lab.experiment.experiment import Experiment, join
+from fedjax_lab.experiment.experiment import Experiment
+from fedjax_lab.experiment.joint import join
 from fedjax_lab.running import guaranteed, interrupts, loggers, stopping, warm_start
 from fedjax_lab.running.loggers import followers
 from fedjax_lab.running.profile import Profile
@@ -118,7 +119,7 @@ def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Cho
     of the runs, each of them can therefore be resumed separately.
 
     Args:
-      parts: experiments that `experiment.join` can combine.
+      parts: experiments that `joint.join` can combine.
       workdirs: one new folder for each experiment.
       log: the loggers, see `running/loggers`.
     """

@@ -9,7 +9,8 @@ from fedjax_lab import tree
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment.experiment import Experiment, with_first_weights
+from fedjax_lab.experiment.experiment import Experiment
+from fedjax_lab.experiment.joint import with_first_weights
 from fedjax_lab.models import pretrained
 from fedjax_lab.running.storage import cloud, saved
 from fedjax_lab.simulation import contract, simulate

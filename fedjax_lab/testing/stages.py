@@ -6,7 +6,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.engine import Engine, Simulation
-from fedjax_lab.experiment.experiment import lay_out
+from fedjax_lab.experiment.stages import lay_out
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.simulation import evaluate
 from fedjax_lab.testing.failure import check, check_same

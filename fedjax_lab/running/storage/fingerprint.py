@@ -51,7 +51,7 @@ def of(experiment: Experiment) -> dict[str, str]:
 def _starts(simulation):
     """The arrays that each seed takes from another run; {} if the run starts from scratch."""
     seeds = simulation.seeds
-    weights = simulation.joint.settings if simulation.joint else [()] * len(seeds)
+    weights = simulation.settings or [()] * len(seeds)
     starts = zip(seeds, weights, simulation.start or [()] * len(seeds), strict=True)
     leaves = {seed: jax.tree.leaves(both) for seed, *both in starts}
     return {

@@ -23,7 +23,9 @@ from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput, reason_of, warn
 from fedjax_lab.experiment.config import sources_of
-from fedjax_lab.experiment.experiment import Experiment, check_noise, check_rates, ends, ends_with
+from fedjax_lab.experiment.experiment import Experiment, check_noise, ends_with
+from fedjax_lab.experiment.stages import ends
+from fedjax_lab.experiment.variants import check_rates
 from fedjax_lab.running import growth, stopping
 from fedjax_lab.running.storage import cloud, files, fingerprint, lock, metrics, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints, placed

@@ -1,0 +1,55 @@
+"""Experiments whose seeds differ in settings, which the compiled functions take as arguments."""
+
+from collections.abc import Sequence
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment.config import value_at
+from fedjax_lab.experiment.experiment import Experiment
+from fedjax_lab.experiment.variants import FIRST_WEIGHTS
+from fedjax_lab.types import Weights
+
+
+def join(parts: Sequence[Experiment]) -> Experiment:
+    """Combines runs whose configs differ only in numbers of `method` and `local`.
+
+    The result is one computation. Its seeds are those of the first run, then those of the second,
+    and so on. The numbers in which the runs differ are its `settings`, which are traced.
+    Raises BadInput if these runs cannot be combined.
+    """
+    first, simulations = parts[0], [part.simulation for part in parts]
+    _check_joinable(first)
+    differing = [
+        f"{section}.{key}"
+        for section in ("method", "local")
+        for key, value in first.config[section].items()
+        if any(part.config[section][key] != value for part in parts)
+    ]
+    configs = [part.config for part in parts for _ in part.simulation.seeds]
+    settings = [{key: value_at(config, key) for key in differing} for config in configs]
+    together = first.simulation._replace(
+        seeds=[seed for each in simulations for seed in each.seeds],
+        federations=[federation for each in simulations for federation in each.federations],
+        training=[federation for each in simulations for federation in each.training],
+        vectorized_seeds=True,
+        settings=settings,
+    )
+    return first._replace(simulation=together)
+
+
+def with_first_weights(experiment: Experiment, weights: Sequence[Weights]) -> Experiment:
+    """The experiment with the initial weights of each seed; None in them: newly drawn weights."""
+    settings = [{FIRST_WEIGHTS: of_seed} for of_seed in weights]
+    return experiment._replace(simulation=experiment.simulation._replace(settings=settings))
+
+
+def _check_joinable(first):
+    """Raises BadInput unless runs like this one can be combined in one computation."""
+    simulation = first.simulation
+    if first.config.run.start_from:
+        raise BadInput("the runs start from other runs (config.run.start_from)")
+    if len(simulation.stages) > 1 or simulation.stages[0].start is not None:
+        raise BadInput(f"method {first.config.method.name} has stages")
+    if simulation.host is not None:
+        raise BadInput("private state or examples are on the host (config.engine.state, data)")
+    if not (simulation.vectorized_seeds or len(simulation.seeds) == 1):
+        raise BadInput("the seeds of each run are not vectorized (config.engine.seeds)")
