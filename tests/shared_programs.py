@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from fedjax_lab.engine import engine
+from fedjax_lab.engine import flops, programs
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.running import runner
 
@@ -27,7 +27,7 @@ def once(table, key, make):
 @pytest.fixture(scope="module", autouse=True)
 def shared_programs():
     """In a module that imports this fixture, a run reuses the programs of an earlier equal run."""
-    run, lower, count, make = runner._run, Engine.lower, Engine._count_flops, engine._compiled
+    run, lower, count, make = runner._run, Engine.lower, flops.of_round, programs.compiled
 
     def run_of_config(experiment, *rest):
         CONFIGS.append(experiment.config.to_dict())
@@ -40,19 +40,20 @@ def shared_programs():
         self._apply_view()
         return once(LOWERED, key_of(self), lambda: lower(self)) if CONFIGS else lower(self)
 
-    def compile_once(programs):
-        return (
-            once(COMPILED, id(programs.play), lambda: make(programs)) if CONFIGS else make(programs)
-        )
+    def compile_once(lowered):
+        return once(COMPILED, id(lowered.play), lambda: make(lowered)) if CONFIGS else make(lowered)
 
-    def count_once(self):
-        return once(COSTS, key_of(self), lambda: count(self)) if CONFIGS else count(self)
+    def count_once(program, *shapes):
+        def of_round():
+            return count(program, *shapes)
+
+        return once(COSTS, id(program), of_round) if CONFIGS else of_round()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_run", run_of_config)
         patch.setattr(Engine, "lower", lower_once)
-        patch.setattr(engine, "_compiled", compile_once)
-        patch.setattr(Engine, "_count_flops", count_once)
+        patch.setattr(programs, "compiled", compile_once)
+        patch.setattr(flops, "of_round", count_once)
         yield
     for table in (LOWERED, COMPILED, COSTS):
         table.clear()

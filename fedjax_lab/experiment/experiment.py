@@ -15,8 +15,8 @@ from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
 from fedjax_lab.data.normalize import Scale
 from fedjax_lab.engine import fsdp, parallel, sizes
-from fedjax_lab.engine.engine import Simulation
 from fedjax_lab.engine.host.hosted import Host
+from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput, check_seeds, quoted
 from fedjax_lab.experiment import transforming, variants

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_lab import sampling, streams, tree
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.engine import Simulation
+from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind

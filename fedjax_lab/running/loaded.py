@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.data import given, lazy, normalize
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.engine.engine import make_program
+from fedjax_lab.engine.programs import make_program
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.models import pretrained

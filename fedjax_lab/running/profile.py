@@ -12,7 +12,8 @@ import jax
 
 from fedjax_lab.data import writing
 from fedjax_lab.engine import parallel, processes
-from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.engine.input import Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.running.progress import ProgressBar
 

@@ -5,7 +5,8 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.engine.input import Simulation
 from fedjax_lab.experiment.stages import lay_out
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.simulation import evaluate

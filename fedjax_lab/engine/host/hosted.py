@@ -102,8 +102,10 @@ class Hosted:
 
         self._store.fill(entries)
 
-    def lower(self, server: Any, sums: Progress) -> tuple[Any, list[Any], int, tuple[int, int]]:
-        """The lowered programs, clients and bytes, as in `engine.Programs`; `score` is a list."""
+    def lower(
+        self, server: Any, sums: Progress
+    ) -> tuple[Any, list[Any], tuple[Program, Lane, State]]:
+        """The lowered programs and a round, as in `programs.Programs`; `score` is a list."""
         (lane, private), pieces = self.shapes
         state, number = State(server, private), np.int32(0)
         everywhere, of_segments = self._tools.everywhere, self._tools.of_segments
@@ -115,20 +117,19 @@ class Hosted:
         scores = [
             score.lower(of_piece, State(server, private), number) for of_piece, private in pieces
         ]
-        of_round = self._program, lane, state
-        clients, sent = simulate.cohort_size(*of_round), simulate.message_bytes(*of_round)
-        return play.lower(lane, state, sums, number, number), scores, clients, sent
+        play = play.lower(lane, state, sums, number, number)
+        return play, scores, (self._program, lane, state)
 
     def use(self, play: Any, score: list[Any]) -> None:
         """Sets the compiled versions of the programs that `lower` returned."""
         self._player.compiled, self._scorer.compiled = play, score
 
     def play(self, settings, lane, state: State, sums: Progress, start, count):
-        """Plays a block of rounds, as `engine.Programs.play`."""
+        """Plays a block of rounds, as `programs.Programs.play`."""
         return self._player.play(state, sums, int(start), int(count))
 
     def score(self, settings, lane, state: State, t) -> evaluate.Scores:
-        """Evaluates the models, as `engine.Programs.score`."""
+        """Evaluates the models, as `programs.Programs.score`."""
         self._player.flush()
         return self._scorer.score(state.server, int(t))
 

@@ -1,0 +1,78 @@
+"""What a run has done: its rounds and seconds, the sums of its clients, and the bytes they sent."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab.engine import processes
+from fedjax_lab.engine.programs import Programs
+from fedjax_lab.simulation.simulate import Progress
+
+Messages = tuple[Any, Any]  # (clients that took part, uploads that arrived), [seeds] each
+BLOCK_SECONDS = 1.0  # duration of a block of rounds, between which interrupts are checked
+
+
+class Session(NamedTuple):
+    """The work of this process, for its rates."""
+
+    played: int = 0  # rounds
+    seconds: float = 0.0
+    totals: np.ndarray = np.zeros(3)  # examples, steps, lane steps; summed over all seeds
+
+    def after(self, rounds: int, seconds: float) -> "Session":
+        """The session after further rounds."""
+        return self._replace(played=self.played + rounds, seconds=self.seconds + seconds)
+
+
+def block_length(session: Session, begun: Session, at_most: int) -> int:
+    """The number of rounds of the next block, the same in all processes.
+
+    begun: the session at the beginning of the stage.
+    """
+    new = session.played - begun.played
+    pace = new / (session.seconds - begun.seconds) if new else 0.0
+    return processes.of_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
+
+
+def of_seeds(sums: Sequence[Progress]) -> Progress:
+    """The sums of all lanes as NumPy arrays, [seeds] each."""
+    each = [jax.tree.map(np.atleast_1d, of_lane) for of_lane in jax.device_get(sums)]
+    return jax.tree.map(lambda *a: np.concatenate(a), *each)
+
+
+def work_of(sums: Sequence[Progress]) -> np.ndarray:
+    """The examples, steps and lane steps of all seeds."""
+    total = of_seeds(sums)
+    return np.array([total.examples.sum(), total.steps.sum(), total.lane_steps.sum()])
+
+
+def messages_of(sums: Sequence[Progress]) -> Messages:
+    """The messages since the last evaluation.
+
+    They are None if no place of a cohort can be empty, or no upload can be lost, respectively.
+    """
+    if sums[0].drawn is None and sums[0].arrived is None:
+        return None, None
+    total = of_seeds(sums)
+    return total.drawn, total.arrived
+
+
+def bytes_of(
+    programs: Sequence[Programs],
+    rounds: int,
+    before: Messages,
+    after: Messages,
+) -> np.ndarray:
+    """Bytes up and down [seeds, 2] in these rounds of a stage.
+
+    programs: of each lane. before, after: `messages_of` before and after the rounds.
+    """
+    each = [(of_lane.clients, *of_lane.message_bytes) for of_lane in programs]
+    clients, up, down = np.array(each).T  # per lane; vectorized seeds send equally many bytes
+    pairs = zip(after, before, strict=True)
+    drawn, arrived = (None if then is None else now - then for now, then in pairs)
+    sent = rounds * clients if drawn is None else drawn
+    arrived = sent if arrived is None else arrived
+    return np.stack(np.broadcast_arrays(arrived * up, sent * down), axis=-1)

@@ -1,0 +1,36 @@
+"""What the engine plays: a run as functions and arrays, without a config."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.host.hosted import Host
+from fedjax_lab.types import Array, Federation, Plan, PyTree, Stage, State
+
+
+class Simulation(NamedTuple):
+    """The input of the engine. Federations [seed] share one pool of examples.
+
+    `training` differs from `federations` only for a pooled method: one client holds all examples.
+    """
+
+    seeds: list[int]
+    federations: list[Federation]
+    training: list[Federation]
+    num_classes: int
+    stages: tuple[Stage, ...]  # one for a plain method; their rounds sum to the plan's
+    plan: Plan
+    strategy: parallel.Strategy
+    placement: str = ""  # a text that says where state and examples are kept, and why
+    vectorized_seeds: bool = False
+    precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
+    embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
+    settings: list[dict[str, PyTree]] | None = None  # [seed] those in which seeds differ, by name,
+    # besides their random numbers; the seeds may belong to several runs
+    variant: Callable[[dict[str, PyTree]], tuple[tuple[Stage, ...], dict[str, Any]]] | None = None
+    # settings -> the stages of a seed, and its fields of the plan
+    start: list[State] | None = None  # [seed] initial states; None: those of the method's `init`
+    scheduled: Callable[[int, dict[str, PyTree], Array], dict[str, PyTree]] | None = None
+    # (number of the stage, settings of a seed, round) -> the settings in that round; None: no
+    # setting depends on the round
+    host: Host | None = None  # what is kept on the host; None: everything is on the devices

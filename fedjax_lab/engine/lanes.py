@@ -1,0 +1,133 @@
+"""The seeds of a run: alone, in a call each, or together, on a leading axis of a single call.
+
+Functions are written for one seed. `seeds` is the length of the leading axis; 0: there is none.
+"""
+
+import operator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import sampling, streams
+from fedjax_lab.engine.input import Simulation
+from fedjax_lab.engine.placement import Placement
+from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.simulate import Lane, Progress
+from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
+
+
+class Lanes(NamedTuple):
+    """The input of one call of a compiled function: one seed, or all seeds on a leading axis."""
+
+    settings: dict[str, PyTree]  # `Simulation.settings`
+    training: Lane
+    scoring: Lane
+
+
+def make_lanes(simulation: Simulation, place: Placement) -> list[Lanes]:
+    """The lanes of a run on its devices: one per seed, or one for all seeds."""
+    keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
+    of_seeds = list(zip(simulation.settings or [{}] * len(keys), keys, strict=True))
+    groups = [slice(i, i + 1) for i in range(len(keys))]
+    if place.seeds:
+        of_seeds = [jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)]
+        groups = [slice(None)]
+    scoring, training = simulation.federations, simulation.training
+    alike = all(a is b for a, b in zip(training, scoring, strict=True))
+    scoring = [simulation.strategy.arrange(federation) for federation in scoring]
+    each = partial(_each_lane, simulation, place, _make_pool(simulation, place, scoring[0]), groups)
+    scored = list(each(scoring))
+    trained = scored if alike else each(training)
+    return [
+        Lanes(settings, *(Lane(keys=keys, **of_lane) for of_lane in both))
+        for (settings, keys), *both in zip(map(place.put, of_seeds), trained, scored, strict=True)
+    ]
+
+
+def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[str, Any]]:
+    """Fields of the lanes of these groups of seeds, over one pool of examples for all."""
+    dealt, put = federations, operator.itemgetter(0)
+    if simulation.host is None:  # else rows stay in NumPy, and there is one seed per lane
+        dealt, put = place.dealt(federations), place.put_rows
+
+    def put_people(of, federations):
+        people = [of(federation, simulation.num_classes) for federation in federations]
+        return None if people[0] is None else place.put_clients(people)
+
+    for group in groups:
+        rows = {name: put([getattr(f, name) for f in dealt[group]]) for name in CLIENT_ROWS}
+        yield {
+            "federation": pool._replace(**rows),
+            "population": put_people(simulate.population_on_host, federations[group]),
+            "new": put_people(simulate.new_on_host, federations[group]),
+        }
+
+
+def _make_pool(simulation, place, federation):
+    """The federation without the clients' rows; in NumPy if examples are streamed."""
+    shared = federation._replace(**dict.fromkeys((*CLIENT_ROWS, "skews")))
+    if simulation.host is not None and simulation.host.stream:
+        return shared
+    pool = {name: place.put_pool(getattr(federation, name)) for name in POOL}
+    return place.put(shared._replace(**dict.fromkeys(POOL)))._replace(**pool)
+
+
+def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
+    """The sums before the first round after an evaluation, one per lane."""
+    methods = [stage.method for stage in simulation.stages]
+    places = any(method.empty_places for method in methods)
+    own = any(sampling.is_own(method.sample) for method in methods)
+
+    def one():  # a separate copy per lane, since their buffers are donated
+        none = simulate.no_progress(simulation.plan.dropout > 0, places, own)
+        if place.seeds:
+            none = jax.tree.map(lambda a: jnp.stack([a] * place.seeds), none)
+        return place.put(none)
+
+    return [one() for _ in range(1 if place.seeds else len(simulation.seeds))]
+
+
+_AXES = Federation._make(0 if name in CLIENT_ROWS else None for name in Federation._fields)
+
+
+def axes_of(lane: Lane, differing: Sequence[str] = ()) -> Lane:
+    """Vmap axes of a lane: 0 for what differs between seeds (clients, keys, rows).
+
+    differing: other fields of the federation that differ between seeds.
+    """
+    each = zip(lane.federation, _AXES, strict=True)
+    federation: Any = Federation._make(None if a is None else axis for a, axis in each)
+    others: Any = dict.fromkeys(("population", "keys", "new"), 0)
+    return Lane(federation._replace(**dict.fromkeys(differing, 0)), **others)
+
+
+def one_seed(a: PyTree, seeds: int) -> PyTree:
+    """The shapes of one seed's part of a lane's arrays."""
+    first = int(seeds > 0)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[first:], jnp.result_type(x)), a)
+
+
+def lane_of_one_seed(lane: Lane, axes: Lane, state: State, seeds: int) -> tuple[Lane, State]:
+    """The shapes of one seed's part of a lane and of its state."""
+    federation = [
+        one_seed(a, seeds if axis == 0 else 0)
+        for a, axis in zip(lane.federation, axes.federation, strict=True)
+    ]
+    population, keys, state = one_seed((lane.population, lane.keys, state), seeds)
+    return Lane(Federation(*federation), population, keys), state
+
+
+def each_seed(trees: Sequence[PyTree], seeds: int) -> list[PyTree]:
+    """Trees of arrays, one per lane, as one per seed."""
+    if not seeds:
+        return list(trees)
+    return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in range(seeds)]
+
+
+def stacked(trees: Sequence[PyTree], seeds: int) -> list[PyTree]:
+    """Trees of NumPy arrays, one per seed, as one per lane."""
+    return [jax.tree.map(lambda *a: np.stack(a), *trees)] if seeds else list(trees)

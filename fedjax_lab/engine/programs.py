@@ -1,0 +1,130 @@
+"""The programs of a stage: how they are written for one seed, lowered for all, and compiled."""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab.engine import parallel
+from fedjax_lab.engine.input import Simulation
+from fedjax_lab.engine.lanes import Lanes, lane_of_one_seed
+from fedjax_lab.engine.placement import Placement
+from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation.simulate import Lane, Program, Progress
+from fedjax_lab.types import Plan, PyTree, Stage, State
+
+
+class Programs(NamedTuple):
+    """The programs of one stage, lowered or compiled; functions as they are if jit is disabled."""
+
+    play: Any  # (settings, lane, state, sums, start, count): a block of rounds
+    score: Any  # (settings, lane, state, t): the evaluation; a list of several for a hosted lane
+    of_round: tuple[Program, Lane, State]  # of one seed, as shapes
+    clients: int  # in a round of one seed
+    message_bytes: tuple[int, int]  # up and down, of one client in a round
+
+
+class Jit(NamedTuple):
+    """Jits functions of one seed for the seeds of a lane."""
+
+    place: Placement
+    precision: str | None  # `Simulation.precision`
+
+    def of(self, function: Callable, seed_axes: Any, out: Any, **options) -> Any:
+        """The jitted function. out: sharding of the results; None: as JAX chooses."""
+        function = jax.vmap(function, seed_axes) if self.place.seeds else function
+        if self.precision is not None:
+            function = jax.default_matmul_precision(self.precision)(function)
+        return jax.jit(function, out_shardings=out, **options)
+
+    def runner(self, function: Callable, seed_axes: Any, out: Any = None) -> Callable:
+        """The jitted function; it returns only shapes if the arrays are only described.
+
+        out: sharding of the results; None: on all devices.
+        """
+        out = self.place.strategy.sharding if out is None else out
+        jitted = self.of(function, seed_axes, out)
+        if not self.place.abstract:
+            return jitted
+        return lambda *args: self.place.described(jax.eval_shape(jitted, *args), out)
+
+
+def varied(
+    simulation: Simulation, number: int, settings: dict[str, PyTree]
+) -> tuple[Stage, dict[str, Any]]:
+    """A stage for a seed with these settings, and the fields of the plan that change."""
+    if not settings:
+        return simulation.stages[number], {}
+    assert simulation.variant is not None  # a simulation with settings has it
+    stages, fields = simulation.variant(settings)
+    return stages[number], fields
+
+
+def make_program(
+    simulation: Simulation, number: int, plan: Plan, settings: dict[str, PyTree]
+) -> Program:
+    """The program of the stage with this number, for a seed with these settings."""
+    stage, fields = varied(simulation, number, settings)
+    program = Program(stage.method, plan._replace(**fields), simulation.strategy)
+    scheduled = simulation.scheduled
+    if scheduled is None:
+        return program
+
+    def in_round(t):
+        stage, fields = varied(simulation, number, scheduled(number, settings, t))
+        return stage.method, fields
+
+    return program._replace(scheduled=in_round)
+
+
+def lower(
+    jit: Jit,
+    program: Callable[[dict[str, PyTree]], Program],
+    lanes: Lanes,
+    axes: Lane,
+    state: State,
+    sums: Progress,
+) -> Programs:
+    """Lowers the programs of a lane. program: settings -> the program of one seed."""
+    number = np.int32(0)
+
+    def play(settings, *args):
+        return simulate.play(program(settings), *args)
+
+    def score(settings, *args):
+        return evaluate.score(program(settings), *args)
+
+    everywhere = jit.place.strategy.sharding
+    out = jit.place.of_state(state), everywhere
+    block = jit.of(play, (0, axes, 0, 0, None, None), out, donate_argnums=(2, 3))
+    scored = jit.of(score, (0, axes, 0, None), everywhere)
+    if not parallel.jit_is_disabled():
+        of_lane = lanes.settings, lanes.training, state, sums, number, number
+        block = block.lower(*of_lane)
+        scored = scored.lower(lanes.settings, lanes.scoring, state, number)
+    of_one = lane_of_one_seed(lanes.training, axes, state, jit.place.seeds)
+    return make_programs(block, scored, (program({}), *of_one))
+
+
+def make_programs(play: Any, score: Any, of_round: tuple[Program, Lane, State]) -> Programs:
+    """The programs with the clients and the bytes of a round."""
+    clients, sent = simulate.cohort_size(*of_round), simulate.message_bytes(*of_round)
+    return Programs(play, score, of_round, clients, sent)
+
+
+def compiled(programs: Programs) -> Programs:
+    """The compiled programs. MemoryError if a round needs more memory than a CPU has free."""
+    if parallel.jit_is_disabled():
+        return programs
+    play = programs.play.compile()
+    if (sizes := play.memory_analysis()) is not None:
+        parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
+    score = jax.tree.map(lambda lowered: lowered.compile(), programs.score)
+    return programs._replace(play=play, score=score)
+
+
+def shapes_of(a: PyTree) -> Hashable:
+    """The structure, shapes and types of arrays; lanes with equal ones share their programs."""
+    leaves, tree = jax.tree.flatten(a)
+    return tree, *((x.shape, str(x.dtype)) for x in leaves)

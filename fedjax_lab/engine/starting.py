@@ -1,0 +1,133 @@
+"""The states with which a stage starts, and the facts from which they are made."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from fedjax_lab import streams
+from fedjax_lab.engine import parallel, processes
+from fedjax_lab.engine.host.blocks import Tools
+from fedjax_lab.engine.host.host_state import from_bits, to_bits
+from fedjax_lab.engine.host.hosted import Hosted, Seed
+from fedjax_lab.engine.host.owners import divide
+from fedjax_lab.engine.input import Simulation
+from fedjax_lab.engine.lanes import Lanes, each_seed, stacked
+from fedjax_lab.engine.placement import Placement
+from fedjax_lab.engine.programs import Jit, make_program, shapes_of, varied
+from fedjax_lab.engine.views import plan_of_images
+from fedjax_lab.errors import BadInput
+from fedjax_lab.simulation import simulate
+from fedjax_lab.types import Plan, State
+
+
+def prepared(
+    simulation: Simulation,
+    number: int,
+    place: Placement,
+    lanes: Sequence[Lanes],
+    last: Sequence[State | None],
+) -> list[dict]:
+    """The facts that `prepare` of the stage with this number computes, one tree per lane.
+
+    last: the final state of each seed in the last stage.
+    """
+    stage, plan = simulation.stages[number], plan_of_images(simulation, place)
+
+    def of_seed(seed, population, state):
+        key, _ = streams.stage(streams.make_keys(jax.random.key(seed)).init, number)
+        population, state = processes.on_host((population, state))
+        made = stage.prepare(key, simulate.without_padding(plan, population), state)
+        return {name: np.asarray(fact) for name, fact in made.items()}
+
+    populations = each_seed([of_lane.scoring.population for of_lane in lanes], place.seeds)
+    facts = list(map(of_seed, simulation.seeds, populations, last))
+    facts = processes.of_first(lambda: facts)  # the last bit may differ between hosts
+    if place.seeds and len({shapes_of(of_seed) for of_seed in facts}) > 1:
+        raise BadInput(
+            f"the facts of stage {stage.name} differ in size between seeds; use"
+            " config.engine.seeds=sequential"
+        )
+    return stacked(facts, place.seeds)
+
+
+def first_states(
+    simulation: Simulation,
+    number: int,
+    jit: Jit,
+    lanes: Sequence[Lanes],
+    last: Sequence[State | None],
+    facts: Sequence[dict],
+) -> list[State]:
+    """The states that the stage's `start`, or else the method's `init`, makes, one per lane.
+
+    last: the states of the lanes at the end of the last stage. MemoryError if those of `init` do
+    not fit.
+    """
+    place = jit.place
+
+    def first(settings, keys, last, facts):
+        stage, _ = varied(simulation, number, settings)
+        if stage.start is None:
+            return place.padded(simulate.init(stage.method, keys, place.num_clients))
+        key = streams.stage(keys.init, number)[1] if number else keys.init
+        last = place.without_padding(last)
+        return place.padded(stage.start(key, place.num_clients, last, facts))
+
+    each = zip(lanes, last, facts, strict=True)
+    args = [(of_lane.settings, of_lane.training.keys, *rest) for of_lane, *rest in each]
+    shapes = jax.eval_shape(jit.of(first, 0, None), *args[0])
+    run = jit.runner(first, 0, place.of_state(shapes))
+    if simulation.stages[number].start is None and not place.abstract:
+        size = place.num_bytes(shapes)
+        parallel.check_memory(size, "the model and the clients' states need")
+    return [run(*of_lane) for of_lane in args]
+
+
+def from_given(given: Sequence[State], jit: Jit, like: State) -> list[State]:
+    """The given states [seed] on the devices, one per lane. like: a lane's state."""
+    first, bits = given[0], jax.device_get(to_bits(given))  # they may lie on other devices
+
+    def begin(bits):
+        return jit.place.padded(from_bits(bits, first))
+
+    run = jit.runner(begin, (0,), jit.place.of_state(like))
+    return [run(state) for state in stacked(bits, jit.place.seeds)]
+
+
+def make_hosted(
+    simulation: Simulation,
+    number: int,
+    jit: Jit,
+    lanes: Sequence[Lanes],
+    plan: Plan,
+    folder: Path,
+) -> list[Hosted]:
+    """The seeds of a run that keeps its clients' state on the host, one per lane."""
+    place, everywhere = jit.place, jit.place.strategy.sharding
+    tools = Tools(
+        jit=partial(jit.of, seed_axes=(), out=everywhere),
+        everywhere=everywhere,
+        of_segments=place.of_clients or everywhere,
+        put=partial(place.put, compared=False),
+        put_segment=place.put_segment,
+    )
+    owners = divide(place.num_clients, place.of_clients)
+
+    def of_seed(seed, of_lane, *wholes):
+        keys = streams.make_keys(jax.random.key(seed))
+        given = Seed(of_lane.training, of_lane.scoring, keys, *wholes)
+        program = make_program(simulation, number, plan, of_lane.settings)
+        return Hosted(program, given, simulation.host, owners, folder, tools)
+
+    wholes = simulation.training, simulation.federations
+    return list(map(of_seed, simulation.seeds, lanes, *wholes))
+
+
+def of_server(hosted: Hosted, jit: Jit) -> State:
+    """The server's part of the initial state; the clients' part is put into the store."""
+    if not jit.place.abstract:
+        hosted.fill()
+    return State(jit.runner(hosted.first_server, ())(hosted.keys), ())

@@ -1,0 +1,108 @@
+"""What a stage's method gets instead of the examples: `Stage.view`."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab import tree
+from fedjax_lab.engine.input import Simulation
+from fedjax_lab.engine.lanes import Lanes, axes_of, one_seed
+from fedjax_lab.engine.placement import Placement
+from fedjax_lab.engine.programs import Jit
+from fedjax_lab.simulation import simulate
+from fedjax_lab.types import ROWS, Plan, Stage, State, View
+
+_PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # leaves examples unchanged
+_NOT_SCORED = dict.fromkeys(ROWS[1:])  # removes all rows but those to train on
+
+
+class Viewed(NamedTuple):
+    """The lanes and the plan of a stage."""
+
+    lanes: list[Lanes]
+    plan: Plan
+    differing: tuple[str, ...] = ()  # fields of a federation that differ between seeds: `axes_of`
+
+
+def plan_of_images(simulation: Simulation, place: Placement) -> Plan:
+    """The plan of a run without the view of a stage, with the padding on its devices."""
+    new = simulation.federations[0].new_train
+    return simulation.plan._replace(
+        num_clients=place.num_clients if place.padding else None,
+        num_new=len(new) if new is not None and len(new) % place.parts else None,
+    )
+
+
+def of_stage(
+    simulation: Simulation, number: int, jit: Jit, lanes: list[Lanes], states: Sequence[State]
+) -> Viewed:
+    """The lanes and the plan of a stage, as its view of the examples requires.
+
+    number: of the stage. lanes: those of the run. states: those with which the stage starts.
+    """
+    stage, plan = simulation.stages[number], plan_of_images(simulation, jit.place)
+    viewed = Viewed(lanes, plan._replace(dropout=0.0) if stage.reliable else plan)
+    view = stage.view or View()
+    if view.batch_size:
+        size = min(view.batch_size, lanes[0].training.federation.train.longest)
+        plan = viewed.plan._replace(batch_size=size, equal_steps=False)
+        viewed = viewed._replace(plan=plan)
+    if view.embedded:
+        assert simulation.embeddings is not None  # a simulation with embedded stages has them
+        x = jit.place.put_pool(simulation.embeddings().examples)
+        fields = [{"x": x, **_PLAIN, **_NOT_SCORED}] * len(viewed.lanes)
+        plan = viewed.plan._replace(augment=None, example_shape=None)
+        viewed = Viewed(_changed(lanes, fields), plan)
+    frozen = view.frozen
+    if frozen is not None:
+        freeze = jit.runner(lambda state: frozen(state.server), (0,))
+        lanes = _changed(viewed.lanes, [{"frozen": freeze(state)} for state in states])
+        viewed = Viewed(lanes, viewed.plan, ("frozen",))
+    return viewed if view.transform is None else _transformed(view, simulation, viewed, jit)
+
+
+def frozen_bytes(stage: Stage, state: State, seeds: int) -> int:
+    """The bytes that a stage sends once to each client of one seed. state: of a lane."""
+    if stage.view is None or stage.view.frozen is None:
+        return 0
+    return tree.num_bytes(jax.eval_shape(stage.view.frozen, one_seed(state.server, seeds)))
+
+
+def _transformed(view, simulation, viewed, jit):
+    """Replaces the examples by their transforms: once for the pool, or else in every batch."""
+    plan, lanes = viewed.plan, viewed.lanes
+    transformed = plan._replace(view=view.transform)
+    of_clean = plan.augment is None or view.before_augmentation
+    if not of_clean or plan.feature_skew is not None:  # a skew depends on the client
+        return viewed._replace(plan=transformed._replace(augment=None) if of_clean else transformed)
+    whole = partial(simulate.view_pool, transformed, simulation.strategy)
+    axes = (axes_of(lanes[0].scoring, viewed.differing).federation,)
+    out = jit.place.of_viewed_pool
+    flat = jit.runner(lambda federation: _flat(whole(federation)), axes, out)
+    federations = [of_lane.scoring.federation for of_lane in lanes]
+    shapes = one_seed(jax.eval_shape(jit.of(whole, axes, out), federations[0]), jit.place.seeds)
+    lanes = _changed(lanes, [{"x": flat(each), **_PLAIN} for each in federations])
+    plan = plan._replace(augment=None, example_shape=shapes.shape[1:])
+    return Viewed(lanes, plan, ("frozen", "x"))
+
+
+def _flat(examples):
+    """Examples [R, ...] as rows of a pool, [R, D]."""
+    return examples.reshape(len(examples), -1)
+
+
+def _changed(lanes, fields: list[dict[str, Any]]):
+    """The lanes, with these fields of the federations of each one replaced."""
+
+    def changed(lane, new):
+        return lane._replace(federation=lane.federation._replace(**new))
+
+    return [
+        of_lane._replace(
+            training=changed(of_lane.training, new), scoring=changed(of_lane.scoring, new)
+        )
+        for of_lane, new in zip(lanes, fields, strict=True)
+    ]
