@@ -19,7 +19,7 @@ from fedjax_lab import streams
 from fedjax_lab.engine import engine
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment import devices, experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.running import loaded, runner
@@ -271,8 +271,8 @@ def test_rounds_are_divided_among_stages():
     central = method._replace(pooled=True)
     both = (Stage("a", method, 3), Stage("b", central, 4))
     assert "do not train on the same clients" in complaint(experiment.lay_out, lambda _: both, 7)
-    assert experiment.vectorizes_seeds("auto", stages(7), False, "cpu")
-    assert not experiment.vectorizes_seeds("auto", two_stages(toys.TASK), False, "cpu")
+    assert devices.vectorizes_seeds("auto", stages(7), False, "cpu")
+    assert not devices.vectorizes_seeds("auto", two_stages(toys.TASK), False, "cpu")
     rows = [  # the best round of a run is one of its last stage
         {"round": r, "seed": 0, "stage": s, "train_loss": 1.0, "accuracy": {"mean": a}}
         for r, s, a in ((1, "one", 90.0), (2, "two", 50.0), (3, "two", 40.0))

@@ -14,14 +14,12 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
 from fedjax_lab.data.normalize import Scale
-from fedjax_lab.engine import fsdp, parallel, sizes
-from fedjax_lab.engine.host.hosted import Host
+from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.input import Simulation
-from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput, check_seeds, quoted
-from fedjax_lab.experiment import transforming, variants
+from fedjax_lab.experiment import checks, transforming, variants
+from fedjax_lab.experiment.devices import check_fsdp, engine_fields, platform_of
 from fedjax_lab.experiment.federation import (
-    check_scored,
     class_counts,
     is_of_domain,
     make_federations,
@@ -32,11 +30,10 @@ from fedjax_lab.experiment.registry import NAMED, bind, has_own_test, look_up, m
 from fedjax_lab.experiment.stages import ends, lay_out
 from fedjax_lab.models import kernels, modules, tokens
 from fedjax_lab.models.embeddings import Embeddings
-from fedjax_lab.models.task import has_convolutions, make_task
+from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import contract, metrics
-from fedjax_lab.simulation.evaluate import uses_data_of_new
 from fedjax_lab.transforms.guarantee import Guarantee
-from fedjax_lab.types import Federation, Plan, Stage, Task
+from fedjax_lab.types import Federation, Plan, Task
 
 
 class Experiment(NamedTuple):
@@ -70,8 +67,8 @@ def build(
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
     scale = make_scale(config.data, dataset)
     federations = deal_dataset(config, dataset, seeds, embeddings, scale)
-    _check_clients(config, federations[0])
-    task = make_model(config, dataset, _platform(devices), scale)
+    checks.check_clients(config, federations[0])
+    task = make_model(config, dataset, platform_of(devices), scale)
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
     simulation = _simulation(config, seeds, dataset, federations, task, devices, memory)
     simulation = simulation._replace(embeddings=embeddings)
@@ -84,8 +81,8 @@ def _simulation(config, seeds, dataset, federations, task, devices, memory):
     setup = transforming.make_setup(config, federations)
     variant = functools.partial(variants.variant, config, task, setup)
     stages, of_step = variant({})
-    _check_skewed(config, stages)
-    _check_validation(config, stages, federations[0])
+    checks.check_skewed(config, stages)
+    checks.check_validation(config, stages, federations[0])
     training = pool(federations) if stages[0].method.pooled else federations
     plan = _plan(config, training, stages, of_step, dataset)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
@@ -98,22 +95,11 @@ def _simulation(config, seeds, dataset, federations, task, devices, memory):
         plan=plan,
         variant=variant,
         scheduled=variants.scheduled(config, [stage.rounds for stage in stages]),
-        **_engine_fields(config.engine, plan, stages, task, federations, devices, memory),
+        **engine_fields(config.engine, plan, stages, task, federations, devices, memory),
     )
-    _check_fsdp(config, plan, stages)
+    check_fsdp(config, plan, stages)
     transforming.check_first_round(config, simulation)
     return simulation
-
-
-def _check_clients(config, federation):
-    """Raises BadInput if no example is scored or a round has more clients than can be trained."""
-    check_scored(federation)
-    num_clients = len(federation.train)
-    if config.run.cohort > num_clients:
-        raise BadInput(
-            f"config.run.cohort={config.run.cohort} is more than the {num_clients} clients that"
-            f" partition {config.partition.name} makes for training"
-        )
 
 
 def guarantee(experiment: Experiment) -> Guarantee | None:
@@ -306,7 +292,7 @@ def make_model(
     modules.check_module(net)
     if hasattr(net, "kernels"):
         net = net.clone(
-            kernels=kernels.choose(platform or _platform(None), config.engine.convolution)
+            kernels=kernels.choose(platform or platform_of(None), config.engine.convolution)
         )
     scale = make_scale(config.data, dataset) if scale is None else scale
     if tokens.takes_ids(net, dataset.x):
@@ -377,93 +363,6 @@ def _failures(run, pooled):
     return {} if pooled else {"dropout": run.dropout, "straggler": run.straggler}
 
 
-def _engine_fields(engine, plan, stages, task, federations, devices, memory):
-    """The fields of a simulation that depend on the config's section `engine`."""
-    convolutional = has_convolutions(task)
-    division = _divide(engine, plan, stages, task, federations, devices, memory)
-    host = _host(division, engine, stages)
-    together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices), host)
-    alone = engine.fsdp > 1 or parallel.jit_is_disabled()
-    together = together and (not alone or engine.seeds == "vectorized")
-    at_once = len(federations) if together else 1
-    strategy = parallel.choose(
-        engine.strategy,
-        cohort=plan.cohort,
-        convolutional=convolutional,
-        equal_steps=plan.equal_steps,
-        client_bytes=lambda: at_once * client_bytes(task, plan),
-        chunk=engine.chunk,
-        group=engine.fsdp,
-        devices=devices,
-        **division.divided,
-    )
-    _check_jit(host, len(parallel.choose_devices(plan.cohort, engine.fsdp, devices)))
-    precision = None if engine.precision == "default" else engine.precision
-    return {
-        "strategy": strategy,
-        "vectorized_seeds": together,
-        "precision": precision,
-        "placement": division.words,
-        "host": host,
-    }
-
-
-def _check_jit(host, devices):
-    """Raises BadInput if jit is disabled for a run on several devices, or with data on the host."""
-    if parallel.jit_is_disabled() and (host is not None or devices > 1):
-        raise BadInput(
-            "JAX_DISABLE_JIT: without jit a run uses one device and keeps everything on it; set"
-            " JAX_NUM_CPU_DEVICES=1, and config.engine.state and config.engine.data to replicated"
-        )
-
-
-def _divide(engine, plan, stages, task, federations, devices, memory):
-    """Decides what is kept on every device, divided among the devices, or on the host."""
-    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
-    lent = sizes.Devices(
-        number=len(chosen) // engine.fsdp,
-        memory=memory or parallel.free_memory(devices),
-        of_host=chosen[0].platform == "cpu",
-    )
-    sizes.check_model(stages[0].method, engine.fsdp, lent)
-    return sizes.divide(
-        [stage.method for stage in stages],
-        federations,
-        task.num_classes,
-        plan.cohort,
-        lent,
-        state=engine.state,
-        data=engine.data,
-        sampling=engine.sampling,
-    )
-
-
-def _host(division, engine, stages):
-    """What the run keeps on the host; None: nothing.
-
-    Raises BadInput if its method does not allow it.
-    """
-    if not division.on_host:
-        return None
-    stream = division.data.where == "stream"
-    asked = f"config.engine.{'data=stream' if stream else f'state={division.state.where}'}"
-    if len(stages) > 1 or stages[0].start or stages[0].view:
-        names = ", ".join(stage.name for stage in stages)
-        raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
-    if stages[0].method.pooled:
-        raise BadInput(f"{asked} needs clients; this method trains on all clients' examples pooled")
-    if engine.seeds == "vectorized":
-        raise BadInput(f"{asked} trains one seed after another; use config.engine.seeds=sequential")
-    if engine.fsdp > 1:
-        raise BadInput(f"{asked} needs a whole model on each device; use config.engine.fsdp=1")
-    return Host(on_disk=division.state.where == "disk", stream=stream)
-
-
-def _platform(devices):
-    """The platform of the devices of a run: "cpu", "gpu" or "tpu"."""
-    return (jax.devices() if devices is None else devices)[0].platform
-
-
 def _augmentation(name: str, x: np.ndarray) -> Callable | None:
     """The named augmentation of training images; BadInput if it does not fit the examples x."""
     if name in NAMED["augmentation"] and name != "none" and x.ndim != 4:
@@ -501,71 +400,3 @@ def feature_skew(
     like = jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)
     jax.eval_shape(of_raw, jax.random.key(0), like, jnp.int32(0))  # BadInput if it does not fit
     return of_raw
-
-
-def _check_skewed(config, stages):
-    """Raises BadInput if the feature skew would not affect the method's examples."""
-    name, method = config.partition.feature_skew, config.method.name
-    if name == "none":
-        return
-    if stages[0].method.pooled:
-        raise BadInput(
-            f"config.partition.feature_skew={name} needs clients; method {method} trains on"
-            " all clients' examples pooled"
-        )
-    if any(stage.view and stage.view.embedded for stage in stages):
-        raise BadInput(
-            f"config.partition.feature_skew={name} does not change embeddings"
-            f" (config.embedding), which method {method} trains on; use another method"
-        )
-
-
-def _check_validation(config, stages, federation):
-    """Raises BadInput if a method needs validation rows that clients or new clients do not have."""
-    name, methods = config.method.name, [stage.method for stage in stages]
-    if not any(method.validation for method in methods):
-        return
-    if federation.validation is None:
-        raise BadInput(
-            f"method {name} needs validation examples of its clients, and there are none; hold some"
-            " out with --config.partition.validation=0.2"
-        )
-    tuned = any(method.validation and uses_data_of_new(method) for method in methods)
-    if federation.new_train is not None and tuned:
-        raise BadInput(
-            f"method {name} needs validation examples also of new clients, which have none; use"
-            " config.partition.new_clients=0"
-        )
-
-
-def vectorizes_seeds(
-    choice: str,
-    stages: Sequence[Stage],
-    convolutional: bool,
-    platform: str,
-    host: Host | None = None,
-) -> bool:
-    """Whether all seeds are one computation; choice: config.engine.seeds."""
-    if host is not None:
-        return False
-    if choice != "auto":
-        return choice == "vectorized"
-    if any(stage.prepare for stage in stages):  # the facts may differ in size between seeds
-        return False
-    return platform != "cpu" or not convolutional
-
-
-def _check_fsdp(config, plan, stages):
-    """Raises BadInput if a group of devices cannot share a client's work."""
-    group = config.engine.fsdp
-    if plan.batch_size % group:
-        raise BadInput(
-            f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"
-            " (config.local.batch_size, or all examples of the largest client)"
-        )
-    in_turn = any(exchange.one_by_one for stage in stages for exchange in stage.method.round)
-    if in_turn and group > 1:
-        raise BadInput(
-            f"method {config.method.name} trains its clients one by one on all devices;"
-            f" config.engine.fsdp must be 1, got {group}"
-        )

@@ -1,0 +1,58 @@
+"""Checks that the method and the federation of a run fit its config."""
+
+from collections.abc import Sequence
+
+import ml_collections
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment.federation import check_scored
+from fedjax_lab.simulation.evaluate import uses_data_of_new
+from fedjax_lab.types import Federation, Stage
+
+
+def check_clients(config: ml_collections.ConfigDict, federation: Federation) -> None:
+    """Raises BadInput if no example is scored or a round has more clients than can be trained."""
+    check_scored(federation)
+    num_clients = len(federation.train)
+    if config.run.cohort > num_clients:
+        raise BadInput(
+            f"config.run.cohort={config.run.cohort} is more than the {num_clients} clients that"
+            f" partition {config.partition.name} makes for training"
+        )
+
+
+def check_skewed(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:
+    """Raises BadInput if the feature skew would not affect the method's examples."""
+    name, method = config.partition.feature_skew, config.method.name
+    if name == "none":
+        return
+    if stages[0].method.pooled:
+        raise BadInput(
+            f"config.partition.feature_skew={name} needs clients; method {method} trains on"
+            " all clients' examples pooled"
+        )
+    if any(stage.view and stage.view.embedded for stage in stages):
+        raise BadInput(
+            f"config.partition.feature_skew={name} does not change embeddings"
+            f" (config.embedding), which method {method} trains on; use another method"
+        )
+
+
+def check_validation(
+    config: ml_collections.ConfigDict, stages: Sequence[Stage], federation: Federation
+) -> None:
+    """Raises BadInput if a method needs validation rows that clients or new clients do not have."""
+    name, methods = config.method.name, [stage.method for stage in stages]
+    if not any(method.validation for method in methods):
+        return
+    if federation.validation is None:
+        raise BadInput(
+            f"method {name} needs validation examples of its clients, and there are none; hold some"
+            " out with --config.partition.validation=0.2"
+        )
+    tuned = any(method.validation and uses_data_of_new(method) for method in methods)
+    if federation.new_train is not None and tuned:
+        raise BadInput(
+            f"method {name} needs validation examples also of new clients, which have none; use"
+            " config.partition.new_clients=0"
+        )

@@ -1,0 +1,145 @@
+"""How a run uses the devices: the config's section `engine`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import ml_collections
+
+from fedjax_lab.engine import parallel, sizes
+from fedjax_lab.engine.host.hosted import Host
+from fedjax_lab.engine.width import client_bytes
+from fedjax_lab.errors import BadInput
+from fedjax_lab.models.task import has_convolutions
+from fedjax_lab.types import Federation, Plan, Stage, Task
+
+
+def engine_fields(
+    engine: ml_collections.ConfigDict,
+    plan: Plan,
+    stages: Sequence[Stage],
+    task: Task,
+    federations: Sequence[Federation],
+    devices: Sequence[jax.Device] | None,
+    memory: int,
+) -> dict[str, Any]:
+    """The fields of a simulation that depend on the config's section `engine`.
+
+    devices, memory: as for `experiment.build`. Raises BadInput if the run does not allow a setting.
+    """
+    convolutional = has_convolutions(task)
+    division = _divide(engine, plan, stages, task, federations, devices, memory)
+    host = _host(division, engine, stages)
+    together = vectorizes_seeds(engine.seeds, stages, convolutional, platform_of(devices), host)
+    alone = engine.fsdp > 1 or parallel.jit_is_disabled()
+    together = together and (not alone or engine.seeds == "vectorized")
+    at_once = len(federations) if together else 1
+    strategy = parallel.choose(
+        engine.strategy,
+        cohort=plan.cohort,
+        convolutional=convolutional,
+        equal_steps=plan.equal_steps,
+        client_bytes=lambda: at_once * client_bytes(task, plan),
+        chunk=engine.chunk,
+        group=engine.fsdp,
+        devices=devices,
+        **division.divided,
+    )
+    _check_jit(host, len(parallel.choose_devices(plan.cohort, engine.fsdp, devices)))
+    precision = None if engine.precision == "default" else engine.precision
+    return {
+        "strategy": strategy,
+        "vectorized_seeds": together,
+        "precision": precision,
+        "placement": division.words,
+        "host": host,
+    }
+
+
+def _check_jit(host, devices):
+    """Raises BadInput if jit is disabled for a run on several devices, or with data on the host."""
+    if parallel.jit_is_disabled() and (host is not None or devices > 1):
+        raise BadInput(
+            "JAX_DISABLE_JIT: without jit a run uses one device and keeps everything on it; set"
+            " JAX_NUM_CPU_DEVICES=1, and config.engine.state and config.engine.data to replicated"
+        )
+
+
+def _divide(engine, plan, stages, task, federations, devices, memory):
+    """Decides what is kept on every device, divided among the devices, or on the host."""
+    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
+    lent = sizes.Devices(
+        number=len(chosen) // engine.fsdp,
+        memory=memory or parallel.free_memory(devices),
+        of_host=chosen[0].platform == "cpu",
+    )
+    sizes.check_model(stages[0].method, engine.fsdp, lent)
+    return sizes.divide(
+        [stage.method for stage in stages],
+        federations,
+        task.num_classes,
+        plan.cohort,
+        lent,
+        state=engine.state,
+        data=engine.data,
+        sampling=engine.sampling,
+    )
+
+
+def _host(division, engine, stages):
+    """What the run keeps on the host; None: nothing.
+
+    Raises BadInput if its method does not allow it.
+    """
+    if not division.on_host:
+        return None
+    stream = division.data.where == "stream"
+    asked = f"config.engine.{'data=stream' if stream else f'state={division.state.where}'}"
+    if len(stages) > 1 or stages[0].start or stages[0].view:
+        names = ", ".join(stage.name for stage in stages)
+        raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
+    if stages[0].method.pooled:
+        raise BadInput(f"{asked} needs clients; this method trains on all clients' examples pooled")
+    if engine.seeds == "vectorized":
+        raise BadInput(f"{asked} trains one seed after another; use config.engine.seeds=sequential")
+    if engine.fsdp > 1:
+        raise BadInput(f"{asked} needs a whole model on each device; use config.engine.fsdp=1")
+    return Host(on_disk=division.state.where == "disk", stream=stream)
+
+
+def platform_of(devices: Sequence[jax.Device] | None) -> str:
+    """The platform of the devices of a run: "cpu", "gpu" or "tpu"."""
+    return (jax.devices() if devices is None else devices)[0].platform
+
+
+def vectorizes_seeds(
+    choice: str,
+    stages: Sequence[Stage],
+    convolutional: bool,
+    platform: str,
+    host: Host | None = None,
+) -> bool:
+    """Whether all seeds are one computation; choice: config.engine.seeds."""
+    if host is not None:
+        return False
+    if choice != "auto":
+        return choice == "vectorized"
+    if any(stage.prepare for stage in stages):  # the facts may differ in size between seeds
+        return False
+    return platform != "cpu" or not convolutional
+
+
+def check_fsdp(config: ml_collections.ConfigDict, plan: Plan, stages: Sequence[Stage]) -> None:
+    """Raises BadInput if a group of devices cannot share a client's work."""
+    group = config.engine.fsdp
+    if plan.batch_size % group:
+        raise BadInput(
+            f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"
+            " (config.local.batch_size, or all examples of the largest client)"
+        )
+    in_turn = any(exchange.one_by_one for stage in stages for exchange in stage.method.round)
+    if in_turn and group > 1:
+        raise BadInput(
+            f"method {config.method.name} trains its clients one by one on all devices;"
+            f" config.engine.fsdp must be 1, got {group}"
+        )
