@@ -17,7 +17,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import schedules, transforming
 from fedjax_lab.experiment.config import value_at
 from fedjax_lab.experiment.optimizers import make_optimizer
-from fedjax_lab.experiment.registry import METHODS, bind, keyword_defaults, make_method
+from fedjax_lab.experiment.registry import METHODS, bind, keyword_defaults, look_up, make_method
 from fedjax_lab.experiment.stages import lay_out
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Array, PyTree, Stage, Task
@@ -140,7 +140,7 @@ def _check_has(config, rate, key):
     section, _, name = rate.partition(".")
     if name in config[section]:
         return
-    having = [m for m, made in METHODS.items() if name in keyword_defaults(made)]
+    having = [m for m in METHODS if name in keyword_defaults(look_up("method", m))]
     raise BadInput(
         f"config.{key} and its warm-up need a method with the setting {name}, which method"
         f" {config.method.name} does not have; methods that have it: {', '.join(having)}"
