@@ -50,6 +50,4 @@ def engines(config, devices):
 
 def config_of(folder, method="fedavg", **sections):
     """The config of a method on toy examples in `folder`, with these sections."""
-    if not (folder / "data.npz").exists():
-        toys.write_examples(folder / "data.npz")
     return resolve(load_config(f"{toys.write_config(folder, **sections)}:{method}"))

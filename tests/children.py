@@ -21,6 +21,17 @@ def start(*command, devices=1, **options):
     )
 
 
+def run(code, **environment):
+    """The finished process of this code, whose output is text."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
 def finish(process, code=0):
     """Waits for the end of a process with this exit code; returns its output and its errors."""
     out, error = process.communicate(timeout=300)

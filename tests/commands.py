@@ -14,7 +14,25 @@ def call(*arguments):
         return main.main(["main", *arguments])
 
 
-def comparable(workdir):
-    """The rows of metrics.jsonl without the times, which differ between runs."""
-    rows = metrics.read_metrics(Path(workdir) / "metrics.jsonl")
+def refusal(capsys, *arguments):
+    """The one-line error with which main rejects the arguments."""
+    capsys.readouterr()
+    assert call(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    return error
+
+
+def without_clock(rows):
+    """The rows of metrics without the times, which differ between runs."""
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def comparable(workdir):
+    """The rows of metrics.jsonl without the times."""
+    return without_clock(metrics.read_metrics(Path(workdir) / "metrics.jsonl"))
+
+
+def contents(folder):
+    """The bytes of each file."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -114,6 +114,12 @@ def small_network(monkeypatch):
     monkeypatch.setattr(dsa_ign, "DROPOUT", dsa_ign.DROPOUT)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An empty folder for the tests of a module together."""
+    return tmp_path_factory.mktemp("module")
+
+
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))

@@ -82,6 +82,13 @@ def gradient(w, x, y, scale=1.0, shift=0.0, pull=lambda z: 0.0):
     return loss, [x.T @ dz, dz.sum(0), z.T @ (d * scale), d.sum(0)]
 
 
+def clipped_gradient(w, x, y, largest):
+    """The gradient clipped by its global norm, and whether it is longer than that."""
+    _, g = gradient(w, x, y)
+    norm = np.sqrt(sum((a**2).sum() for a in g))
+    return [a * min(1.0, largest / norm) for a in g], norm > largest
+
+
 def descend(w, gradient_at, steps=STEPS, lr=LR, momentum=MOMENTUM, decay=DECAY):
     """Takes steps as PyTorch's SGD does, with momentum and weight decay."""
     w, m = [a.copy() for a in w], None

@@ -5,14 +5,13 @@ import functools
 import jax
 import naive
 import toys
+from naive import KEYS
 
 from fedjax_lab import optim, tree
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.local import make_work
 
-KEYS = naive.KEYS
-
-
+FIRST_CLIENT = tree.take(toys.POPULATION, 0)
 PLAIN = naive.FULL._replace(optimizer=optim.sgd(naive.LR, 0.0, naive.DECAY))
 
 
@@ -46,6 +45,21 @@ def one_client(function, message, i, private=(), plan=naive.FULL, federation=toy
     """What a method's `local`, `tune` or `join` returns for client i; compiled once."""
     population = simulate.population(federation, toys.K)
     return _of_client(function, plan)(federation, population, i, message, private)
+
+
+def loss_of(method, state=None):
+    """The loss and the weights with which the first client of a state begins to train."""
+    caught = []
+
+    class Work:
+        def train(self, w, loss):
+            caught.append((loss, w))
+            return w
+
+    state = state or method.init(KEYS.init, toys.C)
+    client = FIRST_CLIENT._replace(private=tree.take(state.private, 0))
+    method.round[-1].local(state.server, client, Work())
+    return caught[0]
 
 
 def scores(method, state, federation=toys.FEDERATION, plan=toys.PLAN, new=None):

@@ -55,6 +55,14 @@ def write(folder, scores, done=True, cut="", **settings):
     return folder
 
 
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_rows(folder, rows):
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def call(capsys, *arguments):
     """The output of a report that succeeds."""
     code = report.main([*map(str, arguments)])

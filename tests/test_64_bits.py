@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from rounds import loss_of
 
 import fedjax_lab
 from fedjax_lab import losses
-from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.methods import fedpick
 from fedjax_lab.types import Batch
 
@@ -22,18 +22,15 @@ def wide():
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory):
+def toy(folder):
     """The config of a run with every kind of score and metric."""
-    folder = tmp_path_factory.mktemp("toy")
     toys.write_examples(folder / "data.npz", domain=np.arange(300) % 2)
     names = ("auroc", "ece", "macro_f1", "top5")
-    return load_config(
-        toys.write_config(
-            folder,
-            partition={"validation": 0.2, "new_clients": 0.2},
-            model={"norm": True},
-            run={"rounds": 3, "eval_every": 2, "cohort": 3, "metrics": names},
-        )
+    return toys.config(
+        folder,
+        partition={"validation": 0.2, "new_clients": 0.2},
+        model={"norm": True},
+        run={"rounds": 3, "eval_every": 2, "cohort": 3, "metrics": names},
     )
 
 
@@ -50,41 +47,18 @@ def test_a_whole_run_in_64_bit_mode_gives_the_losses_of_32_bits(toy, wide):
             assert other[key] == pytest.approx(narrow[key], rel=1e-2)
 
 
-def types_in(function, *args):
-    """The names of the types of all values that the function computes."""
-    return str(jax.make_jaxpr(function)(*args))
-
-
 @pytest.mark.slow
 def test_fedpick_computes_in_the_type_of_its_weights(wide):
-    method = fedpick.fedpick(toys.NORM)
-    w, key = method.init(jax.random.key(0), 2), jax.random.key(1)
-    message = method.round[-1].send(w.server, jnp.int32(0))
-    like = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), (message, w.private))
-    x, mask = jnp.ones((5, toys.D)), jnp.ones(5)
+    method, key = fedpick.fedpick(toys.NORM), jax.random.key(1)
+    state = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), method.init(key, toys.C))
+    batch = Batch(jnp.ones((5, toys.D)), jnp.zeros(5, jnp.int32), jnp.ones(5))
 
-    class Work:
-        def train(self, weights, loss):
-            batch = Batch(x, jnp.zeros(5, jnp.int32), mask)
-            return jax.grad(lambda p: loss(weights._replace(params=p), batch, key)[0])(
-                weights.params
-            )
+    def gradient(state):
+        loss, w = loss_of(method, state)
+        return jax.grad(lambda params: loss(w._replace(params=params), batch, key)[0])(w.params)
 
-    def local(message, private):
-        caught = []
-
-        class Catch:
-            def train(self, weights, loss, **options):
-                caught.append(Work().train(weights, loss))
-                return weights
-
-        client = toys.POPULATION._replace(private=private)
-        method.round[-1].local(message, client, Catch())
-        return caught
-
-    private = jax.tree.map(lambda a: a[0], like[1])
-    assert "f64" in types_in(local, like[0], private)
-    assert "f32" not in types_in(local, like[0], private)
+    types = str(jax.make_jaxpr(gradient)(state))  # of all values that are computed
+    assert "f64" in types and "f32" not in types
 
 
 def test_features_have_the_type_of_the_weights(wide):

@@ -17,14 +17,11 @@ def rng():
     return np.random.default_rng(0)
 
 
-def test_kmeans_finds_well_separated_clusters():
+def test_kmeans_finds_well_separated_clusters_and_joins_equal_points():
     labels = clusters.assign(blobs([5, 3, 7]), 3, rng())
     blocks = [set(labels[a:b]) for a, b in ((0, 5), (5, 8), (8, 15))]
     assert [len(block) for block in blocks] == [1, 1, 1] and len(set.union(*blocks)) == 3
-
-
-def test_equal_points_share_a_cluster():
-    """With balanced clusters, six points share four clusters of at most two."""
+    # With balanced clusters, six points share four clusters of at most two.
     points = np.ones((6, 3))
     assert len(np.unique(clusters.assign(points, 4, rng()))) == 1
     np.testing.assert_array_equal(clusters.form(points, 4, False, rng())["member"], np.ones((1, 6)))

@@ -1,10 +1,8 @@
 """The behavior of all commands: interrupts, closed streams, machine failures, compiled programs."""
 
-import contextlib
 import errno
 import itertools
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -13,13 +11,13 @@ from pathlib import Path
 import jax
 import pytest
 import toys
+from children import run
 from commands import call
 from shared_programs import shared_programs  # noqa: F401
 
 from fedjax_lab.commands import command, report, sweep
 from fedjax_lab.data import safe
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import compilation_cache, interrupts, runner
 from fedjax_lab.running.storage import metrics
@@ -28,12 +26,7 @@ ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    """A config file whose run takes only a moment."""
-    folder = tmp_path_factory.mktemp("toy")
-    toys.write_examples(folder / "data.npz")
-    return toys.write_config(folder, run={"rounds": 2, "eval_every": 1, "cohort": 3})
+toy = toys.config_file(run={"rounds": 2, "eval_every": 1, "cohort": 3})
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +53,12 @@ def start(*words, run="-m", **options):
 
 
 def test_every_command_handles_interrupts_before_its_other_imports():
-    """The first import of each one is `command`, which needs only the standard library."""
+    """The first import of each one is `command`."""
     for module in ("main", *map("commands/{}".format, ("sweep", "report", "paper", "tensorboard"))):
         code = (ROOT / f"fedjax_lab/{module}.py").read_text().split('"""', 2)[2].strip()
         lines = code.splitlines()
         assert lines[0].startswith('if __name__ == "__main__":')
         assert lines[3].strip() == "command.begin()"
-    code = "import sys, fedjax_lab.commands.command; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert not {"jax", "numpy", "absl", "tqdm"} & set(loaded.stdout.split())
 
 
 WAITING = """
@@ -142,26 +132,6 @@ time.sleep(60)
     assert (process.returncode, message) == (130, "interrupted after round 3\n")
     with pytest.raises(ProcessLookupError):
         os.kill(int(out), 0)
-
-
-@pytest.mark.slow
-def test_an_interrupt_during_the_rounds_saves_the_state(toy, tmp_path, monkeypatch, capfd):
-    before = signal.getsignal(signal.SIGINT)
-    play = Engine.play
-
-    def interrupted(self, at_most):
-        play(self, 1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(Engine, "play", interrupted)
-    folder = tmp_path / "run"
-    assert call(f"--config={toy}", f"--workdir={folder}") == 130
-    printed = capfd.readouterr()
-    assert printed.out.count(interrupts.STOPPING) == 1
-    again = f"continue with the same command and --workdir={folder} --resume"
-    assert printed.err == f"interrupted after round 1 of 2; {again}\n"
-    assert (folder / "checkpoints/1").is_dir()
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_interrupt_before_anything_is_saved_leaves_no_folder(toy, tmp_path, monkeypatch, capsys):
@@ -344,34 +314,6 @@ def test_an_error_in_user_code_is_reported_with_its_file_and_line(
         assert [line for line in lines if line != "compiling"] == [f"error: own.py, {message}"]
 
 
-@contextlib.contextmanager
-def full_disk(limit):
-    """Limits the size of files, which stands for a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    jax.config.update("jax_enable_compilation_cache", False)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        jax.config.update("jax_enable_compilation_cache", True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", [700, 4000])
-def test_a_run_is_repeated_or_resumed_after_a_full_disk(limit, toy, finished, tmp_path, capsys):
-    """First, config.json cannot be written; with more space, it is a picture."""
-    words = [f"--config={toy}", f"--workdir={tmp_path / 'run'}"]
-    with full_disk(limit):
-        assert call(*words) == 1
-    message = capsys.readouterr().err.removeprefix("compiling\n")
-    assert message.count("\n") == 1
-    assert message.startswith("error: ") and "File too large" in message
-    assert ("--resume" in message) == (tmp_path / "run/config.json").exists() == (limit == 4000)
-    assert call(*words, *["--resume"] * ("--resume" in message)) == 0
-    same_run(tmp_path / "run", finished)
-
-
 @pytest.mark.slow
 def test_an_unknown_platform_is_a_one_line_error(toy):
     environment = {**ENVIRONMENT, "JAX_PLATFORMS": "abacus"}
@@ -434,3 +376,59 @@ def test_an_unwritable_cache_folder_is_ignored(name, tmp_path, monkeypatch, cach
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.enable()
     assert jax.config.jax_compilation_cache_dir is None
+
+
+# A closed terminal, which sends SIGHUP, is treated as SIGTERM, unless SIGHUP is ignored.
+
+
+COMMAND = """
+import os, signal, sys, time
+from fedjax_lab.commands import command
+from fedjax_lab.running import interrupts
+signal.signal(signal.SIGHUP, signal.SIG_{before})
+command.begin()
+def main(_):
+    {body}
+    return 7
+command.run(lambda arguments: command.call(main, arguments, "do it again"), [])
+"""
+HANG_UP = "os.kill(os.getpid(), signal.SIGHUP)"
+TWICE = """
+    with interrupts.delayed("saving") as stop:
+        for number in (signal.{first}, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+            assert stop.wait(9)
+            time.sleep(0.2)
+"""
+
+
+def ended(body, before="DFL"):
+    """Runs the body as a command; returns its exit code, its output and its errors."""
+    done = run(COMMAND.format(body=body, before=before))
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_hangup_ends_a_command_as_other_signals_do_unless_it_is_ignored():
+    assert ended(f"{HANG_UP}; time.sleep(30)") == (130, "", "interrupted; do it again\n")
+    assert ended(f"{HANG_UP}; time.sleep(0.2)", before="IGN") == (7, "", "")
+    rearmed = f"with interrupts.delayed() as stop: {HANG_UP}; assert not stop.wait(0.2)"
+    assert ended(rearmed, before="IGN") == (7, "", "")
+
+
+@pytest.mark.parametrize("first", ["SIGHUP", "SIGTERM"])
+def test_a_hangup_after_another_signal_does_not_end_the_saving(first):
+    """A terminal that closes sends it from the shell and from the system."""
+    assert ended(TWICE.format(first=first)) == (7, "saving\n", "")
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_program_that_is_not_a_command_handles_hangups_too(before, capfd):
+    original = signal.signal(signal.SIGHUP, before)
+    try:
+        with interrupts.delayed("saving") as stop:
+            os.kill(os.getpid(), signal.SIGHUP) if before is signal.SIG_DFL else None
+            assert stop.is_set() == (before is signal.SIG_DFL)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGHUP) is before
+    finally:
+        signal.signal(signal.SIGHUP, original)

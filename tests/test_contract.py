@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import pytest
 import toys
 from inputs import complaint
+from naive import KEYS
 
-from fedjax_lab import streams
+from fedjax_lab.engine.tracing import depends
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import contract, evaluate, local, simulate
 from fedjax_lab.types import Stage, State, View
 
 PLAIN = fedavg(toys.TASK)
-KEYS = streams.make_keys(jax.random.key(0))
 
 
 def with_exchange(**fields):
@@ -24,13 +24,6 @@ def with_exchange(**fields):
 
 def stages_of(method):
     return (Stage("train", method, 1),)
-
-
-def test_built_in_methods_satisfy_the_contract():
-    for name in ("fedavg", "scaffold", "hfedf", "fediir", "pfedhn", "fedrep", "client2vec"):
-        method = toys.make(name)
-        stages = method(4) if callable(method) else stages_of(method)
-        contract.check_stages(stages)
 
 
 EMBEDDED = Stage("train", PLAIN._replace(validation=True), 1, view=View(embedded=True))
@@ -125,3 +118,21 @@ def test_newcomer_tune_and_join_must_return_a_message_and_a_private_state(fields
     assert message.startswith(
         f"`{next(iter(fields))}` of a method must return (message, private), not"
     )
+
+
+LIKE = jax.ShapeDtypeStruct((3,), jnp.float32), {"b": jax.ShapeDtypeStruct((2,), jnp.float32)}
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda a, b: a, True),
+        (lambda a, b: b["b"] + jnp.sum(jnp.where(a > 0, a, 0)), True),
+        (lambda a, b: jax.lax.fori_loop(0, 3, lambda _, x: x + a[0], b["b"]), True),
+        (lambda a, b: b, False),
+        (lambda a, b: (jnp.zeros_like(a), len(a) * b["b"]), False),
+        (lambda a, b: (jnp.linalg.norm(a), jnp.sin(b["b"]))[1], False),
+    ],
+)
+def test_dependence_on_values_and_not_on_shapes(function, expected):
+    assert depends(function, *LIKE) is expected

@@ -8,19 +8,15 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
+from scikit import metrics_of
 from scipy.special import softmax
-from sklearn.calibration import calibration_curve
-from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
-from fedjax_lab import streams
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import evaluate, measures, metrics, simulate
-from fedjax_lab.types import Stage
-
-KEYS = streams.make_keys(jax.random.key(0))
 
 
 def share_right(w, rows):
@@ -97,21 +93,11 @@ def all_metrics():
 def in_sklearn(w, rows):
     """Every metric of a model on these rows, computed by scikit-learn and NumPy."""
     logits = np.asarray(toys.TASK.apply(w, np.asarray(toys.FEDERATION.x)[rows]).logits, float)
-    y, classes = np.asarray(toys.FEDERATION.y)[rows], np.arange(toys.K)
-    p = softmax(logits, 1)
-    areas = [roc_auc_score(y == k, p[:, k]) for k in classes if 0 < (y == k).sum() < len(y)]
-    true, predicted = calibration_curve(p.argmax(1) == y, p.max(1), n_bins=15)
-    share = np.histogram(p.max(1), np.linspace(0, 1, 16))[0] / len(y)
-    loss = log_loss(y, p, labels=classes)
+    y = np.asarray(toys.FEDERATION.y)[rows]
     return {
-        "loss": loss,
+        **metrics_of(logits, y),
         "top5": 100.0,  # of four classes
-        "macro_f1": 100 * f1_score(y, p.argmax(1), average="macro"),
-        "auroc": 100 * np.mean(areas) if areas else None,
-        "ece": 100 * share[share > 0] @ abs(true - predicted),
-        "perplexity": np.exp(loss),
-        "word_accuracy": 100 * (p.argmax(1) == y)[y > 1].mean() if (y > 1).any() else None,
-        "brier": ((p - np.eye(toys.K)[y]) ** 2).sum(1).mean(),
+        "brier": ((softmax(logits, 1) - np.eye(toys.K)[y]) ** 2).sum(1).mean(),
         "hardest": (logits[np.arange(len(y)), y] - logits.max(1)).min(),
     }
 
@@ -203,22 +189,12 @@ def test_metrics_do_not_depend_on_devices_or_vectorized_seeds(name):
     once, for a method with and one without a model for new clients."""
     method = toys.make(name)
     federation = toys.with_new(toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
-    federation = jax.tree.map(np.asarray, federation)
     mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2), by_client=True, by_row=True)
 
     def summaries(strategy, together):
-        engine = Engine(
-            Simulation(
-                seeds=[0, 1],
-                federations=[federation] * 2,
-                training=[federation] * 2,
-                num_classes=toys.K,
-                stages=(Stage("train", method, 1),),
-                plan=toys.PLAN._replace(num_domains=2, eval_batch=8, metrics=all_metrics()),
-                strategy=strategy,
-                vectorized_seeds=together,
-            )
-        )
+        plan = toys.PLAN._replace(num_domains=2, eval_batch=8, metrics=all_metrics())
+        options = {"strategy": strategy, "vectorized_seeds": together}
+        engine = Engine(toys.simulation(method, 1, plan, federation, **options))
         engine.compile()
         return [evaluate.summarize(s, ("a", "b"), all_metrics()) for s in engine.evaluate()]
 

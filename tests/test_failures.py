@@ -8,21 +8,19 @@ import naive
 import numpy as np
 import pytest
 import toys
-from inputs import complaint
+from naive import KEYS
 from slow_cases import in_ci, slow_but
 
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host.hosted import Host
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import experiment, registry
-from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment import registry
 from fedjax_lab.simulation import failures, simulate
 from fedjax_lab.simulation.local import WorkRows, make_work, work_rows
-from fedjax_lab.types import Exchange, Method, Stage
+from fedjax_lab.types import Exchange, Method
 
-KEYS = naive.KEYS
 LOSSY = toys.PLAN._replace(dropout=0.4)
 LATE = toys.PLAN._replace(straggler=0.6, epochs=4)
 ARRIVED = jnp.array([True, False, True, True, False])
@@ -75,12 +73,12 @@ def test_failures_depend_only_on_the_seed_the_round_and_the_client():
     assert (whole != arrived(plan, 4, all_clients)).any()
 
 
-def test_no_client_fails_by_default_and_none_that_pools_examples(data):
+def test_no_client_fails_by_default_and_none_that_pools_examples(folder):
     keys = in_round(0, [1, 2])
     assert failures.arrivals(toys.PLAN, keys) is None is failures.passes(toys.PLAN, keys)
-    plan = build(data, "central", dropout=0.5, straggler=0.5).simulation.plan
+    plan = build(folder, "central", dropout=0.5, straggler=0.5).simulation.plan
     assert plan.dropout == plan.straggler == 0
-    plan = build(data, "fedavg", dropout=0.5, straggler=0.25).simulation.plan
+    plan = build(folder, "fedavg", dropout=0.5, straggler=0.25).simulation.plan
     assert (plan.dropout, plan.straggler) == (0.5, 0.25)
 
 
@@ -164,7 +162,9 @@ STAGED = [
     {"name": "lg_fedavg", "pretrain_rounds": 2},
     {"name": "fedconcat"},
     {"name": "fedconcat", "clustering": "ifca"},
+    {"name": "fedconcat", "clustering": "fedsoft"},
     {"name": "fedconcat_id"},
+    {"name": "fedconcat_id", "infer_from": "bias", "classifier_init": "clusters"},
     {"name": "client2vec", "index_epochs": 2},
     {"name": "client2vec", "index": "local_weights"},
 ]
@@ -172,9 +172,9 @@ STAGED = [
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", STAGED)
-def test_the_server_of_each_stage_learns_only_from_uploads_that_arrive(method, data, small_network):
+def test_the_server_of_each_stage_learns_only_from_arriving_uploads(method, folder, small_network):
     """A stage that needs an upload of every client is left out: it loses none."""
-    engine = Engine(build(data, method).simulation)
+    engine = Engine(build(folder, method).simulation)
     for stage in engine.simulation.stages:
         if stage is not engine.simulation.stages[0]:
             engine.next_stage()
@@ -294,19 +294,9 @@ def test_a_straggler_makes_the_same_share_of_a_methods_number_of_passes():
 # In a run.
 
 
-def simulation(strategy=toys.VECTORIZED, host=None, together=False):
-    federation = jax.tree.map(np.asarray, toys.FEDERATION)
-    return Simulation(
-        seeds=[0, 1],
-        federations=[federation] * 2,
-        training=[federation] * 2,
-        num_classes=toys.K,
-        stages=(Stage("train", toys.make("scaffold"), 6),),
-        plan=LOSSY._replace(straggler=0.5, epochs=2),
-        strategy=strategy,
-        host=host,
-        vectorized_seeds=together,
-    )
+def simulation(**options):
+    plan = LOSSY._replace(straggler=0.5, epochs=2)
+    return toys.simulation(toys.make("scaffold"), 6, plan, **options)
 
 
 def played(blocks=(2, 4), **options):
@@ -351,7 +341,7 @@ OTHERS = {
     "mesh": {"strategy": MESH},
     "blocks": {"blocks": (1, 5)},
     "host": {"host": Host()},
-    "together": {"together": True},
+    "together": {"vectorized_seeds": True},
     "chunked": {"strategy": parallel.chunked(2)},
 }
 
@@ -379,32 +369,20 @@ def test_a_resumed_run_counts_uploads_that_arrived_before():
     toys.same(counted(engine), undisturbed())
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    toys.write_examples(folder / "data.npz")
-    embedded = np.random.default_rng(1).normal(size=(300, 32))
-    np.savez(folder / "embedded.npz", examples=embedded, labels=np.eye(3, 32))
-    return folder
-
-
-def build(data, method, **run):
-    config = {
-        "data": {"name": "arrays", "path": str(data / "data.npz")},
-        "partition": {"num_clients": 6},
-        "model": {"name": "mlp", "width": 8},
-        "embedding": {"name": "precomputed", "file": str(data / "embedded.npz")},
+def build(folder, method, **run):
+    sections = {
+        "embedding": toys.write_embeddings(folder),
         "method": method if isinstance(method, dict) else {"name": method},
         "local": {"epochs": 2},
         "run": {"rounds": 6, **run},
     }
-    return experiment.build(resolve(config))
+    return toys.build(folder, **sections)
 
 
 @pytest.mark.slow
-def test_no_upload_is_lost_in_a_stage_that_needs_every_client(data):
+def test_no_upload_is_lost_in_a_stage_that_needs_every_client(folder):
     """The first round of FedConcat-ID forms the clusters and needs an upload of every client."""
-    engine = Engine(build(data, "fedconcat_id", dropout=0.5).simulation)
+    engine = Engine(build(folder, "fedconcat_id", dropout=0.5).simulation)
     assert engine.simulation.plan.dropout == 0.5
     first = engine.simulation.stages[0]
     assert first.reliable and not any(stage.reliable for stage in engine.simulation.stages[1:])
@@ -412,17 +390,3 @@ def test_no_upload_is_lost_in_a_stage_that_needs_every_client(data):
     engine.play(1)
     programs = engine.programs[0]
     assert engine.bytes.tolist() == [[6 * size for size in programs.message_bytes]]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("run.dropout", "1", "must be at least 0 and below 1, got 1.0"),
-        ("run.dropout", "-0.1", "must be at least 0 and below 1, got -0.1"),
-        ("run.straggler", "1.5", "must be from 0 to 1, got 1.5"),
-        ("run.straggler", "0.5", "=0.5 needs config.local.epochs of at least"),
-    ],
-)
-def test_an_impossible_failure_setting_is_rejected(key, value, message):
-    said = complaint(resolve, {}, [(key, value)])
-    assert said.startswith(f"config.{key}") and message in said

@@ -127,15 +127,12 @@ def test_new_clients_do_not_change_the_examples_of_the_others():
     assert whole.new_train is None and whole.new_test is None
 
 
-def test_new_clients_differ_between_seeds_but_not_in_number():
+def test_new_clients_differ_between_seeds_and_are_scored_also_without_a_test_set(monkeypatch):
     a, b = make((3, 4), num_clients=10, new_clients=0.35)
     assert len(a.new_train) == len(b.new_train) == 3 and a.new_train.shape == b.new_train.shape
     assert sets(a.new_train) != sets(b.new_train)
     (alone,) = make((4,), num_clients=10, new_clients=0.35)
     assert sets(alone.new_train) == sets(b.new_train)
-
-
-def test_new_clients_are_scored_on_validation_rows_without_a_test_set(monkeypatch):
     monkeypatch.setattr(f"{__name__}.DATASET", DATASET._replace(test=np.zeros(300, bool)))
     f, whole = dealt()
     assert f.test is None and f.new_test is not None

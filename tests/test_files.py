@@ -7,15 +7,20 @@ import io
 import json
 import os
 import shutil
+import struct
 import tempfile
+import zlib
 from pathlib import Path
 
 import optional
 import pytest
+import run_folders
 import toys
+from commands import contents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
+from run_folders import SCORES, refusal, rows_of, write, write_rows
 
 from fedjax_lab.commands import report, sweep, tensorboard
 from fedjax_lab.commands.sweep import Outcome, Shared
@@ -29,22 +34,9 @@ quick = settings(max_examples=60, deadline=None, derandomize=True, database=None
 
 
 def evaluation(seed, after):
-    each = [60.0, None, 70.0 + after]
-    return {
-        "round": after,
-        "seed": seed,
-        "stage": "train",
-        "train_loss": 0.5,
-        "accuracy": {"mean": 65.0 + seed, "worst10": 60.0, "per_client": each},
-        "domains": {"north": 60.0, "south": 70.0},
-        "global": 64.0,
-        "id": 50.0 + after,
-        "id_per_client": each,
-        "bytes_up": 100 * after,
-        "bytes_down": 100 * after,
-        "seconds": 1.5 * after,
-        "recorded": {"influence": [[1.0]]},
-    }
+    row = run_folders.evaluation(seed, after, 65.0 + seed, 1)
+    row["accuracy"]["per_client"] = each = [60.0, None, 70.0 + after]
+    return row | {"id": 50.0 + after, "id_per_client": each, "recorded": {"influence": [[1.0]]}}
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +70,6 @@ def call(main, *arguments):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(argument) for argument in arguments])
     return code, out.getvalue(), err.getvalue()
-
-
-def content(folder):
-    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 # Random damage.
@@ -154,7 +142,7 @@ def test_reports_and_tensorboard_show_the_undamaged_runs(whole, harm):
     name, do = harm
     with copied(whole) as out:
         do(out / RUNS[0] / name)
-        before = content(out)
+        before = contents(out)
         code, shown, err = call(report.main, out)
         assert code == 0 and not err and "fedprox" in shown
         assert call(report.main, out, "--way=max_per_domain", "--target=60", "--format=csv")[0] == 0
@@ -164,7 +152,7 @@ def test_reports_and_tensorboard_show_the_undamaged_runs(whole, harm):
             code, shown, err = call(tensorboard.main, out, f"--logdir={out.parent / 'log'}")
             assert code == 0 and err.count("\n") <= 1 and f"in {out.parent / 'log'}" in shown
             assert shown.startswith("1 run " if err else "2 runs ")
-        assert content(out) == before
+        assert contents(out) == before
 
 
 @quick
@@ -176,7 +164,7 @@ def test_a_sweep_shows_the_undamaged_cells(whole, harm):
         if name == "error.txt":
             (out / RUNS[0] / "summary.json").unlink()
         do(out / RUNS[0] / name)
-        before = content(out)
+        before = contents(out)
         with contextlib.suppress(BadInput):  # a config of another run, or error.txt is a folder
             sweep.check_folder(shared, cells, out)
         assert (
@@ -186,7 +174,7 @@ def test_a_sweep_shows_the_undamaged_cells(whole, harm):
         assert sweep_folder.ended(out / RUNS[1]) == Outcome(0)
         lines = sweep.table(cells, ["method.mu"], out).splitlines()
         assert lines[-1].split()[:3] == ["fedprox", "0.1", "65.50"]
-        assert content(out) == before
+        assert contents(out) == before
 
 
 @quick
@@ -195,10 +183,10 @@ def test_a_damaged_plan_only_raises_bad_input_and_changes_no_file(whole, harm):
     _, shared, cells = whole
     with copied(whole) as out:
         harm[1](out / "sweep.json")
-        before = content(out)
+        before = contents(out)
         with contextlib.suppress(BadInput):
             sweep.check_folder(shared, cells, out)
-        assert content(out) == before
+        assert contents(out) == before
 
 
 # Error messages.
@@ -338,3 +326,93 @@ def test_a_damaged_cell_does_not_stop_the_other_cells(whole, monkeypatch):
         (out / RUNS[1] / "error.txt").mkdir()  # this is rejected before any run
         message = complaint(sweep.check_folder, shared, cells, out)
         assert message == f"{out / RUNS[1] / 'error.txt'} is a folder; remove it"
+
+
+# Rows of metrics.jsonl that no run writes, as `report` and `tensorboard` meet them.
+
+
+FORMATS = report.FORMATS
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write(tmp_path / "run", {0: SCORES["fedavg"][0]})
+
+
+def changed(folder, change):
+    rows = rows_of(folder)
+    write_rows(folder, change(rows) or rows)
+    return folder
+
+
+def without_clients(rows):
+    for row in rows:
+        del row["accuracy"]["per_client"]
+
+
+def unknown_clients(rows):
+    for row in rows:
+        row["accuracy"]["per_client"] = [None] * 3
+
+
+@pytest.mark.parametrize("change", [without_clients, unknown_clients])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_report_needs_no_values_of_clients(form, change, run, capsys):
+    """The maximum of each domain exists without them; the maximum of each client does not."""
+    arguments = [str(changed(run, change)), f"--format={form}"]
+    assert report.main(arguments) == 0
+    assert report.main([*arguments, "--way=max_over_rounds"]) == 0
+    assert capsys.readouterr().err == ""
+    ways = metrics.pick_rounds(metrics.read_metrics(run / "metrics.jsonl"))
+    if change is without_clients:
+        assert "max_per_domain" not in ways
+    else:
+        assert ways["max_per_domain"] == {"domains": {"north": 69, "south": 71}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: [*rows, rows[-1]],
+        lambda rows: [rows[0], *rows],
+        lambda rows: rows[::-1],
+        lambda rows: [*rows, rows[0]],
+    ],
+)
+def test_a_round_that_occurs_twice_or_too_late_is_refused(change, run, capsys):
+    message = refusal(capsys, changed(run, change))
+    assert "of seed 0" not in message and "seed 0, which is a duplicate or out of order" in message
+    assert tensorboard.main([str(run), f"--logdir={run.parent / 'log'}"]) == 2
+    assert "is a duplicate or out of order" in capsys.readouterr().err
+
+
+def test_an_evaluation_before_the_first_round_is_refused(run, capsys):
+    message = refusal(capsys, changed(run, lambda rows: rows[0].update(round=0)))
+    assert "round must be a whole number >= 1" in message
+
+
+def png(width, height):
+    """The beginning of a PNG file that declares this size."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(bytes(9))
+    chunks = [
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        for chunk in (header, data)
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (png(30_000, 30_000), "has too many pixels"),
+        (png(10_000, 10_000), "has too many pixels"),
+        (png(0, 5), "is not a complete image file"),
+        (b"\xff\xd8\xff a JPEG", "is not a complete image file"),
+    ],
+)
+def test_a_picture_of_a_false_size_is_left_out(content, problem, run, capsys):
+    optional.module("tensorboardX")
+    (run / "partition.png").write_bytes(content)
+    assert tensorboard.main([str(run), f"--logdir={run.parent / 'log'}"]) == 0
+    assert capsys.readouterr().err == f"skipped {run / 'partition.png'}, which {problem}\n"

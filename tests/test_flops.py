@@ -84,7 +84,6 @@ def check_linear(played):
 @pytest.mark.exhaustive
 def test_rows_sum_the_operations_of_the_clients_that_took_part(tmp_path, capsys):
     """Three of the unequal clients take part in a round; a seed runs with another and alone."""
-    toys.write_examples(tmp_path / "data.npz")
     config = toys.write_config(tmp_path, run={"rounds": 5, "cohort": 3, "eval_every": 2})
     rows = {}
     for seeds in ("0,1", "0"):

@@ -5,23 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from commands import call, comparable
 from jax.sharding import PartitionSpec as P
+from naive import KEYS
 from shared_programs import shared_programs  # noqa: F401
 from slow_cases import exhaustive_but
-from stops import stopping_after
 
-from fedjax_lab import optim, streams, tree
+from fedjax_lab import tree
 from fedjax_lab.engine import fsdp, parallel
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.experiment import experiment
-from fedjax_lab.experiment.config import resolve
 from fedjax_lab.models import char_lstm, nets, vit
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running import runner
 from fedjax_lab.simulation import simulate
 
-KEYS = streams.make_keys(jax.random.key(0))
 NETS = {
     "mlp": (nets.mlp(toys.K, width=16, norm=True), (6, 6, 1)),
     "cnn": (nets.concat_cnn(toys.K), (28, 28, 1)),
@@ -86,25 +82,16 @@ def test_clients_of_a_group_may_run_in_parallel():
     toys.close(together(KEYS, 0, 2)[0], alone(KEYS, 0, 2)[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    toys.write_examples(folder / "data.npz")
-    return folder
-
-
-def build(data_folder, method="fedavg", run_seeds=(0,), width=8, **engine):
+def build(folder, method="fedavg", run_seeds=(0,), width=8, **engine):
     """Builds a run with six clients, of which four take part in each round."""
-    config = {
-        "data": {"name": "arrays", "path": str(data_folder / "data.npz")},
-        "partition": {"name": "iid", "num_clients": 6},
-        "model": {"name": "mlp", "width": width},
+    sections = {
+        "partition": {"name": "iid"},
+        "model": {"width": width},
         "method": {"name": method},
-        "local": {"lr": 0.1, "batch_size": 16},
         "run": {"rounds": 3, "cohort": 4},
         "engine": engine,
     }
-    return experiment.build(resolve(config), list(run_seeds))
+    return toys.build(folder, run_seeds, **sections)
 
 
 def check_as_alone(job):
@@ -117,64 +104,19 @@ def check_as_alone(job):
 
 
 @pytest.mark.exhaustive
-def test_a_run_with_stages_on_groups_equals_the_run_on_one_device(data):
-    check_as_alone(build(data, "fedconcat", fsdp=2))
-
-
-@pytest.mark.exhaustive
-def test_an_interrupted_run_on_groups_resumes_exactly(data, tmp_path, monkeypatch):
-    config = toys.write_config(
-        data, run={"rounds": 3, "eval_every": 1, "cohort": 4}, engine={"fsdp": 4}
-    )
-    words = f"--config={config}:scaffold", f"--workdir={tmp_path / 'cut'}"
-    with monkeypatch.context() as patch:
-        stopping_after(2, patch)
-        assert call(*words) == 130
-    assert call(*words, "--resume") == 0
-    assert "mesh(2 x fsdp 4)" in (tmp_path / "cut/summary.json").read_text()
-    assert call(f"--config={config}:scaffold", f"--workdir={tmp_path / 'whole'}") == 0
-    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
-
-
-@pytest.mark.exhaustive
-def test_seeds_on_groups_can_be_vectorized(data):
-    job = build(data, run_seeds=(0, 1), fsdp=4, seeds="vectorized")
+def test_runs_with_stages_or_vectorized_seeds_on_groups_equal_those_on_one_device(folder):
+    check_as_alone(build(folder, "fedconcat", fsdp=2))
+    job = build(folder, run_seeds=(0, 1), fsdp=4, seeds="vectorized")
     assert job.simulation.vectorized_seeds
     check_as_alone(job)
 
 
 @pytest.mark.exhaustive
-def test_a_device_stores_only_its_part_of_the_states(data):
+def test_a_device_stores_only_its_part_of_the_states(folder):
     """SCAFFOLD keeps a state for each client; four groups of two devices divide these states."""
-    job = build(data, "scaffold", fsdp=2, width=64, state="sharded", data="sharded")
+    job = build(folder, "scaffold", fsdp=2, width=64, state="sharded", data="sharded")
     (state,) = Engine(job.simulation).states
     whole = tree.num_bytes(state.server) / 2 + tree.num_bytes(state.private) / 8
     held = tree.num_bytes([a.addressable_shards[0].data for a in jax.tree.leaves(state)])
     assert held < 1.1 * whole  # the head's bias, of three numbers, is not divided
     check_as_alone(job)
-
-
-@pytest.mark.exhaustive
-def test_a_device_needs_memory_only_for_its_part_of_a_model():
-    """One client trains a transformer with Adam on a group of eight devices."""
-    net = vit.vit(toys.K, width=64, depth=4, heads=2, patch=3, remat=True)
-    method = toys.make("fedavg", task=make_task(net, (6, 6, 1), toys.K))
-    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 36)))
-    plan = toys.PLAN._replace(cohort=1, example_shape=(6, 6, 1), optimizer=optim.adam(0.01))
-    state = simulate.init(method, KEYS, toys.C)
-    model = tree.num_bytes(state.server)
-
-    def memory(strategy, server):
-        run = toys.compiled(method, plan, strategy)
-        lane = simulate.Lane(federation, toys.POPULATION, KEYS)
-        progress, number = simulate.no_progress(), jnp.int32(0)
-        lowered = run.lower(lane, state._replace(server=server), progress, number, number)
-        sizes = lowered.compile().memory_analysis()
-        return sizes.argument_size_in_bytes, sizes.temp_size_in_bytes
-
-    strategy = on_groups(8, parallel.sequential())
-    divided = jax.device_put(state.server, fsdp.shardings(strategy.sharding, state.server))
-    arguments, temporary = memory(strategy, divided)
-    whole_arguments, whole_temporary = memory(parallel.sequential(), state.server)
-    assert whole_arguments - arguments > 0.85 * model
-    assert temporary < 0.3 * whole_temporary

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import toys
-from commands import call, comparable
+from commands import call, comparable, contents, refusal
 from shared_programs import shared_programs  # noqa: F401
 from slow_cases import exhaustive_but, slow_but
 from stops import stopping_after
@@ -24,12 +24,7 @@ EXACT = {"seeds": "sequential"}  # vectorized seeds compute sums in another orde
 ENCODERS = {"encoder_rounds": 2, "num_clusters": 2}
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    """The config file of a run with six clients and an evaluation every second round."""
-    folder = tmp_path_factory.mktemp("toy")
-    toys.write_examples(folder / "data.npz")
-    return toys.write_config(folder, run={"cohort": 3, "eval_every": 2}, engine=EXACT)
+toy = toys.config_file(run={"cohort": 3, "eval_every": 2}, engine=EXACT)
 
 
 def play(toy, folder, rounds, seeds=(0,), method="fedavg", **run):
@@ -123,11 +118,11 @@ def test_the_evaluation_at_the_end_of_the_shorter_run_remains(toy, finished, beg
 def test_a_run_cannot_have_fewer_rounds_than_it_has_played(toy, begun):
     """Resuming a finished run with other evaluations changes no file either."""
     folder = begun(4)
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
     with pytest.raises(BadInput, match="already has 4 rounds, more than config.run.rounds=2"):
         play(toy, folder, 2)
     play(toy, folder, 4, run={"eval_every": 1, "metrics": ("macro_f1",)})
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert contents(folder) == before
 
 
 @pytest.mark.exhaustive
@@ -225,21 +220,6 @@ def test_every_key_that_a_resumed_run_may_change_exists(toy):
 # Configs of other versions, and resuming without a config.
 
 
-@pytest.mark.exhaustive
-def test_a_key_missing_from_a_saved_config_has_its_default(toy, begun):
-    """This holds for keys of sections and for settings of methods; no table has to list them."""
-    how = {"method": "fedprox"}
-    folder = begun(2, **how)
-    saved = json.loads((folder / "config.json").read_text())
-    del saved["local"]["clip"], saved["method"]["mu"], saved["run"]["sampling"]
-    (folder / "config.json").write_text(json.dumps(saved))
-    play(toy, folder, 4, **how)
-    assert fedjax_lab.load(folder).config.method.mu > 0
-    (folder / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(BadInput, match=r"config.method.mu is .*, not 7\.0"):
-        play(toy, folder, 4, settings={"mu": 7.0}, **how)
-
-
 def test_a_missing_key_with_a_new_default_has_the_earlier_value(toy, begun, monkeypatch):
     folder = begun(4)
     saved = json.loads((folder / "config.json").read_text())
@@ -277,3 +257,55 @@ def test_resume_without_a_config_takes_config_and_seeds_from_the_folder(
     assert "config.local.lr is 0.1, not 0.5" in capsys.readouterr().err
     assert call("--resume", f"--workdir={tmp_path / 'nothing'}") == 2
     assert "holds no run to resume" in capsys.readouterr().err
+
+
+# The folder of --resume: one without a run is refused, unless --resume_or_start is given.
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The config file of a run of one round, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return toys.write_config(tmp_path, run={"rounds": 1, "eval_every": 1, "cohort": 3})
+
+
+def begin_in(folder, name="config.json"):
+    folder.mkdir(parents=True)
+    (folder / name).write_text("{}")
+
+
+def test_a_folder_that_is_none_is_refused_and_not_made(here, tmp_path, capsys):
+    begin_in(tmp_path / "runs/first")
+    (tmp_path / "runs/empty").mkdir()
+    for name in ("frist", "empty", "first/plots", "other"):
+        message = refusal(capsys, f"--config={here}", "--resume", f"--workdir=runs/{name}")
+        assert f"runs/{name} holds no run to resume: it has no config.json" in message
+        assert "--resume_or_start starts a new run there" in message
+        assert ("did you mean runs/first?" in message) == (name == "frist")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["empty", "first"]
+    assert not any((tmp_path / "runs/empty").iterdir())
+
+
+@pytest.mark.parametrize("name", ["config.json", "fingerprint.json", ".lock"])
+def test_a_folder_in_which_a_run_began_is_accepted(name, tmp_path):
+    with pytest.raises(BadInput, match="holds no run"):
+        growth.check_begun(tmp_path / "run")
+    begin_in(tmp_path / "run", name)
+    growth.check_begun(tmp_path / "run")
+
+
+def test_each_flag_needs_a_folder_and_a_config(here, capsys):
+    for flag in ("--resume", "--resume_or_start"):
+        message = refusal(capsys, f"--config={here}", flag)
+        assert f"{flag} needs the folder of the run: --workdir=DIR" in message
+    message = refusal(capsys, "--resume_or_start", "--workdir=new")
+    assert "new holds no run to resume: it has no config.json" in message
+
+
+@pytest.mark.slow
+def test_one_command_starts_a_run_and_resumes_it(here, tmp_path, capsys):
+    words = [f"--config={here}", "--resume_or_start", "--workdir=run"]
+    for rounds in (1, 2):
+        assert call(*words, f"--config.run.rounds={rounds}") == 0
+        assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == rounds
+    assert "round 1/2" not in capsys.readouterr().out

@@ -10,7 +10,7 @@ from slow_cases import exhaustive_but
 
 from fedjax_lab import sampling, tree
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host import blocks
 from fedjax_lab.engine.host.hosted import Host
 from fedjax_lab.engine.host.owners import Owners
@@ -18,29 +18,17 @@ from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import build
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.metrics import BUILT_IN
-from fedjax_lab.types import Stage
 
-FEDERATION = jax.tree.map(
-    np.asarray, toys.with_new(toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
-)
-HELD_OUT = jax.tree.map(  # validation rows for all but new clients, which are left out
-    np.asarray, toys.with_validation(toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
-)
+DOMAINS = toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2)
+FEDERATION = toys.with_new(DOMAINS)
+HELD_OUT = toys.with_validation(DOMAINS)  # for all but new clients, which are left out
 HOSTS = {"memory": Host(), "disk": Host(on_disk=True), "stream": Host(stream=True)}
 
 
-def simulation(method, host, seeds=(0, 1), strategy=toys.VECTORIZED, cohort=5, metrics=()):
+def simulation(method, host, cohort=5, metrics=(), **options):
     federation = HELD_OUT if method.validation else FEDERATION
-    return Simulation(
-        seeds=list(seeds),
-        federations=[federation] * len(seeds),
-        training=[federation] * len(seeds),
-        num_classes=toys.K,
-        stages=(Stage("train", method, 6),),
-        plan=toys.PLAN._replace(num_domains=2, eval_batch=50, cohort=cohort, metrics=metrics),
-        strategy=strategy,
-        host=host,
-    )
+    plan = toys.PLAN._replace(num_domains=2, eval_batch=50, cohort=cohort, metrics=metrics)
+    return toys.simulation(method, 6, plan, federation, host=host, **options)
 
 
 def run(*args, folder=None, **options):
@@ -161,9 +149,7 @@ def test_a_method_that_reads_the_state_of_all_clients_is_rejected(part):
     ],
 )
 def test_configs_without_support_for_state_on_the_host_are_rejected(options, message, tmp_path):
-    toys.write_examples(tmp_path / "data.npz")
-    data = {"data": {"name": "arrays", "path": str(tmp_path / "data.npz")}}
-    config = resolve(data, [("engine.state", "host"), *options.items()])
+    config = resolve(toys.config(tmp_path), [("engine.state", "host"), *options.items()])
     assert message in complaint(build, config, [0, 1])
 
 

@@ -1,11 +1,14 @@
-"""Checks which layers of the package import which others, and that the imports have no cycle."""
+"""Which layers of the package import which others, without a cycle; its functions are short."""
 
 import ast
 import functools
 import graphlib
-import subprocess
-import sys
+import io
+import tokenize
 from pathlib import Path
+
+import pytest
+from children import run
 
 PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 # Imports run from the right to the left; modules and folders of one level may import each other.
@@ -68,11 +71,8 @@ def level(module):
     return LEVELS["__main__" if names[-1] == "__main__" else names[0]]
 
 
-def test_the_imports_have_no_cycle():
+def test_imports_have_no_cycle_and_run_in_one_direction():
     assert find_cycle(graph()) == ""
-
-
-def test_imports_run_in_one_direction():
     upward = {
         f"{module} imports {name}"
         for module, imported in graph().items()
@@ -81,34 +81,35 @@ def test_imports_run_in_one_direction():
         if level(name) > level(module)
     }
     assert upward == set()
-
-
-def test_the_root_has_what_methods_import_and_the_doors():
     root = {path.stem for path in PACKAGE.glob("*.py")}
     levels = [set(level.split()) for level in ORDER.split("<")]
     assert root == {"__init__", *levels[0], *levels[1], *levels[-1]}
 
 
-def test_an_import_inside_a_function_can_be_part_of_a_cycle(tmp_path):
-    package = tmp_path / "toy"
-    (package / "inner").mkdir(parents=True)
-    for file in ("__init__", "inner/__init__"):
-        (package / f"{file}.py").touch()
-    (package / "inner/one.py").write_text("from toy import two\n")
-    (package / "two.py").write_text("def f():\n    import toy.inner.one\n")
-    cycle = find_cycle(graph(package)).split(" -> ")
-    assert cycle[0] == cycle[-1] and sorted(cycle[1:]) == ["toy.inner.one", "toy.two"]
+CYCLES = [  # files of a package, and the modules of its cycle
+    (  # an import inside a function
+        {"inner/one": "from toy import two", "two": "def f():\n    import toy.inner.one"},
+        {"toy.inner.one", "toy.two"},
+    ),
+    (  # a folder and another file
+        {
+            "inner/__init__": "from toy.outer import f",
+            "inner/one": "from toy.inner.two import f",
+            "inner/two": "def f(): pass",
+            "outer": "from toy.inner import two",
+        },
+        {"toy.inner", "toy.outer"},
+    ),
+]
 
 
-def test_a_folder_and_another_file_can_form_a_cycle(tmp_path):
-    package = tmp_path / "toy"
-    (package / "inner").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "inner/__init__.py").write_text("from toy.outer import f\n")
-    (package / "inner/one.py").write_text("from toy.inner.two import f\n")
-    (package / "inner/two.py").write_text("def f(): pass\n")
-    (package / "outer.py").write_text("from toy.inner import two\n")
-    assert set(find_cycle(graph(package)).split(" -> ")) == {"toy.inner", "toy.outer"}
+@pytest.mark.parametrize("files, modules", CYCLES)
+def test_a_cycle_is_found(files, modules, tmp_path):
+    (tmp_path / "toy/inner").mkdir(parents=True)
+    for name, code in {"__init__": "", "inner/__init__": "", **files}.items():
+        (tmp_path / f"toy/{name}.py").write_text(code)
+    cycle = find_cycle(graph(tmp_path / "toy")).split(" -> ")
+    assert cycle[0] == cycle[-1] and set(cycle) == modules
 
 
 def test_importing_the_package_loads_no_extra_and_no_backend():
@@ -119,5 +120,47 @@ def test_importing_the_package_loads_no_extra_and_no_backend():
         "print(len(b._backends), [m for m in ('torch', 'tensorflow', 'transformers',"
         " 'matplotlib.pyplot', 'orbax', 'grain', 'array_record') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "0 []", out.stdout
+    assert run(code).stdout.strip() == "0 []"
+
+
+LONGEST = 30  # lines of code in a body, including those of inner functions
+LONGER = {  # functions that consist mostly of their list of settings, with their lines of code
+    "methods/client2vec.py:client2vec": 48,
+    "methods/hfedf.py:hfedf": 33,
+}
+NO_CODE = {getattr(tokenize, n) for n in "COMMENT NL NEWLINE INDENT DEDENT ENDMARKER".split()}
+
+
+def lines_of_code(text):
+    """Returns the numbers of the lines with code, without blank lines, comments and docstrings."""
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines -= set(range(node.lineno, node.end_lineno + 1))
+    return lines
+
+
+def long_functions(text):
+    """Returns {name: lines of code of the body} of the functions longer than LONGEST."""
+    code = lines_of_code(text)
+    bodies = {
+        node.name: sum(node.body[0].lineno <= line <= node.end_lineno for line in code)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+    }
+    return {name: length for name, length in bodies.items() if length > LONGEST}
+
+
+def test_no_function_has_many_lines_of_code():
+    body = ['    """Says', '    more."""', "", "    # nothing", *["    x = 1"] * 31]
+    assert long_functions("\n".join(["def f(", "    a,", "):", *body])) == {"f": 31}
+    assert long_functions("\n".join(["def f():", *body[:-1]])) == {}
+    too_long = {
+        f"{path.relative_to(PACKAGE).as_posix()}:{name}": length
+        for path in PACKAGE.rglob("*.py")
+        for name, length in long_functions(path.read_text()).items()
+    }
+    assert too_long == LONGER

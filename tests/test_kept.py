@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import toys
+from commands import without_clock
 from shared_programs import shared_programs  # noqa: F401
 
 from fedjax_lab.engine.host import blocks
@@ -28,13 +29,11 @@ def every_evaluation(monkeypatch):
 
 def play(folder, name, resume=False, **engine):
     """Plays a run of SCAFFOLD and returns its rows and its states."""
-    toys.write_examples(folder / "data.npz")
     file = toys.write_config(folder, run={"rounds": 6, "eval_every": 2, "cohort": 3})
     overrides = [(f"engine.{key}", value) for key, value in engine.items()]
     config = resolve(load_config(f"{file}:scaffold"), overrides)
     result = runner.run(build(config, [0, 1]), folder / name, resume=resume, quiet=True)
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in result.metrics]
-    return rows, result.states
+    return without_clock(result.metrics), result.states
 
 
 def damage(file):

@@ -3,17 +3,15 @@
 import mmap
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from children import run
 
 from fedjax_lab.commands import command
 from fedjax_lab.data import limits, safe
 from fedjax_lab.engine import parallel
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 CODE = """
 import resource
 resource.setrlimit(resource.{kind}, ({bytes}, {bytes}))
@@ -31,8 +29,7 @@ def limited(monkeypatch, size):
 @pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_a_command_that_cannot_import_its_libraries_ends_with_one_line(kind):
     for size, code in ((300 << 20, 1), (4 << 30, 0)):
-        words = [sys.executable, "-c", CODE.format(kind=kind, bytes=size)]
-        done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True)
+        done = run(CODE.format(kind=kind, bytes=size))
         flag = {"RLIMIT_AS": "-v", "RLIMIT_DATA": "-d"}[kind]
         assert done.returncode == code
         if code:
@@ -79,14 +76,8 @@ def test_devices_of_a_cpu_wait_for_each_other_if_jaxlib_knows_the_flags(monkeypa
     assert flags(monkeypatch, "--a=1", "0.12.0.1") == ["--a=1", *waits]
     assert flags(monkeypatch, f"--{warn}=3", "0.11") == [f"--{warn}=3", waits[1]]
     assert flags(monkeypatch, "--a=1", "0.13.0") == flags(monkeypatch, "--a=1", "1.10") == ["--a=1"]
-
-
-def test_this_jaxlib_knows_the_flags():
-    library = Path(parallel.jaxlib.__file__).with_name("libjax_common.so")
-    if parallel.jaxlib.__version__.split(".")[1] not in parallel.JAXLIB_WAITS:
-        pytest.skip("the flags are not set for this version")
-    with (
-        library.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-    ):
+    if parallel.jaxlib.__version__.split(".")[1] in parallel.JAXLIB_WAITS:  # this one knows them
+        library = Path(parallel.jaxlib.__file__).with_name("libjax_common.so")
+        with library.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         assert all(content.find(flag.encode()) > 0 for flag in parallel.WAITS)

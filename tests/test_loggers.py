@@ -271,9 +271,7 @@ def begin(facts):
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    toys.write_examples(folder / "data.npz")
+def toy(folder):
     (folder / "own.py").write_text(USER_FILE)
     return toys.write_config(folder, run={"rounds": 4, "eval_every": 2, "cohort": 3})
 

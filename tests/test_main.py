@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import time
 
@@ -12,13 +11,14 @@ import pytest
 import toys
 from absl.flags import FLAGS
 from children import finish, start
-from commands import call, comparable
+from commands import call, comparable, contents, refusal, without_clock
 
 import fedjax_lab
 from fedjax_lab import main
 from fedjax_lab.commands import arguments, report
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running import interrupts
 from fedjax_lab.running.storage import metrics
 
 NEW = ("--config.partition.new_clients=0.4", "--config.run.rounds=2", "--config.run.eval_every=1")
@@ -74,8 +74,7 @@ def test_a_run_from_python_without_files_equals_that_of_the_command(toy, tmp_pat
     result = fedjax_lab.run(config, seeds=[0], quiet=True)
     assert result.workdir is None and result.metrics[-1]["round"] == 8
     assert call(f"--config={toy}:fedprox", f"--workdir={tmp_path / 'b'}") == 0
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in result.metrics]
-    assert rows == comparable(tmp_path / "b")
+    assert without_clock(result.metrics) == comparable(tmp_path / "b")
 
 
 def test_partition_only_prints_and_plots_the_partition(toy, tmp_path, capsys):
@@ -99,14 +98,8 @@ BAD = [
     (["--config={toy}", "--config.local.lr=fast"], "config.local.lr must be of type float"),
     (["--config={toy}", "--config.run.rounds=0"], "config.run.rounds must be above 0"),
     (["--config={toy}", "--config.run.cohort=7"], "config.partition.num_clients=6"),
-    (["--config={toy}", "--config.engine.strategy=vectorize"], "did you mean 'vectorized'?"),
     (["--config={toy}", "--config.run.metrics=ece,top6"], "did you mean 'top5'?"),
-    (["--config={toy}", "--config.data.path=/no/such.npz"], "/no/such.npz"),
-    (["--config={toy}", "--config.data.unseen=nroth"], "did you mean 'north'?"),
-    (["--config={toy}", "--config.model.name=lenet"], "images"),
-    (["--config={toy}", "--config.partition.num_clients=700"], "num_clients"),
     (["--config={toy}", "--config.partition.validation=1"], "config.partition.validation"),
-    (["--config={toy}:ifca", "--config.method.num_clusters=99"], "must be from 1 to the"),
     (["--config={toy}", "--config.method.name=fedprox", "--config.method.mu"], "needs a value"),
     (["--config={toy}", "--noconfig.local.lr"], "--noconfig.local.lr is not a flag"),
     (["--config={toy}", "--noconfig.local.lr=1"], "--noconfig.local.lr takes no value"),
@@ -132,9 +125,7 @@ def test_bad_input_is_a_one_line_error_with_exit_code_2(
     monkeypatch.chdir(tmp_path)
     arguments = [a.format(toy=toy) for a in arguments]
     for more in ([f"--workdir={tmp_path / 'new'}"], []):
-        assert call(*arguments, *more) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ") and error.count("\n") == 1
+        error = refusal(capsys, *arguments, *more)
         assert said.replace("{{", "{").replace("}}", "}") in error and len(error) < 600
         assert not list(tmp_path.iterdir())
 
@@ -143,34 +134,11 @@ def test_an_unusable_workdir_is_an_error(toy, tmp_path, capsys, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setattr(experiment, "build", lambda *_: pytest.fail("began to build"))
-    assert call(f"--config={toy}", f"--workdir={file}/below/it") == 2
-    assert f"{file} is not a folder" in capsys.readouterr().err
+    arguments = f"--config={toy}", f"--workdir={file}/below/it"
+    assert f"{file} is not a folder" in refusal(capsys, *arguments)
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    assert call(f"--config={toy}", f"--workdir={tmp_path / 'new' / 'run'}") == 2
-    error = capsys.readouterr().err
-    assert f"{tmp_path} is not writable\n" in error and error.count("\n") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, text, said",
-    [
-        ("config.json", "", "config.json cannot be used: it is empty"),
-        ("config.json", "[]", "config.json cannot be used: it must be a JSON object, not []"),
-        ("summary.json", '{"rounds": 2', "summary.json cannot be used: it is truncated or not"),
-        ("summary.json", "{}", "summary.json cannot be used: it lacks compile_seconds"),
-    ],
-)
-def test_a_damaged_run_is_not_resumed(name, text, said, finished, toy, tmp_path, capsys):
-    """Its files do not change."""
-    shutil.copytree(finished, tmp_path / "w")
-    (tmp_path / "w" / name).write_text(text)
-    before = contents(tmp_path / "w")
-    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
-    assert call(*arguments, "--resume") == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-    assert contents(tmp_path / "w") == before
+    error = refusal(capsys, f"--config={toy}", f"--workdir={tmp_path / 'new' / 'run'}")
+    assert f"{tmp_path} is not writable\n" in error
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +148,7 @@ def finished(toy, tmp_path_factory):
     return workdir
 
 
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_help_explains_every_flag_and_resume_needs_a_workdir(toy, capsys):
+def test_help_explains_every_flag(capsys):
     assert call("--help") == 0
     text = capsys.readouterr().out
     flags = [flag for flag in FLAGS.get_flags_for_module(main.__name__)]
@@ -192,8 +156,6 @@ def test_help_explains_every_flag_and_resume_needs_a_workdir(toy, capsys):
     for flag in flags:
         name = f"no{flag.name}" if flag.value is True else flag.name
         assert re.search(rf"^--{name}\b( |$)", text, re.M), name
-    assert call(f"--config={toy}", "--resume") == 2
-    assert "--workdir" in capsys.readouterr().err
 
 
 def test_overrides_have_the_syntax_of_config_flags_and_seeds_may_be_ranges():
@@ -233,10 +195,8 @@ def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_used_workdir_and_a_resume_with_another_config_are_rejected(finished, toy, capsys):
     arguments, before = [f"--config={toy}", f"--workdir={finished}"], contents(finished)
-    assert call(*arguments, "--config.run.rounds=2") == 2
-    assert "--resume" in capsys.readouterr().err
-    assert call(*arguments, "--config.local.lr=0.2", "--resume") == 2
-    assert "config.local.lr" in capsys.readouterr().err
+    assert "--resume" in refusal(capsys, *arguments, "--config.run.rounds=2")
+    assert "config.local.lr" in refusal(capsys, *arguments, "--config.local.lr=0.2", "--resume")
     assert call(*arguments, "--config.run.rounds=2", "--resume") == 0  # it is finished
     assert contents(finished) == before
 
@@ -275,32 +235,15 @@ def test_a_killed_and_then_interrupted_run_resumes_exactly(toy, tmp_path):
     process = command(workdir, "--resume")
     wait_for(lambda: len(comparable(workdir)) > rows, process)
     process.send_signal(signal.SIGINT)
-    finish(process, 130)
+    out, error = finish(process, 130)
+    assert out.count(interrupts.STOPPING) == 1
+    again = f"continue with the same command and --workdir={workdir} --resume"
+    assert error.startswith("interrupted after round ") and error.endswith(f" of 300; {again}\n")
     finish(whole)
     assert rows < len(comparable(workdir)) < len(comparable(tmp_path / "whole"))
     finish(command(workdir, "--resume"))
     assert comparable(workdir) == comparable(tmp_path / "whole")
     assert json.loads((workdir / "summary.json").read_text())["rounds"] == 300
-
-
-@pytest.mark.slow
-def test_a_run_of_an_earlier_version_resumes_and_evaluates_the_loss(toy, tmp_path, capsys):
-    """That version had neither config.run.metrics nor a loss; the accuracies stay the same."""
-    folder = tmp_path / "run"
-    arguments = f"--config={toy}", f"--workdir={folder}", "--config.run.rounds=4"
-    assert call(*arguments) == 0
-    rows = metrics.read_metrics(folder / "metrics.jsonl")
-    config = json.loads((folder / "config.json").read_text())
-    assert config["run"].pop("metrics") == []
-    (folder / "config.json").write_text(json.dumps(config))
-    shutil.rmtree(folder / "checkpoints/4")
-    (folder / "summary.json").unlink()
-    old = {key: rows[0][key] for key in rows[0] if key == "train_loss" or "loss" not in key}
-    (folder / "metrics.jsonl").write_text(json.dumps(old) + "\n")
-    assert call(*arguments, "--resume") == 0
-    new = metrics.read_metrics(folder / "metrics.jsonl")
-    assert "loss" not in new[0] and new[1]["loss"] == rows[1]["loss"]
-    assert new[1]["accuracy"] == rows[1]["accuracy"]
 
 
 @pytest.mark.exhaustive

@@ -15,10 +15,13 @@ def test_every_config_key_has_a_meaning():
     assert general <= meanings.MEANINGS.keys()
 
 
-@pytest.mark.parametrize("name", registry.METHODS)
-def test_every_setting_of_a_method_has_a_meaning(name):
-    words = meanings.of_section("method", resolve({"method": {"name": name}}).method)
-    assert [key for key, meaning in words.items() if not meaning] == []
+@pytest.mark.parametrize("kind", ["method", "attack", "aggregator", "privacy", "optimizer"])
+def test_every_setting_of_a_named_part_has_a_meaning(kind):
+    section = {"optimizer": "local"}.get(kind, kind)
+    for name in registry.NAMED[kind]:
+        key = "optimizer" if kind == "optimizer" else "name"
+        words = meanings.of_section(section, resolve({section: {key: name}})[section])
+        assert [key for key, meaning in words.items() if not meaning] == [], name
 
 
 def test_descriptions_of_settings_are_found_in_docstrings():

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from inputs import complaint
+from scikit import metrics_of
 from scipy.special import softmax
-from sklearn.calibration import calibration_curve
-from sklearn.metrics import f1_score, log_loss, roc_auc_score, top_k_accuracy_score
+from sklearn.metrics import roc_auc_score, top_k_accuracy_score
 
 from fedjax_lab.simulation import measures, metrics
 from fedjax_lab.transforms import backdoor
@@ -39,21 +39,8 @@ def compute(metric, logits, labels, mask):
 
 
 def in_sklearn(logits, y):
-    p, every = softmax(logits.astype(float), 1), np.arange(K)
-    right, sure = p.argmax(1) == y, p.max(1)
-    areas = [roc_auc_score(y == k, p[:, k]) for k in every if 0 < (y == k).sum() < len(y)]
-    true, predicted = calibration_curve(right, sure, n_bins=metrics.BINS)
-    edges = np.linspace(0, 1, metrics.BINS + 1)
-    share = np.bincount(np.searchsorted(edges[1:-1], sure), minlength=metrics.BINS) / len(y)
-    return {
-        "loss": log_loss(y, p, labels=every),
-        "top5": 100 * top_k_accuracy_score(y, logits, k=5, labels=every),
-        "macro_f1": 100 * f1_score(y, p.argmax(1), average="macro"),
-        "auroc": 100 * np.mean(areas),
-        "ece": 100 * share[share > 0] @ abs(true - predicted),
-        "perplexity": np.exp(log_loss(y, p, labels=every)),
-        "word_accuracy": 100 * right[y > 1].mean(),
-    }
+    top5 = 100 * top_k_accuracy_score(y, logits, k=5, labels=np.arange(K))
+    return {**metrics_of(logits, y), "top5": top5}
 
 
 @pytest.mark.parametrize("options", [{}, {"ties": True}, {"lacking": 3}], ids=str)

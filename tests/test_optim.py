@@ -10,7 +10,6 @@ import toys
 from inputs import complaint
 
 from fedjax_lab import optim, tree
-from fedjax_lab.commands.meanings import of_section
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.optimizers import make_optimizer
 from fedjax_lab.experiment.registry import NAMED
@@ -102,7 +101,8 @@ def test_optimizer_steps_equal_those_of_pytorch(name, size):
     """Gradients have ordinary sizes or are tiny; then it matters what eps is added to."""
     step, settings, decoupled = RULES[name]
     lr, decay = 0.1, 0.5 * size
-    tx, w = getattr(optim, name)(lr, weight_decay=decay, **settings), 2.0
+    local = {"optimizer": name, "lr": lr, "weight_decay": decay, **settings}
+    tx, w = make_optimizer(resolve({"local": local}).local), 2.0
     params, s = jnp.float32(w), {"m": 0.0, "v": 0.0}
     opt, update = tx.init(params), jax.jit(tx.update)
     for t, g in enumerate(size * np.random.default_rng(0).normal(size=12), 1):
@@ -114,15 +114,13 @@ def test_optimizer_steps_equal_those_of_pytorch(name, size):
 
 
 @pytest.mark.parametrize("name", NAMED["optimizer"])
-def test_every_optimizer_has_settings_in_the_config_and_a_reach(name):
+def test_every_optimizer_has_a_reach(name):
     local = resolve({"local": {"optimizer": name, "lr": 0.2, "weight_decay": 0.1}}).local
     made = make_optimizer(local)
     reach = float(optim.reach(made, 6))
     assert np.isfinite(reach) and reach > 0
     twice = make_optimizer({**local, "lr": 0.4})
     assert float(optim.reach(twice, 6)) == pytest.approx(2 * reach, rel=1e-5)
-    words = of_section("local", local)
-    assert all(words.values()), words
 
 
 def test_settings_of_an_optimizer_are_checked():
@@ -165,10 +163,9 @@ def test_scaffold_control_variates_are_means_of_clipped_gradients():
     seen = []
     v = [a.copy() for a in w]
     for _ in range(naive.STEPS):
-        _, g = naive.gradient(v, x, y)
-        norm = np.sqrt(sum((a**2).sum() for a in g))
-        is_clipped.append(norm > largest)
-        seen.append([a * min(1.0, largest / norm) for a in g])
+        g, longer = naive.clipped_gradient(v, x, y, largest)
+        is_clipped.append(longer)
+        seen.append(g)
         v = naive.add(v, seen[-1], -naive.LR)
     assert all(is_clipped)
     mean = naive.mean(np.full(naive.STEPS, 1 / naive.STEPS), seen)

@@ -1,23 +1,26 @@
 """Errors of parts of a user's own: one line that names the culprit, and exit code 2."""
 
 import io
-import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import toys
+from children import run
 from commands import call
 
-from fedjax_lab import errors
+import fedjax_lab
+from fedjax_lab import errors, sampling
 from fedjax_lab.commands import command
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import references
+from fedjax_lab.experiment import experiment, references
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.running.progress import ProgressBar
 from fedjax_lab.simulation import contract
@@ -64,10 +67,6 @@ def text_schedule(rounds):
     return lambda t: "half"
 
 
-def complex_schedule(rounds):
-    return lambda t: 1j
-
-
 def with_update(update):
     return optax.GradientTransformation(lambda params: (), update)
 
@@ -76,20 +75,12 @@ def other_shapes(lr):
     return with_update(lambda g, s, p=None: (jax.tree.map(lambda a: a[:1], g), s))
 
 
-def scalars(lr):
-    return with_update(lambda g, s, p=None: (jax.tree.map(lambda a: a.sum(), g), s))
-
-
 def other_tree(lr):
     return with_update(lambda g, s, p=None: (jax.tree.leaves(g), s))
 
 
 def no_state(lr):
     return with_update(lambda g, s, p=None: g)
-
-
-def text_updates(lr):
-    return with_update(lambda g, s, p=None: ("none", s))
 
 
 def growing(lr):
@@ -113,12 +104,9 @@ WRONG = [
     ("data.name", "mute", "Mute: (its message cannot be shown)"),
     ("data.name", "gone", "Gone: (its message cannot be shown)"),
     (SCHEDULE, "text_schedule", "it must return one number for each round"),
-    (SCHEDULE, "complex_schedule", "it must return one number for each round, not complex64"),
     (OPTIMIZER, "other_shapes", "its `update` must return updates in the shapes of the weights"),
-    (OPTIMIZER, "scalars", "its `update` must return updates in the shapes of the weights"),
     (OPTIMIZER, "other_tree", "its `update` must return updates in the shapes of the weights"),
     (OPTIMIZER, "no_state", "its `update` must return (updates, state)"),
-    (OPTIMIZER, "text_updates", "its `update` must return updates in the shapes of the weights"),
     (OPTIMIZER, "growing", "its `update` must return the state in the shapes that `init` gave"),
     (OPTIMIZER, "os:system", "optimizer os:system failed: TypeError"),
     (OPTIMIZER, "builtins:len", "optimizer builtins:len failed: TypeError"),
@@ -129,11 +117,7 @@ WRONG = [
 ]
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    toys.write_examples(folder / "data.npz")
-    return toys.write_config(folder, run={"rounds": 2, "eval_every": 2})
+toy = toys.config_file(run={"rounds": 2, "eval_every": 2, "cohort": 3})
 
 
 @pytest.mark.parametrize(("key", "name", "message"), WRONG, ids=lambda text: text[:30])
@@ -146,16 +130,14 @@ def test_an_error_of_a_part_is_one_line(toy, tmp_path, capsys, key, name, messag
     assert message in said
 
 
-def test_text_instead_of_arrays_is_shown():
+def test_text_is_shown_and_errors_without_text_hide_no_failure_of_the_machine():
     with pytest.raises(BadInput, match="not 'x'"):
         contract.check_augmented("x", np.zeros((2, 3)))
-
-
-def test_errors_without_text_do_not_hide_a_failure_of_the_machine():
     error = MemoryError("too large")
     error.__cause__ = Mute()
     assert command.machine_failure(error) == "out of memory; too large"
     assert command.machine_failure(Mute()) is None
+    assert command.machine_failure(MemoryError()) == "out of memory"
 
 
 def test_an_error_in_an_installed_package_of_a_part_is_found(tmp_path, monkeypatch):
@@ -177,22 +159,12 @@ def test_an_error_in_an_installed_package_of_a_part_is_found(tmp_path, monkeypat
     assert errors.place_of(caught.value) == "inner.py, line 2"
 
 
-def started(code, **environment):
-    root = str(Path(__file__).parents[1])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": root, "PATH": "", "JAX_PLATFORMS": "cpu", **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_a_variable_that_jax_refuses_is_named():
     code = "from fedjax_lab.commands import command; command.begin(); import jax"
-    done = started(code, JAX_NUM_CPU_DEVICES="abc")
+    done = run(code, JAX_NUM_CPU_DEVICES="abc")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "the environment variable JAX_NUM_CPU_DEVICES=abc" in done.stderr
-    done = started("from fedjax_lab.commands import command; command.begin(); 1 / 0")
+    done = run("from fedjax_lab.commands import command; command.begin(); 1 / 0")
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
 
 
@@ -206,7 +178,7 @@ def test_a_part_cannot_close_the_output_of_a_command():
         "    return 2\n"
         "command.run(main, [])"
     )
-    done = started(code)
+    done = run(code)
     assert (done.returncode, done.stdout, done.stderr) == (2, "told\n", "wrong\n")
 
 
@@ -220,3 +192,68 @@ def test_a_closed_output_does_not_end_a_run_from_python(monkeypatch):
             progress.start_clock(0)
             progress.say("compiling")
             progress.rounds(1, evaluated_next=False)
+
+
+# Samplings: what is no cohort is refused before training, or stops the run.
+
+
+def thirds(key, server, population, m):
+    return jnp.arange(m), jnp.full(m, 1 / 3 / m)
+
+
+def from_one(key, server, population, m):
+    return 1 + jnp.arange(len(population.id)), jnp.full(len(population.id), 1 / 6)
+
+
+def negative(key, server, population, m):
+    return jnp.arange(3), jnp.asarray([-1.0, 1.0, 1.0])
+
+
+def of_server(key, server, population, m):
+    """Shares that depend on the server's weights, and sum to 1/2."""
+    finite = jnp.isfinite(jnp.sum(server.params["head"]["bias"]))
+    return jnp.arange(m), jnp.where(finite, jnp.full(m, 1 / 2 / m), 0)
+
+
+def config(toy, sample):
+    config = load_config(toy)
+    return {**config, "run": {**config["run"], "sampling": sample}}
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (thirds, "thirds must return shares .* they sum to 0.333333; divide them by their sum"),
+        (from_one, "from_one draws client 6, but the clients are 0 .. 5"),
+        (negative, "one of them is -1"),
+    ],
+)
+def test_a_sample_that_is_no_cohort_is_refused_before_training(toy, sample, message):
+    with pytest.raises(BadInput, match=message):
+        experiment.build(resolve(config(toy, sample)))
+
+
+def test_shares_that_depend_on_the_server_stop_the_run_in_one_line(toy):
+    with pytest.raises(BadInput, match=r"of_server returned in round 1 \(seed 0\) .* sum to 1"):
+        fedjax_lab.run(config(toy, of_server), quiet=True)
+
+
+def test_is_cohort_against_its_definition():
+    whole = jax.jit(contract.is_cohort, static_argnums=2)
+    ids = jnp.arange(4)
+    cases = {
+        (0.25, 0.25, 0.25, 0.25): True,
+        (0.0, 0.0, 0.0, 0.0): True,  # nobody was drawn
+        (0.5, 0.0, 0.5, 0.0): True,
+        (0.5, 0.5, 0.5, 0.5): False,
+        (np.nan, 0.5, 0.5, 0.0): False,
+        (2.0, -1.0, 0.0, 0.0): False,
+    }
+    for shares, expected in cases.items():
+        assert bool(whole(ids, jnp.asarray(shares), 4)) == expected
+    assert not whole(ids, jnp.full(4, 0.25), 3) and not whole(ids - 1, jnp.full(4, 0.25), 4)
+
+
+def test_samplings_of_the_package_are_known():
+    assert not any(map(sampling.is_own, (sampling.by_size, sampling.evenly(sampling.shuffled))))
+    assert sampling.is_own(thirds) and sampling.is_own(sampling.evenly(thirds))

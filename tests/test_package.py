@@ -4,12 +4,11 @@ import configparser
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from children import start
+from children import run, start
 
 from fedjax_lab import __main__ as console
 
@@ -25,11 +24,13 @@ def fedjax_lab(*arguments):
     return process.returncode, out, error
 
 
-def test_all_commands_are_listed_if_none_is_given():
+def test_all_commands_are_listed_and_a_mistyped_one_is_an_error():
     code, out, error = fedjax_lab()
     assert (code, error) == (0, "")
     for name, (_, what) in console.COMMANDS.items():
         assert re.search(rf"^  {name} +{what}$", out, re.M)
+    error = "error: no command 'swep'; did you mean 'sweep'?\n"
+    assert fedjax_lab("swep", "--config=quickstart") == (2, "", error)
 
 
 def test_the_name_of_a_command_runs_its_module(monkeypatch):
@@ -47,23 +48,17 @@ def test_the_name_of_a_command_runs_its_module(monkeypatch):
         assert ran[-1] == (module, "__main__", ["fedjax-lab", "--help"])
 
 
-def test_a_mistyped_command_is_an_error():
-    error = "error: no command 'swep'; did you mean 'sweep'?\n"
-    assert fedjax_lab("swep", "--config=quickstart") == (2, "", error)
-
-
 def test_listing_the_commands_imports_neither_jax_nor_numpy():
     code = (
         "import json, runpy, sys\nsys.argv = ['fedjax-lab', '--help']\n"
         "try: runpy.run_module('fedjax_lab', run_name='__main__')\n"
         "finally: print(json.dumps(list(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    loaded = json.loads(done.stdout.splitlines()[-1])
+    loaded = json.loads(run(code).stdout.splitlines()[-1])
     assert "fedjax_lab.commands.command" in loaded and not {"jax", "numpy", "absl"} & set(loaded)
 
 
-def test_the_wheel_has_every_folder_of_the_package_and_the_configs():
+def test_the_wheel_has_every_folder():
     """setup.cfg finds the packages, and takes the files of fedjax_lab.configs from configs/."""
     folders = {path.parent for path in (ROOT / "fedjax_lab").rglob("*.py")}
     assert all((folder / "__init__.py").is_file() for folder in folders)  # `find:` requires it

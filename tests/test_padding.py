@@ -168,11 +168,8 @@ class Frozen(nn.Module):
         return nn.Dense(3)(z.reshape(len(x), -1))
 
 
-def test_frozen_statistics_need_no_mask():
+def test_a_short_batch_gives_the_statistics_of_its_examples_and_frozen_ones_need_no_mask():
     assert make_task(Frozen(), (8,), 3).batch_norms
-
-
-def test_a_short_batch_gives_the_statistics_of_its_examples():
     task = make_task(Net(3), (8,), 3)
     w, key = task.init(jax.random.key(0)), jax.random.key(1)
     x = toys.normal(0, 7, 8)

@@ -243,7 +243,6 @@ def test_missing_initial_weights_and_a_missing_clip_model_are_reported():
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """The arguments for a table of four cells; the data of two of them are available."""
-    toys.write_examples(tmp_path / "data.npz")
     run = {"rounds": 2, "eval_every": 2, "cohort": 3}
     held_out = {"validation": 0.2}
     toys.write_config(tmp_path, "fedconcat_small.py", partition=held_out, run=run)

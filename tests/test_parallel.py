@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +11,7 @@ import pytest
 import toys
 from slow_cases import slow_but
 
-from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel
-from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.models import kernels, nets
-from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation import evaluate, simulate
-
-KEYS = streams.make_keys(jax.random.key(0))
-
 
 STEPS = np.array([3, 1, 9, 4, 7, 2, 5])
 
@@ -84,55 +75,6 @@ def test_strategies_give_the_results_of_vmap(name, m):
     args = 10, federation, rows, stacked
     toys.same(jax.jit(inner.each(fn))(*args), expected)
     toys.same(jax.jit(inner.everyone(fn, 2))(*args), expected)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "inner", [parallel.vectorized(), parallel.chunked(2)], ids=lambda s: s.name
-)
-def test_a_cohort_not_divisible_by_the_devices_needs_no_more_memory(inner):
-    """Seven clients on four devices take the memory of eight, not a pool per client."""
-    big = toys.FEDERATION._replace(x=jnp.zeros((200_000, toys.D)))
-    method, strategy = fedavg(toys.TASK), parallel.on_mesh(parallel.make_mesh(4), inner)
-    state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
-
-    def temporary_bytes(cohort):
-        plan = toys.PLAN._replace(cohort=cohort, equal_steps=True)
-        train, test = (toys.as_rows(np.asarray(rows)[:cohort]) for rows in (big.train, big.test))
-        few = big._replace(train=train, test=test)
-        tested = tree.take(toys.POPULATION, jnp.arange(cohort))
-        play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
-        score = jax.jit(partial(evaluate.score, simulate.Program(method, plan, strategy)))
-        programs = [
-            play.lower(simulate.Lane(big, toys.POPULATION, KEYS), state, 0).compile(),
-            score.lower(simulate.Lane(few, tested, KEYS), state, 0).compile(),
-        ]
-        return [program.memory_analysis().temp_size_in_bytes for program in programs]
-
-    for part, full in zip(temporary_bytes(7), temporary_bytes(8), strict=True):
-        assert part < full + big.x.nbytes / 4
-
-
-@pytest.mark.exhaustive
-def test_convolutions_are_not_replicated():
-    """With eight devices and one client each, a device does about an eighth of the work."""
-    net = nets.simple_cnn(toys.K).clone(
-        kernels=kernels.choose("gpu", "grouped")
-    )  # without a loop, so that all operations are counted
-    task = make_task(net, (24, 24, 1), toys.K)
-    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 24 * 24)))
-    plan = toys.PLAN._replace(cohort=8, batch_size=32, example_shape=(24, 24, 1))
-    method = fedavg(task)
-
-    def flops(strategy):
-        state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
-        play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
-        lowered = play.lower(simulate.Lane(federation, toys.POPULATION, KEYS), state, 0)
-        return lowered.compile().cost_analysis()["flops"]
-
-    one = flops(parallel.vectorized())
-    many = flops(parallel.on_mesh(parallel.make_mesh(8), parallel.vectorized()))
-    assert many < one / 5
 
 
 def chosen(name="auto", *, cohort=6400, convolutional=False, equal_steps=True, **more):

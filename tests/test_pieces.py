@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 
-from fedjax_lab import streams
 from fedjax_lab.engine.host import parts, pieces
 from fedjax_lab.engine.host.host_state import HostState, to_bits
 from fedjax_lab.engine.host.owners import Owners
 from fedjax_lab.simulation import evaluate, metrics, simulate
 
-KEYS = streams.make_keys(jax.random.key(0))
 ONE_PROCESS = Owners((0, toys.C))
 FEDERATION = toys.with_new(toys.FEDERATION)._replace(
     validation=toys.FEDERATION.train, unseen=jnp.arange(150, 290), domain=jnp.arange(600) % 2

@@ -1,6 +1,10 @@
-"""Checks the labels, values and legends of heat maps and curves."""
+"""Checks pictures: labels, values and legends; a run's results do not depend on them."""
 
 import numpy as np
+import pytest
+import toys
+from children import run
+from commands import call
 from PIL import Image
 
 from fedjax_lab.running import plots
@@ -57,3 +61,27 @@ def test_a_legend_leaves_out_curves_without_points(tmp_path):
     path = plots.save(figure, tmp_path / "curves.png")
     width, height = Image.open(path).size
     assert 700 < width < 1000 and 350 < height < 500
+
+
+@pytest.mark.parametrize("backend", ["nonsense", "svg"])
+def test_an_unknown_backend_of_matplotlib_is_ignored(backend):
+    code = "from fedjax_lab.analysis import dealt; from fedjax_lab.running import plots"
+    code += "; plots.draw_key(0)"
+    code += "; import os, matplotlib; print(matplotlib.rcParams._get_backend_or_none() == 'svg')"
+    done = run(code, MPLBACKEND=backend)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == str(backend == "svg")
+
+
+@pytest.mark.slow
+def test_a_run_without_a_picture_has_all_other_results(tmp_path, monkeypatch, capsys):
+    def broken(*_):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(plots, "learning_curve", broken)
+    toy = toys.write_config(tmp_path, run={"rounds": 1, "eval_every": 1, "cohort": 3})
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'run'}") == 0
+    assert (tmp_path / "run/summary.json").exists()
+    out, err = capsys.readouterr()
+    assert err == "warning: the learning curve is not drawn, because of RuntimeError: no fonts\n"
+    assert "curve:" not in out

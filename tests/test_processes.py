@@ -11,6 +11,7 @@ import jax
 import pytest
 import toys
 from children import ROOT, finish, start
+from commands import without_clock
 from inputs import complaint
 from processes_beside import another_process
 
@@ -31,10 +32,8 @@ def toy(tmp_path_factory):
             probe.bind(("127.0.0.1", 0))
     except OSError as error:
         pytest.skip(f"no loopback interface: {error}")
-    folder = tmp_path_factory.mktemp("toy")
-    toys.write_examples(folder / "data.npz")
-    run = {"rounds": 3, "eval_every": 1}
-    return toys.write_config(folder, run=run, engine={"strategy": "sequential"})
+    run, engine = {"rounds": 3, "eval_every": 1}, {"strategy": "sequential"}
+    return toys.write_config(tmp_path_factory.mktemp("toy"), run=run, engine=engine)
 
 
 @contextlib.contextmanager
@@ -90,8 +89,7 @@ def in_one_process(config, seeds, overrides=()):
 def assert_close(rows, others):
     """Asserts that rows of metrics are equal, except for the clock and the order of sums."""
     assert [(r["round"], r["seed"]) for r in rows] == [(r["round"], r["seed"]) for r in others]
-    for row, other in zip(rows, others, strict=True):
-        row, other = ({k: v for k, v in r.items() if k != "seconds"} for r in (row, other))
+    for row, other in zip(without_clock(rows), without_clock(others), strict=True):
         assert jax.tree.structure(row) == jax.tree.structure(other)
         for a, b in zip(jax.tree.leaves(row), jax.tree.leaves(other), strict=True):
             assert a == b if isinstance(a, str) else a == pytest.approx(b, rel=1e-4)

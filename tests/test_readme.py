@@ -2,11 +2,14 @@
 
 import ast
 import re
+import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import pytest
 import toys
+from naive import KEYS
 
 import fedjax_lab
 from fedjax_lab import streams
@@ -113,15 +116,53 @@ def test_the_configuration_page_has_every_name(kind):
     assert set(registry.names(kind)) <= set(re.findall(r"`(\w+)`", row[1]))
 
 
-def test_the_numbers_of_methods_and_other_parts_in_the_readme_are_right():
+def test_the_numbers_of_parts_and_the_version_in_the_readme_are_right():
     count = {kind: len(registry.names(kind)) for kind in ("method", "data", "partition", "model")}
     data = f"{count['data']} sources of data (images, texts, and data of natural users)"
     partitions = f"{count['partition']} ways to partition data among clients"
     text = f"{count['method']} methods, {data}, {partitions}, and {count['model']} models"
     assert text in " ".join(README.split())
-
-
-def test_the_citations_name_the_current_version():
     version = re.escape(fedjax_lab.__version__)
     assert re.search(rf"version = {{{version}}}", README)
     assert re.search(rf"^version: {version}$", (ROOT / "CITATION.cff").read_text(), re.M)
+
+
+# The developer pages: the skeleton of a method works, and the files that they name exist.
+
+
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
+SKELETON, EXAMPLE_TEST = (
+    textwrap.dedent(block) for block in re.findall(r"^ *```python\n(.*?)^ *```", GUIDE, re.S | re.M)
+)
+
+
+@pytest.fixture(scope="module")
+def ditto():
+    """The method of the page, compiled as a separate module."""
+    module = ModuleType("skeleton")
+    exec(compile(SKELETON, "CONTRIBUTING.md", "exec"), vars(module))
+    return module.ditto
+
+
+@pytest.mark.slow
+def test_the_example_test_of_the_page_passes(ditto):
+    names = {"ditto": ditto, "fedavg": fedavg, "toys": toys, "KEYS": KEYS}
+    exec(compile(EXAMPLE_TEST, "CONTRIBUTING.md", "exec"), names)
+    (test,) = (value for name, value in names.items() if name.startswith("test_"))
+    test()
+
+
+def test_the_skeleton_marks_each_equation_once():
+    """As `test_docstring_names_paper_and_equations` asks of every method."""
+    head = SKELETON.split('"""')[1]
+    equations = set(re.findall(r"\(((?:eq|Alg)\. \d+)\)", head))
+    assert equations and "arXiv:" in head
+    assert all(SKELETON.count(f"# {equation}") == 1 for equation in equations)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/transforms.md"])
+def test_the_files_that_a_page_names_exist(page):
+    text = (ROOT / page).read_text()
+    paths = re.findall(r"`((?:configs|docs|fedjax_lab|launch|tests)/[\w/.]*)`", text)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []

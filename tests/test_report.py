@@ -8,7 +8,17 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from run_folders import ROUNDS, SCORES, call, config, evaluation, refusal, write
+from run_folders import (
+    ROUNDS,
+    SCORES,
+    call,
+    config,
+    evaluation,
+    refusal,
+    rows_of,
+    write,
+    write_rows,
+)
 from scipy import stats
 
 from fedjax_lab.analysis import compare, formats, runs, tables
@@ -22,14 +32,6 @@ def pair(tmp_path):
     write(tmp_path / "sweep/a", SCORES["fedavg"])
     write(tmp_path / "sweep/b", SCORES["fedprox"], method="fedprox", mu=0.01)
     return tmp_path / "sweep"
-
-
-def rows_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def write_rows(folder, rows):
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def blocks_of(*folders):
@@ -412,14 +414,6 @@ def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     assert all(f"{name}:" in out for name in used)
     assert "seconds of training" in page.text  # figures hold text, not outlines
     assert len({tuple(plots.look(i).values()) for i in range(28)}) == 28  # no two curves are alike
-
-
-def test_wide_tables_scroll_in_a_box(tmp_path, capsys):
-    out = call(capsys, strange_rows(tmp_path), "--pivot", *PAGE_OF)
-    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in out
-    boxes = re.findall(r'<div class="scroll"[^>]*>\n<table>', out)
-    assert len(boxes) == out.count("<table") == 5 and ".scroll { overflow-x: auto; }" in out
-    assert not re.search(r"<svg[^>]* width=", out)
 
 
 def test_curves_have_the_evaluations_that_all_seeds_have(tmp_path):

@@ -6,18 +6,16 @@ import jax
 import numpy as np
 import pytest
 import toys
+from commands import without_clock
 from inputs import complaint
 
 import fedjax_lab
-from fedjax_lab.experiment.config_files import load_config
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    toys.write_examples(folder / "data.npz")
+def config(folder):
     run = {"rounds": 8, "eval_every": 3, "cohort": 3}
-    return load_config(f"{toys.write_config(folder, run=run)}:scaffold")
+    return toys.config(folder, run=run, method={"name": "scaffold"})
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +30,7 @@ def whole(run, config):
 
 
 def same_rows(one, other):
-    def comparable(rows):
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-
-    assert comparable(one) == comparable(other)
+    assert without_clock(one) == without_clock(other)
 
 
 @pytest.mark.slow

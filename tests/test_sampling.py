@@ -4,10 +4,9 @@ import jax
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 
-from fedjax_lab import sampling, streams
-
-KEYS = streams.make_keys(jax.random.key(0))
+from fedjax_lab import sampling
 
 
 def test_a_cohort_has_distinct_members():

@@ -21,15 +21,9 @@ CURVES = {  # what PyTorch's schedulers give in epoch t with a learning rate of 
     "exponential": ({"lr_decay": 0.9}, lambda t: 0.9**t),
     "exponential over 4": ({"lr_decay": 0.5, "lr_decay_every": 4}, lambda t: 0.5 ** (t / 4)),
     "step": ({"lr_decay": 0.5, "lr_decay_every": 4}, lambda t: 0.5 ** (t // 4)),
-    "multistep": (
-        {"lr_decay": 0.1, "lr_decay_at": (3, 7)},
-        lambda t: 0.1 ** ((t >= 3) + (t >= 7)),
-    ),
+    "multistep": ({"lr_decay": 0.1, "lr_decay_at": (3, 7)}, lambda t: 0.1 ** ((t >= 3) + (t >= 7))),
     "linear": ({"lr_end": 0.25}, lambda t: 1 - 0.75 * t / ROUNDS),
-    "linear until 5": (
-        {"lr_end": 0.25, "lr_decay_rounds": 5},
-        lambda t: 1 - 0.75 * min(t, 5) / 5,
-    ),
+    "linear until 5": ({"lr_end": 0.25, "lr_decay_rounds": 5}, lambda t: 1 - 0.75 * min(t, 5) / 5),
     "cosine": ({}, lambda t: (1 + math.cos(math.pi * t / ROUNDS)) / 2),
     "cosine until 8": (
         {"lr_end": 0.1, "lr_decay_rounds": 8},
@@ -56,12 +50,7 @@ def test_a_warmup_rises_to_the_first_value_of_the_schedule():
 # Schedules in configs.
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    """A config file of a tiny run of three rounds."""
-    folder = tmp_path_factory.mktemp("schedules")
-    toys.write_examples(folder / "data.npz")
-    return toys.write_config(folder, run={"rounds": 3, "eval_every": 3, "cohort": 3})
+toy = toys.config_file(run={"rounds": 3, "eval_every": 3, "cohort": 3})
 
 
 def config_of(toy, method="fedavg", **overrides):

@@ -12,17 +12,14 @@ from inputs import complaint
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab import optim, sampling, streams, tree
+from fedjax_lab import optim, sampling, streams
 from fedjax_lab.engine import parallel, shards
-from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.placement import Placement
-from fedjax_lab.experiment.federation import make_rows
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
-from fedjax_lab.models import nets
-from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import simulate
-from fedjax_lab.types import Plan, Stage
+from fedjax_lab.types import Plan
 
 MESH = parallel.make_mesh(4)
 KEYS = streams.make_keys(jax.random.key(3))
@@ -98,15 +95,8 @@ BY_DEVICE = parallel.on_mesh(
 
 
 def simulation(method, federation, strategy, rounds=3, **plan):
-    return Simulation(
-        seeds=[0],
-        federations=[federation],
-        training=[federation],
-        num_classes=toys.K,
-        stages=(Stage("train", method, rounds),),
-        plan=PLAN._replace(rounds=rounds, **plan),
-        strategy=strategy,
-    )
+    plan = PLAN._replace(rounds=rounds, **plan)
+    return toys.simulation(method, rounds, plan, federation, seeds=[0], strategy=strategy)
 
 
 def placed(federation, strategy):
@@ -181,28 +171,3 @@ def communicated(text):
     results = re.findall(r"= (.+?) (?:all-reduce|all-gather|collective-permute)(?:-start)?\(", text)
     shapes = re.findall(r"\w+\[([\d,]*)\]", " ".join(results))
     return sum(np.prod([int(n) for n in shape.split(",") if n], dtype=int) for shape in shapes)
-
-
-@pytest.mark.exhaustive
-def test_a_device_holds_its_share_and_the_model():
-    """With SCAFFOLD on eight devices, each holds an eighth of what it holds if replicated."""
-    task = make_task(nets.mlp(toys.K, width=16), (toys.D,), toys.K)
-    method, clients = scaffold(task), 4096
-    rows = [np.arange(10 * i, 10 * i + 10) for i in range(clients)]
-    count, (train,) = 10 * clients, make_rows([rows])
-    x, y = np.zeros((count, toys.D), np.float32), np.zeros(count, np.int32)
-    federation = jax.device_get(toys.FEDERATION)
-    federation = federation._replace(x=x, y=y, domain=y, train=train, test=None)
-
-    def held(**divided):
-        strategy = parallel.on_mesh(parallel.make_mesh(8), parallel.vectorized(), **divided)
-        of_run = simulation(method, federation, strategy, rounds=2, cohort=16)
-        (programs,) = Engine(of_run, abstract=True).lower().values()
-        sizes = programs.play.compile().memory_analysis()
-        return sizes.argument_size_in_bytes, sizes.temp_size_in_bytes
-
-    replicated, divided = held(), held(by_client=True, by_row=True)
-    model = tree.num_bytes(jax.eval_shape(lambda: method.init(KEYS.init, 1).server))
-    on_each = 2 * model + federation.global_test.nbytes + 1024  # and keys and scalars
-    assert divided[0] <= replicated[0] / 8 + on_each
-    assert divided[1] <= replicated[1] / 8 + 64 * model  # memory of the cohort

@@ -10,14 +10,13 @@ import optax
 import pytest
 import toys
 from inputs import complaint
+from naive import KEYS
 
-from fedjax_lab import losses, streams, tree
+from fedjax_lab import losses, streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Exchange, State
-
-KEYS = streams.make_keys(jax.random.key(0))
 
 
 def test_the_population_counts_examples_and_labels():
@@ -119,32 +118,6 @@ def test_a_client_in_an_empty_place_takes_no_part():
     assert (int(measured.drawn), int(with_empty.drawn), int(with_empty.arrived)) == (2, 2, 2)
     for field in ("examples", "steps", "lane_steps"):
         assert float(getattr(measured, field)) == float(getattr(with_empty, field))
-
-
-@pytest.mark.exhaustive
-def test_a_state_may_hold_typed_keys():
-    """Five clients run on four devices, some as copies, or with seeds vectorized.
-
-    The bytes of messages are counted.
-    """
-    method = toys.with_keys(toys.TASK)
-    expected, sums = toys.player(method)(KEYS, 0, 2)
-    assert int(sums.diverged) == -1
-    strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
-    toys.close(toys.player(method, strategy)(KEYS, 0, 2)[0], expected)
-    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
-    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
-    up, down = simulate.message_bytes(program, lane, expected)
-    assert down == up + 8 and tree.finite(expected)
-
-    def one(keys):
-        state = simulate.init(method, keys, toys.C)
-        of_seed = lane._replace(keys=keys)
-        return simulate.play(program, of_seed, state, simulate.no_progress(), 0, 2)[0]
-
-    other = streams.make_keys(jax.random.key(7))
-    both = jax.jit(jax.vmap(one))(jax.tree.map(lambda *a: jnp.stack(a), other, KEYS))
-    toys.close(tree.take(both, 1), expected)
 
 
 def test_private_state_must_keep_its_shapes():

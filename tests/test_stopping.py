@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import toys
-from commands import call, comparable
+from commands import call, comparable, contents, without_clock
 from inputs import complaint
 from stops import stopping_after
 
@@ -73,25 +73,13 @@ def test_invalid_rules_are_rejected():
         assert message in complaint(resolve, {"run": run})
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    toys.write_examples(folder / "data.npz")
-    return toys.write_config(folder, partition={"validation": 0.2}, run=RUN)
+toy = toys.config_file(partition={"validation": 0.2}, run=RUN)
 
 
 @pytest.fixture(scope="module")
 def whole(toy):
     """The rows of the run without any rule."""
     return fedjax_lab.run(load_config(toy), seeds=[0, 1], quiet=True).metrics
-
-
-def without_clock(rows):
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-
-
-def content(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def a_target(whole):
@@ -119,9 +107,9 @@ def test_a_target_ends_a_run_and_a_resumed_one_after_the_same_round(
         assert call(*arguments, f"--workdir={tmp_path / 'b'}") == 130
     assert call(*arguments, f"--workdir={tmp_path / 'b'}", "--resume") == 0
     assert comparable(tmp_path / "b") == comparable(tmp_path / "a")
-    before = content(tmp_path / "a")
+    before = contents(tmp_path / "a")
     assert call(*arguments, f"--workdir={tmp_path / 'a'}", "--resume") == 0
-    assert content(tmp_path / "a") == before
+    assert contents(tmp_path / "a") == before
     (tmp_path / "a/summary.json").unlink()  # as if the run was killed before writing it
     assert call(*arguments, f"--workdir={tmp_path / 'a'}", "--resume") == 0
     again = json.loads((tmp_path / "a/summary.json").read_text())

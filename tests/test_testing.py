@@ -11,25 +11,12 @@ import pytest
 from fedjax_lab import losses
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.testing import (
-    CheckFailed,
-    check_method,
-    check_model,
-    check_partition,
-    check_source,
-)
+from fedjax_lab.testing import CheckFailed, check_method, check_model, check_partition, check_source
 from fedjax_lab.types import Exchange, State
 
 
 def fails(message):
     return pytest.raises(CheckFailed, match=re.escape(message))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name, settings", [("fedprox", {"mu": 0.1}), ("fedconcat", {})])
-def test_registered_methods_pass(name, settings):
-    """One of them has stages. `tests/methods/test_methods.py` checks the other methods."""
-    check_method(name, **settings)
 
 
 def with_round(task, **functions):
@@ -71,12 +58,20 @@ def depends_on_the_order(task):
     return plain._replace(round=(Exchange(plain.round[0].send, local, aggregate),))
 
 
+def draws_thirds(task):
+    def sample(key, server, population, m):
+        return jnp.arange(m), jnp.full(m, 1 / 3 / m)
+
+    return fedavg(task)._replace(sample=sample)
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
         (keeps_one_for_all, "`init` of a method must return private state of 8 clients"),
         pytest.param(divides_by_zero, "is not finite in round 1", marks=pytest.mark.exhaustive),
         pytest.param(never_trains, "the training loss does not fall", marks=pytest.mark.exhaustive),
+        pytest.param(draws_thirds, "the sampling of the method", marks=pytest.mark.exhaustive),
         pytest.param(
             depends_on_the_order,
             "gives other numbers than 2 seeds",

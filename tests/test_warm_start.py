@@ -21,13 +21,6 @@ from fedjax_lab.running import warm_start
 RUN = {"run": {"rounds": 2, "eval_every": 1}, "partition": {"num_clients": 4}}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("warm")
-    toys.write_examples(folder / "data.npz")
-    return folder
-
-
 def config_of(folder, method="fedavg", *overrides):
     return resolve(load_config(f"{toys.write_config(folder, **RUN)}:{method}"), overrides)
 

@@ -1,8 +1,11 @@
 """A run's folder: a resume needs undamaged files, the same data, and no other process on it."""
 
-import contextlib
+import errno
+import fcntl
 import json
+import os
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 import toys
-from commands import call, comparable
+from commands import call, comparable, contents, refusal
 from inputs import complaint
 from processes_beside import another_process
 
@@ -19,11 +22,12 @@ from fedjax_lab.commands import sweep
 from fedjax_lab.data import cache, lazy
 from fedjax_lab.data.dataset import fingerprint_of
 from fedjax_lab.engine.engine import Engine
+from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.models.embeddings import Embeddings
-from fedjax_lab.running.storage import fingerprint, metrics, workdir
+from fedjax_lab.running.storage import fingerprint, lock, metrics, workdir
 from fedjax_lab.sweeping import sweep_folder
 from fedjax_lab.types import Rows, View
 
@@ -34,7 +38,6 @@ RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}
 def finished(tmp_path_factory):
     """A folder with data, their config, and a run of two seeds with checkpoints 6 and 8."""
     folder = tmp_path_factory.mktemp("finished")
-    toys.write_examples(folder / "data.npz")
     toys.write_config(folder, run=RUN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workdir, "SAVE_SECONDS", 0)
@@ -57,28 +60,12 @@ def arguments(folder):
     return [f"--config={folder / 'toy.py'}", f"--workdir={folder / 'run'}", "--seeds=0,1"]
 
 
-def content(folder):
-    """The bytes of each file."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def rejected(folder, capsys, *more):
     """The error message of a command that must not change any file."""
-    before = content(folder)
-    capsys.readouterr()
-    assert call(*arguments(folder), *more) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert content(folder) == before
+    before = contents(folder)
+    error = refusal(capsys, *arguments(folder), *more)
+    assert contents(folder) == before
     return error
-
-
-def damage(checkpoint):
-    """Flips a bit in each file that holds arrays."""
-    for path in checkpoint.rglob("d/*"):
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
 
 
 # Changed data.
@@ -101,11 +88,21 @@ def test_changed_data_are_rejected_even_for_a_finished_run(change, what, run, ca
 
 
 @pytest.mark.slow
-def test_a_run_without_a_fingerprint_is_rejected(run, capsys):
+def test_a_run_with_a_damaged_file_or_without_a_fingerprint_is_rejected(run, capsys):
+    for name, text, said in (
+        ("config.json", "", "config.json cannot be used: it is empty"),
+        ("config.json", "[]", "config.json cannot be used: it must be a JSON object, not []"),
+        ("summary.json", '{"rounds": 2', "summary.json cannot be used: it is truncated or not"),
+        ("summary.json", "{}", "summary.json cannot be used: it lacks compile_seconds"),
+        ("fingerprint.json", "{", "fingerprint.json cannot be used"),
+    ):
+        file = run / "run" / name
+        whole = file.read_text()
+        file.write_text(text)
+        assert said in rejected(run, capsys, "--resume")
+        file.write_text(whole)
     (run / "run/fingerprint.json").unlink()
     assert "start a new run in another folder" in rejected(run, capsys, "--resume")
-    (run / "run/fingerprint.json").write_text("{")
-    assert "fingerprint.json cannot be used" in rejected(run, capsys, "--resume")
 
 
 def test_the_fingerprint_includes_embeddings_and_users_if_there_are_any(run):
@@ -139,7 +136,6 @@ def test_the_fingerprint_is_computed_without_a_table_of_all_clients(run, monkeyp
 
 
 def test_a_run_with_device_sampling_cannot_resume_on_more_devices(tmp_path):
-    toys.write_examples(tmp_path / "data.npz")
     run = {"rounds": 1, "cohort": 4}
     file = toys.write_config(tmp_path, run=run, partition={"num_clients": 8})
     config = resolve(load_config(file), [("engine.sampling", "device")])
@@ -153,22 +149,6 @@ def test_a_run_with_device_sampling_cannot_resume_on_more_devices(tmp_path):
 
 
 # Damaged files.
-
-
-@pytest.mark.slow
-def test_the_checkpoint_before_a_damaged_one_is_used(run, finished, capsys):
-    """If all are damaged, nothing is changed."""
-    damage(run / "run/checkpoints/8")
-    capsys.readouterr()
-    assert call(*arguments(run), "--resume") == 0
-    warning = capsys.readouterr().err
-    assert warning.count("\n") == 1 and "is damaged, so checkpoint 6 is used" in warning
-    assert comparable(run / "run") == comparable(finished / "run")
-    assert call(*arguments(run), "--resume") == 0  # it was saved again
-    assert capsys.readouterr().err == ""
-    for checkpoint in (run / "run/checkpoints").iterdir():
-        damage(checkpoint)
-    assert "all checkpoints in" in rejected(run, capsys, "--resume")
 
 
 def lines_of(run):
@@ -208,13 +188,13 @@ def test_a_run_resumes_from_its_checkpoint_and_keeps_the_earlier_rows(run, finis
 def test_a_run_of_an_earlier_version_resumes(run):
     """Its config.json has a value under its earlier name, lacks new keys, and is not changed."""
     saved = json.loads((run / "run/config.json").read_text())
-    saved["engine"]["seeds"] = "vectorised"
-    del saved["engine"]["dtype"], saved["engine"]["precision"]
+    saved["engine"]["seeds"], saved["method"] = "vectorised", {"name": "fedprox"}
+    del saved["engine"]["dtype"], saved["engine"]["precision"], saved["run"]["metrics"]
     (run / "run/config.json").write_text(json.dumps(saved))
 
     def resume(*overrides):
         config = resolve(
-            load_config(str(run / "toy.py")), [("engine.seeds", "vectorized"), *overrides]
+            load_config(f"{run / 'toy.py'}:fedprox"), [("engine.seeds", "vectorized"), *overrides]
         )
         with workdir.owned(run / "run", config, [0, 1], resume=True):
             pass
@@ -225,17 +205,7 @@ def test_a_run_of_an_earlier_version_resumes(run):
     for key, value in (("seeds", "auto"), ("dtype", "bfloat16"), ("precision", "highest")):
         message = complaint(resume, (f"engine.{key}", value))
         assert f"config.engine.{key} is " in message and f", not '{value}'" in message
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    metrics.replace(tmp_path / "a", b"old")
-    monkeypatch.setattr("os.replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        metrics.replace(tmp_path / "a", b"new")
-    assert content(tmp_path) == {tmp_path / "a": b"old"}
+    assert "config.method.mu is 0.01, not 7.0" in complaint(resume, ("method.mu", "7"))
 
 
 # Kills at other moments.
@@ -259,7 +229,9 @@ def test_a_folder_of_a_run_killed_before_it_began_can_be_used(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["learning_curve.png", "summary.json"])
-def test_a_kill_while_the_last_files_are_written_leaves_an_unfinished_run(file, run, monkeypatch):
+def test_a_kill_while_the_last_files_are_written_leaves_an_unfinished_run(
+    file, run, monkeypatch, capsys
+):
     """So does a kill of a resumed run whose newest checkpoint is lost."""
     whole = metrics.replace
 
@@ -277,6 +249,7 @@ def test_a_kill_while_the_last_files_are_written_leaves_an_unfinished_run(file, 
     with monkeypatch.context() as patch:
         patch.setattr(metrics, "replace", killed)
         assert call(*arguments(run), "--resume") == 1
+    assert f"--workdir={run / 'run'} --resume" in capsys.readouterr().err
     assert not (run / "run/summary.json").exists()
     assert sorted(path.name for path in (run / "run/checkpoints").iterdir())[-1] == "8"
     assert call(*arguments(run), "--resume") == 0
@@ -306,29 +279,6 @@ def test_a_second_command_on_a_folder_is_rejected_at_once(run, tmp_path, capsys,
             assert call(f"--config={run / 'toy.py'}", f"--workdir={new}") == 2
     assert call(*arguments(run), "--resume") == 0
 
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(experiment, "build", interrupted)  # early, so that no folder is left
-    with contextlib.suppress(KeyboardInterrupt):
-        call(f"--config={run / 'toy.py'}", f"--workdir={tmp_path / 'deep/new'}")
-    assert not (tmp_path / "deep").exists()
-
-
-@pytest.mark.slow
-def test_the_lock_is_held_to_the_end_and_released(run, monkeypatch):
-    seen, play = [], Engine.play
-
-    def look(self, at_most):
-        seen.append((run / "run/.lock").exists())
-        play(self, at_most)
-
-    monkeypatch.setattr(Engine, "play", look)
-    shutil.rmtree(run / "run/checkpoints/8")
-    assert call(*arguments(run), "--resume") == 0
-    assert seen and all(seen) and not (run / "run/.lock").exists()
-    assert call(*arguments(run), "--resume") == 0
-
 
 def test_a_sweep_and_a_run_exclude_each_other(run, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
@@ -339,7 +289,7 @@ def test_a_sweep_and_a_run_exclude_each_other(run, tmp_path, capsys, monkeypatch
         path.parent.mkdir(parents=True, exist_ok=True)
         with another_process(path):
             assert sweep.main(["sweep", *command]) == 2
-            assert not {file.name for file in content(out) if file.name[0] != "."} - {"sweep.json"}
+            assert not {file.name for file in contents(out) if file.name[0] != "."} - {"sweep.json"}
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         return error
@@ -379,3 +329,100 @@ def test_slow_checkpoints_are_saved_less_often(monkeypatch):
         folder.save(engine, force=False)
     assert saved[0] == 1 and len(saved) == 6
     assert 0.08 < 20 * len(saved) / now[0] < 0.12
+
+
+# The lock of a folder, which has one owner until the process of the owner ends.
+
+
+def test_a_second_owner_is_rejected_until_the_first_process_ends(tmp_path):
+    with another_process(tmp_path / ".lock") as process:
+        for _ in range(2):
+            with pytest.raises(BadInput, match=f"{tmp_path} is in use"), lock.owned(tmp_path):
+                pass
+        with pytest.raises(BadInput, match="in use"):
+            lock.check_free([tmp_path / "new", tmp_path])
+        process.kill()
+        process.wait()
+        assert (tmp_path / ".lock").exists()  # the remaining file does not block
+        with lock.owned(tmp_path):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_owner_may_lock_again_but_another_thread_may_not(tmp_path):
+    errors = []
+
+    def lock_folder():
+        try:
+            with lock.owned(tmp_path):
+                pass
+        except BadInput as error:
+            errors.append(error)
+
+    def in_a_thread():
+        thread = threading.Thread(target=lock_folder)
+        thread.start()
+        thread.join()
+
+    with lock.owned(tmp_path):
+        with lock.owned(tmp_path / "." / ""):
+            in_a_thread()
+        in_a_thread()
+        assert len(errors) == 2
+    in_a_thread()
+    assert len(errors) == 2
+
+
+def test_a_new_folder_that_stays_empty_is_removed(tmp_path):
+    with pytest.raises(KeyboardInterrupt), lock.owned(tmp_path / "a/b"):
+        assert (tmp_path / "a/b").is_dir()
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    with lock.owned(tmp_path / "a/b"):
+        (tmp_path / "a/note").touch()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["note"]
+    with lock.owned(tmp_path):  # a folder that already existed is not removed
+        (tmp_path / "a/note").unlink()
+        (tmp_path / "a").rmdir()
+    assert tmp_path.is_dir()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_gives_one_warning(number, tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with lock.owned(tmp_path / "run"), lock.owned(tmp_path / "run"):
+        (tmp_path / "run/note").touch()
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1 and f"{tmp_path / 'run'} does not support locks" in warning
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]
+
+
+def test_shares_of_a_sweep_with_a_common_cell_exclude_each_other(tmp_path):
+    with another_process(tmp_path / ".share-1-of-4.lock"):
+        for free in ("0/2", "0/4", "2/4", "6/8"):
+            with lock.owned_share(tmp_path, free), lock.planning(tmp_path):
+                pass
+        for taken in ("1/4", "0/1", "1/2", "5/8", "0/3"):
+            with pytest.raises(BadInput, match="in use"), lock.owned_share(tmp_path, taken):
+                pass
+    with lock.owned_share(tmp_path, "1/4"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_is_not_utf8_or_in_a_removed_folder_is_rejected(tmp_path, monkeypatch):
+    """Checkpoints could not be written in such a folder."""
+    bad = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    with pytest.raises(BadInput, match="path in valid UTF-8"), lock.owned(bad / "run"):
+        pass
+    assert not bad.exists()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(BadInput, match="the current folder has been removed"):
+        with lock.owned(Path("run")):
+            pass

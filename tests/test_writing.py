@@ -57,7 +57,7 @@ def test_only_the_helper_writes_files():
     assert found == DIRECT.keys()
 
 
-def test_a_replaced_file_keeps_its_permissions_and_a_link_its_target(tmp_path):
+def test_files_links_devices_and_long_names_are_written(tmp_path):
     file, link = tmp_path / "file", tmp_path / "link"
     file.write_bytes(b"old")
     file.chmod(0o640)
@@ -66,9 +66,6 @@ def test_a_replaced_file_keeps_its_permissions_and_a_link_its_target(tmp_path):
     assert link.is_symlink() and file.read_bytes() == b"new"
     assert file.stat().st_mode & 0o777 == 0o640
     assert sorted(os.listdir(tmp_path)) == ["file", "link"]
-
-
-def test_new_files_with_long_names_and_devices_are_written(tmp_path):
     name = "é" * 127  # 254 bytes
     writing.replace(tmp_path / name, b"new")
     assert (tmp_path / name).read_bytes() == b"new"

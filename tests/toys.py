@@ -5,11 +5,14 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_lab import losses, streams, wire
 from fedjax_lab.engine import parallel, shards
+from fedjax_lab.engine.engine import Simulation
 from fedjax_lab.engine.host.blocks import Tools
-from fedjax_lab.experiment import registry
+from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
@@ -18,7 +21,7 @@ from fedjax_lab.simulation import simulate
 from fedjax_lab.testing import toy
 from fedjax_lab.testing.toy import PLAN, C, D, K, N, as_rows, make_federation  # noqa: F401
 from fedjax_lab.testing.trial import pooled
-from fedjax_lab.types import Batch, Exchange, State, Weights
+from fedjax_lab.types import Batch, Exchange, Stage, State, Weights
 
 
 def skewed(federation, seed=1):
@@ -90,19 +93,61 @@ def write_examples(path, **more):
     np.savez(path, x=x.astype(np.float32), y=y, **more)
 
 
-def write_config(folder, file="toy.py", **sections):
-    """Writes a config for `folder`'s data.npz with six clients and returns its path."""
+def config(folder, **sections):
+    """A config with six clients for `folder`'s data.npz, which is written if it is missing."""
+    path = folder / "data.npz"
+    if not path.exists():
+        write_examples(path)
     config = {
-        "data": {"name": "arrays", "path": str(folder / "data.npz")},
+        "data": {"name": "arrays", "path": str(path)},
         "partition": {"name": "dirichlet", "num_clients": 6},
         "model": {"name": "mlp", "width": 8},
         "local": {"lr": 0.1, "batch_size": 16},
     }
-    for name, values in sections.items():
-        config[name] = {**config.get(name, {}), **values}
-    body = f"return {{**{config!r}, 'method': {{'name': method}}}}"
+    return config | {name: {**config.get(name, {}), **own} for name, own in sections.items()}
+
+
+def write_embeddings(folder):
+    """Writes embeddings of size 32 of these examples, and returns their section of a config."""
+    rows = np.random.default_rng(1).normal(size=(300, 32))
+    np.savez(folder / "embedded.npz", examples=rows, labels=np.eye(3, 32))
+    return {"name": "precomputed", "file": str(folder / "embedded.npz")}
+
+
+def write_config(folder, file="toy.py", **sections):
+    """Writes the file of a `config`, whose argument is the method, and returns its path."""
+    body = f"return {{**{config(folder, **sections)!r}, 'method': {{'name': method}}}}"
     (folder / file).write_text(f"def get_config(method='fedavg'):\n    {body}\n")
     return str(folder / file)
+
+
+def config_file(**sections):
+    """A fixture for the tests of a module: the path of such a file."""
+
+    @pytest.fixture(scope="module")
+    def toy(tmp_path_factory):
+        return write_config(tmp_path_factory.mktemp("toy"), **sections)
+
+    return toy
+
+
+def build(folder, seeds=(0,), **sections):
+    """The experiment of a `config`."""
+    return experiment.build(resolve(config(folder, **sections)), list(seeds))
+
+
+def simulation(method, rounds, plan=PLAN, federation=FEDERATION, seeds=(0, 1), **options):
+    """A run of one stage on the same examples for each seed."""
+    federation = jax.tree.map(np.asarray, federation)
+    return Simulation(
+        seeds=list(seeds),
+        federations=[federation] * len(seeds),
+        training=[federation] * len(seeds),
+        num_classes=K,
+        stages=(Stage("train", method, rounds),),
+        plan=plan,
+        **{"strategy": VECTORIZED, **options},
+    )
 
 
 def changed(experiment, **fields):

@@ -2,14 +2,12 @@
 
 import functools
 
-import jax
 import naive
-import numpy as np
 import toys
 
-from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import registry
-from fedjax_lab.types import Method, Stage
+from fedjax_lab.types import Method
 
 KINDS = ("downlink", "attack", "aggregator", "compression")  # in the order of wrapping
 # The backdoor needs images (see test_backdoor.py), and secure aggregation needs a model without
@@ -85,20 +83,9 @@ def may_learn(name, transforms):
     return "attack" not in kinds and not inexact and not ("aggregator" in kinds and sparse)
 
 
-def played(method, plan, federation=toys.FEDERATION, strategy=toys.VECTORIZED, **options):
-    """The final state of each of two seeds after four rounds; `options` go to `Simulation`."""
-    federation = jax.tree.map(np.asarray, federation)
-    simulation = Simulation(
-        seeds=[0, 1],
-        federations=[federation] * 2,
-        training=[federation] * 2,
-        num_classes=toys.K,
-        stages=(Stage("train", method, 4),),
-        plan=plan._replace(rounds=4),
-        strategy=strategy,
-        **options,
-    )
-    engine = Engine(simulation)
+def played(method, plan, **options):
+    """The final state of each of two seeds after four rounds; `options`: of `toys.simulation`."""
+    engine = Engine(toys.simulation(method, 4, plan._replace(rounds=4), **options))
     engine.compile()
     engine.play(4)
     return engine.final_states()

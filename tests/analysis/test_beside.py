@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from inputs import complaint
-from run_folders import call, evaluation, refusal
+from run_folders import call, evaluation, refusal, write_rows
 
 from fedjax_lab import configs
 from fedjax_lab.analysis import beside, published, tables
@@ -37,7 +37,7 @@ def write(folder, method, **changed):
     saved = workdir.saved_config(config, list(SCORES))
     (folder / "config.json").write_text(json.dumps(saved))
     rows = [evaluation(seed, 50, mean, 2) | {"global": mean} for seed, mean in SCORES.items()]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder, rows)
 
 
 @pytest.fixture(scope="module")

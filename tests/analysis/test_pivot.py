@@ -9,7 +9,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from run_folders import SCORES, call, refusal, write
+from run_folders import SCORES, call, refusal, rows_of, write, write_rows
 from scipy import stats
 
 from fedjax_lab.analysis import compare, formats, pivot, runs, tables
@@ -54,10 +54,10 @@ def table_of(folder, measure="accuracy.mean", baseline=None, sets_off=True):
 def last_scores(folder):
     """{(federation, method): accuracies by seed}"""
     accuracies = {}
-    for file in folder.glob("*/*/metrics.jsonl"):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for run in folder.glob("*/*"):
+        rows = rows_of(run)
         last = [row["accuracy"]["mean"] for row in rows if row["round"] == rows[-1]["round"]]
-        accuracies[file.parts[-3], file.parts[-2]] = np.array(last)
+        accuracies[run.parts[-2], run.name] = np.array(last)
     return accuracies
 
 
@@ -113,10 +113,9 @@ def test_marks_come_from_t_tests_corrected_over_the_whole_table(folder):
 
 
 def test_a_lower_loss_is_better(folder):
-    for file in folder.glob("*/*/metrics.jsonl"):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        rows = [row | {"loss": {"mean": row["accuracy"]["mean"] / 100}} for row in rows]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for run in folder.glob("*/*"):
+        rows = [row | {"loss": {"mean": row["accuracy"]["mean"] / 100}} for row in rows_of(run)]
+        write_rows(run, rows)
     table = table_of(folder, measure="loss.mean")
     names = [row[0] for row in table.cells]
     i = names.index("fedrs")

@@ -20,7 +20,6 @@ def every_compiler(monkeypatch):
 
 @pytest.fixture
 def config(tmp_path):
-    toys.write_examples(tmp_path / "data.npz")
     return toys.write_config(tmp_path)
 
 

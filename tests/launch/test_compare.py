@@ -82,15 +82,12 @@ def test_a_program_that_fails_is_named_with_its_last_line(monkeypatch):
     assert "peer --workload=W1 failed (exit code 1): boom" in message
 
 
-def test_the_table_has_the_medians_of_the_ratios_within_repeats():
+def test_the_table_has_medians_and_the_page_shows_the_measured_times():
     middle = seconds(1.5, 1.5, 6.0) | {"one model, no federation": 0.75}
     text = compare.shown(measured(seconds(2.0, 3.0, 8.0), seconds(1.0, 2.0, 4.0), middle))
     assert "3 repeats" in text and "commit: abc" in text and "torch 2.0" in text
     assert "| `W1` | 1.5 | 1.5 (1 to 2) | 4 (4 to 4) | 0.5 (0.5 to 0.5) |" in text
     text = compare.shown(measured(seconds(1.0, 99.7, 234.0)))
     assert "| `W4` | 1 | 100 (100 to 100) | 234 (234 to 234) | - |" in text
-
-
-def test_the_page_shows_the_measured_times():
     recorded = compare.records.RESULTS / "speed_peers.json"
     assert compare.shown(json.loads(recorded.read_text())) in compare.PAGE.read_text()

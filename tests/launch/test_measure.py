@@ -34,7 +34,6 @@ def tables(of_table):
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """write(mu) writes a table of two methods, whose results are in tmp_path / "results"."""
-    toys.write_examples(tmp_path / "data.npz")
     config = toys.write_config(tmp_path, run={"rounds": 2, "eval_every": 1})
     monkeypatch.setattr(measure, "TABLES", tmp_path)
     monkeypatch.setattr(records, "RESULTS", tmp_path / "results")

@@ -7,8 +7,6 @@ import toys
 from fedjax_lab.analysis import finished
 from fedjax_lab.analysis.figures import domain_gap
 from fedjax_lab.commands import figures
-from fedjax_lab.experiment import experiment
-from fedjax_lab.experiment.config import resolve
 from fedjax_lab.running import runner
 
 
@@ -18,14 +16,8 @@ def test_the_accuracies_equal_those_of_the_evaluation(tmp_path, capsys, monkeypa
     monkeypatch.setattr(domain_gap, "BATCH", 7)
     domain = np.array(["north", "south"])[np.arange(300) % 2]
     toys.write_examples(tmp_path / "data.npz", domain=domain)
-    config = {
-        "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
-        "partition": {"name": "by_domain", "num_clients": 2},
-        "model": {"name": "mlp", "width": 8},
-        "method": {"name": "local"},
-        "run": {"rounds": 2},
-    }
-    e = experiment.build(resolve(config), [0])
+    sections = {"partition": {"name": "by_domain", "num_clients": 2}, "method": {"name": "local"}}
+    e = toys.build(tmp_path, run={"rounds": 2}, **sections)
     last = runner.run(e, tmp_path / "run", quiet=True).metrics[-1]
     run = finished.load(tmp_path / "run")
     accuracy = domain_gap.accuracies(run)

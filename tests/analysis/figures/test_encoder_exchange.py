@@ -16,8 +16,6 @@ from toys import FEDERATION, TASK
 from fedjax_lab import losses, optim, tree
 from fedjax_lab.analysis.figures import encoder_exchange
 from fedjax_lab.commands import figures
-from fedjax_lab.experiment import experiment
-from fedjax_lab.experiment.config import resolve
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running import runner
@@ -104,17 +102,13 @@ def test_anything_but_two_different_clients_is_rejected():
 @pytest.mark.exhaustive
 def test_the_exchange_between_two_clients_of_a_finished_run(tmp_path, capsys):
     """The models are those of the run; the probes train for as many epochs as the run has."""
-    toys.write_examples(tmp_path / "data.npz")
-    config = {
-        "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
+    sections = {
         "partition": {"name": "iid", "num_clients": 3},
-        "model": {"name": "mlp", "width": 8},
-        "local": {"lr": 0.1, "epochs": 2},
+        "local": {"epochs": 2, "batch_size": 64},
         "run": {"rounds": 2},
     }
     for method in ("local", "ifca"):
-        config["method"] = {"name": method}
-        e = experiment.build(resolve(config), [4])
+        e = toys.build(tmp_path, [4], method={"name": method}, **sections)
         runner.run(e, tmp_path / method, quiet=True)
     assert figures.main(["encoder_exchange", str(tmp_path / "local"), "--clients=2,0"]) == 0
     numbers = json.loads((tmp_path / "local/figures/numbers.json").read_text())
