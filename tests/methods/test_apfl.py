@@ -9,9 +9,6 @@ from rounds import by_hand, rounds
 from slow_cases import exhaustive_but
 
 from fedjax_lab import tree
-from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 def mix(alpha, v, w):
@@ -54,12 +51,6 @@ def test_against_numpy(adaptive):
         client = tree.take(toys.POPULATION._replace(private=state.private), i)
         logits = naive.logits(mix(alpha[i], v[i], w), x)
         np.testing.assert_allclose(predict(state.server, client, x), logits, rtol=1e-3, atol=1e-3)
-
-
-def test_a_new_client_predicts_with_the_global_model():
-    method = toys.make("apfl", toys.TASK)
-    state = simulate.init(method, KEYS, toys.C)
-    message, private = method.newcomer(state)
-    client = tree.take(toys.POPULATION, 0)._replace(private=private)
-    x = toys.FEDERATION.x[:5]
-    toys.close(method.predict(message, client, x), toys.TASK.apply(message, x).logits)
+    message, private = method.newcomer(state)  # a new client predicts with the global model
+    of_new = predict(message, client._replace(private=private), x)
+    toys.close(of_new, toys.TASK.apply(message, x).logits)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
+from naive import KEYS
 
 from fedjax_lab import streams, tree
 from fedjax_lab.experiment import experiment
@@ -17,7 +18,6 @@ from fedjax_lab.models.task import split_head
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import State
 
-KEYS = naive.KEYS
 STEPS = 5
 
 

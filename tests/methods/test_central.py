@@ -4,8 +4,7 @@ import naive
 import numpy as np
 import pytest
 import toys
-
-KEYS = naive.KEYS
+from naive import KEYS
 
 
 @pytest.mark.slow

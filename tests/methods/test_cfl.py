@@ -8,12 +8,11 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 
 from fedjax_lab import tree
 from fedjax_lab.methods import cfl
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 def best_parts(alpha, members):

@@ -1,5 +1,8 @@
 """Runs of Client2Vec: stages, bytes, the index of another run, and figures."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,58 +11,48 @@ import toys
 from indices import KEYS
 from inputs import complaint
 
+from fedjax_lab.analysis.figures import client2vec
 from fedjax_lab.analysis.figures import client2vec as drawing
 from fedjax_lab.commands import figures
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods import _client_index as client_index
+from fedjax_lab.methods._client_index import Index
+from fedjax_lab.methods.client2vec import Server
 from fedjax_lab.models import dsa_ign
 from fedjax_lab.running import runner
 from fedjax_lab.running.storage import metrics
 from fedjax_lab.simulation import simulate
-from fedjax_lab.types import State
+from fedjax_lab.types import State, Weights
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A folder with 300 examples of three classes, and their embeddings of size 32."""
-    rng = np.random.default_rng(1)
-    folder = tmp_path_factory.mktemp("data")
-    toys.write_examples(folder / "data.npz")
-    np.savez(folder / "embedded.npz", examples=rng.normal(size=(300, 32)), labels=np.eye(3, 32))
-    return folder
+def run_of(folder, seeds=(0,), workdir=None, resume=False, **method):
+    return runner.run(experiment_of(folder, seeds, **method), workdir, resume, quiet=True)
 
 
-def run_of(data, seeds=(0,), workdir=None, resume=False, **method):
-    return runner.run(experiment_of(data, seeds, **method), workdir, resume, quiet=True)
-
-
-def experiment_of(data, seeds=(0,), **method):
-    config = {
-        "data": {"name": "arrays", "path": str(data / "data.npz")},
-        "partition": {"num_clients": 6},
-        "model": {"name": "mlp", "width": 8},
-        "embedding": {"name": "precomputed", "file": str(data / "embedded.npz")},
+def experiment_of(folder, seeds=(0,), **method):
+    sections = {
+        "embedding": toys.write_embeddings(folder),
         "method": {"name": "client2vec", "index_epochs": 2, **method},
         "run": {"rounds": 3, "eval_every": 2, "cohort": 2},
     }
-    return experiment.build(resolve(config), list(seeds))
+    return toys.build(folder, seeds, **sections)
 
 
 @pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
+def whole(folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dsa_ign, "HIDDEN", 16)
         patch.setattr(dsa_ign, "LAYERS", 1)
         workdir = tmp_path_factory.mktemp("run") / "workdir"
-        return run_of(data, (0, 1), workdir)
+        return run_of(folder, (0, 1), workdir)
 
 
 @pytest.mark.exhaustive
-def test_a_run_has_the_stages_of_its_index(whole, data):
+def test_a_run_has_the_stages_of_its_index(whole, folder):
     """Only the training is scored; its first weights are those of the base method."""
     rows = [row for row in whole.metrics if row["seed"] == 0]
     names = ["collect", "index", "index", "describe", "train", "train"]
@@ -67,7 +60,7 @@ def test_a_run_has_the_stages_of_its_index(whole, data):
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 6, 7]
     assert ["global" in row for row in rows] == [False] * 4 + [True] * 2
     assert whole.summary["max_over_rounds"]["mean"]["global"] > 0
-    e = experiment_of(data)
+    e = experiment_of(folder)
     count = np.asarray(simulate.population(e.simulation.federations[0], 3).label_count)
     label = whole.states[0].server.index.label
     np.testing.assert_allclose(
@@ -105,30 +98,30 @@ def dsa_size(E, hidden):
 
 
 @pytest.mark.exhaustive
-def test_a_run_can_use_the_index_of_another_run(whole, data):
+def test_a_run_can_use_the_index_of_another_run(whole, folder):
     """Only the training is run; an index of other clients is rejected."""
-    later = run_of(data, (1,), index_of=str(whole.workdir))
+    later = run_of(folder, (1,), index_of=str(whole.workdir))
     assert {row["stage"] for row in later.metrics} == {"train"}
     toys.same(later.states[0].server.index, whole.states[1].server.index)
-    text = complaint(run_of, data, (2,), index_of=str(whole.workdir))
+    text = complaint(run_of, folder, (2,), index_of=str(whole.workdir))
     assert "holds an index of other clients" in text
-    text = complaint(run_of, data, (1,), index_of=str(data))
+    text = complaint(run_of, folder, (1,), index_of=str(folder))
     assert "holds no index; name a client2vec run" in text
 
 
-def test_a_damaged_index_is_an_error(tmp_path, data):
+def test_a_damaged_index_is_an_error(tmp_path, folder):
     (tmp_path / "stages").mkdir()
     file = tmp_path / "stages" / "train-0.npz"
     file.write_bytes(b"no zip")
-    assert "cannot be read" in complaint(experiment_of, data, index_of=str(tmp_path))
+    assert "cannot be read" in complaint(experiment_of, folder, index_of=str(tmp_path))
     np.savez(file, member=np.eye(2))
-    assert "holds no index" in complaint(experiment_of, data, index_of=str(tmp_path))
+    assert "holds no index" in complaint(experiment_of, folder, index_of=str(tmp_path))
 
 
 @pytest.mark.slow
-def test_a_reused_index_needs_no_embeddings(whole, data):
+def test_a_reused_index_needs_no_embeddings(whole, folder):
     """The size of P is that of the reused index."""
-    e = experiment_of(data, (1,), index_of=str(whole.workdir))
+    e = experiment_of(folder, (1,), index_of=str(whole.workdir))
     task = e.task._replace(labels=lambda: pytest.fail("asked for"))
     stage = registry.make_method("client2vec", task, index_of=str(whole.workdir))(3)[-1]
     facts = stage.prepare(None, simulate.population(e.simulation.federations[0], 3), None)
@@ -156,9 +149,9 @@ def test_an_unseen_domain_is_embedded_only_if_clients_hold_examples_of_it(shots)
 
 
 @pytest.mark.exhaustive
-def test_the_index_of_local_weights_changes_during_training(data):
+def test_the_index_of_local_weights_changes_during_training(folder):
     """It holds the heads of past participants and is sent with every model; no stage precedes."""
-    run = run_of(data, index="local_weights")
+    run = run_of(folder, index="local_weights")
     assert {row["stage"] for row in run.metrics} == {"train"}
     server = run.states[0].server
     assert server.index.feature.shape == (6, 8 * 3 + 3)
@@ -182,8 +175,8 @@ def test_the_index_of_local_weights_changes_during_training(data):
         ({"index": "local_weights", "index_of": "runs/x"}, "with config.method.index_of=runs/x"),
     ],
 )
-def test_invalid_settings_are_errors(data, method, words):
-    assert words in complaint(experiment_of, data, **method)
+def test_invalid_settings_are_errors(folder, method, words):
+    assert words in complaint(experiment_of, folder, **method)
 
 
 @pytest.mark.slow
@@ -204,3 +197,29 @@ def test_mean_similarity_inside_and_between_groups():
     np.testing.assert_allclose(drawing.alike(table, np.array([0, 0, 1])), (0.5, 0.2))
     b = np.array([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]])
     np.testing.assert_allclose(drawing.cosines(b), [[1, 0, 0], [0, 0, 0], [0, 0, 1]], atol=1e-12)
+
+
+ROW = {"round": 1, "stage": "train", "seconds": 1.0}
+GROUPS = np.array([0, 0, 1]), ["a", "b"], "main class"
+
+
+def draw_of(server, monkeypatch):
+    run = SimpleNamespace(state=State(server, ()))
+    monkeypatch.setattr(client2vec, "load", lambda workdir: run)
+    monkeypatch.setattr(client2vec, "rows_of", lambda workdir: [ROW])
+    monkeypatch.setattr(client2vec, "accuracy", lambda row: 50.0)
+    monkeypatch.setattr(client2vec, "scored", lambda rows: rows)
+    monkeypatch.setattr(client2vec, "groups_of", lambda run: GROUPS)
+    return client2vec.draw(Path("run"))
+
+
+def test_figures_of_runs_without_an_index_or_its_label_part(monkeypatch):
+    """FedAvg's server state is a tuple, whose method `index` is not an index of clients."""
+    drawn = draw_of(Weights({"w": np.ones(3)}, {}), monkeypatch)
+    assert not drawn.pictures and len(drawn.text.splitlines()) == 2
+    # With index=local_weights the label part is empty, so only the feature index is drawn.
+    index = Index(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), ())
+    drawn = draw_of(Server((), index, np.zeros(3), np.zeros(3)), monkeypatch)
+    assert "cosine of feature index, same main class 1.000, other 0.000" in drawn.text
+    assert "client index" not in drawn.text
+    assert set(drawn.pictures) == {"run-clients"}

@@ -3,13 +3,12 @@
 import naive
 import pytest
 import toys
+from naive import KEYS
 from rounds import by_hand, one_client, rounds
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import State
-
-KEYS = naive.KEYS
 
 
 @pytest.mark.exhaustive

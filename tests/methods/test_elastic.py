@@ -5,11 +5,10 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import averaged_by_hand, rounds
 
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 @pytest.mark.exhaustive

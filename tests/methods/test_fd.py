@@ -5,10 +5,9 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 
 from fedjax_lab import tree
-
-KEYS = naive.KEYS
 
 
 def taught(w, x, y, gamma, teacher):

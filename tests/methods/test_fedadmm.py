@@ -8,8 +8,6 @@ from rounds import PLAIN, rounds
 from fedjax_lab import tree
 from fedjax_lab.types import Weights
 
-KEYS = naive.KEYS
-
 
 def test_fedadmm_against_numpy():
     rho, server_lr = 0.2, 0.7

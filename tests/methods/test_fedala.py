@@ -11,7 +11,6 @@ from rounds import by_hand, one_client, rounds
 from fedjax_lab import tree
 from fedjax_lab.types import Weights
 
-KEYS = naive.KEYS
 FIRST, ETA = 2, 5.0
 
 

@@ -4,11 +4,10 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import by_hand
 
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])

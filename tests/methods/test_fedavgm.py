@@ -4,8 +4,6 @@ import naive
 import toys
 from rounds import averaged_by_hand, rounds
 
-KEYS = naive.KEYS
-
 
 def test_fedavgm_against_numpy():
     method = toys.make("fedavgm", toys.TASK, beta=0.7)

@@ -4,12 +4,11 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import by_hand, one_client, rounds
 
 from fedjax_lab import tree
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 @pytest.mark.slow

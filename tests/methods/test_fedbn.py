@@ -1,16 +1,14 @@
 """FedBN: which layers stay on a client, and that the client is scored with them."""
 
 import jax
-import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import scores
 
 from fedjax_lab import tree
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 def test_fedbn_keeps_the_batch_norm_layers_on_the_clients():

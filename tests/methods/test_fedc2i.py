@@ -14,8 +14,6 @@ from slow_cases import exhaustive_but
 from fedjax_lab import tree
 from fedjax_lab.analysis.figures import fedc2i
 from fedjax_lab.commands import figures
-from fedjax_lab.experiment import experiment
-from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedc2i import Server, class_losses, client_losses, mix_classes, sharpen
 from fedjax_lab.models import nets
@@ -222,14 +220,12 @@ def test_memory_does_not_grow_with_the_number_of_pairs_of_clients():
 def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, capsys):
     domain = np.array(["north", "south", "west"])[np.arange(300) % 3]
     toys.write_examples(tmp_path / "data.npz", domain=domain)
-    config = {
-        "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
+    sections = {
         "partition": {"name": "by_domain", "num_clients": 3},
-        "model": {"name": "mlp", "width": 8},
         "method": {"name": "fedc2i"},
         "run": {"rounds": 3, "eval_every": 1},
     }
-    e = experiment.build(resolve(config), [0, 1])
+    e = toys.build(tmp_path, (0, 1), **sections)
     result = runner.run(e, tmp_path / "run", quiet=True)
     for row in result.metrics:
         influence = np.array(row["recorded"]["influence"])

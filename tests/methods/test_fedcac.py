@@ -6,11 +6,10 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 
 from fedjax_lab import tree
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 def critical(before, after, tau):

@@ -7,8 +7,6 @@ from rounds import PLAIN, rounds
 
 from fedjax_lab.types import Weights
 
-KEYS = naive.KEYS
-
 
 def test_fedcm_against_numpy():
     alpha, server_lr = 0.3, 0.8

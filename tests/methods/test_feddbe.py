@@ -5,8 +5,6 @@ import numpy as np
 import toys
 from rounds import PLAIN, rounds
 
-KEYS = naive.KEYS
-
 
 def shifted_gradient(w, p, x, y, of_mean):
     """The gradient with respect to w and p of the loss with a head on h + p, plus another term.

@@ -9,8 +9,6 @@ from rounds import by_hand, rounds
 
 from fedjax_lab.methods.feddecorr import correlations
 
-KEYS = naive.KEYS
-
 
 def test_correlations_leave_out_padding_and_constant_features():
     h = np.array(toys.normal(0, 9, 5))

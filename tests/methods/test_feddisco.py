@@ -10,8 +10,6 @@ from rounds import rounds
 from fedjax_lab import tree
 from fedjax_lab.methods.feddisco import shares
 
-KEYS = naive.KEYS
-
 
 def discrepancy(i, distance):
     """The distance of a client's classes from the uniform distribution."""

@@ -5,12 +5,11 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import PLAIN, rounds
 
 from fedjax_lab import optim, tree
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 def feddyn_as_in_the_authors_code(method, count, alpha, clip, w, decay=1.0):

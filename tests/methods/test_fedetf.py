@@ -9,8 +9,6 @@ from rounds import PLAIN, rounds
 from fedjax_lab import tree
 from fedjax_lab.methods.fedetf import simplex
 
-KEYS = naive.KEYS
-
 
 def test_the_frame_is_a_simplex():
     V = np.asarray(simplex(jnp.eye(5)))

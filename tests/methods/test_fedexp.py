@@ -6,8 +6,6 @@ import numpy as np
 import toys
 from rounds import PLAIN, rounds
 
-KEYS = naive.KEYS
-
 
 def test_fedexp_against_numpy():
     """Each client has one class, so that updates disagree and eta_g exceeds 1."""

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import naive
 import numpy as np
 import toys
+from naive import KEYS
 
 from fedjax_lab import tree
 from fedjax_lab.methods import fedfomo
 from fedjax_lab.simulation import simulate
 
-KEYS = naive.KEYS
 FEDERATION = toys.with_validation(toys.FEDERATION)
 
 

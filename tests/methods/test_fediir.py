@@ -6,13 +6,12 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.methods.fediir import head_gradient
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Batch
-
-KEYS = naive.KEYS
 
 
 def batch_of(rows, real):

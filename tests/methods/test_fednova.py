@@ -4,11 +4,10 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import rounds
 
 from fedjax_lab import optim, tree
-
-KEYS = naive.KEYS
 
 
 @pytest.mark.exhaustive

@@ -5,8 +5,6 @@ import numpy as np
 import toys
 from rounds import by_hand, rounds
 
-KEYS = naive.KEYS
-
 
 def others(logits, y, tau):
     """The softmax with temperature tau over all classes but the true one, whose share is 0."""

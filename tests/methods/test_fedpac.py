@@ -6,12 +6,11 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from scipy.optimize import minimize
 
 from fedjax_lab import tree
 from fedjax_lab.methods.fedpac import shares
-
-KEYS = naive.KEYS
 
 
 @pytest.mark.exhaustive
@@ -38,15 +37,12 @@ def best_shares(i, H, V):
     return minimize(objective, start, constraints=sums_to_one, bounds=bounds, options=options).x
 
 
-def test_head_shares_against_scipy():
+def test_head_shares_against_scipy_and_of_lost_uploads():
     rng = np.random.default_rng(0)
     H, V = rng.normal(size=(5, 3, 2)), rng.uniform(0.1, 2.0, 5)
     got = jax.jit(shares, static_argnums=3)(H, V, jnp.ones(5, bool), 500)
     for i in range(5):
         np.testing.assert_allclose(got[i], best_shares(i, H, V), atol=1e-4)
-
-
-def test_the_head_of_a_lost_upload_has_share_zero():
     H, V = jnp.ones((3, 2, 2)), jnp.ones(3)
     got = shares(H.at[2].set(0), V.at[2].set(0), jnp.array([True, True, False]), 100)
     np.testing.assert_allclose(got[:2], [[0.5, 0.5, 0.0]] * 2, atol=1e-5)

@@ -3,13 +3,12 @@
 import naive
 import pytest
 import toys
+from naive import KEYS
 
 from fedjax_lab import tree
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 @pytest.mark.parametrize(

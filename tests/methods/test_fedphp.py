@@ -11,8 +11,6 @@ from scipy.special import softmax
 from fedjax_lab import tree
 from fedjax_lab.methods.fedphp import mean_discrepancy
 
-KEYS = naive.KEYS
-
 
 def distill(w, x, teacher):
     """Returns the gradient of the cross-entropy with the teacher's softmax."""

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
+from rounds import loss_of
 from scipy.special import log_softmax
 
-from fedjax_lab import losses, streams, tree
+from fedjax_lab import losses, tree
 from fedjax_lab.analysis.figures import fedpick as drawing
 from fedjax_lab.commands import figures
-from fedjax_lab.experiment import experiment, registry
-from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment import registry
 from fedjax_lab.methods import _selection as selection
 from fedjax_lab.methods._selection import first_weights
 from fedjax_lab.methods.fedper import head
@@ -27,7 +28,6 @@ from fedjax_lab.running import runner
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Weights
 
-KEYS = streams.make_keys(jax.random.key(0))
 KEY = jax.random.key(4)
 
 
@@ -53,23 +53,6 @@ def method(**hyper):
 @functools.cache
 def player(**hyper):
     return toys.player(method(**hyper), plan=toys.PLAN._replace(cohort=toys.C))
-
-
-def loss_of(task=TASK, **hyper):
-    """Returns the loss that the method trains with."""
-    caught = []
-
-    class Work:
-        def train(self, w, loss):
-            caught.append(loss)
-            return w
-
-    made = toys.make("fedpick", task, **hyper)
-    state = made.init(KEYS.init, 2)
-    client = simulate.population(toys.FEDERATION, toys.K)
-    client = tree.take(client, 0)._replace(private=tree.take(state.private, 0))
-    made.round[0].local(state.server, client, Work())
-    return caught[0]
 
 
 def test_the_net_has_the_common_first_weights_and_the_heads_differ():
@@ -129,7 +112,8 @@ def test_distance_is_the_sum_of_both_kl_divergences():
 @pytest.mark.exhaustive
 def test_the_loss_of_soft_masks_has_noise_in_training():
     w, batch = first_weights(TASK, CUT, KEYS.init), toys.example(12)
-    value, _ = jax.jit(loss_of(head_layers=2, mask="soft"))(w, batch, KEY)
+    loss, _ = loss_of(method(mask="soft"))
+    value, _ = jax.jit(loss)(w, batch, KEY)
     out = pick(TASK, CUT, w, batch.x, KEY, batch.mask, tau=1.0, soft=True)
     noise = jax.random.logistic(jax.random.fold_in(KEY, 2), (12, 12))
     np.testing.assert_allclose(out.m, jax.nn.sigmoid(out.z_l + noise), rtol=1e-4)
@@ -155,7 +139,8 @@ def test_gradients_of_the_total_loss_against_numpy():
     """Backpropagates through two hidden units by hand, with fixed noise and two padded rows."""
     task = make_task(nets.mlp(toys.K, width=2), (toys.D,), toys.K)
     tau, lce, ent, dis = 2.0, 3.0, 0.5, 0.7
-    loss = loss_of(task, tau=tau, lam_lce=lce, lam_ent=ent, lam_dis=dis)
+    hyper = {"tau": tau, "lam_lce": lce, "lam_ent": ent, "lam_dis": dis}
+    loss, _ = loss_of(toys.make("fedpick", task, **hyper))
     w = first_weights(task, ("head",), jax.random.key(11))
     batch = toys.example(30)
     of_params = jax.value_and_grad(lambda p: loss(Weights(p, w.stats), batch, KEY), has_aux=True)
@@ -273,27 +258,14 @@ def test_a_client_has_the_published_number_of_parameters(net, shape, head_layers
         assert sum(a.size for a in jax.tree.leaves(server)) == 18_145_738
 
 
-def runs_of_two_domains(folder):
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 300)
-    x = (2 * rng.normal(size=(3, 6)))[y] + rng.normal(size=(300, 6))
-    domain = np.array(["north", "south"])[np.arange(300) % 2]
-    np.savez(folder / "data.npz", x=x.astype(np.float32), y=y, domain=domain)
-    for name in ("fedavg", "fedpick"):
-        config = {
-            "data": {"name": "arrays", "path": str(folder / "data.npz")},
-            "partition": {"name": "by_domain", "num_clients": 2},
-            "model": {"name": "mlp", "width": 10},
-            "method": {"name": name},
-            "run": {"rounds": 2},
-        }
-        runner.run(experiment.build(resolve(config), [3]), folder / name, quiet=True)
-
-
 @pytest.mark.exhaustive
 def test_figures_and_numbers_of_finished_runs(tmp_path, capsys):
-    runs_of_two_domains(tmp_path)
-    out = tmp_path / "out"
+    out, domain = tmp_path / "out", np.array(["north", "south"])[np.arange(300) % 2]
+    toys.write_examples(tmp_path / "data.npz", domain=domain)
+    for name in ("fedavg", "fedpick"):
+        sections = {"partition": {"name": "by_domain", "num_clients": 2}, "model": {"width": 10}}
+        job = toys.build(tmp_path, [3], method={"name": name}, run={"rounds": 2}, **sections)
+        runner.run(job, tmp_path / name, quiet=True)
     every = {"sparsity", "fisher_probe"}
     picked = {"selection", "selection_ratio", "fisher_split", "overlap", "tsne"}
     for name, expected in (("fedavg", every), ("fedpick", every | picked)):

@@ -6,6 +6,7 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import one_client
 
 from fedjax_lab import tree
@@ -14,8 +15,6 @@ from fedjax_lab.models import cct, nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.local import make_work
-
-KEYS = naive.KEYS
 
 
 def fedproto_by_hand(method, count, lam):

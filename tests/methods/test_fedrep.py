@@ -4,12 +4,11 @@ import jax
 import naive
 import pytest
 import toys
+from naive import KEYS
 from rounds import by_hand, one_client
 
 from fedjax_lab import tree
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 def test_head_in_eval_mode_freezes_the_running_statistics():

@@ -8,8 +8,6 @@ from rounds import by_hand, rounds
 
 from fedjax_lab import tree
 
-KEYS = naive.KEYS
-
 
 @pytest.mark.slow
 def test_fedrod_against_numpy():

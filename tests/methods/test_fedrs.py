@@ -6,8 +6,6 @@ import pytest
 import toys
 from rounds import rounds, skewed_rounds
 
-KEYS = naive.KEYS
-
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_fedrs_against_numpy(continuous):

@@ -5,8 +5,6 @@ import numpy as np
 import toys
 from rounds import by_hand, rounds
 
-KEYS = naive.KEYS
-
 
 def test_fedsam_against_numpy():
     rho = 0.3

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import toys
 from hypernetworks import KEY, first
+from rounds import loss_of
 
 from fedjax_lab import tree
 from fedjax_lab.methods.fedsr import divergence, length
@@ -36,9 +37,7 @@ def test_the_gradient_of_the_length_is_zero_at_the_origin():
 @pytest.mark.parametrize("power", [1, 2])
 def test_fedsr_loss_against_numpy(power):
     """The loss sums cross-entropy, length and divergence from the prior. Two rows are padding."""
-    hyper = {"l2r": 0.3, "cmi": 0.2, "l2r_power": power}
-    loss, state = sr_loss(**hyper)
-    w = tree.join(state.server, tree.take(state.private, 0))
+    loss, w = loss_of(toys.make("fedsr", toys.TASK, l2r=0.3, cmi=0.2, l2r_power=power))
     prior = w.params["prior"]
     prior = {**prior, "mu": prior["mu"] + 0.3, "sigma": prior["sigma"] - 0.5, "log_c": jnp.log(1.2)}
     w = w._replace(params={**w.params, "prior": prior})
@@ -56,21 +55,6 @@ def test_fedsr_loss_against_numpy(power):
     R_2 = (np.linalg.norm(z, axis=1) ** power).mean()
     R_c = float(jnp.mean(divergence(jnp.asarray(mu), jnp.asarray(sigma), prior, jnp.asarray(y))))
     assert float(value) == pytest.approx(ce + 0.3 * R_2 + 0.2 * R_c, rel=1e-4)
-
-
-def sr_loss(**hyper):
-    caught = []
-
-    class Work:
-        def train(self, w, loss):
-            caught.append(loss)
-            return w
-
-    method = toys.make("fedsr", toys.TASK, **hyper)
-    state = first(method)
-    client = tree.take(toys.POPULATION, 0)._replace(private=tree.take(state.private, 0))
-    method.round[0].local(state.server, client, Work())
-    return caught[0], state
 
 
 def test_priors_are_private():

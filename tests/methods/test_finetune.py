@@ -3,11 +3,10 @@
 import naive
 import numpy as np
 import toys
+from naive import KEYS
 from rounds import one_client, scores
 
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 def test_a_client_is_tuned_on_its_own_data_before_it_is_scored():

@@ -7,8 +7,6 @@ from rounds import by_hand, rounds
 
 from fedjax_lab import tree
 
-KEYS = naive.KEYS
-
 
 def mutual(share, w, teacher, x, y):
     """Returns the gradient of share F(w) + (1 - share) KL(teacher || w)."""

@@ -26,6 +26,7 @@ from slow_cases import exhaustive_but
 
 from fedjax_lab import optim, tree
 from fedjax_lab.analysis import finished
+from fedjax_lab.analysis.figures.hfedf import calibration_error
 from fedjax_lab.commands import figures
 from fedjax_lab.methods.hfedf import Trained, alignment
 from fedjax_lab.models import nets
@@ -257,3 +258,11 @@ def test_figures_and_numbers_of_finished_runs(four_domains, tmp_path, capsys):
     for folder, message in ((tmp_path, "no finished run"), (tmp_path / "ifca", "one model each")):
         assert figures.main(["hfedf", str(folder), f"--out={tmp_path}/out"]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_calibration_error_against_a_computation_by_hand():
+    largest = np.array([0.95, 0.97, 0.95, 0.5, 0.51])
+    right = np.array([True, True, False, True, False])
+    high, low = abs(2 / 3 - largest[:3].mean()), abs(1 / 2 - largest[3:].mean())
+    assert calibration_error(largest, right) == pytest.approx(0.6 * high + 0.4 * low)
+    assert calibration_error(np.ones(4), np.ones(4, bool)) == 0

@@ -4,11 +4,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import naive
 import numpy as np
 import pytest
 import rounds
 import toys
+from naive import KEYS
 from slow_cases import exhaustive_but
 
 from fedjax_lab import tree
@@ -16,7 +16,6 @@ from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.simulation import simulate
 
-KEYS = naive.KEYS
 ALL_CLIENTS = toys.PLAN._replace(cohort=toys.C)
 
 
@@ -205,20 +204,6 @@ def test_first_weights_do_not_depend_on_the_method():
     toys.same(jax.tree.map(lambda a: a[0], many), one)
     private = simulate.init(toys.make("local"), KEYS, toys.C).private
     toys.same(jax.tree.map(lambda a: a[4], private), one)
-
-
-@pytest.mark.exhaustive
-def test_hyperparameters_may_be_traced():
-    federation, population, plan = toys.pooled(toys.make("fedavg"))
-
-    def run(mu):
-        method = toys.make("fedprox", mu=mu)
-        state = simulate.init(method, KEYS, toys.C)
-        args = simulate.Lane(federation, population, KEYS), state, simulate.no_progress(), 0, 3
-        return simulate.play(simulate.Program(method, plan, toys.VECTORIZED), *args)[0]
-
-    grid = jax.jit(jax.vmap(run))(jnp.array([0.0, 0.1]))
-    toys.close(jax.tree.map(lambda a: a[0], grid), rounds.averaged()[0])
 
 
 @pytest.mark.slow

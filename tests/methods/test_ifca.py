@@ -6,12 +6,11 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import scores
 
 from fedjax_lab import tree
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 def suited_to_classes(state):

@@ -8,12 +8,12 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import one_client, scores
 
 from fedjax_lab import tree
 from fedjax_lab.methods import knn_per
 
-KEYS = naive.KEYS
 METHOD = functools.partial(toys.make, "knn_per", toys.TASK)
 
 
@@ -83,16 +83,13 @@ def test_weight_validation_gives_each_client_the_lam_of_least_loss():
     assert scores(method, state, federation).test.total.sum() == 8 * 20
 
 
-def test_classes_without_a_neighbor_have_finite_logits_with_weight_1():
+def test_logits_are_finite_without_a_neighbor_of_a_class_or_any_neighbor():
     method, x = METHOD(weight=1.0, neighbors=1), toys.FEDERATION.x[400:420]
     w = averaged().server
     _, store = one_client(method.tune, w, 0)
     client = tree.take(toys.POPULATION, 0)._replace(private=store)
     logits = np.asarray(jax.jit(method.predict)(w, client, x))
     assert np.isfinite(logits).all() and (np.sort(logits)[:, -2] < -80).all()
-
-
-def test_with_an_empty_store_the_model_alone_predicts():
     store = knn_per.Store(jnp.ones((4, 16)), jnp.zeros(4, int), jnp.zeros(4), jnp.float32(0.5))
     x, w = toys.FEDERATION.x[:5], averaged().server
     client = tree.take(toys.POPULATION, 0)._replace(private=store)

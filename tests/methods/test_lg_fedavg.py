@@ -3,13 +3,12 @@
 import naive
 import pytest
 import toys
+from naive import KEYS
 from rounds import averaged
 
 from fedjax_lab import tree
 from fedjax_lab.experiment import experiment
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 def test_lg_fedavg_that_only_pretrains_is_fedavg():

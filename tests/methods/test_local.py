@@ -2,10 +2,9 @@
 
 import naive
 import toys
+from naive import KEYS
 
 from fedjax_lab import tree
-
-KEYS = naive.KEYS
 
 
 def test_local_trains_every_client_alone():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
+from naive import KEYS
 from slow_cases import exhaustive_but, slow_but
 
 from fedjax_lab import streams, tree
@@ -36,7 +37,6 @@ from fedjax_lab.types import Method
 
 PLAIN = [name for name in registry.METHODS if isinstance(toys.make(name), Method)]  # one stage
 STAGED = [name for name in registry.METHODS if name not in PLAIN]
-KEYS = streams.make_keys(jax.random.key(0))
 BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(0)]))
 
 # The checks of one compiled program, in which two seeds are vectorized.

@@ -5,12 +5,11 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import PLAIN, rounds
 
 from fedjax_lab import tree
 from fedjax_lab.simulation import simulate
-
-KEYS = naive.KEYS
 
 
 @pytest.mark.exhaustive

@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import naive
 import numpy as np
 import toys
+from naive import KEYS
 from rounds import by_hand, rounds
 
 from fedjax_lab import losses, tree
 from fedjax_lab.models.task import with_projection
-
-KEYS = naive.KEYS
 
 
 def cosine_and_gradient(z, a):

@@ -8,6 +8,7 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import one_client, rounds
 from slow_cases import exhaustive_but
 
@@ -18,7 +19,6 @@ from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.local import fetch, make_work
 
-KEYS = naive.KEYS
 VARIANTS = ("first_order", "hessian_free", "exact")
 
 

@@ -18,12 +18,7 @@ def test_pfedhn_against_numpy():
     """Each client starts from the newest theta; momentum and decay apply to all weights."""
     lr, decay, momentum, clip = 0.02, 0.01, 0.9, 0.5
     method = toys.make(
-        "pfedhn",
-        toys.TASK,
-        server_lr=lr,
-        server_decay=decay,
-        server_momentum=momentum,
-        clip=clip,
+        "pfedhn", toys.TASK, server_lr=lr, server_decay=decay, server_momentum=momentum, clip=clip
     )
     state = first(method)
     x, _ = jax.flatten_util.ravel_pytree(state.server.x)

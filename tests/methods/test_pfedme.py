@@ -3,10 +3,9 @@
 import naive
 import pytest
 import toys
+from naive import KEYS
 
 from fedjax_lab import tree
-
-KEYS = naive.KEYS
 
 
 def personal_model(w, x, y, lam, steps, lr):

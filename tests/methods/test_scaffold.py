@@ -4,13 +4,12 @@ import naive
 import numpy as np
 import pytest
 import toys
+from naive import KEYS
 from rounds import PLAIN, rounds
 
 from fedjax_lab import optim, tree
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Weights
-
-KEYS = naive.KEYS
 
 
 def test_the_first_round_of_scaffold_is_that_of_fedavg():

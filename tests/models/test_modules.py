@@ -14,7 +14,7 @@ import toys
 from flax import nnx
 from inputs import complaint
 
-from fedjax_lab import losses, streams, tree
+from fedjax_lab import losses, tree
 from fedjax_lab.models.modules import as_function
 from fedjax_lab.models.task import encode, make_task, split_head
 from fedjax_lab.types import Batch
@@ -140,24 +140,9 @@ def test_training_mode_uses_dropout_and_moments_of_real_rows(name):
     )
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("method", ["fedrod", "fedbn"])
-@pytest.mark.filterwarnings("error::UserWarning")  # about parameters that a module does not have
-def test_methods_train_an_nnx_module(method):
-    keys = streams.make_keys(KEY)
-    state, _ = toys.player(toys.make(method, task_of("nnx")))(keys, 0, 1)
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(state))
-
-
 def test_layers_in_a_list_are_found_by_their_path():
     params = task_of("nnx").init(KEY).params
     assert tree.at(params, "blocks/1/kernel") is params["blocks"][1]["kernel"]
-
-
-def test_a_method_that_needs_a_layer_inside_a_loop_is_rejected():
-    play = toys.player(toys.make("fedsr", task_of("deep")))
-    error = complaint(play, streams.make_keys(KEY), 0, 1)
-    assert "'ScanStep_0/Dense_0' is inside a loop of the model" in error
 
 
 @pytest.mark.parametrize("name", ["plain", "nnx"])

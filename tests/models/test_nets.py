@@ -4,17 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from naive_layers import (
-    CONV,
-    KEY,
-    close,
-    convolve,
-    dense,
-    max_pool,
-    normalize,
-    pool_by_hand,
-    relu,
-)
+from naive_layers import CONV, KEY, close, convolve, dense, max_pool, normalize, pool_by_hand, relu
 from toys import normal, random_weights
 
 from fedjax_lab.models import alexnet, nets, vgg

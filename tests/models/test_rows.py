@@ -36,25 +36,3 @@ def test_padded_rows_have_no_effect(name):
     same(other.logits[real], padded.logits[real])
     for new, old in zip(jax.tree.leaves(padded.stats), jax.tree.leaves(w.stats), strict=True):
         assert not np.allclose(new, old)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["conv", "lstm", "mobilenet"])
-def test_clients_trained_with_vmap_in_a_loop_equal_clients_trained_alone(name):
-    """Takes two gradient steps, with vmap inside of fori_loop."""
-    task, weights, x = small(name)
-    mask = jnp.ones(5)
-
-    def step(w, x):
-        g, output = gradient(task, w, x, mask)
-        params = jax.tree.map(lambda a, b: a - 1e-3 * b, w.params, g)
-        return w._replace(params=params, stats=output.stats)
-
-    def steps(w):
-        return jax.lax.fori_loop(0, 2, lambda _, w: jax.vmap(step)(w, x), w)
-
-    together, single = jax.jit(steps)(weights), jax.jit(step)
-    for i in (0, 1):
-        alone, index = one_client(weights, x, i)
-        alone = single(single(alone, index), index)
-        jax.tree.map(lambda a, b, i=i: close(a[i], b), together, alone)

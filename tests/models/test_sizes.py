@@ -4,7 +4,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
-from naive_layers import KEY
 from slow_cases import slow_but
 
 from fedjax_lab import tree
@@ -97,39 +96,6 @@ def test_settings_change_widths_channels_and_rates():
     assert model("resnet18", norm="group").norm is resnet.group_norm
     pools = model("hfedf_cnn"), model("hfedf_cnn", inception_pool="avg")
     assert [net.pool for net in pools] == ["max", "avg"]
-
-
-def dense_inputs(task, weights, shape):
-    """The number of inputs of each Dense module, by path."""
-    widths = {}
-
-    def record(call, args, kwargs, context):
-        if isinstance(context.module, nn.Dense):
-            widths["/".join(context.module.path)] = args[0].shape[1]
-        return call(*args, **kwargs)
-
-    with nn.intercept_methods(record):
-        jax.eval_shape(task.apply, weights, jax.ShapeDtypeStruct((7, *shape), jnp.float32))
-    return widths
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "widths", "affine", "cut", "encoder"),
-    [
-        ("fedbn_cnn", (32, 32, 3), (8192, 2048, 512), 5_632, "Dense_0", 312_768),
-        ("alexnet_bn", (256, 256, 3), (9216, 4096, 4096), 18_688, "head", 57_022_528),
-    ],
-)
-def test_sizes_of_the_parts_that_fedpick_shares(name, shape, widths, affine, cut, encoder):
-    """BatchNorm's scales and shifts, and all parameters before the input of a Dense module."""
-    task = make_task(model(name), shape, 10)
-    weights = jax.eval_shape(task.init, KEY)
-    names = ("Dense_0", "Dense_1", "head")
-    assert dense_inputs(task, weights, shape) == dict(zip(names, widths, strict=True))
-    assert task.dense == names
-    size = {name: sum(a.size for a in layer.values()) for name, layer in weights.params.items()}
-    assert sum(size[name] for name in task.batch_norms) == affine
-    assert sum(size[name] for name in task.layers[: task.layers.index(cut)]) == encoder
 
 
 class Inner(nn.Module):

@@ -38,13 +38,10 @@ def test_epsilon_of_truncated_cohorts_equals_the_example_of_dp_accounting():
     assert accountant.get_epsilon(1e-6) == pytest.approx(17.904330, abs=2e-3)
 
 
-def test_a_fixed_cohort_costs_as_much_as_twice_the_sensitivity():
+def test_a_fixed_cohort_costs_twice_the_sensitivity_and_all_clients_a_gaussian():
     fixed, poisson = Run(1000, 100, "fixed"), Run(1000, 100, "poisson")
     ours = accounting.epsilon(fixed, 4.0, 50, 1e-5)
     assert ours == pytest.approx(accounting.epsilon(poisson, 2.0, 50, 1e-5), rel=1e-3)
-
-
-def test_full_participation_is_the_gaussian_mechanism():
     once = accounting.epsilon(ALL_CLIENTS, 2.0, 4, 1e-5)
     assert once == pytest.approx(accounting.epsilon(ALL_CLIENTS, 1.0, 1, 1e-5), abs=2e-3)
     twice = accounting.epsilon(ALL_CLIENTS._replace(per_round=2), 2.0, 2, 1e-5)

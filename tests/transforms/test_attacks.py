@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import scipy.stats
 import toys
+from naive import KEYS
 
 from fedjax_lab.simulation import failures
 from fedjax_lab.transforms import aggregators, attacks, cohort
 from fedjax_lab.types import Work
 
-KEYS = naive.KEYS
 M, D = 9, 6
 ARRIVED = np.array([1, 1, 0, 1, 1, 0, 1, 1, 1], bool)
 ATTACKS = np.array([1, 0, 1, 1, 0, 0, 0, 1, 0], bool)
@@ -133,10 +133,7 @@ def test_attackers_train_on_flipped_labels():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "name",
-    ["fediir", "fedsoft", "ifca", "fedc2i", "fedlc", "fedproto"],
-)
+@pytest.mark.parametrize("name", ["fediir", "fedsoft", "ifca", "fedc2i", "fedlc", "fedproto"])
 def test_label_flipping_by_all_clients_equals_flipped_labels_in_the_data(name):
     """The expected state is that of a run on a federation whose labels are flipped."""
     plain, task = toys.make(name), toys.NORM

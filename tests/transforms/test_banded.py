@@ -17,8 +17,6 @@ from stops import stopping_after
 from fedjax_lab import optim, sampling, streams, tree
 from fedjax_lab.engine import fsdp, parallel
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.experiment import experiment
-from fedjax_lab.experiment.config import resolve
 from fedjax_lab.running import runner
 from fedjax_lab.transforms import accounting, banded, libraries, privacy
 from fedjax_lab.transforms.accounting import Run
@@ -150,14 +148,8 @@ def test_the_result_does_not_depend_on_the_execution_strategy(name):
 
 def job(folder):
     """A run on groups of two devices, whose server keeps the noise of two rounds."""
-    config = {
-        "data": {"name": "arrays", "path": str(folder / "data.npz")},
-        "partition": {"name": "iid", "num_clients": 12},
-        "model": {"name": "mlp", "width": 8},
-        "run": {"rounds": 4, "cohort": 3},
-        "engine": {"fsdp": 2},
-    }
-    made = experiment.build(resolve(config), [0])
+    partition, run = {"name": "iid", "num_clients": 12}, {"rounds": 4, "cohort": 3}
+    made = toys.build(folder, partition=partition, run=run, engine={"fsdp": 2})
     setup, task = Setup(12, 3, 4, (20,) * 12, 32, 1), made.task
     (stage,) = made.simulation.stages
     method = banded.banded(stage.method, task, setup, **SMALL)
@@ -168,7 +160,6 @@ def job(folder):
 def test_an_interrupted_run_on_groups_of_devices_resumes_identically(tmp_path, monkeypatch):
     """The noise is divided among the devices of a group as the model is."""
     monkeypatch.setattr(fsdp, "SMALLEST", 8)
-    toys.write_examples(tmp_path / "data.npz")
     (first,) = Engine(job(tmp_path).simulation).states
     model = [a.sharding for a in jax.tree.leaves(first.server.base.base)]
     assert not all(one.is_fully_replicated for one in model)

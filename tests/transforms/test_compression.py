@@ -4,18 +4,16 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import naive
 import numpy as np
 import pytest
 import toys
 import wrapped
 from inputs import complaint
+from naive import KEYS
 from naive import vector as flat
 from slow_cases import exhaustive_but
 
 from fedjax_lab import tree
-from fedjax_lab.experiment import experiment
-from fedjax_lab.experiment.config import resolve
 from fedjax_lab.running import runner
 from fedjax_lab.simulation import simulate
 from fedjax_lab.transforms import (
@@ -29,7 +27,6 @@ from fedjax_lab.transforms import (
 )
 from fedjax_lab.types import Weights
 
-KEYS = naive.KEYS
 UP = {
     "top_k": compression.top_k,
     "random_k": compression.random_k,
@@ -289,17 +286,13 @@ STAGED = {
 @pytest.mark.parametrize("name", exhaustive_but([], STAGED))
 def test_a_stage_starts_with_the_state_of_the_previous_stage(name, tmp_path, small_network):
     """With top-k of all numbers, stages equal the plain ones, although clients keep residuals."""
-    toys.write_examples(tmp_path / "data.npz")
-    config = {
-        "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
-        "partition": {"num_clients": 6},
-        "model": {"name": "mlp", "width": 8},
+    sections = {
         "method": {"name": name, **STAGED[name]},
-        "local": {"lr": 0.001, "batch_size": 16},
+        "local": {"lr": 0.001},
         "run": {"rounds": 6, "eval_every": 3, "cohort": 3},
     }
-    exact = {**config, "compression": {"name": "top_k", "share": 1.0}}
-    jobs = [experiment.build(resolve(each), [0]) for each in (config, exact)]
+    exact = {"compression": {"name": "top_k", "share": 1.0}}
+    jobs = [toys.build(tmp_path, **sections, **more) for more in ({}, exact)]
     rows = (runner.run(job, quiet=True).metrics for job in jobs)
     for expected, row in zip(*rows, strict=True):
         for key in ("stage", "train_loss", "accuracy"):

@@ -22,13 +22,6 @@ from fedjax_lab.transforms import beside
 RUN = {"run": {"rounds": 4, "eval_every": 2, "cohort": 4}, "compression": {"name": "low_rank"}}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("residuals")
-    toys.write_examples(folder / "data.npz")
-    return folder
-
-
 def config_of(folder, method="fedper", *overrides):
     return resolve(load_config(f"{toys.write_config(folder, **RUN)}:{method}"), overrides)
 

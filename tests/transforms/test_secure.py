@@ -4,11 +4,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import naive
 import numpy as np
 import pytest
 import toys
 from inputs import complaint
+from naive import KEYS
 from slow_cases import exhaustive_but
 
 from fedjax_lab import sampling, streams, tree
@@ -21,7 +21,6 @@ from fedjax_lab.transforms.secure import Fixed
 from fedjax_lab.transforms.server_state import Server
 from fedjax_lab.types import Method
 
-KEYS = naive.KEYS
 PLAN = toys.PLAN._replace(cohort=6)
 LOSSY = PLAN._replace(dropout=0.3)
 FINE, COARSE = {"bits": 32, "limit": 16.0}, {"bits": 16, "limit": 8.0}

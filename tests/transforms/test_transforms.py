@@ -1,6 +1,9 @@
 """Transforms of any method: those that change nothing, and those that a config names."""
 
 import functools
+import re
+from pathlib import Path
+from types import ModuleType
 
 import naive
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import toys
 import wrapped
 from inputs import complaint
+from naive import KEYS
 from slow_cases import exhaustive_but
 
 from fedjax_lab import wire
@@ -20,8 +24,6 @@ from fedjax_lab.methods import _embeddings
 from fedjax_lab.running import runner
 from fedjax_lab.transforms import cohort, server_state, uplink
 from fedjax_lab.types import State
-
-KEYS = naive.KEYS
 
 
 def test_rows_contain_what_the_method_and_its_transforms_record():
@@ -113,11 +115,7 @@ def test_stages_that_describe_data_are_not_compressed(
     assert fewer == [kind == "compression", kind == "downlink"]
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    toys.write_examples(folder / "data.npz")
-    return toys.write_config(folder, run={"rounds": 2, "eval_every": 2})
+toy = toys.config_file(run={"rounds": 2, "eval_every": 2})
 
 
 def built(toy, method="fedavg", **overrides):
@@ -137,16 +135,10 @@ def test_a_config_names_transforms_and_their_settings(toy):
     assert plain.plan.attackers == 0
 
 
-ONE_BY_ONE = "its server never sees the updates of several clients at once"
-OWN_MODELS = "its clients update models of their own, so that no single update can stand for all"
-
-
 @pytest.mark.parametrize(
     ("method", "aggregator", "message"),
     [
         ("central", "median", "it trains on the examples of all clients at once"),
-        ("pfedhn", "median", ONE_BY_ONE),
-        ("ifca", "median", OWN_MODELS),
         ("fedavg", "krum", "Krum needs at least 2f + 3 = 7 clients in a round for f=2 attackers"),
         ("local", "krum", "its clients upload nothing"),
     ],
@@ -192,8 +184,33 @@ def test_a_transform_may_be_user_defined(toy, tmp_path, monkeypatch):
     assert meanings.of_section("aggregator", made.config.aggregator)["factor"] == "of each update"
 
 
-def test_every_setting_has_a_meaning():
-    for kind in ("attack", "aggregator"):
-        for name in registry.NAMED[kind]:
-            words = meanings.of_section(kind, resolve({kind: {"name": name}})[kind])
-            assert [key for key, meaning in words.items() if not meaning] == [], name
+# The transforms in docs/transforms.md.
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "transforms.md").read_text()
+(CODE,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+
+
+@pytest.fixture(scope="module")
+def page():
+    """The Python file on the page, as a module."""
+    module = ModuleType("own_transforms")
+    exec(compile(CODE, "docs/transforms.md", "exec"), vars(module))
+    return module
+
+
+def moved(method):
+    """How far one round moves each weight of the server's model."""
+    first = method.init(naive.KEYS.init, toys.C).server
+    state, _ = toys.player(method)(naive.KEYS, 0, 1)
+    return np.abs(naive.vector(state.server) - naive.vector(first))
+
+
+@pytest.mark.slow
+def test_the_transforms_of_the_page_bound_how_far_a_round_moves_the_model(page):
+    """The majority vote moves each weight by one step; the other bounds the distance."""
+    plain = toys.make("fedavg", toys.TASK)
+    distance = moved(page.majority_vote(plain, toys.TASK, step=0.5))
+    np.testing.assert_allclose(distance[distance > 1e-3], 0.5, rtol=1e-4)
+    assert np.mean(distance > 1e-3) > 0.5
+    assert 0.0005 < moved(page.dampened(plain, toys.TASK, limit=0.001)).max() < 0.0011
