@@ -12,10 +12,11 @@ LOWERED, COMPILED, COSTS = {}, {}, {}
 
 
 def key_of(self):
-    """The config and seeds of the run, the stage, and the shapes of its programs' arguments."""
+    """The config, seeds and devices of a run, the stage, and the shapes of its arguments."""
     shapes = jax.tree.map(lambda a: (a.shape, str(a.dtype)), (self.lanes, self.sums))
     states = [self._shapes(lane) for lane in range(len(self.lanes))]
-    return repr((CONFIGS[-1], self.simulation.seeds, self.stage_number, shapes, states))
+    devices = self.place.strategy.sharding
+    return repr((CONFIGS[-1], self.simulation.seeds, devices, self.stage_number, shapes, states))
 
 
 def once(table, key, make):
