@@ -85,6 +85,6 @@ def load(folder, *, rounds=None):
     Raises:
       BadInput: the folder holds no run or no such checkpoint, or the data have changed.
     """
-    from fedjax_lab.running import loaded
+    from fedjax_lab.running import loading
 
-    return loaded.load(folder, rounds)
+    return loading.load(folder, rounds)

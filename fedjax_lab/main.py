@@ -108,9 +108,9 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     if {"--help", "-help", "-h", "--helpfull", "--helpshort"} & set(argv):
-        from fedjax_lab.commands import meanings
+        from fedjax_lab.commands import descriptions
 
-        print(f"{__doc__}\n{meanings.of_names()}")
+        print(f"{__doc__}\n{descriptions.of_names()}")
         return 0
     overrides, seeds, profile = _parse(argv)
     if HELP_METHOD.value or SHOW_CONFIG.value:
@@ -174,12 +174,12 @@ def _resumes():
 
 def _explain(overrides):
     """Prints the output of --help-method or --show_config."""
-    from fedjax_lab.commands import meanings
+    from fedjax_lab.commands import descriptions
 
     if HELP_METHOD.value:
-        print(meanings.of_method(HELP_METHOD.value))
+        print(descriptions.of_method(HELP_METHOD.value))
     else:
-        print(meanings.of_config(_given_config(overrides)))
+        print(descriptions.of_config(_given_config(overrides)))
     return 0
 
 
@@ -303,9 +303,9 @@ def _parse_flags(argv):
 def _new_folder(config):
     """Creates a new folder below runs/ and returns its path."""
     from fedjax_lab.experiment.config_files import split
-    from fedjax_lab.running.storage import metrics
+    from fedjax_lab.running.storage import metric_rows
 
-    metrics.make_folder(Path("runs"))
+    metric_rows.make_folder(Path("runs"))
     name = Path(split(CONFIG.value)[0]).stem
     stem = f"{name}-{config.method.name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}"
     for ending in ("", *(f"-{i}" for i in range(2, 1000))):
@@ -318,21 +318,21 @@ def _new_folder(config):
 
 
 def _show_partition(config, seed, path):
-    from fedjax_lab.analysis import dealt
+    from fedjax_lab.analysis import partition_tables
     from fedjax_lab.experiment import experiment
     from fedjax_lab.running import plots
-    from fedjax_lab.running.storage import metrics
+    from fedjax_lab.running.storage import metric_rows
 
     workdir = path or _new_folder(config)
     dataset = experiment.load_data(config.data)
     (federation,) = experiment.deal_dataset(config, dataset, [seed])
-    held = dealt.held_by(federation, dataset)
+    held = partition_tables.held_by(federation, dataset)
     skew = experiment.feature_skew(config, dataset.x, federation)
-    images = dealt.skewed_images(dataset, federation, skew)
-    print(dealt.table(held))
-    metrics.make_folder(workdir)
-    dealt.write(held, workdir / "partition.csv")
-    plots.save(dealt.draw(held, images), workdir / "partition.png")
+    images = partition_tables.skewed_images(dataset, federation, skew)
+    print(partition_tables.table(held))
+    metric_rows.make_folder(workdir)
+    partition_tables.write(held, workdir / "partition.csv")
+    plots.save(partition_tables.draw(held, images), workdir / "partition.png")
     print(f"table of all clients: {cloud.address(workdir / 'partition.csv')}")
     print(f"picture: {cloud.address(workdir / 'partition.png')}")
     return 0

@@ -52,7 +52,7 @@ from fedjax_lab.commands import command
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, nearest, parse, quoted
 from fedjax_lab.experiment.registry import METHODS
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.sweeping import sweep_folder, sweep_tuning
 from fedjax_lab.sweeping.sweep_plan import Cell, Shared, plan
 
@@ -220,7 +220,7 @@ def write(out: Path) -> None:
         used += available
         places = [place(method, drawn, available, out) for method, drawn in cells.items()]
         parts += [f"## {federation.title}", setting(name), section(federation, places)]
-    metrics.write_text(PAGE, "\n\n".join([INTRODUCTION, origin(used), *parts, READING]) + "\n")
+    metric_rows.write_text(PAGE, "\n\n".join([INTRODUCTION, origin(used), *parts, READING]) + "\n")
 
 
 def setting(name: str) -> str:

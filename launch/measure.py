@@ -55,7 +55,7 @@ from fedjax_lab.commands import command, sweep
 from fedjax_lab.commands.arguments import parse_seeds
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, nearest, parse, quoted
-from fedjax_lab.running.storage import files, metrics
+from fedjax_lab.running.storage import files, metric_rows
 from fedjax_lab.sweeping import sweep_folder
 from fedjax_lab.sweeping.sweep_plan import Cell
 
@@ -253,7 +253,7 @@ def write(page: Path, name: str, text: str) -> None:
     _, closed, after = rest.partition(end)
     if not (opened and closed):
         raise BadInput(f"{page} lacks the lines {begin.strip()} and {end.strip()}")
-    metrics.write_text(page, f"{before}{begin}{text}\n{end}{after}")
+    metric_rows.write_text(page, f"{before}{begin}{text}\n{end}{after}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from fedjax_lab.analysis import formats, runs
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.keys import DEFAULTS
-from fedjax_lab.running.storage import metrics, workdir
+from fedjax_lab.running.storage import metric_rows, workdir
 from fedjax_lab.sweeping.sweep_plan import Cell
 
 ROOT = Path(__file__).parents[1]
@@ -221,15 +221,15 @@ def add(name: str, new: Sequence[Record], settings: Settings) -> None:
     records += new
     by_digest[digest(settings)] = settings
     used = {record.settings for record in records}
-    metrics.make_folder(RESULTS)
+    metric_rows.make_folder(RESULTS)
     _write_settings(name, by_digest)  # before the records, so that none ever lacks its settings
-    metrics.write_text(RESULTS / f"{name}.csv", _csv(records))
+    metric_rows.write_text(RESULTS / f"{name}.csv", _csv(records))
     _write_settings(name, {key: value for key, value in by_digest.items() if key in used})
 
 
 def _write_settings(name, by_digest):
     lines = [f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in by_digest.items()]
-    metrics.write_text(RESULTS / f"{name}.json", "{\n" + ",\n".join(lines) + "\n}\n")
+    metric_rows.write_text(RESULTS / f"{name}.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _csv(records):

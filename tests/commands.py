@@ -5,7 +5,7 @@ from pathlib import Path
 from absl.testing import flagsaver
 
 from fedjax_lab import main
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 
 def call(*arguments):
@@ -30,7 +30,7 @@ def without_clock(rows):
 
 def comparable(workdir):
     """The rows of metrics.jsonl without the times."""
-    return without_clock(metrics.read_metrics(Path(workdir) / "metrics.jsonl"))
+    return without_clock(metric_rows.read_metrics(Path(workdir) / "metrics.jsonl"))
 
 
 def contents(folder):

@@ -2,7 +2,7 @@
 
 import toys
 
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 
 def finish(cell, out, accuracies, validation=None, **more):
@@ -12,15 +12,15 @@ def finish(cell, out, accuracies, validation=None, **more):
     validation: the score `id` in `best_by_validation`, for all seeds; None: no such entry.
     """
     folder = out / cell.name
-    metrics.make_folder(folder)
+    metric_rows.make_folder(folder)
     seeds = list(accuracies)
-    metrics.write_json(folder / "config.json", cell._replace(seeds=seeds).saved)
+    metric_rows.write_json(folder / "config.json", cell._replace(seeds=seeds).saved)
     rounds = cell.config.run.rounds
     rows = {seed: {**toys.SCORES, "accuracy": {"mean": accuracies[seed]}} for seed in seeds}
     summary = {**toys.SUMMARY, "seeds": seeds, "rounds": rounds, "last": _way(rows)}
     if validation is not None:
         summary["best_by_validation"] = _way({seed: {"id": validation} for seed in seeds})
-    metrics.write_json(folder / "summary.json", {**summary, **more})
+    metric_rows.write_json(folder / "summary.json", {**summary, **more})
 
 
 def _way(rows):

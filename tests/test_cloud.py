@@ -22,7 +22,7 @@ from stops import stopping_after
 import fedjax_lab
 from fedjax_lab.commands import figures, report, sweep, tensorboard
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.running.storage import cloud, metrics, workdir
+from fedjax_lab.running.storage import cloud, metric_rows, workdir
 
 RUN = {"rounds": 4, "eval_every": 2, "cohort": 3}
 BUCKET = "memory://bucket"
@@ -477,4 +477,4 @@ def test_local_paths_are_distinguished_from_addresses(capsys):
     assert cloud.split("gs://b/x/") == cloud.split(Path("gs://b/x")) == ("gs", "b/x")
     assert report.main(["runs", "--out=gs://bucket/table.md"]) == 2
     assert "--out must be a local path, got gs:" in capsys.readouterr().err
-    assert "must be a local path" in complaint(metrics.make_folder, Path("gs://bucket/x"))
+    assert "must be a local path" in complaint(metric_rows.make_folder, Path("gs://bucket/x"))

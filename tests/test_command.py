@@ -20,7 +20,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import compilation_cache, interrupts, runner
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
@@ -163,7 +163,7 @@ def test_a_closed_output_pipe_does_not_end_training(toy, finished, tmp_path):
 def same_run(folder, other):
     """Asserts that both finished with equal numbers, up to rounding since their devices differ."""
     assert (folder / "summary.json").exists() and (folder / "plots/learning_curve.png").exists()
-    rows, others = (metrics.read_metrics(path / "metrics.jsonl") for path in (folder, other))
+    rows, others = (metric_rows.read_metrics(path / "metrics.jsonl") for path in (folder, other))
     assert [row["round"] for row in rows] == [row["round"] for row in others]
     losses = [row["train_loss"] for row in others]
     assert [row["train_loss"] for row in rows] == pytest.approx(losses, rel=1e-5)

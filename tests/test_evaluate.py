@@ -16,7 +16,7 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.simulation import evaluate, measures, metrics, simulate
+from fedjax_lab.simulation import evaluate, metrics, simulate, units
 
 
 def share_right(w, rows):
@@ -201,7 +201,7 @@ def test_metrics_do_not_depend_on_devices_or_vectorized_seeds(name):
     for ours, theirs in zip(summaries(mesh, True), summaries(toys.VECTORIZED, False), strict=True):
         assert ours.keys() == theirs.keys() >= {"global_auroc", "domains_ece", "hardest"}
         assert ours["accuracy"] == theirs["accuracy"] and ours["global"] == theirs["global"]
-        each = [len(ours[f"{form}_per_client"]) for form in measures.OF_NEW if form in ours]
+        each = [len(ours[f"{form}_per_client"]) for form in units.OF_NEW if form in ours]
         assert each == ([] if name == "fedper" else [3, 3])
         toys.close(ours, theirs, rtol=1e-5)
 

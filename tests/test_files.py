@@ -26,7 +26,7 @@ from fedjax_lab.commands import report, sweep, tensorboard
 from fedjax_lab.commands.sweep import Outcome, Shared
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import runner
-from fedjax_lab.running.storage import files, metrics
+from fedjax_lab.running.storage import files, metric_rows
 from fedjax_lab.sweeping import sweep_folder
 
 RUNS = ("fedavg", "fedprox,mu=0.1")
@@ -48,12 +48,12 @@ def whole(tmp_path_factory):
     assert tuple(cells) == RUNS
     sweep.write_plan({}, cells, folder / "out")
     rows = [evaluation(seed, after) for after in (2, 4) for seed in (0, 1)]
-    summary = {**toys.SUMMARY, "seeds": [0, 1], **metrics.summarize(rows, [0, 1])}
+    summary = {**toys.SUMMARY, "seeds": [0, 1], **metric_rows.summarize(rows, [0, 1])}
     for name, cell in cells.items():
-        metrics.make_folder(folder / "out" / name)
-        metrics.write_json(folder / "out" / name / "config.json", cell.saved)
-        metrics.write_json(folder / "out" / name / "summary.json", summary)
-        metrics.append(folder / "out" / name / "metrics.jsonl", rows)
+        metric_rows.make_folder(folder / "out" / name)
+        metric_rows.write_json(folder / "out" / name / "config.json", cell.saved)
+        metric_rows.write_json(folder / "out" / name / "summary.json", summary)
+        metric_rows.append(folder / "out" / name / "metrics.jsonl", rows)
     return folder / "out", shared, cells
 
 
@@ -239,19 +239,19 @@ def test_only_a_truncated_last_line_is_not_an_error(tmp_path):
     lines = [json.dumps(evaluation(0, after)) for after in (2, 4, 6)]
     for cut in (0, 1, 30, len(lines[2]) - 1):
         path.write_text("\n".join([*lines[:2], lines[2][:cut]]))
-        assert [row["round"] for row in metrics.read_metrics(path)] == [2, 4]
+        assert [row["round"] for row in metric_rows.read_metrics(path)] == [2, 4]
     path.write_text("\n".join(lines))
-    assert len(metrics.read_metrics(path)) == 3
+    assert len(metric_rows.read_metrics(path)) == 3
     path.write_text("\n".join([lines[0], lines[1][:30], lines[2]]) + "\n")
     before = path.read_bytes()
-    assert "line 2: it is truncated or not JSON" in complaint(metrics.verified, path, [(2, 0)])
+    assert "line 2: it is truncated or not JSON" in complaint(metric_rows.verified, path, [(2, 0)])
     assert path.read_bytes() == before
     path.write_text("\n".join([lines[0], '{"round": 1, "seed": 0}', ""]))
-    assert "line 2: it lacks bytes_down" in complaint(metrics.read_metrics, path)
+    assert "line 2: it lacks bytes_down" in complaint(metric_rows.read_metrics, path)
     other = evaluation(0, 4)
     del other["id"]
     path.write_text("\n".join([lines[0], json.dumps(other), ""]))
-    error = complaint(metrics.read_metrics, path)
+    error = complaint(metric_rows.read_metrics, path)
     assert "rounds 2 and 4 of one stage do not have the same measurements" in error
 
 
@@ -363,7 +363,7 @@ def test_a_report_needs_no_values_of_clients(form, change, run, capsys):
     assert report.main(arguments) == 0
     assert report.main([*arguments, "--way=max_over_rounds"]) == 0
     assert capsys.readouterr().err == ""
-    ways = metrics.pick_rounds(metrics.read_metrics(run / "metrics.jsonl"))
+    ways = metric_rows.pick_rounds(metric_rows.read_metrics(run / "metrics.jsonl"))
     if change is without_clients:
         assert "max_per_domain" not in ways
     else:

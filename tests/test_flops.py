@@ -13,7 +13,7 @@ from fedjax_lab import streams
 from fedjax_lab.engine import flops
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.simulation import simulate
 
 like = jax.ShapeDtypeStruct
@@ -92,7 +92,7 @@ def test_rows_sum_the_operations_of_the_clients_that_took_part(tmp_path, capsys)
         assert call(*flags) == 0
         rows[seeds] = [
             (row["seed"], row["round"], row["flops"])
-            for row in metrics.read_metrics(folder / "metrics.jsonl")
+            for row in metric_rows.read_metrics(folder / "metrics.jsonl")
         ]
     assert [row for row in rows["0,1"] if row[0] == 0] == rows["0"]
     made = [row[2] for row in rows["0"]]
@@ -117,13 +117,13 @@ def test_the_pace_leaves_out_warm_up_intervals():
         for after, stage, seconds, flops in timed
         for seed in (0, 1)
     ]
-    pace = metrics.pace(rows, [0, 1])
+    pace = metric_rows.pace(rows, [0, 1])
     each = np.array([1 / 5, 2 / 5, 3 / 1]) / 2  # seconds per round of one seed
     low, median, high = np.percentile(each, (25, 50, 75))
     expected = {"median": median, "low": low, "high": high, "intervals": 3}
     assert pace["round_seconds"] == pytest.approx(expected)
     assert pace["flops"] == 160.0 and pace["flops_per_second"] == pytest.approx(2 * 70 / 6)
     without = [{k: v for k, v in row.items() if k != "flops"} for row in rows]
-    assert metrics.pace(without, [0, 1])["flops"] is None
-    first = metrics.pace(rows[:2], [0, 1])
+    assert metric_rows.pace(without, [0, 1])["flops"] is None
+    first = metric_rows.pace(rows[:2], [0, 1])
     assert first["round_seconds"]["median"] == 9 / 5 / 2 and first["flops_per_second"] == 20 / 9

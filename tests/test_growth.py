@@ -18,7 +18,7 @@ from fedjax_lab.experiment.config import value_at
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.keys import DEFAULTS
 from fedjax_lab.running import growth, runner
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 EXACT = {"seeds": "sequential"}  # vectorized seeds compute sums in another order
 ENCODERS = {"encoder_rounds": 2, "num_clusters": 2}
@@ -160,7 +160,7 @@ def test_a_run_resumes_after_a_kill_while_its_config_is_replaced(
 ):
     """The kill comes after `left` written files. The run resumes with the new or the old config."""
     folder = interrupted(toy, tmp_path / "run", monkeypatch, after=5, rounds=8)
-    replace, written = metrics.replace, []
+    replace, written = metric_rows.replace, []
 
     def killed(path, content):
         if len(written) == left:
@@ -169,7 +169,7 @@ def test_a_run_resumes_after_a_kill_while_its_config_is_replaced(
         replace(path, content)
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(metrics, "replace", killed)
+        patch.setattr(metric_rows, "replace", killed)
         play(toy, folder, 6, run={"eval_every": 1})  # of an unfinished run, also with fewer rounds
     assert written == ["evaluations.json", "config.json", "learning_curve.png"][:left]
     other = shutil.copytree(folder, tmp_path / "other")

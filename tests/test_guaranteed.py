@@ -12,13 +12,13 @@ from slow_cases import exhaustive_but
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab.commands import meanings, report
+from fedjax_lab.commands import descriptions, report
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import guaranteed, runner
-from fedjax_lab.running.storage import metrics
-from fedjax_lab.simulation import measures
+from fedjax_lab.running.storage import metric_rows
+from fedjax_lab.simulation import units
 from fedjax_lab.transforms import accounting
 
 optional.module("dp_accounting")
@@ -55,7 +55,7 @@ def test_a_row_has_delta_and_epsilon_which_is_null_without_noise(toy):
     assert guaranteed.in_summary(free, [], 4) == {"privacy": {"epsilon": None, "noise": 0.0}}
     assert report._privacy({"epsilon": None, "noise": 0.0}).startswith("epsilon is infinite")
     assert in_rows(built(toy), (2,)) == [{}] and guaranteed.in_summary(built(toy), [], 2) == {}
-    assert not measures.is_free("epsilon")  # no user-defined metric can have this name
+    assert not units.is_free("epsilon")  # no user-defined metric can have this name
 
 
 def test_a_summary_has_the_guarantee_and_the_number_of_full_cohorts(toy):
@@ -113,7 +113,7 @@ def test_privacy_without_clip_and_noise_equals_the_plain_method_exactly(toy, tmp
     assert [row.pop("epsilon") for row in rows] == [None] * len(rows)
     assert rows == comparable(tmp_path / "plain")
     toys.same(private.states, plain.states)
-    assert metrics.tagged(private.metrics[0]) == metrics.tagged(plain.metrics[0])
+    assert metric_rows.tagged(private.metrics[0]) == metric_rows.tagged(plain.metrics[0])
 
 
 USER_FILE = '''
@@ -135,7 +135,9 @@ def test_a_mechanism_may_be_user_defined(toy, tmp_path, monkeypatch):
     made = built(toy, privacy_name="own.py:trusted", privacy_budget="0.25")
     assert in_rows(made, (4,)) == [{"epsilon": 1.0, "delta": 1e-6}]
     assert experiment.guarantee(made).rounds == 4
-    assert meanings.of_section("privacy", made.config.privacy)["budget"] == "epsilon of each round"
+    assert (
+        descriptions.of_section("privacy", made.config.privacy)["budget"] == "epsilon of each round"
+    )
 
 
 REFUSED = [

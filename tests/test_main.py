@@ -19,7 +19,7 @@ from fedjax_lab.commands import arguments, report
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import interrupts
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 NEW = ("--config.partition.new_clients=0.4", "--config.run.rounds=2", "--config.run.eval_every=1")
 
@@ -42,7 +42,7 @@ def test_a_run_writes_its_files(toy, tmp_path, capsys):
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'a'}", "--seeds=0,1") == 0
     out = capsys.readouterr().out
     assert "round 8/8" in out and "north" in out and str(tmp_path / "a") in out
-    rows = metrics.read_metrics(tmp_path / "a/metrics.jsonl")
+    rows = metric_rows.read_metrics(tmp_path / "a/metrics.jsonl")
     assert [(r["round"], r["seed"]) for r in rows] == [(r, s) for r in (3, 6, 8) for s in (0, 1)]
     row = rows[-1]
     assert set(row["accuracy"]) == {"mean", "weighted", "worst10", "min", "max", "per_client"}
@@ -208,7 +208,7 @@ def test_divergence_is_a_one_line_error_and_keeps_the_rounds_before(toy, tmp_pat
     error = capsys.readouterr().err
     assert code == 3 and error.count("\n") == 1
     diverged = int(re.search(r"fedprox diverged in round (\d+)", error)[1])
-    rows = metrics.read_metrics(tmp_path / "d/metrics.jsonl")
+    rows = metric_rows.read_metrics(tmp_path / "d/metrics.jsonl")
     assert [row["round"] for row in rows] == list(range(1, diverged)) and diverged > 1
 
 

@@ -11,7 +11,7 @@ from scikit import metrics_of
 from scipy.special import softmax
 from sklearn.metrics import roc_auc_score, top_k_accuracy_score
 
-from fedjax_lab.simulation import measures, metrics
+from fedjax_lab.simulation import metrics, units
 from fedjax_lab.transforms import backdoor
 
 N, K = 300, 12
@@ -127,11 +127,11 @@ def test_a_function_that_is_not_a_metric_is_a_one_line_error(name, function, mes
 def test_properties_by_metric_name_match_the_metrics():
     of_attack = backdoor.success(lambda x: x, 0)
     lower = {name for name, metric in metrics.BUILT_IN.items() if metric.lower_is_better}
-    assert lower == measures.LOWER_IS_BETTER
-    assert measures.PERCENT <= {"accuracy", of_attack.name, *metrics.BUILT_IN}
-    accuracies = ("global", "domains.a", "accuracy.mean", "id", *measures.ONE_NUMBER)
-    assert {measures.metric_of(name) for name in accuracies} == {"accuracy"}
+    assert lower == units.LOWER_IS_BETTER
+    assert units.PERCENT <= {"accuracy", of_attack.name, *metrics.BUILT_IN}
+    accuracies = ("global", "domains.a", "accuracy.mean", "id", *units.ONE_NUMBER)
+    assert {units.metric_of(name) for name in accuracies} == {"accuracy"}
     names = ("loss.mean", "global_loss", "domains_loss.a_b.c", "ood_loss")
-    assert {measures.metric_of(name) for name in (*names, "new_loss", "new_tuned_loss")} == {"loss"}
+    assert {units.metric_of(name) for name in (*names, "new_loss", "new_tuned_loss")} == {"loss"}
     reserved = ("new", "tuned", "tuned_loss", "new_gap", "new_tuned_gap")
-    assert not any(map(measures.is_free, reserved)) and measures.is_free("gap_of_new")
+    assert not any(map(units.is_free, reserved)) and units.is_free("gap_of_new")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab.commands import report
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 ROWS = [
     {"round": r, "seed": s, "train_loss": 1.0, "accuracy": {"mean": a, "per_client": []}, "id": v}
@@ -14,13 +14,13 @@ ROWS = [
 
 
 def test_a_summary_chooses_its_round_in_three_ways():
-    got = metrics.summarize(ROWS, [0, 1])
+    got = metric_rows.summarize(ROWS, [0, 1])
     rounds = {way: [got[way]["per_seed"][s]["round"] for s in "01"] for way in got}
     assert rounds == {"last": [3, 3], "best_by_validation": [1, 2], "max_over_rounds": [2, 3]}
     assert got["last"]["mean"]["accuracy"]["mean"] == 62.5
     assert got["last"]["std"]["accuracy"]["mean"] == pytest.approx(np.std([60, 65], ddof=1))
     assert got["last"]["ddof"] == 1
-    assert not {"std", "ddof"} & set(metrics.summarize(ROWS[:3], [0])["last"])
+    assert not {"std", "ddof"} & set(metric_rows.summarize(ROWS[:3], [0])["last"])
 
 
 def test_a_summary_also_takes_the_best_round_of_each_domain():
@@ -30,7 +30,7 @@ def test_a_summary_also_takes_the_best_round_of_each_domain():
         | {"accuracy": {"mean": (a + b + 10) / 3, "per_client": [a, b, 10.0, None]}}
         for r, (a, b) in enumerate([(50.0, 30.0), (40.0, 60.0), (45.0, 55.0)], 1)
     ]
-    got = metrics.summarize(rows, [0])
+    got = metric_rows.summarize(rows, [0])
     assert got["max_over_rounds"]["mean"]["domains"] == {"a": 40.0, "b": 60.0}
     assert got["max_per_domain"]["mean"] == {
         "domains": {"a": 50.0, "b": 60.0},

@@ -14,7 +14,7 @@ from fedjax_lab.analysis import published, requirements, tables
 from fedjax_lab.analysis.published import Recipe, Result, Rule
 from fedjax_lab.commands import paper
 from fedjax_lab.commands.arguments import split_overrides
-from fedjax_lab.data.fetching import at_hand
+from fedjax_lab.data.fetching import presence
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve, value_at
 from fedjax_lab.experiment.config_files import load_config
@@ -201,28 +201,28 @@ def test_a_damaged_run_is_shown_next_to_the_others(tmp_path):
 # Data files on this machine.
 
 FIRST_FILES = {  # for sources with different layouts of their files
-    "fashion_mnist": [f"{name}.gz" for name in at_hand.idx.FILES],
-    "emnist": [f"emnist/gzip/{name}.gz" for name in at_hand.emnist.files("balanced")],
+    "fashion_mnist": [f"{name}.gz" for name in presence.idx.FILES],
+    "emnist": [f"emnist/gzip/{name}.gz" for name in presence.emnist.files("balanced")],
     "cinic10": ["CINIC-10/train/airplane/x"],
     "cifar10": ["cifar-10-batches-py/data_batch_1"],
     "svhn": ["svhn/train_32x32.mat"],
     "digits_five": ["digit_dataset/MNIST/test.pkl"],
     "domainnet_full": ["DomainNet/splits/clipart_train.txt"],
     "shakespeare": ["train/x.json"],
-    "sentiment140": [f"sentiment140/{at_hand.text_sets.SENTIMENT140_FILES[0]}"],
-    "pacs": [f"PACS/{name}/x" for name in at_hand.image_folders.PACS.domains],
+    "sentiment140": [f"sentiment140/{presence.text_sets.SENTIMENT140_FILES[0]}"],
+    "pacs": [f"PACS/{name}/x" for name in presence.image_folders.PACS.domains],
 }
 
 
 @pytest.mark.parametrize("name", FIRST_FILES)
 def test_files_are_found_where_their_source_reads_them(tmp_path, name):
     config = resolve({"data": {"name": name, "folder": str(tmp_path)}})
-    assert not at_hand.has_files(name, str(tmp_path))
+    assert not presence.has_files(name, str(tmp_path))
     without_files = complaint(experiment.load_data, config.data)
     for file in FIRST_FILES[name]:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    assert at_hand.has_files(name, str(tmp_path))
+    assert presence.has_files(name, str(tmp_path))
     assert complaint(experiment.load_data, config.data) != without_files  # loading fails later
 
 

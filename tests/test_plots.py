@@ -65,7 +65,7 @@ def test_a_legend_leaves_out_curves_without_points(tmp_path):
 
 @pytest.mark.parametrize("backend", ["nonsense", "svg"])
 def test_an_unknown_backend_of_matplotlib_is_ignored(backend):
-    code = "from fedjax_lab.analysis import dealt; from fedjax_lab.running import plots"
+    code = "from fedjax_lab.running import plots"
     code += "; plots.draw_key(0)"
     code += "; import os, matplotlib; print(matplotlib.rcParams._get_backend_or_none() == 'svg')"
     done = run(code, MPLBACKEND=backend)

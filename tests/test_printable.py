@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import errors
-from fedjax_lab.analysis import dealt, formats, page
+from fedjax_lab.analysis import formats, page, partition_tables
 from fedjax_lab.commands import report
 from fedjax_lab.running import interrupts
 from fedjax_lab.running.progress import ProgressBar
@@ -73,6 +73,8 @@ def test_numbers_and_other_texts_are_written_as_they_are(value):
 
 def test_names_of_classes_and_domains_are_no_formulas(tmp_path):
     counts = np.ones((1, 2), int)
-    dealt.write(dealt.Held(counts, counts, 0, ["=1+1", "b"], ["@x", "-1"]), tmp_path / "a.csv")
+    partition_tables.write(
+        partition_tables.Held(counts, counts, 0, ["=1+1", "b"], ["@x", "-1"]), tmp_path / "a.csv"
+    )
     header = (tmp_path / "a.csv").read_text().splitlines()[0]
     assert header == "client,examples,'=1+1,b,'@x,-1"

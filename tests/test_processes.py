@@ -21,7 +21,7 @@ from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import runner
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_two_processes_give_the_numbers_of_one(toy, tmp_path):
         out, _ = finish(process)
     assert out.count("round 3/3") == 1  # only one of the two prints
     assert "on 4 x cpu" in out
-    rows = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
+    rows = metric_rows.read_metrics(tmp_path / "run/metrics.jsonl")
     assert_close(rows, in_one_process(toy, [0, 1], lossy))
     assert 0 < rows[-1]["bytes_up"] < rows[-1]["bytes_down"]
 
@@ -121,7 +121,7 @@ def test_a_run_interrupted_in_its_second_stage_resumes(toy, tmp_path):
     arguments += [f"--config.{key}={value}" for key, value in overrides]
     with launched(*arguments) as process:
         while process.poll() is None:
-            if any(row["round"] > 1 for row in metrics.read_metrics(path / "metrics.jsonl")):
+            if any(row["round"] > 1 for row in metric_rows.read_metrics(path / "metrics.jsonl")):
                 break
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
@@ -130,7 +130,9 @@ def test_a_run_interrupted_in_its_second_stage_resumes(toy, tmp_path):
     assert 1 < saved < 26
     with launched(*arguments, "--resume") as process:
         finish(process)
-    assert_close(metrics.read_metrics(path / "metrics.jsonl"), in_one_process(toy, [0], overrides))
+    assert_close(
+        metric_rows.read_metrics(path / "metrics.jsonl"), in_one_process(toy, [0], overrides)
+    )
 
 
 @pytest.mark.exhaustive

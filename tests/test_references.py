@@ -18,7 +18,7 @@ from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.optimizers import make_optimizer
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedprox import fedprox
-from fedjax_lab.running.storage import metrics, workdir
+from fedjax_lab.running.storage import metric_rows, workdir
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def run(own):
 
 def begin(folder, config):
     folder.mkdir()
-    metrics.write_json(folder / "config.json", workdir.saved_config(config, [0]))
+    metric_rows.write_json(folder / "config.json", workdir.saved_config(config, [0]))
     (folder / "metrics.jsonl").touch()
     return folder
 

@@ -24,7 +24,7 @@ from scipy import stats
 from fedjax_lab.analysis import compare, formats, runs, tables
 from fedjax_lab.commands import report
 from fedjax_lab.running import plots
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_only_maxima_over_a_test_set_are_marked_as_chosen_on_it(measured, peeks,
         for key in ("accuracy", "domains", "global"):
             del row[key]
         row |= measured
-    summary = {**metrics.summarize(rows, [0]), "seeds": [0]}
+    summary = {**metric_rows.summarize(rows, [0]), "seeds": [0]}
     assert (PEEK in report.closing_table(summary)) == peeks
     if measured:
         folder = write(tmp_path / "a", {0: ()})
@@ -472,7 +472,7 @@ def test_other_metrics_are_listed_besides_the_accuracy(losses, capsys):
     assert runs.lower_is_better(blocks) == {"loss", "perplexity", "ece", "brier"}
     of_clients = runs.per_client(blocks[0].rows[0], "last", "brier.mean")
     assert of_clients == pytest.approx([0.0625] * 3 + [0.0875] * 3)
-    summary = {**metrics.summarize(rows_of(losses / "a"), [0, 1]), "seeds": [0, 1]}
+    summary = {**metric_rows.summarize(rows_of(losses / "a"), [0, 1]), "seeds": [0, 1]}
     assert summary["last"]["mean"]["global_loss"] is None
     assert summary["max_over_rounds"]["mean"]["loss"] == {"mean": 0.6, "worst10": 1.2}
     table = report.closing_table(summary)

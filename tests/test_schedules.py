@@ -9,7 +9,7 @@ from commands import call
 from inputs import complaint
 from slow_cases import exhaustive_but
 
-from fedjax_lab.commands import meanings
+from fedjax_lab.commands import descriptions
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import experiment, joint, schedules, variants
 from fedjax_lab.experiment.config import resolve
@@ -140,7 +140,7 @@ def test_show_config_prints_the_curve(toy, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "learning rate: 0.1 in round 1, 0.0667 in 2, 0.0333 in 3" in out
     assert "the number of rounds until `lr_end`, which holds afterwards; 0: the whole run" in out
-    assert meanings.shown_curve(np.array([0.5])) == "0.5 in round 1"
+    assert descriptions.shown_curve(np.array([0.5])) == "0.5 in round 1"
 
 
 # Schedules in runs.

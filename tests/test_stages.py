@@ -22,8 +22,8 @@ from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import devices, experiment
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.running import loaded, runner
-from fedjax_lab.running.storage import metrics, workdir
+from fedjax_lab.running import loading, runner
+from fedjax_lab.running.storage import metric_rows, workdir
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.local import fetch
 from fedjax_lab.types import Exchange, Stage, State, View
@@ -137,14 +137,14 @@ def interrupted(how, monkeypatch, tmp_path, experiment):
 
 def killed_while_facts_are_written(patch):
     """Only the first of two seeds has its facts saved; they are found again."""
-    replace = metrics.replace
+    replace = metric_rows.replace
 
     def killed(path, content):
         if path.name == "second-1.npz":
             raise KeyboardInterrupt
         replace(path, content)
 
-    patch.setattr(metrics, "replace", killed)
+    patch.setattr(metric_rows, "replace", killed)
 
 
 def stopped_between_the_stages(patch):
@@ -241,7 +241,7 @@ def test_rounds_are_divided_among_stages():
         {"round": r, "seed": 0, "stage": s, "train_loss": 1.0, "accuracy": {"mean": a}}
         for r, s, a in ((1, "one", 90.0), (2, "two", 50.0), (3, "two", 40.0))
     ]
-    assert metrics.pick_rounds(rows)["max_over_rounds"]["round"] == 2
+    assert metric_rows.pick_rounds(rows)["max_over_rounds"]["round"] == 2
 
 
 @pytest.mark.exhaustive
@@ -343,7 +343,7 @@ def test_new_clients_are_scored_through_the_view_of_a_stage(folder, tmp_path):
     built = toys.build(folder, [3], **sections)
     rows = runner.run(built, tmp_path / "run", quiet=True).metrics
     assert all("new" not in row for row in rows if row["stage"] == "encoders")
-    run = loaded.load(tmp_path / "run")
+    run = loading.load(tmp_path / "run")
     assert run.num_clients == 4
     (federation,) = run.experiment.simulation.federations
     for held, percent in zip(federation.new_test, rows[-1]["new_per_client"], strict=True):

@@ -21,7 +21,7 @@ from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import aliases, experiment, registry
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.running import runner
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.sweeping import sweep_folder, sweep_plan, sweep_workers
 
 QUICK = Shared(str(ROOT / "configs/quickstart.py"))
@@ -160,7 +160,7 @@ def test_the_outcome_of_a_cell_is_recorded_and_read(tmp_path):
     assert sweep.shown(tmp_path / "a") == "failed: two"
     sweep.record(Outcome(3, "diverged in round 1"), tmp_path / "a")
     assert sweep_folder.ended(tmp_path / "a") == Outcome(3, "diverged in round 1")
-    metrics.write_json(tmp_path / "a/summary.json", {**toys.SUMMARY, "diverged": {"round": 2}})
+    metric_rows.write_json(tmp_path / "a/summary.json", {**toys.SUMMARY, "diverged": {"round": 2}})
     assert sweep_folder.ended(tmp_path / "a") == Outcome(3)
 
 
@@ -228,7 +228,7 @@ def test_each_cell_is_a_run_with_its_files_and_is_not_run_again(swept, toy, caps
     out = capsys.readouterr().out
     assert "3 of them done" in out
     last = json.loads((swept / NAMES[1] / "summary.json").read_text())["last"]
-    mean, std = (metrics.headline(last[of]) for of in ("mean", "std"))
+    mean, std = (metric_rows.headline(last[of]) for of in ("mean", "std"))
     row = next(line for line in out.splitlines() if line.startswith("fedprox  0.1 "))
     assert row.split() == ["fedprox", "0.1", f"{mean:.2f}", "+-", f"{std:.2f}"]
 
@@ -243,8 +243,8 @@ def test_more_seeds_of_a_cell_are_a_run_beside_it(toy, tmp_path, capsys):
     assert comparable(tmp_path / "fedavg") == before
     assert [row["seed"] for row in comparable(tmp_path / "fedavg-seeds-2")] == [2]
     assert "2 cells" in (printed := capsys.readouterr().out) and "1 of them done" in printed
-    accuracies = [metrics.headline(row) for row in before]
-    accuracies += [metrics.headline(*comparable(tmp_path / "fedavg-seeds-2"))]
+    accuracies = [metric_rows.headline(row) for row in before]
+    accuracies += [metric_rows.headline(*comparable(tmp_path / "fedavg-seeds-2"))]
     shown = f"{np.mean(accuracies):.2f} +- {np.std(accuracies, ddof=1):.2f}"
     rows = [line.split() for line in printed.splitlines() if line.startswith("fedavg")]
     assert rows[-1] == ["fedavg", *shown.split()]
@@ -299,8 +299,8 @@ def test_cells_that_run_together_differ_only_in_numbers_of_method_and_local(tmp_
         return [[names.index(cell.name) for cell in group] for group in found]
 
     assert groups() == [[0, 2], [1, 3], [4, 6, 8, 10], [5, 7, 9, 11]]
-    metrics.make_folder(tmp_path / names[6])
-    metrics.write_json(tmp_path / names[6] / "config.json", {})  # it has begun
+    metric_rows.make_folder(tmp_path / names[6])
+    metric_rows.write_json(tmp_path / names[6] / "config.json", {})  # it has begun
     assert groups() == [[0, 2], [1, 3], [4, 8, 10], [5, 7, 9, 11], [6]]
 
 

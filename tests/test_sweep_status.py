@@ -9,7 +9,7 @@ from children import ROOT
 from processes_beside import another_process
 
 from fedjax_lab.commands import sweep
-from fedjax_lab.running.storage import lock, metrics
+from fedjax_lab.running.storage import lock, metric_rows
 from fedjax_lab.sweeping import sweep_folder, sweep_plan, sweep_status
 from fedjax_lab.sweeping.sweep_plan import Shared
 
@@ -33,9 +33,9 @@ def out(tmp_path):
     sweep_folder.record(sweep_folder.Outcome(3, "in round 2"), tmp_path / "fedprox")
     failed = sweep_folder.Outcome(1, "Traceback\nRuntimeError: no memory")
     sweep_folder.record(failed, tmp_path / "moon")
-    metrics.make_folder(tmp_path / "fedbn")
-    metrics.write_json(tmp_path / "fedbn/config.json", cells["fedbn"].saved)
-    metrics.append(tmp_path / "fedbn/metrics.jsonl", [row(5, 10.0)])
+    metric_rows.make_folder(tmp_path / "fedbn")
+    metric_rows.write_json(tmp_path / "fedbn/config.json", cells["fedbn"].saved)
+    metric_rows.append(tmp_path / "fedbn/metrics.jsonl", [row(5, 10.0)])
     return tmp_path
 
 

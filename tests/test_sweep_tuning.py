@@ -8,7 +8,7 @@ from children import ROOT
 from inputs import complaint
 
 from fedjax_lab import ranges
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.sweeping import sweep_folder, sweep_plan, sweep_tuning
 from fedjax_lab.sweeping.sweep_plan import Shared
 
@@ -164,6 +164,6 @@ def test_draws_of_another_seed_are_rejected(tmp_path):
     others = {d.name: d for d in other.draws}
     message = complaint(sweep_folder.check_folder, QUICK, others, tmp_path)
     assert "config.seeds is [3], not [9]" in message
-    metrics.write_json(tmp_path / "sweep.json", {"cells": {"a": {"tuned": 1}}})
+    metric_rows.write_json(tmp_path / "sweep.json", {"cells": {"a": {"tuned": 1}}})
     message = complaint(sweep_folder.check_folder, QUICK, {}, tmp_path)
     assert "sweep.json cannot be used" in message

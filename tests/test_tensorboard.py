@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedjax_lab.commands import tensorboard
 from fedjax_lab.running.loggers import Facts, to_tensorboard
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 event_pb2 = optional.module("tensorboardX.proto.event_pb2")
 ROUNDS = (5, 10, 15)
@@ -40,7 +40,7 @@ def write(folder, rows, seeds=(0, 1), at=1e9):
     config = {**parts, "run": {"rounds": 15}, "seeds": list(seeds)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     os.utime(folder / "config.json", (at, at))
-    metrics.append(folder / "metrics.jsonl", rows)
+    metric_rows.append(folder / "metrics.jsonl", rows)
     return folder
 
 
@@ -156,7 +156,7 @@ def test_every_value_is_written_at_its_round(sweep, logdir, capsys):
         assert bars.bucket_limit[filled[0]] < mean == bars.bucket_limit[-1]
     of_new = {"new": 80.0, "new_tuned": 90.0, "new_loss": 0.5, "new_tuned_loss": 0.25}
     tags = ("accuracy/new", "accuracy/new_tuned", "loss/new", "loss/new_tuned")
-    tagged = metrics.tagged({**of_new, "new_per_client": [80.0]})
+    tagged = metric_rows.tagged({**of_new, "new_per_client": [80.0]})
     assert tagged == dict(zip(tags, of_new.values(), strict=True))
 
 
@@ -257,8 +257,8 @@ def test_follow_appends_new_rows_images_and_runs(tmp_path, logdir, capsys, monke
 
     def complete():
         note()
-        metrics.keep_until(run / "metrics.jsonl", 5)
-        metrics.append(run / "metrics.jsonl", evaluations((10,)))
+        metric_rows.keep_until(run / "metrics.jsonl", 5)
+        metric_rows.append(run / "metrics.jsonl", evaluations((10,)))
 
     def more():
         assert curve(logdir / "a/seed-1") == expected_curve(evaluations((5, 10)), 1)
@@ -286,15 +286,15 @@ def test_follow_rewrites_a_run_whose_metrics_were_truncated(sweep, logdir, capsy
 
     def cut():
         files.append([*other.iterdir()])
-        metrics.keep_until(path, 5)
+        metric_rows.keep_until(path, 5)
 
     def resumed():
         assert curve(ours) == expected_curve(evaluations((5,)), 1)
-        metrics.append(path, evaluations((10,), shift=3))
+        metric_rows.append(path, evaluations((10,), shift=3))
 
     def cut_and_resumed():  # between two looks at the folder
-        metrics.keep_until(path, 5)
-        metrics.append(path, evaluations((10, 15), shift=4))
+        metric_rows.keep_until(path, 5)
+        metric_rows.append(path, evaluations((10, 15), shift=4))
 
     follow(monkeypatch, capsys, sweep, logdir, cut, resumed, cut_and_resumed)
     assert curve(ours) == expected_curve(evaluations((5,)) + evaluations((10, 15), shift=4), 1)
@@ -304,7 +304,7 @@ def test_follow_rewrites_a_run_whose_metrics_were_truncated(sweep, logdir, capsy
 def test_closed_files_of_a_run_that_goes_on_are_written_anew(tmp_path, logdir):
     run = write(tmp_path / "a", evaluations((5,)))
     written = tensorboard.update([run], logdir, {})
-    metrics.append(run / "metrics.jsonl", evaluations((10,)))
+    metric_rows.append(run / "metrics.jsonl", evaluations((10,)))
     tensorboard.update([run], logdir, written)
     assert curve(logdir / "a/seed-0") == expected_curve(evaluations((5, 10)))
 
@@ -351,7 +351,7 @@ def test_a_full_disk_leaves_the_earlier_files(sweep, logdir, capsys, monkeypatch
 
     call(capsys, logdir, sweep)
     once, paths = everything(logdir), sorted(logdir.rglob("*"))
-    metrics.append(sweep / "fedavg,mu=0.1/metrics.jsonl", evaluations((20,)))
+    metric_rows.append(sweep / "fedavg,mu=0.1/metrics.jsonl", evaluations((20,)))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", no_room)
         assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 1

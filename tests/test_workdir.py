@@ -27,7 +27,7 @@ from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.models.embeddings import Embeddings
-from fedjax_lab.running.storage import fingerprint, lock, metrics, workdir
+from fedjax_lab.running.storage import fingerprint, lock, metric_rows, workdir
 from fedjax_lab.sweeping import sweep_folder
 from fedjax_lab.types import Rows, View
 
@@ -233,7 +233,7 @@ def test_a_kill_while_the_last_files_are_written_leaves_an_unfinished_run(
     file, run, monkeypatch, capsys
 ):
     """So does a kill of a resumed run whose newest checkpoint is lost."""
-    whole = metrics.replace
+    whole = metric_rows.replace
 
     def killed(path, data):
         if path.name == file:
@@ -247,7 +247,7 @@ def test_a_kill_while_the_last_files_are_written_leaves_an_unfinished_run(
         assert sweep_folder.ended(run / "run") is None
         assert [row["round"] for row in comparable(run / "run")] == [3, 3, 6, 6]
     with monkeypatch.context() as patch:
-        patch.setattr(metrics, "replace", killed)
+        patch.setattr(metric_rows, "replace", killed)
         assert call(*arguments(run), "--resume") == 1
     assert f"--workdir={run / 'run'} --resume" in capsys.readouterr().err
     assert not (run / "run/summary.json").exists()
@@ -296,7 +296,7 @@ def test_a_sweep_and_a_run_exclude_each_other(run, tmp_path, capsys, monkeypatch
 
     assert f"{out} is in use" in sweep_error(out / ".share-0-of-1.lock")
     assert f"{out} is in use" in sweep_error(out / ".share-1-of-3.lock")
-    metrics.write_json(out / "sweep.json", {"cells": {}})
+    metric_rows.write_json(out / "sweep.json", {"cells": {}})
     assert f"{out / 'fedprox'} is in use" in sweep_error(out / "fedprox/.lock")
 
 

@@ -11,12 +11,12 @@ import optional
 import pytest
 import toys
 
-from fedjax_lab.analysis import dealt
+from fedjax_lab.analysis import partition_tables
 from fedjax_lab.commands import report
 from fedjax_lab.data import writing
 from fedjax_lab.models import pretrained
 from fedjax_lab.running import plots
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 PACKAGE = Path(writing.__file__).parents[1]
 DIRECT = {  # files whose own protocol replaces a folder or a file when it is whole
@@ -27,7 +27,7 @@ DIRECT = {  # files whose own protocol replaces a folder or a file when it is wh
     "data/record_writer.py": "inside `writing.replacing`",
     "data/fetching/unpack.py": "the new folder of data/fetching/fetch.py",
     "engine/host/host_state.py": "a temporary file without a name",
-    "running/storage/kept.py": "a new folder, renamed when whole",
+    "running/storage/host_files.py": "a new folder, renamed when whole",
     "running/loggers/__init__.py": "an example of a user's own logger",
     "sweeping/sweep_workers.py": "a temporary file without a name",
     "data/writing.py": "the helper itself",
@@ -52,7 +52,7 @@ def test_only_the_helper_writes_files():
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
         for call in re.finditer(WRITES, path.read_text())
-        if not path.read_text()[: call.start()].endswith(("metrics", "writing"))
+        if not path.read_text()[: call.start()].endswith(("metric_rows", "writing"))
     }
     assert found == DIRECT.keys()
 
@@ -83,7 +83,7 @@ def test_an_append_is_whole_or_not_at_all(tmp_path, full):
 
 def held():
     counts = np.ones((2, 2), int)
-    return dealt.Held(counts, counts[:, :0], 0, ["a", "b"], [], 0, 0)
+    return partition_tables.Held(counts, counts[:, :0], 0, ["a", "b"], [], 0, 0)
 
 
 def write_weights(path):
@@ -93,9 +93,9 @@ def write_weights(path):
 
 WRITERS = {
     "report": lambda path: report._write(path, "new"),
-    "text": lambda path: metrics.write_text(path, "new"),
+    "text": lambda path: metric_rows.write_text(path, "new"),
     "picture": lambda path: plots.save(plots.draw_key(0), path.with_suffix(".png")),
-    "partition": lambda path: dealt.write(held(), path),
+    "partition": lambda path: partition_tables.write(held(), path),
     "weights": lambda path: write_weights(path.with_suffix(".safetensors")),
 }
 

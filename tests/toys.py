@@ -10,7 +10,7 @@ import pytest
 from fedjax_lab import losses, streams, wire
 from fedjax_lab.engine import parallel, shards
 from fedjax_lab.engine.engine import Simulation
-from fedjax_lab.engine.host.blocks import Tools
+from fedjax_lab.engine.host.playing import Tools
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg

@@ -11,7 +11,7 @@ import equations
 import result_tables
 
 from fedjax_lab import ranges
-from fedjax_lab.commands import meanings
+from fedjax_lab.commands import descriptions
 from fedjax_lab.experiment import registry
 
 ROOT = Path(__file__).parents[2]
@@ -91,8 +91,8 @@ def settings(name: str) -> str:
     defaults, ranged = registry.default_settings(function), ranges.declared(function)
     if not defaults:
         return "This method has no settings."
-    words = meanings.of_settings(function, list(defaults))
-    words |= {"base": meanings.MEANINGS["method.base"]} if "base" in words else {}
+    words = descriptions.of_settings(function, list(defaults))
+    words |= {"base": descriptions.MEANINGS["method.base"]} if "base" in words else {}
     lines = ["| `config.method.` | default | meaning | range of `--tune` |", "|---|---|---|---|"]
     for key, default in defaults.items():
         also = ", ".join(f"`{word}`" for word in registry.setting_words(function).get(key, ()))

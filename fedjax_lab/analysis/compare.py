@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_lab.analysis.runs import HEADLINES, Block, Row, measured, measures, picked
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 EXACT_PAIRS = 12  # up to this many pairs, all signs of the differences are enumerated
 
@@ -237,8 +237,8 @@ def _cost(rows):
 
 def _pace(row):
     of_runs = ([r for r in run.rows if r["seed"] == run.seeds[0]] for run in row.runs)
-    pairs = [pair for rows in of_runs if rows for pair in metrics.intervals(rows)]
-    seconds = [metrics.seconds_of_round(*pair) for pair in pairs]
+    pairs = [pair for rows in of_runs if rows for pair in metric_rows.intervals(rows)]
+    seconds = [metric_rows.seconds_of_round(*pair) for pair in pairs]
     low, median, high = np.percentile(seconds, (25, 50, 75)).tolist()
     made = [rows[-1].get("flops") for rows in row.seeds.values()]
     flops = None if None in made else float(np.mean(made))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
-from fedjax_lab.running import loaded
+from fedjax_lab.running import loading
 from fedjax_lab.running.storage import files
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Client, Federation, Plan, PyTree, State, Weights
@@ -53,7 +53,7 @@ class Finished(NamedTuple):
         """
         client, message = self.client(i)
         task = self.experiment.task
-        return loaded.model_of(self.hyper["name"], self.method, task, message, client)
+        return loading.model_of(self.hyper["name"], self.method, task, message, client)
 
 
 def load(workdir: Path, seed: int | None = None) -> Finished:
@@ -66,7 +66,7 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
         raise BadInput(f"{workdir} holds no finished run")
     if "diverged" in summary:
         raise BadInput(f"the run in {workdir} diverged")
-    run = loaded.load(workdir)
+    run = loading.load(workdir)
     i = run.index(seed)
     federation = run.experiment.simulation.federations[i]
     population = simulate.population(federation, run.experiment.task.num_classes)

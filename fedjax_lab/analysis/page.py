@@ -9,7 +9,7 @@ from fedjax_lab.analysis.formats import Table
 from fedjax_lab.analysis.tables import WAYS, Choice, Section, subtitle, tables, with_unit
 from fedjax_lab.errors import printable
 from fedjax_lab.running import plots
-from fedjax_lab.simulation.measures import is_percent, metric_of
+from fedjax_lab.simulation.units import is_percent, metric_of
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #222; --soft: #595959; --grid: #ccc;

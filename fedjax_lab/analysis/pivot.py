@@ -18,7 +18,7 @@ from fedjax_lab.analysis.tables import (
     ranked,
     spread_text,
 )
-from fedjax_lab.simulation.measures import is_percent, metric_of
+from fedjax_lab.simulation.units import is_percent, metric_of
 
 LEVEL = 0.05  # the significance level
 BOUNDS = ("central",)  # non-federated methods, which are shown as bounds and not ranked

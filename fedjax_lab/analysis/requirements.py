@@ -5,7 +5,7 @@ from pathlib import Path
 
 import ml_collections
 
-from fedjax_lab.data.fetching import at_hand
+from fedjax_lab.data.fetching import presence
 from fedjax_lab.data.partitions.partition import count_new
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
@@ -45,7 +45,7 @@ def missing(config: ml_collections.ConfigDict) -> str:
 @functools.cache
 def _no_data(settings):
     data = dict(settings)
-    if at_hand.has_files(data["name"], data.get("folder", "")):
+    if presence.has_files(data["name"], data.get("folder", "")):
         return ""
     try:
         experiment.load_data(resolve({"data": data}).data)

@@ -18,8 +18,8 @@ import numpy as np
 from fedjax_lab.errors import BadInput, shown
 from fedjax_lab.experiment.keys import DEFAULTS
 from fedjax_lab.running import siblings
-from fedjax_lab.running.storage import cloud, files, metrics, provenance
-from fedjax_lab.simulation.measures import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, metric_of
+from fedjax_lab.running.storage import cloud, files, metric_rows, provenance
+from fedjax_lab.simulation.units import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, metric_of
 
 _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
 HEADLINES = (*_TESTED, "id")  # a run's headline measure is the first of these that it has
@@ -114,7 +114,7 @@ def read(folder: Path) -> Run:
     if config is None:
         raise files.Damaged(f"{folder} holds no run: there is no config.json in it")
     config, seeds = comparable(config), config["seeds"]
-    rows = metrics.read_metrics(folder / "metrics.jsonl")
+    rows = metric_rows.read_metrics(folder / "metrics.jsonl")
     evaluated = {(row["round"], row["seed"]) for row in rows}
     rows = [
         row | {"seconds": row["seconds"] / len(seeds)}
@@ -386,7 +386,7 @@ def measures(evaluation: dict) -> dict[str, float]:
     After the accuracies come the loss and the metrics of the config: "loss.mean", "global_loss",
     ... Values that are not finite numbers are left out.
     """
-    numbers = metrics.numbers(evaluation)
+    numbers = metric_rows.numbers(evaluation)
     firsts = {key: numbers.pop(key) for key in _ACCURACY if key in numbers}
     flat = flatten({**firsts, **numbers})
     return {key: value for key, value in flat.items() if files.NUMBER.fits(value)}
@@ -421,7 +421,7 @@ def peeks(way: str, measured: Iterable[str]) -> bool:
 
 def picked(row: Row, way: str) -> dict[int, dict]:
     """The evaluation of each seed in the round chosen by `way` (metrics.pick_rounds)."""
-    chosen = {seed: metrics.pick_rounds(rows) for seed, rows in row.seeds.items()}
+    chosen = {seed: metric_rows.pick_rounds(rows) for seed, rows in row.seeds.items()}
     return {seed: ways[way] for seed, ways in chosen.items() if way in ways}
 
 

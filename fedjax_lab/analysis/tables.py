@@ -7,7 +7,7 @@ from fedjax_lab.analysis import formats, runs
 from fedjax_lab.analysis.compare import Cost, Entry, Privacy, Spread
 from fedjax_lab.analysis.formats import NONE, Table
 from fedjax_lab.analysis.runs import Block, shown
-from fedjax_lab.simulation.measures import LOWER_IS_BETTER, ONE_NUMBER, is_percent, metric_of
+from fedjax_lab.simulation.units import LOWER_IS_BETTER, ONE_NUMBER, is_percent, metric_of
 
 WAYS = {
     "last": "last round",

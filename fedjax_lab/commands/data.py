@@ -40,7 +40,7 @@ from tqdm import tqdm
 from fedjax_lab.commands import command
 from fedjax_lab.data import normalize, places, record_writer
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.fetching import at_hand, catalog, fetch
+from fedjax_lab.data.fetching import catalog, fetch, presence
 from fedjax_lab.data.fetching.catalog import Published
 from fedjax_lab.data.fetching.download import Unavailable
 from fedjax_lab.errors import BadInput, check_path, nearest, parse, quoted
@@ -170,7 +170,7 @@ def _places(folder: str) -> list[Path]:
 def _is_here(name: str, data: Published, folder: str) -> bool:
     """Whether a run would find the files, whether `get` has fetched them or not."""
     fetched = any(fetch.is_fetched(data, place) for place in _places(folder))
-    return fetched or at_hand.has_files(name, folder)
+    return fetched or presence.has_files(name, folder)
 
 
 def _flags(name: str, data: Published, folder: Path, named: str) -> str:

@@ -49,7 +49,7 @@ from fedjax_lab.commands import command
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, nearest, parse, printable, quoted
 from fedjax_lab.running import plots
-from fedjax_lab.running.storage import cloud, metrics
+from fedjax_lab.running.storage import cloud, metric_rows
 
 # Each function takes the folder of a run, or several; its options are keyword-only arguments.
 FIGURES: dict[str, Callable[..., Drawn]] = {
@@ -137,9 +137,9 @@ def write(drawn: Drawn, out: Path, formats: Sequence[str]) -> None:
     """Prints the text, writes the pictures and the numbers, and prints the paths of the files."""
     if drawn.text:
         print("\n".join(map(printable, drawn.text.splitlines())))
-    metrics.make_folder(out)
+    metric_rows.make_folder(out)
     if drawn.numbers is not None:
-        metrics.write_json(out / "numbers.json", drawn.numbers)
+        metric_rows.write_json(out / "numbers.json", drawn.numbers)
         print(cloud.address(out / "numbers.json"))
     for name, figure in drawn.pictures.items():
         for ending in formats:

@@ -46,11 +46,11 @@ import re
 import sys
 from pathlib import Path
 
-from fedjax_lab.analysis import compare, data_used, formats, pivot, runs, sweeps, tables
+from fedjax_lab.analysis import compare, data_notes, formats, pivot, runs, sweeps, tables
 from fedjax_lab.commands import command
 from fedjax_lab.errors import MACHINE, BadInput, parse, quoted, shown
-from fedjax_lab.running.storage import cloud, metrics
-from fedjax_lab.simulation.measures import metric_of
+from fedjax_lab.running.storage import cloud, metric_rows
+from fedjax_lab.simulation.units import metric_of
 
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
 
@@ -163,7 +163,7 @@ def _arguments(argv):
 
 def _write(path, text):
     try:
-        metrics.write_text(path, text)
+        metric_rows.write_text(path, text)
     except OSError as error:
         if error.errno in MACHINE:
             raise
@@ -177,7 +177,7 @@ def report(args) -> str:
     """
     whole, damaged = runs.read_all(runs.find(args.folders))
     blocks, notes = runs.arrange(whole)
-    notes += [*sweeps.notes(whole), *damaged, *data_used.notes(whole)]
+    notes += [*sweeps.notes(whole), *damaged, *data_notes.notes(whole)]
     if args.pivot:
         named = runs.named_alike(blocks)
         blocks, notes = named, notes + runs.chosen(blocks, named)
@@ -241,14 +241,14 @@ def _printed(names, sections, choice):
     """The published numbers of each section by row, and notes about them."""
     if not names:
         return [{}] * len(sections), []
-    from fedjax_lab.analysis import beside
+    from fedjax_lab.analysis import matching
 
-    printed = [one for name in names.split(",") for one in beside.read(name, choice)]
+    printed = [one for name in names.split(",") for one in matching.read(name, choice)]
     matches = [
-        {row.name: (row, one) for row in section.block.rows if (one := beside.find(row, printed))}
+        {row.name: (row, one) for row in section.block.rows if (one := matching.find(row, printed))}
         for section in sections
     ]
-    notes = beside.notes([pair for rows in matches for pair in rows.values()])
+    notes = matching.notes([pair for rows in matches for pair in rows.values()])
     if not any(matches):
         notes = [f"{names} has no number for these methods, settings, data and partitions"]
     return [{name: one.result for name, (_, one) in rows.items()} for rows in matches], notes

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.host.hosted import Host
+from fedjax_lab.engine.host.runs import Host
 from fedjax_lab.types import Array, Federation, Plan, PyTree, Stage, State
 
 

@@ -81,7 +81,7 @@ MODULES = {  # other modules, with the names of their functions
     "privacy": {
         "transforms": "none",
         "transforms.privacy": "central adaptive local",
-        "transforms.banded": "banded",
+        "transforms.correlated_noise": "banded",
         "transforms.example_level": "example_level",
     },
     "aggregator": {

@@ -17,7 +17,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.simulation.simulate import Lane, Program
-from fedjax_lab.transforms import beside
+from fedjax_lab.transforms import private_state
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Federation, Stage, Task
 
@@ -46,7 +46,9 @@ def as_configured(
             raise BadInput("it trains on the examples of all clients at once and has no uploads")
         for key in named:
             takes = (task, setup) if key == "privacy" else (task,)
-            stage = beside.in_stage(stage, functools.partial(_wrap, bind(key, config[key]), takes))
+            stage = private_state.in_stage(
+                stage, functools.partial(_wrap, bind(key, config[key]), takes)
+            )
             contract.check_stages((stage,))
     method = stage.method
     each = (

@@ -33,8 +33,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from fedjax_lab.models import banded
-from fedjax_lab.models.banded import Window, make_window
+from fedjax_lab.models import banded_convolution
+from fedjax_lab.models.banded_convolution import Window, make_window
 from fedjax_lab.models.channelwise import channelwise
 from fedjax_lab.types import Array
 
@@ -115,8 +115,8 @@ def _is_plain(lhs: Array, rhs: Array, settings: dict) -> bool:
 
 
 def _banded_or_mapped(window: Window, x: Array, w: Array) -> Array:
-    if banded.is_thin(window, x.shape, w.shape):
-        return banded.convolve(window, x, w)
+    if banded_convolution.is_thin(window, x.shape, w.shape):
+        return banded_convolution.convolve(window, x, w)
     return _convolve(_map, window, x, w)
 
 
@@ -279,8 +279,8 @@ def _batchable(formulation: Callable, window: Window) -> Callable[[Array, Array]
 
 def _plain(formulation: Callable, window: Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, C] with one kernel [kh, kw, C, K]."""
-    if formulation is _map and banded.is_thin(window, x.shape, w.shape):
-        return banded.convolve(window, x, w)
+    if formulation is _map and banded_convolution.is_thin(window, x.shape, w.shape):
+        return banded_convolution.convolve(window, x, w)
     return lax.conv_general_dilated(
         x,
         w,

@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import flax.linen as nn
 
-from fedjax_lab.models import banded, conv, pooling
-from fedjax_lab.models.banded import make_window
+from fedjax_lab.models import banded_convolution, conv, pooling
+from fedjax_lab.models.banded_convolution import make_window
 from fedjax_lab.models.channelwise import channelwise
 from fedjax_lab.types import Array
 
@@ -46,8 +46,12 @@ class Kernels(NamedTuple):
     def layer(self, x: Array, kernel: Array, bias: Array, padding, window: int) -> Array:
         """activate(convolution(x)); on a CPU in one step for few channels and a window of 2."""
         sliding = make_window(x.shape, kernel.shape, padding)
-        if self == CPU and window == 2 and banded.is_thin(sliding, x.shape, kernel.shape):
-            return banded.convolve_and_pool(sliding, x, kernel, bias)
+        if (
+            self == CPU
+            and window == 2
+            and banded_convolution.is_thin(sliding, x.shape, kernel.shape)
+        ):
+            return banded_convolution.convolve_and_pool(sliding, x, kernel, bias)
         labels = ("NHWC", "HWIO", "NHWC")
         y = self.convolution(x, kernel, (1, 1), padding, dimension_numbers=labels)
         return self.activate(y, bias, window)

@@ -16,7 +16,7 @@ import ml_collections
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.config import Override, default_values, resolve, value_at
 from fedjax_lab.running import siblings
-from fedjax_lab.running.storage import cloud, files, lock, metrics, provenance
+from fedjax_lab.running.storage import cloud, files, lock, metric_rows, provenance
 
 FREE = (  # keys of a config that a resumed run may change
     "run.rounds",  # as far as `check_rounds` allows it
@@ -51,7 +51,7 @@ def check_same(folder: Path, saved: dict, today: dict, free: Sequence[str] = FRE
     The message names the first such key. A key that the saved config lacks counts as today's
     default, because earlier versions behaved like the default, or as `aliases.ADDED` describes.
     """
-    metrics.check_same(folder, _filled(saved, today), today, free)
+    metric_rows.check_same(folder, _filled(saved, today), today, free)
 
 
 def read_config(folder: Path) -> dict:
@@ -176,4 +176,4 @@ def read_evaluated(folder: Path) -> Evaluated:
 
 def write_evaluated(folder: Path, evaluated: Evaluated) -> None:
     """Records in a run's folder the evaluations that differ from its config.json."""
-    metrics.write_json(folder / EVALUATED, evaluated._asdict())
+    metric_rows.write_json(folder / EVALUATED, evaluated._asdict())

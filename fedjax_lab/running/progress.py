@@ -8,7 +8,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fedjax_lab.errors import printable
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 LINE_SECONDS = 60.0  # time between two lines if there is no evaluation
 
@@ -75,7 +75,7 @@ class ProgressBar:
     def evaluated(self, rows: list[dict]) -> None:
         """Shows the results of an evaluation; rows: the newest row of each seed."""
         parts = []
-        scores = [score for row in rows if (score := metrics.headline(row)) is not None]
+        scores = [score for row in rows if (score := metric_rows.headline(row)) is not None]
         if len(scores) == len(rows):
             parts.append(f"accuracy {np.mean(scores):.2f} %")
         parts.append(f"train loss {np.mean([row['train_loss'] for row in rows]):.4f}")

@@ -24,7 +24,7 @@ from fedjax_lab.running import guaranteed, interrupts, loggers, stopping, warm_s
 from fedjax_lab.running.loggers import followers
 from fedjax_lab.running.profile import Profile
 from fedjax_lab.running.progress import ProgressBar
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.running.storage.workdir import Workdir, Workdirs, owned
 from fedjax_lab.simulation import evaluate
 from fedjax_lab.types import State
@@ -47,7 +47,7 @@ class Result(NamedTuple):
     """The results of a run: the contents of its files, and the final state of each seed."""
 
     summary: dict
-    metrics: list[dict]  # one per evaluation and seed
+    metric_rows: list[dict]  # one per evaluation and seed
     states: list[State]
     workdir: Path | None
 
@@ -393,7 +393,7 @@ def _summary(engine, experiment, rows):
         "method": experiment.config.method.name,
         "seeds": seeds,
         "rounds": engine.played,
-        **metrics.summarize(rows, seeds),
+        **metric_rows.summarize(rows, seeds),
         "lower_is_better": [
             metric.name
             for metric in evaluate.all_metrics(experiment.simulation.plan)
@@ -432,7 +432,7 @@ def _versions():
 
 def _pace(rows, seeds):
     """Seconds per round, floating-point operations, and operations per second."""
-    pace = metrics.pace(rows, seeds)
+    pace = metric_rows.pace(rows, seeds)
     return {**pace, "flops_utilization": flops.utilization(pace["flops_per_second"])}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.experiment import Experiment
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 RULES = ("patience", "target", "max_seconds")  # keys of config.run
 
@@ -54,7 +54,7 @@ def _end(rows, config) -> tuple[int, str] | None:
     patience, target = config.run.patience, config.run.target
     best, without_better = float("-inf"), 0
     for row in rows:
-        score = metrics.headline(row)
+        score = metric_rows.headline(row)
         if target and score is not None and score >= target:
             return row["round"], "target"
         if patience and "id" in row:

@@ -12,9 +12,9 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.experiment.joint import with_first_weights
 from fedjax_lab.models import pretrained
-from fedjax_lab.running.storage import cloud, saved
+from fedjax_lab.running.storage import cloud, restoring
 from fedjax_lab.simulation import contract, simulate
-from fedjax_lab.transforms import beside
+from fedjax_lab.transforms import private_state
 
 
 def warmed(experiment: Experiment) -> Experiment:
@@ -28,7 +28,7 @@ def warmed(experiment: Experiment) -> Experiment:
     try:
         with cloud.staged(run.start_from, writes=False) as path:
             cloud.fetch(path, whole=True)
-            was = saved.read(path)
+            was = restoring.read(path)
             return STARTS[run.start_with](experiment, was)
     except BadInput as error:
         raise BadInput(f"config.run.start_from={run.start_from}: {error}") from error
@@ -37,7 +37,7 @@ def warmed(experiment: Experiment) -> Experiment:
 def _with_models(experiment, was):
     """The experiment with the other run's global model as first weights, like pretrained ones."""
     name, method = was.config.method.name, was.stage.method
-    models = [saved.global_model(name, method, state) for state in _states(experiment, was)]
+    models = [restoring.global_model(name, method, state) for state in _states(experiment, was)]
     return with_first_weights(experiment, [_fitted(experiment, model) for model in models])
 
 
@@ -80,7 +80,7 @@ def _own_models(was, state):
     send = method.scored or method.round[-1].send
 
     def one(client):
-        return saved.model_of(name, method, task, send(state.server, client.id), client)
+        return restoring.model_of(name, method, task, send(state.server, client.id), client)
 
     federation = was.experiment.simulation.federations[0]
     everybody = simulate.population(federation, task.num_classes)
@@ -99,7 +99,7 @@ def _by_name(model):
 
 def _with_part(method, models, private):
     """The clients' private state, with its part of the model replaced by that of `models`."""
-    return beside.with_plain(private, _part(method, models, beside.plain(private)))
+    return private_state.with_plain(private, _part(method, models, private_state.plain(private)))
 
 
 def _part(method, models, private):

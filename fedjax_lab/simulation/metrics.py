@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from fedjax_lab.errors import BadInput, cut, message_of, quoted
-from fedjax_lab.simulation import measures
+from fedjax_lab.simulation import units
 from fedjax_lab.types import Array, PyTree
 
 SPECIAL = 2  # the first two classes of word predictions are padding and the unknown word
@@ -189,7 +189,7 @@ def _of_function(function, num_classes):
     """The metric of a user's function; its output shape decides between `Summed` and `Whole`."""
     named = getattr(function, "func", function)  # the function of a functools.partial
     name = getattr(named, "__name__", type(named).__name__)
-    if not measures.is_free(name) or name in BUILT_IN:
+    if not units.is_free(name) or name in BUILT_IN:
         raise BadInput(
             f"a metric cannot have the name {quoted(name)}: the name must be a plain word that has"
             " no other meaning in metrics.jsonl; rename the function"

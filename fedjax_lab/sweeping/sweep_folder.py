@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_lab.errors import BadInput, printable, quoted
 from fedjax_lab.running import growth, siblings
-from fedjax_lab.running.storage import cloud, files, metrics
+from fedjax_lab.running.storage import cloud, files, metric_rows
 from fedjax_lab.sweeping.sweep_plan import Cell, Shared, make_cell
 
 DIVERGED = 3  # the exit code of `main` for a run that diverged
@@ -63,7 +63,7 @@ def _check_planned(folder, saved, today, grows):
     """
     if not grows:
         rounds = [{"run": {"rounds": each["run"].get("rounds")}} for each in (saved, today)]
-        metrics.check_same(folder, *rounds)
+        metric_rows.check_same(folder, *rounds)
     elif set(saved.get("seeds", ())) <= set(today["seeds"]):
         saved = {**saved, "seeds": today["seeds"]}
     growth.check_same(folder, saved, today)
@@ -100,13 +100,13 @@ def as_begun(cells: Iterable[Cell], out: Path) -> dict[str, Cell]:
 
 def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
     """Writes sweep.json with the cells already planned and the new ones, and their full configs."""
-    metrics.make_folder(out)
+    metric_rows.make_folder(out)
     new = {
         name: {"method": cell.method, "grid": cell.grid, "config": cell.saved, **cell.note}
         for name, cell in cells.items()
     }
     merged = {name: {**planned.get(name, {}), **entry} for name, entry in new.items()}
-    metrics.write_json(out / "sweep.json", {"cells": planned | merged})
+    metric_rows.write_json(out / "sweep.json", {"cells": planned | merged})
     cloud.publish(out)
 
 
@@ -151,9 +151,9 @@ def failure(folder: Path) -> Outcome | None:
 def record(outcome: Outcome, folder: Path) -> None:
     """Writes the outcome of a failed or diverged cell to error.txt."""
     if outcome.code:
-        metrics.make_folder(folder)
+        metric_rows.make_folder(folder)
         text = f"exit code {outcome.code}\n{outcome.said}\n"
-        metrics.write_text(folder / "error.txt", text)
+        metric_rows.write_text(folder / "error.txt", text)
         cloud.publish(folder)
 
 
@@ -183,7 +183,7 @@ def shown(*folders: Path) -> str:
             said = outcome.said or f"exit code {outcome.code}"
             return f"failed: {printable(said.splitlines()[-1])}"
         last = files.read_json(folder / "summary.json", files.FINISHED)["last"]
-        each += [metrics.headline(of_seed) for of_seed in last["per_seed"].values()]
+        each += [metric_rows.headline(of_seed) for of_seed in last["per_seed"].values()]
     accuracies = [accuracy for accuracy in each if accuracy is not None]
     if not accuracies:
         return "done"

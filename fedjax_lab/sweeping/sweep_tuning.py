@@ -17,7 +17,7 @@ from fedjax_lab.errors import BadInput, cut, nearest, quoted
 from fedjax_lab.experiment.aliases import ALIASES
 from fedjax_lab.experiment.registry import is_method, is_wrapper, keyword_defaults, look_up
 from fedjax_lab.ranges import Range
-from fedjax_lab.running.storage import files, metrics
+from fedjax_lab.running.storage import files, metric_rows
 from fedjax_lab.sweeping.sweep_folder import DIVERGED, done
 from fedjax_lab.sweeping.sweep_plan import Cell, Shared, make_cell
 
@@ -206,7 +206,7 @@ def _score(draw, out, search):
         return None
     summary = files.read_json(out / draw.name / "summary.json", files.FINISHED)
     if search.on == "test":
-        return (_number(draw, metrics.headline(summary["last"]["mean"]), "test"),)
+        return (_number(draw, metric_rows.headline(summary["last"]["mean"]), "test"),)
     values = summary.get("best_by_validation", {}).get("mean", {})
     accuracy = _number(draw, values.get("id"), "validation")
     return accuracy, -values.get("id_loss", 0.0)  # the loss breaks ties of the accuracy

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 
 from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.transforms import beside, rehearsal
-from fedjax_lab.transforms.beside import Beside
+from fedjax_lab.transforms import private_state, rehearsal
 from fedjax_lab.transforms.codecs import Codec
+from fedjax_lab.transforms.private_state import Beside
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
 
 UP = 4  # number of this transform's random stream among the streams of an upload
@@ -67,7 +67,7 @@ def uploads(method: Method, task: Task, codec: Codec, error_feedback: bool) -> M
         shapes = rehearsal.updates(method, task, state, num_clients)
         return tree.repeat(tree.zeros(shapes), num_clients)
 
-    return beside.wrapped(method, residuals)._replace(round=each)
+    return private_state.wrapped(method, residuals)._replace(round=each)
 
 
 def _without_feedback(exchange, codec, number, message, client, work):

@@ -34,7 +34,7 @@ import records
 from fedjax_lab.analysis import formats
 from fedjax_lab.commands import command
 from fedjax_lab.errors import BadInput, parse, quoted
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 NAME = "speed_peers"
 TIMES = records.RESULTS / f"{NAME}.json"
@@ -108,7 +108,7 @@ def time_all(pythons: dict[str, str], repeats: int) -> None:
     for _ in range(repeats):
         times.append({work: time_once(work, pythons) for work in WORKLOADS})
         text = json.dumps(facts | {"seconds_per_round": times}, indent=1)
-        metrics.write_text(TIMES, text + "\n")
+        metric_rows.write_text(TIMES, text + "\n")
 
 
 def versions(python: str, packages: list[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from inputs import complaint
 from run_folders import call, evaluation, refusal, write_rows
 
 from fedjax_lab import configs
-from fedjax_lab.analysis import beside, published, tables
+from fedjax_lab.analysis import matching, published, tables
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running.storage import workdir
@@ -78,4 +78,4 @@ def test_csv_has_the_published_numbers(folder, capsys):
     assert "fedconcat/table1 has no number for these methods" in text and "published" not in text
     error = refusal(capsys, folder, "--pivot", "--published=fedconcat/table1")
     assert "has no numbers of accuracy.mean, last round; --measure=global --way=last" in error
-    assert "has no accuracies in 'table77'" in complaint(beside.read, "fedconcat/table77", CHOICE)
+    assert "has no accuracies in 'table77'" in complaint(matching.read, "fedconcat/table77", CHOICE)

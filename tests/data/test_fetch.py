@@ -17,7 +17,7 @@ from published import contents, offered, zipped
 
 from fedjax_lab.commands import data as command
 from fedjax_lab.data import places
-from fedjax_lab.data.fetching import at_hand, catalog, download, fetch, unpack
+from fedjax_lab.data.fetching import catalog, download, fetch, presence, unpack
 from fedjax_lab.data.sources import idx
 from fedjax_lab.experiment.registry import NAMED, keyword_defaults, look_up
 from fedjax_lab.running.storage import lock
@@ -34,7 +34,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(places, "PLACES", (str(where),))
     release = idx.FASHION._replace(elsewhere=())
     monkeypatch.setattr(idx, "FASHION", release)
-    monkeypatch.setitem(at_hand.FIRST, "fashion_mnist", at_hand._idx(release))
+    monkeypatch.setitem(presence.FIRST, "fashion_mnist", presence._idx(release))
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     clock = SimpleNamespace(sleep=lambda seconds: None, time=time.time)
     monkeypatch.setattr(download, "time", clock)

@@ -8,7 +8,7 @@ import toys
 
 from fedjax_lab.analysis import formats
 from fedjax_lab.commands import sweep
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.sweeping.sweep_folder import Outcome
 
 PACS = Path(__file__).parents[2] / "configs" / "hfedf_pacs.py"
@@ -60,9 +60,9 @@ def test_every_target_domain_is_a_run(monkeypatch, pacs, empty_cache, tmp_path, 
         earlier, last = row_of(1, 0, [1.0, 1.0], [1.0, 1.0]), row_of(2, 0, [90.0, 80.0], [30.0])
         cost = {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "train_loss": 0.1}
         folder.mkdir(parents=True)
-        metrics.write_json(folder / "config.json", cell.saved)
-        metrics.append(folder / "metrics.jsonl", [{**row, **cost} for row in (earlier, last)])
-        metrics.write_json(folder / "summary.json", toys.SUMMARY)
+        metric_rows.write_json(folder / "config.json", cell.saved)
+        metric_rows.append(folder / "metrics.jsonl", [{**row, **cost} for row in (earlier, last)])
+        metric_rows.write_json(folder / "summary.json", toys.SUMMARY)
         return Outcome(0)
 
     monkeypatch.setattr(sweep, "_run_one", run_one)

@@ -9,7 +9,7 @@ from records import Record
 from slow_cases import exhaustive_but
 
 from fedjax_lab.experiment.registry import METHODS
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 FACTS = "abc", "0.1.0", "2 x cpu"
 
@@ -159,7 +159,7 @@ def test_the_recorded_measures_of_a_run(capsys):
         | {"bytes_up": 1e6 * r, "bytes_down": 2e6 * r}
         for r in (1, 5, 10)
     ]
-    assert metrics.pick_rounds(rows)["best_by_validation"]["round"] == 1
+    assert metric_rows.pick_rounds(rows)["best_by_validation"]["round"] == 1
     of_best = {leaderboard.ACCURACY: 71.0, leaderboard.WORST: 40.0, leaderboard.SCORE: 59.0}
     cost = {leaderboard.MEGABYTES: 15.0, leaderboard.SECONDS: 10.0, leaderboard.SCORE_LOSS: 0.5}
     last = {"last/accuracy.mean": 80.0, "last/accuracy.worst10": 40.0}

@@ -12,7 +12,7 @@ from records import Record
 
 from fedjax_lab.analysis import formats
 from fedjax_lab.commands import sweep
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.sweeping.sweep_folder import Outcome
 
 NAMES = sorted(path.stem for path in measure.TABLES.glob("*.py"))
@@ -54,8 +54,8 @@ def trained(monkeypatch):
         cells.append((cell.name, cell.seeds))
         if "fails" in (folder.parent / "what").read_text():
             return Outcome(1, "no memory")
-        metrics.make_folder(folder)
-        metrics.write_json(folder / "config.json", cell.saved)
+        metric_rows.make_folder(folder)
+        metric_rows.write_json(folder / "config.json", cell.saved)
         cost = {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "train_loss": 0.1}
         rows = [
             {"round": r, "seed": s, "accuracy": {"mean": 78.0 + r + s}, **cost}
@@ -64,7 +64,9 @@ def trained(monkeypatch):
         ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         ends = {} if cell.name[:7] != "fedprox" else {"diverged": {"round": 2, "seed": 1}}
-        metrics.write_json(folder / "summary.json", {**toys.SUMMARY, "seeds": cell.seeds, **ends})
+        metric_rows.write_json(
+            folder / "summary.json", {**toys.SUMMARY, "seeds": cell.seeds, **ends}
+        )
         return Outcome(0)
 
     monkeypatch.setattr(sweep, "_run_one", run_one)

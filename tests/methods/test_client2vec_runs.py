@@ -22,7 +22,7 @@ from fedjax_lab.methods._client_index import Index
 from fedjax_lab.methods.client2vec import Server
 from fedjax_lab.models import dsa_ign
 from fedjax_lab.running import runner
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import State, Weights
 
@@ -188,7 +188,7 @@ def test_the_figure_of_a_run_and_its_seconds_by_stage(whole, tmp_path, capsys):
     assert "workdir: cosine of client index, same main class" in printed
     rows = drawing.rows_of(whole.workdir)
     before = [row["seconds"] for row in rows if row["stage"] == "describe"][0]
-    seconds = drawing.seconds(rows, metrics.headline(rows[-2]))
+    seconds = drawing.seconds(rows, metric_rows.headline(rows[-2]))
     np.testing.assert_allclose(seconds, (before, rows[-2]["seconds"] - before))
 
 

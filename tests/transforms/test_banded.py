@@ -18,7 +18,7 @@ from fedjax_lab import optim, sampling, streams, tree
 from fedjax_lab.engine import fsdp, parallel
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.running import runner
-from fedjax_lab.transforms import accounting, banded, libraries, privacy
+from fedjax_lab.transforms import accounting, correlated_noise, libraries, privacy
 from fedjax_lab.transforms.accounting import Run
 from fedjax_lab.transforms.guarantee import Setup
 
@@ -29,16 +29,16 @@ SETUP = Setup(toys.C, 2, 12, (10,) * toys.C, 8, 2)
 PLAN = toys.PLAN._replace(cohort=2, rounds=12)
 SMALL = {"clip": 0.5, "noise": 0.3, "bands": 3}
 BANDS = (2 / 3, 2 / 3, 1 / 3)
-optimized = banded.strategy
+optimized = correlated_noise.strategy
 
 
 @pytest.fixture(autouse=True)
 def bands_without_a_search(monkeypatch):
-    monkeypatch.setattr(banded, "strategy", lambda rounds, bands: BANDS)
+    monkeypatch.setattr(correlated_noise, "strategy", lambda rounds, bands: BANDS)
 
 
 def make(name="fedavg", setup=SETUP, **settings):
-    return banded.banded(toys.make(name, TASK), TASK, setup, **{**SMALL, **settings})
+    return correlated_noise.banded(toys.make(name, TASK), TASK, setup, **{**SMALL, **settings})
 
 
 def dense(bands, rounds):
@@ -83,7 +83,7 @@ def test_a_client_takes_part_at_most_once_per_cycle_of_the_bands():
     numbers = jnp.arange(rounds)
 
     def draw(key, t):
-        return banded.in_turn(key, t, population, m, bands)
+        return correlated_noise.in_turn(key, t, population, m, bands)
 
     keys = jax.vmap(lambda t: jax.random.fold_in(KEYS.cohort, t))(numbers)
     ids, shares = (np.asarray(a) for a in jax.jit(jax.vmap(draw))(keys, numbers))
@@ -97,7 +97,7 @@ def test_a_client_takes_part_at_most_once_per_cycle_of_the_bands():
     q = m / 7
     assert np.abs(frequency - q).max() < 5 * (q * (1 - q) / (rounds / bands)) ** 0.5
     np.testing.assert_allclose(shares.sum(1)[drawn.any(1)], 1, rtol=1e-6)
-    one_group = banded.in_turn(keys[0], jnp.int32(5), toys.POPULATION, 3, 1)
+    one_group = correlated_noise.in_turn(keys[0], jnp.int32(5), toys.POPULATION, 3, 1)
     toys.same(one_group, sampling.poisson(keys[0], (), toys.POPULATION, 3))
 
 
@@ -115,7 +115,7 @@ def test_epsilon_equals_the_jax_privacy_analysis_of_the_same_sampling():
     from jax_privacy.accounting import accountants, analysis
 
     setup = Setup(4000, 100, 60, (10,) * 4000, 8, 1)
-    made = banded._promise(setup, 4, 1.5, 0.0, 1e-5)
+    made = correlated_noise._promise(setup, 4, 1.5, 0.0, 1e-5)
     capacity = sampling.room(100, 1000)
     shared = {"num_samples": 4000, "delta": 1e-5, "batch_size": 100, "cycle_length": 4}
     params = library.DpParams(noise_multipliers=1.5, truncated_batch_size=capacity, **shared)
@@ -152,7 +152,7 @@ def job(folder):
     made = toys.build(folder, partition=partition, run=run, engine={"fsdp": 2})
     setup, task = Setup(12, 3, 4, (20,) * 12, 32, 1), made.task
     (stage,) = made.simulation.stages
-    method = banded.banded(stage.method, task, setup, **SMALL)
+    method = correlated_noise.banded(stage.method, task, setup, **SMALL)
     return toys.changed(made, stages=(stage._replace(method=method),))
 
 
@@ -184,7 +184,7 @@ def test_bad_settings_and_unsupported_methods_are_one_line_errors(monkeypatch):
     assert "several exchanges" in complaint(make, "fediir")
     assert "models of their own" in complaint(make, "ifca")
     optimized.cache_clear()
-    monkeypatch.setattr(banded, "strategy", optimized)
+    monkeypatch.setattr(correlated_noise, "strategy", optimized)
     libraries.of_privacy.cache_clear()
     monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization.toeplitz", None)
     assert complaint(make).endswith("pip install 'fedjax_lab[privacy]'")

@@ -18,10 +18,10 @@ from fedjax_lab.running import runner
 from fedjax_lab.simulation import simulate
 from fedjax_lab.transforms import (
     aggregators,
-    beside,
     codecs,
     compression,
     downlink,
+    private_state,
     rehearsal,
     uplink,
 )
@@ -183,7 +183,7 @@ def check_identity(plain, wrap):
     expected, _ = toys.player(plain)(KEYS, 0, 2)
     made, _ = toys.player(wrap(plain))(KEYS, 0, 2)
     toys.same(made.server, expected.server)
-    toys.same(beside.plain(made.private), expected.private)
+    toys.same(private_state.plain(made.private), expected.private)
 
 
 def expected_bytes(name, leaves):
@@ -255,7 +255,7 @@ def test_error_feedback_keeps_what_was_not_sent():
     method = compression.top_k(bare(), toys.TASK, share=0.1)
     (exchange,) = method.round
     client = tree.take(toys.POPULATION, 0)
-    private = beside.Beside((), [[jnp.zeros(D)]])
+    private = private_state.Beside((), [[jnp.zeros(D)]])
     total = np.zeros(D)
     for t in range(rounds):
         client = client._replace(private=private)

@@ -13,13 +13,13 @@ from naive import KEYS, vector
 from fedjax_lab import sampling, streams, tree, wire
 from fedjax_lab.experiment import registry
 from fedjax_lab.simulation import simulate
-from fedjax_lab.transforms import accounting, banded, cohort, privacy
+from fedjax_lab.transforms import accounting, cohort, correlated_noise, privacy
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Exchange, Work
 
 optional.module("dp_accounting")
 
-TWO_BANDS = {banded.banded: {"bands": 2}}
+TWO_BANDS = {correlated_noise.banded: {"bands": 2}}
 M, DRAWN = 6, np.array([1, 1, 0, 1, 1, 0], bool)
 TASK = toys.TASK
 SIZES = tuple(np.asarray(toys.FEDERATION.train.count).tolist())
@@ -179,7 +179,7 @@ def test_changes_by_colluding_attackers_come_before_clipping():
 @pytest.mark.parametrize("attack", ["inner_product", "little_is_enough"])
 def test_no_epsilon_is_claimed_if_attackers_use_updates_of_other_clients(attack):
     attacked = registry.look_up("attack", attack)(bare(toys.make("fedavg")), TASK)
-    for make in (privacy.central, privacy.adaptive, banded.banded):
+    for make in (privacy.central, privacy.adaptive, correlated_noise.banded):
         message = complaint(make, attacked, TASK, setup(4), noise=0.3, **TWO_BANDS.get(make, {}))
         assert "attackers compute their updates from those of other clients" in message
     assert privacy.central(attacked, TASK, setup(4), epsilon=np.inf).guarantee is None

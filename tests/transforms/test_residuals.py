@@ -16,7 +16,7 @@ from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import warm_start
-from fedjax_lab.transforms import beside
+from fedjax_lab.transforms import private_state
 
 # Each client keeps a head and the residuals of its encoder.
 RUN = {"run": {"rounds": 4, "eval_every": 2, "cohort": 4}, "compression": {"name": "low_rank"}}
@@ -80,7 +80,7 @@ def test_new_clients_have_the_scores_of_the_plain_method(method, folder, tmp_pat
     assert keys
     for row, expected in zip(made.rows, plain.rows, strict=True):
         assert {k: row[k] for k in keys} == {k: expected[k] for k in keys}
-    assert isinstance(made.states[0].private, beside.Beside)
+    assert isinstance(made.states[0].private, private_state.Beside)
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_a_run_starts_with_the_personal_models_or_the_whole_state_of_another(fol
         more = start, ("compression.name", compression)
         states = first_states(folder, whole.folder, "fedper", *more)
         for state, source in zip(states, whole.states, strict=True):
-            toys.same(beside.plain(state.private), source.private.private)
+            toys.same(private_state.plain(state.private), source.private.private)
             residuals = jax.tree.leaves(getattr(state.private, "extra", ()))
             assert not any(a.any() for a in residuals)
     start = ("run.start_with", "state")

@@ -16,7 +16,7 @@ from naive import KEYS
 from slow_cases import exhaustive_but
 
 from fedjax_lab import wire
-from fedjax_lab.commands import meanings
+from fedjax_lab.commands import descriptions
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve, sources_of
 from fedjax_lab.experiment.config_files import load_config
@@ -181,7 +181,9 @@ def test_a_transform_may_be_user_defined(toy, tmp_path, monkeypatch):
     made = built(toy, aggregator_name="half.py:half", aggregator_factor="0.25")
     assert made.config.aggregator.factor == 0.25
     assert list(sources_of(made.config)) == ["half.py:half"]
-    assert meanings.of_section("aggregator", made.config.aggregator)["factor"] == "of each update"
+    assert (
+        descriptions.of_section("aggregator", made.config.aggregator)["factor"] == "of each update"
+    )
 
 
 # The transforms in docs/transforms.md.

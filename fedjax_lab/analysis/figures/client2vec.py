@@ -22,7 +22,7 @@ from fedjax_lab.analysis.figures.drawn import Drawn, by_name
 from fedjax_lab.analysis.finished import Finished, load
 from fedjax_lab.methods.client2vec import Server
 from fedjax_lab.running import plots
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 
 def draw(*workdirs: Path) -> Drawn:
@@ -68,7 +68,7 @@ def draw_index(run: Finished) -> tuple[list[str], dict[str, Figure]]:
 
 def rows_of(workdir: Path) -> list[dict]:
     """Reads the evaluations of a run's first seed."""
-    rows = metrics.read_metrics(workdir / "metrics.jsonl")
+    rows = metric_rows.read_metrics(workdir / "metrics.jsonl")
     return [row for row in rows if row["seed"] == rows[0]["seed"]]
 
 
@@ -79,7 +79,7 @@ def scored(rows: list[dict]) -> list[dict]:
 
 def accuracy(row: dict) -> float:
     """The headline accuracy of a scored evaluation, in percent."""
-    headline = metrics.headline(row)
+    headline = metric_rows.headline(row)
     assert headline is not None
     return headline
 

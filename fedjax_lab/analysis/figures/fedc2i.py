@@ -18,7 +18,7 @@ from fedjax_lab.analysis import runs
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import plots
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 MOST = 6  # the most maps if no rounds are named
 
@@ -42,7 +42,7 @@ def influence(workdir: Path, seed: int | None) -> tuple[dict[int, np.ndarray], l
     no influence.
     """
     file = workdir / "metrics.jsonl"
-    rows = metrics.read_metrics(file) if file.exists() else []
+    rows = metric_rows.read_metrics(file) if file.exists() else []
     seed = rows[0]["seed"] if rows and seed is None else seed
     maps = {
         row["round"]: np.array(row["recorded"]["influence"])

@@ -20,7 +20,7 @@ from fedjax_lab.analysis.figures.drawn import Drawn, by_name
 from fedjax_lab.data.partitions.partition import count_new
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import plots
-from fedjax_lab.running.storage import files, metrics
+from fedjax_lab.running.storage import files, metric_rows
 
 
 def draw(*workdirs: Path) -> Drawn:
@@ -48,7 +48,7 @@ def accuracy_by_megabytes(workdir: Path) -> tuple[np.ndarray, np.ndarray]:
     """Megabytes that one client sent and received, and accuracy in percent: [evaluations] each."""
     shape = {"partition": {"num_clients": files.COUNT}}
     config = files.read_json(workdir / "config.json", shape)
-    rows = metrics.read_metrics(workdir / "metrics.jsonl")
+    rows = metric_rows.read_metrics(workdir / "metrics.jsonl")
     if config is None or not rows:
         raise BadInput(f"{workdir} holds no evaluated run: config.json or metrics.jsonl is missing")
     partition = config["partition"]
@@ -57,7 +57,7 @@ def accuracy_by_megabytes(workdir: Path) -> tuple[np.ndarray, np.ndarray]:
     points = defaultdict(list)
     for row in rows:
         megabytes = (row["bytes_up"] + row["bytes_down"]) / clients / 1e6
-        accuracy: Any = row.get("global", metrics.headline(row))
+        accuracy: Any = row.get("global", metric_rows.headline(row))
         points[row["round"]].append((megabytes, accuracy))
     means = np.array([np.mean(points[r], 0) for r in sorted(points)])
     return means[:, 0], means[:, 1]

@@ -26,7 +26,7 @@ from fedjax_lab.analysis import finished
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.analysis.finished import Finished
 from fedjax_lab.running import plots
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.simulation.local import fetch, of_client
 
 BINS = 15  # the number of bins of the calibration error
@@ -53,7 +53,7 @@ def draw(workdir: Path, *compared: Path, seed: int | None = None) -> Drawn:
 
 def recorded(workdir: Path, seed: int | None) -> dict[int, dict]:
     """The values that hfedf recorded for one seed, by round; {} for other methods."""
-    rows = metrics.read_metrics(workdir / "metrics.jsonl")
+    rows = metric_rows.read_metrics(workdir / "metrics.jsonl")
     seed = rows[0]["seed"] if seed is None else seed
     return {
         row["round"]: row["recorded"]

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from fedjax_lab.errors import BadInput, nearest, quoted
 from fedjax_lab.experiment import references
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 BUILT_IN = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}  # their packages
 
@@ -98,7 +98,7 @@ def scalars(rows: list[dict]) -> dict[str, float]:
 
     rows: one row for each seed.
     """
-    tagged = {row["seed"]: metrics.tagged(row) for row in rows}
+    tagged = {row["seed"]: metric_rows.tagged(row) for row in rows}
     shared = [tag for tag in next(iter(tagged.values())) if all(tag in a for a in tagged.values())]
     means = {tag: sum(each[tag] for each in tagged.values()) / len(tagged) for tag in shared}
     means["seconds"] = rows[0]["seconds"]
@@ -111,5 +111,5 @@ def scalars(rows: list[dict]) -> dict[str, float]:
 def final(summary: dict) -> dict[str, float]:
     """{WAY/tag: value} of a summary.json: means over seeds for each way of choosing a round."""
     ways = [way for way, chosen in summary.items() if isinstance(chosen, dict) and "mean" in chosen]
-    each = {way: metrics.tagged(summary[way]["mean"]) for way in ways}
+    each = {way: metric_rows.tagged(summary[way]["mean"]) for way in ways}
     return {f"{way}/{tag}": value for way, tags in each.items() for tag, value in tags.items()}

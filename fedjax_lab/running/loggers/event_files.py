@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedjax_lab.data import safe
 from fedjax_lab.errors import shown
-from fedjax_lab.running.storage import files, metrics
+from fedjax_lab.running.storage import files, metric_rows
 
 ENDING = ".fedjax_lab"  # of event files that this package wrote and may replace
 BARS = 20  # bars of a histogram
@@ -50,7 +50,7 @@ class EventFiles:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.record_writer import RecordWriter  # it has no thread
 
-        metrics.make_folder(folder)
+        metric_rows.make_folder(folder)
         temporary, now = folder / f"events.{secrets.token_hex(4)}.tmp", time.time()
         path = folder / f"events.out.tfevents.{int(now)}.{socket.gethostname()}{ENDING}"
         self._paths.add(path)
@@ -115,7 +115,7 @@ def numbers(row: dict) -> Any:
     """The Summary of an evaluation: its measurements, and histograms of the clients' values."""
     from tensorboardX.summary import Summary, make_histogram
 
-    tagged = metrics.tagged(row).items()
+    tagged = metric_rows.tagged(row).items()
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in tagged]
     for metric, forms in row.items():
         clients = forms.get("per_client") if isinstance(forms, dict) else None

@@ -15,7 +15,7 @@ from fedjax_lab.engine import processes
 from fedjax_lab.errors import reason_of, warn
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.running.loggers import Begin, Facts
-from fedjax_lab.running.storage import files, metrics
+from fedjax_lab.running.storage import files, metric_rows
 from fedjax_lab.running.storage.workdir import saved_config
 
 LAST_SECONDS = 20.0  # time limit for all loggers together at the end of a run
@@ -123,7 +123,7 @@ class _Kept:
             with self._lock:
                 of_service = {} if id is None else {"id": str(id)}
                 self._content[name] = {**of_service, "round": round_}
-                metrics.write_json(self._path, self._content)
+                metric_rows.write_json(self._path, self._content)
 
 
 class _Follower:

@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_lab.engine import parallel, processes
 from fedjax_lab.engine.host.host_state import HostState
 from fedjax_lab.errors import BadInput, causes, warn
-from fedjax_lab.running.storage import digest, kept
+from fedjax_lab.running.storage import digest, host_files
 from fedjax_lab.tree import is_key
 from fedjax_lab.types import Array, PyTree
 
@@ -92,18 +92,18 @@ class Checkpoints:
         leaves = [numbers(a) for a in jax.tree.leaves(state)]
         size = sum(a.nbytes for a in leaves) + sum(store.nbytes for store in stores)
         processes.of_first(lambda: _check_room(self._folder, size))
-        described = kept.save(self._kept / str(rounds), stores) if stores else []
+        described = host_files.save(self._kept / str(rounds), stores) if stores else []
         args = self._ocp.args
         description = args.JsonSave(_description(rounds, leaves, described))
         arrays = args.PyTreeSave({str(i): a for i, a in enumerate(leaves)})
         self._manager.save(rounds, args=args.Composite(leaves=arrays, digest=description))
         if stores and processes.is_first():
-            kept.remove_others(self._kept, [rounds, *self._manager.all_steps()])
+            host_files.remove_others(self._kept, [rounds, *self._manager.all_steps()])
 
     def load(self, rounds: int, stores: Sequence[HostState]) -> None:
         """Loads the clients' state in host memory. Raises ValueError if it is another run's."""
         description = self._json.restore(self._folder.absolute() / str(rounds) / "digest")
-        kept.load(self._kept / str(rounds), description.get("kept", []), stores)
+        host_files.load(self._kept / str(rounds), description.get("kept", []), stores)
 
     def newest(
         self, sharding: Sharding | None = None, only: int | None = None
@@ -176,7 +176,7 @@ class Checkpoints:
         arrays = description["arrays"]
         if description != _signed(rounds, arrays, description["kept"]):
             raise ValueError("the description does not match its checksum")
-        kept.check(self._kept / str(rounds), description["kept"])
+        host_files.check(self._kept / str(rounds), description["kept"])
         read = self._read_arrays(folder, [_target(sharding, **array) for array in arrays])
         return [
             Saved(read[str(i)], tuple(array["shape"]), array["clients"], array["digest"])

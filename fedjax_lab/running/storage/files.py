@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 from fedjax_lab.experiment.aliases import current_saved
-from fedjax_lab.simulation.measures import OF_NEW
+from fedjax_lab.simulation.units import OF_NEW
 
 DRAWS = "draws"  # the subfolder of a sweep with the runs of a search for settings
 DEEPEST = 50  # the largest number of nested lists and objects

@@ -17,7 +17,7 @@ from pathlib import Path
 import filelock
 
 from fedjax_lab.errors import BadInput, warn
-from fedjax_lab.running.storage import metrics
+from fedjax_lab.running.storage import metric_rows
 
 LOCK = ".lock"  # in the folder of a run
 PATIENCE = 60.0  # seconds to wait for other commands that write the plan of a sweep
@@ -111,7 +111,7 @@ def _made(folder):
         raise BadInput(f"{existing} is not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise BadInput(f"{existing} is not writable")
-    metrics.make_folder(folder)
+    metric_rows.make_folder(folder)
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ from fedjax_lab.experiment.experiment import Experiment, check_noise, ends_with
 from fedjax_lab.experiment.stages import ends
 from fedjax_lab.experiment.variants import check_rates
 from fedjax_lab.running import growth, stopping
-from fedjax_lab.running.storage import cloud, files, fingerprint, lock, metrics, provenance
+from fedjax_lab.running.storage import cloud, files, fingerprint, lock, metric_rows, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints, placed
 from fedjax_lab.types import Stage
 
@@ -170,8 +170,8 @@ class Workdir:
         for folder in (self.path, self._file("stages"), self._file("plots")):
             remove_temporary(folder)
         if not self._file("config.json").exists():  # else the files have the same content
-            metrics.write_json(self._file("fingerprint.json"), self._fingerprint)
-            metrics.write_json(self._file("config.json"), self._config())
+            metric_rows.write_json(self._file("fingerprint.json"), self._fingerprint)
+            metric_rows.write_json(self._file("config.json"), self._config())
             cloud.publish(self.path)
 
     def _config(self):
@@ -277,7 +277,7 @@ class Workdir:
         return [(rounds, seed) for rounds in evaluations for seed in seeds]
 
     def _verified(self, evaluations):
-        return metrics.verified(self._file("metrics.jsonl"), self._expected(evaluations))
+        return metric_rows.verified(self._file("metrics.jsonl"), self._expected(evaluations))
 
     def _until_saved(self, rows, evaluations):
         expected = self._expected(evaluations)
@@ -303,7 +303,7 @@ class Workdir:
         if not self._is_over(rows):
             processes.of_first(lambda: self._file("summary.json").unlink(missing_ok=True))
         self._checkpoints.forget_after(self.saved)
-        processes.of_first(lambda: metrics.keep_until(self._file("metrics.jsonl"), self.saved))
+        processes.of_first(lambda: metric_rows.keep_until(self._file("metrics.jsonl"), self.saved))
 
     def _adopt(self, evaluations, engine):
         """Writes the config of the resumed run if it differs from the saved config."""
@@ -316,7 +316,7 @@ class Workdir:
         if [0, *made] != [after for after in self.evaluations(engine) if after <= self.saved]:
             growth.write_evaluated(self.path, growth.Evaluated(self.saved, made))
         self._file("summary.json").unlink(missing_ok=True)
-        metrics.write_json(self._file("config.json"), config)
+        metric_rows.write_json(self._file("config.json"), config)
 
     def _is_over(self, rows):
         """Whether the run ends at its newest checkpoint, given the metrics rows up to it."""
@@ -338,7 +338,7 @@ class Workdir:
         """Writes the facts that a stage begins with, because they cannot be recomputed later."""
         if not self._writes or engine.stage.prepare is None:
             return
-        metrics.make_folder(self._file("stages"))
+        metric_rows.make_folder(self._file("stages"))
         for i, arrays in enumerate(facts):
             write_arrays(self._facts_file(engine.stage, i), arrays)
 
@@ -359,7 +359,7 @@ class Workdir:
     def append(self, rows: list[dict]) -> None:
         """Adds rows to metrics.jsonl."""
         if self._writes:
-            metrics.append(self._file("metrics.jsonl"), rows)
+            metric_rows.append(self._file("metrics.jsonl"), rows)
 
     def save(self, engine: Engine, force: bool, part: Callable = lambda whole: whole) -> None:
         """Saves a checkpoint of `part` of the snapshot, unless the last one is only seconds old.
@@ -390,7 +390,7 @@ class Workdir:
             self._checkpoints.wait()
         if self._writes:
             self._draw(rows)
-            metrics.write_json(self._file("summary.json"), summary)
+            metric_rows.write_json(self._file("summary.json"), summary)
             self._publish()
         return summary
 
@@ -407,8 +407,8 @@ class Workdir:
         except Exception as error:
             warn(f"the learning curve is not drawn, because of {reason_of(error)}")
             return
-        metrics.make_folder(self._file("plots"))
-        metrics.replace(self._file("plots/learning_curve.png"), picture.getvalue())
+        metric_rows.make_folder(self._file("plots"))
+        metric_rows.replace(self._file("plots/learning_curve.png"), picture.getvalue())
 
     def _publish(self):
         """Uploads new files of a folder in the cloud, after waiting for a pending checkpoint."""
@@ -433,9 +433,9 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """Writes arrays to an .npz file, and its checksum to a second file in sha256sum's format."""
     content = io.BytesIO()
     np.savez(content, **arrays)
-    metrics.replace(path, content.getvalue())
+    metric_rows.replace(path, content.getvalue())
     digest = hashlib.sha256(content.getvalue()).hexdigest()
-    metrics.write_text(_checksum_of(path), f"{digest}  {path.name}\n")
+    metric_rows.write_text(_checksum_of(path), f"{digest}  {path.name}\n")
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -9,10 +9,10 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.host import blocks, parts, pieces
-from fedjax_lab.engine.host.blocks import Tools
+from fedjax_lab.engine.host import evaluation, playing, subsets
+from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
-from fedjax_lab.engine.host.owners import Owners
+from fedjax_lab.engine.host.playing import Tools
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation import evaluate, simulate
@@ -70,8 +70,10 @@ class Hosted:
         place = folder if host.on_disk else None
         self._store = HostState(self._like.private, self._num_clients, place, owners.segment)
         self._player, self._scorer = self._make_player(), self._make_scorer()
-        block, pieces = self._player.first_block(), self._scorer.first_pieces()
-        self.shapes = _described(((block.lane, block.private), pieces))  # of the programs' inputs
+        block, evaluation = self._player.first_block(), self._scorer.first_pieces()
+        self.shapes = _described(
+            ((block.lane, block.private), evaluation)
+        )  # of the programs' inputs
 
     def first_server(self, keys: Any) -> Any:
         """The server's part of the initial state."""
@@ -106,7 +108,7 @@ class Hosted:
         self, server: Any, sums: Progress
     ) -> tuple[Any, list[Any], tuple[Program, Lane, State]]:
         """The lowered programs and a round, as in `programs.Programs`; `score` is a list."""
-        (lane, private), pieces = self.shapes
+        (lane, private), evaluation = self.shapes
         state, number = State(server, private), np.int32(0)
         everywhere, of_segments = self._tools.everywhere, self._tools.of_segments
         out = State(everywhere, of_segments), everywhere
@@ -115,7 +117,8 @@ class Hosted:
         )
         score = self._tools.jit(partial(evaluate.score, self._program))
         scores = [
-            score.lower(of_piece, State(server, private), number) for of_piece, private in pieces
+            score.lower(of_piece, State(server, private), number)
+            for of_piece, private in evaluation
         ]
         play = play.lower(lane, state, sums, number, number)
         return play, scores, (self._program, lane, state)
@@ -154,34 +157,34 @@ class Hosted:
         sets = work_sets(self._program.method)
         fitting = self._clients_that_fit(whole, sets)
         cohort = simulate.cohort_size(self._program, lane, self._like)
-        ahead = blocks.draws_ahead(self._program, lane, self._like.server)
-        size = blocks.block_size(self._program, self._owners, cohort, fitting, ahead)
+        ahead = playing.draws_ahead(self._program, lane, self._like.server)
+        size = playing.block_size(self._program, self._owners, cohort, fitting, ahead)
         part = self._part(lane, whole, sets, size.clients)
         of_state = self._program, lane, self._store, self._like
-        return blocks.Player(*of_state, part, size, self._owners, self._tools)
+        return playing.Player(*of_state, part, size, self._owners, self._tools)
 
     def _make_scorer(self):
         whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
         each = POPULATION_ROWS, NEW_ROWS
         clients, rows = min(self._clients_that_fit(whole, sets) for sets in each), len(whole.y)
         if self._stream:  # a multiple of the batch size
-            rows = max(1, blocks.EXAMPLE_BYTES // parts.example_bytes(whole) // batch) * batch
+            rows = max(1, playing.EXAMPLE_BYTES // subsets.example_bytes(whole) // batch) * batch
         kinds = [
             (kind, self._part(lane, whole, kind.sets, kind.room, kind.num_rows))
-            for kind in pieces.kinds(self._program.method, whole, self._owners, clients, rows)
+            for kind in evaluation.kinds(self._program.method, whole, self._owners, clients, rows)
         ]
         _check_metrics(self._program.plan, [kind for kind, _ in kinds])
-        return pieces.Scorer(lane, self._store, self._like, kinds, self._owners, self._tools)
+        return evaluation.Scorer(lane, self._store, self._like, kinds, self._owners, self._tools)
 
     def _clients_that_fit(self, whole, sets):
-        size = parts.example_bytes(whole) if self._stream else 0
+        size = subsets.example_bytes(whole) if self._stream else 0
         counts = [rows.count for name in sets if (rows := getattr(whole, name)) is not None]
-        return blocks.clients_that_fit(self._store.bytes_of_one, size, counts)
+        return playing.clients_that_fit(self._store.bytes_of_one, size, counts)
 
     def _part(self, lane, whole, sets, clients, shared=0):
         if self._stream:
-            return parts.with_examples(whole, sets, clients, shared, self._owners)
-        return parts.of_rows(lane.federation, whole, sets, self._owners)
+            return subsets.with_examples(whole, sets, clients, shared, self._owners)
+        return subsets.of_rows(lane.federation, whole, sets, self._owners)
 
 
 def _described(a):

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 from PIL import Image
 
-from fedjax_lab.analysis import dealt
+from fedjax_lab.analysis import partition_tables
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import deal_dataset, feature_skew
@@ -16,7 +16,7 @@ def held(clients=3, classes=4, domains=0, num_new=0):
     """Client i, whether new or not, holds 1 + i % 7 examples of each class."""
     size = 1 + np.arange(clients + num_new)[:, None] % 7
     of_domain = classes * size * (np.arange(clients + num_new)[:, None] % 2 == np.arange(domains))
-    return dealt.Held(
+    return partition_tables.Held(
         classes=np.tile(size, classes),
         domains=of_domain,
         num_new=num_new,
@@ -30,7 +30,7 @@ def rows_of(axes):
 
 
 def test_new_clients_are_drawn_below_the_others():
-    heat, bars, _ = dealt.draw(held(num_new=2)).axes
+    heat, bars, _ = partition_tables.draw(held(num_new=2)).axes
     assert rows_of(heat) == ["0", "1", "2", "new 0", "new 1"]
     assert {line.get_ydata()[0] for line in heat.lines} == {2.5}
     assert heat.images[0].get_array().shape == (5, 4)
@@ -38,7 +38,7 @@ def test_new_clients_are_drawn_below_the_others():
 
 
 def test_a_picture_of_thousands_of_clients_shows_a_sample_sorted_by_size(tmp_path):
-    figure = dealt.draw(held(clients=3500, num_new=500))
+    figure = partition_tables.draw(held(clients=3500, num_new=500))
     heat, bars, _ = figure.axes
     assert heat.get_ylabel() == "100 of 4000 clients, by size"
     widths = [bar.get_width() for bar in bars.patches]
@@ -46,18 +46,18 @@ def test_a_picture_of_thousands_of_clients_shows_a_sample_sorted_by_size(tmp_pat
     assert (widths[0], widths[-1]) == (4, 28)
     assert heat.images[0].get_array().shape == (100, 4)
     for shape in ((3, 2), (300, 120)):
-        plots.save(dealt.draw(held(*shape)), tmp_path / "clients.png")
+        plots.save(partition_tables.draw(held(*shape)), tmp_path / "clients.png")
         width, height = Image.open(tmp_path / "clients.png").size
         assert 200 < height < 1700 and 300 < width < 2200
 
 
 def test_domains_are_shown_after_the_classes():
     made = held(clients=2, domains=2)
-    classes, domains, *_ = dealt.draw(made).axes
+    classes, domains, *_ = partition_tables.draw(made).axes
     assert classes.images[0].get_array().tolist() == [[25] * 4] * 2
     assert domains.images[0].get_array().tolist() == [[100, 0], [0, 100]]
     assert (classes.get_xlabel(), domains.get_xlabel()) == ("class", "domain")
-    text = dealt.table(made).splitlines()
+    text = partition_tables.table(made).splitlines()
     assert text[1].split() == ["0", "1", "1", "1", "1", "4", "0", "4"]
     assert text[-1] == "domains: EMD to the global domains 0.889 (max 2), 1.0 domains per client"
 
@@ -73,13 +73,15 @@ def test_the_test_examples_that_belong_to_no_client_are_counted():
         ({"new_clients": 0.5}, "3 of 5 test examples belong to no client"),
     ):
         config = resolve({"partition": {"name": "by_client", **settings}})
-        made = dealt.held_by(deal_dataset(config, data, [0])[0], data)
-        assert line in dealt.table(made)
-    assert "test examples" not in dealt.table(held())
+        made = partition_tables.held_by(deal_dataset(config, data, [0])[0], data)
+        assert line in partition_tables.table(made)
+    assert "test examples" not in partition_tables.table(held())
 
 
 def test_the_csv_file_has_every_client(tmp_path):
-    dealt.write(held(clients=200, classes=2, domains=2, num_new=1), tmp_path / "partition.csv")
+    partition_tables.write(
+        held(clients=200, classes=2, domains=2, num_new=1), tmp_path / "partition.csv"
+    )
     lines = list(csv.reader((tmp_path / "partition.csv").read_text().splitlines()))
     assert lines[0] == ["client", "examples", "class 0", "class 1", "domain 0", "domain 1"]
     assert lines[2] == ["1", "4", "2", "2", "0", "4"]
@@ -94,11 +96,11 @@ def test_one_image_is_shown_with_the_feature_skew_of_each_client():
     config = resolve({"partition": partition})
     (federation,) = deal_dataset(config, dataset, [0])
     skew = feature_skew(config, dataset.x, federation)
-    images = dealt.skewed_images(dataset, federation, skew)
+    images = partition_tables.skewed_images(dataset, federation, skew)
     assert list(images) == ["0", "1", "2", "new 0"]
     first, *_ = numbers = federation.skews.client
     for number, image in zip(numbers, images.values(), strict=True):
         np.testing.assert_allclose(image, np.rot90(images["0"], number - first), atol=1e-6)
-    shown = dealt.draw(dealt.held_by(federation, dataset), images).axes
+    shown = partition_tables.draw(partition_tables.held_by(federation, dataset), images).axes
     assert [axes.get_title() for axes in shown[:4]] == ["0", "1", "2", "new 0"]
-    assert dealt.skewed_images(dataset, federation, None) == {}
+    assert partition_tables.skewed_images(dataset, federation, None) == {}

@@ -9,14 +9,14 @@ import toys
 from commands import without_clock
 from shared_programs import shared_programs  # noqa: F401
 
-from fedjax_lab.engine.host import blocks
+from fedjax_lab.engine.host import playing
 from fedjax_lab.engine.host.host_state import HostState
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.experiment import build
 from fedjax_lab.running import runner
-from fedjax_lab.running.storage import kept, workdir
+from fedjax_lab.running.storage import host_files, workdir
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def every_evaluation(monkeypatch):
     """Saves a checkpoint after each evaluation, with blocks of two rounds."""
     monkeypatch.setattr(workdir, "SAVE_SECONDS", 0)
     monkeypatch.setattr(workdir, "SAVE_SHARE", 1)
-    monkeypatch.setattr(blocks, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(playing, "MOST_ROUNDS", 2)
 
 
 def play(folder, name, resume=False, **engine):
@@ -68,7 +68,7 @@ def test_a_pipe_in_place_of_a_checkpoint_file_does_not_block(tmp_path):
     (tmp_path / "6").mkdir()
     os.mkfifo(tmp_path / "6" / "0-0")
     with pytest.raises(OSError, match="it is a pipe"):
-        kept.check(tmp_path / "6", [{"files": [[0, 1, ""]]}])
+        host_files.check(tmp_path / "6", [{"files": [[0, 1, ""]]}])
 
 
 @pytest.mark.exhaustive

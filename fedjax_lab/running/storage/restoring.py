@@ -16,7 +16,7 @@ from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.running import growth
 from fedjax_lab.running.storage import files, provenance
 from fedjax_lab.running.storage.workdir import Workdir, saved_config
-from fedjax_lab.transforms import beside
+from fedjax_lab.transforms import private_state
 from fedjax_lab.types import Client, Method, PyTree, Stage, State, Task, Weights
 
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
@@ -103,7 +103,7 @@ def global_model(name: str, method: Method, state: State) -> Weights:
     models = [part for part in parts if isinstance(part, Weights)]
     if models and all(_covers(models[0], other) for other in models):
         return models[0]  # the message; the others are the initial values of a client's own models
-    return _joined(name, (message, beside.plain(private)))
+    return _joined(name, (message, private_state.plain(private)))
 
 
 def model_of(name: str, method: Method, task: Task, message: PyTree, client: Client) -> Weights:
@@ -121,7 +121,7 @@ def model_of(name: str, method: Method, task: Task, message: PyTree, client: Cli
     Raises:
       BadInput: the client does not have exactly one model.
     """
-    parts = message, beside.plain(client.private)
+    parts = message, private_state.plain(client.private)
     if not all(isinstance(part, Weights) for part in parts) or not _covers(*parts):
         return _joined(name, parts)
     x = jnp.zeros((1, *task.input_shape))
@@ -130,7 +130,7 @@ def model_of(name: str, method: Method, task: Task, message: PyTree, client: Cli
         return method.predict(message, client, x)
 
     def with_private(part):
-        private = beside.with_plain(client.private, part)
+        private = private_state.with_plain(client.private, part)
         return method.predict(message, client._replace(private=private), x)
 
     each = zip((with_message, with_private), parts, strict=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data import lazy
-from fedjax_lab.engine.host.owners import Owners
+from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.types import ROWS, Federation, Rows
 
 NO_ROWS: Any = dict.fromkeys((*ROWS, "skews"))

@@ -6,8 +6,8 @@ import pytest
 import toys
 
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.engine.host import parts
-from fedjax_lab.engine.host.owners import Owners
+from fedjax_lab.engine.host import subsets
+from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import POOL, Rows
 
@@ -23,7 +23,7 @@ def test_a_part_has_the_examples_of_its_clients():
         np.asarray(WHOLE.x),
         LazyArray(lambda rows: WHOLE.x[rows], WHOLE.x.shape, WHOLE.x.dtype, ""),
     ):
-        part = parts.with_examples(WHOLE._replace(x=x), SETS, len(IDS), 8, ONE_PROCESS)
+        part = subsets.with_examples(WHOLE._replace(x=x), SETS, len(IDS), 8, ONE_PROCESS)
         held = part(IDS, global_test=shared)
         assert isinstance(held.x, np.ndarray) and held.validation is None and held.unseen is None
         for name in SETS:
@@ -42,7 +42,7 @@ def check(federation, rows, expected):
 
 
 def test_all_parts_of_a_kind_have_the_same_shapes():
-    part = parts.with_examples(WHOLE, SETS, 3, 0, ONE_PROCESS)
+    part = subsets.with_examples(WHOLE, SETS, 3, 0, ONE_PROCESS)
     order = np.argsort(WHOLE.train.count)
     choices = [np.sort(order[:3]), np.sort(order[-3:]), np.repeat(order[:1], 3)]
     shapes = [jax.tree.map(np.shape, part(ids)) for ids in choices]
@@ -59,7 +59,7 @@ def test_the_parts_of_several_processes_form_one_federation():
     lined_up = Owners(bounds).line_up(ids, places)
     for process in range(3):
         owners = Owners(bounds, process, devices=2)
-        part = parts.with_examples(WHOLE, SETS, places, len(shared), owners)
+        part = subsets.with_examples(WHOLE, SETS, places, len(shared), owners)
         federations.append(part(owners.own(lined_up), global_test=shared))
     pool = {
         name: np.concatenate([getattr(federation, name) for federation in federations])

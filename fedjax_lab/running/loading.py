@@ -11,14 +11,14 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import streams, tree
-from fedjax_lab.data import given, lazy, normalize
+from fedjax_lab.data import lazy, normalize, rescaling
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.engine.programs import make_program
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.models import pretrained
-from fedjax_lab.running.storage import cloud, saved
-from fedjax_lab.running.storage.saved import model_of, no_model
+from fedjax_lab.running.storage import cloud, restoring
+from fedjax_lab.running.storage.restoring import model_of, no_model
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.local import WorkRows, fetch, make_work, of_client, work_rows
 from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
@@ -47,7 +47,7 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
 
 
 def _load(folder, rounds):
-    was = saved.read(folder, rounds)
+    was = restoring.read(folder, rounds)
     return Run(
         folder=folder,
         config=was.config,
@@ -92,7 +92,7 @@ class Run:
         Images may be integers in 0..255 or numbers in 0..1, and gray ones may lack the channel
         axis: they are brought to the scale of the run. Raises BadInput for other scales and shapes.
         """
-        x = given.like(x, self._known)
+        x = rescaling.like(x, self._known)
         message, who = self.of_client(client, seed)
         nothing = np.zeros(len(x), np.int32)
         pool, size = self._pool(x, nothing, nothing, self.index(seed)), self._plan.eval_batch
@@ -116,7 +116,7 @@ class Run:
             see `predict`.
         """
         dataset = _as_dataset(data, self.experiment.dataset)
-        x = given.like(dataset.x, self._known)
+        x = rescaling.like(dataset.x, self._known)
         pool = self._pool(x, dataset.y, dataset.domain, self.index(seed))
         plan = self._plan._replace(num_domains=len(dataset.domains))
         program = self._program._replace(plan=plan)
@@ -282,7 +282,7 @@ class Run:
         low, high = (0.0, 255.0) if normalize.is_pixels(x) else lazy.limits(x)
         if "vocabulary" in self.config.model:  # token ids that the model embeds
             high = max(high, len(dataset.classes) - 1, self.config.model.vocabulary - 1)
-        return given.Known(x, (low, high), columns)
+        return rescaling.Known(x, (low, high), columns)
 
     def index(self, seed: int | None) -> int:
         """The position of a seed in `seeds`; 0 for None. Raises BadInput for an unknown seed."""

@@ -11,9 +11,9 @@ from slow_cases import exhaustive_but
 from fedjax_lab import sampling, tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.engine.host import blocks
-from fedjax_lab.engine.host.hosted import Host
-from fedjax_lab.engine.host.owners import Owners
+from fedjax_lab.engine.host import playing
+from fedjax_lab.engine.host.assignment import Owners
+from fedjax_lab.engine.host.runs import Host
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import build
 from fedjax_lab.simulation import simulate
@@ -64,7 +64,7 @@ def with_keys():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Limits blocks of the toy population to two rounds."""
-    monkeypatch.setattr(blocks, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(playing, "MOST_ROUNDS", 2)
 
 
 ONE = {"seeds": (0,)}
@@ -106,18 +106,18 @@ def test_runs_on_the_host_give_the_same_numbers_on_a_mesh(stream, small_blocks):
 
 def test_a_block_has_as_many_rounds_as_memory_allows(monkeypatch):
     """Private states and examples of the largest clients limit it; it has at least one round."""
-    monkeypatch.setattr(blocks, "STATE_BYTES", 100)
-    monkeypatch.setattr(blocks, "EXAMPLE_BYTES", 60)
+    monkeypatch.setattr(playing, "STATE_BYTES", 100)
+    monkeypatch.setattr(playing, "EXAMPLE_BYTES", 60)
     counts = [np.array([1, 5, 2]), np.array([0, 3, 4])]  # sorted and added: 9, 5 and 1
-    assert blocks.clients_that_fit(10, 0, []) == 10
-    assert blocks.clients_that_fit(10, 4, counts) == 3
-    assert blocks.clients_that_fit(10, 5, counts) == 1
-    assert blocks.clients_that_fit(1000, 5, counts) == 1
+    assert playing.clients_that_fit(10, 0, []) == 10
+    assert playing.clients_that_fit(10, 4, counts) == 3
+    assert playing.clients_that_fit(10, 5, counts) == 1
+    assert playing.clients_that_fit(1000, 5, counts) == 1
     program = simulate.Program(toys.make("fedavg"), toys.PLAN, toys.VECTORIZED)
-    assert blocks.block_size(program, Owners((0, 1000)), 5, 12) == (2, 10)
-    assert blocks.block_size(program, Owners((0, toys.C)), 5, 12) == (2, 8)
-    assert blocks.block_size(program, Owners((0, 1000)), 5, 3) == (1, 5)
-    assert blocks.block_size(program, Owners((0, 1000)), 5, 10**6) == (toys.PLAN.rounds, 30)
+    assert playing.block_size(program, Owners((0, 1000)), 5, 12) == (2, 10)
+    assert playing.block_size(program, Owners((0, toys.C)), 5, 12) == (2, 8)
+    assert playing.block_size(program, Owners((0, 1000)), 5, 3) == (1, 5)
+    assert playing.block_size(program, Owners((0, 1000)), 5, 10**6) == (toys.PLAN.rounds, 30)
 
 
 @pytest.mark.parametrize("part", ["newcomer", "record"])
@@ -155,7 +155,7 @@ def test_configs_without_support_for_state_on_the_host_are_rejected(options, mes
 
 def test_a_metric_of_all_outputs_is_rejected_if_they_come_in_pieces(monkeypatch):
     """The global test set has 200 rows. A metric that is a mean over them is accepted."""
-    monkeypatch.setattr(blocks, "EXAMPLE_BYTES", 60 * 32)
+    monkeypatch.setattr(playing, "EXAMPLE_BYTES", 60 * 32)
     metrics = tuple(BUILT_IN[name] for name in ("ece", "auroc"))
     options = {"method": toys.make("fedavg"), "seeds": [0], "host": Host(stream=True)}
     error = complaint(Engine, simulation(**options, metrics=metrics))

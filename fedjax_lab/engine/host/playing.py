@@ -23,9 +23,9 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel
+from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
-from fedjax_lab.engine.host.owners import Owners
-from fedjax_lab.engine.host.parts import Part
+from fedjax_lab.engine.host.subsets import Part
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.simulate import Lane, Program, Progress

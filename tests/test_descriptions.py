@@ -4,7 +4,7 @@ import own_parts
 import pytest
 from commands import call
 
-from fedjax_lab.commands import meanings
+from fedjax_lab.commands import descriptions
 from fedjax_lab.experiment import registry
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.keys import DEFAULTS
@@ -12,7 +12,7 @@ from fedjax_lab.experiment.keys import DEFAULTS
 
 def test_every_config_key_has_a_meaning():
     general = {f"{section}.{key}" for section, keys in DEFAULTS.items() for key in keys}
-    assert general <= meanings.MEANINGS.keys()
+    assert general <= descriptions.MEANINGS.keys()
 
 
 @pytest.mark.parametrize("kind", ["method", "attack", "aggregator", "privacy", "optimizer"])
@@ -20,7 +20,7 @@ def test_every_setting_of_a_named_part_has_a_meaning(kind):
     section = {"optimizer": "local"}.get(kind, kind)
     for name in registry.NAMED[kind]:
         key = "optimizer" if kind == "optimizer" else "name"
-        words = meanings.of_section(section, resolve({section: {key: name}})[section])
+        words = descriptions.of_section(section, resolve({section: {key: name}})[section])
         assert [key for key, meaning in words.items() if not meaning] == [], name
 
 
@@ -38,7 +38,7 @@ def test_descriptions_of_settings_are_found_in_docstrings():
     All is kept in `folder`. The end.
     """
     keys = ["mu", "tau", "rho", "k", "mode", "folder", "absent"]
-    assert meanings.described_in(docstring, keys) == {
+    assert descriptions.described_in(docstring, keys) == {
         "mu": "weight of the term; 0 is FedAvg",
         "tau": "both temperatures",
         "rho": "both temperatures",
@@ -61,7 +61,7 @@ def test_help_of_a_method_has_its_settings_and_docstrings(tmp_path, monkeypatch,
     assert "--config.method.pull=0.5\n      weight of the term" in capsys.readouterr().out
     assert call("--help-method", "fedprx") == 2
     assert "did you mean 'fedprox'?" in capsys.readouterr().err
-    assert "This method has no settings" in meanings.of_method("fedavg")
+    assert "This method has no settings" in descriptions.of_method("fedavg")
     assert call("--help") == 0  # lists all registered names
     text = capsys.readouterr().out
     for kind in ("method", "data", "model", "partition"):

@@ -9,9 +9,9 @@ import pytest
 import toys
 from naive import KEYS
 
-from fedjax_lab.engine.host import parts, pieces
+from fedjax_lab.engine.host import evaluation, subsets
+from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, to_bits
-from fedjax_lab.engine.host.owners import Owners
 from fedjax_lab.simulation import evaluate, metrics, simulate
 
 ONE_PROCESS = Owners((0, toys.C))
@@ -45,12 +45,12 @@ def test_evaluation_in_pieces_gives_the_counts_of_one_evaluation(name, stream):
     expected = score(lane, state, 3)
 
     scored = []
-    for kind in pieces.kinds(method, WHOLE, ONE_PROCESS, 2, 60):
-        part = parts.of_rows(FEDERATION, WHOLE, kind.sets, ONE_PROCESS)
+    for kind in evaluation.kinds(method, WHOLE, ONE_PROCESS, 2, 60):
+        part = subsets.of_rows(FEDERATION, WHOLE, kind.sets, ONE_PROCESS)
         if stream:
-            part = parts.with_examples(WHOLE, kind.sets, len(kind.clients[0]), 60, ONE_PROCESS)
+            part = subsets.with_examples(WHOLE, kind.sets, len(kind.clients[0]), 60, ONE_PROCESS)
         scored.append((kind, part))
-    scorer = pieces.Scorer(lane, store, state, scored, ONE_PROCESS, toys.TOOLS)
+    scorer = evaluation.Scorer(lane, store, state, scored, ONE_PROCESS, toys.TOOLS)
     scorer.compiled = [score] * len(scored)
     got = scorer.score(state.server, 3)
     names = {"loss", "top5", "macro_f1", "ece", "perplexity", "word_accuracy"}

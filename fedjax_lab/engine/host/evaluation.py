@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab.engine.host import parts
-from fedjax_lab.engine.host.blocks import Tools
+from fedjax_lab.engine.host import subsets
+from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits
-from fedjax_lab.engine.host.owners import Owners
+from fedjax_lab.engine.host.playing import Tools
 from fedjax_lab.simulation import evaluate
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.local import work_sets
@@ -97,7 +97,7 @@ class Scorer:
         lane: Lane,
         store: HostState,
         like: State,
-        kinds: list[tuple[Kind, parts.Part]],
+        kinds: list[tuple[Kind, subsets.Part]],
         owners: Owners,
         tools: Tools,
     ):

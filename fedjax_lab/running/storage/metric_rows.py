@@ -12,7 +12,7 @@ from fedjax_lab.data import writing
 from fedjax_lab.data.writing import replace
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 from fedjax_lab.running.storage import cloud, files, provenance
-from fedjax_lab.simulation.measures import FORMS, NO_MEASURES, PER_CLIENT, metric_of
+from fedjax_lab.simulation.units import FORMS, NO_MEASURES, PER_CLIENT, metric_of
 
 TAGS = {
     "train_loss": "train/loss",
