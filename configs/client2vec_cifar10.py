@@ -16,7 +16,7 @@ from fedjax_lab.analysis.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "cifar10"},
         "partition": {"name": "client_dirichlet", "num_clients": 100, "alpha": 0.1},

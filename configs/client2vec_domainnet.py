@@ -15,7 +15,7 @@ from fedjax_lab.analysis.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "domainnet_full"},
         "partition": {"name": "by_domain", "num_clients": 60},

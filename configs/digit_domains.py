@@ -8,7 +8,7 @@ the clients differ in the style of their images, not in their labels.
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "digit_domains"},
         "partition": {"name": "by_domain", "num_clients": 5, "validation": 0.1},

@@ -11,7 +11,7 @@ package dataset-fashion-mnist, or from the folder config.data.folder.
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "fashion_mnist"},
         "partition": {"name": "dirichlet", "num_clients": 40, "alpha": 0.5},

@@ -10,7 +10,7 @@ from Debian's package dataset-fashion-mnist, or from the folder config.data.fold
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "fashion_mnist"},
         "partition": {"name": "dirichlet", "num_clients": 20, "alpha": 1.0},

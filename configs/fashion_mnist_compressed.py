@@ -9,7 +9,7 @@ The images come from Debian's package dataset-fashion-mnist, or from the folder 
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "fashion_mnist"},
         "partition": {"name": "dirichlet", "num_clients": 100, "alpha": 0.5},

@@ -13,7 +13,7 @@ For the real Digits-Five use --config.data.name=digits_five --config.data.sampli
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {
             "name": "digit_domains",

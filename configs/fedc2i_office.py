@@ -11,7 +11,7 @@ paper's 4,336,906 parameters.
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "office_caltech", "size": 64, "sampling": "fedc2i"},
         "partition": {"name": "by_domain", "num_clients": 4},

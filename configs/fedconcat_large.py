@@ -29,7 +29,7 @@ SETTINGS = {
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "cifar100", "augment": "cifar100", "normalize": "cifar100"},
         "partition": {"name": "classes_per_client", "num_clients": 200, "classes": 2},

@@ -19,7 +19,7 @@ SETTINGS = {
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "digit_domains", "size": 32, "normalize": "half"},
         "partition": {"name": "by_domain", "num_clients": 5},

@@ -16,7 +16,7 @@ SETTINGS = {
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "office_caltech", "augment": "office"},
         "partition": {"name": "by_domain", "num_clients": 4},

@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "fashion_mnist"},
         "partition": {"name": "classes_per_client", "num_clients": 40, "classes": 2},

@@ -8,7 +8,7 @@ dataset-fashion-mnist, or from the folder config.data.folder.
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "fashion_mnist", "train_per_class": 2000},
         "partition": {

@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     lr, weight_decay = LOCAL.get(method, OTHERS)
     return {
         "data": {

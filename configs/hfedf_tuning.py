@@ -40,7 +40,7 @@ def digit_domains_without(
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     config = hfedf_digits.get_config(method)
     target = config["data"]["unseen"]
     config["data"] |= {

@@ -14,7 +14,7 @@ EMBEDDING = {"client2vec": {"size": 64}}
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "digit_domains"},
         "partition": {"name": "by_domain", "num_clients": 5, "validation": 0.1},

@@ -15,7 +15,7 @@ SETTINGS = {"fedprox": {"mu": 1.0}}  # the best of 0.001, 0.01, 0.1 and 1 in the
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "synthetic", "alpha": 1.0, "beta": 1.0},
         "partition": {"name": "by_client"},

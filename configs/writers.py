@@ -8,7 +8,7 @@ those of Reddi et al. (ICLR 2021) on FEMNIST; their model also has two convoluti
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment/config.py has all keys and their defaults."""
+    """fedjax_lab/experiment/keys.py has all keys and their defaults."""
     return {
         "data": {"name": "writers"},
         "partition": {"name": "by_client"},

@@ -80,7 +80,7 @@ def load(folder, *, rounds=None):
       rounds: the number of rounds after which the checkpoint was saved. None: the newest one.
 
     Returns:
-      A `loaded.Run`, which predicts, scores and exports the models of the run.
+      A `loading.Run`, which predicts, scores and exports the models of the run.
 
     Raises:
       BadInput: the folder holds no run or no such checkpoint, or the data have changed.

@@ -133,8 +133,8 @@ def _main(argv):
         is_new = path is not None and not path.exists()
         own, *others = _runs(path, seeds)
         with workdir.owned(path, config, own[1], _resumes()), _telling(path, is_new):
-            code = _train(config, own[1], None if others else profile, path)
-            return code or _train_beside(path, others, profile)
+            code, is_over = _train(config, own[1], None if others else profile, path)
+            return code if code or is_over else _train_beside(path, others, profile)
 
 
 def _configure_jax():
@@ -217,7 +217,8 @@ def _train_beside(path, runs, profile):
             how = partial(_how_to_continue, path, is_new=False)
             command.continue_with(how, partial(_saved, folder))
             is_last = (ending, seeds) == runs[-1]
-            if code := _train(config, seeds, profile if is_last else None, folder):
+            code, is_over = _train(config, seeds, profile if is_last else None, folder)
+            if code or is_over:
                 return code
     return 0
 
@@ -242,7 +243,10 @@ def _telling(folder, is_new):
 
 
 def _train(config, seeds, profile, path):
-    """Loads the data and runs the config in a folder that is owned; returns the exit code."""
+    """Loads the data and runs the config in a folder that is owned.
+
+    Returns the exit code, and whether run.max_seconds has ended the run.
+    """
     from fedjax_lab.engine import processes
     from fedjax_lab.experiment import experiment
     from fedjax_lab.running import runner
@@ -256,13 +260,13 @@ def _train(config, seeds, profile, path):
         result = runner.run(job, folder, _resumes(), profile=profile, log=LOG.value)
     except runner.Diverged as error:
         print(f"error: {error}", file=sys.stderr)
-        return 3
+        return 3, False
     finally:
         if path is None and processes.is_first():
             with contextlib.suppress(OSError):
                 folder.rmdir()  # was made for this run; it is empty if the run has not begun
     _show(result)
-    return 0
+    return 0, result.summary.get("stopped", {}).get("rule") == "max_seconds"
 
 
 def _how_to_continue(folder, is_new):

@@ -176,7 +176,7 @@ def test_a_flagfile_may_set_every_flag(toy, tmp_path, monkeypatch):
         "--config.local.lr=0.5\n"
     )
     given = []
-    monkeypatch.setattr(main, "_train", lambda *job: given.append(job) or 0)
+    monkeypatch.setattr(main, "_train", lambda *job: given.append(job) or (0, False))
     assert call(f"--flagfile={tmp_path}/all.flags", "--config.local.lr=0.25") == 0
     ((config, seeds, *_),) = given
     assert (seeds, config.local.lr, config.method.exclude_true) == ([0, 1, 2], 0.25, True)

@@ -92,3 +92,18 @@ def test_a_call_from_python_is_one_run(toy, tmp_path):
     fedjax_lab.run(load_config(toy), workdir=run, quiet=True)
     with pytest.raises(BadInput, match=r"seeds is \[0\], not \[0, 1\]; a run keeps its seeds"):
         fedjax_lab.run(None, workdir=run, seeds=[0, 1], resume=True, quiet=True)
+
+
+def test_only_folders_with_exactly_such_a_name_are_beside_a_run(tmp_path):
+    for name in (
+        "a",
+        "a-seeds-2",
+        "a-seeds-3-5",
+        "a-seeds-2.bak",
+        "a-seeds-2-seeds-5",
+        "ab-seeds-1",
+    ):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a-seeds-7").write_text("a file")
+    places = [place.rpartition("/")[2] for place in siblings.of(tmp_path / "a")]
+    assert places == ["a-seeds-2", "a-seeds-3-5"]

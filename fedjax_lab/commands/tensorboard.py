@@ -143,6 +143,8 @@ def _write(folder, target, old, follow):
     events = old.files
     is_new = events is None or lines[: len(old.lines)] != old.lines
     if is_new:
+        if events is not None:
+            events.discard()
         old, events = NOTHING, EventFiles(target)
     try:
         if is_new:

@@ -9,7 +9,7 @@ their implementation under `vmap` if every client has its own kernel. Measuremen
   layouts (`_input_gradient`, `_weight_gradient`), for any stride and kernel dilation.
 - `vmap` over kernels gives a grouped convolution, several times slower than one per client.
 - With few channels, XLA's convolution is inefficient. Then `mapped` uses products with banded
-  matrices (models/banded.py).
+  matrices (models/banded_convolution.py).
 
 On TPUs and GPUs, XLA's gradients are best, with the clients joined with the channels (`grouped`),
 except for inputs of few channels on GPUs (`by_channels`); see models/kernels.py for measurements.

@@ -4,7 +4,7 @@ A net takes them as one attribute, `kernels`. They were chosen for FedAvg on the
 of launch/speed/workloads.py. The numbers are those by which they were chosen; those of the current
 code are in docs/accelerators.md:
 
-- CPU: by measurements; see models/conv.py, models/banded.py and models/pooling.py.
+- CPU: by measurements; see models/conv.py, models/banded_convolution.py and models/pooling.py.
 - TPU: by the compiler's estimates for a v5e (no device yet), in chunks of 5 clients. A round of A1
   takes 29 ms and 338 MB of temporary memory, a round of W1 25 ms and 396 MB. Alternatives, each
   with its best chunk size: XLA's convolutions and windows under a plain `vmap` 42 ms (575 MB) and

@@ -47,7 +47,7 @@ class Result(NamedTuple):
     """The results of a run: the contents of its files, and the final state of each seed."""
 
     summary: dict
-    metric_rows: list[dict]  # one per evaluation and seed
+    metrics: list[dict]  # one per evaluation and seed
     states: list[State]
     workdir: Path | None
 

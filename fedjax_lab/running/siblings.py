@@ -6,6 +6,7 @@ seed is 2 and whose last one is 4. In a report, the runs of one config are one r
 
 import glob
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,8 +33,12 @@ def refuse(folder: Path | str, saved: list[int], today: list[int]) -> None:
 def of(folder: Path) -> list[str]:
     """The places of the folders with additional seeds for a run, such as DIR-seeds-2."""
     if cloud.is_whole(folder):
-        return cloud.beside(folder, ENDING)
-    return sorted(glob.glob(glob.escape(_named(folder) + ENDING) + "*"))
+        found = cloud.beside(folder, ENDING)
+    else:
+        paths = glob.glob(glob.escape(_named(folder) + ENDING) + "*")
+        found = sorted(path for path in paths if os.path.isdir(path))
+    here = place(folder, "")
+    return [each for each in found if re.fullmatch(r"-seeds-\d+(-\d+)?", each[len(here) :])]
 
 
 def plan(folder: Path, seeds: Sequence[int]) -> dict[str, list[int]]:
@@ -48,7 +53,10 @@ def plan(folder: Path, seeds: Sequence[int]) -> dict[str, list[int]]:
     runs, lacking = {"": own}, set(seeds) - set(own)
     for place in of(folder) if lacking else []:
         with cloud.staged(place, writes=False) as beside:
-            there = seeds_of(beside) or []
+            try:
+                there = seeds_of(beside) or []
+            except files.Damaged:  # its own command fails
+                there = []
         if lacking & set(there):
             runs[place[place.rindex(ENDING) :]] = there
             if not set(there) <= set(seeds):

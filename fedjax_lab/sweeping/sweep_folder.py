@@ -48,7 +48,9 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
             today = make_cell(shared, old["method"], old["grid"])
         except BadInput as error:
             raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
-        today = cells.get(name, today._replace(seeds=old.get("seeds", today.seeds)))
+        extended = any(other.startswith(name + siblings.ENDING) for other in planned)
+        seeds = old["config"]["seeds"] if extended else today.seeds
+        today = cells.get(name, today._replace(seeds=old.get("seeds", seeds)))
         grows = name in cells or "tuned" in old or "seeds" in old  # other cells keep their seeds
         _check_planned(out / name, old["config"], today.saved, grows)
     for name, cell in cells.items():

@@ -4,9 +4,9 @@
 
 Each step is a process of its own, which writes its JSON lines to OUT/STEP.jsonl and everything that
 it prints on stderr to OUT/STEP.log. A step that crashes or runs out of time is a line of the table,
-and the next one starts; a step that has a result is not repeated. The last two measure no time and
-run beside each other: all methods on the device and on a CPU, and the fast tests on the device.
-PyTorch's loop runs if torch is installed.
+and the next one starts. A step whose file exists is not repeated: remove it to repeat one. The last
+two measure no time and run beside each other: all methods on the device and on a CPU, and the fast
+tests on the device. PyTorch's loop runs if torch is installed.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def run(step: Step, out: Path, seconds: float) -> None:
     if result.exists():
         return
     paths = os.pathsep.join(map(str, (ROOT, SPEED)))
-    environment = {**ENVIRONMENT, "PYTHONPATH": paths, **os.environ, **step.environment}
+    environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": paths, **step.environment}
     started = time.monotonic()
     with open(out / f"{step.name}.log", "w") as log, open(out / f"{step.name}.part", "w") as lines:
         try:
@@ -93,13 +93,14 @@ def run(step: Step, out: Path, seconds: float) -> None:
             outcome = f"stopped after {seconds:.0f} s"
     took = time.monotonic() - started
     with open(out / f"{step.name}.part", "a") as lines:
-        lines.write(json.dumps({"step": step.name, "outcome": outcome, "took": took}) + "\n")
+        lines.write("\n" + json.dumps({"step": step.name, "outcome": outcome, "took": took}) + "\n")
     (out / f"{step.name}.part").rename(result)
 
 
 def lines_of(result: Path) -> list[dict]:
     """The JSON objects that a step has printed, and the one about its outcome."""
-    return [json.loads(line) for line in result.read_text().splitlines() if line.startswith("{")]
+    lines = result.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
 def row(step: Step, out: Path) -> str:

@@ -143,3 +143,10 @@ def test_too_large_pickles_are_rejected(monkeypatch):
     content = pickle.dumps(PLAIN)
     monkeypatch.setattr(pickles, "LARGEST", len(content) - 1)
     assert "it has more than" in complaint(pickles.loads, content, "a file", "get another")
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_bytes_of_a_number_of_zeros_are_rejected(kind):
+    """Such a pickle of thirty bytes would fill the memory."""
+    content = pickle.dumps(Call(kind, (10**12,)), 2)
+    assert "it makes bytes of something else" in complaint(pickles.loads, content, "a", "b")

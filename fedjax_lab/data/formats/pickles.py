@@ -2,8 +2,8 @@
 
 A pickle is a program that may call whatever functions its reader looks up for it. This reader looks
 up only replacements for the functions that NumPy's own pickles call (those of NumPy 1 and 2, Python
-2 and 3, any protocol), and five harmless types. Even `numpy.dtype` itself is not available, because
-a forged dtype could turn bytes into pointers.
+2 and 3, any protocol), and three harmless types. Even `numpy.dtype` itself is not available,
+because a forged dtype could turn bytes into pointers.
 """
 
 import builtins
@@ -18,8 +18,10 @@ import numpy as np
 from fedjax_lab.data import safe
 
 LARGEST = 1 << 31  # bytes of a pickle
-BUILTINS = ("bytearray", "bytes", "complex", "frozenset", "set")
+BUILTINS = ("complex", "frozenset", "set")
 STAND_INS = {  # (module, name) in a pickle: the attribute of `_Reader` that replaces it
+    ("builtins", "bytes"): "make_bytes",
+    ("builtins", "bytearray"): "make_bytearray",
     ("_codecs", "encode"): "encode",
     ("numpy", "dtype"): "dtype",
     ("numpy", "ndarray"): "ndarray",
@@ -50,24 +52,31 @@ def loads(content: bytes, name: str, remedy: str) -> Any:
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler whose replacements are bound methods.
-
-    A pickle can set attributes of plain functions, but not of bound methods.
-    """
+    """An unpickler whose replacements are its own methods."""
 
     ndarray = None  # used only as an argument, which `reconstruct` ignores
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("builtins", "__builtin__") and name in BUILTINS:
             return getattr(builtins, name)
-        stand_in = STAND_INS.get((module.replace("numpy._core.", "numpy.core."), name))
+        module = module.replace("numpy._core.", "numpy.core.").replace("__builtin__", "builtins")
+        stand_in = STAND_INS.get((module, name))
         if stand_in is None:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}")
         return getattr(self, stand_in)
 
+    def make_bytes(self, content=b"", codec="latin1"):
+        """Bytes of text or of bytes, but not of a number, which would be their length."""
+        if not isinstance(content, (bytes, str)):
+            raise pickle.UnpicklingError("it makes bytes of something else than text")
+        return content if isinstance(content, bytes) else self.encode(content, codec)
+
+    def make_bytearray(self, content=b"", codec="latin1"):
+        return bytearray(self.make_bytes(content, codec))
+
     def encode(self, text, codec):
         """Encodes the bytes in a pickle that Python 3 wrote for Python 2."""
-        if codec not in ("latin1", b"latin1"):
+        if codec not in ("latin1", b"latin1", "latin-1"):
             raise pickle.UnpicklingError("it uses a codec other than latin1")
         return text.encode("latin1")
 

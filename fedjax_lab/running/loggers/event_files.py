@@ -53,9 +53,9 @@ class EventFiles:
         metric_rows.make_folder(folder)
         temporary, now = folder / f"events.{secrets.token_hex(4)}.tmp", time.time()
         path = folder / f"events.out.tfevents.{int(now)}.{socket.gethostname()}{ENDING}"
+        writer = RecordWriter(str(temporary))
         self._paths.add(path)
         self._temporary[temporary] = path
-        writer = RecordWriter(str(temporary))
         version = Event(wall_time=now, file_version="brain.Event:2")
         writer.write(version.SerializeToString())
         return writer
@@ -108,7 +108,7 @@ class EventFiles:
         for pattern in (f"*tfevents*{ENDING}", "events.*.tmp"):
             for path in (*self._target.glob(pattern), *self._target.glob(f"seed-*/{pattern}")):
                 if path not in self._paths:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
 
 
 def numbers(row: dict) -> Any:

@@ -12,22 +12,40 @@ def begin(facts: Facts) -> Logger:
     if facts.folder is None:
         raise BadInput("the run has no folder for the event files; name one with --workdir")
     folder = facts.folder
-    began = (folder / "config.json").stat().st_mtime
-    config = json.dumps(facts.config, indent=2)
-    events = EventFiles(folder / "tensorboard")
-    events.add_config(config, began)
+    began, share = (folder / "config.json").stat().st_mtime, 1 / len(facts.config["seeds"])
+    logged: list[dict] = []
+    events = None
 
     def log(rows):
-        events.add_rows(rows, began, share=1 / len(facts.config["seeds"]))
-        if rows[0]["round"] >= facts.round:  # earlier files have what an earlier call logged
-            events.flush()
+        """Adds rows; after an error, which may leave half a record, all files are written anew."""
+        nonlocal events
+        try:
+            if events is None:
+                events = EventFiles(folder / "tensorboard")
+                events.add_config(json.dumps(facts.config, indent=2), began)
+                events.add_rows(logged, began, share)
+            events.add_rows(rows, began, share)
+            if rows[0]["round"] >= facts.round:  # earlier files have what an earlier call logged
+                events.flush()
+        except BaseException:
+            if events is not None:
+                events.discard()
+            events = None
+            raise
+        logged.extend(rows)
 
     def end(summary):
-        pictures = (folder / "partition.png", *sorted(folder.glob("plots/*.png")))
-        for path in pictures if summary is not None else ():
-            if path.is_file():
-                tag = path.relative_to(folder).with_suffix("").as_posix()
-                events.add_picture(summary["rounds"], path, tag)
-        events.close()
+        if events is not None:
+            _end(events, folder, summary)
 
     return Logger(log, end)
+
+
+def _end(events, folder, summary):
+    """Adds the pictures of a finished run, and closes its files."""
+    pictures = (folder / "partition.png", *sorted(folder.glob("plots/*.png")))
+    for path in pictures if summary is not None else ():
+        if path.is_file():
+            tag = path.relative_to(folder).with_suffix("").as_posix()
+            events.add_picture(summary["rounds"], path, tag)
+    events.close()

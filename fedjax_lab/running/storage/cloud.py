@@ -361,7 +361,8 @@ def _is_in(name, folder):
 
 def _is_working(name):
     """Whether a name is that of a lock, a hidden or unfinished file or a folder, never copied."""
-    return re.search(r"(^|/)\.|\.tmp(/|$)|orbax-checkpoint-tmp|/$", name) is not None
+    hidden = re.search(r"(^|/)\.", name.partition("checkpoints/")[0])
+    return hidden is not None or re.search(r"\.tmp(/|$)|orbax-checkpoint-tmp|/$", name) is not None
 
 
 def _is_large(name):
