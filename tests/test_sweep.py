@@ -257,6 +257,8 @@ def test_more_seeds_of_a_cell_are_a_run_beside_it(toy, tmp_path, capsys):
     assert "3 runs: 3 done" in capsys.readouterr().out
     assert call(*arguments, "--seeds=0", "--config.run.rounds=4") == 2
     assert "its config.seeds is [0, 1], not [0]" in capsys.readouterr().err
+    arguments[-1] = "--methods=local"  # another method joins the cells that have runs beside them
+    assert call(*arguments, "--seeds=0-2", "--config.run.rounds=4") == 0
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ class Cost(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Seconds per round of one seed, over the intervals between evaluations; see `metrics.pace`.
+    """Seconds per round of one seed between evaluations; see `metric_rows.pace`.
 
     `flops` is the mean over seeds of the operations of a whole run; None if a run has no count.
     """
@@ -110,7 +110,7 @@ def entries(
 
     Args:
       block: the block.
-      way: the way of choosing a round, see `metrics.pick_rounds`.
+      way: the way of choosing a round, see `metric_rows.pick_rounds`.
       measure: the measure that is compared.
       baseline: the name of the row that others are compared with; None: no tests.
       target: the value of the measure to reach; None: no target.

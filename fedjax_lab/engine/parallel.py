@@ -101,7 +101,7 @@ def check_devices() -> None:
     Raises BadInput if it finds no device, for example because of a wrong JAX_PLATFORMS, and
     MemoryError if a limit of this process is too low: jax would crash or wait forever.
     """
-    devices = max(1, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
+    devices = max(1, _chosen_devices())
     if low := limits.too_low(BASE_BYTES + devices * DEVICE_BYTES):
         raise MemoryError(f"{low} for a small run")
     try:

@@ -33,12 +33,12 @@ def refuse(folder: Path | str, saved: list[int], today: list[int]) -> None:
 def of(folder: Path) -> list[str]:
     """The places of the folders with additional seeds for a run, such as DIR-seeds-2."""
     if cloud.is_whole(folder):
-        found = cloud.beside(folder, ENDING)
+        places = cloud.beside(folder, ENDING)
     else:
         paths = glob.glob(glob.escape(_named(folder) + ENDING) + "*")
-        found = sorted(path for path in paths if os.path.isdir(path))
+        places = sorted(path for path in paths if os.path.isdir(path))
     here = place(folder, "")
-    return [each for each in found if re.fullmatch(r"-seeds-\d+(-\d+)?", each[len(here) :])]
+    return [each for each in places if re.fullmatch(r"-seeds-\d+(-\d+)?", each[len(here) :])]
 
 
 def plan(folder: Path, seeds: Sequence[int]) -> dict[str, list[int]]:
@@ -55,7 +55,7 @@ def plan(folder: Path, seeds: Sequence[int]) -> dict[str, list[int]]:
         with cloud.staged(place, writes=False) as beside:
             try:
                 there = seeds_of(beside) or []
-            except files.Damaged:  # its own command fails
+            except files.Damaged:  # the command that trains in this folder reports it
                 there = []
         if lacking & set(there):
             runs[place[place.rindex(ENDING) :]] = there

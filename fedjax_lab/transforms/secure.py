@@ -34,8 +34,8 @@ from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput, check_below_one, check_positive
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.transforms import cohort as of_cohort
-from fedjax_lab.transforms import neighbors as ring_of
 from fedjax_lab.transforms import server_state
+from fedjax_lab.transforms.neighbors import can_unmask, make_ring
 from fedjax_lab.transforms.server_state import Server
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
 
@@ -199,7 +199,7 @@ def _unmask(
     k_ring, k_words = jax.random.split(_round_key(sent.keys))
     base, changes = of_cohort.parts(exchange)
     words = _after(changes, fixed, sent, cohort, k_words)
-    ring = ring_of.make_ring(k_ring, cohort.arrived, protocol.neighbors)
+    ring = make_ring(k_ring, cohort.arrived, protocol.neighbors)
     mean = decode(fixed, _sum(cohort.arrived, words), jnp.sum(sent.share))
 
     def upload(id):
@@ -215,7 +215,7 @@ def _unmask(
             "the shapes of its server's state change within a round, so that an exchange cannot be"
             " skipped when its sum cannot be unmasked"
         )
-    is_known = ring_of.can_unmask(ring, protocol.threshold)
+    is_known = can_unmask(ring, protocol.threshold)
     return tree.where(is_known, tree.typed_like(after, server), server), is_known
 
 

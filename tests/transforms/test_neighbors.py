@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab.transforms import neighbors as ring_of
+from fedjax_lab.transforms.neighbors import can_unmask, distances, make_ring
 
 M = 8
 
@@ -14,7 +14,7 @@ M = 8
 def adjacency(m, neighbors):
     """[M, M]: whether the clients at two places of the ring share a mask, by their distance."""
     apart = (np.arange(m)[:, None] - np.arange(m)) % m
-    return np.isin(np.minimum(apart, m - apart), ring_of.distances(m, neighbors))
+    return np.isin(np.minimum(apart, m - apart), distances(m, neighbors))
 
 
 @pytest.mark.parametrize(("m", "neighbors"), [(8, 1), (8, 7), (8, 4), (7, 6), (7, 2), (2, 1)])
@@ -25,10 +25,10 @@ def test_every_client_has_the_given_number_of_neighbors(m, neighbors):
 
 def test_the_order_differs_between_rounds_and_impossible_numbers_are_rejected():
     arrived = jnp.arange(30) < 15
-    one, two = (ring_of.make_ring(jax.random.key(t), arrived, 2).arrived for t in (0, 1))
+    one, two = (make_ring(jax.random.key(t), arrived, 2).arrived for t in (0, 1))
     assert one.sum() == two.sum() == 15 and (one != two).any()
-    assert "neighbors=5 must be below the number of clients" in complaint(ring_of.distances, 5, 5)
-    assert "neighbors=3 must be even" in complaint(ring_of.distances, 5, 3)
+    assert "neighbors=5 must be below the number of clients" in complaint(distances, 5, 5)
+    assert "neighbors=3 must be even" in complaint(distances, 5, 3)
 
 
 def by_hand_can_unmask(graph, arrived, threshold):
@@ -41,13 +41,13 @@ def by_hand_can_unmask(graph, arrived, threshold):
 
 def test_a_sum_cannot_be_unmasked_with_too_few_neighbors():
     rng, seen = np.random.default_rng(1), []
-    can_unmask = jax.jit(ring_of.can_unmask)
+    decide = jax.jit(can_unmask)
     for t in range(60):
         arrived = jnp.asarray(rng.random(M) < 0.8)
         for neighbors in (3, 4):
-            ring = ring_of.make_ring(jax.random.key(t), arrived, neighbors)
+            ring = make_ring(jax.random.key(t), arrived, neighbors)
             graph = adjacency(M, neighbors)
             expected = by_hand_can_unmask(graph, np.asarray(ring.arrived), 0.5)
-            assert bool(can_unmask(ring, 0.5)) == expected
+            assert bool(decide(ring, 0.5)) == expected
             seen.append(expected)
     assert 20 < sum(seen) < 100
