@@ -40,8 +40,8 @@ SENT = {  # all other transforms send what FedAvg sends
     "multi_krum": Sent(2, gathered=CLIENTS),
     # It sends what FedAvg sends, but the server's state, with the last noise, is twice as large.
     "banded": Sent(1 / 2),
-    # Three sums as large as the model, including words and masks.
-    "secure_sum": Sent(2 + 1),
+    # The sum of the words, then FedAvg's sum.
+    "secure_sum": Sent(1 + 1),
 }
 
 # Clients' private state, such as the residuals of error feedback, stays where they train.
