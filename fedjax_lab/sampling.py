@@ -87,44 +87,7 @@ def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple
     return jnp.arange(population.n.shape[0]), population.n / jnp.sum(population.n)
 
 
-def in_strata(
-    sample: Callable,
-    key: Array,
-    server: PyTree,
-    population: Client,
-    m: int,
-    strata: int,
-    each: Callable[[Callable], Callable] = jax.vmap,
-) -> tuple[Array, Array]:
-    """m clients, with the same number from each stratum.
-
-    The strata are equal parts of the population in the order of ids. Every set of m / strata
-    clients of a stratum is equally likely. The share of a stratum is the total share of its clients
-    if all clients took part; within a stratum `sample` determines the shares. If all clients have
-    the same size, all strata and all clients of the cohort have equal shares.
-
-    sample: `by_size` or `equal`.
-    m: size of the cohort; a multiple of `strata`, like the number of clients.
-    strata: the number of strata.
-    each: maps a function over the strata, like `vmap`.
-    """
-    parts = jax.tree.map(lambda a: a.reshape(strata, -1, *a.shape[1:]), population)
-    whole = jnp.sum(AT_RANDOM[sample](parts), axis=1, keepdims=True)  # [strata, 1]
-    whole = whole / jnp.sum(whole)
-    numbers = jnp.arange(strata, dtype=jnp.int32)
-
-    def draw(number, part):
-        return sample(streams.extra(key, number), server, part, m // strata)
-
-    ids, share = each(draw)(numbers, parts)
-    first = numbers[:, None] * (population.n.shape[0] // strata)
-    return (first + ids).reshape(m), (whole * share).reshape(m)
-
-
-AT_RANDOM = {  # the samplings for `in_strata`, with a function clients -> unnormalized shares
-    by_size: lambda clients: clients.n,
-    equal: lambda clients: jnp.ones_like(clients.n),
-}
+AT_RANDOM = (by_size, equal, shuffled)  # each client is drawn with probability m / C
 
 
 def without_replacement(key: Array, count: int, m: int) -> Array:

@@ -111,6 +111,14 @@ def test_earlier_names_still_work(monkeypatch):
     assert message == "config.local.lr is given twice, once under its earlier name"
 
 
+def test_a_removed_key_is_left_out_or_refused():
+    """A config of an earlier version has the key, usually with what every run now does."""
+    assert "sampling" not in resolve({"engine": {"sampling": "exact"}}).engine
+    message = complaint(resolve, {"engine": {"sampling": "device"}})
+    assert message == complaint(resolve, {}, [("engine.sampling", "device")])
+    assert message.startswith("config.engine.sampling was removed; every run is as with")
+
+
 def test_metrics_are_listed_with_or_without_brackets():
     for text in ("ece,top5", "('ece', 'top5')", "['ece', 'top5']"):
         assert resolve({}, [("run.metrics", text)]).run.metrics == ("ece", "top5")

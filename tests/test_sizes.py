@@ -9,7 +9,6 @@ from fedjax_lab import optim
 from fedjax_lab.engine import sizes
 from fedjax_lab.engine.width import client_bytes, width
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.methods.local import local
 from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
@@ -60,35 +59,16 @@ def test_sizes_are_those_of_the_arrays():
     assert sizes.pool_bytes(federation) == 600 * (4 * toys.D + 8)
 
 
-def divide(method=None, cohort=4, seeds=1, devices=4, federation=toys.FEDERATION, **asked):
-    methods = [fedavg(toys.TASK), method or fedavg(toys.TASK)]
-    federations = [jax.device_get(federation)] * seeds
-    lent = sizes.Devices(devices, GIB)
-    return sizes.divide(methods, federations, toys.K, cohort, lent, **asked)
+def divide(**asked):
+    federations = [jax.device_get(toys.FEDERATION)]
+    return sizes.divide([fedavg(toys.TASK)], federations, toys.K, sizes.Devices(4, GIB), **asked)
 
 
 def test_what_each_placement_divides_among_the_devices():
-    assert divide(state="host").divided == {"by_client": True, "by_row": False, "by_device": False}
-    assert divide(data="stream").divided == {"by_client": True, "by_row": True, "by_device": False}
+    assert divide(state="host").divided == {"by_client": True, "by_row": False}
+    assert divide(data="stream").divided == {"by_client": True, "by_row": True}
     both = divide(state="host", data="sharded")
     assert both.data.where == "sharded" and both.divided["by_row"]
-    division = divide(sampling="device")
-    assert division.divided == {"by_client": True, "by_row": True, "by_device": True}
-    assert "clients' state: sharded" in division.words
-    assert not divide(sampling="device", devices=1).by_device
-
-
-def test_settings_that_sampling_by_device_does_not_support_are_rejected():
-    for asked, why in (
-        ({"cohort": 6}, "divides 6 clients a round among 4 devices; use a multiple of 4"),
-        ({"devices": 5, "cohort": 5}, "divides 8 clients among 5 devices"),
-        ({"seeds": 2}, "needs a run with one seed"),
-        ({"state": "replicated"}, "leave config.engine.state and config.engine.data at auto"),
-        ({"method": local(toys.TASK)}, "draws its clients at random"),
-        ({"federation": toys.with_new(toys.FEDERATION)}, "divides 3 new clients among 4 devices"),
-    ):
-        message = complaint(divide, sampling="device", **asked)
-        assert "config.engine.sampling=device" in message and why in message
 
 
 def test_a_model_larger_than_a_device_is_an_error_with_a_remedy():

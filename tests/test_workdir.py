@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 import toys
@@ -133,19 +132,6 @@ def test_the_fingerprint_is_computed_without_a_table_of_all_clients(run, monkeyp
     monkeypatch.setattr(lazy, "PIECE", 500)
     monkeypatch.delattr(Rows, "__array__")
     assert fingerprint.of(job)["partition of seed 0"] == whole
-
-
-def test_a_run_with_device_sampling_cannot_resume_on_more_devices(tmp_path):
-    run = {"rounds": 1, "cohort": 4}
-    file = toys.write_config(tmp_path, run=run, partition={"num_clients": 8})
-    config = resolve(load_config(file), [("engine.sampling", "device")])
-    digests = [
-        fingerprint.of(experiment.build(config, [0], devices=jax.devices()[:count]))
-        for count in (2, 4)
-    ]
-    fingerprint.check_same(digests[0], digests[0], tmp_path)
-    message = complaint(fingerprint.check_same, *digests, tmp_path)
-    assert "clients on 2 devices " in message and "but 4 devices would sample" in message
 
 
 # Damaged files.

@@ -38,7 +38,6 @@ def make_lanes(simulation: Simulation, place: Placement) -> list[Lanes]:
         groups = [slice(None)]
     scoring, training = simulation.federations, simulation.training
     alike = all(a is b for a, b in zip(training, scoring, strict=True))
-    scoring = [simulation.strategy.arrange(federation) for federation in scoring]
     each = partial(_each_lane, simulation, place, _make_pool(simulation, place, scoring[0]), groups)
     scored = list(each(scoring))
     trained = scored if alike else each(training)

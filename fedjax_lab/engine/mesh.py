@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab import sampling, tree
+from fedjax_lab import tree
 from fedjax_lab.engine import fsdp, shards
 from fedjax_lab.simulation.strategies import (
     Strategy,
@@ -26,7 +26,6 @@ def on_mesh(
     inner: Strategy,
     by_client: bool = False,
     by_row: bool = False,
-    by_device: bool = False,
 ) -> Strategy:
     """A strategy that divides the cohort among the devices of a mesh by the clients' work.
 
@@ -36,10 +35,6 @@ def on_mesh(
       by_client: the state of clients is divided among the devices; else every device has all of it.
       by_row: the examples are divided too. At the beginning of a round, a device then gets the
         examples of the clients that it trains.
-      by_device: each device draws its part of the cohort from the clients that it holds, whose
-        examples it holds too (`shards.arrange`), so that only sums are communicated. Needs
-        by_client and by_row; the numbers of clients and of the cohort must be multiples of the
-        number of devices.
 
     If the size of a cohort is not a multiple of the number of devices, copies of its last client
     fill it up, and their results are dropped. If clients run one by one, the copies are skipped.
@@ -53,9 +48,9 @@ def on_mesh(
     clients = NamedSharding(mesh, P("client"))
     strategy = Strategy(
         name=f"mesh({devices}) x {inner.name}",
-        each=partial(_each_on_mesh, mesh, inner, by_row, by_device),
-        everyone=partial(_everyone_on_mesh, mesh, inner, by_client, by_row, by_device),
-        deal=partial(_longest_first_of_each if by_device else _by_load, devices=devices),
+        each=partial(_each_on_mesh, mesh, inner, by_row),
+        everyone=partial(_everyone_on_mesh, mesh, inner, by_client, by_row),
+        deal=partial(_by_load, devices=devices),
         lane_steps=lambda steps: _lane_steps_on_mesh(inner, devices, steps),
         split=lambda rows: jax.lax.with_sharding_constraint(rows, clients),
         sharding=NamedSharding(mesh, P()),
@@ -65,35 +60,15 @@ def on_mesh(
         strategy = strategy._replace(name=name, group=group)
     if by_client:
         take, put = partial(_take_on_mesh, mesh), partial(_put_on_mesh, mesh)
-        strategy = strategy._replace(take=take, put=put, take_any=take, by_client=clients)
+        strategy = strategy._replace(take=take, put=put, by_client=clients)
     if by_row:
         strategy = strategy._replace(collect=partial(_collect_on_mesh, mesh), by_row=clients)
-    if by_device:
-        spread = partial(_on_shares, mesh, in_specs=P("client"), out_specs=P("client"))
-        strategy = strategy._replace(
-            take=lambda *args: spread(shards.take_here)(*args),
-            put=lambda *args: spread(shards.put_here)(*args),
-            draw=partial(_drawn_by_device, devices, spread),
-            arrange=partial(shards.arrange, devices=devices),
-        )
     return strategy
 
 
-def _drawn_by_device(devices, spread, sample):
-    """A version of `sample` in which each device draws from the clients that it holds."""
-
-    def draw(key, server, population, m):
-        def each(fn):
-            return spread(jax.vmap(fn))
-
-        return sampling.in_strata(sample, key, server, population, m, devices, each)
-
-    return draw
-
-
-def _each_on_mesh(mesh, inner, by_row, by_device, fn):
+def _each_on_mesh(mesh, inner, by_row, fn):
     devices = mesh.shape["client"]
-    each = partial(_with_examples, inner.each, by_row, by_device)
+    each = partial(_with_examples, inner.each, by_row)
 
     def run(shared, federation, rows, stacked):
         m = length(rows)
@@ -109,14 +84,13 @@ def _each_on_mesh(mesh, inner, by_row, by_device, fn):
     return run
 
 
-def _everyone_on_mesh(mesh, inner, by_client, by_row, by_device, fn, size):
+def _everyone_on_mesh(mesh, inner, by_client, by_row, fn, size):
     """The `everyone` of the mesh: each device runs its part of the clients, in groups."""
     devices = mesh.shape["client"]
 
     def on_device(fn):
         def run(shared, federation, rows, stacked):
-            here = by_device and all(map(is_rows, jax.tree.leaves(rows, is_leaf=is_rows)))
-            each = in_groups(partial(_with_examples, inner.each, by_row, here))
+            each = in_groups(partial(_with_examples, inner.each, by_row))
             rows = shards.local(rows, length(stacked), by_client)
             return each(fn, -(-size // devices))(shared, federation, rows, stacked[1])
 
@@ -131,17 +105,10 @@ def _everyone_on_mesh(mesh, inner, by_client, by_row, by_device, fn, size):
     return run
 
 
-def _with_examples(each, by_row, here, fn):
-    """A version of `each` in which a device first gets the examples of its clients from others.
-
-    here: whether the device itself holds these examples.
-    """
+def _with_examples(each, by_row, fn):
+    """A version of `each` in which a device first gets the examples of its clients from others."""
     if not by_row:
         return each(fn)
-    if here:
-        return lambda shared, federation, rows, stacked: each(fn)(
-            shared, federation, shards.rows_here(federation, rows), stacked
-        )
 
     def of_client(shared, federation, brought, entry):
         pool, rows = brought
@@ -231,13 +198,6 @@ def _lane_steps_on_mesh(inner, devices, steps):
     missing = -len(steps) % devices
     filled = jnp.pad(steps, (0, missing)) if inner.one_by_one else fill(steps, devices)
     return sum(inner.lane_steps(line) for line in filled.reshape(devices, -1))
-
-
-def _longest_first_of_each(steps, devices):
-    """An order by decreasing steps within the clients of each device, which are contiguous."""
-    lines = steps.reshape(devices, -1)
-    first = lines.shape[1] * jnp.arange(devices)[:, None]
-    return (first + jnp.argsort(-lines, axis=1, stable=True)).reshape(-1)
 
 
 def _by_load(steps, devices):

@@ -1,23 +1,21 @@
 """Arrays of clients, and the pool of examples, divided over the `client` axis of a mesh.
 
 Device d of D holds the d-th part of the leading axis, which is padded with zeros to a multiple of
-D. All functions except `deal` and `arrange` run inside `jax.shard_map` over that axis; there a
+D. All functions except `deal` run inside `jax.shard_map` over that axis; there a
 "part" is the part on this device. Numbers are communicated as bits, so that they arrive unchanged.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation.strategies import is_rows
-from fedjax_lab.types import CLIENT_ROWS, POOL, ROWS, Array, Federation, PyTree, Rows
+from fedjax_lab.types import POOL, Array, Federation, PyTree, Rows
 
 AXIS = "client"
 AT_ONCE = 1 << 28  # bytes that a device prepares for the others at a time
@@ -52,32 +50,6 @@ def put(part: PyTree, ids: Array, new: PyTree) -> PyTree:
         return a.at[place].set(_of_bits(gathered, a), mode="drop")
 
     return jax.tree.map(replaced, part, new)
-
-
-def take_here(part: PyTree, ids: Array) -> PyTree:
-    """Entries `ids` [m] of the whole arrays, all of which are on this device."""
-
-    def entries(a):
-        if is_rows(a):
-            return local(a, len(a), divided=True)[_here(ids, len(a))]
-        return a[_here(ids, a.shape[0])]
-
-    return jax.tree.map(entries, part, is_leaf=is_rows)
-
-
-def put_here(part: PyTree, ids: Array, new: PyTree) -> PyTree:
-    """The part after entries `ids` [m] of the whole arrays are replaced, all on this device."""
-    return jax.tree.map(lambda a, b: a.at[_here(ids, a.shape[0])].set(b), part, new)
-
-
-def rows_here(federation: Federation, rows: PyTree) -> PyTree:
-    """The positions in this device's part of the pool of rows that it holds; -1 stays -1."""
-    length = federation.x.shape[0]
-    return jax.tree.map(lambda r: jnp.where(r < 0, -1, _here(r, length)), rows)
-
-
-def _here(ids, length):
-    return ids - jax.lax.axis_index(AXIS) * length
 
 
 def bring(federation: Federation, rows: PyTree) -> tuple[dict[str, Array], PyTree]:
@@ -198,70 +170,3 @@ def _deal_one(rows, count, ends, length):
     start = np.cumsum(count, axis=1, dtype=np.int32) - count
     start = start + length * np.arange(devices, dtype=np.int32)[:, None]
     return Rows(start.ravel(), count.astype(np.int32).ravel(), held.ravel(), rows.longest)
-
-
-def arrange(federation: Federation, devices: int) -> Federation:
-    """The federation with its pool reordered so that each device holds its clients' examples.
-
-    Input and output are NumPy arrays; examples are read when they are accessed. Examples without a
-    client are distributed over the devices.
-
-    Raises BadInput if clients of two devices share an example.
-    """
-    device = _device_of_rows(federation, devices)
-    free = np.flatnonzero(device < 0)
-    held = np.bincount(device[device >= 0], minlength=devices)
-    length = max(-(-len(device) // devices), int(held.max()))
-    device[free] = np.repeat(np.arange(devices), length - held)[: len(free)]
-    order = np.full((devices, length), -1)
-    for d in range(devices):
-        of_device = np.flatnonzero(device == d)
-        order[d, : len(of_device)] = of_device
-    place = np.empty(len(device), np.int32)
-    place[order[order >= 0]] = np.flatnonzero(order.ravel() >= 0)
-
-    def renumbered(rows):
-        if is_rows(rows):
-            return replace(rows, list=np.where(rows.list < 0, -1, place[rows.list]))
-        return None if rows is None else place[rows]
-
-    rows: dict[str, Any] = {name: renumbered(getattr(federation, name)) for name in ROWS}
-    pool: dict[str, Any] = {
-        name: Ordered(getattr(federation, name), order.ravel()) for name in POOL
-    }
-    return federation._replace(**pool, **rows)
-
-
-def _device_of_rows(federation, devices):
-    """The device whose clients hold each example of the pool [R]; -1: no client holds it."""
-    device = np.full(len(federation.y), -1)
-    for rows in (getattr(federation, name) for name in CLIENT_ROWS):
-        if rows is None:
-            continue
-        clients = np.repeat(np.arange(len(rows)), rows.count)
-        held, of = rows.list[: len(clients)], clients // (len(rows) // devices)
-        first = device[held] < 0
-        device[held[first]] = of[first]
-        if (device[held] != of).any():
-            raise BadInput(
-                "config.engine.sampling=device: some examples belong to several clients that are on"
-                " different devices; use config.engine.sampling=exact"
-            )
-    return device
-
-
-class Ordered:
-    """An array [R, ...] in another order, read when entries are accessed; -1 stands for zeros."""
-
-    def __init__(self, a, order: np.ndarray):
-        self._a, self._order = a, order
-        self.shape, self.dtype = (len(order), *a.shape[1:]), a.dtype
-
-    def __getitem__(self, places: slice) -> np.ndarray:
-        order = self._order[places]
-        entries = np.zeros((len(order), *self.shape[1:]), self.dtype)
-        entries[order >= 0] = self._a[order[order >= 0]]
-        return entries
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        return self[slice(None)]

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.simulation import contract
 from fedjax_lab.types import CLIENT_ROWS, Federation, Method
 
@@ -45,7 +44,6 @@ class Division(NamedTuple):
 
     state: Choice
     data: Choice
-    by_device: bool  # whether each device draws from the clients that it holds
 
     @property
     def on_host(self) -> bool:
@@ -58,7 +56,6 @@ class Division(NamedTuple):
         return {
             "by_client": self.state.where in ("sharded", "host", "disk"),
             "by_row": self.data.where in ("sharded", "stream"),
-            "by_device": self.by_device,
         }
 
     @property
@@ -72,32 +69,20 @@ def divide(
     methods: Sequence[Method],
     federations: Sequence[Federation],
     num_classes: int,
-    cohort: int,
     devices: Devices,
     *,
     state: str = "auto",
     data: str = "auto",
-    sampling: str = "exact",
 ) -> Division:
     """Decides where a run keeps the clients' state and the examples.
 
-    state, data, sampling: the keys of config.engine. Raises BadInput if they cannot be satisfied.
+    state, data: the keys of config.engine. Raises BadInput if they cannot be satisfied.
     """
     first = federations[0]
-    by_device = sampling == "device" and devices.number > 1
-    if by_device:
-        if not {state, data} <= {"auto", "sharded"}:
-            raise BadInput(
-                f"{BY_DEVICE} divides the clients' state and the examples among the devices; leave"
-                " config.engine.state and config.engine.data at auto"
-            )
-        _check_by_device(methods, first, cohort, len(federations), devices.number)
-        state = data = "sharded"
     of_state = len(federations) * max(state_bytes(m, first, num_classes) for m in methods)
     division = Division(
         choose("state", state, of_state, devices, beyond="disk" if devices.of_host else "host"),
         choose("data", data, pool_bytes(first), devices, beyond="stream"),
-        by_device,
     )
     if division.data.where in ON_HOST and division.state.where not in ON_HOST:
         division = division._replace(state=_beside_stream(division, state))
@@ -116,29 +101,6 @@ def _beside_stream(division, state):
             " auto, host or disk"
         )
     return Choice("host", "examples are streamed")
-
-
-BY_DEVICE = "config.engine.sampling=device"
-
-
-def _check_by_device(methods, federation, cohort, seeds, devices):
-    """Raises BadInput if devices cannot draw from the clients that they hold."""
-    if seeds > 1:
-        raise BadInput(
-            f"{BY_DEVICE} needs a run with one seed, whose clients determine how the examples are"
-            f" divided; got {seeds} seeds"
-        )
-    if not all(method.sample in AT_RANDOM for method in methods):
-        raise BadInput(f"{BY_DEVICE} needs a method that draws its clients at random")
-    counts = {"clients": len(federation.train), "clients a round": cohort}
-    if federation.new_train is not None:
-        counts["new clients"] = len(federation.new_train)
-    for what, count in counts.items():
-        if count % devices:
-            raise BadInput(
-                f"{BY_DEVICE} divides {count} {what} among {devices} devices; use a multiple of"
-                f" {devices} (a run uses at most as many devices as clients a round)"
-            )
 
 
 def check_model(method: Method, group: int, devices: Devices) -> None:

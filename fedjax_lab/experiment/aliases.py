@@ -1,4 +1,4 @@
-"""Earlier names of config keys and values.
+"""Earlier names of config keys and values, and keys of earlier versions.
 
 Config files, overrides, grids of sweeps and saved configs of earlier runs may all use them. This
 module imports nothing heavy, so that reports of runs start quickly.
@@ -12,6 +12,9 @@ ALIASES = {  # SECTION.KEY or SECTION.KEY=VALUE of an earlier version: its curre
     "engine.seeds=vectorised": "engine.seeds=vectorized",
     "engine.strategy=vectorised": "engine.strategy=vectorized",
 }
+
+REMOVED: dict[str, Any] = {"engine.sampling": "exact"}
+# {SECTION.KEY of an earlier version: the value that describes what every run now does}
 
 ADDED: dict[str, dict[str, Any]] = {
     "method.name=scaffold": {"weights": "size"},
@@ -34,7 +37,8 @@ def current(key: str, value: Any) -> tuple[str, Any]:
 def current_config(config: dict[str, Any]) -> dict[str, Any]:
     """Translates all keys and values of a config to their current names.
 
-    Raises BadInput if a section has a key under both its earlier and its current name.
+    A removed key whose value describes what every run now does is left out. Raises BadInput if a
+    section has a key under both its earlier and its current name.
     """
     out: dict[str, Any] = {}
     for section, values in config.items():
@@ -45,6 +49,8 @@ def current_config(config: dict[str, Any]) -> dict[str, Any]:
 def _current_section(section, values):
     out = {}
     for key, value in values.items():
+        if f"{section}.{key}" in REMOVED and value == REMOVED[f"{section}.{key}"]:
+            continue
         name, value = current(f"{section}.{key}", value)
         name = name.removeprefix(f"{section}.")
         if name in out:

@@ -26,7 +26,7 @@ from fedjax_lab.errors import (
     quoted,
 )
 from fedjax_lab.experiment import references
-from fedjax_lab.experiment.aliases import current, current_config
+from fedjax_lab.experiment.aliases import REMOVED, current, current_config
 from fedjax_lab.experiment.keys import DEFAULTS, KEYS, LIMITS, PARTS, naming
 from fedjax_lab.experiment.references import Source, parts_of
 from fedjax_lab.experiment.registry import (
@@ -204,6 +204,10 @@ def _override(full, key, given):
 
 
 def _unknown(section, key, defaults, values):
+    if (full := f"{section}.{key}") in REMOVED:
+        return (
+            f"config.{full} was removed; every run is as with {full}={REMOVED[full]}: leave it out"
+        )
     owner = f"{section} {values['name']!r}" if "name" in values else f"config.{section}"
     settings = [name for name in defaults if name != "name"]
     return f"{owner} has no setting {quoted(key)}; {nearest(key, settings)}"

@@ -78,11 +78,9 @@ def _divide(engine, plan, stages, task, federations, devices, memory):
         [stage.method for stage in stages],
         federations,
         task.num_classes,
-        plan.cohort,
         lent,
         state=engine.state,
         data=engine.data,
-        sampling=engine.sampling,
     )
 
 

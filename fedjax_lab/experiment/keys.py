@@ -189,12 +189,6 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "engine.data": Key(
         "auto", "where the examples are kept", choices=("auto", "replicated", "sharded", "stream")
     ),
-    "engine.sampling": Key(
-        "exact",
-        "how a cohort is drawn: exact, from all clients; device, by each device from its own"
-        " clients",
-        choices=("exact", "device"),
-    ),
     "engine.fsdp": Key(
         1, "the number of devices that together hold one model and train one client", "> 0"
     ),

@@ -99,7 +99,7 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
         shared_rows, rows = strategy.collect(federation, rows), ()
     if at_most is not None and at_most < num_clients:
         chosen = jnp.asarray(evenly_spaced(num_clients, at_most))
-        clients, to_tune, rows = strategy.take_any((clients, to_tune, rows), chosen)
+        clients, to_tune, rows = strategy.take((clients, to_tune, rows), chosen)
     k_clients = streams.clients(lane.keys.score, t, clients.id)
     send = method.scored or method.round[-1].send
 

@@ -221,10 +221,10 @@ def in_round(program: Program, t: Array) -> Program:
 
 def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array, Array]:
     """The clients of round t, and their shares in the server's mean: [M] each."""
-    method, plan, strategy, _ = program
+    method, plan, *_ = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
     clients = _who_train(program, lane.population)
-    drawn = strategy.draw(method.sample)(k_cohort, server, clients, plan.cohort)
+    drawn = method.sample(k_cohort, server, clients, plan.cohort)
     return contract.check_sample(drawn)
 
 

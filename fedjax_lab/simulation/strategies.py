@@ -34,13 +34,8 @@ class Strategy(NamedTuple):
     take: Callable[[PyTree, Array], PyTree] = lambda stacked, ids: _take(stacked, ids)
     # (arrays of clients [C, ...], ids [M]) -> [M, ...]; for `Rows` [M, N]
     put: Callable[[PyTree, Array, PyTree], PyTree] = tree.put  # the inverse, for arrays
-    take_any: Callable[[PyTree, Array], PyTree] = lambda stacked, ids: _take(stacked, ids)
-    # like `take`, for clients that `draw` has not drawn
-    draw: Callable[[Callable], Callable] = lambda sample: sample  # `Method.sample` -> its version
     collect: Callable[[Federation, Array], tuple[Federation, Array]] = lambda *pool: pool
     # (federation, rows [...]) -> (a federation with these rows on all devices, rows in it)
-    arrange: Callable[[Federation], Federation] = lambda federation: federation
-    # (NumPy arrays of one seed) -> the same with the pool in the order of the devices
     sharding: Sharding | None = None  # of arrays that every device has; None: the default device
     by_client: NamedSharding | None = None  # of arrays of clients; None: as `sharding`
     by_row: NamedSharding | None = None  # of the pool of examples; None: as `sharding`

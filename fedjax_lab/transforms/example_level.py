@@ -28,15 +28,15 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, sampling, streams, tree, wire
+from fedjax_lab import losses, streams, tree, wire
 from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.transforms import accounting, accounting_examples, libraries, privacy, rehearsal
 from fedjax_lab.transforms.accounting_examples import Training
 from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
 from fedjax_lab.types import Client, Method, Stepping, Task, Weights, Work
 
 NEIGHBORS = "the examples of all clients, one of which has a gradient of zero in one of them"
-AT_RANDOM = (sampling.by_size, sampling.equal, sampling.shuffled)  # each client has probability m/C
 PROTECTED = ("train", "steps", "optimizer", "frozen", "upload_key")  # fields of `Work` in use
 
 

@@ -6,7 +6,7 @@
 The target is a TPU slice (v5e:2x2, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, ...) or h100;
 --devices=N uses its first N devices. A config accepts the overrides and --seeds of
 `fedjax_lab.main`; a workload of workloads.py accepts --config.engine.strategy, .convolution,
-.chunk, .dtype, .fsdp, .state, .data and .sampling.
+.chunk, .dtype, .fsdp, .state and .data.
 
 Prints one JSON line for each program of each stage:
 
@@ -49,7 +49,7 @@ from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 
 PROGRAMS = ("rounds", "evaluation")
-OF_CLIENTS = ("strategy", "chunk", "fsdp", "state", "data", "sampling")
+OF_CLIENTS = ("strategy", "chunk", "fsdp", "state", "data")
 WORKLOAD_SETTINGS = (*OF_CLIENTS, "convolution", "dtype")
 
 

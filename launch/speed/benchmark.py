@@ -58,7 +58,6 @@ def build(
     fsdp: int = 1,
     state: str = "auto",
     data: str = "auto",
-    sampling: str = "exact",
     devices: Sequence[jax.Device] | None = None,
     memory: int = 0,
 ) -> Simulation:
@@ -91,7 +90,6 @@ def build(
         [method],
         [federation],
         task.num_classes,
-        work.cohort,
         Devices(
             number=len(used) // int(fsdp),
             memory=memory or parallel.free_memory(devices),
@@ -99,7 +97,6 @@ def build(
         ),
         state=state,
         data=data,
-        sampling=sampling,
     )
     chosen = parallel.choose(
         strategy,

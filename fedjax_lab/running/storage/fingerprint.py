@@ -6,7 +6,6 @@ import numpy as np
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.dataset import USERS
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.running.storage.checkpoint import numbers
@@ -22,14 +21,12 @@ ROWS = {  # the fields of a federation by the names that enter the digests
 }
 EMBEDDINGS = "embeddings"
 START = "start of seed"  # the state that the seed takes from config.run.start_from
-DRAWING = "devices that draw clients"  # the number of devices rather than a digest
 
 
 def of(experiment: Experiment) -> dict[str, str]:
     """A digest of each part of the data: examples, labels, users, partition and embeddings.
 
     If the run starts from another run, there is also a digest of the state that it takes from it.
-    If each device samples from the clients that it holds, the number of these devices is included.
     """
     simulation, parts = experiment.simulation, {}
     for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
@@ -42,9 +39,6 @@ def of(experiment: Experiment) -> dict[str, str]:
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = experiment.dataset.digests()
     digests |= {name: checksum(arrays) for name, arrays in parts.items()}
-    if experiment.config.engine.sampling == "device":
-        divided = simulation.strategy.by_client
-        digests[DRAWING] = str(1 if divided is None else parallel.num_parts(divided))
     return digests
 
 
@@ -76,13 +70,6 @@ def check_same(saved: dict[str, str], today: dict[str, str], folder) -> None:
       today: the digests of this command's data.
       folder: the folder of the run, for the message.
     """
-    before, now = (digests.get(DRAWING) for digests in (saved, today))
-    if before != now:
-        raise BadInput(
-            f"{folder} holds a run that samples its clients on {before} devices"
-            f" (config.engine.sampling=device), but {now} devices would sample other cohorts;"
-            f" resume it with {before} devices, or name another folder"
-        )
     if not any(name.startswith(START) for name in today):  # the run is only read
         saved = {name: digest for name, digest in saved.items() if not name.startswith(START)}
     if USERS not in saved:  # saved by an earlier version; the digests of the partition suffice
