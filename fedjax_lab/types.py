@@ -60,17 +60,6 @@ class Task(NamedTuple):
     highest: Array | float = 1.0  # upper bound of inputs, [] or [channels]
 
 
-class Skew(NamedTuple):
-    """The inputs of a client's feature skew (`Plan.feature_skew`); several have a leading axis.
-
-    Both fields are fixed when the examples are divided among the clients, so that new clients,
-    whose ids change, keep their skew.
-    """
-
-    client: Array  # [] int32, the client's number among all clients when the examples were divided
-    seed: Array  # [] uint32, of the client's random numbers
-
-
 class Client(NamedTuple):
     """One client. With a leading axis on each leaf: a cohort [M] or the population [C]."""
 
@@ -82,10 +71,10 @@ class Client(NamedTuple):
     num_clients: Array  # [] float32, C: the size of the whole population, not of the cohort
     mean_n: Array  # [] float32, n averaged over the whole population
     arrived: Any = None  # [] bool, whether the server received the upload: for `aggregate` only
-    skew: Skew | None = None  # None: the run has no feature skew
+    skew: Any = None  # `Skew`; None: the run has no feature skew
     attacks: Any = None  # [] bool, whether the client attacks in this round; None: no client does
     key: Any = None  # [] key of the server's random numbers in this exchange, the same for the
-    # whole cohort: only for an `aggregate` that draws random numbers (`Exchange.draws`)
+    # whole cohort: for `aggregate` only
 
 
 class Work(NamedTuple):
@@ -105,34 +94,18 @@ class Work(NamedTuple):
     # [N, ...], mask [N]), where N is the size of the largest client; `rows` as in `mean`
 
 
-class Stepping(NamedTuple):
-    """How a training draws the examples of each step and computes their gradient."""
-
-    draw: Callable[[Array], Callable[[Array], Array]]
-    # key of a pass -> (number of the step -> positions among the rows [L], -1: padding)
-    gradient: Callable[..., tuple[tuple[Array, Any], PyTree]]
-    # (objective, free, batch, key) -> ((value, auxiliary output), gradient), as
-    # `jax.value_and_grad` with has_aux; objective: (free, batch, key) -> (value, what `loss` gives)
-
-
 class Exchange(NamedTuple):
     """One exchange between the server and the sampled clients, as three pure functions.
 
     `send` makes the server's message to a client, `local` is the client's work, and `aggregate`
-    updates the server with the uploads. With `one_by_one` the clients take turns in the order of
-    the sample: `aggregate` is called after each client, with a cohort of one, before `send` is
-    called for the next.
+    updates the server with the uploads. Every device executes `send` and `aggregate`, which are
+    cheap.
 
     Uploads may be lost (config.run.dropout). `aggregate` then sees an empty entry in their place:
     an upload of zeros from a client whose weight and n are 0 and whose id is out of range, so that
     JAX drops what is scattered to it. Sums and weighted means are therefore right without changes;
     code that counts clients must count those with `arrived`. If all uploads are lost, `aggregate`
     has no effect.
-
-    Every device executes `send` and `aggregate`, which are cheap. Training by the server on its own
-    data belongs in `alone`, which runs after `aggregate`. `split` takes a tree of arrays [B, ...]
-    and leaves their values unchanged; computations on `split(rows)` are divided among the devices
-    by row.
 
     Transforms of uploads need `updates`, unless the message and the upload are models.
     """
@@ -142,14 +115,9 @@ class Exchange(NamedTuple):
     # (message, client, work) -> (upload, private)
     aggregate: Callable[[PyTree, PyTree, Client], PyTree]
     # (server, uploads [M], cohort [M]) -> server
-    one_by_one: bool = False
-    alone: Callable[[PyTree, Callable[[PyTree], PyTree]], PyTree] | None = None
-    # (server, split) -> server
     updates: Callable[[PyTree, Array, PyTree], PyTree] | None = None
     # (message, id, upload) -> what each leaf of the upload is an update of: see `wire`
     alike: bool = True  # all clients update the same arrays, so that one update can replace others
-    private_sum: bool = False  # `aggregate` releases a noisy sum, even if all uploads are lost
-    draws: bool = False  # `aggregate` draws random numbers: its cohort has a `key`
 
 
 class State(NamedTuple):
@@ -157,6 +125,29 @@ class State(NamedTuple):
 
     server: PyTree
     private: PyTree  # state of each client, leading axis [C]
+
+
+class Extra(NamedTuple):
+    """What few methods need, and what transforms add: `Method.extra`.
+
+    `one_by_one`: clients take turns in the order of the sample. `aggregate` is called after each
+    client, with a cohort of one, before `send` is called for the next.
+    `alone` is the server's training on its own data at the end of a round. `split` takes a tree of
+    arrays [B, ...] and leaves their values unchanged; computations on `split(rows)` are divided
+    among the devices by row.
+    `pooled`: training sees one client that holds the examples of all clients (centralized
+    training).
+    `metrics` are evaluated in addition to those that a config names.
+    """
+
+    one_by_one: bool = False
+    alone: Callable[[PyTree, Callable[[PyTree], PyTree]], PyTree] | None = None
+    # (server, split) -> server
+    pooled: bool = False
+    metrics: tuple[Any, ...] = ()  # `metrics.Metric`s
+    guarantee: Any = None  # `guarantee.Guarantee`, the privacy guarantee of the method
+    private_sum: bool = False  # `aggregate` releases a noisy sum, even if all uploads are lost
+    empty_places: bool = False  # samples may have entries with share 0, whose clients do not train
 
 
 class Method(NamedTuple):
@@ -168,9 +159,6 @@ class Method(NamedTuple):
     `join` replaces `tune` for new clients. With it, a method without a `newcomer` also has a model
     for new clients.
     `record` returns arrays of the state that each row of metrics keeps as `recorded`, for figures.
-    `metrics` are evaluated in addition to those that a config names.
-    `pooled`: training sees one client that holds the examples of all clients (centralized
-    training).
     `validation`: `Work` also has the client's validation rows (config.partition.validation), in
     `local` and in `tune`.
     """
@@ -187,13 +175,14 @@ class Method(NamedTuple):
     # (message, client, work) -> (message, private)
     scored: Callable[[PyTree, Array], PyTree] | None = None  # (server, id) -> message
     record: Callable[[State], dict[str, Array]] | None = None  # state -> arrays by name
-    pooled: bool = False
     join: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]] | None = None
     # (server, client, work) -> (message, private)
-    metrics: tuple[Any, ...] = ()  # `metrics.Metric`s
-    guarantee: Any = None  # `guarantee.Guarantee`, the privacy guarantee of the method
     validation: bool = False
-    empty_places: bool = False  # samples may have entries with share 0, whose clients do not train
+    extra: Extra = Extra()
+
+    def having(self, **fields) -> "Method":
+        """The method with other fields of `extra`."""
+        return self._replace(extra=self.extra._replace(**fields))
 
 
 class View(NamedTuple):
@@ -241,6 +230,30 @@ class Stage(NamedTuple):
 
 
 Stages = Callable[[int], tuple[Stage, ...]]  # config.run.rounds -> the stages of a method
+
+
+# The types of the simulator. A method does not use them.
+
+
+class Skew(NamedTuple):
+    """The inputs of a client's feature skew (`Plan.feature_skew`); several have a leading axis.
+
+    Both fields are fixed when the examples are divided among the clients, so that new clients,
+    whose ids change, keep their skew.
+    """
+
+    client: Array  # [] int32, the client's number among all clients when the examples were divided
+    seed: Array  # [] uint32, of the client's random numbers
+
+
+class Stepping(NamedTuple):
+    """How a training draws the examples of each step and computes their gradient."""
+
+    draw: Callable[[Array], Callable[[Array], Array]]
+    # key of a pass -> (number of the step -> positions among the rows [L], -1: padding)
+    gradient: Callable[..., tuple[tuple[Array, Any], PyTree]]
+    # (objective, free, batch, key) -> ((value, auxiliary output), gradient), as
+    # `jax.value_and_grad` with has_aux; objective: (free, batch, key) -> (value, what `loss` gives)
 
 
 @jax.tree_util.register_dataclass

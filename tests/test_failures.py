@@ -27,7 +27,7 @@ ARRIVED = jnp.array([True, False, True, True, False])
 PLAIN = {
     name: method
     for name in registry.METHODS
-    if isinstance(method := toys.make(name), Method) and not method.round[0].one_by_one
+    if isinstance(method := toys.make(name), Method) and not method.extra.one_by_one
 }
 
 

@@ -125,7 +125,7 @@ def trusted(method, task, setup, *, budget: float = 0.5):
         return [budget * number for number in rounds]
 
     promised = Guarantee("client", "any two populations", 1e-6, 0.0, epsilons, setup.rounds)
-    return method._replace(guarantee=promised)
+    return method.having(guarantee=promised)
 '''
 
 

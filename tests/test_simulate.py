@@ -106,7 +106,7 @@ def test_a_client_in_an_empty_place_takes_no_part():
 
     method = toys.make("scaffold", toys.TASK)
     short = method._replace(sample=sampled(2, [0.5, 0.5]))
-    long = method._replace(sample=sampled(3, [0.5, 0.5, 0.0]), empty_places=True)
+    long = method._replace(sample=sampled(3, [0.5, 0.5, 0.0])).having(empty_places=True)
 
     def play(method):
         program = simulate.Program(method, toys.PLAN, parallel.chunked(2))
@@ -139,31 +139,30 @@ def test_private_state_must_keep_its_shapes():
         assert "in the shapes that `init` gave" in message
 
 
-def noting(one_by_one=False, draws=True):
+def noting(one_by_one=False):
     """A method of two exchanges whose server keeps the numbers that it drew last in each."""
 
     def exchange(place):
         def aggregate(server, uploads, cohort):
-            if cohort.key is None:
-                return server
             numbers = jax.vmap(jax.random.uniform)(cohort.key)
             if one_by_one:
                 return server.at[place, cohort.id].set(numbers)
             return server.at[place, : len(numbers)].set(numbers)
 
         nothing = {"send": lambda server, id: (), "local": lambda *args: ((), ())}
-        return Exchange(**nothing, aggregate=aggregate, one_by_one=one_by_one, draws=draws)
+        return Exchange(**nothing, aggregate=aggregate)
 
     def init(key, num_clients):
         return State(jnp.zeros((2, num_clients)), ())
 
-    return fedavg(toys.TASK)._replace(init=init, round=(exchange(0), exchange(1)), newcomer=None)
+    plain = fedavg(toys.TASK).having(one_by_one=one_by_one)
+    return plain._replace(init=init, round=(exchange(0), exchange(1)), newcomer=None)
 
 
-def test_a_server_that_draws_gets_a_key_for_each_exchange_and_round():
+def test_a_server_gets_a_key_for_each_exchange_and_round():
     """The whole cohort has one key, whichever clients arrive and whatever the devices are.
 
-    A server that aggregates one by one has one for each client, and one that does not draw none.
+    A server that aggregates one by one has one for each client.
     """
     play = toys.player(noting())
     first, second = (np.asarray(play(KEYS, t, 1)[0].server) for t in (0, 1))
@@ -177,4 +176,3 @@ def test_a_server_that_draws_gets_a_key_for_each_exchange_and_round():
     np.testing.assert_array_equal(again, second)
     drawn = np.asarray(toys.player(noting(one_by_one=True))(KEYS, 0, 1)[0].server)
     assert len(set(drawn[drawn > 0])) == (drawn > 0).sum() == 2 * toys.PLAN.cohort
-    assert not toys.player(noting(draws=False))(KEYS, 0, 1)[0].server.any()

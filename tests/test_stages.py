@@ -232,7 +232,7 @@ def test_rounds_are_divided_among_stages():
     for wrong, rounds in ((stages, 2), (empty, 7), (lambda rounds: (), 7)):
         message = complaint(experiment.lay_out, wrong, rounds)
         assert f"config.run.rounds={rounds} does not fit the stages" in message
-    central = method._replace(pooled=True)
+    central = method.having(pooled=True)
     both = (Stage("a", method, 3), Stage("b", central, 4))
     assert "do not train on the same clients" in complaint(experiment.lay_out, lambda _: both, 7)
     assert devices.vectorizes_seeds("auto", stages(7), False, "cpu")

@@ -140,20 +140,20 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
     """The operations of the server in a round with this number of clients; from shapes."""
     federation, rows = _small(program.method, lane.federation, program.plan.batch_size)
     client, *others = _entry(lane, state)
-    total = 0.0
+    extra, total = program.method.extra, 0.0
     for exchange in program.method.round:
         run = simulate.one_client(exchange, program.plan)
         upload, _, _ = jax.eval_shape(run, state.server, federation, rows, (client, *others))
-        times, size = (clients, 1) if exchange.one_by_one else (1, clients)
+        times, size = (clients, 1) if extra.one_by_one else (1, clients)
         uploads, cohort = _stacked((upload, client), size)
         arrived, key = jax.eval_shape(
             lambda m=size: (jnp.ones(m, bool), jax.random.split(_key(), m))
         )
         cohort = cohort._replace(arrived=arrived, key=key)
         total += times * count(jax.make_jaxpr(exchange.aggregate)(state.server, uploads, cohort))
-        if exchange.alone is not None:
-            alone = jax.make_jaxpr(lambda server, do=exchange.alone: do(server, lambda rows: rows))
-            total += times * count(alone(state.server))
+    if extra.alone is not None:
+        alone = jax.make_jaxpr(lambda server: extra.alone(server, lambda rows: rows))
+        total += count(alone(state.server))
     return total
 
 

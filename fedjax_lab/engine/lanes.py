@@ -78,7 +78,7 @@ def _make_pool(simulation, place, federation):
 def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
     """The sums before the first round after an evaluation, one per lane."""
     methods = [stage.method for stage in simulation.stages]
-    places = any(method.empty_places for method in methods)
+    places = any(method.extra.empty_places for method in methods)
     own = any(sampling.is_own(method.sample) for method in methods)
 
     def one():  # a separate copy per lane, since their buffers are donated

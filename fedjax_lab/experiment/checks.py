@@ -26,7 +26,7 @@ def check_skewed(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
     name, method = config.partition.feature_skew, config.method.name
     if name == "none":
         return
-    if stages[0].method.pooled:
+    if stages[0].method.extra.pooled:
         raise BadInput(
             f"config.partition.feature_skew={name} needs clients; method {method} trains on"
             " all clients' examples pooled"

@@ -96,7 +96,7 @@ def _host(division, engine, stages):
     if len(stages) > 1 or stages[0].start or stages[0].view:
         names = ", ".join(stage.name for stage in stages)
         raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
-    if stages[0].method.pooled:
+    if stages[0].method.extra.pooled:
         raise BadInput(f"{asked} needs clients; this method trains on all clients' examples pooled")
     if engine.seeds == "vectorized":
         raise BadInput(f"{asked} trains one seed after another; use config.engine.seeds=sequential")
@@ -135,8 +135,7 @@ def check_fsdp(config: ml_collections.ConfigDict, plan: Plan, stages: Sequence[S
             f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"
             " (config.local.batch_size, or all examples of the largest client)"
         )
-    in_turn = any(exchange.one_by_one for stage in stages for exchange in stage.method.round)
-    if in_turn and group > 1:
+    if group > 1 and any(stage.method.extra.one_by_one for stage in stages):
         raise BadInput(
             f"method {config.method.name} trains its clients one by one on all devices;"
             f" config.engine.fsdp must be 1, got {group}"

@@ -83,7 +83,7 @@ def _simulation(config, seeds, dataset, federations, task, devices, memory):
     stages, of_step = variant({})
     checks.check_skewed(config, stages)
     checks.check_validation(config, stages, federations[0])
-    training = pool(federations) if stages[0].method.pooled else federations
+    training = pool(federations) if stages[0].method.extra.pooled else federations
     plan = _plan(config, training, stages, of_step, dataset)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
     simulation = Simulation(
@@ -104,7 +104,7 @@ def _simulation(config, seeds, dataset, federations, task, devices, memory):
 
 def guarantee(experiment: Experiment) -> Guarantee | None:
     """The privacy guarantee of the run; None if it has none, or if epsilon is infinite."""
-    return experiment.simulation.stages[0].method.guarantee
+    return experiment.simulation.stages[0].method.extra.guarantee
 
 
 def check_noise(experiment: Experiment, old: int, new: int, played: int) -> None:
@@ -328,21 +328,19 @@ def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, *
 
 
 def _plan(config, training, stages, of_step, dataset):
+    named = (look_up("metric", name) for name in config.run.metrics)
     plan = make_plan(
         training,
         rounds=sum(stage.rounds for stage in stages),
         cohort=config.run.cohort,
         batch_size=config.local.batch_size,
         epochs=config.local.epochs,
-        **_failures(config.run, pooled=stages[0].method.pooled),
+        **_failures(config.run, pooled=stages[0].method.extra.pooled),
         attackers=0.0 if config.attack.name == "none" else config.attack.share,
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
-        metrics=metrics.make(
-            (*(look_up("metric", name) for name in config.run.metrics), *stages[0].method.metrics),
-            len(dataset.classes),
-        ),
+        metrics=metrics.make((*named, *stages[0].method.extra.metrics), len(dataset.classes)),
         **of_step,
     )
     _check_words(plan.metrics, dataset.classes)

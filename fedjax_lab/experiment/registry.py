@@ -322,7 +322,7 @@ def _make_base(name, settings, task):
     method = make_method(name, task, **settings)
     if not isinstance(method, Method):
         raise BadInput(f"config.method.base={name} has several stages; choose another method")
-    if method.pooled or any(exchange.one_by_one for exchange in method.round):
+    if method.extra.pooled or method.extra.one_by_one:
         raise BadInput(
             f"config.method.base={name} has no rounds with several clients; choose another method"
         )

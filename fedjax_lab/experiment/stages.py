@@ -23,7 +23,7 @@ def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
             f"config.run.rounds={rounds} does not fit the stages: {named}; every stage needs at"
             " least one round"
         )
-    if len({stage.method.pooled for stage in stages}) > 1:
+    if len({stage.method.extra.pooled for stage in stages}) > 1:
         raise BadInput(f"the stages {named} do not train on the same clients")
     return stages
 

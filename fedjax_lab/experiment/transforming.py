@@ -42,7 +42,7 @@ def as_configured(
     words = " and ".join(f"{key} {config[key].name}" for key in named)
     naming = functools.partial(_naming, f"method {config.method.name} with {words}")
     with naming():
-        if method.pooled:
+        if method.extra.pooled:
             raise BadInput("it trains on the examples of all clients at once and has no uploads")
         for key in named:
             takes = (task, setup) if key == "privacy" else (task,)
@@ -164,7 +164,7 @@ def sampling_name(config: ml_collections.ConfigDict) -> str:
 
 def _with_sampling(stage, run):
     """The stage with the sampling of config.run.sampling, if that is set."""
-    if not run["sampling"] or stage.method.pooled:
+    if not run["sampling"] or stage.method.extra.pooled:
         return stage
     method = stage.method._replace(sample=bind("sampling", run, "sampling"))
     return stage._replace(method=method)

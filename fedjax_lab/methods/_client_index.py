@@ -82,14 +82,15 @@ def nothing(server, id):
     return ()
 
 
-def stage(name, rounds, exchange, sample, init=None, reliable=False) -> Stage:
+def stage(name, rounds, exchange, sample, init=None, reliable=False, **extra) -> Stage:
     """Returns a stage of rounds of one exchange on embedded examples.
 
     Without `init` it starts from the state of the previous stage. If the exchange has no `updates`,
     its clients send examples, their index or nothing, and transforms do not change these uploads.
+    extra: fields of `Method.extra`.
     """
     exchange = exchange._replace(updates=exchange.updates or wire.all_kept)
     method = Method(init=init, round=(exchange,), predict=None, newcomer=None, sample=sample)
     go_on = None if init else lambda key, num_clients, last, facts: last
     view = View(embedded=True, batch_size=BATCH)
-    return Stage(name, method, rounds, start=go_on, view=view, reliable=reliable)
+    return Stage(name, method.having(**extra), rounds, start=go_on, view=view, reliable=reliable)

@@ -94,10 +94,10 @@ def stages(task: Task, training: Training) -> tuple[Stage, ...]:
         train = Exchange(send_psi, partial(local_epochs, loss), mean_of_models, updates=from_sent)
         return stage("index", training.epochs, train, tenth, first), last
     collect = Exchange(nothing, one_batch, keep_batches)
-    train = Exchange(nothing, silence, unchanged, alone=partial(epoch, loss, training.pooled))
+    idle, alone = Exchange(nothing, silence, unchanged), partial(epoch, loss, training.pooled)
     return (
         stage("collect", 1, collect, sampling.all_clients, first, reliable=True),
-        stage("index", training.epochs, train, somebody),
+        stage("index", training.epochs, idle, somebody, alone=alone),
         last,
     )
 

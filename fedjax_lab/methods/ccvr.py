@@ -81,7 +81,7 @@ def ccvr(
     def updates(w, id, moments):
         return wire.kept(moments)
 
-    exchange = Exchange(send, local, aggregate, updates=updates, draws=True)
+    exchange = Exchange(send, local, aggregate, updates=updates)
     calibration = plain._replace(init=None, round=(exchange,), sample=sampling.all_clients)
 
     def start(key, num_clients, last, facts):

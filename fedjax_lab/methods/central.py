@@ -9,4 +9,4 @@ from fedjax_lab.types import Method, Task
 
 def central(task: Task) -> Method:
     """FedAvg with a single client that holds all examples."""
-    return fedavg(task)._replace(pooled=True)
+    return fedavg(task).having(pooled=True)

@@ -82,7 +82,7 @@ def fedfomo(task: Task, *, models: int = 5, epsilon: float = 0.3) -> Method:
     def predict(nothing, client, x):
         return task.apply(client.private, x).logits
 
-    exchange = Exchange(send, local, aggregate, updates=updates, alike=False, draws=True)
+    exchange = Exchange(send, local, aggregate, updates=updates, alike=False)
     return Method(
         init=init,
         round=(exchange,),

@@ -23,7 +23,7 @@ from fedjax_lab.methods.hfedf import WIDTH, Trained, pseudo_gradient, updates
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
 from fedjax_lab.ranges import log_uniform
-from fedjax_lab.types import Exchange, Method, PyTree, State, Task, Weights
+from fedjax_lab.types import Exchange, Extra, Method, PyTree, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(1e-3, 0.1), "server_decay": log_uniform(1e-5, 1e-3)}
 
@@ -67,7 +67,7 @@ def pfedhn(
         return Weights(model(server.x, id), server.stats)
 
     def aggregate(server, uploads, cohort):
-        """The cohort has one client, because the exchange is one_by_one."""
+        """The cohort has one client, because clients take turns."""
         delta = tree.take(uploads, 0)
         _, pull = jax.vjp(lambda x: model(x, cohort.id[0]), server.x)
         (g,) = pull(delta.params)
@@ -77,7 +77,12 @@ def pfedhn(
     def predict(phi, client, x):
         return task.apply(phi, x).logits
 
-    exchange = Exchange(send, pseudo_gradient(task), aggregate, one_by_one=True, updates=updates)
+    exchange = Exchange(send, pseudo_gradient(task), aggregate, updates=updates)
     return Method(
-        init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.shuffled
+        init=init,
+        round=(exchange,),
+        predict=predict,
+        newcomer=None,
+        sample=sampling.shuffled,
+        extra=Extra(one_by_one=True),
     )

@@ -44,12 +44,9 @@ def _check_method(method):
         raise BadInput(f"the method of a stage must be a Method, not {quoted(method)}")
     if not method.round:
         raise BadInput("the round of a method must have at least one Exchange")
-    in_turn = any(exchange.one_by_one for exchange in method.round)
-    if method.validation and (method.pooled or in_turn):
-        raise BadInput(
-            "a method with validation=True must not be pooled, nor have a one_by_one exchange"
-        )
-    for part in (method, *method.round):
+    if method.validation and (method.extra.pooled or method.extra.one_by_one):
+        raise BadInput("a method with validation=True must not be pooled, nor one_by_one")
+    for part in (method, method.extra, *method.round):
         for field, function in part._asdict().items():
             if field in TAKES and function is not None:
                 _check_call(field, function)

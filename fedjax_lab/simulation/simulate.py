@@ -117,7 +117,7 @@ def no_progress(
 ) -> Progress:
     """The sums before the first round after an evaluation.
 
-    losses: whether uploads may be lost. empty_places: `Method.empty_places`. own_sampling: whether
+    losses: whether uploads may be lost. empty_places: `Extra.empty_places`. own_sampling: whether
         samples are checked, see `sampling.is_own`.
     """
     zero = jnp.zeros(4)
@@ -185,7 +185,7 @@ class Round(NamedTuple):
 def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[State, Round]:
     """Runs round t: samples a cohort, then carries out every exchange of the method."""
     program = in_round(program, t)
-    exchanges, federation, server = program.method.round, lane.federation, state.server
+    (exchanges, extra), server = (program.method.round, program.method.extra), state.server
     with jax.named_scope("sample"):
         cohort, rows, places, is_cohort = _sample(program, lane, state, t)
     k_clients = streams.clients(lane.keys.local, t, cohort.id)
@@ -195,17 +195,17 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
     trainings, lane_steps = [], 0
     for left, exchange in zip(reversed(range(len(exchanges))), exchanges, strict=True):
         stacked = cohort, streams.exchange(k_clients, left), passes
-        carry_out = _in_turn if exchange.one_by_one else _at_once
-        k_server = streams.server(lane.keys.cohort, t, left) if exchange.draws else None
-        with_whom = federation, rows, stacked, arrived, k_server
+        carry_out = _in_turn if extra.one_by_one else _at_once
+        k_server = streams.server(lane.keys.cohort, t, left)
+        with_whom = lane.federation, rows, stacked, arrived, k_server
         server, private, done, executed = carry_out(program, exchange, server, *with_whom)
-        if exchange.alone is not None:
-            server = exchange.alone(server, program.strategy.split)
         cohort = cohort._replace(private=private)
         trainings += done
         lane_steps += executed
+    if extra.alone is not None:
+        server = extra.alone(server, program.strategy.split)
     contract.check_alike(AGGREGATED, server, state.server)
-    if program.method.empty_places:
+    if extra.empty_places:
         cohort = cohort._replace(private=tree.where(cohort.weight > 0, cohort.private, before))
     measured = _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort)
     return State(server, program.strategy.put(state.private, places, cohort.private)), measured
@@ -236,10 +236,10 @@ def _sample(program, lane, state, t):
     """
     method, plan, strategy, _ = program
     ids, share = draw(program, lane, state.server, t)
-    number = 1 if method.pooled else plan.num_clients or len(lane.population.id)
+    number = 1 if method.extra.pooled else plan.num_clients or len(lane.population.id)
     is_cohort = contract.is_cohort(ids, share, number)
-    in_order = any(exchange.one_by_one for exchange in method.round)
-    if not in_order and (plan.straggler or not plan.equal_steps or method.empty_places):
+    extra, unequal = method.extra, plan.straggler or not plan.equal_steps
+    if not extra.one_by_one and (unequal or extra.empty_places):
         order = strategy.deal(_batches(program, lane, ids, share, t))
         ids, share = ids[order], share[order]
     places = ids if lane.held is None else jnp.searchsorted(lane.held, ids).astype(ids.dtype)
@@ -254,7 +254,7 @@ def _sample(program, lane, state, t):
 def _batches(program, lane, ids, share, t):
     """The work of each client in round t, [M], up to a common factor."""
     of_pass = num_batches(lane.population.n[ids], program.plan.batch_size)
-    if not (program.plan.straggler or program.method.empty_places):
+    if not (program.plan.straggler or program.method.extra.empty_places):
         return of_pass
     return of_pass * _passes(program, streams.clients(lane.keys.local, t, ids), share)
 
@@ -262,15 +262,17 @@ def _batches(program, lane, ids, share, t):
 def _passes(program, k_clients, share):
     """The number of passes of each client, [M], 0 in empty places; None: the plan's for all."""
     passes = failures.passes(program.plan, k_clients)
-    if not program.method.empty_places:
+    if not program.method.extra.empty_places:
         return passes
     return jnp.where(share > 0, program.plan.epochs if passes is None else passes, 0)
 
 
 def _who_train(program, population):
     """The clients that train: the population without padding, or one for a pooled method."""
-    method, plan, *_ = program
-    return without_padding(plan._replace(num_clients=1) if method.pooled else plan, population)
+    plan = program.plan
+    if program.method.extra.pooled:
+        plan = plan._replace(num_clients=1)
+    return without_padding(plan, population)
 
 
 def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
@@ -287,11 +289,10 @@ def _at_once(program, exchange, server, federation, rows, stacked, arrived, key)
     each = program.strategy.each(one_client(exchange, program.plan))
     uploads, private, trainings = each(server, federation, rows, stacked)
     uploads, cohort = failures.received(uploads, stacked[0], arrived)
-    if key is not None:
-        cohort = cohort._replace(key=jnp.broadcast_to(key, cohort.id.shape))
+    cohort = cohort._replace(key=jnp.broadcast_to(key, cohort.id.shape))
     with jax.named_scope("aggregate"):
         after = exchange.aggregate(server, uploads, cohort)
-    server = after if exchange.private_sum else failures.learned(after, server, arrived)
+    server = after if program.method.extra.private_sum else failures.learned(after, server, arrived)
     executed = sum(program.strategy.lane_steps(training.steps) for training in trainings)
     return server, private, trainings, executed
 
@@ -306,9 +307,8 @@ def _in_turn(program, exchange, server, federation, rows, stacked, arrived, key)
         rows, entry, arrived = one_client
         upload, private, trainings = run(server, federation, rows, entry)
         uploads, cohort = jax.tree.map(lambda a: a[None], (upload, entry[0]))
-        cohort = cohort._replace(weight=jnp.ones(1), arrived=jnp.ones(1, bool))
-        if key is not None:
-            cohort = cohort._replace(key=jax.random.fold_in(key, entry[0].id)[None])
+        k_client = jax.random.fold_in(key, entry[0].id)[None]
+        cohort = cohort._replace(weight=jnp.ones(1), arrived=jnp.ones(1, bool), key=k_client)
         with jax.named_scope("aggregate"):
             after = exchange.aggregate(server, uploads, cohort)
         contract.check_alike(AGGREGATED, after, server)
@@ -342,7 +342,9 @@ def one_client(exchange, plan):
 
 def _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort):
     """The `Round` of these trainings, one for each call of `train`, with leaves [M]."""
-    is_drawn = cohort.weight > 0 if program.method.empty_places else jnp.ones_like(cohort.id, bool)
+    is_drawn = jnp.ones_like(cohort.id, bool)
+    if program.method.extra.empty_places:
+        is_drawn = cohort.weight > 0
     loss, steps, examples = jnp.zeros((3, 1))
     if trainings:
         loss, steps, examples = (sum(a) for a in zip(*trainings, strict=True))
@@ -389,7 +391,7 @@ def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]
 
     Nothing is computed. Lost uploads are not considered. A pooled method sends nothing: (0, 0).
     """
-    if program.method.pooled:
+    if program.method.extra.pooled:
         return 0, 0
 
     def first(a):

@@ -54,7 +54,7 @@ def _played(method: Method, times: int):
     @jax.jit
     def played(to_train, to_score):
         state = simulate.init(method, to_train.keys, C)
-        start = state, simulate.no_progress(empty_places=method.empty_places)
+        start = state, simulate.no_progress(empty_places=method.extra.empty_places)
         state, _ = simulate.play(program, to_train, *start, 0, ROUNDS)
         scored = program._replace(plan=plan._replace(cohort=C))
         return state, evaluate.score(scored, to_score, state, ROUNDS)
@@ -66,7 +66,7 @@ def _played(method: Method, times: int):
 
 def _to_score(method: Method, times: int) -> Lane:
     """The lane with which the method is scored; new clients join if they use data of their own."""
-    federation, population, _ = pooled(method._replace(pooled=False), padded(times))
+    federation, population, _ = pooled(method.having(pooled=False), padded(times))
     if method.join is not None and not method.validation:
         federation = federation._replace(new_train=federation.train, new_test=federation.test)
     return Lane(federation, population, keys_of(0), new=simulate.new_on_host(federation, K))

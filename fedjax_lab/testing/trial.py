@@ -36,7 +36,7 @@ def pooled(
     federation = toy_federation() if federation is None else federation
     if method.validation:
         federation = with_validation(federation)
-    if method.pooled:
+    if method.extra.pooled:
         all_rows = np.sort(np.asarray(federation.train).reshape(1, -1))[:, ::-1]
         federation = federation._replace(train=as_rows(all_rows))
         plan = plan._replace(cohort=1)
@@ -98,7 +98,7 @@ class Trial:
         devices: the number of devices; if several, they divide the state and the examples.
         """
         strategy, federation = parallel.chunked(2), self.federation
-        if devices > 1 and not self.method.pooled:
+        if devices > 1 and not self.method.extra.pooled:
             mesh = parallel.make_mesh(devices)
             strategy = parallel.on_mesh(mesh, strategy, by_client=True, by_row=True)
             for name in work_sets(self.method):
@@ -113,7 +113,7 @@ class Trial:
     def scores(self, states: Any, after: int) -> dict:
         """Evaluates the last seed after `after` rounds; states: of all seeds."""
         program = Program(self.method, PLAN, parallel.vectorized())
-        federation, *_ = pooled(self.method._replace(pooled=False))
+        federation, *_ = pooled(self.method.having(pooled=False))
         population = simulate.population(federation, K)
         lane = Lane(federation, population, keys_of(SEEDS[-1]))
         score = jax.jit(partial(evaluate.score, program))

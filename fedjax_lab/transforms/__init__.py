@@ -1,7 +1,7 @@
 """Wrappers of any method that change its examples, its messages or its aggregation.
 
 A transform is a function (method, task, *, settings) -> Method. A transform that makes a run
-private also gets a `guarantee.Setup` as its third argument and sets `Method.guarantee`. A transform
+private also gets a `guarantee.Setup` as its third argument and sets `Extra.guarantee`. A transform
 may change anything in the method; most of them only change its updates: those of each client on its
 own (`uplink`), or those of a whole round at once (`cohort`). A transform raises BadInput for a
 method that it cannot change. The message is printed after the method's name, so it refers to the

@@ -53,7 +53,7 @@ def backdoor(
     poisoned = on_data(method, partial(poison_batch, with_trigger, target, poison), counts)
     if boost != 1:
         poisoned = by_each(poisoned, lambda update, key: tree.scale(boost, update))
-    return poisoned._replace(metrics=(*method.metrics, success(with_trigger, target)))
+    return poisoned.having(metrics=(*method.extra.metrics, success(with_trigger, target)))
 
 
 def trigger(task: Task, size: int):

@@ -117,9 +117,9 @@ def _with(exchange, change):
 
 
 def _check_at_once(method):
-    if method.pooled or any(exchange.one_by_one for exchange in method.round):
+    if method.extra.pooled or method.extra.one_by_one:
         raise BadInput("its server never sees the updates of several clients at once")
-    if any(exchange.private_sum for exchange in method.round):
+    if method.extra.private_sum:
         raise BadInput(
             "its server only learns a noisy sum of the updates (config.privacy);"
             " config.privacy.name=local protects each update, so that other transforms can follow"

@@ -89,7 +89,7 @@ def banded(
     def sample(key, server, population, m):
         return in_turn(key, server.extra.releases, population, m, bands)
 
-    return method._replace(sample=sample, guarantee=guarantee)
+    return method._replace(sample=sample).having(guarantee=guarantee)
 
 
 def _check_bands(method, setup, bands):

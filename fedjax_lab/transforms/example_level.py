@@ -79,7 +79,7 @@ def example_level(
     def train(work, weights, loss, **options):
         return work.train(weights, loss, stepping=stepping, **options)
 
-    return _with_training(method, train)._replace(guarantee=guarantee)
+    return _with_training(method, train).having(guarantee=guarantee)
 
 
 def _promise(method, task, setup, noise, epsilon, delta):

@@ -19,7 +19,7 @@ class Setup(NamedTuple):
 
 
 class Guarantee(NamedTuple):
-    """The (epsilon, delta) guarantee of a run for one unit of data: `Method.guarantee`."""
+    """The (epsilon, delta) guarantee of a run for one unit of data: `Extra.guarantee`."""
 
     unit: str  # what is protected: "client", "example" or "upload"
     neighbors: str  # in words: the two populations or data sets between which it holds

@@ -90,7 +90,7 @@ def central(
     guarantee = accounting.promise(run, setup, noise, float(epsilon), delta)
     check_separate(method, guarantee)
     sigma = noise_multiplier(guarantee, first)
-    method = _sampled(method, run)._replace(guarantee=guarantee)
+    method = _sampled(method, run).having(guarantee=guarantee)
     if sigma == 0 and first == math.inf and sampling == "fixed":
         return method
 
@@ -153,7 +153,7 @@ def adaptive(
         after = clip * jnp.exp(-clip_lr * (b - quantile))
         return with_noise(mean, key, sigma * clip / cohort), after
 
-    method = _sampled(method, run)._replace(guarantee=guarantee)
+    method = _sampled(method, run).having(guarantee=guarantee)
     return _released(method, release, clip, cohort)
 
 
@@ -196,7 +196,7 @@ def local(
         return with_noise(clipped, streams.extra(key, NOISE), sigma * largest)
 
     method = _of_equals(_all_protected(method))
-    return uplink.changed(method, change)._replace(guarantee=guarantee)
+    return uplink.changed(method, change).having(guarantee=guarantee)
 
 
 # The mechanism.
@@ -276,13 +276,8 @@ def _released(method: Method, release: Release, clip: float, cohort: int) -> Met
     def recorded(kept):
         return {"full_cohorts": kept.full, "clip": kept.clip}
 
-    protected = _all_protected(method)
-    return _with_private_sums(server_state.with_state(protected, first, listen, recorded))
-
-
-def _with_private_sums(method):
-    each = (exchange._replace(private_sum=True) for exchange in method.round)
-    return method._replace(round=tuple(each))
+    released = server_state.with_state(_all_protected(method), first, listen, recorded)
+    return released.having(private_sum=True)
 
 
 def check_separate(method: Method, guarantee: Guarantee | None) -> None:
@@ -382,7 +377,7 @@ def _sampled(method: Method, run: accounting.Run) -> Method:
     if run.sampling == "fixed":
         return method._replace(sample=cohorts.equal)
     sample = partial(cohorts.poisson, capacity=run.capacity)
-    return method._replace(sample=sample, empty_places=True)
+    return method._replace(sample=sample).having(empty_places=True)
 
 
 def _checked_clip(clip):

@@ -38,8 +38,7 @@ def _learned(exchange: Exchange, server, upload, client, num_clients):
     uploads, cohort = tree.repeat((upload, client._replace(private=())), num_clients)
     keys = tree.repeat(jax.random.key(0), num_clients)
     cohort = cohort._replace(arrived=jnp.ones(num_clients, bool), key=keys)
-    server = exchange.aggregate(server, uploads, cohort)
-    return server if exchange.alone is None else exchange.alone(server, lambda rows: rows)
+    return exchange.aggregate(server, uploads, cohort)
 
 
 def _client(task: Task, private: PyTree) -> Client:

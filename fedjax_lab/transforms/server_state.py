@@ -53,6 +53,7 @@ def with_state(
         return {**of_method, **(recorded(state.server.extra) if recorded else {})}
 
     newcomer, join, scored = method.newcomer, method.join, method.scored
+    alone = method.extra.alone
     return method._replace(
         init=started,
         round=tuple(_with_state(exchange, listen) for exchange in method.round),
@@ -61,18 +62,17 @@ def with_state(
         sample=lambda key, server, *more: method.sample(key, server.base, *more),
         scored=scored and (lambda server, id: scored(server.base, id)),
         record=record if recorded or method.record else None,
+    ).having(
+        alone=alone and (lambda server, split: server._replace(base=alone(server.base, split)))
     )
 
 
 def _with_state(exchange: Exchange, listen: Listen) -> Exchange:
-    before, alone = exchange.aggregate, exchange.alone
+    before = exchange.aggregate
     if isinstance(before, Changed):
         inner = _with_state(before.exchange, listen)
-        return exchange._replace(
-            send=inner.send, aggregate=replace(before, exchange=inner), alone=inner.alone
-        )
+        return exchange._replace(send=inner.send, aggregate=replace(before, exchange=inner))
     return exchange._replace(
         send=lambda server, id: exchange.send(server.base, id),
         aggregate=lambda server, uploads, cohort: listen(exchange, server, uploads, cohort),
-        alone=alone and (lambda server, split: server._replace(base=alone(server.base, split))),
     )

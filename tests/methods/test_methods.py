@@ -133,7 +133,7 @@ def test_the_pool_of_examples_is_never_copied(name):
     scored = federation._replace(train=toys.FEDERATION.train)
     plan = plan._replace(example_shape=(2, toys.D // 2, 1))
     strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
-    if method.pooled:
+    if method.extra.pooled:
         strategy = parallel.sequential()
 
     def one(keys, state, x):

@@ -105,7 +105,7 @@ def test_a_client_takes_part_at_most_once_per_cycle_of_the_bands():
 def test_one_band_equals_central_privacy():
     plain, one = toys.make("fedavg", TASK), make(bands=1)
     central = privacy.central(plain, TASK, SETUP, clip=0.5, noise=0.3)
-    assert one.guarantee.neighbors == central.guarantee.neighbors
+    assert one.extra.guarantee.neighbors == central.extra.guarantee.neighbors
     (a, _), (b, _) = (toys.player(m, plan=PLAN)(KEYS, 0, 2) for m in (one, central))
     toys.same(a, b)
 
@@ -129,7 +129,7 @@ def test_epsilon_equals_the_jax_privacy_analysis_of_the_same_sampling():
 
 @pytest.mark.slow
 def test_the_noise_for_an_epsilon_is_that_of_the_rounds_of_one_group():
-    made = make(noise=0.0, epsilon=8.0, delta=1e-3).guarantee
+    made = make(noise=0.0, epsilon=8.0, delta=1e-3).extra.guarantee
     group = Run(3, 2, "poisson", sampling.room(2, 3))
     assert made.noise == accounting.noise_for(group, 8.0, 4, 1e-3)
     assert made.epsilons([SETUP.rounds])[0] <= 8 and made.unit == "client" and made.rounds == 12

@@ -221,14 +221,14 @@ def test_the_worst_client_has_the_fewest_batches_only_over_many_rounds():
 
 @pytest.mark.exhaustive
 def test_the_noise_for_an_epsilon_is_minimal():
-    made = make(noise=0.0, epsilon=4.0, delta=1e-3).guarantee
+    made = make(noise=0.0, epsilon=4.0, delta=1e-3).extra.guarantee
     each = accounting.accounts(SETUP, [Training(2, None)], 5 / 8)
     (epsilon,) = made.epsilons([SETUP.rounds])
     assert epsilon <= 4 < accounting.epsilon(each[0], made.noise - 3e-3, SETUP.rounds, 1e-3)
     assert made.unit == "example" and made.rounds == SETUP.rounds
     everybody = toys.make("fedavg", TASK)._replace(sample=sampling.all_clients)
-    more = module.example_level(everybody, TASK, SETUP, noise=made.noise, delta=1e-3).guarantee
-    assert more.epsilons([SETUP.rounds])[0] > epsilon
+    more = module.example_level(everybody, TASK, SETUP, noise=made.noise, delta=1e-3)
+    assert more.extra.guarantee.epsilons([SETUP.rounds])[0] > epsilon
 
 
 def with_statistics(w, batch, key):

@@ -182,8 +182,8 @@ def test_no_epsilon_is_claimed_if_attackers_use_updates_of_other_clients(attack)
     for make in (privacy.central, privacy.adaptive, correlated_noise.banded):
         message = complaint(make, attacked, TASK, setup(4), noise=0.3, **TWO_BANDS.get(make, {}))
         assert "attackers compute their updates from those of other clients" in message
-    assert privacy.central(attacked, TASK, setup(4), epsilon=np.inf).guarantee is None
-    assert privacy.local(attacked, TASK, setup(4), noise=0.3).guarantee is not None
+    assert privacy.central(attacked, TASK, setup(4), epsilon=np.inf).extra.guarantee is None
+    assert privacy.local(attacked, TASK, setup(4), noise=0.3).extra.guarantee is not None
 
 
 def test_rounds_with_a_full_cohort_are_counted():
@@ -320,12 +320,12 @@ def test_no_aggregator_replaces_a_private_sum():
     assert "only learns a noisy sum" in message and "config.privacy.name=local" in message
     protected = privacy.local(toys.make("fedavg"), TASK, setup(4), noise=1.0)
     made = registry.look_up("aggregator", "median")(protected, TASK)
-    assert made.guarantee is protected.guarantee
+    assert made.extra.guarantee is protected.extra.guarantee
 
 
 def test_either_noise_or_epsilon_is_given_and_determines_the_other():
     def of(make=privacy.central, **settings):
-        return make(toys.make("scaffold"), TASK, setup(4), **settings).guarantee
+        return make(toys.make("scaffold"), TASK, setup(4), **settings).extra.guarantee
 
     given = of(noise=0.7)
     assert (given.noise, given.rounds, given.delta) == (0.7, None, toys.C**-1.1)
@@ -340,7 +340,7 @@ def test_either_noise_or_epsilon_is_given_and_determines_the_other():
 
 def test_epsilon_of_local_privacy_covers_all_that_a_client_sends():
     method = toys.make("fedavg")
-    made = privacy.local(method, TASK, setup(4), noise=2.0, delta=1e-5).guarantee
+    made = privacy.local(method, TASK, setup(4), noise=2.0, delta=1e-5).extra.guarantee
     assert made.unit == "client" and "any two sets of data" in made.neighbors
     run = accounting.Run(10, 10, "poisson", capacity=10)  # all clients: the plain mechanism
     assert made.epsilons([3]) == [

@@ -47,7 +47,7 @@ def test_rows_contain_what_the_method_and_its_transforms_record():
 def with_nothing_changed(method):
     """Each update goes through both levels of transforms and is not changed."""
     method = uplink.changed(method, lambda update, client, key: [u * 1.0 for u in update])
-    if any(exchange.one_by_one for exchange in method.round):
+    if method.extra.one_by_one:
         return method
     return cohort.changed(method, lambda updates, cohort: [u + 0 for u in updates])
 
