@@ -50,7 +50,7 @@ def test_evaluation_in_pieces_gives_the_counts_of_one_evaluation(name, stream):
         if stream:
             part = subsets.with_examples(WHOLE, kind.sets, len(kind.clients[0]), 60, ONE_PROCESS)
         scored.append((kind, part))
-    scorer = evaluation.Scorer(lane, store, state, scored, ONE_PROCESS, toys.TOOLS)
+    scorer = evaluation.Scorer(lane, store, state, scored, ONE_PROCESS, toys.JIT.place)
     scorer.compiled = [score] * len(scored)
     got = scorer.score(state.server, 3)
     names = {"loss", "top5", "macro_f1", "ece", "perplexity", "word_accuracy"}

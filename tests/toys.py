@@ -10,7 +10,7 @@ import pytest
 from fedjax_lab import losses, streams, wire
 from fedjax_lab.engine import parallel, shards
 from fedjax_lab.engine.engine import Simulation
-from fedjax_lab.engine.host.playing import Tools
+from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg
@@ -65,11 +65,7 @@ POPULATION = simulate.population(FEDERATION, K)._replace(arrived=jnp.ones(C, boo
 VECTORIZED = parallel.vectorized()
 
 
-def jit(function, out=None, **options):
-    return jax.jit(function, out_shardings=out, **options)
-
-
-TOOLS = Tools(jit, None, None, jax.device_put, jax.device_put)
+JIT = Jit(Placement(VECTORIZED, C, seeds=0, abstract=False), precision=None)
 SCORES = {"round": 4, "train_loss": 0.5, "accuracy": {"mean": 81.5, "worst10": 51.5}}
 SUMMARY = {  # the summary.json of a finished run
     "method": "fedavg",

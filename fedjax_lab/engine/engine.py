@@ -20,8 +20,8 @@ from fedjax_lab.engine.lanes import (
     make_lanes,
     no_progress,
 )
-from fedjax_lab.engine.placement import Placement
-from fedjax_lab.engine.programs import Jit, Programs, make_program, shapes_of
+from fedjax_lab.engine.placement import Jit, Placement
+from fedjax_lab.engine.programs import Programs, make_program, shapes_of
 from fedjax_lab.simulation import contract, evaluate, simulate
 from fedjax_lab.types import Stage, State
 

@@ -1,6 +1,6 @@
 """The placement of a run's arrays on its devices: replicated, or divided among them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from fedjax_lab import tree
 from fedjax_lab.engine import fsdp, parallel, shards
-from fedjax_lab.types import CLIENT_ROWS, Array, Federation, PyTree, State
+from fedjax_lab.types import CLIENT_ROWS, POOL, Array, Federation, PyTree, State
 
 
 class Placement(NamedTuple):
@@ -81,6 +81,17 @@ class Placement(NamedTuple):
             return self.described(a, sharding)
         return parallel.put_segment(a, sharding)
 
+    def put_part(self, part: Federation) -> Federation:
+        """A federation of some clients (`host.subsets`); its pool may already be on the devices.
+
+        Its arrays of clients and examples are those of this process's segment.
+        """
+        names = (*CLIENT_ROWS, *(POOL if isinstance(part.x, np.ndarray) else ()))
+        divided: dict[str, Any] = {name: getattr(part, name) for name in names}
+        pool: dict[str, Any] = {name: getattr(part, name) for name in POOL}
+        rest = self.put(part._replace(**dict.fromkeys((*POOL, *CLIENT_ROWS))), compared=False)
+        return rest._replace(**{**pool, **self.put_segment(divided)})
+
     def _put_divided(self, a, sharding, axis):
         if self.abstract:
             shape = parallel.padded_shape(a.shape, sharding, axis)
@@ -91,6 +102,11 @@ class Placement(NamedTuple):
     def of_clients(self) -> NamedSharding | None:
         """The sharding of arrays with an entry for each client; None: as all other arrays."""
         return self._behind_seeds(self.strategy.by_client)
+
+    @property
+    def of_segments(self) -> Any:
+        """The sharding of arrays from `put_segment`."""
+        return self.strategy.by_client or self.strategy.sharding
 
     def of_state(self, state: State) -> Any:
         """The shardings of the parts of a state, whose leaves are arrays or their shapes."""
@@ -152,3 +168,28 @@ class Placement(NamedTuple):
         if sharding is None or isinstance(sharding, Sharding):
             return of_part(sharding, a)
         return jax.tree.map(of_part, sharding, a)
+
+
+class Jit(NamedTuple):
+    """Jits functions of one seed for the seeds of a lane."""
+
+    place: Placement
+    precision: str | None  # `Simulation.precision`
+
+    def of(self, function: Callable, seed_axes: Any, out: Any, **options) -> Any:
+        """The jitted function. out: sharding of the results; None: as JAX chooses."""
+        function = jax.vmap(function, seed_axes) if self.place.seeds else function
+        if self.precision is not None:
+            function = jax.default_matmul_precision(self.precision)(function)
+        return jax.jit(function, out_shardings=out, **options)
+
+    def runner(self, function: Callable, seed_axes: Any, out: Any = None) -> Callable:
+        """The jitted function; it returns only shapes if the arrays are only described.
+
+        out: sharding of the results; None: on all devices.
+        """
+        out = self.place.strategy.sharding if out is None else out
+        jitted = self.of(function, seed_axes, out)
+        if not self.place.abstract:
+            return jitted
+        return lambda *args: self.place.described(jax.eval_shape(jitted, *args), out)

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, lane_of_one_seed
-from fedjax_lab.engine.placement import Placement
+from fedjax_lab.engine.placement import Jit
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
 from fedjax_lab.types import Plan, PyTree, Stage, State
@@ -23,31 +23,6 @@ class Programs(NamedTuple):
     of_round: tuple[Program, Lane, State]  # of one seed, as shapes
     clients: int  # in a round of one seed
     message_bytes: tuple[int, int]  # up and down, of one client in a round
-
-
-class Jit(NamedTuple):
-    """Jits functions of one seed for the seeds of a lane."""
-
-    place: Placement
-    precision: str | None  # `Simulation.precision`
-
-    def of(self, function: Callable, seed_axes: Any, out: Any, **options) -> Any:
-        """The jitted function. out: sharding of the results; None: as JAX chooses."""
-        function = jax.vmap(function, seed_axes) if self.place.seeds else function
-        if self.precision is not None:
-            function = jax.default_matmul_precision(self.precision)(function)
-        return jax.jit(function, out_shardings=out, **options)
-
-    def runner(self, function: Callable, seed_axes: Any, out: Any = None) -> Callable:
-        """The jitted function; it returns only shapes if the arrays are only described.
-
-        out: sharding of the results; None: on all devices.
-        """
-        out = self.place.strategy.sharding if out is None else out
-        jitted = self.of(function, seed_axes, out)
-        if not self.place.abstract:
-            return jitted
-        return lambda *args: self.place.described(jax.eval_shape(jitted, *args), out)
 
 
 def varied(

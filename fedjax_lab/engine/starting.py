@@ -1,7 +1,6 @@
 """The states with which a stage starts, and the facts from which they are made."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -11,12 +10,11 @@ from fedjax_lab import streams
 from fedjax_lab.engine import parallel, processes
 from fedjax_lab.engine.host.assignment import divide
 from fedjax_lab.engine.host.host_state import from_bits, to_bits
-from fedjax_lab.engine.host.playing import Tools
 from fedjax_lab.engine.host.runs import Hosted, Seed
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, each_seed, stacked
-from fedjax_lab.engine.placement import Placement
-from fedjax_lab.engine.programs import Jit, make_program, shapes_of, varied
+from fedjax_lab.engine.placement import Jit, Placement
+from fedjax_lab.engine.programs import make_program, shapes_of, varied
 from fedjax_lab.engine.views import plan_of_images
 from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation import simulate
@@ -106,21 +104,13 @@ def make_hosted(
     folder: Path,
 ) -> list[Hosted]:
     """The seeds of a run that keeps its clients' state on the host, one per lane."""
-    place, everywhere = jit.place, jit.place.strategy.sharding
-    tools = Tools(
-        jit=partial(jit.of, seed_axes=(), out=everywhere),
-        everywhere=everywhere,
-        of_segments=place.of_clients or everywhere,
-        put=partial(place.put, compared=False),
-        put_segment=place.put_segment,
-    )
-    owners = divide(place.num_clients, place.of_clients)
+    owners = divide(jit.place.num_clients, jit.place.of_clients)
 
     def of_seed(seed, of_lane, *wholes):
         keys = streams.make_keys(jax.random.key(seed))
         given = Seed(of_lane.training, of_lane.scoring, keys, *wholes)
         program = make_program(simulation, number, plan, of_lane.settings)
-        return Hosted(program, given, simulation.host, owners, folder, tools)
+        return Hosted(program, given, simulation.host, owners, folder, jit)
 
     wholes = simulation.training, simulation.federations
     return list(map(of_seed, simulation.seeds, lanes, *wholes))

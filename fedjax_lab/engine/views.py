@@ -10,8 +10,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, axes_of, one_seed
-from fedjax_lab.engine.placement import Placement
-from fedjax_lab.engine.programs import Jit
+from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import ROWS, Plan, Stage, State, View
 

@@ -83,42 +83,34 @@ def noise_for(run: Run, epsilon: float, rounds: int, delta: float) -> float:
     check_delta(delta)
     if math.isinf(epsilon):
         return 0.0
-    library = dp_accounting()
 
-    def event(noise):
-        return library.SelfComposedDpEvent(_event(run, noise), rounds)
+    def excess(noise, fine):
+        event = dp_accounting().SelfComposedDpEvent(_event(run, noise), rounds)
+        return _accountant(run, fine).compose(event).get_epsilon(delta) - epsilon
 
-    def is_enough(noise):
-        return _accountant(run, noise).compose(event(noise)).get_epsilon(delta) <= epsilon
-
-    low, high = bracket(is_enough)
-    if low == high:
-        return low
-    return library.calibrate_dp_mechanism(
-        lambda: _accountant(run, low),
-        event,
-        epsilon,
-        delta,
-        bracket_interval=library.ExplicitBracketInterval(low, high),
-        tol=TOLERANCE,
-    )
+    return least_noise(excess)
 
 
-def bracket(is_enough: Callable[[float], bool]) -> tuple[float, float]:
-    """Returns (a noise multiplier that is too small, one that is large enough).
+def least_noise(excess: Callable[[float, float], float]) -> float:
+    """Returns a noise multiplier that is at most 0.001 above the smallest one that is enough.
 
-    If a multiplier below 0.1 is large enough, both values are that multiplier. The search starts at
-    1 and changes the multiplier by factors of 2, because computing epsilon for a multiplier that is
-    far too small takes minutes.
+    Any multiplier below 0.1 that is enough is returned. The search starts at 1 and changes the
+    multiplier by factors of 2, because computing epsilon for one that is far too small takes
+    minutes.
+
+    excess: (noise multiplier, the one whose `fineness` is used) -> epsilon minus its target.
     """
+    from scipy import optimize  # imported here because it takes a while
+
     low = 1.0
-    while is_enough(low):
+    while excess(low, low) <= 0:
         if low < LEAST:
-            return low, low
+            return low
         low /= 2
-    while not is_enough(2 * low):
+    while excess(2 * low, 2 * low) > 0:
         low *= 2
-    return low, 2 * low
+    root = optimize.brentq(excess, low, 2 * low, (low,), TOLERANCE)
+    return root if excess(root, low) <= 0 else root + TOLERANCE
 
 
 def promise(

@@ -13,12 +13,11 @@ example has a gradient of zero, so that one example changes a sum by at most S.
 import functools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
-from scipy import optimize
-
 from fedjax_lab import sampling
-from fedjax_lab.transforms.accounting import LITTLE, TOLERANCE, bracket, dp_accounting, fineness
+from fedjax_lab.transforms.accounting import LITTLE, dp_accounting, fineness, least_noise
 from fedjax_lab.transforms.guarantee import Setup
 
 
@@ -116,18 +115,11 @@ def noise_for(each: tuple[Account, ...], target: float, rounds: int, delta: floa
         return 0.0
     account = each[0]  # usually the worst: fewer batches hide an example less
     while True:
-        noise = _noise_of_one(account, target, rounds, delta)
+        noise = least_noise(partial(_excess, account, target, rounds, delta))
         account = worst(each, noise, rounds, delta)
         if epsilon(account, noise, rounds, delta) <= target:
             return noise
 
 
-def _noise_of_one(account, target, rounds, delta):
-    def excess(noise):
-        return epsilon(account, noise, rounds, delta) - target
-
-    low, high = bracket(lambda noise: excess(noise) <= 0)
-    if low == high:
-        return low
-    root = optimize.brentq(excess, low, high, xtol=TOLERANCE)
-    return root if excess(root) <= 0 else root + TOLERANCE
+def _excess(account, target, rounds, delta, noise, fine):
+    return epsilon(account, noise, rounds, delta) - target

@@ -5,7 +5,8 @@ Codecs that send some numbers unchanged send those of v, so that nothing is roun
 numbers are sent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -22,6 +23,48 @@ class Codec(NamedTuple):
 
     encode: Callable[[Leaves, Leaves, Array], PyTree]  # (u, v, key) -> code
     decode: Callable[[PyTree, Leaves], Leaves]  # (code, reference) -> decoded v
+
+
+class Form(NamedTuple):
+    """The structure of a tree that is sent. Both sides know it, so it is never sent."""
+
+    structure: jax.tree_util.PyTreeDef
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    kept: tuple[bool, ...]  # which leaves are sent unchanged
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Coded:
+    """A message or an upload as it is sent: the code of some leaves, and the other leaves."""
+
+    code: PyTree
+    kept: list[Array]
+    form: Form = field(metadata={"static": True})
+
+    @property
+    def zeros(self) -> Leaves:
+        """Zeros in the shapes of the leaves that are encoded."""
+        pairs = zip(self.form.leaves, self.form.kept, strict=True)
+        return [jnp.zeros(a.shape, a.dtype) for a, kept in pairs if not kept]
+
+    def joined(self, decoded: Leaves) -> PyTree:
+        """The tree with these leaves in the places of those that are encoded."""
+        unchanged, new = iter(self.kept), iter(decoded)
+        pairs = zip(self.form.leaves, self.form.kept, strict=True)
+        leaves = [next(unchanged) if kept else next(new).astype(a.dtype) for a, kept in pairs]
+        return jax.tree.unflatten(self.form.structure, leaves)
+
+
+def coded(tree: PyTree, kept: Sequence[bool], encode: Callable[[Leaves], PyTree]) -> Coded:
+    """The tree as it is sent. kept: which leaves are sent unchanged; encode: of all others."""
+    leaves, structure = jax.tree.flatten(tree)
+    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
+    pairs = list(zip(leaves, kept, strict=True))
+    changed = [a for a, is_kept in pairs if not is_kept]
+    code = encode(changed) if changed else ()
+    unchanged = [a for a, is_kept in pairs if is_kept]
+    return Coded(code, unchanged, Form(structure, shapes, tuple(kept)))
 
 
 def top_k(share: float) -> Codec:

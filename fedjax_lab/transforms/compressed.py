@@ -10,39 +10,18 @@ an upload was lost (config.run.dropout): it treats every upload as received, as 
 the client's private state.
 """
 
-from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.transforms import private_state, rehearsal
-from fedjax_lab.transforms.codecs import Codec
+from fedjax_lab.transforms import codecs, private_state, rehearsal
+from fedjax_lab.transforms.codecs import Codec, Coded
 from fedjax_lab.transforms.private_state import Beside
-from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
+from fedjax_lab.types import Client, Exchange, Method, PyTree, Task, Work
 
 UP = 4  # number of this transform's random stream among the streams of an upload
-
-
-class Form(NamedTuple):
-    """The structure of a decoded upload. Both sides know it, so it is never sent."""
-
-    structure: jax.tree_util.PyTreeDef
-    leaves: tuple[jax.ShapeDtypeStruct, ...]
-    kept: tuple[bool, ...]  # which leaves are sent unchanged
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Compressed:
-    """An upload as it is sent: the code of its updates, and the leaves that are not updates."""
-
-    code: PyTree
-    kept: list[Array]
-    form: Form = field(metadata={"static": True})
 
 
 def uploads(method: Method, task: Task, codec: Codec, error_feedback: bool) -> Method:
@@ -94,16 +73,11 @@ def _with_feedback(exchange: Exchange, codec, number: int, message, client: Clie
 
 def _sent(codec, references, upload, update, key):
     """The code of an upload whose updates are `update`."""
-    leaves, structure = jax.tree.flatten(upload)
-    kept = tuple(r is wire.KEPT for r in jax.tree.leaves(references))
-    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
-    new = [a for a, k in zip(leaves, kept, strict=True) if not k]
-    code = codec.encode(update, new, key) if update else ()
-    as_they_are = [a for a, k in zip(leaves, kept, strict=True) if k]
-    return Compressed(code, as_they_are, Form(structure, shapes, kept))
+    kept = [r is wire.KEPT for r in jax.tree.leaves(references)]
+    return codecs.coded(upload, kept, lambda new: codec.encode(update, new, key))
 
 
-def _aggregate(exchange: Exchange, codec: Codec, server: PyTree, sent: Compressed, cohort: Client):
+def _aggregate(exchange: Exchange, codec: Codec, server: PyTree, sent: Coded, cohort: Client):
     def read(id, sent):
         return _read(exchange, codec, exchange.send(server, id), id, sent)
 
@@ -114,23 +88,11 @@ def _aggregate(exchange: Exchange, codec: Codec, server: PyTree, sent: Compresse
 
 def _read(exchange, codec, message, id, sent):
     """Decodes a client's upload. References depend only on the message and on KEPT leaves."""
-    form = sent.form
-    blank = _merged(form, sent.kept, [jnp.zeros(a.shape, a.dtype) for a in _changed(form)])
+    blank = sent.joined(sent.zeros)
     references = wire.references(exchange, message, id, blank)
     pairs = zip(jax.tree.leaves(references), jax.tree.leaves(blank), strict=True)
     old = [zero if r is wire.ITSELF else r for r, zero in pairs if r is not wire.KEPT]
-    return _merged(form, sent.kept, codec.decode(sent.code, old) if old else [])
-
-
-def _changed(form):
-    return [a for a, kept in zip(form.leaves, form.kept, strict=True) if not kept]
-
-
-def _merged(form, kept, changed):
-    """The upload that consists of these kept and changed leaves."""
-    parts = {True: iter(kept), False: iter(changed)}
-    leaves = [next(parts[k]).astype(a.dtype) for a, k in zip(form.leaves, form.kept, strict=True)]
-    return jax.tree.unflatten(form.structure, leaves)
+    return sent.joined(codec.decode(sent.code, old) if old else [])
 
 
 def _key(work):

@@ -6,7 +6,6 @@ w~ = w + e. The server adds their updates to its own w (Caldas et al., 2018, arX
 that the error e, which is the same for all clients, does not accumulate over the rounds.
 """
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -15,18 +14,8 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree, wire
 from fedjax_lab.transforms import codecs, compression
-from fedjax_lab.transforms.codecs import Codec
-from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Weights, Work
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Message:
-    """A message as it is sent: the code of its numbers, and the leaves that are sent unchanged."""
-
-    code: PyTree
-    kept: list[Array]
-    form: tuple = field(metadata={"static": True})  # structure, and the shape of each coded leaf
+from fedjax_lab.transforms.codecs import Codec, Coded
+from fedjax_lab.types import Client, Exchange, Method, PyTree, Task, Weights, Work
 
 
 def qsgd(
@@ -60,31 +49,21 @@ def messages(method: Method, codec: Codec) -> Method:
     return method._replace(round=tuple(map(wrapped, method.round)), scored=scored)
 
 
-def encoded(codec: Codec, message: PyTree) -> Message:
+def encoded(codec: Codec, message: PyTree) -> Coded:
     """Encodes a message."""
-    leaves, structure = jax.tree.flatten(message)
-    coded = _is_coded(message)
-    numbers = [a for a, c in zip(leaves, coded, strict=True) if c]
-    kept = [a for a, c in zip(leaves, coded, strict=True) if not c]
-    shapes = (
-        jax.ShapeDtypeStruct(a.shape, a.dtype) if c else None
-        for a, c in zip(leaves, coded, strict=True)
-    )
-    code = codec.encode(numbers, numbers, _key(numbers)) if numbers else ()
-    return Message(code, kept, (structure, tuple(shapes)))
+
+    def encode(numbers):
+        return codec.encode(numbers, numbers, _key(numbers))
+
+    return codecs.coded(message, [not is_coded for is_coded in _is_coded(message)], encode)
 
 
-def decoded(codec: Codec, sent: Message) -> PyTree:
+def decoded(codec: Codec, sent: Coded) -> PyTree:
     """Decodes a message."""
-    structure, shapes = sent.form
-    zeros = [jnp.zeros(a.shape, a.dtype) for a in shapes if a is not None]
-    numbers = iter(codec.decode(sent.code, zeros) if zeros else [])
-    kept = iter(sent.kept)
-    leaves = [next(kept) if a is None else next(numbers).astype(a.dtype) for a in shapes]
-    return jax.tree.unflatten(structure, leaves)
+    return sent.joined(codec.decode(sent.code, zeros) if (zeros := sent.zeros) else [])
 
 
-def _local(exchange: Exchange, codec: Codec, sent: Message, client: Client, work: Work):
+def _local(exchange: Exchange, codec: Codec, sent: Coded, client: Client, work: Work):
     return exchange.local(decoded(codec, sent), client, work)
 
 

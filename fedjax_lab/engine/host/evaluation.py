@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab.engine.host import subsets
 from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits
-from fedjax_lab.engine.host.playing import Tools
+from fedjax_lab.engine.placement import Placement
 from fedjax_lab.simulation import evaluate
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.local import work_sets
@@ -89,7 +89,7 @@ class Scorer:
       like: the shapes of the state of all clients.
       kinds: the kinds of the evaluation, each with the function that makes a piece's federation.
       owners: of the clients.
-      tools: of the engine.
+      place: puts arrays on the devices.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Scorer:
         like: State,
         kinds: list[tuple[Kind, subsets.Part]],
         owners: Owners,
-        tools: Tools,
+        place: Placement,
     ):
         nothing: Any = None  # a piece has examples of its own
         self._lane, self._store, self._like = lane._replace(federation=nothing), store, like
-        self._kinds, self._owners, self._tools = kinds, owners, tools
+        self._kinds, self._owners, self._place = kinds, owners, place
         self.compiled: list[Callable[..., Any]]  # `evaluate.score` for the shapes of each kind
 
     def first_pieces(self) -> list[tuple[Lane, PyTree]]:
@@ -143,12 +143,12 @@ class Scorer:
                 yield piece
 
     def _read(self, kind, part, clients, shared):
-        ids, put = kind.owners.own(clients), self._tools.put
-        federation = self._tools.put_part(part(ids, **shared))
-        lane = self._lane._replace(federation=federation, held=put(clients))
+        ids, place = kind.owners.own(clients), self._place
+        held = place.put(clients, compared=False)
+        lane = self._lane._replace(federation=place.put_part(part(ids, **shared)), held=held)
         # The message to a new client does not depend on private state, so any client's will do.
         holders = self._owners.own(self._owners.pieces(1)[0]) if kind.new else ids
-        private = self._tools.put_segment(self._store.read(holders))
+        private = place.put_segment(self._store.read(holders))
         return lane, from_bits(private, self._like.private)
 
 

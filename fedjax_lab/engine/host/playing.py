@@ -26,10 +26,11 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
 from fedjax_lab.engine.host.subsets import Part
+from fedjax_lab.engine.placement import Jit
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
-from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
+from fedjax_lab.types import PyTree, State
 
 STATE_BYTES = 1 << 24  # most private state in a block; the devices hold up to four blocks
 EXAMPLE_BYTES = 1 << 26  # most streamed examples in a block
@@ -53,26 +54,6 @@ class Block(NamedTuple):
     private: PyTree  # leaves [U, ...]; the entries of repeated clients are not used
 
 
-class Tools(NamedTuple):
-    """The engine's functions that compile functions and put arrays on the devices."""
-
-    jit: Callable[..., Any]  # as `jax.jit`; out: sharding of the results, by default replicated
-    everywhere: Any  # the sharding of replicated arrays; None: the default device
-    of_segments: Any  # the sharding of arrays that the devices divide
-    put: Callable[[PyTree], PyTree]  # puts arrays that every process has on all devices
-    put_segment: Callable[[PyTree], PyTree]  # puts this process's segment of divided arrays
-
-    def put_part(self, part: Federation) -> Federation:
-        """Puts a part (`parts`) on the devices; its pool may already be there."""
-        pool: dict[str, Any] = {name: getattr(part, name) for name in POOL}
-        rows: dict[str, Any] = {name: getattr(part, name) for name in CLIENT_ROWS}
-        nothing: Any = dict.fromkeys((*POOL, *CLIENT_ROWS))
-        if isinstance(part.x, np.ndarray):
-            pool = self.put_segment(pool)
-        rest = self.put(part._replace(**nothing))
-        return rest._replace(**pool, **self.put_segment(rows))
-
-
 class Player:
     """Plays the rounds of a lane as `simulate.play` does, but reads private state from `store`.
 
@@ -84,7 +65,7 @@ class Player:
       part: returns the federation of a block's clients.
       size: the size of the blocks.
       owners: the division of the clients among the processes.
-      tools: the engine's functions for compiling and placing.
+      jit: compiles functions and places arrays.
     """
 
     def __init__(
@@ -96,15 +77,16 @@ class Player:
         part: Part,
         size: Size,
         owners: Owners,
-        tools: Tools,
+        jit: Jit,
     ):
         self._program, self._store, self._like = program, store, like
         nothing: Any = None  # each block has its own examples
         self._lane = lane._replace(federation=nothing)
-        self._part, self._size, self._owners, self._tools = part, size, owners, tools
-        self._draw = tools.jit(self._cohorts)
+        self._part, self._size, self._owners, self._place = part, size, owners, jit.place
+        self._put = partial(jit.place.put, compared=False)  # the second thread may do this
+        self._draw = jit.of(self._cohorts, (), jit.place.strategy.sharding)
         replaced = partial(_replaced, program.strategy)
-        self._replace = tools.jit(replaced, out=tools.of_segments, donate_argnums=0)
+        self._replace = jit.of(replaced, (), jit.place.of_segments, donate_argnums=0)
         self._ahead = draws_ahead(program, self._lane, like.server)
         self._worker = ThreadPoolExecutor(1)
         self._block: Block | None = None  # the block being played
@@ -178,9 +160,9 @@ class Player:
     def _read(self, start, clients):
         clients = self._owners.line_up(clients, self._size.clients)
         ids = self._owners.own(clients)
-        federation = self._tools.put_part(self._part(ids))
-        lane = self._lane._replace(federation=federation, held=self._tools.put(clients))
-        private = self._tools.put_segment(self._store.read(ids))
+        federation = self._place.put_part(self._part(ids))
+        lane = self._lane._replace(federation=federation, held=self._put(clients))
+        private = self._place.put_segment(self._store.read(ids))
         private = from_bits(private, self._like.private)
         return Block(start, start + self._size.rounds, clients, lane, private)
 
@@ -190,7 +172,7 @@ class Player:
         missing = len(block.clients) - len(here)
         here = np.pad(here, (0, missing), constant_values=len(block.clients))  # out of range
         places = np.stack([here, np.pad(there, (0, missing))]).astype(np.int32)
-        private = self._replace(block.private, last.private, self._tools.put(places))
+        private = self._replace(block.private, last.private, self._put(places))
         return block._replace(private=private)
 
     def _cohorts(self, lane, server, start):

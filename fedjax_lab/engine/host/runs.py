@@ -12,7 +12,7 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.engine.host import evaluation, playing, subsets
 from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
-from fedjax_lab.engine.host.playing import Tools
+from fedjax_lab.engine.placement import Jit
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation import evaluate, simulate
@@ -60,9 +60,9 @@ class Hosted:
         host: Host,
         owners: Owners,
         folder: Path,
-        tools: Tools,
+        jit: Jit,
     ):
-        self._program, self._seed, self._stream, self._tools = program, seed, host.stream, tools
+        self._program, self._seed, self._stream, self._jit = program, seed, host.stream, jit
         self._owners, self.keys = owners, seed.training.keys
         self._num_clients = len(seed.to_train.train)
         self._like = jax.eval_shape(self._init, self.keys)
@@ -91,7 +91,7 @@ class Hosted:
             cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=length)
             return to_bits(jax.tree.map(cut, private))
 
-        piece = self._tools.jit(entries, out=None).lower(keys, np.int32(0)).compile()
+        piece = self._jit.of(entries, (), None).lower(keys, np.int32(0)).compile()
         if (sizes := piece.memory_analysis()) is not None:
             parallel.check_memory(sizes.temp_size_in_bytes, "the clients' initial state needs")
         self._store.fill(lambda ids: piece(keys, np.int32(ids[0])))
@@ -110,12 +110,10 @@ class Hosted:
         """The lowered programs and a round, as in `programs.Programs`; `score` is a list."""
         (lane, private), evaluation = self.shapes
         state, number = State(server, private), np.int32(0)
-        everywhere, of_segments = self._tools.everywhere, self._tools.of_segments
-        out = State(everywhere, of_segments), everywhere
-        play = self._tools.jit(
-            partial(simulate.play, self._program), out=out, donate_argnums=(1, 2)
-        )
-        score = self._tools.jit(partial(evaluate.score, self._program))
+        place, everywhere = self._jit.place, self._jit.place.strategy.sharding
+        out = State(everywhere, place.of_segments), everywhere
+        play = self._jit.of(partial(simulate.play, self._program), (), out, donate_argnums=(1, 2))
+        score = self._jit.of(partial(evaluate.score, self._program), (), everywhere)
         scores = [
             score.lower(of_piece, State(server, private), number)
             for of_piece, private in evaluation
@@ -161,7 +159,7 @@ class Hosted:
         size = playing.block_size(self._program, self._owners, cohort, fitting, ahead)
         part = self._part(lane, whole, sets, size.clients)
         of_state = self._program, lane, self._store, self._like
-        return playing.Player(*of_state, part, size, self._owners, self._tools)
+        return playing.Player(*of_state, part, size, self._owners, self._jit)
 
     def _make_scorer(self):
         whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
@@ -174,7 +172,8 @@ class Hosted:
             for kind in evaluation.kinds(self._program.method, whole, self._owners, clients, rows)
         ]
         _check_metrics(self._program.plan, [kind for kind, _ in kinds])
-        return evaluation.Scorer(lane, self._store, self._like, kinds, self._owners, self._tools)
+        of_state = lane, self._store, self._like
+        return evaluation.Scorer(*of_state, kinds, self._owners, self._jit.place)
 
     def _clients_that_fit(self, whole, sets):
         size = subsets.example_bytes(whole) if self._stream else 0
