@@ -152,21 +152,23 @@ def deal(rows_by_seed: Sequence[Rows], devices: int) -> list[Rows]:
     Input and output are NumPy arrays. The number of clients is padded to a multiple of the devices
     with clients without rows, and each device's part of the list has the same length.
     """
-    dealt = []
-    for rows in rows_by_seed:
-        missing = -len(rows) % devices
-        count = np.pad(rows.count, (0, missing)).reshape(devices, -1)
-        dealt.append((rows, count, np.cumsum(count.sum(1))))
-    length = max(int(count.sum(1).max()) for _, count, _ in dealt)
-    return [_deal_one(*each, max(length, 1)) for each in dealt]
+    missing = -len(rows_by_seed[0]) % devices
+    padded = [(np.pad(a, (0, missing)) for a in (r.start, r.count)) for r in rows_by_seed]
+    firsts, counts = zip(*padded, strict=True)
+    room = max(int(count.reshape(devices, -1).sum(1).max()) for count in counts)
+    each = zip(rows_by_seed, firsts, counts, strict=True)
+    return [laid_out(*of_seed, devices, max(room, 1)) for of_seed in each]
 
 
-def _deal_one(rows, count, ends, length):
-    devices = len(count)
-    held = np.full((devices, length), -1, np.int32)
-    for d, end in enumerate(ends):
-        of_device = rows.list[end - count[d].sum() : end]
-        held[d, : len(of_device)] = of_device
-    start = np.cumsum(count, axis=1, dtype=np.int32) - count
-    start = start + length * np.arange(devices, dtype=np.int32)[:, None]
-    return Rows(start.ravel(), count.astype(np.int32).ravel(), held.ravel(), rows.longest)
+def laid_out(rows: Rows, first: np.ndarray, count: np.ndarray, devices: int, room: int) -> Rows:
+    """The rows of some clients, with `room` places in the list for the clients of each device.
+
+    first, count: where the rows of each client begin in `rows.list`, and their number; the devices
+    divide these clients.
+    """
+    lines = count.reshape(devices, -1)
+    begin = np.cumsum(lines, axis=1) - lines + room * np.arange(devices)[:, None]
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    held = np.full(devices * room, -1, np.int32)
+    held[np.repeat(begin, count) + within] = rows.list[np.repeat(first, count) + within]
+    return Rows(begin.ravel().astype(np.int32), count.astype(np.int32), held, rows.longest)

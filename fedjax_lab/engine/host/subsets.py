@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data import lazy
+from fedjax_lab.engine import shards
 from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.types import ROWS, Federation, Rows
 
@@ -103,16 +104,11 @@ def _dealt(rows, ids, owners):
 
     The rows of a repeated client are listed once.
     """
-    devices, clients = owners.devices, len(ids) // owners.devices
-    room = max(1, most_rows(rows, clients))
-    count = np.where(np.diff(ids, prepend=-1) > 0, rows.count[ids], 0).reshape(devices, clients)
-    begin = np.cumsum(count, axis=1) - count + room * np.arange(devices)[:, None]
-    begin, count = begin.ravel(), count.ravel()
-    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    held = np.full(devices * room, -1, np.int32)
-    held[np.repeat(begin, count) + within] = rows.list[np.repeat(rows.start[ids], count) + within]
-    start = begin + owners.process * len(held)
-    return Rows(start.astype(np.int32), count.astype(np.int32), held, rows.longest)
+    room = max(1, most_rows(rows, len(ids) // owners.devices))
+    count = np.where(np.diff(ids, prepend=-1) > 0, rows.count[ids], 0)
+    dealt = shards.laid_out(rows, rows.start[ids], count, owners.devices, room)
+    first = owners.process * len(dealt.list)
+    return replace(dealt, start=(dealt.start + first).astype(np.int32))
 
 
 def _places(needed, rows, first):
