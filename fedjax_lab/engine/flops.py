@@ -145,7 +145,7 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
         run = simulate.one_client(exchange, program.plan)
         upload, _, _ = jax.eval_shape(run, state.server, federation, rows, (client, *others))
         times, size = (clients, 1) if extra.one_by_one else (1, clients)
-        uploads, cohort = _stacked((upload, client), size)
+        uploads, cohort = _shapes((upload, client), lambda shape, m=size: (m, *shape))
         arrived, key = jax.eval_shape(
             lambda m=size: (jnp.ones(m, bool), jax.random.split(_key(), m))
         )
@@ -157,32 +157,24 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
     return total
 
 
-def _shapes(tree):
-    """The shapes of a tree of arrays, without shardings."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), tree)
+def _shapes(tree, of=lambda shape: shape):
+    """The shapes of a tree of arrays, without shardings. of: shape -> the shape that it becomes."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(of(jnp.shape(a)), jnp.result_type(a)), tree)
 
 
 def _small(method, federation, count):
     """The shapes of a federation with `count` examples and no rows, and `WorkRows` of them all."""
-    pool = {name: _of_length(getattr(federation, name), count) for name in POOL}
+    pool = {name: getattr(federation, name) for name in POOL}
+    pool = _shapes(pool, lambda shape: (count, *shape[1:]))
     rows = WorkRows(*[jax.ShapeDtypeStruct((count,), np.int32)] * len(work_sets(method)))
     return federation._replace(**pool, **dict.fromkeys(ROWS)), rows
-
-
-def _of_length(a, count):
-    return jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype)
 
 
 def _entry(lane, state):
     """The shapes of one client and of its key; and None: the client makes all of its passes."""
     stacked = lane.population._replace(private=state.private)
-    client = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
-    return client, jax.eval_shape(_key), None
+    return _shapes(stacked, lambda shape: shape[1:]), jax.eval_shape(_key), None
 
 
 def _key():
     return jax.random.key(0)
-
-
-def _stacked(one, count):
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype), one)

@@ -165,9 +165,7 @@ class Placement(NamedTuple):
         def of_part(sharding, part):
             return jax.tree.map(lambda x: one(x, sharding), part)
 
-        if sharding is None or isinstance(sharding, Sharding):
-            return of_part(sharding, a)
-        return jax.tree.map(of_part, sharding, a)
+        return jax.tree.map(of_part, sharding, a, is_leaf=lambda s: s is None)
 
 
 class Jit(NamedTuple):

@@ -156,15 +156,12 @@ def least(number: int) -> int:
     """The minimum of all processes' numbers of bytes. All must call this in the same order."""
     if _alone():
         return number
-    megabytes = np.array(number >> 20, np.int32)
-    return int(multihost_utils.process_allgather(megabytes).min()) << 20
+    return int(of_each(np.array(number >> 20, np.int32)).min()) << 20
 
 
 def anywhere(flag: bool) -> bool:
     """Whether the flag is set in any process. All processes must call this in the same order."""
-    if _alone():
-        return flag
-    return bool(multihost_utils.process_allgather(np.array(flag)).any())
+    return bool(of_each(np.array(flag)).any())
 
 
 def _alone():

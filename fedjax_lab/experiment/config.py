@@ -15,7 +15,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from fedjax_lab.data.partitions.partition import check_new, count_new
+from fedjax_lab.data.partitions.partition import count_new
 from fedjax_lab.errors import (
     BadInput,
     check_below_one,
@@ -286,21 +286,16 @@ def _check_values(full):
     if not has_own_test(full["data"]["name"]):
         check_below_one("data.test", full["data"]["test"])
     _check_clients(full["partition"], full["run"]["cohort"])
-    _check_failures(full["run"], full["local"])
-    _check_rules(full["run"], full["partition"]["validation"])
+    _check_run(full["run"], full["local"]["epochs"], full["partition"]["validation"])
 
 
 def _check_clients(partition, cohort):
-    validation, share = partition["validation"], partition["new_clients"]
-    if not 0 <= validation < 1:
-        raise BadInput(f"config.partition.validation must be in [0, 1), got {validation}")
-    check_new(share)
     num_clients = partition["num_clients"]
     may_be_0 = default_values("partition", partition)["num_clients"] == 0
     (check_not_negative if may_be_0 else check_positive)("partition.num_clients", num_clients)
     if num_clients == 0:
         return  # the data decide; the cohort is checked when they are loaded
-    new = count_new(num_clients, share)
+    new = count_new(num_clients, partition["new_clients"])
     if cohort > num_clients - new:
         without = f" without {new} new clients (config.partition.new_clients)" if new else ""
         raise BadInput(
@@ -309,23 +304,17 @@ def _check_clients(partition, cohort):
         )
 
 
-def _check_failures(run, local):
-    if run["straggler"] and local["epochs"] < 2:
+def _check_run(run, epochs, validation):
+    if run["straggler"] and epochs < 2:
         raise BadInput(
             f"config.run.straggler={run['straggler']} needs config.local.epochs of at least 2,"
-            f" because stragglers make fewer passes; got {local['epochs']}"
+            f" because stragglers make fewer passes; got {epochs}"
         )
-
-
-def _check_rules(run, validation):
-    """Checks the settings that end a run early."""
     if run["patience"] and not validation:
         raise BadInput(
             f"config.run.patience={run['patience']} needs validation examples, and there are none;"
             " hold some out with --config.partition.validation=0.1"
         )
-    if run["target"] > 100:
-        raise BadInput(f"config.run.target is a percentage of at most 100, got {run['target']}")
 
 
 def _check_value(key, value):

@@ -5,15 +5,23 @@ the name of a function in the registry, whose settings are further keys of the s
 name functions too. This module imports nothing heavy, so that reports of runs start quickly.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
-from fedjax_lab.errors import check_below_one, check_not_negative, check_positive, check_share
+from fedjax_lab.errors import (
+    check_below_one,
+    check_not_negative,
+    check_positive,
+    check_range,
+    check_share,
+)
 
 LIMITS = {
     "> 0": check_positive,
     ">= 0": check_not_negative,
     "0..1": check_share,
     "0..<1": check_below_one,
+    "0..100": partial(check_range, low=0, high=100),
 }
 
 
@@ -64,9 +72,13 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         " if it is 0",
     ),
     "partition.validation": Key(
-        0.0, "the fraction of each client's training examples that is held out for validation"
+        0.0,
+        "the fraction of each client's training examples that is held out for validation",
+        "0..<1",
     ),
-    "partition.new_clients": Key(0.0, "the share of clients that are scored, but never trained on"),
+    "partition.new_clients": Key(
+        0.0, "the share of clients that are scored, but never trained on", "0..<1"
+    ),
     "partition.feature_skew": Key(
         "none",
         "how the examples of one client differ from those of another; it changes training,"
@@ -131,7 +143,7 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         ">= 0",
     ),
     "run.target": Key(
-        0.0, "ends the run when its accuracy in percent reaches this value; 0: never", ">= 0"
+        0.0, "ends the run when its accuracy in percent reaches this value; 0: never", "0..100"
     ),
     "run.max_seconds": Key(
         0.0,

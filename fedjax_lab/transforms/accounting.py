@@ -62,9 +62,8 @@ def epsilon(run: Run, noise: float, rounds: int, delta: float) -> float:
 
 
 def epsilons(run: Run, noise: float, delta: float, rounds: Sequence[int]) -> list[float]:
-    """Returns epsilon at delta after each of these numbers of rounds.
+    """Returns epsilon at delta after each of these numbers of rounds, computed separately.
 
-    Each value is computed separately, so that it does not depend on the other numbers of rounds.
     This takes no longer than computing each value from the one before.
     """
     return [epsilon(run, noise, number, delta) for number in rounds]

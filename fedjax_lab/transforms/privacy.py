@@ -86,11 +86,8 @@ def central(
         random subset takes part. 0: m plus three standard deviations.
     """
     first, cohort = _checked_clip(clip), setup.cohort
-    run = _run(method, setup, sampling, capacity)
-    guarantee = accounting.promise(run, setup, noise, float(epsilon), delta)
-    check_separate(method, guarantee)
-    sigma = noise_multiplier(guarantee, first)
-    method = _sampled(method, run).having(guarantee=guarantee)
+    method = _guaranteed(method, setup, noise, float(epsilon), delta, sampling, capacity)
+    sigma = noise_multiplier(method.extra.guarantee, first)
     if sigma == 0 and first == math.inf and sampling == "fixed":
         return method
 
@@ -141,10 +138,9 @@ def adaptive(
     check_not_negative("privacy.clip_lr", clip_lr)
     if not 0 <= quantile <= 1:
         raise BadInput(f"config.privacy.quantile must be from 0 to 1, got {quantile}")
-    run = _run(method, setup, sampling, capacity)
-    guarantee = accounting.promise(run, setup, noise, float(epsilon), delta)
-    check_separate(method, guarantee)
-    sigma = noise_beside_count(0.0 if guarantee is None else guarantee.noise, count_noise * cohort)
+    method = _guaranteed(method, setup, noise, float(epsilon), delta, sampling, capacity)
+    of_both = noise_multiplier(method.extra.guarantee, clip)
+    sigma = noise_beside_count(of_both, count_noise * cohort)
 
     def release(key, updates, drawn, clip):
         mean = clipped_mean(updates, drawn, clip, cohort)
@@ -153,7 +149,6 @@ def adaptive(
         after = clip * jnp.exp(-clip_lr * (b - quantile))
         return with_noise(mean, key, sigma * clip / cohort), after
 
-    method = _sampled(method, run).having(guarantee=guarantee)
     return _released(method, release, clip, cohort)
 
 
@@ -358,8 +353,11 @@ def _all_protected(method: Method) -> Method:
     return method._replace(round=tuple(each))
 
 
-def _run(method: Method, setup: Setup, sampling: str, capacity: int) -> accounting.Run:
-    """The run for the accounting. Raises BadInput if it cannot be protected or sampled."""
+def _guaranteed(method, setup, noise, epsilon, delta, sampling, capacity) -> Method:
+    """The method with its guarantee, and with the sampling that the accounting assumes.
+
+    Raises BadInput if it cannot be protected or sampled.
+    """
     of_cohort.check_common(method)
     check_choice("privacy.sampling", sampling, accounting.NEIGHBORS)
     check_not_negative("privacy.capacity", capacity)
@@ -369,15 +367,12 @@ def _run(method: Method, setup: Setup, sampling: str, capacity: int) -> accounti
             f" {capacity}"
         )
     room = capacity or cohorts.room(setup.cohort, setup.num_clients)
-    return accounting.Run(setup.num_clients, setup.cohort, sampling, room, len(method.round))
-
-
-def _sampled(method: Method, run: accounting.Run) -> Method:
-    """The method with the sampling that the accounting assumes."""
-    if run.sampling == "fixed":
-        return method._replace(sample=cohorts.equal)
-    sample = partial(cohorts.poisson, capacity=run.capacity)
-    return method._replace(sample=sample).having(empty_places=True)
+    run = accounting.Run(setup.num_clients, setup.cohort, sampling, room, len(method.round))
+    guarantee = accounting.promise(run, setup, noise, epsilon, delta)
+    check_separate(method, guarantee)
+    is_fixed, poisson = sampling == "fixed", partial(cohorts.poisson, capacity=room)
+    method = method._replace(sample=cohorts.equal if is_fixed else poisson)
+    return method.having(guarantee=guarantee, empty_places=not is_fixed)
 
 
 def _checked_clip(clip):
