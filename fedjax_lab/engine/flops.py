@@ -141,19 +141,17 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
     federation, rows = _small(program.method, lane.federation, program.plan.batch_size)
     client, *others = _entry(lane, state)
     extra, total = program.method.extra, 0.0
+    times, size = (clients, 1) if extra.one_by_one else (1, clients)
+    arrived, key = jax.eval_shape(lambda: (jnp.ones(size, bool), jax.random.split(_key(), size)))
     for exchange in program.method.round:
         run = simulate.one_client(exchange, program.plan)
         upload, _, _ = jax.eval_shape(run, state.server, federation, rows, (client, *others))
-        times, size = (clients, 1) if extra.one_by_one else (1, clients)
-        uploads, cohort = _shapes((upload, client), lambda shape, m=size: (m, *shape))
-        arrived, key = jax.eval_shape(
-            lambda m=size: (jnp.ones(m, bool), jax.random.split(_key(), m))
-        )
+        uploads, cohort = _shapes((upload, client), lambda shape: (size, *shape))
         cohort = cohort._replace(arrived=arrived, key=key)
         total += times * count(jax.make_jaxpr(exchange.aggregate)(state.server, uploads, cohort))
-    if extra.alone is not None:
-        alone = jax.make_jaxpr(lambda server: extra.alone(server, lambda rows: rows))
-        total += count(alone(state.server))
+    if (alone := extra.alone) is not None:
+        train = jax.make_jaxpr(lambda server: alone(server, lambda rows: rows))
+        total += count(train(state.server))
     return total
 
 
