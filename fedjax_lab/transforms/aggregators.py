@@ -36,8 +36,7 @@ def trimmed_mean(method: Method, task: Task, *, trim: float = 0.2) -> Method:
     trim: the share beta of values that are left out at each end, floor(beta m) of them; at least 0
         and below 0.5. With 0 the method is unchanged and takes its own mean, by share.
     """
-    if not 0 <= trim < 0.5:
-        raise BadInput(f"config.aggregator.trim must be at least 0 and below 0.5, got {trim}")
+    check_minority("trim", trim)
     return cohort.replaced(method, partial(trimmed, share=trim)) if trim else method
 
 
@@ -47,7 +46,7 @@ def krum(method: Method, task: Task, *, attackers: float = 0.2) -> Method:
     attackers: the share of a round's clients that may be attackers, f of M, rounded down; M must be
         at least 2f + 3.
     """
-    check_attackers(attackers)
+    check_minority("attackers", attackers)
     return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=1))
 
 
@@ -60,7 +59,7 @@ def multi_krum(method: Method, task: Task, *, attackers: float = 0.2, chosen: in
         at least 2f + 3.
     chosen: the number of updates in the mean; 0: m - f - 2.
     """
-    check_attackers(attackers)
+    check_minority("attackers", attackers)
     check_not_negative("aggregator.chosen", chosen)
     return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=chosen))
 
@@ -181,10 +180,10 @@ def most_attackers(clients: int, attackers: float, chosen: int) -> int:
     return f
 
 
-def check_attackers(share: float) -> None:
-    """Raises BadInput unless the share of attackers is at least 0 and below 0.5."""
+def check_minority(key: str, share: float) -> None:
+    """Raises BadInput unless the setting is a share of at least 0 and below 0.5."""
     if not 0 <= share < 0.5:
-        raise BadInput(f"config.aggregator.attackers must be at least 0 and below 0.5, got {share}")
+        raise BadInput(f"config.aggregator.{key} must be at least 0 and below 0.5, got {share}")
 
 
 def squared_distances(updates: Updates) -> Array:
