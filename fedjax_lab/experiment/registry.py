@@ -118,18 +118,10 @@ NAMED: dict[str, dict[str, Any]] = {
 }
 METHODS = NAMED["method"]
 
-GROUPS = {  # groups of entry points by which installed packages provide parts, by kind
-    "data": "fedjax_lab.data",
-    "partition": "fedjax_lab.partitions",
-    "model": "fedjax_lab.models",
-    "embedding": "fedjax_lab.embeddings",
-    "method": "fedjax_lab.methods",
-    "metric": "fedjax_lab.metrics",
-    "attack": "fedjax_lab.attacks",
-    "privacy": "fedjax_lab.privacies",
-    "aggregator": "fedjax_lab.aggregators",
-    "compression": "fedjax_lab.compressions",
-    "downlink": "fedjax_lab.downlinks",
+# Groups of entry points by which installed packages provide parts, by kind.
+_NAMED_AS_KIND = "partition model embedding method metric attack aggregator compression downlink"
+GROUPS = {"data": "fedjax_lab.data", "privacy": "fedjax_lab.privacies"} | {
+    kind: f"fedjax_lab.{kind}s" for kind in _NAMED_AS_KIND.split()
 }
 
 TAKES = {  # the arguments of a function of each kind, without its settings
@@ -144,11 +136,8 @@ TAKES = {  # the arguments of a function of each kind, without its settings
     "optimizer": ("lr",),
     "schedule": ("rounds",),
     "sampling": ("key", "server", "population", "m"),
-    "attack": ("method", "task"),
     "privacy": ("method", "task", "setup"),
-    "aggregator": ("method", "task"),
-    "compression": ("method", "task"),
-    "downlink": ("method", "task"),
+    **dict.fromkeys(("attack", "aggregator", "compression", "downlink"), ("method", "task")),
 }
 
 OF_EXAMPLES = ("examples", "num_clients", "rng")  # the second form of a partition; see dealing.py
