@@ -33,6 +33,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_collections
 from tqdm import tqdm
@@ -74,15 +75,16 @@ def _get(arguments):
             print(_described(name, data))
             raise BadInput(f"{data.title} must be fetched by hand; see the instructions above")
         try:
-            _fetch(name, catalog.at_mirror(data, args.mirror), _folder(args), args.folder)
+            _fetch(name, catalog.at_mirror(data, args.mirror), args.folder)
         except Unavailable as error:
             return command.report_failure(f"{data.title} could not be fetched: {error}; {CONTINUE}")
     return 0
 
 
-def _fetch(name, data, folder, named):
+def _fetch(name, data, named):
     from fedjax_lab.running.storage import lock
 
+    folder = places.searched(named)[0]
     size = _size(data.size) if data.size else "of unknown size"
     print(f"{data.title}, {size}, to {folder}")
     print(f"license: {data.license}", f"cite: {data.citation}", sep="\n", flush=True)
@@ -116,7 +118,7 @@ def _check(arguments):
     chosen = {name: catalog.look_up(name) for name in args.names} or catalog.PUBLISHED
     problems = []
     for name, data in chosen.items():
-        where = next((p for p in _places(args.folder) if fetch.is_fetched(data, p)), None)
+        where = next((p for p in places.searched(args.folder) if fetch.is_fetched(data, p)), None)
         problem = fetch.damage(data, where) if where else ""
         if where and not problem:
             print(f"{name:15}  verified, {where / data.target}", flush=True)
@@ -125,7 +127,8 @@ def _check(arguments):
         elif _is_here(name, data, args.folder):
             print(f"{name:15}  here, but not checked: `get` has not fetched it")
         elif args.names:
-            problems.append(f"{data.title} is not in {' or '.join(map(str, _places(args.folder)))}")
+            looked = " or ".join(map(str, places.searched(args.folder)))
+            problems.append(f"{data.title} is not in {looked}")
     if problems:
         raise BadInput("; ".join(problems))
     return 0
@@ -158,25 +161,16 @@ def _parse(arguments, *flags):
     return args
 
 
-def _folder(args):
-    return _places(args.folder)[0]
-
-
-def _places(folder: str) -> list[Path]:
-    """The folders in which data sets are searched."""
-    return [Path(place).expanduser() for place in ([folder] if folder else places.PLACES)]
-
-
 def _is_here(name: str, data: Published, folder: str) -> bool:
     """Whether a run would find the files, whether `get` has fetched them or not."""
-    fetched = any(fetch.is_fetched(data, place) for place in _places(folder))
+    fetched = any(fetch.is_fetched(data, place) for place in places.searched(folder))
     return fetched or presence.has_files(name, folder)
 
 
 def _flags(name: str, data: Published, folder: Path, named: str) -> str:
     """The flags of a run that uses the data set."""
     settings = [("name", data.reader or name), *data.settings]
-    if folder not in _places(""):
+    if folder not in places.searched(""):
         settings += [("folder", named)]
     return " ".join(f"--config.data.{key}={value}" for key, value in settings)
 
@@ -223,7 +217,7 @@ class Tenths:
 
 
 @contextlib.contextmanager
-def _bar(name: str, size: int) -> Iterator[fetch.Bar]:
+def _bar(name: str, size: int) -> Iterator[Any]:
     """Shows how many bytes of a file have been processed."""
     if not sys.stderr.isatty():
         yield Tenths(name, size)
@@ -243,18 +237,13 @@ def _tell(line: str) -> None:
 def _prepare(arguments):
     from fedjax_lab.running.storage import lock
 
-    config, out = _parse_prepare(arguments)
+    config, args = _parse_config(arguments, "config", "out")
+    out = Path(args.out)
     with lock.owned(out):  # before anything is loaded
         dataset = undecoded(config.data)
         follow(record_writer.write(dataset, out, config.data.name), dataset, out)
     print(f"use it with --config.data.name=records --config.data.path={out}")
     return 0
-
-
-def _parse_prepare(arguments):
-    """The config and the output folder."""
-    config, args = _parse_config(arguments, "config", "out")
-    return config, Path(args.out)
 
 
 EXAMPLES = {"config": "configs/hfedf_pacs.py", "out": "records/pacs"}

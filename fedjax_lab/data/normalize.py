@@ -86,7 +86,10 @@ def as_meant(x: Any) -> Any:
         return _as_type(x, np.int8) if _is_binary(x) else x
     low, high = limits(x)
     if low < 0 or high > 255:
-        return x if kind.itemsize < 4 or kind == np.int32 else _as_type(x, _wide(low, high))
+        if kind.itemsize < 4 or kind == np.int32:
+            return x
+        fits = -(2**31) <= low and high < 2**31
+        return _as_type(x, np.int32 if fits else np.float32)  # JAX would truncate 64 bits to 32
     return _as_type(x, np.int8 if high <= 1 else np.uint8)
 
 
@@ -100,11 +103,6 @@ def _rows(x):
 def _is_binary(x):
     """Whether an array in memory, or a memory-mapped one, of bool or uint8 has only 0 and 1."""
     return not isinstance(x, LazyArray) and not any(x[rows].max() > 1 for rows in pieces(x))
-
-
-def _wide(low, high):
-    """The type for integers of 64 bits, which JAX would truncate to 32."""
-    return np.int32 if -(2**31) <= low and high < 2**31 else np.float32
 
 
 def _as_type(x, kind):

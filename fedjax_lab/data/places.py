@@ -1,9 +1,10 @@
 """Where the files of a data set are searched."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedjax_lab.data.fetching import catalog
+from fedjax_lab.data.safe import Fault
 from fedjax_lab.errors import BadInput
 
 PLACES = ("~/.cache/fedjax_lab", "data")
@@ -30,22 +31,26 @@ def path_of(path: str, remedy: str, key: str = "path") -> Path:
     return Path(path).expanduser()
 
 
-def folder_of(path: str | Path, remedy: str) -> Path:
-    """The folder of this path. Raises BadInput if it does not exist."""
+def folder_of(path: str | Path) -> Path:
+    """The folder of this path. Raises a Fault if it does not exist."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder: {remedy}")
+        raise Fault(f"{folder} is not a folder")
     return folder
 
 
-def locate(folder: str, names: tuple[str, ...], remedy: str, kind: Callable = Path.is_file) -> Path:
+def searched(folder: str) -> list[Path]:
+    """The folders in which data are searched: `folder`, or else PLACES."""
+    return [Path(place).expanduser() for place in ([folder] if folder else PLACES)]
+
+
+def locate(folder: str, names: Iterable[str], kind: Callable = Path.is_file) -> Path:
     """The first existing file of these relative names, in `folder` or else in PLACES.
 
-    kind: Path.is_file, or Path.is_dir to find a folder. Raises BadInput if none exists.
+    kind: Path.is_file, or Path.is_dir to find a folder. Raises a Fault if none exists.
     """
-    places = [folder_of(folder, remedy)] if folder else [Path(p).expanduser() for p in PLACES]
+    places, names = [folder_of(folder)] if folder else searched(""), tuple(names)
     path = next((p / name for p in places for name in names if kind(p / name)), None)
     if path is None:
-        looked, wanted = " or ".join(map(str, places)), " or ".join(names)
-        raise BadInput(f"no {wanted} in {looked}: {remedy}")
+        raise Fault(f"no {' or '.join(names)} in {' or '.join(map(str, places))}")
     return path

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import psutil
 
 from fedjax_lab.data import limits
-from fedjax_lab.errors import MACHINE, BadInput
+from fedjax_lab.errors import MACHINE, BadInput, missing
 
 DEFLATE = 1032  # the highest compression ratio of zip and gzip
 SMALL = 2**26  # bytes; the free memory is checked only for larger sizes
@@ -27,14 +27,36 @@ class TooLargeError(Exception):
     """Raised when the content of a file does not fit in memory."""
 
 
+class Fault(BadInput):
+    """What is wrong with a file, without a remedy, which `remedied` adds."""
+
+
+@contextlib.contextmanager
+def remedied(remedy: str) -> Iterator[None]:
+    """Ends the message of each Fault inside the context, or the decorated function, with a remedy.
+
+    So only the data source, which knows how to get its files, has to name the remedy.
+    """
+    try:
+        yield
+    except Fault as error:
+        raise BadInput(f"{error}: {remedy}") from error
+
+
 @contextlib.contextmanager
 def reading(
-    path: Path | str, remedy: str, problem: str = "cannot be read", part: str = ""
+    path: Path | str,
+    remedy: str = "",
+    problem: str = "cannot be read",
+    part: str = "",
+    extra: str = "",
 ) -> Iterator[None]:
     """Turns any error inside the context into BadInput: `path: part problem (reason): remedy`.
 
-    If the file does not exist, this is `path is missing: remedy`. Errors of the machine pass
-    through: those of the disk, and a lack of memory if the file is too small to be its cause.
+    If the file does not exist, this is `path is missing: remedy`. Without a remedy, it is a Fault.
+    If a package is missing, the error names the `extra` of this package that has it. Errors of the
+    machine pass through: those of the disk, and a lack of memory if the file is too small to be its
+    cause.
     """
     try:
         yield
@@ -45,14 +67,17 @@ def reading(
             raise
         if isinstance(error, MemoryError) and not _is_small(path):
             raise
+        if isinstance(error, ImportError) and extra:
+            raise missing(error, extra) from error
+        kind, end = (BadInput, f": {remedy}") if remedy else (Fault, "")
         if isinstance(error, FileNotFoundError) and str(error.filename) == str(path):
-            raise BadInput(f"{path} is missing: {remedy}") from error
+            raise kind(f"{path} is missing{end}") from error
         reason = (str(error) or type(error).__name__)[:200]
         reason = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
         name = f"{path}: {part}" if part else path
         if isinstance(error, TooLargeError):
             raise BadInput(f"{name} does not fit in memory: {reason}") from error
-        raise BadInput(f"{name} {problem} ({reason}): {remedy}") from error
+        raise kind(f"{name} {problem} ({reason}){end}") from error
 
 
 def check_regular(path: Path) -> None:
@@ -82,12 +107,12 @@ def glob(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
-def lines(path: Path, remedy: str) -> list[str]:
-    """The non-empty lines of a text file. Raises BadInput if there are none."""
-    with reading(path, remedy):
+def lines(path: Path) -> list[str]:
+    """The non-empty lines of a text file. Raises a Fault if there are none."""
+    with reading(path):
         nonempty = [line for line in content(path).decode().splitlines() if line.strip()]
     if not nonempty:
-        raise BadInput(f"{path} is empty: {remedy}")
+        raise Fault(f"{path} is empty")
     return nonempty
 
 

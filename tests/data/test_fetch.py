@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import os
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import kills
@@ -34,7 +35,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(places, "PLACES", (str(where),))
     release = idx.FASHION._replace(elsewhere=())
     monkeypatch.setattr(idx, "FASHION", release)
-    monkeypatch.setitem(presence.FIRST, "fashion_mnist", presence._idx(release))
+    monkeypatch.setitem(presence.FIRST, "fashion_mnist", partial(idx.has_files, release))
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     clock = SimpleNamespace(sleep=lambda seconds: None, time=time.time)
     monkeypatch.setattr(download, "time", clock)

@@ -7,9 +7,10 @@ import leaf_files
 import numpy as np
 import pytest
 from inputs import complaint
+from token_rows import examples_of_texts
 
 from fedjax_lab.data import safe
-from fedjax_lab.data.formats import leaf_json, text_rows
+from fedjax_lab.data.formats import leaf_json
 from fedjax_lab.data.sources.leaf import leaf
 
 
@@ -89,7 +90,7 @@ def test_tweets_become_token_ids_and_labels(tmp_path):
     leaf_files.write_tweets(tmp_path)
     data = leaf(folder=str(tmp_path), vocabulary=50)
     texts = ["a good day", "a bad day", "good good good"]
-    np.testing.assert_array_equal(data.x, text_rows.examples_of_texts(texts, "hash", 50, 25))
+    np.testing.assert_array_equal(data.x, examples_of_texts(texts, "hash", 50, 25))
     assert data.y.tolist() == [1, 0, 1] and data.users == ("ann", "bob")
 
 
@@ -191,7 +192,7 @@ def test_members_may_have_any_order_and_white_space_between_them(tmp_path):
         content = {"users": list(users), "user_data": users}
         file = tmp_path / "a.json"
         file.write_text(json.dumps({key: content[key] for key in order}, indent=3))
-        for user, name in zip(leaf_json.users_of(file, ""), "abc", strict=True):
+        for user, name in zip(leaf_json.users_of(file), "abc", strict=True):
             assert user.name == name and user.x == [[1]]
 
 
@@ -208,4 +209,4 @@ def test_invalid_json_is_rejected(tmp_path):
     for text in INVALID:
         file.write_text(text)
         said = f"{file} cannot be read as JSON ("
-        broken.check(lambda: list(leaf_json.users_of(file, "get another")), file, said, "another")
+        broken.check(lambda: list(leaf_json.users_of(file)), file, said)

@@ -6,8 +6,8 @@ import numpy as np
 import optional
 import pytest
 from inputs import complaint
+from token_rows import examples_of_texts
 
-from fedjax_lab.data.formats import text_rows
 from fedjax_lab.data.sources import text_sets
 from fedjax_lab.data.sources.text_files import text_files
 
@@ -71,7 +71,7 @@ def test_an_unpaired_surrogate_becomes_a_valid_word_and_label(tmp_path):
     (tmp_path / "a.jsonl").write_text(r'{"text": "so \ud83d", "label": "\ud83d"}')
     made = text_files(path=str(tmp_path / "a.jsonl"), length=3)
     assert made.classes == ("\ufffd",) and np.count_nonzero(made.x) == 2
-    assert text_rows.examples_of_texts(["so \ud83d"], "hash", 50, 2).all()
+    assert examples_of_texts(["so \ud83d"], "hash", 50, 2).all()
 
 
 def test_numeric_labels_are_sorted_by_value_even_with_thousands_of_digits(tmp_path):

@@ -5,9 +5,10 @@ from functools import partial
 
 import numpy as np
 from inputs import complaint
+from token_rows import examples_of_texts
 
 from fedjax_lab.data.formats import text_rows
-from fedjax_lab.data.formats.text_rows import examples_of_texts, make_tokenizer, next_words, padded
+from fedjax_lab.data.formats.text_rows import make_tokenizer, next_words, padded
 
 
 def write_tokenizer(folder):

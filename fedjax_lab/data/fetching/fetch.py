@@ -7,10 +7,10 @@ which a later call continues: archives/ has the archives, and new/ what will be 
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.fetching import unpack
@@ -22,16 +22,7 @@ CHECKSUMS = ".checksums"  # a file in an unpacked folder with lines of CRC-32, s
 AGAIN = "remove it and fetch it again"
 
 
-class Bar(Protocol):
-    """A progress bar with tqdm's interface."""
-
-    n: Any
-
-    def update(self, more: float, /) -> object:
-        """Advances the bar by `more` bytes."""
-
-
-Progress = Callable[[str, int], AbstractContextManager[Bar]]  # (name, bytes; 0: unknown) -> bar
+Progress = Callable[[str, int], AbstractContextManager[Any]]  # (name, bytes or 0) -> tqdm's bar
 
 
 def stage(name: str, folder: Path) -> Path:
@@ -113,7 +104,9 @@ def damage(data: Published, folder: Path) -> str:
         if not matches(file, folder / file.path):
             return f"{folder / file.path} is damaged: its checksum is not {file.checksum}; {AGAIN}"
     where = folder / data.target
-    for line in safe.lines(where / CHECKSUMS, AGAIN) if data.archives else []:
+    with safe.remedied(AGAIN):
+        lines = safe.lines(where / CHECKSUMS) if data.archives else []
+    for line in lines:
         crc, size, name = (*line.split(" ", 2), "", "")[:3]
         path = where / name
         if not path.is_file():
@@ -141,19 +134,13 @@ def _unpack(data: Published, archives: Path, new: Path, progress: Progress) -> N
         _check_room(new, file.size)  # images are hardly compressed in an archive
         with progress(f"unpacking {file.name}", file.size) as bar:
             members = unpack.unpack(archive, inner, f"remove {archive} and fetch again", bar.update)
-        paths = ((inner / member.path, member) for member in members)
-        lines += _lines(paths, new / data.target)
+        for member in members:
+            path = inner / member.path
+            if path.is_relative_to(new / data.target):
+                name = path.relative_to(new / data.target).as_posix()
+                lines.append(f"{member.crc:08x} {member.size} {name}\n")
     if lines:
         (new / data.target / CHECKSUMS).write_text("".join(lines))
-
-
-def _lines(members: Iterable, target: Path) -> list[str]:
-    """The lines of CHECKSUMS for the files in the folder `target`."""
-    return [
-        f"{member.crc:08x} {member.size} {path.relative_to(target).as_posix()}\n"
-        for path, member in members
-        if path.is_relative_to(target)
-    ]
 
 
 def _check_room(path: Path, size: int) -> None:

@@ -1,9 +1,11 @@
 """Checks whether the files of a data set are on this machine, without reading them."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from fedjax_lab.data.places import locate
 from fedjax_lab.data.sources import (
+    _domain_folders,
     cifar,
     cinic10,
     digits_five,
@@ -34,63 +36,33 @@ def has_files(name: str, folder: str) -> bool:
         return False
 
 
-def _idx(release):
-    return lambda folder: _has_idx(release, folder, idx.FILES)
-
-
-def _has_idx(release, folder, names):
-    where = idx.find_folder(release, folder, names)
-    return all(idx.find(where, name) for name in names)
-
-
 def _emnist(folder):
     """Whether the files of any split exist."""
-    return any(_has_idx(emnist.release(s), folder, emnist.files(s)) for s in emnist.SPLITS)
+    return any(idx.has_files(emnist.release(s), folder, emnist.files(s)) for s in emnist.SPLITS)
 
 
-def _cifar(release):
-    first = release.train[0]
-    return _file(first, f"{release.folder}/{first}", release.archive)
-
-
-def _file(*names, kind=Path.is_file):
-    return lambda folder: locate(folder, names, "", kind)
-
-
-def _release(release):
-    first = release.domains[0]
-    return _file(first, f"{release.folder}/{first}", kind=Path.is_dir)
-
-
-def _text(name, files):
-    return _file(f"{name}/{files[0]}", files[0])
-
-
-def _published(published):
-    return lambda folder: image_folders.find_domains(published, folder, "")
-
-
-FIRST = {
-    "mnist": _idx(idx.MNIST),
-    "kmnist": _idx(idx.KMNIST),
-    "fashion_mnist": _idx(idx.FASHION),
+# What finds the files: (folder) -> their path. It raises BadInput if there are none.
+FIRST: dict[str, Callable[[str], Path | list[Path] | bool]] = {
+    "mnist": partial(idx.has_files, idx.MNIST),
+    "kmnist": partial(idx.has_files, idx.KMNIST),
+    "fashion_mnist": partial(idx.has_files, idx.FASHION),
     "emnist": _emnist,
-    "k49": _file(*k49.PROBES),
-    "cinic10": _file(*cinic10.PROBES, kind=Path.is_dir),
-    "gtsrb": _file(*gtsrb.PROBES, kind=Path.is_dir),
-    "cifar10": _cifar(cifar.CIFAR10),
-    "cifar100": _cifar(cifar.CIFAR100),
-    "svhn": _file(*svhn.PROBES),
-    "tiny_imagenet": _file(*tiny_imagenet.PROBES),
-    "digits_five": _file(*sum(digits_five.PROBES.values(), [])),
-    "office_caltech": _release(office_caltech.RELEASE),
-    "domainnet": _release(domainnet.RELEASE),
-    "domainnet_full": _file(*domainnet.LISTS),
+    "k49": k49.find,
+    "cinic10": cinic10.find,
+    "gtsrb": gtsrb.find,
+    "cifar10": partial(cifar.find, cifar.CIFAR10),
+    "cifar100": partial(cifar.find, cifar.CIFAR100),
+    "svhn": svhn.find,
+    "tiny_imagenet": tiny_imagenet.find,
+    "digits_five": digits_five.find,
+    "office_caltech": partial(_domain_folders.find, office_caltech.RELEASE),
+    "domainnet": partial(_domain_folders.find, domainnet.RELEASE),
+    "domainnet_full": domainnet.find_full,
     "shakespeare": shakespeare.find,
-    "ag_news": _text("ag_news", text_sets.AG_NEWS_FILES),
-    "sentiment140": _text("sentiment140", text_sets.SENTIMENT140_FILES),
-    "pacs": _published(image_folders.PACS),
-    "vlcs": _published(image_folders.VLCS),
-    "office_home": _published(image_folders.OFFICE_HOME),
-    **{name: _file(*medmnist.names(name)) for name in medmnist.CLASSES},
+    "ag_news": partial(text_sets.find, "ag_news", text_sets.AG_NEWS_FILES[0]),
+    "sentiment140": partial(text_sets.find, "sentiment140", text_sets.SENTIMENT140_FILES[0]),
+    "pacs": partial(image_folders.find_domains, image_folders.PACS),
+    "vlcs": partial(image_folders.find_domains, image_folders.VLCS),
+    "office_home": partial(image_folders.find_domains, image_folders.OFFICE_HOME),
+    **{name: partial(medmnist.find, name) for name in medmnist.CLASSES},
 }

@@ -5,8 +5,9 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 from fedjax_lab.data import safe
 
@@ -23,12 +24,14 @@ class Member(NamedTuple):
     crc: int
 
 
-class Claim(NamedTuple):
-    """A member as an archive declares it."""
+class Entry(NamedTuple):
+    """Anything but a folder in an archive, as the archive declares it."""
 
     path: str
     size: int
-    is_plain: bool  # a file or a folder
+    is_file: bool
+    crc: int | None  # None: unknown
+    open: Callable[[], Any]
 
 
 def unpack(
@@ -46,62 +49,54 @@ def unpack(
       BadInput: the archive is damaged, or has links, paths outside the folder, or more than LARGEST
         times its own bytes. Nothing is written then, except files before a damaged one.
     """
-    method = _untar if archive.name.endswith(".tar.gz") else _unzip
+    entries = _of_tar if archive.name.endswith(".tar.gz") else _of_zip
     with safe.reading(archive, remedy), safe.opened(archive) as file:
-        return method(file, archive.stat().st_size, folder, written)
+        check(entries(file), archive.stat().st_size)  # before the first file is written
+        file.seek(0)
+        return [_unpacked(entry, folder, written) for entry in entries(file)]
 
 
-def _unzip(file: BinaryIO, stored: int, folder: Path, written: Callable) -> list[Member]:
+def _of_zip(file: BinaryIO) -> Iterator[Entry]:
     with zipfile.ZipFile(file) as content:
-        infos = content.infolist()
-        check(map(_zip_claim, infos), stored)
-        return [_from_zip(content, info, folder, written) for info in infos if not info.is_dir()]
+        for info in content.infolist():
+            is_file = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)
+            if not info.is_dir():
+                start = partial(content.open, info)
+                yield Entry(info.filename, info.file_size, is_file, info.CRC, start)
 
 
-def _untar(file: BinaryIO, stored: int, folder: Path, written: Callable) -> list[Member]:
-    """Reads the archive twice: all members are checked before the first file is written."""
+def _of_tar(file: BinaryIO) -> Iterator[Entry]:
     with tarfile.open(fileobj=file, mode="r:gz") as content:
-        check((Claim(i.name, i.size, i.isreg()) for i in content if not i.isdir()), stored)
-    file.seek(0)
-    with tarfile.open(fileobj=file, mode="r:gz") as content:
-        return [_from_tar(content, info, folder, written) for info in content if info.isreg()]
+        for info in content:
+            if not info.isdir():
+                start = partial(content.extractfile, info)
+                yield Entry(info.name, info.size, info.isreg(), None, start)
 
 
-def check(claims: Iterable[Claim], stored: int) -> None:
-    """Raises ValueError if members must not be unpacked from an archive of `stored` bytes."""
-    total = count = 0
-    for claim in claims:
-        total, count = total + claim.size, count + 1
+def check(entries: Iterable[Entry], stored: int) -> None:
+    """Raises ValueError if entries must not be unpacked from an archive of `stored` bytes."""
+    total = 0
+    for count, entry in enumerate(entries, 1):
+        total += entry.size
         if total > LARGEST * stored or count > MOST:
             raise ValueError(f"it would unpack to {total} bytes in {count} files")
-        path, name = PurePosixPath(claim.path), claim.path
+        path, name = PurePosixPath(entry.path), entry.path
         odd = "\\" in name or ":" in name or not name.isprintable()
         if path.is_absolute() or ".." in path.parts or not path.parts or odd:
             raise ValueError(f"{name[:80]!r} is not a path within the folder")
-        if not claim.is_plain:
+        if not entry.is_file:
             raise ValueError(f"{name[:80]!r} is a link or a device")
 
 
-def _zip_claim(info: zipfile.ZipInfo) -> Claim:
-    kind = stat.S_IFMT(info.external_attr >> 16)
-    return Claim(info.filename, info.file_size, kind in (0, stat.S_IFREG, stat.S_IFDIR))
-
-
-def _from_zip(content, info, folder, written):
-    target = folder / info.filename
-    if not _is_there(target, info):
-        with content.open(info) as member:
-            _write(member, target)
-    written(info.file_size)
-    return Member(PurePosixPath(info.filename), info.file_size, info.CRC)
-
-
-def _from_tar(content, info, folder, written):
-    """Writes a member of a tar file, also if it exists: tar files have no checksums."""
-    with content.extractfile(info) as member:
-        value = _write(member, folder / info.name)
-    written(info.size)
-    return Member(PurePosixPath(info.name), info.size, value)
+def _unpacked(entry: Entry, folder: Path, written: Callable[[int], object]) -> Member:
+    """Writes a file, unless it is there and its checksum is known."""
+    target, value = folder / entry.path, entry.crc
+    is_there = target.is_file() and target.stat().st_size == entry.size
+    if value is None or not (is_there and crc(target) == value):
+        with entry.open() as content:
+            value = _write(content, target)
+    written(entry.size)
+    return Member(PurePosixPath(entry.path), entry.size, value)
 
 
 def _write(member: IO[bytes], target: Path) -> int:
@@ -113,13 +108,6 @@ def _write(member: IO[bytes], target: Path) -> int:
             value = zlib.crc32(block, value)
             out.write(block)
     return value
-
-
-def _is_there(target: Path, info: zipfile.ZipInfo) -> bool:
-    """Whether an earlier call has unpacked the file."""
-    if not target.is_file() or target.stat().st_size != info.file_size:
-        return False
-    return crc(target) == info.CRC
 
 
 def blocks(content: IO[bytes]) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from fedjax_lab.data.formats.image_arrays import labels_of
+from fedjax_lab.data.safe import remedied
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
 
@@ -85,5 +86,5 @@ def sorted_names(names: set[str]) -> tuple[str, ...]:
 def check_labels(labels: np.ndarray, classes: Sequence[str], where: str) -> None:
     """Raises BadInput unless each label is the number of a class; unlabeled rows often have -1."""
     other = "choose another with --config.data.train_split or test_split"
-    remedy = f"if this split has no labels, {other}"
-    labels_of(where, labels, len(labels), range(len(classes)), remedy)
+    with remedied(f"if this split has no labels, {other}"):
+        labels_of(where, labels, len(labels), range(len(classes)))

@@ -15,8 +15,8 @@ import numpy as np
 from fedjax_lab.data import leaks, safe
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset, pooled
+from fedjax_lab.data.declared import SIDE, Check, source
 from fedjax_lab.data.lazy import LazyArray, read_all
-from fedjax_lab.errors import BadInput, check_range
 
 PIXEL = 4  # bytes per pixel while an image is read
 GRAY = ("1", "L", "LA")  # PIL's modes of images without color
@@ -79,19 +79,28 @@ COLORS: dict[str, Callable] = {"rgb": rgb, "gray": gray}
 FITS: dict[str, Callable] = {"stretch": stretch, "crop": crop, "pad": pad}
 
 
+class Look(NamedTuple):
+    """How image files are converted to the images of a dataset."""
+
+    size: int  # of a side, in pixels
+    colors: Callable = rgb  # converts a PIL image to RGB; or `gray`
+    fit: Callable = stretch  # (PIL image, size) -> square
+    name: str = ""  # in the names of cache files; empty for RGB and `stretch`
+    truncated: bool = False  # whether truncated files are read as far as possible
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an image."""
+        return self.size, self.size, 1 if self.colors is gray else 3
+
+
 # Files
 
 
-class Split(NamedTuple):
-    """The image files of a split and their labels."""
-
-    files: list[Path]
-    labels: list[int]
+Split = list[tuple[Path, int]]  # the image files of a split, with their labels
 
 
-def of_classes(
-    folders: Sequence[Path], endings: Sequence[str], remedy: str, required: bool = True
-) -> Split:
+def of_classes(folders: Sequence[Path], endings: Sequence[str], required: bool = True) -> Split:
     """The images in the folder of each class, ordered by class and name.
 
     endings: extensions of the images in lower case.
@@ -100,9 +109,8 @@ def of_classes(
     each = [images_in(folder, endings) for folder in folders]
     if required and [] in each:
         what = f"has no images ({', '.join(endings)}), but is a class folder"
-        raise BadInput(f"{folders[each.index([])]} {what}: {remedy}")
-    labels = [label for label, images in enumerate(each) for _ in images]
-    return Split([file for images in each for file in images], labels)
+        raise safe.Fault(f"{folders[each.index([])]} {what}")
+    return [(file, label) for label, images in enumerate(each) for file in images]
 
 
 def images_in(folder: Path, endings: Sequence[str]) -> list[Path]:
@@ -125,15 +133,10 @@ def _visible(folder: Path) -> list[os.DirEntry]:
         return sorted(shown, key=lambda entry: entry.name)
 
 
-def check_size(size: int) -> None:
-    """Raises BadInput unless the side of the images, in pixels, is from 8 to 512."""
-    check_range("data.size", size, 8, 512)
-
-
 def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:
     """Decorates a data source that lists images, so that it decodes all of them at once.
 
-    The x of `listing` is lazy, like that of `arrays`; any other x is left unchanged. The decoded
+    The x of `listing` is lazy, like that of `of_files`; any other x is left unchanged. The decoded
     arrays are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until a file or a label
     changes. To read piece by piece, use the result's attribute `listing`.
     """
@@ -158,48 +161,47 @@ def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:
     return source
 
 
-def arrays(
+def image_source(remedy: str = "", /, **limits: Check) -> Callable:
+    """As `declared.source` and `decoded`, for a data source with the setting `size`."""
+    return lambda listing: decoded(source(remedy, **{"size": SIDE} | limits)(listing))
+
+
+def of_files(
     name: str,
     train: Sequence[Split],
     test: Sequence[Split],
-    size: int,
-    colors: Callable,
-    remedy: str,
-    truncated: bool = False,
-    fit: Callable = stretch,
-) -> dict:
-    """A Dataset's arrays x [R, size, size, channels] uint8, y, domain and test, and `files`.
-
-    x is lazy: it decodes images on demand. `files` has the paths of the original images. `train`
-    and `test` have one split for each domain.
+    look: Look,
+    classes: Sequence[str],
+    domains: Sequence[str],
+) -> Dataset:
+    """The dataset of image files, x [R, size, size, channels] uint8; x decodes them on demand.
 
     Args:
       name: the name of the images in the cache.
       train: the training files of each domain.
       test: the test files of each domain.
-      size: the side of an image in x.
-      colors: converts a PIL image to RGB; or `gray`.
-      remedy: how to get the files, for messages.
-      truncated: whether truncated files are read as far as possible.
-      fit: converts an image to a square: `stretch`, `crop` or `pad`.
+      look: how image files are converted to x.
+      classes: the names of the labels.
+      domains: the names of the domains.
 
     Raises:
-      BadInput: a file is missing or (when it is decoded) damaged.
+      Fault: a file is missing or (when it is decoded) damaged.
     """
     splits = (*train, *test)
-    files = [file for split in splits for file in split.files]
+    files = [file for split in splits for file, _ in split]
 
     def read(rows):
-        with truncated_allowed() if truncated else contextlib.nullcontext():
-            return decode([files[row] for row in rows], size, colors, remedy, fit)
+        with truncated_allowed() if look.truncated else contextlib.nullcontext():
+            return decode([files[row] for row in rows], look)
 
-    digest = f"{name}-{size}px-{fingerprint(splits, remedy)}"
-    x = LazyArray(read, (len(files), size, size, _channels(colors)), np.uint8, digest)
-    made = pooled(x, [split.labels for split in train], [split.labels for split in test])
-    return made | {"files": tuple(map(str, files))}
+    digest = f"{name}{look.name}-{look.size}px-{fingerprint(splits)}"
+    x = LazyArray(read, (len(files), *look.shape), np.uint8, digest)
+    made = pooled(x, *([[y for _, y in split] for split in part] for part in (train, test)))
+    paths = tuple(map(str, files))
+    return Dataset(**made, classes=tuple(classes), domains=tuple(domains), files=paths)
 
 
-def fingerprint(splits: Sequence[Split], remedy: str) -> str:
+def fingerprint(splits: Sequence[Split]) -> str:
     """16 hexadecimal digits that change with the name, size, label or position of any file.
 
     For UNCOMPRESSED files, whose size depends only on the shape of the image, they also change with
@@ -207,9 +209,9 @@ def fingerprint(splits: Sequence[Split], remedy: str) -> str:
     """
     digest = hashlib.sha256()
     for split in splits:
-        digest.update(f"{len(split.files)}\n".encode())
-        for file, label in zip(*split, strict=True):
-            with safe.reading(file, remedy):
+        digest.update(f"{len(split)}\n".encode())
+        for file, label in split:
+            with safe.reading(file):
                 described = file.stat()
             time = f" {described.st_mtime_ns}" if file.suffix.lower() in UNCOMPRESSED else ""
             digest.update(f"{file.name!r} {described.st_size} {label}{time}\n".encode())
@@ -231,15 +233,13 @@ def versions(files: Sequence[str | Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def decode(
-    files: Sequence[Path], size: int, colors: Callable, remedy: str, fit: Callable = stretch
-) -> np.ndarray:
-    """Images [R, size, size, channels] uint8; the arguments are those of `arrays`."""
+def decode(files: Sequence[Path], look: Look) -> np.ndarray:
+    """The images [R, size, size, channels] uint8 in these files."""
 
     def square(file):
-        return read(file, lambda image: fit(colors(image), size), remedy)
+        return read(file, lambda image: look.fit(look.colors(image), look.size))
 
-    return in_threads(square, files, (size, size, _channels(colors)))
+    return in_threads(square, files, look.shape)
 
 
 def in_threads(picture: Callable, items: Sequence, shape: tuple[int, ...]) -> np.ndarray:
@@ -251,11 +251,7 @@ def in_threads(picture: Callable, items: Sequence, shape: tuple[int, ...]) -> np
     return made
 
 
-def _channels(colors: Callable) -> int:
-    return 1 if colors is gray else 3
-
-
-def read(file: Path, colors: Callable, remedy: str):
+def read(file: Path, colors: Callable, remedy: str = ""):
     """Opens an image file and applies `colors` to it. Raises BadInput if that is not possible."""
     from PIL import Image
 

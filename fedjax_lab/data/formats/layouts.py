@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from fedjax_lab.data.formats.image_parts import SPLITS
 from fedjax_lab.data.formats.images import images_in, subfolders
+from fedjax_lab.data.safe import Fault
 from fedjax_lab.errors import BadInput, quoted
 
 LEVELS = ("class", "client", "domain", "split")  # what a folder may stand for
@@ -22,18 +23,17 @@ class Holder(NamedTuple):
     levels: dict[str, str]  # {level: name} for the levels domain, client and split of the layout
 
 
-def find(root: Path, layout: str, remedy: str) -> list[Holder]:
+def find(root: Path, layout: str) -> list[Holder]:
     """The folders under `root` that hold the folders of the classes, sorted by name.
 
     Args:
       root: the folder of the whole data set.
       layout: what the levels of folders stand for, such as "domain/class"; "auto" recognizes it.
-      remedy: the possible layouts, for messages.
 
     Raises:
       BadInput: the layout is invalid, or cannot be recognized.
     """
-    *above, _ = recognize(root, remedy) if layout == "auto" else parse(layout)
+    *above, _ = recognize(root) if layout == "auto" else parse(layout)
     folders: list[tuple[Path, tuple[str, ...]]] = [(root, ())]
     for _ in above:
         folders = [(sub, (*up, sub.name)) for at, up in folders for sub in subfolders(at)]
@@ -59,7 +59,7 @@ def parse(layout: str) -> list[str]:
     return levels
 
 
-def recognize(root: Path, remedy: str) -> list[str]:
+def recognize(root: Path) -> list[str]:
     """The levels of the folders under `root`, recognized by their names.
 
     A level consists of splits if all its names are names of splits, such as train, test and valid.
@@ -71,24 +71,23 @@ def recognize(root: Path, remedy: str) -> list[str]:
     depths = sorted({len(each) for each in names})
     if len(depths) > 1:
         few, many = ("/".join(next(n for n in names if len(n) == d)) for d in depths[:2])
-        raise BadInput(
+        raise Fault(
             f"{root} has images in {few} and in {many}; specify the layout, for example with"
-            " --config.data.layout=class or --config.data.layout=domain/class:"
-            f" {remedy}"
+            " --config.data.layout=class or --config.data.layout=domain/class"
         )
     levels = [{name.lower() for name in level} for level in zip(*names, strict=True)]
     for level in levels[:-1]:
         _check_not_mixed(root, level)
-    splits = [number for number, level in enumerate(levels) if level <= SPLITS.keys()]
-    others = ["domain", "class"][-max(1, len(levels) - len(splits)) :] if levels else []
+    are_splits = [level <= SPLITS.keys() for level in levels]
+    for layout in (each.split("/") for each in USUAL):
+        if [name == "split" for name in layout] == are_splits:
+            return layout
     if not levels:
         return ["domain", "class"]
-    if len(others) + len(splits) != len(levels) or splits not in ([], [0], [len(levels) - 2]):
-        raise BadInput(
-            f"{root}: it is not clear what the folders {'/'.join(names[0])} stand for; specify the"
-            f" layout, for example with --config.data.layout=domain/split/class: {remedy}"
-        )
-    return [*others[: splits[0]], "split", *others[splits[0] :]] if splits else others
+    raise Fault(
+        f"{root}: it is not clear what the folders {'/'.join(names[0])} stand for; specify the"
+        " layout, for example with --config.data.layout=domain/split/class"
+    )
 
 
 def _check_not_mixed(root: Path, level: set[str]) -> None:

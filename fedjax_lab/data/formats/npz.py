@@ -22,7 +22,7 @@ def names(path: Path) -> list[str]:
 
 
 def read(
-    path: Path, keys: Iterable[str], remedy: str, problem: str = "cannot be read"
+    path: Path, keys: Iterable[str], remedy: str = "", problem: str = "cannot be read"
 ) -> dict[str, np.ndarray]:
     """The arrays of these names.
 

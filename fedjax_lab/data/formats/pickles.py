@@ -31,21 +31,21 @@ STAND_INS = {  # (module, name) in a pickle: the attribute of `_Reader` that rep
 }
 
 
-def load(path: Path, remedy: str) -> Any:
+def load(path: Path) -> Any:
     """The content of a pickle file: containers, numbers, str, bytes and arrays.
 
     Strings of Python 2 become bytes, and arrays of Python's str become NumPy's string arrays.
     Arrays may be of a subclass of np.ndarray. Raises BadInput if the file is damaged or refers to
     anything else.
     """
-    with safe.reading(path, remedy):
+    with safe.reading(path):
         content = safe.content(path)
-    return loads(content, str(path), remedy)
+    return loads(content, str(path))
 
 
-def loads(content: bytes, name: str, remedy: str) -> Any:
+def loads(content: bytes, name: str) -> Any:
     """As `load`, for the content of a file of this name."""
-    with safe.reading(name, remedy, "is damaged or not plain data"):
+    with safe.reading(name, problem="is damaged or not plain data"):
         if len(content) > LARGEST:
             raise pickle.UnpicklingError(f"it has more than {LARGEST} bytes")
         return _Reader(BytesIO(content), encoding="bytes").load()
@@ -91,7 +91,9 @@ class _Reader(pickle.Unpickler):
 
     def frombuffer(self, data, kind, shape, order, axes=None):
         array = _readable(np.frombuffer(data, kind.checked()))
-        return array.reshape(shape, order=order) if axes is None else _turned(array, shape, axes)
+        if axes is None:
+            return array.reshape(shape, order=order)
+        return array.reshape(shape).transpose(axes)  # its axes are in another order in memory
 
 
 def _readable(array: np.ndarray) -> np.ndarray:
@@ -99,11 +101,6 @@ def _readable(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind == "U":
         array.tolist()
     return array
-
-
-def _turned(array: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """An array whose axes are in another order in memory."""
-    return array.reshape(shape).transpose(axes)
 
 
 class _Type:

@@ -20,7 +20,6 @@ from fedjax_lab.errors import (
     check_choice,
     check_positive,
     check_range,
-    missing,
     nearest,
     quoted,
 )
@@ -41,26 +40,26 @@ OTHER = "name another one with --config.data.tokenizer"
 
 
 TASKS = ("classify", "next_word")
-VOCABULARY, LENGTH = 10_000, 64
 
 
 class Tokens(NamedTuple):
     """The settings of the conversion of texts to examples, common to all sources of texts."""
 
-    task: str = TASKS[0]
-    tokenizer: str = BUILT_IN[0]
-    vocabulary: int = VOCABULARY
-    length: int = LENGTH
+    task: str
+    tokenizer: str
+    vocabulary: int
+    length: int
 
 
-def check(tokens: Tokens) -> None:
-    """Raises BadInput for settings that do not fit together; called before any file is read."""
-    check_choice("data.task", tokens.task, TASKS)
-    if tokens.task == "next_word" and tokens.tokenizer == "hash":
+def checked(task: str, tokenizer: str, vocabulary: int, length: int) -> Tokens:
+    """The settings. Raises BadInput if task and tokenizer do not fit together."""
+    check_choice("data.task", task, TASKS)
+    if task == "next_word" and tokenizer == "hash":
         raise BadInput(
             "config.data.task=next_word cannot predict words with config.data.tokenizer=hash, which"
             " maps several words to one token; use --config.data.tokenizer=words"
         )
+    return Tokens(task, tokenizer, vocabulary, length)
 
 
 class Tokenizer(NamedTuple):
@@ -69,18 +68,6 @@ class Tokenizer(NamedTuple):
     encode: Callable[[str], list[int]]
     size: int  # all ids are below it
     words: tuple[str, ...] = ()  # the word of each id; () if an id stands for several words
-
-
-def examples_of_texts(
-    texts: Sequence[str], tokenizer: str, vocabulary: int, length: int
-) -> np.ndarray:
-    """Texts as token ids x [R, length], int16 or int32.
-
-    tokenizer, vocabulary: as in `make_tokenizer`.
-    length: the number of tokens of an example; longer texts are truncated.
-    """
-    made = make_tokenizer(tokenizer, vocabulary, texts)
-    return padded([made.encode(text) for text in texts], length, made.size)
 
 
 def make_tokenizer(name: str, vocabulary: int, texts: Iterable[str]) -> Tokenizer:
@@ -232,11 +219,9 @@ def _of_file(name):
             f"config.data.tokenizer={quoted(name)} is neither a {MODEL_FILE} of transformers nor a"
             f" folder that has one; {nearest(name, BUILT_IN)}"
         )
-    try:
+    with safe.reading(file, OTHER, "is not a tokenizer", extra="text"):
         import tokenizers
-    except ImportError as error:
-        raise missing(error, "text") from error
-    with safe.reading(file, OTHER, "is not a tokenizer"):
+
         made = tokenizers.Tokenizer.from_str(safe.content(file).decode())
         made.no_padding()
         made.no_truncation()

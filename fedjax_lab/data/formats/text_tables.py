@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.data import safe
-from fedjax_lab.errors import BadInput, missing, nearest, quoted
+from fedjax_lab.errors import BadInput, nearest, quoted
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson", ".json")
@@ -31,7 +31,7 @@ def read(
 
     Raises BadInput if the file or a column is missing or invalid.
     """
-    with safe.reading(file, REMEDY):
+    with safe.reading(file, REMEDY, extra="text"):
         safe.check_regular(file)
         if file.suffix not in ENDINGS:
             raise BadInput(f"{file}: a table of texts must end in {', '.join(ENDINGS)}")
@@ -136,10 +136,8 @@ def _as_text(file, number, name, value: Any) -> str:
 
 def _of_parquet(file, wanted):
     """The columns of a Parquet file."""
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise missing(error, "text") from error
+    from pyarrow import parquet
+
     with parquet.ParquetFile(file) as opened:
         names = opened.schema_arrow.names
         places = [_place(file, name, names) for name in wanted]

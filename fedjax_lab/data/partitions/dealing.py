@@ -110,6 +110,12 @@ def owners(parts: Parts, client: np.ndarray, num_users: int) -> np.ndarray | Non
     return owner if np.array_equal(owner[user], holder) else None
 
 
+def mixed_by_number(number: np.ndarray, count: int, rng: np.random.Generator) -> Parts:
+    """As `by_number`, in random order."""
+    mixed = rng.permutation(len(number)).astype(np.int32)
+    return [mixed[part] for part in by_number(number[mixed], count)]
+
+
 def by_number(number: np.ndarray, count: int) -> Parts:
     """The ascending positions of each number in 0..count-1; other numbers are left out."""
     order = np.argsort(number, kind="stable").astype(np.int32)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_lab.data.partitions.dealing import Examples, by_number
+from fedjax_lab.data.partitions.dealing import Examples, mixed_by_number
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput, check_range
 
@@ -59,6 +59,4 @@ def by_client(
         chosen = np.sort(rng.choice(chosen, num_clients, replace=False))
     place = np.full(len(sizes), -1)
     place[chosen] = np.arange(len(chosen))
-    mixed = rng.permutation(len(examples.client)).astype(np.int32)
-    parts = by_number(place[examples.client[mixed]], len(chosen))
-    return [mixed[part] for part in parts]
+    return mixed_by_number(place[examples.client], len(chosen), rng)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput, check_below_one, check_positive, check_range
+from fedjax_lab.errors import BadInput, check_below_one, check_positive, check_range, printable
 
 Parts = list[np.ndarray]  # per client: positions [N_i] int32
 
@@ -402,11 +402,6 @@ def skew(counts: np.ndarray) -> Skew:
         classes=float((counts > 0).sum(1).mean()),
         gini=float(gini),
     )
-
-
-def printable(name: str) -> str:
-    """The name of a class with unprintable characters, such as a line feed, escaped."""
-    return str(name) if str(name).isprintable() else repr(str(name))[1:-1]
 
 
 def _groups(code) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

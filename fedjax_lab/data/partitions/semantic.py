@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab.data.partitions import partition
-from fedjax_lab.data.partitions.dealing import Examples
+from fedjax_lab.data.partitions.dealing import Examples, mixed_by_number
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput, check_range
 
@@ -58,10 +58,7 @@ def semantic(
         gaussians, cluster = _clustered(embedded[rows], num_clients, rng)
         owner = owner if before is None else owner[_partners(before, gaussians)]
         client[rows], before = owner[cluster], gaussians
-    mixed = rng.permutation(len(client))
-    return [
-        part.astype(np.int32) for part in (mixed[client[mixed] == i] for i in range(num_clients))
-    ]
+    return mixed_by_number(client, num_clients, rng)
 
 
 def _reduced(embedded, components, rng):

@@ -7,9 +7,15 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import check_below_one, check_positive
+from fedjax_lab.errors import check_positive, check_range
 
 LARGEST = 1_000_000  # upper limit of a spread: larger than any useful value, far from overflow
+
+
+def concentration(key: str, value: float) -> None:
+    """Raises BadInput unless the config's value of `key` fits a Dirichlet distribution."""
+    check_positive(key, value)
+    check_range(key, value, 0, LARGEST)
 
 
 def draw_sizes(
@@ -21,9 +27,8 @@ def draw_sizes(
     least: the smallest number of examples of a user.
     example_bytes: the size of one example in memory.
 
-    Raises BadInput if num_users is not positive, or if all examples do not fit in memory.
+    Raises BadInput if all examples do not fit in memory.
     """
-    check_positive("data.num_users", num_users)
     what = f"the examples of config.data.num_users={num_users}"
     safe.check_fits(least * num_users * example_bytes, what, "lower it")  # before the sizes
     sizes = draw(num_users).astype(np.int64)
@@ -32,11 +37,7 @@ def draw_sizes(
 
 
 def training_counts(sizes: np.ndarray, test_share: float) -> np.ndarray:
-    """The number of training examples of each user: floor((1 - test_share) n), at least one.
-
-    Raises BadInput unless test_share is at least 0 and below 1.
-    """
-    check_below_one("data.test_share", test_share)
+    """The number of training examples of each user: floor((1 - test_share) n), at least one."""
     return np.maximum(1, ((1 - test_share) * sizes + 1e-9).astype(np.int64))  # 1e-9: for rounding
 
 

@@ -27,8 +27,6 @@ def arrays(*, path: str) -> Dataset:
     integers or names; `split` [R], "train" or "test", or 0 and 1; and `classes`, the names of the
     classes. The file must not hold any other array. Without `split`, a random fifth of the examples
     is the test set: the same one at every call, unless config.data.test draws another.
-
-    Raises BadInput if the file is missing, damaged or not of this form.
     """
     file = path_of(path, "name an .npz file with --config.data.path")
     members = read(file)
@@ -58,7 +56,9 @@ def dataset_of(
     y = labels(where, members["y"], classes)
     domain, domains = numbered(where, "domain", members.get("domain", np.zeros(len(x), np.int32)))
     test = is_test(where, members[split]) if split in members else random_test_rows(len(x))
-    check_both_splits(where, test)
+    for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
+        if count == 0:
+            raise BadInput(f"{where}: there are no {name} examples among its {len(test)}")
     made = Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
     made = made._replace(test_is_drawn=split not in members)
     if "client" not in members:
@@ -84,12 +84,8 @@ def read(file: Path) -> dict[str, np.ndarray]:
         if name not in KEYS:
             raise BadInput(f"{file} has an unknown array {quoted(name)}; {nearest(name, KEYS)}")
     arrays = npz.read(file, [key for key in KEYS if key in names], REMEDY, "is damaged")
-    return {key: _decoded(array) for key, array in arrays.items()}
-
-
-def _decoded(array: np.ndarray) -> np.ndarray:
-    """The array, with bytes decoded to strings."""
-    return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
+    texts = {key: array for key, array in arrays.items() if array.dtype.kind == "S"}
+    return arrays | {key: np.char.decode(a, "utf-8", "replace") for key, a in texts.items()}
 
 
 def pixels(file: Path, x: np.ndarray) -> np.ndarray:
@@ -100,8 +96,7 @@ def pixels(file: Path, x: np.ndarray) -> np.ndarray:
     if x.dtype.kind not in "buif":
         raise BadInput(f"{file}: x must hold numbers, but its type is {x.dtype}")
     if x.ndim < 2 or 0 in x.shape:
-        shape = f"{list(x.shape)}, not [R, D] or [R, H, W, channels]"
-        raise BadInput(f"{file}: x has shape {shape}")
+        raise BadInput(f"{file}: x has shape {list(x.shape)}, not [R, D] or [R, H, W, channels]")
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             x = x.astype(np.float32, copy=False)
@@ -157,13 +152,6 @@ def is_test(file: Path, split: np.ndarray) -> np.ndarray:
         row = bad.argmax()
         raise BadInput(f"{file}: split is {split[row]} in row {row}, not {train} or {test}")
     return split == test
-
-
-def check_both_splits(file: Path, test: np.ndarray) -> None:
-    """Raises BadInput unless the flags test [R] bool mark both training and test examples."""
-    for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
-        if count == 0:
-            raise BadInput(f"{file}: there are no {name} examples among its {len(test)}")
 
 
 def random_test_rows(count: int) -> np.ndarray:

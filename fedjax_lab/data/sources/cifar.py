@@ -12,10 +12,11 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, of_one_domain
+from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import pickles
 from fedjax_lab.data.formats.image_arrays import images_of, labels_of
 from fedjax_lab.data.places import fetched, locate
-from fedjax_lab.errors import BadInput
+from fedjax_lab.data.safe import Fault
 
 
 class Release(NamedTuple):
@@ -56,17 +57,27 @@ CIFAR100 = Release(
 )
 
 
+def _remedy(release: Release) -> str:
+    parts = ", ".join((*release.train, release.test, release.meta))
+    return fetched(
+        release.name,
+        f"fetch {release.archive} from https://www.cs.toronto.edu/~kriz/cifar.html, leave it packed"
+        f" or unpack it to {release.folder}/ with {parts}, and name its folder with"
+        " --config.data.folder",
+    )
+
+
+@source(_remedy(CIFAR10))
 def cifar10(*, folder: str = "") -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 test images [32, 32, 3].
 
     folder: the folder with the batch files, with a folder of them, or with the archive as it was
         fetched; empty: ~/.cache/fedjax_lab and data/ are searched.
-
-    Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
     return _read(CIFAR10, folder)
 
 
+@source(_remedy(CIFAR100))
 def cifar100(*, folder: str = "") -> Dataset:
     """CIFAR-100 with its 100 fine labels: 50,000 + 10,000 images [32, 32, 3].
 
@@ -75,35 +86,31 @@ def cifar100(*, folder: str = "") -> Dataset:
     return _read(CIFAR100, folder)
 
 
-def _read(release: Release, folder: str) -> Dataset:
-    parts = (*release.train, release.test, release.meta)
-    remedy = fetched(
-        release.name,
-        f"fetch {release.archive} from https://www.cs.toronto.edu/~kriz/cifar.html, leave it packed"
-        f" or unpack it to {release.folder}/ with {', '.join(parts)}, and name its folder with"
-        " --config.data.folder",
-    )
+def find(release: Release, folder: str) -> Path:
+    """The first file of the data set, or the archive."""
     first = release.train[0]
-    source = locate(folder, (first, f"{release.folder}/{first}", release.archive), remedy)
-    if source.name == release.archive:
-        made = _unpacked(source, release.folder, parts, remedy)
+    return locate(folder, (first, f"{release.folder}/{first}", release.archive))
+
+
+def _read(release: Release, folder: str) -> Dataset:
+    examples, first = (*release.train, release.test), find(release, folder)
+    parts = (*examples, release.meta)
+    where = first if first.name == release.archive else first.parent
+    if where is first:
+        made = _unpacked(where, release.folder, parts)
     else:
-        made = {part: pickles.load(source.parent / part, remedy) for part in parts}
-    where = source if source.name == release.archive else source.parent
-    classes = _classes(made[release.meta], release, where / release.meta, remedy)
-    pairs = {
-        part: _examples(made[part], release, where / part, remedy)
-        for part in (*release.train, release.test)
-    }
-    x, y = (np.concatenate(arrays) for arrays in zip(*map(pairs.get, release.train), strict=True))
-    return of_one_domain((x, y), pairs[release.test], classes, release.name)
+        made = {part: pickles.load(where / part) for part in parts}
+    classes = _classes(made[release.meta], release, where / release.meta)
+    *train, test = (_examples(made[part], release, where / part) for part in examples)
+    x, y = map(np.concatenate, zip(*train, strict=True))
+    return of_one_domain((x, y), test, classes, release.name)
 
 
-def _unpacked(archive: Path, folder: str, parts: tuple[str, ...], remedy: str) -> dict[str, Any]:
+def _unpacked(archive: Path, folder: str, parts: tuple[str, ...]) -> dict[str, Any]:
     """The content of these parts of an archive; nothing is written to disk."""
     names = {f"{folder}/{part}": part for part in parts}
     content, claimed = {}, 0
-    with safe.reading(archive, remedy), safe.opened(archive) as file:
+    with safe.reading(archive), safe.opened(archive) as file:
         stored = archive.stat().st_size
         with tarfile.open(fileobj=file, mode="r:gz") as members:
             for member in members:
@@ -115,28 +122,26 @@ def _unpacked(archive: Path, folder: str, parts: tuple[str, ...], remedy: str) -
                     content[names[member.name]] = stream.read()
     for name, part in names.items():
         if part not in content:
-            raise BadInput(f"{archive} has no {name}: {remedy}")
-    return {part: pickles.loads(content[part], f"{archive}/{part}", remedy) for part in parts}
+            raise Fault(f"{archive} has no {name}")
+    return {part: pickles.loads(content[part], f"{archive}/{part}") for part in parts}
 
 
-def _classes(made: Any, release: Release, file: Path, remedy: str) -> tuple[str, ...]:
+def _classes(made: Any, release: Release, file: Path) -> tuple[str, ...]:
     """The names of the classes."""
     names = made.get(release.label_names) if isinstance(made, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
-        raise BadInput(f"{file} has no list {release.label_names.decode()}: {remedy}")
+        raise Fault(f"{file} has no list {release.label_names.decode()}")
     if len(names) != release.num_classes:
-        raise BadInput(f"{file} has {len(names)} classes, not {release.num_classes}: {remedy}")
+        raise Fault(f"{file} has {len(names)} classes, not {release.num_classes}")
     return tuple(name.decode("ascii", "replace") for name in names)
 
 
-def _examples(
-    made: Any, release: Release, file: Path, remedy: str
-) -> tuple[np.ndarray, np.ndarray]:
+def _examples(made: Any, release: Release, file: Path) -> tuple[np.ndarray, np.ndarray]:
     """The images [R, 32, 32, 3] and labels [R] in the dictionary of one file."""
     key = release.labels
     if not isinstance(made, dict) or not {b"data", key} <= made.keys():
-        raise BadInput(f"{file} is not a dictionary with data and {key.decode()}: {remedy}")
-    data = images_of(file, made[b"data"], [(3072,)], remedy)
-    labels = labels_of(file, made[key], len(data), range(release.num_classes), remedy)
+        raise Fault(f"{file} is not a dictionary with data and {key.decode()}")
+    data = images_of(file, made[b"data"], (3072,))
+    labels = labels_of(file, made[key], len(data), range(release.num_classes))
     images = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), labels

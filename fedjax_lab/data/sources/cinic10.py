@@ -4,10 +4,11 @@ Files: https://datashare.ed.ac.uk/handle/10283/3192. The folders train/, valid/ 
 ten folders, one for each class, of 9,000 images of 32 x 32 pixels.
 """
 
+from functools import partial
 from pathlib import Path
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, of_classes, rgb
+from fedjax_lab.data.formats.images import Look, image_source, of_classes, of_files
 from fedjax_lab.data.places import fetched, locate
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
@@ -17,12 +18,11 @@ HELP = fetched(
     "name the folder with train/, valid/ and test/ with --config.data.folder (or move it to"
     " ~/.cache/fedjax_lab/cinic10)",
 )
-PROBES = tuple(
-    f"{folder}train/{CLASSES[0]}" for folder in ("", "cinic10/", "CINIC-10/", "cinic10/CINIC-10/")
-)
+FOLDERS = ("", "cinic10/", "CINIC-10/", "cinic10/CINIC-10/")
+find = partial(locate, names=[f"{at}train/{CLASSES[0]}" for at in FOLDERS], kind=Path.is_dir)
 
 
-@decoded
+@image_source(HELP)
 def cinic10(*, folder: str = "", size: int = 32, merge_valid: bool = False) -> Dataset:
     """CINIC-10: 90,000 training and 90,000 test images [size, size, 3] of CIFAR-10's ten classes.
 
@@ -33,13 +33,11 @@ def cinic10(*, folder: str = "", size: int = 32, merge_valid: bool = False) -> D
         out.
 
     Decoded images are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until a file
-    changes. Raises BadInput if files are missing or damaged.
+    changes.
     """
-    check_size(size)
-    where = locate(folder, PROBES, HELP, Path.is_dir).parents[1]
+    where = find(folder).parents[1]
     splits = ("train", "valid", "test") if merge_valid else ("train", "test")
     folders = [[where / split / name for name in CLASSES] for split in splits]
-    *parts, test = [of_classes(part, [".png"], HELP) for part in folders]
-    train = Split(*(sum(lists, []) for lists in zip(*parts, strict=True)))
-    made = arrays(f"cinic10-v{VERSION}", [train], [test], size, rgb, HELP)
-    return Dataset(**made, classes=CLASSES, domains=("cinic10",))
+    *parts, test = [of_classes(part, [".png"]) for part in folders]
+    title, domains = f"cinic10-v{VERSION}", ("cinic10",)
+    return of_files(title, [sum(parts, [])], [test], Look(size), CLASSES, domains)

@@ -17,37 +17,23 @@ import numpy as np
 from fedjax_lab.data import writing
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import check_not_negative, check_range
+from fedjax_lab.data.declared import source, within
+from fedjax_lab.errors import check_not_negative
 
 VERSION = 1  # of the images; increment it with every change that alters a pixel
 DOMAINS = ("handwritten", "blended", "printed", "street", "postal")
 CLASSES = tuple("0123456789")
-FONTS = {  # by (domain, test); a slanted font is in the same split as its upright variant
-    ("printed", False): (
-        "DejaVuSerif-Bold",
-        "DejaVuSerif-BoldItalic",
-        "STIXGeneralBol",
-        "STIXGeneralBolIta",
-        "STIXGeneralItalic",
-        "cmr10",
-        "cmti10",
-    ),
-    ("printed", True): ("DejaVuSerif", "DejaVuSerif-Italic", "STIXGeneral", "cmb10"),
-    ("street", False): (
-        "DejaVuSans",
-        "DejaVuSans-Oblique",
-        "DejaVuSansMono-Bold",
-        "DejaVuSansMono-BoldOblique",
-        "cmss10",
-        "cmtt10",
-    ),
-    ("street", True): (
-        "DejaVuSans-Bold",
-        "DejaVuSans-BoldOblique",
-        "DejaVuSansMono",
-        "DejaVuSansMono-Oblique",
-    ),
+_FONTS = {
+    ("printed", False): "DejaVuSerif-Bold DejaVuSerif-BoldItalic STIXGeneralBol STIXGeneralBolIta"
+    " STIXGeneralItalic cmr10 cmti10",
+    ("printed", True): "DejaVuSerif DejaVuSerif-Italic STIXGeneral cmb10",
+    ("street", False): "DejaVuSans DejaVuSans-Oblique DejaVuSansMono-Bold"
+    " DejaVuSansMono-BoldOblique cmss10 cmtt10",
+    ("street", True): "DejaVuSans-Bold DejaVuSans-BoldOblique DejaVuSansMono"
+    " DejaVuSansMono-Oblique",
 }
+# By (domain, test); a slanted font is in the same split as its upright variant.
+FONTS = {key: tuple(names.split()) for key, names in _FONTS.items()}
 PHOTO_TEST_COLUMNS = 240  # of 640 columns; the left part of a photograph is for test examples only
 
 _INK = 80  # side in pixels of the ink images from which every digit is drawn
@@ -64,6 +50,12 @@ class Ink(NamedTuple):
     half: np.ndarray  # [2] half width and height of the mapped ink in image pixels
 
 
+@source(
+    size=within(16, 128),
+    train_per_domain=within(10),  # one of each digit
+    test_per_domain=within(10),
+    seed=check_not_negative,
+)
 def digit_domains(
     *,
     size: int = 28,
@@ -80,13 +72,7 @@ def digit_domains(
     seed: the random seed; the same settings give the same images, bit for bit.
     cache: the folder in which the images are cached; empty: $FEDJAX_LAB_CACHE, else
         ~/.cache/fedjax_lab.
-
-    Raises BadInput for an invalid setting.
     """
-    check_range("data.size", size, 16, 128)
-    check_range("data.train_per_domain", train_per_domain, 10)  # one of each digit
-    check_range("data.test_per_domain", test_per_domain, 10)
-    check_not_negative("data.seed", seed)
     name = f"digit_domains-v{VERSION}-{size}px-{train_per_domain}-{test_per_domain}-seed{seed}.npz"
     file = cache_folder(cache) / name
     made = load(file)
@@ -118,9 +104,15 @@ def source_digits(seed: int, test: bool) -> np.ndarray:
     All domains use the same split.
     """
     rng = np.random.default_rng([seed, len(DOMAINS)])
-    labels = _scanned()[1]
-    rows = [rng.permutation(np.flatnonzero(labels == label)) for label in range(10)]
-    return np.concatenate([r[: len(r) // 5] if test else r[len(r) // 5 :] for r in rows])
+    return np.concatenate(split_digits(rng, _scanned()[1])[test])
+
+
+def split_digits(
+    rng: np.random.Generator, labels: np.ndarray
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The training and the test rows of each class, at random: a fifth of a class for testing."""
+    rows = [rng.permutation(np.flatnonzero(labels == label)) for label in range(len(CLASSES))]
+    return [r[len(r) // 5 :] for r in rows], [r[: len(r) // 5] for r in rows]
 
 
 def photo_regions(test: bool) -> list[np.ndarray]:

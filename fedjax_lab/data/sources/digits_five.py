@@ -15,11 +15,11 @@ from tqdm import tqdm
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, first_of_each, pooled
+from fedjax_lab.data.declared import SIDE, one_of, source
 from fedjax_lab.data.formats import matlab, pickles
 from fedjax_lab.data.formats.image_arrays import array_of, labels_of
-from fedjax_lab.data.formats.images import check_size
 from fedjax_lab.data.places import locate, told
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.data.safe import Fault
 
 FOLDERS = {  # the domains and their folders in FedBN's release
     "mnist_m": "MNIST_M",
@@ -39,7 +39,6 @@ PROBES = {  # files that identify a source, in the folders to which its archive 
     "fedbn": [f"{a}MNIST/test.pkl" for a in ("", "digits_five/", "digit_dataset/")],
     "m3sda": [f"{a}mnist_data.mat" for a in ("", "digits_five/", "Digit-Five/", "DigitFive/")],
 }
-HELP = told("digits_five")
 
 
 class Sampling(NamedTuple):
@@ -54,6 +53,12 @@ class Sampling(NamedTuple):
 SAMPLINGS = {"fedpick": Sampling(1000, 2, 0, 0), "fedc2i": Sampling(7438, 10, 100, 200)}
 
 
+@source(
+    told("digits_five"),
+    sampling=one_of(SAMPLINGS),
+    source=one_of(("auto", *PROBES)),
+    size=SIDE,
+)
 def digits_five(
     *, folder: str = "", size: int = 32, sampling: str = "fedpick", source: str = "auto"
 ) -> Dataset:
@@ -66,14 +71,8 @@ def digits_five(
     source: the release to read, fedbn or m3sda; auto prefers FedBN's if a folder has both.
     folder: the folder with the files, or with a folder digits_five; empty: ~/.cache/fedjax_lab and
         data/ are searched.
-
-    Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
-    check_choice("data.sampling", sampling, SAMPLINGS)
-    check_choice("data.source", source, ("auto", *PROBES))
-    check_size(size)
-    names = sum(PROBES.values(), []) if source == "auto" else PROBES[source]
-    probe, chosen = locate(folder, tuple(names), HELP), SAMPLINGS[sampling]
+    probe, chosen = find(folder, source), SAMPLINGS[sampling]
     if probe.suffix == ".pkl":
         read = partial(_fedbn, probe.parents[1], chosen.parts)
     else:
@@ -83,6 +82,11 @@ def digits_five(
     parts = [images for images, _ in (*train, *test)]
     arrays = pooled(_resized(parts, size), [y for _, y in train], [y for _, y in test])
     return Dataset(**arrays, classes=tuple("0123456789"), domains=tuple(FOLDERS))
+
+
+def find(folder: str, release: str = "auto") -> Path:
+    """A file that identifies a release."""
+    return locate(folder, sum(PROBES.values(), []) if release == "auto" else PROBES[release])
 
 
 def _first(
@@ -106,13 +110,13 @@ def _fedbn(where: Path, count: int, domain: str, split: str) -> tuple[np.ndarray
     in_parts = split == "train" and all(part.is_file() for part in parts)
     pairs = []
     for file in parts if in_parts else [folder / f"{split}.pkl"]:
-        made = pickles.load(file, HELP)
+        made = pickles.load(file)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
-            raise BadInput(f"{file} is not a pair of images and labels: {HELP}")
+            raise Fault(f"{file} is not a pair of images and labels")
         pairs.append(_examples(made[0], made[1], file))
     images, labels = zip(*pairs, strict=True)
     if len({array.shape[1:] for array in images}) > 1:
-        raise BadInput(f"the images in {folder / 'partitions'} differ in size: {HELP}")
+        raise Fault(f"the images in {folder / 'partitions'} differ in size")
     return np.concatenate(images), np.concatenate(labels)
 
 
@@ -121,7 +125,8 @@ def _m3sda(where: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray
     choices = [tuple(text.format(split) for text in choice) for choice in MATLAB[domain]]
     name, *keys = next((c for c in choices if (where / c[0]).is_file()), choices[0])
     file = where / name
-    with safe.reading(file, HELP, f"is damaged or has no {' and '.join(dict.fromkeys(keys))}"):
+    problem = f"is damaged or has no {' and '.join(dict.fromkeys(keys))}"
+    with safe.reading(file, problem=problem):
         content = matlab.load(file, keys)
         images, labels = (content[key] for key in keys)
         if keys == ["X", "y"]:
@@ -135,14 +140,14 @@ def _m3sda(where: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray
 
 def _examples(images: Any, labels: Any, file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images [N, H, W] or [N, H, W, 3] uint8 and labels [N] int32; the label 10 stands for 0."""
-    images = array_of(file, images, HELP)
+    images = array_of(file, images)
     if images.ndim == 4 and 1 in (images.shape[1], images.shape[3]):  # one channel
         images = images[:, 0] if images.shape[1] == 1 else images[..., 0]
     pictures = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
     if images.dtype.kind not in "uif" or images.size == 0 or not pictures:
         what = f"{images.dtype} {list(images.shape)}"
-        raise BadInput(f"{file}: its images are {what}, not [N, H, W] or [N, H, W, 3]: {HELP}")
-    labels = labels_of(file, labels, len(images), range(11), HELP)
+        raise Fault(f"{file}: its images are {what}, not [N, H, W] or [N, H, W, 3]")
+    labels = labels_of(file, labels, len(images), range(11))
     return _pixels(images, file), labels % 10
 
 
@@ -152,7 +157,7 @@ def _pixels(images: np.ndarray, file: Path) -> np.ndarray:
         return images
     low, high = images.min(), images.max()
     if not (low >= 0 and high <= 255):
-        raise BadInput(f"{file}: its pixels are from {low} to {high}, not 0 to 255: {HELP}")
+        raise Fault(f"{file}: its pixels are from {low} to {high}, not 0 to 255")
     fractions = images.dtype.kind == "f" and high <= 1
     return np.rint(images * 255 if fractions else images).astype(np.uint8)
 

@@ -5,6 +5,7 @@ split.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +13,11 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, rgb
+from fedjax_lab.data.formats.images import Look, Split, image_source, of_files
 from fedjax_lab.data.places import fetched, locate, told
+from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources._domain_folders import PARTS, Release, inside, read
-from fedjax_lab.errors import BadInput, check_not_negative, check_range, quoted
+from fedjax_lab.errors import check_not_negative, check_range, quoted
 
 RELEASE = Release(
     name="domainnet-v1",
@@ -24,14 +26,11 @@ RELEASE = Release(
     classes=tuple(
         "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split()
     ),
-    remedy=told("domainnet"),
 )
 TRAINING = 500  # training images of each domain in FedPick
 VERSION = 1  # of the pixels of `domainnet_full`; increment it with every change that alters a pixel
-LISTS = tuple(  # possible paths of the first official list
-    f"{place}{RELEASE.domains[0]}_train.txt"
-    for place in ("", "splits/", "DomainNet/", "DomainNet/splits/")
-)
+LISTS = ("", "splits/", "DomainNet/", "DomainNet/splits/")  # possible folders of official lists
+find_full = partial(locate, names=[f"{at}{RELEASE.domains[0]}_train.txt" for at in LISTS])
 FULL_HELP = fetched(
     "domainnet_full",
     "fetch the six archives (cleaned version) and the twelve lists clipart_train.txt,"
@@ -49,7 +48,7 @@ class Line(NamedTuple):
     label: int  # 0..344
 
 
-@decoded
+@image_source(told("domainnet"))
 def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
     """DomainNet: images [R, size, size, 3] of ten classes in six domains, as in FedPick.
 
@@ -59,13 +58,11 @@ def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
 
     The training set has the first 500 images of each training list; the test set has all test
     images: 526, 657, 619, 1000, 1217 and 554. Decoded images are cached as in `images.decoded`.
-    Raises BadInput if files are missing or damaged.
     """
-    check_size(size)
     return read(RELEASE, folder, size, lambda labels: np.arange(min(TRAINING, len(labels))))
 
 
-@decoded
+@image_source(FULL_HELP, classes_seed=check_not_negative)
 def domainnet_full(
     *, folder: str = "", size: int = 64, classes: int = 50, classes_seed: int = 0
 ) -> Dataset:
@@ -78,11 +75,9 @@ def domainnet_full(
     classes_seed: the seed of that draw.
 
     Training and test images are those of the official lists. Decoded images are cached as in
-    `images.decoded`. Raises BadInput if files are missing or damaged.
+    `images.decoded`.
     """
-    check_size(size)
-    check_not_negative("data.classes_seed", classes_seed)
-    lists = locate(folder, LISTS, FULL_HELP).parent
+    lists = find_full(folder).parent
     where = lists.parent if lists.name == "splits" else lists
     train, test = (
         [listed(where, lists / f"{domain}_{part}.txt", domain) for domain in RELEASE.domains]
@@ -93,44 +88,40 @@ def domainnet_full(
     rng = np.random.default_rng(classes_seed)
     chosen = np.sort(rng.choice(len(class_names), classes, replace=False)).tolist()
     kept = [[_of_classes(lines, chosen) for lines in part] for part in (train, test)]
-    made = arrays(f"domainnet_full-v{VERSION}", kept[0], kept[1], size, rgb, FULL_HELP)
-    return Dataset(
-        **made, classes=tuple(class_names[label] for label in chosen), domains=RELEASE.domains
-    )
+    names = [class_names[label] for label in chosen]
+    title = f"domainnet_full-v{VERSION}"
+    return of_files(title, *kept, Look(size), names, RELEASE.domains)
 
 
 def listed(where: Path, file: Path, domain: str) -> list[Line]:
     """The lines `domain/class/image label` of an official list."""
-    return [_line(where, file, line, domain) for line in safe.lines(file, FULL_HELP)]
+    return [_line(where, file, line, domain) for line in safe.lines(file)]
 
 
 def names_of_labels(lines: Sequence[Line], lists: Path) -> list[str]:
-    """The names of the classes 0, 1, ... Raises BadInput unless labels and names are one to one."""
+    """The names of the classes 0, 1, ... Raises a Fault unless labels and names are one to one."""
     names: dict[int, str] = {}
     for line in lines:
         if names.setdefault(line.label, line.name) != line.name:
             both = f"{quoted(names[line.label])} and {quoted(line.name)}"
-            raise BadInput(f"{lists}: label {line.label} stands for {both}: {FULL_HELP}")
-    if sorted(names) != list(range(len(set(names.values())))):
-        raise BadInput(
-            f"{lists}: the labels of {len(set(names.values()))} classes are not 0, 1, ..:"
-            f" {FULL_HELP}"
-        )
+            raise Fault(f"{lists}: label {line.label} stands for {both}")
+    count = len(set(names.values()))
+    if sorted(names) != list(range(count)):
+        raise Fault(f"{lists}: the labels of {count} classes are not 0, 1, ..")
     return [names[label] for label in range(len(names))]
 
 
 def _line(where: Path, file: Path, text: str, domain: str) -> Line:
     path, label = (*text.rsplit(maxsplit=1), "")[:2]
     if not (label.isascii() and label.isdigit() and len(label) <= 6):
-        raise BadInput(f"{file}: {quoted(text, 80)} is not a path and a label: {FULL_HELP}")
-    inner = inside(path, RELEASE.folder, file, FULL_HELP)
+        raise Fault(f"{file}: {quoted(text, 80)} is not a path and a label")
+    inner = inside(path, RELEASE.folder, file)
     if len(inner.parts) != 3 or inner.parts[0] != domain:
-        raise BadInput(f"{file}: {quoted(path, 80)} is not {domain}/CLASS/IMAGE: {FULL_HELP}")
+        raise Fault(f"{file}: {quoted(path, 80)} is not {domain}/CLASS/IMAGE")
     return Line(where / inner, inner.parts[1], int(label))
 
 
 def _of_classes(lines: Sequence[Line], chosen: Sequence[int]) -> Split:
     """The images with these labels, relabeled by the position of the label in `chosen`."""
     number = {label: place for place, label in enumerate(chosen)}
-    kept = [line for line in lines if line.label in number]
-    return Split([line.file for line in kept], [number[line.label] for line in kept])
+    return [(line.file, number[line.label]) for line in lines if line.label in number]

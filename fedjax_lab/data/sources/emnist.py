@@ -10,8 +10,8 @@ import string
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import one_of, source
 from fedjax_lab.data.sources import idx
-from fedjax_lab.errors import check_choice
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase
 MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # others merge with their capitals
@@ -27,6 +27,7 @@ FIRST_LABEL = {"letters": 1}  # in the files; 0 for the other splits
 FOLDERS = ("emnist", "emnist/gzip", "EMNIST/raw", "EMNIST", "gzip")
 
 
+@source(idx.remedy_of("emnist"), split=one_of(SPLITS))
 def emnist(*, folder: str = "", split: str = "balanced") -> Dataset:
     """A split of EMNIST: upright images [R, 28, 28, 1], training examples first.
 
@@ -35,24 +36,20 @@ def emnist(*, folder: str = "", split: str = "balanced") -> Dataset:
     split: byclass (62 classes, 697,932 + 116,323 images), bymerge (47 classes, the same images),
         balanced (47 classes, 112,800 + 18,800), letters (26 classes, 124,800 + 20,800), digits
         (240,000 + 40,000) or mnist (60,000 + 10,000).
-
-    Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
-    check_choice("data.split", split, SPLITS)
     chosen, names = release(split), files(split)
     where = idx.find_folder(chosen, folder, names)
     first = np.int32(FIRST_LABEL.get(split, 0))
     train, test = (
         (np.ascontiguousarray(x.transpose(0, 2, 1, 3)), y - first)
-        for x, y in idx.read(where, chosen.remedy, names)
+        for x, y in idx.read(where, names)
     )
     return idx.as_dataset(where, (train, test), chosen)
 
 
 def release(split: str) -> idx.Release:
     """The description of a split, with the folders in which its files are searched."""
-    classes = tuple(SPLITS[split])
-    return idx.Release("emnist", f"EMNIST {split}", classes, FOLDERS, idx.remedy_of("emnist"))
+    return idx.Release("emnist", f"EMNIST {split}", tuple(SPLITS[split]), FOLDERS)
 
 
 def files(split: str) -> tuple[str, ...]:

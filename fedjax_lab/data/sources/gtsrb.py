@@ -8,15 +8,15 @@ Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId for each image.
 import csv
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.image_arrays import labels_of
-from fedjax_lab.data.formats.images import Split, arrays, check_size, decoded, rgb
+from fedjax_lab.data.formats.images import Look, image_source, of_files, rgb
 from fedjax_lab.data.places import fetched, locate
-from fedjax_lab.errors import BadInput
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
 CLASSES = tuple(
@@ -30,7 +30,8 @@ CLASSES = tuple(
     "keep left, roundabout, end of no passing, end of no passing for trucks".split(", ")
 )
 IMAGES = "Final_Training/Images"
-PROBES = tuple(f"{inside}{IMAGES}" for inside in ("", "GTSRB/", "gtsrb/GTSRB/", "gtsrb/"))
+FOLDERS = ("", "GTSRB/", "gtsrb/GTSRB/", "gtsrb/")
+find = partial(locate, names=[f"{at}{IMAGES}" for at in FOLDERS], kind=Path.is_dir)
 TEST = "GT-final_test.csv"
 HELP = fetched(
     "gtsrb",
@@ -49,7 +50,7 @@ class Sign(NamedTuple):
     label: int
 
 
-@decoded
+@image_source(HELP)
 def gtsrb(*, folder: str = "", size: int = 32, roi: bool = False) -> Dataset:
     """GTSRB: 39,209 training and 12,630 test images [size, size, 3] of 43 classes of unequal size.
 
@@ -63,33 +64,29 @@ def gtsrb(*, folder: str = "", size: int = 32, roi: bool = False) -> Dataset:
     else in ~/.cache/fedjax_lab, until a file or a box changes. Raises BadInput if files are missing
     or damaged.
     """
-    check_size(size)
-    where = locate(folder, PROBES, HELP, Path.is_dir).parents[1]
+    where = find(folder).parents[1]
     names = [f"{label:05}" for label in range(len(CLASSES))]
     tables = [where / IMAGES / name / f"GT-{name}.csv" for name in names]
     train = [sign for table in tables for sign in signs(table, table.parent)]
     test = signs(_test_table(where), where / "Final_Test/Images")
     colors, boxes = _cropped([*train, *test]) if roi else (rgb, "whole")
-    made = arrays(f"gtsrb-{boxes}-v{VERSION}", [_split(train)], [_split(test)], size, colors, HELP)
-    return Dataset(**made, classes=CLASSES, domains=("gtsrb",))
+    title, look = f"gtsrb-{boxes}-v{VERSION}", Look(size, colors)
+    splits = ([[(sign.file, sign.label) for sign in part]] for part in (train, test))
+    return of_files(title, *splits, look, CLASSES, ("gtsrb",))
 
 
 def signs(table: Path, folder: Path) -> list[Sign]:
     """The rows of a table whose images are in the folder."""
-    rows = csv.DictReader(safe.lines(table, HELP), delimiter=";")
-    with safe.reading(table, HELP, "is damaged or not a table of GTSRB"):
+    rows = csv.DictReader(safe.lines(table), delimiter=";")
+    with safe.reading(table, problem="is damaged or not a table of GTSRB"):
         made = [
             Sign(folder / name, tuple(map(int, box)), int(label))
             for name, *box, label in ([row[column] for column in COLUMNS] for row in rows)
         ]
-    labels_of(table, [sign.label for sign in made], len(made), range(len(CLASSES)), HELP)
+    labels_of(table, [sign.label for sign in made], len(made), range(len(CLASSES)))
     if not made:
-        raise BadInput(f"{table} has no images: {HELP}")
+        raise safe.Fault(f"{table} has no images")
     return made
-
-
-def _split(part: list[Sign]) -> Split:
-    return Split([sign.file for sign in part], [sign.label for sign in part])
 
 
 def _test_table(where: Path) -> Path:

@@ -15,19 +15,10 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats import columns, encoded
-from fedjax_lab.data.formats.images import decoded
-from fedjax_lab.data.formats.text_rows import (
-    BUILT_IN,
-    LENGTH,
-    TASKS,
-    VOCABULARY,
-    Tokens,
-    check,
-    of_texts,
-)
+from fedjax_lab.data.formats import columns, encoded, text_rows
+from fedjax_lab.data.formats.images import image_source
 from fedjax_lab.data.places import path_of
-from fedjax_lab.errors import BadInput, missing, quoted
+from fedjax_lab.errors import BadInput, quoted
 
 SAVED = ("dataset_dict.json", "state.json")  # written by save_to_disk for several splits, for one
 REMEDY = (
@@ -37,7 +28,7 @@ REMEDY = (
 IMAGE_KEYS = {"bytes", "path"}  # fields of an image in a Parquet file without type information
 
 
-@decoded
+@image_source(REMEDY, **encoded.LIMITS)
 def huggingface(
     *,
     dataset: str = "",
@@ -51,10 +42,10 @@ def huggingface(
     domain: str = "",
     size: int = 0,
     color: str = "auto",
-    task: str = TASKS[0],
-    tokenizer: str = BUILT_IN[0],
-    vocabulary: int = VOCABULARY,
-    length: int = LENGTH,
+    task: str = "classify",
+    tokenizer: str = "hash",
+    vocabulary: int = 10_000,
+    length: int = 64,
 ) -> Dataset:
     """A data set of images, x [R, H, W, channels] uint8, or of texts, x [R, length] token ids.
 
@@ -83,19 +74,17 @@ def huggingface(
 
     Raises BadInput if the data set is not available, damaged, or not of this form.
     """
-    encoded.check_form(size, color)
-    tokens = Tokens(task, tokenizer, vocabulary, length)
-    check(tokens)
+    tokens = text_rows.checked(task, tokenizer, vocabulary, length)
     train, *test = _tables(_loaded(dataset, subset), train_split, test_split, dataset)
     named = {"image": image, "text": text, "label": label, "client": client, "domain": domain}
     named = _columns(train.features, named, task, dataset)
     wanted = sorted({*filter(None, named.values())})
-    with safe.reading(dataset, REMEDY):
+    with safe.reading(dataset):
         table = _concatenated([part.select_columns(wanted) for part in (train, *test)])
     made = _without_x(table, named, dataset, len(train), train.info)
     if named["image"]:
         return made._replace(x=_images(table, named["image"], dataset, size, color, made))
-    return of_texts(made, _column(table, named["text"], dataset).to_pylist(), tokens)
+    return text_rows.of_texts(made, _column(table, named["text"], dataset).to_pylist(), tokens)
 
 
 def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, info: Any):
@@ -123,11 +112,9 @@ def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, 
 def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
     """The splits, by name."""
     folder = path_of(dataset, REMEDY, "dataset")
-    try:
+    with safe.reading(dataset, extra="hub"), _silenced():
         import datasets
-    except ImportError as error:
-        raise missing(error, "hub") from error
-    with safe.reading(dataset, REMEDY), _silenced():
+
         if not folder.is_dir():
             return _by_name(dataset, subset)
         for file in folder.rglob("*"):
@@ -175,18 +162,12 @@ def _generated(name: str, subset: str) -> Mapping[str, Any]:
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
     """Inside the context, the libraries log nothing about reading and downloading files."""
-    import datasets
-    import huggingface_hub
-
-    loggers = (datasets.logging, huggingface_hub.logging)
-    before = [logger.get_verbosity() for logger in loggers]
-    for logger in loggers:
-        logger.set_verbosity(logging.CRITICAL)
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, verbosity in zip(loggers, before, strict=True):
-            logger.set_verbosity(verbosity)
+        logging.disable(before)
 
 
 def _tables(splits: Mapping[str, Any], train: str, test: str, where: str) -> list[Any]:
@@ -200,7 +181,7 @@ def _tables(splits: Mapping[str, Any], train: str, test: str, where: str) -> lis
         raise columns.used_twice(twice[0], where)
     columns.check_splits(training, testing, splits, where)
     each = [[splits[name] for name in names] for names in (training, testing) if names]
-    with safe.reading(where, REMEDY):
+    with safe.reading(where):
         return [_concatenated(tables) for tables in each]
 
 
@@ -233,7 +214,8 @@ def _columns(features: Mapping, named: Mapping[str, str], task: str, where: str)
         usual = classes or [name for name in free if name == "label"]
         made["label"] = columns.choose("label", named["label"], there, usual, where)
     images = [name for name in there if _is_image(features[name])]
-    texts = [name for name in free if _is_text(features[name]) and name != made["label"]]
+    kinds = {name: getattr(features[name], "dtype", None) for name in free}
+    texts = [n for n in free if kinds[n] in ("string", "large_string") and n != made["label"]]
     is_image = named["image"] or (images and not named["text"] and task == "classify")
     kind, fitting = ("image", images) if is_image else ("text", texts)
     made[kind] = columns.choose(kind, named[kind], there, fitting, where)
@@ -253,13 +235,9 @@ def _is_image(feature: Any) -> bool:
     )
 
 
-def _is_text(feature: Any) -> bool:
-    return getattr(feature, "dtype", None) in ("string", "large_string")
-
-
 def _column(table: Any, name: str, where: str) -> Any:
     """A column in Arrow's format. Raises BadInput if an entry is missing."""
-    with safe.reading(where, REMEDY):
+    with safe.reading(where):
         column = table.select_columns([name]).with_format("arrow")[:][name]
         if column.null_count:
             row = column.is_null().to_pylist().index(True)
@@ -294,14 +272,13 @@ def _images(table, name, where, size, color, made):
     import datasets
 
     _column(table, name, where)  # raises BadInput if an image is missing
-    with safe.reading(where, REMEDY):
+    with safe.reading(where):
         table = table.select_columns([name]).cast_column(name, datasets.Image(decode=False))
 
     def fetch(rows: np.ndarray) -> list[bytes]:
-        with safe.reading(where, REMEDY):
+        with safe.reading(where):
             files = table[rows.tolist()][name]
             return [file["bytes"] or safe.content(Path(file["path"])) for file in files]
 
-    files = encoded.Encoded(fetch, len(table), where, REMEDY)
-    digest = encoded.digest(files, made.y, made.domain, made.test)
-    return encoded.pictures(files, size, color, f"hub-{digest}")
+    facts = made.y, made.domain, made.test
+    return encoded.pictures(fetch, len(table), where, size, color, "hub", *facts)

@@ -8,14 +8,16 @@ bytes. Each file may be gzipped.
 import gzip
 import math
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_lab.data import places, safe
 from fedjax_lab.data.dataset import Dataset, first_of_each, of_one_domain
+from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats.image_arrays import labels_of
-from fedjax_lab.errors import BadInput, check_not_negative
+from fedjax_lab.data.safe import Fault
+from fedjax_lab.errors import check_not_negative
 
 KINDS = {0x801: "labels", 0x803: "images"}  # by the first four bytes of a file
 DIGITS = tuple("0123456789")
@@ -29,7 +31,6 @@ class Release(NamedTuple):
     title: str
     classes: tuple[str, ...]
     folders: tuple[str, ...]  # relative to ~/.cache/fedjax_lab and data/
-    remedy: str
     elsewhere: tuple[str, ...] = ()  # folders that are searched before these
 
 
@@ -39,28 +40,25 @@ def files(prefix: str = "", test: str = "t10k") -> tuple[str, ...]:
     return tuple(f"{prefix}{part}-{kind}-ubyte" for part in ("train", test) for kind in kinds)
 
 
-def remedy_of(source: str, other: str = "") -> str:
+def remedy_of(name: str, other: str = "") -> str:
     """What to do if the files of a published data set are missing or damaged, for messages."""
-    return places.fetched(
-        source, f"{other}name the folder of the four files with --config.data.folder"
-    )
+    by_hand = f"{other}name the folder of the four files with --config.data.folder"
+    return places.fetched(name, by_hand)
 
 
 FILES = files()
-MNIST = Release("mnist", "MNIST", DIGITS, ("mnist", "MNIST/raw", "MNIST"), remedy_of("mnist"))
+MNIST = Release("mnist", "MNIST", DIGITS, ("mnist", "MNIST/raw", "MNIST"))
 KMNIST = Release(
     "kmnist",
     "KMNIST",
     ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
     ("kmnist", "KMNIST/raw", "KMNIST"),
-    remedy_of("kmnist"),
 )
 FASHION = Release(
     "fashion_mnist",
     "Fashion-MNIST",
     (*"T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag".split(), "Ankle boot"),
     ("fashion-mnist", "FashionMNIST/raw"),
-    remedy_of("fashion_mnist", "run `apt install dataset-fashion-mnist`, or "),
     ("/usr/share/datasets/fashion-mnist",),  # Debian's dataset-fashion-mnist
 )
 IDX_HELP = (
@@ -69,6 +67,7 @@ IDX_HELP = (
 )
 
 
+@source(remedy_of("mnist"))
 def mnist(*, folder: str = "") -> Dataset:
     """MNIST (LeCun et al. 1998): 60,000 training and 10,000 test images [28, 28, 1] of digits.
 
@@ -80,6 +79,7 @@ def mnist(*, folder: str = "") -> Dataset:
     return _published(MNIST, folder)
 
 
+@source(remedy_of("kmnist"))
 def kmnist(*, folder: str = "") -> Dataset:
     """KMNIST (Clanuwat et al. 2018): 60,000 + 10,000 images [28, 28, 1] of ten hiragana.
 
@@ -88,6 +88,10 @@ def kmnist(*, folder: str = "") -> Dataset:
     return _published(KMNIST, folder)
 
 
+@source(
+    remedy_of("fashion_mnist", "run `apt install dataset-fashion-mnist`, or "),
+    train_per_class=check_not_negative,
+)
 def fashion_mnist(*, folder: str = "", train_per_class: int = 0) -> Dataset:
     """Fashion-MNIST (Xiao et al. 2017, arXiv:1708.07747): 60,000 + 10,000 images [28, 28, 1].
 
@@ -95,7 +99,6 @@ def fashion_mnist(*, folder: str = "", train_per_class: int = 0) -> Dataset:
         empty, the folder of Debian's package dataset-fashion-mnist is searched, too.
     train_per_class: the number of training images of each class, the first ones; 0: all.
     """
-    check_not_negative("data.train_per_class", train_per_class)
     dataset = _published(FASHION, folder)
     if not train_per_class:
         return dataset
@@ -107,77 +110,69 @@ def fashion_mnist(*, folder: str = "", train_per_class: int = 0) -> Dataset:
 
 def _published(release: Release, folder: str) -> Dataset:
     where = find_folder(release, folder)
-    return as_dataset(where, read(where, release.remedy), release)
+    return as_dataset(where, read(where), release)
 
 
 def as_dataset(where: Path, pairs: Pairs, release: Release) -> Dataset:
     """The dataset of both pairs. Raises BadInput unless each label is the number of a class."""
     for _, y in pairs:
-        labels_of(where, y, len(y), range(len(release.classes)), release.remedy)
+        labels_of(where, y, len(y), range(len(release.classes)))
     return of_one_domain(*pairs, release.classes, release.source)
 
 
 def find_folder(release: Release, folder: str, names: tuple[str, ...] = FILES) -> Path:
     """The first folder that has all files of a published data set.
 
-    Raises BadInput if there is none. A folder that the user names is returned even if files are
+    Raises a Fault if there is none. A folder that the user names is returned even if files are
     missing in it; `read` then reports them.
     """
-    looked = _folders(release, folder)
-    where = next((p for p in looked if all(find(p, name) for name in names)), None)
-    if where is None and not folder:
-        listed = ", ".join(map(str, looked))
-        raise BadInput(f"{release.title} is in none of {listed}: {release.remedy}")
-    return where or looked[0]
-
-
-def _folders(release, folder):
-    """The folders in which a published data set may be."""
     around = [folder] if folder else places.PLACES
     inside = (f"{place}/{name}" for place in around for name in release.folders)
     first = (folder,) if folder else release.elsewhere
-    return [Path(path).expanduser() for path in (*first, *inside)]
+    looked = [Path(path).expanduser() for path in (*first, *inside)]
+    where = next((p for p in looked if all(find(p, name) for name in names)), None)
+    if where is None and not folder:
+        raise Fault(f"{release.title} is in none of {', '.join(map(str, looked))}")
+    return where or looked[0]
 
 
+def has_files(release: Release, folder: str, names: tuple[str, ...] = FILES) -> bool:
+    """Whether a folder has all files of a published data set."""
+    return all(find(find_folder(release, folder, names), name) for name in names)
+
+
+@source(IDX_HELP)
 def idx(*, folder: str) -> Dataset:
     """A data set of your own in MNIST's format: images [R, H, W, 1], training examples first.
 
     folder: the folder of the four files.
 
-    The classes are "0", "1", ... up to the highest label, at least ten. Raises BadInput if a file
-    is missing, damaged or does not hold what its name says.
+    The classes are "0", "1", ... up to the highest label, at least ten.
     """
     where = places.path_of(folder, IDX_HELP, "folder")
-    pairs = read(where, IDX_HELP)
+    pairs = read(where)
     classes = map(str, range(max(10, *(int(y.max()) + 1 for _, y in pairs))))
     return of_one_domain(*pairs, tuple(classes), where.resolve().name)
 
 
-def read(folder: Path, remedy: str, names: tuple[str, ...] = FILES) -> Pairs:
-    """The training and the test examples of the four files."""
-    places.folder_of(folder, remedy)
-    train, test = (_part(folder, names[i], names[i + 1], remedy) for i in (0, 2))
-    if train[0].shape[1:] != test[0].shape[1:]:
-        sizes = " and ".join(f"{x.shape[1]} x {x.shape[2]}" for x, _ in (train, test))
-        raise BadInput(f"{folder}: training and test images differ in size ({sizes}): {remedy}")
-    return train, test
-
-
-def _part(folder: Path, images: str, labels: str, remedy: str) -> tuple[np.ndarray, np.ndarray]:
-    """The images [R, H, W, 1] and labels [R] of the training or the test files."""
-    images_file, labels_file = (_existing(folder, name, remedy) for name in (images, labels))
-    x, y = read_file(images_file, 3, remedy), read_file(labels_file, 1, remedy)
-    if len(x) != len(y):
-        counts = f"{images_file} holds {len(x)} images, {labels_file} {len(y)} labels"
-        raise BadInput(f"{counts}: {remedy}")
-    return x[..., None], y.astype(np.int32)
-
-
-def _existing(folder: Path, name: str, remedy: str) -> Path:
-    path = find(folder, name)
-    if path is None:
-        raise BadInput(f"{folder / name} (or {name}.gz) is missing: {remedy}")
-    return path
+def read(folder: Path, names: tuple[str, ...] = FILES) -> Pairs:
+    """The training and the test examples of the four files: images [R, H, W, 1], labels [R]."""
+    paths, arrays = [], []
+    for name, dimensions in zip(names, (3, 1, 3, 1), strict=True):
+        path = find(places.folder_of(folder), name)
+        if path is None:
+            raise Fault(f"{folder / name} (or {name}.gz) is missing")
+        paths.append(path)
+        arrays.append(read_file(path, dimensions))
+    for i in (0, 2):
+        if len(arrays[i]) != len(arrays[i + 1]):
+            images, labels = f"{len(arrays[i])} images", f"{len(arrays[i + 1])} labels"
+            raise Fault(f"{paths[i]} holds {images}, {paths[i + 1]} {labels}")
+    train, y, test, test_y = arrays
+    if train.shape[1:] != test.shape[1:]:
+        sizes = " and ".join(f"{x.shape[1]} x {x.shape[2]}" for x in (train, test))
+        raise Fault(f"{folder}: training and test images differ in size ({sizes})")
+    return (train[..., None], y.astype(np.int32)), (test[..., None], test_y.astype(np.int32))
 
 
 def find(folder: Path, name: str) -> Path | None:
@@ -185,40 +180,32 @@ def find(folder: Path, name: str) -> Path | None:
     return next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
 
 
-def read_file(path: Path, dimensions: int, remedy: str) -> np.ndarray:
+def read_file(path: Path, dimensions: int) -> np.ndarray:
     """An idx file of unsigned bytes with this many dimensions, checked against its header."""
-    with safe.reading(path, remedy), _opened(path) as file:
-        start = 4 * (1 + dimensions)
-        head = file.read(start)
-        shape = _shape(path, head, dimensions, remedy)
+    with safe.reading(path), safe.opened(path) as stored_file:
+        file = gzip.GzipFile(fileobj=stored_file) if path.suffix == ".gz" else stored_file
+        shape = _shape(path, file.read(4 * (1 + dimensions)), dimensions)
         due, stored = math.prod(shape), path.stat().st_size
         if due > safe.DEFLATE * stored:
-            raise BadInput(f"{path} is truncated: {stored} bytes cannot hold {due}: {remedy}")
+            raise Fault(f"{path} is truncated: {stored} bytes cannot hold {due}")
         safe.check_memory(due)
         content = file.read(due + 1)
     if len(content) < due:
-        problem = f"truncated, {len(content)} bytes instead of {due}"
-        raise BadInput(f"{path} is {problem}: {remedy}")
+        raise Fault(f"{path} is truncated, {len(content)} bytes instead of {due}")
     if len(content) > due:
-        raise BadInput(f"{path} is too long, its header announces {due} bytes: {remedy}")
+        raise Fault(f"{path} is too long, its header announces {due} bytes")
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
-    """The file, open for reading and unzipped if it is gzipped."""
-    file = safe.opened(path)
-    return gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-
-
-def _shape(path: Path, head: bytes, dimensions: int, remedy: str) -> list[int]:
+def _shape(path: Path, head: bytes, dimensions: int) -> list[int]:
     """The shape in the header of a file; no size is 0."""
     magic = int.from_bytes(head[:4], "big")
     if len(head) >= 4 and magic != 0x800 + dimensions:
         kind = KINDS.get(magic, f"something else (magic number {magic})")
-        raise BadInput(f"{path} holds {kind}, not {KINDS[0x800 + dimensions]}: {remedy}")
+        raise Fault(f"{path} holds {kind}, not {KINDS[0x800 + dimensions]}")
     if len(head) < 4 * (1 + dimensions):
-        raise BadInput(f"{path} is truncated, it has only {len(head)} bytes: {remedy}")
+        raise Fault(f"{path} is truncated, it has only {len(head)} bytes")
     shape = np.frombuffer(head, ">u4", dimensions, offset=4).tolist()
     if min(shape) < 1:
-        raise BadInput(f"{path} is empty, the shape in its header is {shape}: {remedy}")
+        raise Fault(f"{path} is empty, the shape in its header is {shape}")
     return shape

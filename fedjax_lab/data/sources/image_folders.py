@@ -13,9 +13,9 @@ from typing import NamedTuple
 from fedjax_lab.data import places
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import layouts
-from fedjax_lab.data.formats.image_parts import Look, Part, gather, kind_of_split, make_look
-from fedjax_lab.data.formats.images import check_size, decoded, of_classes, subfolders
-from fedjax_lab.errors import BadInput
+from fedjax_lab.data.formats.image_parts import LIMITS, Part, gather, kind_of_split, make_look
+from fedjax_lab.data.formats.images import Look, image_source, of_classes, subfolders
+from fedjax_lab.data.safe import Fault
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
 ENDINGS = (".jpg", ".jpeg", ".png")  # of the published data sets, in upper or lower case
@@ -28,26 +28,18 @@ REMEDY = (
 class Published(NamedTuple):
     """The names of a published data set and of its folders."""
 
-    source: str  # the name of the data source
     name: str
     folders: tuple[str, ...]  # possible folders of its domains
     domains: tuple[str, ...]  # case, blanks and underscores of the folders may differ
 
 
 PACS = Published(
-    "pacs",
     "PACS",
     ("PACS", "PACS/kfold", "pacs", "kfold"),
     ("art_painting", "cartoon", "photo", "sketch"),
 )
-VLCS = Published(
-    "vlcs",
-    "VLCS",
-    ("VLCS", "vlcs"),
-    ("Caltech101", "LabelMe", "SUN09", "VOC2007"),
-)
+VLCS = Published("VLCS", ("VLCS", "vlcs"), ("Caltech101", "LabelMe", "SUN09", "VOC2007"))
 OFFICE_HOME = Published(
-    "office_home",
     "Office-Home",
     (
         "office_home",
@@ -60,7 +52,7 @@ OFFICE_HOME = Published(
 )
 
 
-@decoded
+@image_source(places.told("pacs"))
 def pacs(*, folder: str = "", size: int = 32) -> Dataset:
     """PACS (Li et al. 2017): images [size, size, 3] of 7 classes.
 
@@ -71,12 +63,11 @@ def pacs(*, folder: str = "", size: int = 32) -> Dataset:
     The domains are 2,048 art paintings, 2,344 cartoons, 1,670 photographs and 3,929 sketches. As in
     all data sources of this module, the resized images are cached in $FEDJAX_LAB_CACHE, else in
     ~/.cache/fedjax_lab, until a file changes, and truncated files are read as far as possible.
-    Raises BadInput if files are missing or damaged.
     """
     return _published(PACS, folder, size)
 
 
-@decoded
+@image_source(places.told("vlcs"))
 def vlcs(*, folder: str = "", size: int = 32) -> Dataset:
     """VLCS (Fang et al. 2013): images [size, size, 3] of 5 classes.
 
@@ -88,7 +79,7 @@ def vlcs(*, folder: str = "", size: int = 32) -> Dataset:
     return _published(VLCS, folder, size)
 
 
-@decoded
+@image_source(places.told("office_home"))
 def office_home(*, folder: str = "", size: int = 32) -> Dataset:
     """Office-Home (Venkateswara et al. 2017): images [size, size, 3] of 65 classes.
 
@@ -99,7 +90,7 @@ def office_home(*, folder: str = "", size: int = 32) -> Dataset:
     return _published(OFFICE_HOME, folder, size)
 
 
-@decoded
+@image_source(REMEDY, **LIMITS)
 def image_folders(
     *,
     folder: str,
@@ -126,30 +117,25 @@ def image_folders(
     animation the first image is used. All else is as in `pacs`.
     """
     look = make_look(size, color, resize)
-    where = places.folder_of(places.path_of(folder, REMEDY, "folder"), REMEDY)
-    holders = layouts.find(where, layout, REMEDY)
+    where = places.folder_of(places.path_of(folder, REMEDY, "folder"))
+    holders = layouts.find(where, layout)
     domains = sorted({_domain(holder) for holder in holders})
-    return _read("image_folders", holders, domains, look, layouts.ENDINGS, REMEDY)
+    return _read("image_folders", holders, domains, look, layouts.ENDINGS)
 
 
 def _published(published: Published, folder: str, size: int) -> Dataset:
-    remedy = places.told(published.source)
-    check_size(size)
-    folders = find_domains(published, folder, remedy)
-    holders = [
-        layouts.Holder(folder, {"domain": domain})
-        for folder, domain in zip(folders, published.domains, strict=True)
-    ]
+    found = zip(find_domains(published, folder), published.domains, strict=True)
+    holders = [layouts.Holder(folder, {"domain": domain}) for folder, domain in found]
     title = published.folders[0].lower()
-    return _read(title, holders, published.domains, Look(size), ENDINGS, remedy)
+    return _read(title, holders, published.domains, Look(size), ENDINGS)
 
 
-def find_domains(published: Published, folder: str, remedy: str) -> list[Path]:
+def find_domains(published: Published, folder: str) -> list[Path]:
     """The folders of all domains, in the first place that has them.
 
-    Raises BadInput if no place has them.
+    Raises a Fault if no place has them.
     """
-    around = [Path(place).expanduser() for place in ([folder] if folder else places.PLACES)]
+    around = places.searched(folder)
     problem = f"no {published.name} in {' or '.join(map(str, around))}"
     for where in (place / name for place in around for name in ("", *published.folders)):
         there = {_letters(path.name): path for path in subfolders(where)}
@@ -160,7 +146,7 @@ def find_domains(published: Published, folder: str, remedy: str) -> list[Path]:
         if paths:
             missing = next(name for name, path in by_domain.items() if path is None)
             problem = f"{where} has no folder {missing}"
-    raise BadInput(f"{problem}: {remedy}")
+    raise Fault(problem)
 
 
 def _letters(name: str) -> str:
@@ -173,26 +159,24 @@ def _read(
     domains: Sequence[str],
     look: Look,
     endings: Sequence[str],
-    remedy: str,
 ) -> Dataset:
     """The images in these folders, ordered by domain, class and file name."""
     if not holders:
-        raise BadInput(f"there are no folders of domains: {remedy}")
+        raise Fault("there are no folders of domains")
     classes = sorted({p.name for each in holders for p in subfolders(each.folder)})
     if not classes:
-        raise BadInput(f"{holders[0].folder} has no folders of classes: {remedy}")
-    parts = [_part(holder, classes, endings, remedy) for holder in holders]
-    return gather(f"{title}-v{VERSION}", parts, classes, domains, look, remedy, truncated=True)
+        raise Fault(f"{holders[0].folder} has no folders of classes")
+    parts = [_part(holder, classes, endings) for holder in holders]
+    look = look._replace(truncated=True)
+    return gather(f"{title}-v{VERSION}", parts, classes, domains, look)
 
 
-def _part(
-    holder: layouts.Holder, classes: Sequence[str], endings: Sequence[str], remedy: str
-) -> Part:
-    """The images of a folder. Raises BadInput if a required class has no images."""
+def _part(holder: layouts.Holder, classes: Sequence[str], endings: Sequence[str]) -> Part:
+    """The images of a folder. Raises a Fault if a required class has no images."""
     folder, levels = holder
-    split = kind_of_split(levels.get("split", "train"), folder, remedy)
+    split = kind_of_split(levels.get("split", "train"), folder)
     required = split == "train" and "client" not in levels
-    images = of_classes([folder / name for name in classes], endings, remedy, required)
+    images = of_classes([folder / name for name in classes], endings, required)
     return Part(images, _domain(holder), split, levels.get("client", ""))
 
 

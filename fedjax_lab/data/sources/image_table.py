@@ -15,11 +15,12 @@ import numpy as np
 from fedjax_lab.data import places, safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.columns import check, positions, sorted_names
-from fedjax_lab.data.formats.image_parts import Part, gather, kind_of_split, make_look
-from fedjax_lab.data.formats.images import Split, decoded
+from fedjax_lab.data.formats.image_parts import LIMITS, Part, gather, kind_of_split, make_look
+from fedjax_lab.data.formats.images import Split, image_source
 from fedjax_lab.data.formats.layouts import ENDINGS
 from fedjax_lab.data.formats.text_tables import decoded as text_of
 from fedjax_lab.data.formats.text_tables import lines_of
+from fedjax_lab.data.safe import Fault
 from fedjax_lab.errors import BadInput, quoted
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
@@ -30,7 +31,7 @@ REMEDY = (
 )
 
 
-@decoded
+@image_source(REMEDY, **LIMITS)
 def image_table(
     *,
     path: str,
@@ -69,7 +70,7 @@ def image_table(
     parts = _parts(table, Path(folder).expanduser() if folder else table.parent, rows, classes)
     domains = sorted_names({part.domain for part in parts})
     listed = hashlib.sha256(repr(rows).encode()).hexdigest()[:8]  # users affect the images' order
-    dataset = gather(f"image_table-v{VERSION}-{listed}", parts, classes, domains, look, REMEDY)
+    dataset = gather(f"image_table-v{VERSION}-{listed}", parts, classes, domains, look)
     if len(set(dataset.files)) == len(dataset.files):
         return dataset
     image_of = np.unique(dataset.files, return_inverse=True)[1]  # one image is dealt as a whole
@@ -78,7 +79,7 @@ def image_table(
 
 def _rows(table: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
     """The values of these columns in each line of a table, by the keys of the columns."""
-    with safe.reading(table, REMEDY):
+    with safe.reading(table):
         text = text_of(table, "utf-8")
         separator = max(DELIMITERS, key=text.partition("\n")[0].count)
         with contextlib.closing(lines_of(table, text, separator)) as lines:
@@ -89,7 +90,7 @@ def _rows(table: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
                 for number, line in lines
             ]
     if not rows:
-        raise BadInput(f"{table} lists no images: {REMEDY}")
+        raise Fault(f"{table} lists no images")
     return rows
 
 
@@ -102,11 +103,11 @@ def _place(table: Path, key: str, name: str, names: Sequence[str]) -> int:
 
 
 def _value(table: Path, number: int, line: Sequence[str], names: Sequence[str], at: int) -> str:
-    """The value of a column in a line. Raises BadInput if it is empty or not printable."""
+    """The value of a column in a line. Raises a Fault if it is empty or not printable."""
     value = line[at].strip() if at < len(line) else ""
     if not value or not value.isprintable():
         what = f"{quoted(value)} for {quoted(names[at])}" if value else f"no {quoted(names[at])}"
-        raise BadInput(f"{table}: line {number} has {what}: {REMEDY}")
+        raise Fault(f"{table}: line {number} has {what}")
     return value
 
 
@@ -118,14 +119,13 @@ def _parts(
     split_of: dict[Path, str] = {}
     number = positions([row["label"] for row in rows], classes).tolist()
     for row, label in zip(rows, number, strict=True):
-        split = kind_of_split(row.get("split", "train"), table, REMEDY)
+        split = kind_of_split(row.get("split", "train"), table)
         key = row.get("domain", "image_table"), split, row.get("client", "")
-        files, labels = images.setdefault(key, Split([], []))
-        files.append(_file(table, folder, row["image"]))
-        if split_of.setdefault(files[-1], split) != split:
-            both = f"{split_of[files[-1]]} and {split}"
-            raise BadInput(f"{table} lists {files[-1]} for {both}, but an image has only one split")
-        labels.append(label)
+        file = _file(table, folder, row["image"])
+        if split_of.setdefault(file, split) != split:
+            both = f"{split_of[file]} and {split}"
+            raise BadInput(f"{table} lists {file} for {both}, but an image has only one split")
+        images.setdefault(key, []).append((file, label))
     return [Part(split, *key) for key, split in images.items()]
 
 

@@ -4,6 +4,7 @@ The kind of data is recognized by the content of the files. Shakespeare has its 
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -12,14 +13,15 @@ from tqdm import tqdm
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import SIDE, source
 from fedjax_lab.data.fetching import catalog
 from fedjax_lab.data.formats import leaf_json, text_rows, user_rows
-from fedjax_lab.data.formats.images import Split, check_size, decoded, rgb
-from fedjax_lab.data.formats.images import arrays as listed
+from fedjax_lab.data.formats.images import Look, Split, decoded, of_files
 from fedjax_lab.data.formats.leaf_json import User
 from fedjax_lab.data.formats.user_rows import UserRows
 from fedjax_lab.data.formats.word_sequences import Words, check, next_word
 from fedjax_lab.data.places import folder_of
+from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources import image_folders
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
@@ -35,17 +37,6 @@ REMEDY = (
 CITATION = catalog.PUBLISHED["shakespeare"].citation
 
 
-class Settings(NamedTuple):
-    """The settings of `leaf` for images and texts."""
-
-    folder: Path
-    images: str
-    size: int
-    tokenizer: str
-    vocabulary: int
-    length: int
-
-
 class Kind(NamedTuple):
     """How examples of one kind are read."""
 
@@ -54,6 +45,7 @@ class Kind(NamedTuple):
 
 
 @decoded
+@source(REMEDY, length=check_not_negative)
 def leaf(
     *,
     folder: str,
@@ -79,22 +71,24 @@ def leaf(
     vocabulary: the number of token ids; for Reddit, the most frequent training words.
     length: the number of words of a text that an example has, or the number of words before the
         word to predict; 0: LEAF's values, 25 and 10.
-
-    Raises BadInput if the files are missing or malformed.
     """
-    check_not_negative("data.length", length)
     where = Path(folder).expanduser()
-    settings = Settings(where, images, size, tokenizer, vocabulary, length)
+    kinds = {
+        "comments": partial(of_comments, vocabulary, length or COMMENT),
+        "pictures": partial(of_pictures, where, images, size),
+        "texts": partial(of_texts, tokenizer, vocabulary, length or TWEET),
+        "numbers": partial(Kind, numbers, partial(user_rows.numbers, name="leaf")),
+    }
     parts: list[UserRows] = []
     room, kind = user_rows.Room(), None
     for user, test in tqdm(users_of(where), "leaf", unit=" users", delay=2):
         if user.x:
-            kind = kind or kind_of(user, settings)
-            with safe.reading(user.file, REMEDY, part=f"user {quoted(user.name, 60)}"):
+            kind = kind or kinds[kind_of(user)]()
+            with safe.reading(user.file, part=f"user {quoted(user.name, 60)}"):
                 parts.append(UserRows(user.name, test, *kind.encode(user)))
                 room.take(parts[-1].x)
     if kind is None or all(part.test for part in parts):
-        raise BadInput(f"{where} has no training examples: {REMEDY}")
+        raise Fault(f"{where} has no training examples")
     return kind.finish(parts)._replace(citation=CITATION)
 
 
@@ -103,42 +97,36 @@ def users_of(folder: Path) -> Iterator[tuple[User, bool]]:
 
     Yields pairs of a user and whether its examples are test examples.
     """
-    folder_of(folder, REMEDY)
+    folder_of(folder)
     places = [place for place in (folder, folder / "data") if place.is_dir()]
     for place in places:
         names = [name for name in ("train", "test") if leaf_json.has_files(place / name)]
         if "train" in names:
             for name in names:
-                yield from ((user, name == "test") for user in _users(place / name))
+                yield from ((user, name == "test") for user in leaf_json.users_in(place / name))
             return
     for place in (folder / name for name in ("all_data", "data/all_data", "")):
         if leaf_json.has_files(place):
-            yield from ((user, False) for user in _users(place))
+            yield from ((user, False) for user in leaf_json.users_in(place))
             return
-    raise BadInput(f"no train/*.json or all_data/*.json in {folder}: {REMEDY}")
+    raise Fault(f"no train/*.json or all_data/*.json in {folder}")
 
 
-def _users(folder):
-    return leaf_json.users_in(folder, REMEDY)
-
-
-def kind_of(user: User, settings: Settings) -> Kind:
-    """The kind of the first example of the first user."""
+def kind_of(user: User) -> str:
+    """The name of the kind of the first example of the first user."""
     x, y = user.x[0], user.y[0]
     first = x[0] if isinstance(x, list) and x else None
     is_nested = isinstance(first, list) and isinstance(first[0] if first else None, str)
     if is_nested or isinstance(y, dict):
-        return of_comments(settings)
+        return "comments"
     if isinstance(x, str) and isinstance(y, str):
         raise BadInput(
             f"{user.file} has characters as labels of texts; read it with"
             " --config.data.name=shakespeare"
         )
     if isinstance(x, str) and PurePath(x).suffix.lower() in image_folders.ENDINGS:
-        return of_pictures(settings)
-    if isinstance(x, str) or isinstance(first, str):
-        return of_texts(settings)
-    return Kind(numbers, lambda parts: user_rows.numbers(parts, "leaf"))
+        return "pictures"
+    return "texts" if isinstance(x, str) or isinstance(first, str) else "numbers"
 
 
 def numbers(user: User) -> tuple[np.ndarray, np.ndarray]:
@@ -149,12 +137,12 @@ def numbers(user: User) -> tuple[np.ndarray, np.ndarray]:
 # Names of image files
 
 
-def of_pictures(settings: Settings) -> Kind:
+def of_pictures(folder: Path, images: str, size: int) -> Kind:
     """The kind of names of image files; the images are decoded on demand."""
-    places = [settings.folder / name for name in PICTURES]
-    places = [Path(settings.images).expanduser()] if settings.images else places
+    named = [Path(images).expanduser()] if images else []
+    places = named or [folder / name for name in PICTURES]
     where = next((place for place in places if place.is_dir()), None)
-    check_size(settings.size)
+    SIDE("data.size", size)
     if where is None:
         looked = " or ".join(map(str, places))
         raise BadInput(f"no images in {looked}: name their folder with --config.data.images")
@@ -165,17 +153,17 @@ def of_pictures(settings: Settings) -> Kind:
         return [where / name for name in user.x], user_rows.labels(user.y)
 
     def finish(parts):
-        splits = [_files([part for part in parts if part.test == test]) for test in (False, True)]
+        splits: list[Split] = [[], []]
+        for part in parts:
+            splits[part.test] += zip(part.x, part.y.tolist(), strict=True)
         remedy = f"move all images to {where}, or name their folder with --config.data.images"
-        made = listed(f"leaf-v{VERSION}", splits[:1], splits[1:], settings.size, rgb, remedy)
-        data = user_rows.assembled(parts, made["x"], user_rows.numbered(parts), "leaf")
-        return data._replace(files=made["files"])
+        with safe.remedied(remedy):
+            made = of_files(f"leaf-v{VERSION}", splits[:1], splits[1:], Look(size), (), ())
+        made.x.read = safe.remedied(remedy)(made.x.read)
+        data = user_rows.assembled(parts, made.x, user_rows.numbered(parts), "leaf")
+        return data._replace(files=made.files)
 
     return Kind(encode, finish)
-
-
-def _files(parts):
-    return Split([f for part in parts for f in part.x], [int(n) for part in parts for n in part.y])
 
 
 def _is_plain(name):
@@ -185,9 +173,9 @@ def _is_plain(name):
 # Texts
 
 
-def of_texts(settings: Settings) -> Kind:
+def of_texts(tokenizer: str, vocabulary: int, length: int) -> Kind:
     """The kind of texts, or of rows whose last entry is the text, as in Sent140."""
-    text_rows.make_tokenizer(settings.tokenizer, settings.vocabulary, [])  # checks the settings
+    text_rows.make_tokenizer(tokenizer, vocabulary, [])  # checks the settings
 
     def encode(user):
         last = [row[-1] if isinstance(row, list) and row else row for row in user.x]
@@ -196,26 +184,25 @@ def of_texts(settings: Settings) -> Kind:
         return [leaf_json.plain(text) for text in last], user_rows.labels(user.y)
 
     def finish(parts):
-        training = [text for part in parts if not part.test for text in part.x]
-        made = text_rows.make_tokenizer(settings.tokenizer, settings.vocabulary, training)
-        ids = [made.encode(text) for part in parts for text in part.x]
-        x = text_rows.padded(ids, settings.length or TWEET, made.size)
-        return user_rows.assembled(parts, x, user_rows.numbered(parts), "leaf")
+        made = user_rows.assembled(parts, None, user_rows.numbered(parts), "leaf")
+        texts = [text for part in parts for text in part.x]
+        tokens = text_rows.Tokens(text_rows.TASKS[0], tokenizer, vocabulary, length)
+        return text_rows.of_texts(made, texts, tokens)
 
     return Kind(encode, finish)
 
 
-def of_comments(settings: Settings) -> Kind:
+def of_comments(vocabulary: int, length: int) -> Kind:
     """The kind of comments, for next-word prediction within each comment."""
-    words, length = Words(), settings.length or COMMENT
-    check(settings.vocabulary, length)
+    words = Words()
+    check(vocabulary, length)
 
     def encode(user):
         comments = [words.encode(_words(comment)) for comment in user.x]
         return comments, np.zeros(len(comments), np.int32)
 
     def finish(parts):
-        return next_word(words, parts, settings.vocabulary, length, "leaf")
+        return next_word(words, parts, vocabulary, length, "leaf")
 
     return Kind(encode, finish)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import TYPES, Dataset
+from fedjax_lab.data.declared import source
 from fedjax_lab.data.places import folder_of, path_of
 from fedjax_lab.data.sources import arrays
 from fedjax_lab.errors import BadInput, nearest, quoted
@@ -16,6 +17,7 @@ REMEDY = "write the arrays with numpy.save"
 HELP = "name a folder with x.npy with --config.data.path"
 
 
+@source(REMEDY)
 def mapped(*, path: str) -> Dataset:
     """The examples of a folder with x.npy and y.npy; x stays on disk until it is used.
 
@@ -27,10 +29,9 @@ def mapped(*, path: str) -> Dataset:
     of each example, integers or names; `test` [R], True or 1 for test examples; and classes.json, a
     list of class names. Without `test`, a random fifth of the examples is the test set: the same
     one at every call, unless config.data.test draws another.
-
-    Raises BadInput if the folder or a file is not of this form.
     """
-    folder = folder_of(path_of(path, HELP), HELP)
+    with safe.remedied(HELP):
+        folder = folder_of(path_of(path, HELP))
     check_names(folder)
     members = {name: opened(folder / f"{name}.npy") for name in NAMES if has(folder, name)}
     x = examples(folder / "x.npy", members.pop("x"))
@@ -49,7 +50,7 @@ def check_names(folder: Path) -> None:
     """Raises BadInput unless the folder has x.npy and y.npy, and only .npy files of NAMES."""
     for name in NAMES[:2]:
         if not has(folder, name):
-            raise BadInput(f"{folder} has no {name}.npy: {REMEDY}")
+            raise safe.Fault(f"{folder} has no {name}.npy")
     names = [f"{name}.npy" for name in NAMES]
     for file in safe.glob(folder, "*.npy"):
         if file.name not in names:
@@ -79,7 +80,7 @@ def flags(folder: Path, test: np.ndarray) -> np.ndarray:
 
 def opened(file: Path) -> np.ndarray:
     """The memory-mapped array of a file. Raises BadInput if that is not possible."""
-    with safe.reading(file, REMEDY):
+    with safe.reading(file):
         safe.check_regular(file)
         return np.load(file, mmap_mode="r", allow_pickle=False)
 

@@ -63,8 +63,6 @@ def medmnist(
     folder: the folder with the file; empty: ~/.cache/fedjax_lab and data/ are searched.
     size: the side of an image, 28, 64, 128 or 224; there is a file for each.
     merge_valid: append the validation images to the training images; otherwise they are left out.
-
-    Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
     if dataset == "chestmnist":
         raise BadInput(
@@ -75,10 +73,10 @@ def medmnist(
     if size not in SIZES:
         sizes = ", ".join(map(str, SIZES))
         raise BadInput(f"config.data.size of medmnist must be one of {sizes}, got {size}")
-    remedy = _remedy(dataset, size)
-    file = locate(folder, names(dataset, size), remedy)
     splits = ("train", "val", "test") if merge_valid else ("train", "test")
-    images, labels = zip(*_read(file, splits, size, len(CLASSES[dataset]), remedy), strict=True)
+    with safe.remedied(_remedy(dataset, size)):
+        file = find(dataset, folder, size)
+        images, labels = zip(*_read(file, splits, size, len(CLASSES[dataset])), strict=True)
     made = pooled(np.concatenate(images), [np.concatenate(labels[:-1])], [labels[-1]])
     return Dataset(**made, classes=CLASSES[dataset], domains=(dataset,))
 
@@ -88,10 +86,10 @@ def file_name(dataset: str, size: int) -> str:
     return f"{dataset}.npz" if size == 28 else f"{dataset}_{size}.npz"
 
 
-def names(dataset: str, size: int = 28) -> tuple[str, ...]:
-    """The paths of that file, relative to the folders that are searched."""
+def find(dataset: str, folder: str, size: int = 28) -> Path:
+    """The path of that file."""
     name = file_name(dataset, size)
-    return name, f"medmnist/{name}"
+    return locate(folder, (name, f"medmnist/{name}"))
 
 
 def _remedy(dataset, size):
@@ -104,17 +102,17 @@ def _remedy(dataset, size):
 
 
 def _read(
-    file: Path, splits: tuple[str, ...], size: int, num_classes: int, remedy: str
+    file: Path, splits: tuple[str, ...], size: int, num_classes: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """The images [N, size, size, channels] and labels [N] of each split."""
     keys = [f"{split}_{kind}" for split in splits for kind in ("images", "labels")]
-    with safe.reading(file, remedy, "is damaged or not a file of MedMNIST"):
-        arrays = npz.read(file, keys, remedy, "is damaged")
-    shapes, made = [(size, size, 1), (size, size, 3)], []
+    with safe.reading(file, problem="is damaged or not a file of MedMNIST"):
+        arrays = npz.read(file, keys, problem="is damaged")
+    made = []
     for split in splits:
-        x = images_of(file, arrays[f"{split}_images"], shapes, remedy)
+        x = images_of(file, arrays[f"{split}_images"], (size, size, 1), (size, size, 3))
         labels = arrays[f"{split}_labels"]
-        made.append((x, labels_of(file, labels, len(x), range(num_classes), remedy)))
+        made.append((x, labels_of(file, labels, len(x), range(num_classes))))
     if len({x.shape[1:] for x, _ in made}) > 1:
-        raise BadInput(f"{file}: only some of its splits have color images: {remedy}")
+        raise safe.Fault(f"{file}: only some of its splits have color images")
     return made

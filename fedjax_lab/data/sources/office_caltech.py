@@ -3,10 +3,10 @@
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset, first_of_each
-from fedjax_lab.data.formats.images import check_size, decoded
+from fedjax_lab.data.declared import one_of
+from fedjax_lab.data.formats.images import image_source
 from fedjax_lab.data.places import told
 from fedjax_lab.data.sources._domain_folders import Release, read
-from fedjax_lab.errors import check_choice
 
 RELEASE = Release(
     name="office_caltech-v1",
@@ -16,7 +16,6 @@ RELEASE = Release(
         "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug "
         "projector".split()
     ),
-    remedy=told("office_caltech"),
 )
 SAMPLINGS = {
     "fedpick": lambda labels: np.arange(min(125, len(labels))),
@@ -24,7 +23,7 @@ SAMPLINGS = {
 }
 
 
-@decoded
+@image_source(told("office_caltech"), sampling=one_of(SAMPLINGS))
 def office_caltech(*, folder: str = "", size: int = 256, sampling: str = "fedpick") -> Dataset:
     """Office-Caltech-10: images [R, size, size, 3] of amazon, caltech, dslr and webcam.
 
@@ -35,8 +34,6 @@ def office_caltech(*, folder: str = "", size: int = 256, sampling: str = "fedpic
         fedc2i: the first 20 of each class in each domain (200, 200, 125, 197).
 
     The test set has all test images: 192, 225, 32 and 59. Decoded images are cached as in
-    `images.decoded`. Raises BadInput if files are missing or damaged.
+    `images.decoded`.
     """
-    check_choice("data.sampling", sampling, SAMPLINGS)
-    check_size(size)
     return read(RELEASE, folder, size, SAMPLINGS[sampling])

@@ -7,7 +7,7 @@ The formats tfrecord (TFDS's default), array_record and parquet are supported. N
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,15 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.formats import columns, encoded, tfrecords
-from fedjax_lab.data.formats.images import decoded
-from fedjax_lab.errors import BadInput, cut, missing, nearest, quoted
+from fedjax_lab.data.formats.encoded import Fetch
+from fedjax_lab.data.formats.images import image_source
+from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
 VERSION = r"\d+\.\d+\.\d+"
 NAME = re.compile(rf"(?P<set>\w+(/[\w+-][\w.+-]*)?)(:(?P<version>{VERSION}))?")  # as in tfds.load
 
-Fetch = Callable[[np.ndarray], Sequence[bytes]]  # numbers of records -> the bytes of these records
 
-
-@decoded
+@image_source(**encoded.LIMITS)
 def tfds(
     *,
     dataset: str = "cifar10",
@@ -56,30 +55,32 @@ def tfds(
 
     Raises BadInput if the data set is not prepared, damaged, or not of this form.
     """
-    encoded.check_form(size, color)
     version, remedy = _find(dataset, folder)
-    builder = _builder(version, remedy)
-    split, training = _splits(builder, train_split, test_split, version)
-    image = _feature(builder, "image", image, "Image", version)
-    label = _feature(builder, "label", label, "ClassLabel", version)
-    with _reading(version, remedy):
-        fetch, count = _files(builder, split)
-        parse = _parser(builder.info.features, image)
-        y = _labels(fetch, count, parse, label)
-        classes = tuple(builder.info.features[label].names)
-    columns.check_labels(y, classes, str(version))
-    made = pooled(None, [y[:training]], [y[training:]])
+    with safe.remedied(remedy):
+        with safe.reading(version, extra="tfds"):
+            import tensorflow_datasets
 
-    def images(rows: np.ndarray) -> list[bytes]:
-        with _reading(version, remedy):
-            return [parse(record)[image] for record in fetch(rows)]
+            builder = tensorflow_datasets.builder_from_directory(version)
+        split, training = _splits(builder, train_split, test_split, version)
+        image = _feature(builder, "image", image, "Image", version)
+        label = _feature(builder, "label", label, "ClassLabel", version)
+        with safe.reading(version, extra="tfds"):
+            fetch, count = _files(builder, split)
+            parse = _parser(builder.info.features, image)
+            y = _labels(fetch, count, parse, label)
+            classes = tuple(builder.info.features[label].names)
+        columns.check_labels(y, classes, str(version))
+        made = pooled(None, [y[:training]], [y[training:]])
 
-    files = encoded.Encoded(images, count, str(version), remedy)
-    digest = encoded.digest(files, made["y"], made["test"])
-    made["x"] = encoded.pictures(files, size, color, f"tfds-{digest}")
-    info = builder.info
+        def images(rows: np.ndarray) -> list[bytes]:
+            with safe.reading(version, extra="tfds"):
+                return [parse(record)[image] for record in fetch(rows)]
+
+        facts = made["y"], made["test"]
+        x = encoded.pictures(images, count, str(version), size, color, "tfds", *facts)
+    x.read, info = safe.remedied(remedy)(x.read), builder.info
     return Dataset(
-        **made,
+        **made | {"x": x},
         classes=classes,
         domains=(dataset,),
         license=info.redistribution_info.license,
@@ -138,24 +139,6 @@ def _hint(where: Path, dataset: str) -> str:
 
             names = {*prepared, *tensorflow_datasets.list_builders(with_community_datasets=False)}
     return "" if first in names or not names else f"; {cut(nearest(dataset, names), 200)}"
-
-
-@contextlib.contextmanager
-def _reading(version: Path, remedy: str) -> Iterator[None]:
-    """Inside the context, any error that TFDS raises becomes BadInput."""
-    with safe.reading(version, remedy):
-        try:
-            yield
-        except ImportError as error:
-            raise missing(error, "tfds") from error
-
-
-def _builder(version: Path, remedy: str) -> Any:
-    """TFDS's builder of the prepared data set."""
-    with _reading(version, remedy):
-        import tensorflow_datasets
-
-        return tensorflow_datasets.builder_from_directory(version)
 
 
 def _splits(builder: Any, train: str, test: str, version: Path) -> tuple[str, int]:

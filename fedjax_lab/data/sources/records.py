@@ -22,6 +22,7 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import TYPES, Dataset
+from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import npz
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.places import folder_of, path_of
@@ -49,6 +50,7 @@ class Index(NamedTuple):
     overlap: int = 0  # Dataset.overlap; in the file only if it is not 0
 
 
+@source(REMEDY)
 def records(*, path: str) -> Dataset:
     """The examples of a folder written by `python -m fedjax_lab.data prepare`; x is lazy.
 
@@ -57,11 +59,11 @@ def records(*, path: str) -> Dataset:
     Raises BadInput if anything is missing or damaged: at once for missing or truncated shards, and
     otherwise when the damaged part is read.
     """
-    folder = folder_of(path_of(path, "name a folder of records with --config.data.path"), REMEDY)
-    with safe.reading(folder, REMEDY):
+    folder = folder_of(path_of(path, "name a folder of records with --config.data.path"))
+    with safe.reading(folder):
         sums = read_sums(folder)
         index = read_index(folder)
-        labels: Any = npz.read(folder / LABELS, of_each(index), REMEDY, "is damaged")
+        labels: Any = npz.read(folder / LABELS, of_each(index), problem="is damaged")
         check_labels(index, labels)
     digest = hashlib.sha256("".join(sums).encode()).hexdigest()
     x = LazyArray(reader(folder, index), index.shape, index.dtype, digest)
@@ -144,7 +146,7 @@ def reader(folder: Path, index: Index) -> Callable[[np.ndarray], np.ndarray]:
         for each in np.unique(shard).tolist():
             at = np.flatnonzero(shard == each)
             places = (numbers[at] - begins[each]).tolist()
-            with safe.reading(files[each], REMEDY, "is damaged"), named_errors(files[each]):
+            with safe.reading(files[each], problem="is damaged"), named_errors(files[each]):
                 content = b"".join(readers[each].read(places))
                 made[at] = np.frombuffer(content, index.dtype).reshape(-1, *index.shape[1:])
         return made
@@ -155,7 +157,7 @@ def reader(folder: Path, index: Index) -> Callable[[np.ndarray], np.ndarray]:
 def opened(file: Path, size: int) -> Any:
     """A thread-safe reader of a shard. Raises BadInput unless the shard has `size` examples."""
     module = array_record("array_record_module")
-    with safe.reading(file, REMEDY), named_errors(file):
+    with safe.reading(file), named_errors(file):
         safe.check_regular(file)
         shard = module.ArrayRecordReader(
             str(file), "readahead_buffer_size:0", file_reader_buffer_size=2**15

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset, pooled
+from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import leaf_json
 from fedjax_lab.data.formats.leaf_json import User
 from fedjax_lab.data.places import locate, told
+from fedjax_lab.data.safe import Fault
 from fedjax_lab.errors import BadInput, check_not_negative, check_positive_share, quoted
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -22,9 +24,9 @@ TRAINING = 0.8  # share of training texts: the first ones of each user
 LEAST = 40  # users with fewer texts are left out
 FRACTION, SEED = 0.1, 0
 FOLDERS = ("shakespeare/", "shakespeare/data/", "leaf/data/shakespeare/data/")
-HELP = told("shakespeare")
 
 
+@source(told("shakespeare"), fraction=check_positive_share, seed=check_not_negative)
 def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEED) -> Dataset:
     """LEAF's Shakespeare: x [R, 80] int8 and y [R] int32, numbers of characters in LEAF's alphabet.
 
@@ -46,8 +48,6 @@ def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEE
     Raises BadInput if files are missing or malformed, or if fraction or seed is set although there
     is a split.
     """
-    check_positive_share("data.fraction", fraction)
-    check_not_negative("data.seed", seed)
     where = find(folder)
     if where.name == "all_data":
         train, test = sampled(read(where), fraction, seed)
@@ -59,7 +59,7 @@ def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEE
             " all_data/ only; leave them out, or move train/ away"
         )
     if not train:
-        raise BadInput(f"{where} has no user with enough texts for a test set: {HELP}")
+        raise Fault(f"{where} has no user with enough texts for a test set")
     users = sorted(train)
     encoded = [encode(part[user]) for part in (train, test) for user in users]
     x = np.concatenate([texts for texts, _ in encoded])
@@ -94,14 +94,11 @@ def ready(folder: Path) -> tuple[dict[str, User], dict[str, User]]:
     train, test = read(folder), read(folder.parent / "test")
     alone = min(train.keys() ^ test.keys(), default=None)
     if alone is not None:
-        raise BadInput(
-            f"{folder}: user {quoted(alone, 60)} is not in both train/ and test/: {HELP}"
-        )
+        raise Fault(f"{folder}: user {quoted(alone, 60)} is not in both train/ and test/")
     empty = next((user for user in train if not (train[user].y and test[user].y)), None)
     if empty is not None:
-        raise BadInput(
-            f"{folder}: user {quoted(empty, 60)} has no training texts or no test texts: {HELP}"
-        )
+        what = "has no training texts or no test texts"
+        raise Fault(f"{folder}: user {quoted(empty, 60)} {what}")
     sizes = [(len(train[user].y), len(test[user].y)) for user in train]
     if any(n != _training_count(n + LENGTH - 1 + tests) for n, tests in sizes):
         logging.getLogger(__name__).warning(
@@ -117,13 +114,13 @@ def read(folder: Path) -> dict[str, User]:
 
     Raises BadInput for entries that are not texts of the right length.
     """
-    users = {user.name: user for user in leaf_json.users_in(folder, HELP)}
+    users = {user.name: user for user in leaf_json.users_in(folder)}
     for user in users.values():
         for key, values, length in (("x", user.x, LENGTH), ("y", user.y, 1)):
             if not all(isinstance(value, str) and len(value) == length for value in values):
-                raise BadInput(
+                raise Fault(
                     f"{user.file}: {key} of user {quoted(user.name, 60)} has entries that are not"
-                    f" texts of length {length}: {HELP}"
+                    f" texts of length {length}"
                 )
     return users
 
@@ -153,12 +150,8 @@ def _training_count(count: int) -> int:
 def find(folder: str) -> Path:
     """LEAF's train/, else its all_data/, in `folder` or else in ~/.cache/fedjax_lab and data/.
 
-    Raises BadInput if there is neither.
+    Raises a Fault if there is neither.
     """
-    names = [f"{part}{kind}" for kind in ("train", "all_data") for part in _around(folder)]
-    return locate(folder, tuple(names), HELP, leaf_json.has_files)
-
-
-def _around(folder: str) -> tuple[str, ...]:
-    """Where LEAF's folders may be, relative to `folder` or to the folders searched without it."""
-    return ("", "data/", *FOLDERS) if folder else FOLDERS
+    around = ("", "data/", *FOLDERS) if folder else FOLDERS
+    names = [f"{part}{kind}" for kind in ("train", "all_data") for part in around]
+    return locate(folder, names, leaf_json.has_files)

@@ -17,8 +17,9 @@ from functools import partial
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import source, within
 from fedjax_lab.data.sources._generated import LARGEST, draw_sizes, of_users, training_counts
-from fedjax_lab.errors import check_not_negative, check_positive, check_range
+from fedjax_lab.errors import check_below_one, check_not_negative, check_positive
 
 CITATION = (
     "T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated Optimization in"
@@ -28,6 +29,15 @@ LEAST = 50  # smallest number of examples of a user
 MOST_CLASSES = 10_000
 
 
+@source(
+    dimension=check_positive,
+    alpha=within(0, LARGEST),
+    beta=within(0, LARGEST),
+    seed=check_not_negative,
+    num_classes=within(2, MOST_CLASSES),
+    num_users=check_positive,
+    test_share=check_below_one,
+)
 def synthetic(
     *,
     alpha: float = 1.0,
@@ -49,14 +59,7 @@ def synthetic(
     num_classes: the number of classes.
     test_share: the fraction of each user's examples that is for testing.
     seed: the random seed.
-
-    Raises BadInput for an invalid setting, or if the examples do not fit in memory.
     """
-    check_positive("data.dimension", dimension)
-    check_range("data.alpha", alpha, 0, LARGEST)
-    check_range("data.beta", beta, 0, LARGEST)
-    check_not_negative("data.seed", seed)
-    check_range("data.num_classes", num_classes, 2, MOST_CLASSES)
     draw = partial(_draw_sizes, np.random.default_rng([seed, 0]))
     sizes = draw_sizes(draw, num_users, least=LEAST, example_bytes=4 * dimension)
     training = training_counts(sizes, test_share)
@@ -64,6 +67,7 @@ def synthetic(
     x = np.empty((sizes.sum(), dimension), np.float32)
     y = np.empty(len(x), np.int32)
     stops = np.cumsum(sizes)
+    deviations = np.arange(1, dimension + 1) ** -0.6  # of coordinates: the root of S's diagonal
     for k, rows in enumerate(map(slice, stops - sizes, stops)):
         rng = np.random.default_rng([seed, 2, k])
         v, (w, b) = np.zeros(dimension), shared
@@ -71,7 +75,7 @@ def synthetic(
             u, center = rng.normal(0, [alpha, beta])
             v = rng.normal(center, 1, dimension)
             w, b = _classifier(rng, u, dimension, num_classes)
-        x[rows] = v + _deviations(dimension) * rng.standard_normal((sizes[k], dimension))
+        x[rows] = v + deviations * rng.standard_normal((sizes[k], dimension))
         y[rows] = np.argmax(x[rows] @ w + b, axis=1)
     names = {"classes": tuple(map(str, range(num_classes))), "domains": ("synthetic",)}
     return of_users(x, y, sizes, training, **names, citation=CITATION)
@@ -85,8 +89,3 @@ def _draw_sizes(rng, count):
 def _classifier(rng, u, dimension, num_classes):
     """Weights [dimension, num_classes] and biases [num_classes] around u."""
     return rng.normal(u, 1, (dimension, num_classes)), rng.normal(u, 1, num_classes)
-
-
-def _deviations(dimension):
-    """The standard deviations of the coordinates of an input: the square root of S's diagonal."""
-    return np.arange(1, dimension + 1) ** -0.6

@@ -8,17 +8,8 @@ import numpy as np
 
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats import text_tables
+from fedjax_lab.data.formats import text_rows, text_tables
 from fedjax_lab.data.formats.columns import numbered, positions
-from fedjax_lab.data.formats.text_rows import (
-    BUILT_IN,
-    LENGTH,
-    TASKS,
-    VOCABULARY,
-    Tokens,
-    check,
-    of_texts,
-)
 from fedjax_lab.data.places import path_of
 from fedjax_lab.errors import BadInput
 
@@ -42,10 +33,10 @@ def text_files(
     client: str = "",
     header: bool = True,
     encoding: str = "utf-8",
-    task: str = TASKS[0],
-    tokenizer: str = BUILT_IN[0],
-    vocabulary: int = VOCABULARY,
-    length: int = LENGTH,
+    task: str = "classify",
+    tokenizer: str = "hash",
+    vocabulary: int = 10_000,
+    length: int = 64,
 ) -> Dataset:
     """x [R, length] int16 or int32, token ids: 0 is padding, which comes first, 1 unknown words.
 
@@ -69,8 +60,7 @@ def text_files(
     Without test texts, the dataset has no test examples. Raises BadInput if anything is missing or
     invalid.
     """
-    tokens = Tokens(task, tokenizer, vocabulary, length)
-    check(tokens)
+    tokens = text_rows.checked(task, tokenizer, vocabulary, length)
     if task == "classify" and not label:
         raise BadInput(
             "config.data.label is empty: name the column of labels, or predict words with"
@@ -111,7 +101,7 @@ class Columns(NamedTuple):
 def dataset_of(
     train: Sequence[Text],
     test: Sequence[Text],
-    tokens: Tokens,
+    tokens: text_rows.Tokens,
     where: str,
     classes: tuple[str, ...] = (),
 ) -> Dataset:
@@ -133,7 +123,7 @@ def dataset_of(
     if any(each.user for each in texts):
         client, users = numbered([each.user for each in texts], where)
         dataset = dataset._replace(client=client, users=users)
-    dataset = of_texts(dataset, [each.text for each in texts], tokens)
+    dataset = text_rows.of_texts(dataset, [each.text for each in texts], tokens)
     if dataset.test.all():
         raise BadInput(f"{where} has no training texts")
     leaks.report(dataset)

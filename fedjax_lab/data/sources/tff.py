@@ -15,18 +15,19 @@ from tqdm import tqdm
 from fedjax_lab.data import safe
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import one_of, source
 from fedjax_lab.data.formats import user_rows, word_sequences
 from fedjax_lab.data.formats.user_rows import UserRows
 from fedjax_lab.data.formats.word_sequences import Words, next_word
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.places import folder_of
+from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources import leaf, shakespeare
 from fedjax_lab.errors import (
     BadInput,
     check_choice,
     check_not_negative,
     check_positive,
-    missing,
     quoted,
 )
 
@@ -42,16 +43,8 @@ CIFAR = (
     " Adaptive Federated Optimization. ICLR 2021, arXiv:2003.00295."
 )
 STACK_OVERFLOW = "The TensorFlow Federated Authors. Stack Overflow dataset. 2019.", "CC BY-SA 3.0"
+TASKS = ("tags", "next_word")
 PUBLIC_DOMAIN = "public domain (Project Gutenberg)"
-
-
-class Settings(NamedTuple):
-    """The settings of `tff_hdf5` for texts."""
-
-    task: str
-    vocabulary: int
-    tags: int
-    length: int
 
 
 class Kind(NamedTuple):
@@ -65,6 +58,7 @@ class Kind(NamedTuple):
     same_users: bool = True  # whether both files have the same users
 
 
+@source(REMEDY, max_users=check_not_negative, tags=check_positive, task=one_of(TASKS))
 def tff_hdf5(
     *,
     folder: str,
@@ -96,26 +90,21 @@ def tff_hdf5(
     tags: the number of classes, the most frequent tags in training; sentences without any of them
         are left out.
     length: the number of words before the next one that an example has.
-
-    Raises BadInput if the files are missing or malformed.
     """
-    check_not_negative("data.max_users", max_users)
-    check_positive("data.tags", tags)
-    check_choice("data.task", task, ("tags", "next_word"))
     word_sequences.check(vocabulary, length)
     prefix, train, test = files_of(folder, dataset)
-    kinds = kinds_of(Settings(task, vocabulary, tags, length))
-    parts, kind = parts_of(train, test, kinds, max_users)
+    words = of_tags(vocabulary, tags) if task == "tags" else of_sentences(vocabulary, length)
+    parts, kind = parts_of(train, test, (*KINDS, words), max_users)
     return kind.finish(parts, prefix)._replace(license=kind.license, citation=kind.citation)
 
 
 def files_of(folder: str, dataset: str) -> tuple[str, Path, Path]:
     """The name of the data set, and its training and test file."""
-    where = folder_of(folder, REMEDY)
+    where = folder_of(folder)
     ends = "_train.h5", "_test.h5"
     names = [file.name.removesuffix(ends[0]) for file in safe.glob(where, f"*{ends[0]}")]
     if not names:
-        raise BadInput(f"no *_train.h5 in {where}: {REMEDY}")
+        raise Fault(f"no *_train.h5 in {where}")
     if len(names) > 1 and not dataset:
         raise BadInput(f"{where} has {', '.join(names)}: choose one with --config.data.dataset")
     check_choice("data.dataset", dataset or names[0], names)
@@ -128,7 +117,7 @@ def parts_of(
 ) -> tuple[list[UserRows], Kind]:
     """The examples of all chosen users, training examples first, and their kind."""
     room = user_rows.Room()
-    with safe.reading(train, REMEDY), opened(train) as users:
+    with safe.reading(train, extra="hdf5"), opened(train) as users:
         kind = kind_of(users, kinds)
         chosen = sorted(users)
         if max_users:
@@ -136,8 +125,8 @@ def parts_of(
             chosen = sorted(chosen[place] for place in order[:max_users])
         parts = list(read(users, chosen, kind, room, "", False))
     if not parts:
-        raise BadInput(f"{train} has no examples: {REMEDY}")
-    with safe.reading(test, REMEDY), opened(test) as users:
+        raise Fault(f"{train} has no examples")
+    with safe.reading(test), opened(test) as users:
         if kind.same_users:
             parts += read(users, sorted(set(users) & set(chosen)), kind, room, "", True)
         else:
@@ -162,11 +151,9 @@ def read(
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[Mapping]:
     """The groups of the users in an HDF5 file, by name."""
+    import h5py
+
     safe.check_regular(file)
-    try:
-        import h5py
-    except ImportError as error:
-        raise missing(error, "hdf5") from error
     with h5py.File(file, "r") as group:
         yield member(group, "examples")
 
@@ -197,16 +184,6 @@ def kind_of(users: Mapping, kinds: Sequence[Kind]) -> Kind:
             return kind
     wanted = "; ".join(", ".join(kind.fields) for kind in kinds)
     raise ValueError(f"a user has the fields {quoted(sorted(fields))}, not {wanted}")
-
-
-def kinds_of(settings: Settings) -> tuple[Kind, ...]:
-    """All kinds of examples."""
-    return (
-        Kind(("pixels", "label"), pictures, user_rows.numbers, leaf.CITATION),
-        Kind(("image", "label"), pictures, user_rows.numbers, CIFAR, same_users=False),
-        Kind(("snippets",), speech, finish_speech, leaf.CITATION, PUBLIC_DOMAIN),
-        of_sentences(settings) if settings.task == "next_word" else of_tags(settings),
-    )
 
 
 def pictures(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -244,10 +221,17 @@ def finish_speech(parts: list[UserRows], name: str) -> Dataset:
     return made._replace(overlap=shakespeare.LENGTH - 1)
 
 
+KINDS = (
+    Kind(("pixels", "label"), pictures, user_rows.numbers, leaf.CITATION),
+    Kind(("image", "label"), pictures, user_rows.numbers, CIFAR, same_users=False),
+    Kind(("snippets",), speech, finish_speech, leaf.CITATION, PUBLIC_DOMAIN),
+)
+
+
 # Stack Overflow
 
 
-def of_sentences(settings: Settings) -> Kind:
+def of_sentences(vocabulary: int, length: int) -> Kind:
     """The kind of sentences, to predict each word from those before it, and the end."""
     words = Words()
 
@@ -256,12 +240,12 @@ def of_sentences(settings: Settings) -> Kind:
         return sentences, np.zeros(len(sentences), np.int32)
 
     def finish(parts, name):
-        return next_word(words, parts, settings.vocabulary, settings.length, name)
+        return next_word(words, parts, vocabulary, length, name)
 
     return Kind(("tokens",), encode, finish, *STACK_OVERFLOW)
 
 
-def of_tags(settings: Settings) -> Kind:
+def of_tags(vocabulary: int, count: int) -> Kind:
     """The kind of sentences with the titles and tags of their questions, to predict the tag."""
     words, tags = Words(), Words()
 
@@ -272,8 +256,8 @@ def of_tags(settings: Settings) -> Kind:
         return list(zip(sentences, named, strict=True)), np.zeros(len(named), np.int32)
 
     def finish(parts, name):
-        parts, classes = labeled(parts, tags, settings.tags)
-        x = bags(words, parts, settings.vocabulary)
+        parts, classes = labeled(parts, tags, count)
+        x = bags(words, parts, vocabulary)
         return user_rows.assembled(parts, x, classes, name)
 
     return Kind(("tokens", "title", "tags"), encode, finish, *STACK_OVERFLOW)
@@ -293,7 +277,7 @@ def labeled(
         x = [words for (words, _), label in zip(part.x, y, strict=True) if label < len(kept)]
         made += [part._replace(x=x, y=y[y < len(kept)])] if x else []
     if not made:
-        raise BadInput(f"no training sentence has a tag: {REMEDY}")
+        raise Fault("no training sentence has a tag")
     return made, tuple(names[number] for number in kept)
 
 

@@ -4,16 +4,18 @@ Files: http://cs231n.stanford.edu/tiny-imagenet-200.zip. The test images have no
 validation images are used as the test set.
 """
 
+from functools import partial
 from pathlib import Path
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats.images import Split, arrays, decoded, of_classes, rgb
+from fedjax_lab.data.declared import within
+from fedjax_lab.data.formats.images import Look, Split, image_source, of_classes, of_files
 from fedjax_lab.data.places import fetched, locate
-from fedjax_lab.errors import BadInput, check_range, quoted
+from fedjax_lab.errors import quoted
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
-PROBES = "wnids.txt", "tiny-imagenet-200/wnids.txt"
+find = partial(locate, names=("wnids.txt", "tiny-imagenet-200/wnids.txt"))
 HELP = fetched(
     "tiny_imagenet",
     "fetch and unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip and name the folder"
@@ -22,7 +24,7 @@ HELP = fetched(
 )
 
 
-@decoded
+@image_source(HELP, size=within(8, 64))
 def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
     """Tiny-ImageNet: 100,000 + 10,000 images [size, size, 3]; the classes are sorted WordNet ids.
 
@@ -30,26 +32,24 @@ def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
     size: the side of an image in pixels, from 8 to 64.
 
     The resized images are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or
-    sizes of files or the labels change. Raises BadInput if files are missing or damaged.
+    sizes of files or the labels change.
     """
-    check_range("data.size", size, 8, 64)
-    where = locate(folder, PROBES, HELP).parent
-    classes = tuple(sorted(set(safe.lines(where / "wnids.txt", HELP))))
+    where = find(folder).parent
+    classes = tuple(sorted(set(safe.lines(where / "wnids.txt"))))
     folders = [where / "train" / name / "images" for name in classes]
-    train, test = of_classes(folders, [".jpeg"], HELP), validation_files(where, classes)
-    made = arrays(f"tiny_imagenet-v{VERSION}", [train], [test], size, rgb, HELP)
-    return Dataset(**made, classes=classes, domains=("tiny_imagenet",))
+    train, test = of_classes(folders, [".jpeg"]), validation_files(where, classes)
+    title, domains = f"tiny_imagenet-v{VERSION}", ("tiny_imagenet",)
+    return of_files(title, [train], [test], Look(size), classes, domains)
 
 
 def validation_files(where: Path, classes: tuple[str, ...]) -> Split:
     """The files of val/ in the order of val_annotations.txt: name, class, bounding box."""
     table = where / "val" / "val_annotations.txt"
-    number, files, labels = {name: label for label, name in enumerate(classes)}, [], []
-    for line in safe.lines(table, HELP):
+    number, made = {name: label for label, name in enumerate(classes)}, []
+    for line in safe.lines(table):
         file, name, *_ = *line.split("\t"), ""
         if name not in number:
             what = f"class {quoted(name)} of {quoted(file)}"
-            raise BadInput(f"{table}: {what} is not in wnids.txt: {HELP}")
-        files.append(where / "val" / "images" / file)
-        labels.append(number[name])
-    return Split(files, labels)
+            raise safe.Fault(f"{table}: {what} is not in wnids.txt")
+        made.append((where / "val" / "images" / file, number[name]))
+    return made

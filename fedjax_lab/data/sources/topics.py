@@ -10,16 +10,11 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import one_of, source, within
 from fedjax_lab.data.formats import text_rows
 from fedjax_lab.data.formats.text_rows import TASKS
-from fedjax_lab.data.sources._generated import LARGEST
-from fedjax_lab.errors import (
-    BadInput,
-    check_choice,
-    check_not_negative,
-    check_positive,
-    check_range,
-)
+from fedjax_lab.data.sources._generated import concentration
+from fedjax_lab.errors import BadInput, check_not_negative, check_positive
 
 OWN = 0.5  # weight of a topic's own word distribution; the rest is common to all topics
 FOLLOWS = 0.5  # probability that a word is the successor of the previous one
@@ -28,6 +23,16 @@ TESTS = 5  # every fifth text of a user is for testing
 REMEDY = "lower config.data.users, texts, words, topics or vocabulary"
 
 
+@source(
+    task=one_of(TASKS),
+    seed=check_not_negative,
+    users=check_positive,
+    topics=check_positive,
+    words=check_positive,
+    length=check_positive,
+    alpha=concentration,
+    texts=within(TESTS),
+)
 def topics(
     *,
     users: int = 100,
@@ -37,7 +42,7 @@ def topics(
     vocabulary: int = 1000,
     words: int = 20,
     length: int = 20,
-    task: str = TASKS[0],
+    task: str = "classify",
     seed: int = 0,
 ) -> Dataset:
     """x [R, length] int16, token ids: 0 is padding, which comes first. The classes are topics.
@@ -56,14 +61,9 @@ def topics(
     Every fifth text of each user is for testing. Raises BadInput for an invalid setting, or if the
     texts do not fit in memory.
     """
-    check_choice("data.task", task, TASKS)
-    check_not_negative("data.seed", seed)
-    positive = {"users": users, "topics": topics, "words": words, "length": length, "alpha": alpha}
-    for name, value in positive.items():
-        check_positive(f"data.{name}", value)
-    check_range("data.alpha", alpha, 0, LARGEST)
-    check_range("data.texts", texts, TESTS)
-    _check_vocabulary(vocabulary, topics)
+    if not text_rows.FIRST + topics <= vocabulary <= text_rows.LARGEST:
+        least = f"at least two more than config.data.topics={topics}"
+        raise BadInput(f"config.data.vocabulary must be {least}, at most 2**24, got {vocabulary}")
     size = 8 * (users * texts * (words + topics) + topics * vocabulary)
     safe.check_fits(size, "the texts", REMEDY)
     rng = np.random.default_rng(seed)
@@ -85,12 +85,6 @@ def topics(
         users=tuple(f"user{n}" for n in range(users)),
     )
     return text_rows.of_rows(made, rows, task, length, vocabulary, _words(vocabulary))
-
-
-def _check_vocabulary(vocabulary, topics):
-    if not text_rows.FIRST + topics <= vocabulary <= text_rows.LARGEST:
-        least = f"at least two more than config.data.topics={topics}"
-        raise BadInput(f"config.data.vocabulary must be {least}, at most 2**24, got {vocabulary}")
 
 
 def _words(vocabulary):

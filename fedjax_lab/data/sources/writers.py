@@ -15,10 +15,17 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import source, within
 from fedjax_lab.data.fetching import catalog
-from fedjax_lab.data.sources._generated import LARGEST, draw_sizes, of_users, training_counts
-from fedjax_lab.data.sources.digit_domains import CLASSES
-from fedjax_lab.errors import check_not_negative, check_positive, check_range
+from fedjax_lab.data.sources._generated import (
+    LARGEST,
+    concentration,
+    draw_sizes,
+    of_users,
+    training_counts,
+)
+from fedjax_lab.data.sources.digit_domains import CLASSES, split_digits
+from fedjax_lab.errors import check_below_one, check_not_negative, check_positive
 
 SIDE, SHAPE_SIDE = 28, 8  # sides of an image and of a shape, in pixels
 MEAN, DEVIATION, LEAST = 227, 89, 10  # of the number of examples of a writer
@@ -52,6 +59,13 @@ class Shapes(NamedTuple):
     counts: np.ndarray  # [10] the number of shapes of each class
 
 
+@source(
+    alpha=concentration,
+    style=within(0, LARGEST),
+    seed=check_not_negative,
+    num_users=check_positive,
+    test_share=check_below_one,
+)
 def writers(
     *,
     num_users: int = 3500,
@@ -68,13 +82,7 @@ def writers(
     style: how much styles differ, as a multiple of the default; 0: all writers have the same style.
     test_share: the fraction of each writer's examples that is for testing.
     seed: the random seed.
-
-    Raises BadInput for an invalid setting, or if the examples do not fit in memory.
     """
-    check_positive("data.alpha", alpha)
-    check_range("data.alpha", alpha, 0, LARGEST)
-    check_range("data.style", style, 0, LARGEST)
-    check_not_negative("data.seed", seed)
     draw = partial(_draw_sizes, np.random.default_rng([seed, 0]))
     sizes = draw_sizes(draw, num_users, least=LEAST, example_bytes=SIDE * SIDE)
     splits = split_shapes(np.random.default_rng([seed, 1]))
@@ -110,10 +118,7 @@ def split_shapes(rng: np.random.Generator) -> tuple[Shapes, Shapes]:
     from sklearn.datasets import load_digits
 
     ink, labels = load_digits(return_X_y=True)
-    rows = [rng.permutation(np.flatnonzero(labels == label)) for label in range(len(CLASSES))]
-    fifths = [len(r) // 5 for r in rows]
-    training = [r[n:] for r, n in zip(rows, fifths, strict=True)]
-    tests = [r[:n] for r, n in zip(rows, fifths, strict=True)]
+    training, tests = split_digits(rng, labels)
     return _shapes(ink, training), _shapes(ink, tests)
 
 
