@@ -60,11 +60,12 @@ class Published(NamedTuple):
         return [file for file in self.files if file not in self.archives]
 
 
-def _published(table: dict) -> Published:
+def _published(name: str, table: dict) -> Published:
     """The data set of a table of catalog.toml."""
+    table["target"] = table.get("target", "").replace("{}", name)
     folder, addresses = table.pop("folder", ""), table.pop("addresses", ())
     files = (_file(folder, addresses, *row) for row in table.pop("files", ()))
-    settings = tuple(table.pop("settings", {}).items())
+    settings = tuple((k, v.replace("{}", name)) for k, v in table.pop("settings", {}).items())
     return Published(**table, files=tuple(files), settings=settings)
 
 
@@ -77,7 +78,7 @@ _TABLES = tomllib.loads(
     resources.files("fedjax_lab.data.fetching").joinpath("catalog.toml").read_text("utf-8")
 )
 PUBLISHED: dict[str, Published] = {
-    name: _published({**_TABLES["published"].get(table.pop("like", ""), {}), **table})
+    name: _published(name, {**_TABLES["published"].get(table.pop("like", ""), {}), **table})
     for name, table in _TABLES["published"].items()
 }
 NOTHING_TO_FETCH: dict[str, str] = _TABLES["nothing_to_fetch"]  # the other data sources
