@@ -3,14 +3,13 @@
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_lab.data import safe
+from fedjax_lab.data import safe, writing
 from fedjax_lab.data.lazy import LazyArray, pieces
 
 
@@ -36,18 +35,12 @@ def load(path: Path) -> dict[str, Any] | None:
 
 def save(path: Path, arrays: dict[str, Any]) -> None:
     """Writes a cache file atomically; logs a warning if that is not possible."""
-    scratch = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            scratch = Path(file.name)
+        with writing.replacing(path) as scratch, scratch.open("wb") as file:
             np.savez(file, **arrays, sha256=np.array(checksum(arrays)))
-        os.replace(scratch, path)
     except OSError as error:
         logging.getLogger(__name__).warning("could not write the cache file %s: %s", path, error)
-    finally:
-        if scratch is not None:
-            scratch.unlink(missing_ok=True)
 
 
 def checksum(arrays: dict[str, Any]) -> str:

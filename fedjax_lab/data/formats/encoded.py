@@ -8,13 +8,13 @@ import numpy as np
 from tqdm import tqdm
 
 from fedjax_lab.data import safe
-from fedjax_lab.data.declared import SIDE, one_of
+from fedjax_lab.data.declared import SIDE, Check, one_of
 from fedjax_lab.data.formats.images import GRAY, check_image, in_threads, stretch, upright
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput
 
 PIECE = 1000  # images that are read at a time
-LIMITS = {  # of the settings of images; size 0: they keep their size
+LIMITS: dict[str, Check] = {  # of the settings of images; size 0: they keep their size
     "size": lambda key, size: SIDE(key, size or 8),
     "color": one_of(("auto", "rgb", "gray")),
 }
