@@ -5,7 +5,7 @@ the data set, and class names (https://github.com/med-air/FedBN, utils/data_util
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ def read(release: Release, folder: str, size: int, choose: Callable) -> Dataset:
     choose: (labels of a training list) -> positions of the examples to keep.
     """
     where = find(release, folder).parent
+    pairs: list[Sequence[Split]]
     lists = next((p for p in (where, where / "split") if safe.glob(p, "*_train.pkl")), None)
     if lists is None:
         logging.getLogger(__name__).warning(

@@ -90,7 +90,7 @@ def domainnet_full(
     kept = [[_of_classes(lines, chosen) for lines in part] for part in (train, test)]
     names = [class_names[label] for label in chosen]
     title = f"domainnet_full-v{VERSION}"
-    return of_files(title, *kept, Look(size), names, RELEASE.domains)
+    return of_files(title, kept[0], kept[1], Look(size), names, RELEASE.domains)
 
 
 def listed(where: Path, file: Path, domain: str) -> list[Line]:

@@ -71,8 +71,8 @@ def gtsrb(*, folder: str = "", size: int = 32, roi: bool = False) -> Dataset:
     test = signs(_test_table(where), where / "Final_Test/Images")
     colors, boxes = _cropped([*train, *test]) if roi else (rgb, "whole")
     title, look = f"gtsrb-{boxes}-v{VERSION}", Look(size, colors)
-    splits = ([[(sign.file, sign.label) for sign in part]] for part in (train, test))
-    return of_files(title, *splits, look, CLASSES, ("gtsrb",))
+    splits = [[(sign.file, sign.label) for sign in part] for part in (train, test)]
+    return of_files(title, splits[:1], splits[1:], look, CLASSES, ("gtsrb",))
 
 
 def signs(table: Path, folder: Path) -> list[Sign]:
