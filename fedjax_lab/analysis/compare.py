@@ -15,11 +15,11 @@ EXACT_PAIRS = 12  # up to this many pairs, all signs of the differences are enum
 class Spread(NamedTuple):
     """Statistics of n values; None for a statistic that needs more values."""
 
-    n: int
-    mean: float | None
-    std: float | None
-    low: float | None  # bounds of the 95 % interval of the mean, by Student's t
-    high: float | None
+    n: int = 0
+    mean: float | None = None
+    std: float | None = None
+    low: float | None = None  # bounds of the 95 % interval of the mean, by Student's t
+    high: float | None = None
 
 
 class Paired(NamedTuple):
@@ -38,6 +38,11 @@ class Cost(NamedTuple):
     rounds: float
     bytes: float
     seconds: float
+
+    @property
+    def megabytes(self) -> float:
+        """The bytes in units of 10^6."""
+        return self.bytes / 1e6
 
 
 class Pace(NamedTuple):
@@ -79,6 +84,10 @@ class Entry(NamedTuple):
     pace: Pace
     goal: Goal | None  # None if there is no target
     privacy: Privacy | None = None  # None: its runs are not private
+
+    def spread(self, measure: str) -> Spread:
+        """The statistics of a measure; those of no values if the row does not have it."""
+        return self.measures.get(measure, Spread())
 
 
 def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
@@ -144,11 +153,10 @@ def _pairs(values: dict[str, dict[int, float]], baseline: str, ddof: int) -> dic
     pairs = [paired(values[name], values[baseline], ddof) for name in others]
     t = holm([pair.t for pair in pairs])
     wilcoxon = holm([pair.wilcoxon for pair in pairs])
-    corrected = [
-        pair._replace(t_holm=p, wilcoxon_holm=q)
-        for pair, p, q in zip(pairs, t, wilcoxon, strict=True)
-    ]
-    return dict(zip(others, corrected, strict=True))
+    return {
+        name: pair._replace(t_holm=p, wilcoxon_holm=q)
+        for name, pair, p, q in zip(others, pairs, t, wilcoxon, strict=True)
+    }
 
 
 def _spreads(scores, ddof):
@@ -164,15 +172,11 @@ def spread(values: Sequence[float], ddof: int = 1) -> Spread:
     from scipy import stats
 
     n = len(values)
-    if n == 0:
-        return Spread(n=0, mean=None, std=None, low=None, high=None)
-    mean = float(np.mean(values))
-    if n == 1:
-        return Spread(n=1, mean=mean, std=None, low=None, high=None)
+    mean = float(np.mean(values)) if n else None
+    if mean is None or n == 1:
+        return Spread(n, mean)
     half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n))
-    return Spread(
-        n=n, mean=mean, std=float(np.std(values, ddof=ddof)), low=mean - half, high=mean + half
-    )
+    return Spread(n, mean, float(np.std(values, ddof=ddof)), mean - half, mean + half)
 
 
 def paired(ours: dict[int, float], theirs: dict[int, float], ddof: int = 1) -> Paired:
@@ -185,16 +189,16 @@ def paired(ours: dict[int, float], theirs: dict[int, float], ddof: int = 1) -> P
 
     shared = sorted(ours.keys() & theirs.keys())
     d = np.round([ours[seed] - theirs[seed] for seed in shared], 9)  # so that ties stay ties
-    if len(d) > 1 and not d.any():
-        return Paired(spread(d.tolist(), ddof), 1.0, 1.0)
-    t = stats.ttest_1samp(d, 0.0).pvalue if len(d) > 1 and np.ptp(d) else None
+    difference = spread(d.tolist(), ddof)
+    if len(d) < 2:
+        return Paired(difference, None, None)
+    if not d.any():
+        return Paired(difference, 1.0, 1.0)
+    t = float(stats.ttest_1samp(d, 0.0).pvalue) if np.ptp(d) else None
     other = d[d != 0]
-    wilcoxon = None
-    if len(d) > 1:
-        every = stats.PermutationMethod(n_resamples=np.inf)
-        method = every if 1 < len(other) <= EXACT_PAIRS else "auto"
-        wilcoxon = float(stats.wilcoxon(other, method=method).pvalue)
-    return Paired(spread(d.tolist(), ddof), None if t is None else float(t), wilcoxon)
+    every = stats.PermutationMethod(n_resamples=np.inf)
+    method = every if 1 < len(other) <= EXACT_PAIRS else "auto"
+    return Paired(difference, t, float(stats.wilcoxon(other, method=method).pvalue))
 
 
 def holm(p: Sequence[float | None]) -> list[float | None]:
@@ -255,7 +259,7 @@ def find_baseline(blocks: Sequence[Block], wanted: str | None) -> list[str | Non
     out = []
     for block in blocks:
         name = wanted or "fedavg"
-        of_method = [r.name for r in block.rows if r.runs[0].config["method"]["name"] == name]
+        of_method = [row.name for row in block.rows if row.method == name]
         exact = [row.name for row in block.rows if row.name == name]
         if wanted and not exact and len(of_method) > 1:
             raise BadInput(f"--baseline={wanted} could be {' or '.join(map(repr, of_method))}")

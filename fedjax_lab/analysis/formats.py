@@ -30,6 +30,17 @@ class Table(NamedTuple):
     label: str = ""  # for \label in LaTeX
 
 
+def number(value: float | None, form: str) -> str:
+    """The number in a format such as ".2f", or NONE if there is none."""
+    return NONE if value is None else format(value, form)
+
+
+def mean_std(mean: float | None, std: float | None, places: int = 2) -> str:
+    """Mean +- standard deviation with this number of decimal places, as far as they exist."""
+    text = number(mean, f".{places}f")
+    return text if mean is None or std is None else f"{text} +- {std:.{places}f}"
+
+
 def flat_header(table: Table) -> list[str]:
     """The header with each column's group before its name, for formats with one header line."""
     over = ["", *(name for name, columns in table.groups for _ in range(columns))]

@@ -73,7 +73,7 @@ def find(row: Row, printed: Iterable[Printed]) -> Printed | None:
 
     If there are several, the one with the fewest other settings that differ is chosen.
     """
-    settings = runs.flatten(row.runs[0].config)
+    settings = runs.flatten(row.config)
     differing = [(_differences(settings, one.settings), one) for one in printed]
     fitting = [(len(d), one) for d, one in differing if all(k.startswith(_MAY_DIFFER) for k in d)]
     return min(fitting, key=lambda pair: pair[0], default=(0, None))[1]
@@ -89,7 +89,7 @@ def notes(pairs: Sequence[tuple[Row, Printed]]) -> list[str]:
     """Notes for readers about the published numbers beside rows, one line each."""
     lines: dict[str, None] = {}
     for row, printed in pairs:
-        settings = runs.flatten(row.runs[0].config)
+        settings = runs.flatten(row.config)
         for key in _differences(settings, printed.settings):
             if not key.startswith(_NOT_TOLD):
                 ours, theirs = (one.get(key, "absent") for one in (settings, printed.settings))

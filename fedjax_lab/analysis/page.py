@@ -3,6 +3,7 @@
 import html as escaping
 import json
 from collections.abc import Sequence
+from importlib import resources
 
 from fedjax_lab.analysis import formats, runs
 from fedjax_lab.analysis.formats import Table
@@ -11,41 +12,7 @@ from fedjax_lab.errors import printable
 from fedjax_lab.running import plots
 from fedjax_lab.simulation.units import is_percent, metric_of
 
-_STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #222; --soft: #595959; --grid: #ccc;
-  --line-0: #0072b2; --line-1: #d55e00; --line-2: #009e73; --line-3: #cc79a7; --line-4: #e69f00;
-  --line-5: #56b4e9; --line-6: #555; }
-@media (prefers-color-scheme: dark) { :root { --paper: #161616; --ink: #e8e8e8; --soft: #b0b0b0;
-  --grid: #444; --line-0: #4ba3e3; --line-1: #ff8c42; --line-2: #2fcf9f; --line-3: #e59ac4;
-  --line-4: #f0b93a; --line-5: #8fd3ff; --line-6: #aaa; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
-main { max-width: 100rem; margin: 0 auto; padding: 1rem clamp(0.75rem, 3vw, 2.5rem) 3rem; }
-h1 { font-size: 1.5rem; margin: 0.5rem 0; } h2 { font-size: 1.2rem; margin: 2.5rem 0 0.5rem; }
-h3 { font-size: 1rem; margin: 2rem 0 0.5rem; }
-h1, h2, p, li, summary, dd { overflow-wrap: anywhere; }
-p, ul { max-width: 50rem; } p.how, figcaption { color: var(--soft); }
-.tables { display: flex; flex-wrap: wrap; gap: 1.5rem 4rem; } .tables > * { max-width: 100%; }
-.tables p { margin: 0; } .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.25rem 0.75rem; text-align: right; white-space: nowrap; }
-th:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 8rem;
-  max-width: min(24rem, 45vw); font-weight: normal; overflow-wrap: anywhere;
-  position: sticky; left: 0; background: var(--paper); }
-thead th { border-bottom: 1px solid var(--ink); font-weight: 600; vertical-align: bottom; }
-thead th[colspan] { border-bottom-color: var(--grid); text-align: left; }
-td sup { display: inline-block; width: 0; line-height: 0; }
-tbody tr + tr > * { border-top: 1px solid var(--grid); }
-.grid { display: grid; gap: 1.5rem; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); }
-figure { margin: 0; } figure svg { display: block; width: 100%; max-width: 32rem; height: auto; }
-.key { list-style: none; display: flex; flex-wrap: wrap; gap: 0.25rem 1.5rem; padding: 0;
-  max-width: none; font-size: 0.875rem; }
-.key svg { width: 3em; height: 1em; margin-right: 0.5em; vertical-align: middle; }
-details { border-top: 1px solid var(--grid); padding: 0.5rem 0; } summary { cursor: pointer; }
-pre { overflow-x: auto; font-size: 0.8125rem; }
-"""
+_STYLE = resources.files("fedjax_lab.analysis").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def html(
@@ -77,7 +44,7 @@ def html(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>",
+            f"<title>{_text(title)}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>\n<main>",
             *body,
             "</main>\n</body>\n</html>",
         ]
@@ -181,7 +148,7 @@ def _configs(section):
     yield "<h3>The config behind every number</h3>"
     for row in section.block.rows:
         items = "".join(f"<li>{_text(line)}</li>" for line in map(_run, row.runs))
-        config = escaping.escape(json.dumps(row.runs[0].config, indent=2))
+        config = escaping.escape(json.dumps(row.config, indent=2))
         yield (
             f"<details><summary>{_text(row.name)}</summary>\n<ul>{items}</ul>\n"
             f'<pre tabindex="0">{config}</pre></details>'

@@ -2,23 +2,25 @@
 partition of each data set."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import NamedTuple
 
 from fedjax_lab.analysis import compare, formats, runs
 from fedjax_lab.analysis.compare import Entry
-from fedjax_lab.analysis.formats import BETTER, NONE, WORSE, Table
+from fedjax_lab.analysis.formats import BETTER, NONE, WORSE, Table, mean_std
 from fedjax_lab.analysis.published import Result
 from fedjax_lab.analysis.tables import (
     MEASURES,
-    WAYS,
     Choice,
     Section,
+    chosen_how,
+    deviation,
     digits,
+    means,
     ranked,
     spread_text,
 )
-from fedjax_lab.simulation.units import is_percent, metric_of
+from fedjax_lab.simulation.units import is_percent
 
 LEVEL = 0.05  # the significance level
 BOUNDS = ("central",)  # non-federated methods, which are shown as bounds and not ranked
@@ -56,42 +58,32 @@ def table(columns: Sequence[Column], choice: Choice, sets_off: bool) -> Table:
     sets_off: whether the output format can show bold and underlined text.
     """
     names, tests = _names(columns), _tests(columns)
-    places = [*accumulate((_width(column) for column in columns), initial=1)]
-    ranks = [_best_two(column, names, choice) for column in columns]
-    bold, underlined = (
-        {(i, j) for two, j in zip(ranks, places, strict=False) for i in two[rank]}
-        for rank in (0, 1)
-    )
-    marks = {
-        (names.index(name), places[k]): mark
-        for (name, k), p in tests.items()
-        if (mark := _mark(columns[k], name, p, choice))
-    }
-    written = [pair for column in columns for pair in _written(column, names, choice)]
-    headers, cells = zip(*written, strict=True)
-    return Table(
-        title=caption(columns, choice, len(tests), sets_off),
-        header=["", *headers],
-        cells=[list(row) for row in zip(names, *cells, strict=True)],
-        bold=bold if sets_off else (),
-        underlined=underlined if sets_off else (),
-        marks=marks,
-        groups=_groups(columns),
-    )
+    header, written = [""], [names]
+    ranks: tuple[set, set] = set(), set()
+    marks = {}
+    for k, column in enumerate(columns):
+        for cells, best in zip(ranks, _ranks(column, choice), strict=False):
+            cells.update((names.index(name), len(header)) for name in best)
+        for (name, of), p in tests.items():
+            if of == k and p < LEVEL:
+                marks[names.index(name), len(header)] = _mark(column.entries[name], choice)
+        header.append(column.partition)
+        written.append([_measured(column.entries.get(name), choice.measure) for name in names])
+        if column.printed:
+            header.append("published")
+            written.append([_published(column.printed.get(name), choice.measure) for name in names])
+    bold, underlined = ranks if sets_off else ((), ())
+    rows = [list(row) for row in zip(*written, strict=True)]
+    title = caption(columns, choice, len(tests), sets_off)
+    return Table(title, header, rows, bold, underlined, marks, _groups(columns))
 
 
-def _width(column):
-    return 2 if column.printed else 1
+def _measured(entry, measure):
+    return spread_text(entry.spread(measure), measure) if entry else NONE
 
 
-def _written(column, names, choice):
-    """Yields the header and the cells of a column, and those of its published numbers if any."""
-    entries = [column.entries.get(name) for name in names]
-    spreads = [entry.measures.get(choice.measure) if entry else None for entry in entries]
-    places = digits(choice.measure)
-    yield column.partition, [spread_text(spread, places) for spread in spreads]
-    if column.printed:
-        yield "published", [_published(column.printed.get(name), places) for name in names]
+def _published(result, measure):
+    return mean_std(result.mean, result.std, digits(measure)) if result else NONE
 
 
 def _names(columns):
@@ -104,29 +96,17 @@ def _names(columns):
 def _groups(columns):
     """The data sets, each with the number of table columns that it spans."""
     by_data = groupby(columns, key=lambda column: column.data)
-    return [(data, sum(map(_width, group))) for data, group in by_data]
-
-
-def _published(result, places):
-    if result is None:
-        return NONE
-    std = "" if result.std is None else f" +- {result.std:.{places}f}"
-    return f"{result.mean:.{places}f}{std}"
+    return [(data, sum(1 + bool(c.printed) for c in group)) for data, group in by_data]
 
 
 def _is_bound(entry):
-    return entry.row.runs[0].config["method"]["name"] in BOUNDS
+    return entry.row.method in BOUNDS
 
 
-def _best_two(column, names, choice):
-    """The positions in `names` of the best and of the second best mean of a column."""
-    spreads = {
-        name: entry.measures.get(choice.measure)
-        for name, entry in column.entries.items()
-        if not _is_bound(entry)
-    }
-    means = {names.index(n): s.mean for n, s in spreads.items() if s and s.mean is not None}
-    return [*ranked(means, choice.measure, choice.lower_is_better), set(), set()][:2]
+def _ranks(column, choice):
+    """The names of the rows with the best mean of a column, with the second best, and so on."""
+    rows = {name: entry for name, entry in column.entries.items() if not _is_bound(entry)}
+    return ranked(means(rows, choice.measure), choice.measure, choice.lower_is_better)
 
 
 def _tests(columns):
@@ -144,11 +124,8 @@ def _tests(columns):
     return dict(zip(p, compare.holm(list(p.values())), strict=True))
 
 
-def _mark(column, name, p, choice):
-    if p >= LEVEL:
-        return ""
-    above = column.entries[name].paired.difference.mean > 0
-    return BETTER if above != (metric_of(choice.measure) in choice.lower_is_better) else WORSE
+def _mark(entry, choice):
+    return BETTER if (entry.paired.difference.mean > 0) != choice.descends else WORSE
 
 
 def caption(columns: Sequence[Column], choice: Choice, comparisons: int, sets_off: bool) -> str:
@@ -177,23 +154,18 @@ def caption(columns: Sequence[Column], choice: Choice, comparisons: int, sets_of
 def _numbers_sentence(entries, choice):
     """The sentence about the measure, the chosen round and the number of seeds."""
     measure = choice.measure
+    what = f"{measure}{' in percent' * is_percent(measure)}"
     if measure in MEASURES:
-        what = f"Accuracy in percent, {MEASURES[measure]}"
-    else:
-        what = f"{measure}{' in percent' * is_percent(measure)}"
-    lower = " (lower is better)" if metric_of(measure) in choice.lower_is_better else ""
-    peeks = any(runs.peeks(choice.way, entry.measures) for entry in entries)
-    peek = " (chosen on the test set itself)" if peeks else ""
+        what = f"Accuracy in percent, {MEASURES[measure][0]}"
     counts = sorted({s.n for e in entries if (s := e.measures.get(measure))})
     seeds = " to ".join(str(n) for n in (counts[:1] + counts[1:][-1:]))
-    kind = "sample" if choice.ddof else "population"
-    over = f"mean +- {kind} standard deviation over {seeds} seeds"
-    return f"{what}{lower}, {WAYS[choice.way]}{peek}: {'one seed' if counts == [1] else over}."
+    over = "one seed" if counts == [1] else f"{deviation(choice)} over {seeds} seeds"
+    return f"{what}{chosen_how(entries, choice)}: {over}."
 
 
 def _clients_sentence(columns):
     """The number of clients, if it is the same in all configs and thus not in the headers."""
-    partitions = [c.section.block.rows[0].runs[0].config["partition"] for c in columns]
+    partitions = [c.section.block.rows[0].config["partition"] for c in columns]
     counts = {partition.get("num_clients") for partition in partitions}
     return [f"{counts.pop()} clients."] if len(counts) == 1 and not counts & {None, 0} else []
 
@@ -220,13 +192,12 @@ def _line(columns, name, choice, tests):
     line: dict[str, object] = {}
     for k, column in enumerate(columns):
         entry, result = column.entries.get(name), column.printed.get(name)
-        spread = entry.measures.get(choice.measure) if entry else None
-        pair = entry.paired if entry else None
+        spread = entry and entry.measures.get(choice.measure)
+        difference = entry and entry.paired and entry.paired.difference
         numbers = {key: getattr(spread, key, None) for key in ("mean", "std", "n")}
-        numbers["difference"] = pair.difference.mean if pair else None
+        numbers["difference"] = getattr(difference, "mean", None)
         numbers["p t_holm"] = tests.get((name, k))
         if column.printed:
-            numbers["published mean"] = result.mean if result else None
-            numbers["published std"] = result.std if result else None
+            numbers |= {f"published {key}": getattr(result, key, None) for key in ("mean", "std")}
         line |= {f"{column.data}, {column.partition}: {key}": n for key, n in numbers.items()}
     return line

@@ -50,6 +50,16 @@ class Row(NamedTuple):
     runs: list[Run]
     seeds: dict[int, list[dict]]  # the evaluations of each seed
 
+    @property
+    def config(self) -> dict:
+        """The config of the runs."""
+        return self.runs[0].config
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return self.config["method"]["name"]
+
 
 class Block(NamedTuple):
     """The rows of one federation, which can be compared."""
@@ -163,22 +173,18 @@ def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
 
 def _completed(runs):
     """The runs, with defaults for sections and keys that a config lacks and others have."""
-    keys: dict[str, set] = {}
-    for run in runs:
-        for section, values in run.config.items():
-            keys.setdefault(section, set()).update(values)
-    lacking = [any(keys[name] - run.config.get(name, {}).keys() for name in keys) for run in runs]
-    if not any(lacking):
-        return runs
-    defaults = json.loads(json.dumps(DEFAULTS))
-    added = {
-        section: {key: value for key, value in defaults.get(section, {}).items() if key in names}
-        for section, names in keys.items()
+    known = {(s, key) for run in runs for s, values in run.config.items() for key in values}
+    sections = dict.fromkeys(section for run in runs for section in run.config)
+    defaults = {
+        section: {key: value for key, value in values.items() if (section, key) in known}
+        for section, values in json.loads(json.dumps(DEFAULTS)).items()
     }
-    return [
-        run._replace(config={name: {**added[name], **run.config.get(name, {})} for name in keys})
-        for run in runs
-    ]
+
+    def of(config, section):
+        own = config.get(section, {})
+        return {**own, **defaults.get(section, {}), **own}  # in the order of `own`
+
+    return [run._replace(config={name: of(run.config, name) for name in sections}) for run in runs]
 
 
 def _note(run):
@@ -245,65 +251,53 @@ def _rows(runs):
     for run in runs:
         same.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
     (names,) = _names([[flatten(group[0].config) for group in same.values()]], "method.")
-    out = []
-    for name, group in zip(names, same.values(), strict=True):
-        seeds, owner = {}, {}
-        for run in group:
-            for seed in run.seeds:
-                if seed in owner:
-                    raise BadInput(
-                        f"{owner[seed]} and {run.folder} both hold seed {seed} of {name} with the"
-                        " same config; name only one of them"
-                    )
-                owner[seed] = run.folder
-                seeds[seed] = [row for row in run.rows if row["seed"] == seed]
-        out.append(Row(name, group, dict(sorted(seeds.items()))))
-    return out
+    return [row_of(name, group) for name, group in zip(names, same.values(), strict=True)]
 
 
-def named_alike(blocks: Sequence[Block]) -> list[Block]:
+def row_of(name: str, runs: list[Run]) -> Row:
+    """The row of runs with one config. Raises BadInput if two of them have the same seed."""
+    owner: dict[int, Run] = {}
+    for run in runs:
+        for seed in run.seeds:
+            if seed in owner:
+                raise BadInput(
+                    f"{owner[seed].folder} and {run.folder} both hold seed {seed} of {name} with"
+                    " the same config; name only one of them"
+                )
+            owner[seed] = run
+    seeds = {seed: [r for r in owner[seed].rows if r["seed"] == seed] for seed in sorted(owner)}
+    return Row(name, runs, seeds)
+
+
+def named_alike(blocks: Sequence[Block]) -> tuple[list[Block], list[str]]:
     """Renames the rows so that the rows of a method have the same names in all blocks.
 
     A name is that of the method with the settings in which rows of this method differ within a
-    block. Settings that were chosen separately for each method or block are left to `chosen`.
+    block. Settings that were chosen separately for each method or block are left out; the notes
+    that follow the blocks tell them for each name.
     """
-    methods = dict.fromkeys(_method(row) for block in blocks for row in block.rows)
+    methods = dict.fromkeys(row.method for block in blocks for row in block.rows)
     names = {
         method: map(iter, _names([_settings(block, method) for block in blocks], "method."))
         for method in methods
     }
-    out = []
+    out, left_out = [], {}
     for block in blocks:
         of_block = {method: next(named) for method, named in names.items()}
-        rows = [row._replace(name=next(of_block[_method(row)])) for row in block.rows]
+        rows = [row._replace(name=next(of_block[row.method])) for row in block.rows]
         out.append(block._replace(rows=rows))
-    return out
-
-
-def _method(row):
-    return row.runs[0].config["method"]["name"]
+        for old, new in zip(block.rows, rows, strict=True):
+            told = [word for word in old.name.split(" ") if word not in new.name.split(" ")]
+            if told:
+                left_out.setdefault(new.name, {})[" ".join(told)] = None
+    return out, [f"{name} was run with {'; '.join(told)}" for name, told in left_out.items()]
 
 
 def _settings(block, method):
     """The settings of each row of a method, without those that define the block's federation."""
-    configs = [row.runs[0].config for row in block.rows if _method(row) == method]
-    shared = federation(block.rows[0].runs[0].config)
-    return [{k: v for k, v in flatten(c).items() if k not in shared} for c in configs]
-
-
-def chosen(before: Sequence[Block], after: Sequence[Block]) -> list[str]:
-    """A note for each row name of `named_alike` about the settings that the name leaves out.
-
-    before, after: the blocks before and after `named_alike`.
-    """
-    left_out: dict[str, dict[str, None]] = {}
-    pairs = zip(before, after, strict=True)
-    rows = [pair for old, new in pairs for pair in zip(old.rows, new.rows, strict=True)]
-    for old, new in rows:
-        told = [word for word in old.name.split(" ") if word not in new.name.split(" ")]
-        if told:
-            left_out.setdefault(new.name, {})[" ".join(told)] = None
-    return [f"{name} was run with {'; '.join(told)}" for name, told in left_out.items()]
+    shared = federation(block.rows[0].config)
+    configs = [flatten(row.config) for row in block.rows if row.method == method]
+    return [{key: v for key, v in config.items() if key not in shared} for config in configs]
 
 
 def section_names(blocks: Sequence[Block], section: str) -> list[str]:
@@ -315,7 +309,7 @@ def section_names(blocks: Sequence[Block], section: str) -> list[str]:
       blocks: blocks of different federations.
       section: "data" or "partition".
     """
-    flat = [federation(block.rows[0].runs[0].config) for block in blocks]
+    flat = [federation(block.rows[0].config) for block in blocks]
     of_section = [{k: v for k, v in f.items() if k.startswith(f"{section}.")} for f in flat]
     texts = [json.dumps(settings, sort_keys=True) for settings in of_section]
     unlike = dict(zip(texts, of_section, strict=True))

@@ -1,11 +1,11 @@
 """Writes a comparison as tables and as CSV."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from fedjax_lab.analysis import formats, runs
 from fedjax_lab.analysis.compare import Cost, Entry, Privacy, Spread
-from fedjax_lab.analysis.formats import NONE, Table
+from fedjax_lab.analysis.formats import NONE, Table, mean_std, number
 from fedjax_lab.analysis.runs import Block, shown
 from fedjax_lab.simulation.units import LOWER_IS_BETTER, ONE_NUMBER, is_percent, metric_of
 
@@ -15,24 +15,16 @@ WAYS = {
     "max_over_rounds": "max over rounds",
     "max_per_domain": "max per domain",
 }
-MEASURES = {
-    "accuracy.mean": "mean over clients",
-    "accuracy.worst10": "worst 10 % of clients",
-    "global": "global test set",
-    "id": "validation (id)",
-    "ood": "unseen domain (ood)",
-    "new": "new clients",
-    "new_tuned": "new clients, tuned",
+MEASURES = {  # of the accuracy: in words, and in a header
+    "accuracy.mean": ("mean over clients", "accuracy"),
+    "accuracy.worst10": ("worst 10 % of clients", "worst 10 %"),
+    "global": ("global test set", "global"),
+    "id": ("validation (id)", "id"),
+    "ood": ("unseen domain (ood)", "ood"),
+    "new": ("new clients", "new"),
+    "new_tuned": ("new clients, tuned", "new, tuned"),
 }
-_SHORT = {
-    "accuracy.mean": "accuracy",
-    "accuracy.worst10": "worst 10 %",
-    "global": "global",
-    "id": "id",
-    "ood": "ood",
-    "new": "new",
-    "new_tuned": "new, tuned",
-}
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Choice(NamedTuple):
@@ -45,6 +37,11 @@ class Choice(NamedTuple):
     bold: bool = False  # whether the best mean of each column is bold, except in the terminal
     lower_is_better: Collection[str] = LOWER_IS_BETTER  # the metrics for which lower is better
 
+    @property
+    def descends(self) -> bool:
+        """Whether lower values of the measure are better."""
+        return metric_of(self.measure) in self.lower_is_better
+
 
 class Section(NamedTuple):
     """A block with its numbers."""
@@ -54,67 +51,142 @@ class Section(NamedTuple):
     entries: list[Entry]
 
 
+class Column(NamedTuple):
+    """A column of a table whose rows are entries."""
+
+    header: str
+    text: Callable[[Entry], str]  # of a cell
+    measure: str = ""  # the best mean of this measure may be bold
+
+
 def subtitle(sections: Sequence[Section], choice: Choice) -> str:
     """A line that explains the numbers of the tables."""
     entries = [entry for section in sections for entry in section.entries]
-    peeks = any(runs.peeks(choice.way, entry.measures) for entry in entries)
-    peek = " (chosen on the test set itself)" if peeks else ""
-    kind = "sample" if choice.ddof else "population"
-    metric = metric_of(choice.measure)
-    what = "" if metric == "accuracy" else f", {choice.measure}"
-    if metric in choice.lower_is_better:
-        what += " (lower is better)"
+    what = "" if metric_of(choice.measure) == "accuracy" else f", {choice.measure}"
     return (
-        f"accuracies in percent{what}, {WAYS[choice.way]}{peek}; mean +- {kind} standard deviation"
+        f"accuracies in percent{what}{chosen_how(entries, choice)}; {deviation(choice)}"
         f" (ddof {choice.ddof}) over n seeds; 95 % intervals by Student's t"
     )
+
+
+def chosen_how(entries: Sequence[Entry], choice: Choice) -> str:
+    """The end of a measure's description: which values are better, and the chosen round."""
+    lower = " (lower is better)" if choice.descends else ""
+    peeks = any(runs.peeks(choice.way, entry.measures) for entry in entries)
+    return f"{lower}, {WAYS[choice.way]}{' (chosen on the test set itself)' * peeks}"
+
+
+def deviation(choice: Choice) -> str:
+    """The statistics of a cell, in words."""
+    return f"mean +- {'sample' if choice.ddof else 'population'} standard deviation"
 
 
 def tables(section: Section, choice: Choice) -> list[Table]:
     """The tables of a section: the comparison, and if available the differences to the baseline,
     the domains, other metrics and costs. `label` identifies each; it is empty for the first."""
-    metric = metric_of(choice.measure)
-    prefix = "domains." if metric == "accuracy" else f"domains_{metric}."
+    metric, way = metric_of(choice.measure), WAYS[choice.way]
     made = {"": _compared(section, choice, metric)}
     if section.baseline:
         made["differences"] = _paired(section, choice)
-    if _shared(section, prefix):
-        made["domains"] = _domains(section, choice, metric, prefix)
+    prefix = "domains." if metric == "accuracy" else f"domains_{metric}."
+    if domains := _shared(section, prefix):
+        title = f"{metric} by domain{', %' * is_percent(metric)}, {way}"
+        columns = [_of_measure(m, shown(m.removeprefix(prefix))) for m in domains]
+        made["domains"] = _table(section, choice, title, columns)
     if others := [m for name, m in runs.headlines(_shared(section)).items() if name != metric]:
-        made["metrics"] = _others(section, choice, others)
+        columns = [_of_measure(m, with_unit(shown(m))) for m in others]
+        made["metrics"] = _table(section, choice, f"other metrics, {way}", columns)
     made["costs"] = _costs(section, choice)
     return [table._replace(label=label) for label, table in made.items()]
 
 
+def _shared(section, prefix=""):
+    """The names of all measures that at least one row has."""
+    names = dict.fromkeys(name for entry in section.entries for name in entry.measures)
+    return [name for name in names if name.startswith(prefix)]
+
+
+def _table(section, choice, title, columns, entries=None):
+    """A table with these columns; entries: its rows, by default all of the section."""
+    entries = section.entries if entries is None else entries
+    bold = set()
+    for j, column in enumerate(columns, 1):
+        if choice.bold and column.measure:
+            of_rows = means(dict(enumerate(entries)), column.measure)
+            best = ranked(of_rows, column.measure, choice.lower_is_better)[:1]
+            bold |= {(i, j) for rows in best for i in rows}
+    cells = [[entry.row.name, *(column.text(entry) for column in columns)] for entry in entries]
+    return Table(title, ["", *(column.header for column in columns)], cells, bold)
+
+
+def _of_measure(measure, header):
+    return Column(header, lambda entry: spread_text(entry.spread(measure), measure), measure)
+
+
 def _compared(section, choice, metric):
-    forms = _SHORT
+    headers = [header for _, header in MEASURES.values()]
+    forms = dict(zip(MEASURES, headers, strict=True))
     if metric != "accuracy":
         measured = [f"{metric}.mean", f"{metric}.worst10"]
         measured += [f"{form}_{metric}" for form in ONE_NUMBER]
-        forms = dict(zip(measured, [metric, *list(_SHORT.values())[1:]], strict=True))
-    others = [m for m in forms if m in _shared(section) and m != choice.measure]
-    head = forms.get(choice.measure, choice.measure)
-    header = ["", "n", head, "95 % interval", *(forms[m] for m in others)]
-    cells = []
-    for entry in section.entries:
-        main = entry.measures.get(
-            choice.measure, Spread(n=0, mean=None, std=None, low=None, high=None)
-        )
-        places = digits(choice.measure)
-        rest = [spread_text(entry.measures.get(m), places) for m in others]
-        numbers = [spread_text(main, places), _interval(main, places)]
-        cells.append([entry.row.name, str(main.n), *numbers, *rest])
+        forms = dict(zip(measured, [metric, *headers[1:]], strict=True))
+    measure, names = choice.measure, _shared(section)
+    columns = [
+        Column("n", lambda entry: str(entry.spread(measure).n)),
+        _of_measure(measure, forms.get(measure, measure)),
+        Column("95 % interval", lambda entry: _interval(entry.spread(measure), measure)),
+        *(_of_measure(m, forms[m]) for m in forms if m in names and m != measure),
+    ]
     if any(entry.privacy for entry in section.entries):
-        header.append("epsilon (delta)")
-        cells = [[*c, privacy_text(e.privacy)] for c, e in zip(cells, section.entries, strict=True)]
-    measures = dict(enumerate([choice.measure, None, *others], 2))
-    return Table(
-        f"{with_unit(metric)}, {WAYS[choice.way]}", header, cells, _bold(section, choice, measures)
+        columns.append(Column("epsilon (delta)", lambda entry: privacy_text(entry.privacy)))
+    return _table(section, choice, f"{with_unit(metric)}, {WAYS[choice.way]}", columns)
+
+
+def _paired(section, choice):
+    measure = choice.measure
+    columns = [
+        Column("pairs", lambda entry: str(entry.paired.difference.n)),
+        Column("difference", lambda entry: spread_text(entry.paired.difference, measure)),
+        Column("95 % interval", lambda entry: _interval(entry.paired.difference, measure)),
+        Column("p (t)", lambda entry: _p(entry.paired.t)),
+        Column("Holm", lambda entry: _p(entry.paired.t_holm)),
+        Column("p (Wilcoxon)", lambda entry: _p(entry.paired.wilcoxon)),
+        Column("Holm", lambda entry: _p(entry.paired.wilcoxon_holm)),
+    ]
+    title = f"{measure}, {WAYS[choice.way]}: row minus {section.baseline}, seed by seed"
+    others = [entry for entry in section.entries if entry.paired]
+    return _table(section, choice, title, columns, others)
+
+
+def _costs(section, choice):
+    title = (
+        "cost of a seed: MB that all clients sent and received, seconds of training; ms a round:"
+        " median and quartiles after a warm-up"
     )
+    columns = _of_cost(lambda entry: entry.cost)
+    columns.append(Column("ms a round", lambda entry: _milliseconds(entry.pace)))
+    if any(entry.pace.flops is not None for entry in section.entries):
+        columns.append(Column("TFLOP", lambda entry: _tera(entry.pace.flops)))
+        title += "; TFLOP of training as XLA counts them"
+    if choice.target is not None:
+        reached = Column("reached", lambda entry: f"{entry.goal.reached} of {entry.goal.n}")
+        columns += [reached, *_of_cost(lambda entry: entry.goal.cost, " to")]
+        unit = " %" if is_percent(choice.measure) else ""
+        title += f"; until {choice.measure} is {choice.target:g}{unit} in the last stage"
+    return _table(section, choice, title, columns)
 
 
-def _bold(section, choice, measures):
-    return best(section.entries, measures, choice.lower_is_better) if choice.bold else ()
+def _of_cost(cost_of, to=""):
+    """Three columns with the costs of each entry; `-` for a cost that is None."""
+
+    def column(header, field, form):
+        return Column(header + to, lambda entry: number(getattr(cost_of(entry), field, None), form))
+
+    return [
+        column("rounds", "rounds", ".4g"),
+        column("MB", "megabytes", ".4g"),
+        column("s", "seconds", ".1f"),
+    ]
 
 
 def with_unit(measure: str) -> str:
@@ -127,108 +199,24 @@ def digits(measure: str) -> int:
     return 2 if is_percent(measure) else 4
 
 
-def _paired(section, choice):
-    header = ["", "pairs", "difference", "95 % interval", "p (t)", "Holm", "p (Wilcoxon)", "Holm"]
-    cells = []
-    for entry in section.entries:
-        if entry.paired is None:
-            continue
-        d, p = entry.paired.difference, entry.paired
-        tests = [_p(x) for x in (p.t, p.t_holm, p.wilcoxon, p.wilcoxon_holm)]
-        places = digits(choice.measure)
-        numbers = [spread_text(d, places), _interval(d, places)]
-        cells.append([entry.row.name, str(d.n), *numbers, *tests])
-    title = f"{choice.measure}, {WAYS[choice.way]}: row minus {section.baseline}, seed by seed"
-    return Table(title, header, cells)
-
-
-def _domains(section, choice, metric, prefix):
-    names = _shared(section, prefix)
-    header = ["", *(shown(m.removeprefix(prefix)) for m in names)]
-    unit = ", %" if is_percent(metric) else ""
-    title = f"{metric} by domain{unit}, {WAYS[choice.way]}"
-    return _columns(section, choice, names, title, header)
-
-
-def _others(section, choice, names):
-    header = ["", *(with_unit(shown(m)) for m in names)]
-    return _columns(section, choice, names, f"other metrics, {WAYS[choice.way]}", header)
-
-
-def _columns(section, choice, names, title, header):
-    """A table with one measure in each column."""
-    cells = [
-        [entry.row.name, *(spread_text(entry.measures.get(m), digits(m)) for m in names)]
-        for entry in section.entries
-    ]
-    return Table(title, header, cells, _bold(section, choice, dict(enumerate(names, 1))))
-
-
-def best(
-    entries: Sequence[Entry],
-    measures: dict[int, str | None],
-    lower_is_better: Collection[str] = LOWER_IS_BETTER,
-) -> set[tuple[int, int]]:
-    """The cells (row, column) with the best mean of each column.
-
-    Args:
-      entries: the rows.
-      measures: the measure of each column; None for a column without one.
-      lower_is_better: the metrics for which lower is better.
-    """
-    bold = set()
-    for column, measure in measures.items():
-        spreads = [entry.measures.get(measure or "") for entry in entries]
-        means = {i: s.mean for i, s in enumerate(spreads) if s is not None and s.mean is not None}
-        for first in ranked(means, measure or "", lower_is_better)[:1]:
-            bold |= {(i, column) for i in first}
-    return bold
+def means(entries: Mapping[Key, Entry], measure: str) -> dict[Key, float]:
+    """The mean of a measure in each entry that has it."""
+    each = {key: entry.spread(measure).mean for key, entry in entries.items()}
+    return {key: mean for key, mean in each.items() if mean is not None}
 
 
 def ranked(
-    means: Mapping[int, float], measure: str, lower_is_better: Collection[str]
-) -> list[set[int]]:
+    means: Mapping[Key, float], measure: str, lower_is_better: Collection[str]
+) -> list[set[Key]]:
     """The keys of the best means, of the second best, and so on; equal if they print the same."""
     printed = {key: round(mean, digits(measure)) for key, mean in means.items()}
     order = sorted(set(printed.values()), reverse=metric_of(measure) not in lower_is_better)
     return [{key for key, mean in printed.items() if mean == value} for value in order]
 
 
-def _costs(section, choice):
-    header = ["", "rounds", "MB", "s", "ms a round"]
-    title = (
-        "cost of a seed: MB that all clients sent and received, seconds of training; ms a round:"
-        " median and quartiles after a warm-up"
-    )
-    counted = any(entry.pace.flops is not None for entry in section.entries)
-    if counted:
-        header.append("TFLOP")
-        title += "; TFLOP of training as XLA counts them"
-    if choice.target is not None:
-        header += ["reached", "rounds to", "MB to", "s to"]
-        unit = " %" if is_percent(choice.measure) else ""
-        title += f"; until {choice.measure} is {choice.target:g}{unit} in the last stage"
-    cells = []
-    for entry in section.entries:
-        goal = entry.goal
-        to = [f"{goal.reached} of {goal.n}", *_cost(goal.cost)] if goal else []
-        pace = [_milliseconds(entry.pace), *([_tera(entry.pace.flops)] if counted else [])]
-        cells.append([entry.row.name, *_cost(entry.cost), *pace, *to])
-    return Table(title, header, cells)
-
-
-def _shared(section, prefix=""):
-    """The names of all measures that at least one row has."""
-    names = dict.fromkeys(name for entry in section.entries for name in entry.measures)
-    return [name for name in names if name.startswith(prefix)]
-
-
-def spread_text(s: Spread | None, places: int) -> str:
-    """Mean and standard deviation with this number of decimal places, as far as they exist."""
-    if s is None or s.mean is None:
-        return NONE
-    mean = f"{s.mean:.{places}f}"
-    return mean if s.std is None else f"{mean} +- {s.std:.{places}f}"
+def spread_text(spread: Spread, measure: str) -> str:
+    """Mean and standard deviation of values of a measure, as far as they exist."""
+    return mean_std(spread.mean, spread.std, digits(measure))
 
 
 def privacy_text(promise: Privacy | None) -> str:
@@ -248,20 +236,13 @@ def privacy_notes(sections: Sequence[Section]) -> list[str]:
     ]
 
 
-def _interval(s, places):
-    return NONE if s.low is None else f"{s.low:.{places}f} to {s.high:.{places}f}"
+def _interval(spread, measure):
+    places = digits(measure)
+    return NONE if spread.low is None else f"{spread.low:.{places}f} to {spread.high:.{places}f}"
 
 
 def _p(p):
-    if p is None:
-        return NONE
-    return f"{p:.3f}" if p >= 0.001 else "<0.001"
-
-
-def _cost(cost: Cost | None):
-    if cost is None:
-        return [NONE] * 3
-    return [f"{cost.rounds:.4g}", f"{cost.bytes / 1e6:.4g}", f"{cost.seconds:.1f}"]
+    return "<0.001" if p is not None and p < 0.001 else number(p, ".3f")
 
 
 def _milliseconds(pace):
@@ -270,7 +251,7 @@ def _milliseconds(pace):
 
 
 def _tera(flops):
-    return NONE if flops is None else f"{flops / 1e12:.4g}"
+    return number(flops and flops / 1e12, ".4g")
 
 
 def to_csv(sections: Sequence[Section], choice: Choice) -> str:
@@ -280,19 +261,17 @@ def to_csv(sections: Sequence[Section], choice: Choice) -> str:
 
 
 def _flat(section, entry, choice):
-    cost, goal, pair = entry.cost, entry.goal, entry.paired
+    goal, pair = entry.goal, entry.paired
     line = {"federation": section.block.name, "row": entry.row.name}
     line |= {"seeds": " ".join(map(str, entry.row.seeds)), "way": choice.way}
     line |= {"measure": choice.measure, "ddof": choice.ddof}
-    empty = Spread(n=0, mean=None, std=None, low=None, high=None)
-    line |= entry.measures.get(choice.measure, empty)._asdict()
-    line |= {"baseline": section.baseline}
+    line |= entry.spread(choice.measure)._asdict() | {"baseline": section.baseline}
     if section.baseline:
-        d = pair.difference if pair else empty._replace(n=None)
-        line |= {f"difference {key}": value for key, value in d._asdict().items()}
-        for test in ("t", "t_holm", "wilcoxon", "wilcoxon_holm"):
-            line[f"p {test}"] = getattr(pair, test) if pair else None
-    line |= cost._asdict()
+        difference = pair and pair.difference
+        line |= {f"difference {key}": getattr(difference, key, None) for key in Spread._fields}
+        tests = ("t", "t_holm", "wilcoxon", "wilcoxon_holm")
+        line |= {f"p {test}": getattr(pair, test, None) for test in tests}
+    line |= entry.cost._asdict()
     line |= {"seconds of a round": entry.pace.seconds, "flops": entry.pace.flops}
     if entry.privacy:
         line |= entry.privacy._asdict()

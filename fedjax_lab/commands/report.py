@@ -46,11 +46,10 @@ import re
 import sys
 from pathlib import Path
 
-from fedjax_lab.analysis import compare, data_notes, formats, pivot, runs, sweeps, tables
+from fedjax_lab.analysis import compare, formats, notes, pivot, runs, tables
 from fedjax_lab.commands import command
 from fedjax_lab.errors import MACHINE, BadInput, parse, quoted, shown
 from fedjax_lab.running.storage import cloud, metric_rows
-from fedjax_lab.simulation.units import metric_of
 
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
 
@@ -66,7 +65,9 @@ def closing_table(summary: dict) -> str:
     lines.append("-" * len(lines[0]))
     chosen = {way: _flat(summary[way]) for way in ways}
     for name, label in _measures(chosen["last"][0]):
-        lines.append(_line(label, [_cell(name, *chosen[way]) for way in ways]))
+        each = [(mean.get(name), std.get(name)) for mean, std in chosen.values()]
+        cells = [formats.mean_std(*pair, tables.digits(name)) for pair in each]
+        lines.append(_line(label, ["" if cell == formats.NONE else cell for cell in cells]))
     seeds = summary["seeds"]
     if len(seeds) > 1:
         lines.append(f"mean +- sample standard deviation over {len(seeds)} seeds")
@@ -98,18 +99,10 @@ def _flat(chosen):
 def _measures(measured):
     """(name, label) of each row of the closing table."""
     domains = [(m, shown(m.removeprefix("domains."))) for m in measured if m.startswith("domains.")]
-    accuracies = [(m, label) for m, label in tables.MEASURES.items() if m in measured]
+    accuracies = [(m, words) for m, (words, _) in tables.MEASURES.items() if m in measured]
     headlines = runs.headlines(measured).items()
     others = [(m, tables.with_unit(shown(m))) for name, m in headlines if name != "accuracy"]
     return domains + accuracies + others
-
-
-def _cell(name, mean, std):
-    if name not in mean:
-        return ""
-    digits = tables.digits(name)
-    text = f"{mean[name]:.{digits}f}"
-    return f"{text} +- {std[name]:.{digits}f}" if name in std else text
 
 
 def _line(name, cells):
@@ -176,11 +169,11 @@ def report(args) -> str:
     args: the parsed command line. Raises BadInput if the runs cannot be compared in this way.
     """
     whole, damaged = runs.read_all(runs.find(args.folders))
-    blocks, notes = runs.arrange(whole)
-    notes += [*sweeps.notes(whole), *damaged, *data_notes.notes(whole)]
+    blocks, told = runs.arrange(whole)
+    told += [*notes.of_sweeps(whole), *damaged, *notes.of_data(whole)]
     if args.pivot:
-        named = runs.named_alike(blocks)
-        blocks, notes = named, notes + runs.chosen(blocks, named)
+        blocks, left_out = runs.named_alike(blocks)
+        told += left_out
     choice = tables.Choice(
         way=args.way,
         measure=compare.choose(blocks, args.way, args.measure),
@@ -190,51 +183,42 @@ def report(args) -> str:
         lower_is_better=runs.lower_is_better(blocks),
     )
     sections = _sections(blocks, choice, args.baseline)
-    notes += [note for section in sections for note in _no_baseline(section)]
+    for block, baseline, _ in sections:
+        if baseline is None and len(block.rows) > 1:
+            told.append(f"{block.name}: no baseline; choose one with --baseline=ROW")
     columns = []
     if args.pivot:
-        printed, told = _printed(args.published, sections, choice)
+        printed, of_printed = _printed(args.published, sections, choice)
         columns = pivot.columns(sections, printed)
-        notes += [*told, *tables.privacy_notes(sections)]
+        told += [*of_printed, *tables.privacy_notes(sections)]
     if args.format == "csv":  # the format has no place for notes
         print("\n".join(damaged), end="\n" * bool(damaged), file=sys.stderr)
         return pivot.to_csv(columns, choice) if columns else tables.to_csv(sections, choice)
-    return _shown(args, sections, choice, notes, columns)
+    return _shown(args, sections, choice, told, columns)
 
 
-def _shown(args, sections, choice, notes, columns):
+def _shown(args, sections, choice, told, columns):
     """The comparison in a format for people; columns: those of the pivot table, or empty."""
-    sets_off = args.format != "terminal"
-    pivoted = pivot.table(columns, choice, sets_off) if columns else None
+    pivoted = pivot.table(columns, choice, args.format != "terminal") if columns else None
     if args.format == "html":
         from fedjax_lab.analysis import page
 
-        return page.html(sections, choice, notes, pivoted)
+        return page.html(sections, choice, told, pivoted)
     label = args.label or "tab:" + re.sub(r"[^A-Za-z0-9]+", "-", choice.measure)
     if pivoted:
-        return _text([("", [pivoted])], notes, args.format, label)
+        return _text([("", [pivoted])], told, args.format, label)
     titled = [(section.block.name, tables.tables(section, choice)) for section in sections]
-    return _text(titled, [tables.subtitle(sections, choice), *notes], args.format, label)
+    return _text(titled, [tables.subtitle(sections, choice), *told], args.format, label)
 
 
 def _sections(blocks, choice, wanted):
     """The blocks with their numbers, compared with the baseline that --baseline names."""
-    lower = metric_of(choice.measure) in choice.lower_is_better
-    numbers = (choice.target, choice.ddof, lower)
+    how = choice.way, choice.measure
+    numbers = choice.target, choice.ddof, choice.descends
     return [
-        tables.Section(
-            block,
-            baseline,
-            compare.entries(block, choice.way, choice.measure, baseline, *numbers),
-        )
+        tables.Section(block, baseline, compare.entries(block, *how, baseline, *numbers))
         for block, baseline in zip(blocks, compare.find_baseline(blocks, wanted), strict=True)
     ]
-
-
-def _no_baseline(section):
-    if section.baseline is None and len(section.block.rows) > 1:
-        return [f"{section.block.name}: no baseline; choose one with --baseline=ROW"]
-    return []
 
 
 def _printed(names, sections, choice):
@@ -248,10 +232,10 @@ def _printed(names, sections, choice):
         {row.name: (row, one) for row in section.block.rows if (one := matching.find(row, printed))}
         for section in sections
     ]
-    notes = matching.notes([pair for rows in matches for pair in rows.values()])
+    told = matching.notes([pair for rows in matches for pair in rows.values()])
     if not any(matches):
-        notes = [f"{names} has no number for these methods, settings, data and partitions"]
-    return [{name: one.result for name, (_, one) in rows.items()} for rows in matches], notes
+        told = [f"{names} has no number for these methods, settings, data and partitions"]
+    return [{name: one.result for name, (_, one) in rows.items()} for rows in matches], told
 
 
 _TEXTS = {  # by format: how to write a table, a remark and a heading

@@ -70,7 +70,7 @@ import jax
 import ml_collections
 from tqdm import tqdm
 
-from fedjax_lab.analysis.sweeps import told
+from fedjax_lab.analysis.notes import told
 from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import parse_seeds, split_overrides
 from fedjax_lab.data.dataset import Dataset

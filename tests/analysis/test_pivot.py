@@ -42,7 +42,8 @@ def folder(tmp_path):
 
 def table_of(folder, measure="accuracy.mean", baseline=None, sets_off=True):
     """The pivot of all runs in a folder."""
-    blocks = runs.named_alike(runs.arrange([runs.read(run) for run in runs.find([folder])])[0])
+    blocks, _ = runs.arrange([runs.read(run) for run in runs.find([folder])])
+    blocks, _ = runs.named_alike(blocks)
     choice = tables.Choice(way="last", measure=measure, target=None, ddof=1)
     sections = [
         tables.Section(block, name, compare.entries(block, "last", measure, name, None))
@@ -144,13 +145,11 @@ def test_rows_with_the_same_method_and_settings_match_across_federations(tmp_pat
         path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     blocks, _ = runs.arrange([runs.read(folder) for folder in runs.find([tmp_path])])
     assert [[row.name for row in block.rows] for block in blocks][0] == ["fedprox"]
-    alike = runs.named_alike(blocks)
+    alike, notes = runs.named_alike(blocks)
     names = [[row.name for row in block.rows] for block in alike]
     assert names == [["fedprox mu=0.01"], ["fedprox mu=0.01", "fedprox mu=0.1", "fedavg"]]
     rates = {"fedprox mu=0.01": 0.2, "fedprox mu=0.1": 0.2, "fedavg": 0.3}
-    assert runs.chosen(blocks, alike) == [
-        f"{name} was run with local.lr={lr}" for name, lr in rates.items()
-    ]
+    assert notes == [f"{name} was run with local.lr={lr}" for name, lr in rates.items()]
     table = table_of(tmp_path, baseline="fedprox mu=0.01")
     assert [row[0] for row in table.cells] == list(rates)
     assert "one seed" in table.title and "better" not in table.title and not table.marks
