@@ -185,6 +185,16 @@ def test_values_are_read_from_finished_runs(tmp_path):
     assert values("a") is None
 
 
+def test_only_the_seeds_of_a_run_are_counted(tmp_path):
+    """Seeds that an earlier command trained beside them are left out."""
+    write(tmp_path / "a", {0: (90, 70), 1: (80, 60)})
+    write(tmp_path / "a-seeds-2", {2: (10, 20)})
+    two = cell("a")
+    (run,) = two.runs
+    three = two._replace(runs=[run._replace(cell=run.cell._replace(seeds=[0, 1, 2]))])
+    assert [paper.values(each, tmp_path) for each in (two, three)] == [[70, 60], [70, 60, 20]]
+
+
 def test_a_damaged_run_is_shown_next_to_the_others(tmp_path):
     write(tmp_path / "a", {0: (90, 70)})
     write(tmp_path / "b", {0: (90, 70)})

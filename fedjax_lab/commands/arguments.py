@@ -1,5 +1,6 @@
 """Reads the arguments that several commands share: overrides of config keys, seeds, numbers."""
 
+import argparse
 import re
 
 from absl import flags
@@ -7,6 +8,14 @@ from absl import flags
 from fedjax_lab.errors import BadInput, check_seeds, cut
 
 MOST_SEEDS = 10_000  # in one range
+
+
+def make_parser(*texts: str) -> argparse.ArgumentParser:
+    """A parser of arguments, with these flags that take a text; names are given in full."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in texts:
+        parser.add_argument(flag)
+    return parser
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str | bool]]]:
@@ -41,17 +50,18 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str | b
     return kept, overrides
 
 
-def parse_seeds(texts: list[str] | None) -> list[int] | None:
-    """The seeds of texts such as "3" and "0-4"; None if the flag is not given.
+def parse_seeds(given: str | list[str] | None) -> list[int] | None:
+    """The seeds of "0-2,5", or of a list such as ["0-2", "5"]; None if the flag is not given.
 
-    Raises BadInput if a text is neither a whole number nor a range of them, or if a seed repeats.
+    Raises BadInput if a part is neither a whole number nor a range of them, or if a seed repeats.
     """
+    texts = given.split(",") if isinstance(given, str) else given or []
     try:
-        seeds = [seed for text in texts or [] for seed in _range(text)]
+        seeds = [seed for text in texts for seed in _range(text)]
     except ValueError as error:
-        given = cut(",".join(texts or []), 80)
         example = f"for example 0,1,2 or 0-4, a range of at most {MOST_SEEDS}"
-        raise BadInput(f"--seeds must be whole numbers, got {given}; {example}") from error
+        said = f"got {cut(','.join(texts), 80)}; {example}"
+        raise BadInput(f"--seeds must be whole numbers, {said}") from error
     check_seeds(seeds or [0])
     return seeds or None
 

@@ -28,7 +28,6 @@ if __name__ == "__main__":  # before the imports, so that an interrupt during th
 
     command.begin()
 
-import argparse
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -46,24 +45,17 @@ from fedjax_lab.analysis.figures import (
 )
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.commands import command
+from fedjax_lab.commands.arguments import make_parser
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, nearest, parse, printable, quoted
 from fedjax_lab.running import plots
 from fedjax_lab.running.storage import cloud, metric_rows
 
+MODULES = (curves, client2vec, domain_gap, encoder_exchange, fedc2i, fedconcat, fedpick, hfedf)
 # Each function takes the folder of a run, or several; its options are keyword-only arguments.
 FIGURES: dict[str, Callable[..., Drawn]] = {
-    "curves": curves.draw,
-    "client2vec": client2vec.draw,
-    "domain_gap": domain_gap.draw,
-    "encoder_exchange": encoder_exchange.draw,
-    "fedc2i": fedc2i.draw,
-    "fedconcat": fedconcat.draw,
-    "fedpick": fedpick.draw,
-    "hfedf": hfedf.draw,
+    module.__name__.rpartition(".")[2]: module.draw for module in MODULES
 }
-
-
 FORMATS = ("png", "pdf", "svg")
 
 
@@ -98,7 +90,7 @@ def _main(argv):
 def _parse(name, arguments):
     """Parses the folders of runs, the output folder, the formats and the options of the figures."""
     draw = FIGURES[name]
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = make_parser()
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--format", default=FORMATS[0])

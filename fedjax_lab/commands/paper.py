@@ -29,7 +29,6 @@ if __name__ == "__main__":  # before the imports, during which an interrupt may 
 
     command.begin()
 
-import argparse
 import fnmatch
 import functools
 import shlex
@@ -45,12 +44,11 @@ from fedjax_lab import configs
 from fedjax_lab.analysis import formats, published, requirements, runs
 from fedjax_lab.analysis.published import Recipe, Result
 from fedjax_lab.commands import command, sweep
-from fedjax_lab.commands.arguments import parse_seeds, split_overrides
+from fedjax_lab.commands.arguments import make_parser, parse_seeds, split_overrides
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, printable
 from fedjax_lab.experiment.config import Override, resolve
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.running import siblings
 from fedjax_lab.running.storage import cloud, files
 from fedjax_lab.sweeping import sweep_folder, sweep_plan
 
@@ -117,9 +115,7 @@ def _run(spec, recipe, request):
     return Run(cell, path, settings, requirements.missing(config))
 
 
-@functools.cache
-def _load(path):
-    return load_config(path)
+_load = functools.cache(load_config)
 
 
 def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
@@ -151,15 +147,14 @@ def values(cell: Cell, out: Path) -> list[float] | None:
     """
     rows = []
     for run in cell.runs:
-        outcomes = [sweep_folder.ended(folder) for folder in _folders(run, out)]
+        folders = _folders(run, out)
+        outcomes = [sweep_folder.ended(folder) for folder in folders]
         if any(outcome is None or outcome.code for outcome in outcomes):
             return None
         try:
-            read = [runs.read(folder) for folder in _folders(run, out)]
+            rows.append(runs.row_of(run.cell.name, [runs.read(folder) for folder in folders]))
         except files.Damaged:
             return None
-        seeds = {s: [r for r in one.rows if r["seed"] == s] for one in read for s in one.seeds}
-        rows.append(runs.Row(run.cell.name, read, seeds))
     if not rows:
         return None
     if cell.recipe.per_client:
@@ -173,35 +168,29 @@ def values(cell: Cell, out: Path) -> list[float] | None:
 
 
 def _folders(run, out):
-    """The folder of a run, and those of its additional seeds."""
-    folder = out / run.cell.name
-    return [folder, *map(Path, siblings.of(folder))]
+    """The folder of a run, and those that exist for its additional seeds."""
+    names = sweep_folder.as_begun([run.cell], out)
+    return [out / name for name in names if name == run.cell.name or (out / name).is_dir()]
 
 
 class Line(NamedTuple):
     """The comparison of a measured with a published number; missing values are None."""
 
-    mean: float | None
-    std: float | None  # population standard deviation, as in the papers
-    n: int  # number of seeds
-    difference: float | None  # measured minus published
-    in_stds: float | None  # the difference in published standard deviations
+    mean: float | None = None
+    std: float | None = None  # population standard deviation, as in the papers
+    n: int = 0  # number of seeds
+    difference: float | None = None  # measured minus published
+    in_stds: float | None = None  # the difference in published standard deviations
 
 
 def compare(result: Result, measured: Sequence[float] | None, seeds: int) -> Line:
     """Compares the measured values of a cell with its published number."""
     if not measured:
-        return Line(mean=None, std=None, n=0, difference=None, in_stds=None)
+        return Line()
     mean = float(np.mean(measured))
     std = float(np.std(measured)) if len(measured) > 1 else None
     difference = mean - result.mean
-    return Line(
-        mean=mean,
-        std=std,
-        n=seeds,
-        difference=difference,
-        in_stds=difference / result.std if result.std else None,
-    )
+    return Line(mean, std, seeds, difference, difference / result.std if result.std else None)
 
 
 # Output for people.
@@ -214,25 +203,15 @@ def show(cells: Sequence[Cell], out: Path) -> str:
     for cell in cells:
         seeds = len(cell.runs[0].cell.seeds) if cell.runs else 0
         line = compare(cell.result, values(cell, out), seeds)
-        numbers = [_spread(cell.result.mean, cell.result.std)]
-        numbers += [_spread(line.mean, line.std) if line.n else _state(cell, out)]
-        numbers += [str(line.n) if line.n else formats.NONE]
-        numbers += [_signed(line.difference), _signed(line.in_stds)]
-        lines.append([cell.name, *numbers])
-    title = f"mean +- population std over seeds{' and clients' * _over_clients(cells)}"
+        measured = [_state(cell, out), formats.NONE]
+        if line.n:
+            measured = [formats.mean_std(line.mean, line.std), str(line.n)]
+        published = formats.mean_std(cell.result.mean, cell.result.std)
+        differences = [formats.number(x, "+.2f") for x in (line.difference, line.in_stds)]
+        lines.append([cell.name, published, *measured, *differences])
+    over_clients = any(cell.recipe.per_client for cell in cells)
+    title = f"mean +- population std over seeds{' and clients' * over_clients}"
     return formats.terminal(formats.Table(title, header, lines))
-
-
-def _over_clients(cells):
-    return any(cell.recipe.per_client for cell in cells)
-
-
-def _spread(mean, std):
-    return f"{mean:.2f}" + (f" +- {std:.2f}" if std is not None else "")
-
-
-def _signed(value):
-    return formats.NONE if value is None else f"{value:+.2f}"
 
 
 def _state(cell, out):
@@ -298,32 +277,26 @@ def _short(cell):
 
 def _costs(cells):
     """The columns runs, seeds, M examples and hours for these cells."""
-    each_once = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
-    if not each_once:
+    once = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
+    if not once:
         return [formats.NONE] * 4
-    seeds = str(max(len(cell.seeds) for cell in each_once))
-    each = [
-        (requirements.cost(cell.config), len(cell.seeds), cell.config.model.name)
-        for cell in each_once
-    ]
-    if any(examples is None for examples, _, _ in each):
-        return [str(len(each_once)), seeds, formats.NONE, formats.NONE]
-    total = f"{sum(examples * n for examples, n, _ in each) / 1e6:,.0f}"
-    if any(model not in SPEED for _, _, model in each):
-        return [str(len(each_once)), seeds, total, formats.NONE]
-    hours = sum(examples * n / SPEED[model] for examples, n, model in each) / 3600
-    return [str(len(each_once)), seeds, total, f"{hours:,.0f}"]
+    trained = [requirements.cost(cell.config) for cell in once]  # on so many examples, one seed
+    total = hours = None
+    if None not in trained:
+        each = [(n * len(cell.seeds), cell) for n, cell in zip(trained, once, strict=True)]
+        total = sum(n for n, _ in each) / 1e6
+        if all(cell.config.model.name in SPEED for cell in once):
+            hours = sum(n / SPEED[cell.config.model.name] for n, cell in each) / 3600
+    numbers = [formats.number(x, ",.0f") for x in (total, hours)]
+    return [str(len(once)), str(max(len(cell.seeds) for cell in once)), *numbers]
 
 
 def command_line(run: Run, out: Path) -> str:
     """The run as a command line of fedjax_lab.main."""
     words = ["python", "-m", "fedjax_lab.main", f"--config={run.path}:{run.cell.method}"]
-    words += [
-        f"--workdir={cloud.address(out / run.cell.name)}",
-        f"--seeds={','.join(map(str, run.cell.seeds))}",
-    ]
-    words += [f"--config.{key}={value}" for key, value in run.settings]
-    return shlex.join(words)
+    words.append(f"--workdir={cloud.address(out / run.cell.name)}")
+    words.append(f"--seeds={','.join(map(str, run.cell.seeds))}")
+    return shlex.join([*words, *(f"--config.{key}={value}" for key, value in run.settings)])
 
 
 # The command line.
@@ -365,10 +338,8 @@ def _carry_out(args, request, cells, out):
 
 def _parse(argv):
     argv, overrides = split_overrides(argv)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = make_parser("--cells", "--seeds", "--out", "--configs")
     parser.add_argument("what", nargs="*")
-    for flag in ("--cells", "--seeds", "--out", "--configs"):
-        parser.add_argument(flag)
     parser.add_argument("--dry_run", action="store_true")
     args = parse(parser, argv)
     cloud.check("--out", args.out)
@@ -378,8 +349,7 @@ def _parse(argv):
             "no table is given; for example `fedjax-lab paper fedconcat table1`; `fedjax-lab paper"
             " list` shows all tables"
         )
-    seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
-    return args, Request(_configs(args.configs), overrides, seeds)
+    return args, Request(_configs(args.configs), overrides, parse_seeds(args.seeds))
 
 
 def _configs(wanted):

@@ -40,7 +40,6 @@ if __name__ == "__main__":  # before the imports, during which an interrupt may 
 
     command.begin()
 
-import argparse
 import math
 import re
 import sys
@@ -48,6 +47,7 @@ from pathlib import Path
 
 from fedjax_lab.analysis import compare, formats, notes, pivot, runs, tables
 from fedjax_lab.commands import command
+from fedjax_lab.commands.arguments import make_parser
 from fedjax_lab.errors import MACHINE, BadInput, parse, quoted, shown
 from fedjax_lab.running.storage import cloud, metric_rows
 
@@ -126,17 +126,13 @@ def _main(argv):
 
 
 def _arguments(argv):
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = make_parser("--measure", "--baseline", "--published", "--label")
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--way", default="last", choices=tables.WAYS)
-    parser.add_argument("--measure")
-    parser.add_argument("--baseline")
     parser.add_argument("--target", type=float)
     parser.add_argument("--ddof", type=int, default=1, choices=(0, 1))
     parser.add_argument("--bold", action="store_true")
     parser.add_argument("--pivot", action="store_true")
-    parser.add_argument("--published")
-    parser.add_argument("--label")
     parser.add_argument("--format", default="terminal", choices=FORMATS)
     parser.add_argument("--out", type=Path)
     args = parse(parser, argv)

@@ -72,7 +72,7 @@ from tqdm import tqdm
 
 from fedjax_lab.analysis.notes import told
 from fedjax_lab.commands import command
-from fedjax_lab.commands.arguments import parse_seeds, split_overrides
+from fedjax_lab.commands.arguments import make_parser, parse_seeds, split_overrides
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, cut, parse, printable, quoted, reason_of
@@ -245,19 +245,12 @@ def table(cells: dict[str, Cell], keys: Sequence[str], out: Path) -> str:
 # The command line.
 
 
-class Request(NamedTuple):
-    """The parsed command line."""
+class Work(NamedTuple):
+    """A sweep: the parsed command line, and what its runs share."""
 
     args: argparse.Namespace
-    methods: list[str]
     shared: Shared
     search: Search | None  # of --tune: how the settings of each method are searched
-
-
-class Work(NamedTuple):
-    """A running sweep."""
-
-    request: Request
     out: Path
     load: Callable[[ml_collections.ConfigDict], Dataset]
 
@@ -270,14 +263,13 @@ def main(argv: list[str]) -> int:
 def _main(argv):
     if any(text.partition("=")[0] == "--status" for text in argv[1:]):
         return _show_status(argv[1:])
-    request = _parse(argv)
-    args, shared, search = request.args, request.shared, request.search
-    cells = plan(shared, request.methods, parse_grid(args.grid))
+    args, methods, shared, search = _parse(argv)
+    cells = plan(shared, methods, parse_grid(args.grid))
     chosen = share_of(cells, args.share)
     contenders = sweep_tuning.contenders(cells.values(), shared, search) if search else []
     contenders = [each for each in contenders if each.cell.name in chosen]
     with cloud.staged(args.out) as out, lock.owned_share(out, args.share):  # before data are loaded
-        work = Work(request, out, load_once())
+        work = Work(args, shared, search, out, load_once())
         cells, chosen = as_begun(cells.values(), out), as_begun(chosen.values(), out)
         check_folder(shared, {} if search else cells, out)
         _use_devices(args)
@@ -289,9 +281,7 @@ def _main(argv):
 
 
 def _show_status(argv):
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--status")
-    place = parse(parser, argv).status
+    place = parse(make_parser("--status"), argv).status
     cloud.check("--status", place)
     with cloud.read([place]) as (folder,):
         print(cloud.named("\n".join(map(printable, sweep_status.show(folder).splitlines()))))
@@ -318,7 +308,7 @@ def _run_and_show(work, cells, chosen):
 
 def _carry_out(work, planned, runs, what):
     """Adds the planned cells to sweep.json and runs the unfinished ones among `runs`."""
-    (args, _, shared, _), out, load = work
+    args, shared, _, out, load = work
     for run in runs:
         check_cell(run, out / run.name)
     todo = [run for run in runs if not done(run, out / run.name)]
@@ -340,7 +330,7 @@ def _carry_out(work, planned, runs, what):
 
 def _tune(work, contenders):
     """Runs all draws and returns the best one of each contender as a cell, by its name."""
-    (_, _, shared, search), out, load = work
+    _, shared, search, out, load = work
     all_seeds = [each.draws[0]._replace(seeds=each.cell.seeds) for each in contenders]
     check(all_seeds, load)  # so that a mistake in the final cells shows before any draw runs
     draws = {draw.name: draw for each in contenders for draw in each.draws}
@@ -367,13 +357,13 @@ def _parse(argv):
             raise BadInput(f"--{flag} is missing; for example --{flag}={example}")
     _check_together(args)
     path, methods = _methods(args)
-    seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
+    seeds = parse_seeds(args.seeds)
     loggers.find(args.log)
     shared = Shared(path, overrides, seeds, args.compilation_cache, args.log)
     search = None
     if args.tune is not None:
         search = sweep_tuning.parse(args.tune, args.on or "validation", args.range)
-    return Request(args, methods, shared, search)
+    return args, methods, shared, search
 
 
 def _check_together(args):
@@ -393,9 +383,7 @@ def _check_together(args):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--config", "--out", "--methods", "--seeds", "--tune", "--on"):
-        parser.add_argument(flag)
+    parser = make_parser("--config", "--out", "--methods", "--seeds", "--tune", "--on")
     for flag in ("--grid", "--range"):
         parser.add_argument(flag, action="append", default=[])
     parser.add_argument("--workers", type=int, default=0)

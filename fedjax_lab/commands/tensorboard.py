@@ -23,7 +23,6 @@ if __name__ == "__main__":  # before the imports, during which an interrupt may 
 
     command.begin()
 
-import argparse
 import json
 import os
 import sys
@@ -33,6 +32,7 @@ from typing import NamedTuple
 
 from fedjax_lab.analysis import runs
 from fedjax_lab.commands import command
+from fedjax_lab.commands.arguments import make_parser
 from fedjax_lab.errors import MACHINE, BadInput, missing, parse, printable
 from fedjax_lab.running import interrupts
 from fedjax_lab.running.loggers.event_files import EventFiles
@@ -70,7 +70,7 @@ def _main(argv):
 
 
 def _arguments(argv):
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = make_parser()
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--logdir", type=Path, default=Path("runs/tensorboard"))
     parser.add_argument("--follow", action="store_true")
