@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab.analysis.figures.drawn import Drawn, by_name
+from fedjax_lab.analysis.figures.drawn import Drawn, by_name, rows_of
 from fedjax_lab.analysis.finished import Finished, load
 from fedjax_lab.methods.client2vec import Server
 from fedjax_lab.running import plots
@@ -64,12 +64,6 @@ def draw_index(run: Finished) -> tuple[list[str], dict[str, Figure]]:
         means = [index.feature[groups == g].mean(0) for g in range(len(names))]
         pictures["domains"] = draw_domains(cosines(np.stack(means)), names)
     return lines, pictures
-
-
-def rows_of(workdir: Path) -> list[dict]:
-    """Reads the evaluations of a run's first seed."""
-    rows = metric_rows.read_metrics(workdir / "metrics.jsonl")
-    return [row for row in rows if row["seed"] == rows[0]["seed"]]
 
 
 def scored(rows: list[dict]) -> list[dict]:

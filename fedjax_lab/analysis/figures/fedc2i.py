@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab.analysis import runs
-from fedjax_lab.analysis.figures.drawn import Drawn
+from fedjax_lab.analysis.figures.drawn import Drawn, recorded, rows_of
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import plots
-from fedjax_lab.running.storage import metric_rows
 
 MOST = 6  # the most maps if no rounds are named
 
@@ -41,14 +40,9 @@ def influence(workdir: Path, seed: int | None) -> tuple[dict[int, np.ndarray], l
     Clients are named by their domains if each client holds one. Raises BadInput if the run recorded
     no influence.
     """
-    file = workdir / "metrics.jsonl"
-    rows = metric_rows.read_metrics(file) if file.exists() else []
-    seed = rows[0]["seed"] if rows and seed is None else seed
-    maps = {
-        row["round"]: np.array(row["recorded"]["influence"])
-        for row in rows
-        if row["seed"] == seed and "influence" in row.get("recorded", {})
-    }
+    rows = rows_of(workdir, seed)
+    seed = rows[0]["seed"] if rows else seed
+    maps = {r: np.array(told["influence"]) for r, told in recorded(rows, "influence").items()}
     if not maps:
         raise BadInput(f"{workdir} holds no influence of seed {seed}: is it a run of fedc2i?")
     config = runs.read(workdir).config

@@ -88,13 +88,7 @@ def draw_elbow(inertia: np.ndarray, K: int) -> Figure:
     numbers = np.arange(1, len(inertia) + 1)
     axes.plot(numbers, inertia, **plots.look(0))
     axes.plot(numbers[[0, -1]], inertia[[0, -1]], linestyle="--", color="gray")
-    ring: dict[str, Any] = {
-        "marker": "o",
-        "markersize": 12,
-        "fillstyle": "none",
-        "linestyle": "none",
-    }
-    axes.plot(K, inertia[K - 1], color=plots.COLORS[1], **ring)
+    axes.plot(K, inertia[K - 1], "o", color=plots.COLORS[1], markersize=12, fillstyle="none")
     axes.set(xlabel="number of clusters", ylabel="inertia, squared distance", xticks=numbers)
     plots.add_legend(figure, axes.lines, ["inertia", "chord", f"chosen: {K}"])
     return figure

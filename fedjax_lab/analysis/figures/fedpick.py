@@ -111,15 +111,7 @@ def load_client(run: finished.Finished, i: int, name: str, see, select) -> Clien
         picked = in_batches(partial(select, tree.join(message, client.private)), test.x)
     classes = run.experiment.dataset.classes
     train, test = jax.device_get((train, test))
-    return Client(
-        name=name,
-        train=train,
-        test=test,
-        z_train=z_train,
-        z_test=z_test,
-        classes=classes,
-        picked=picked,
-    )
+    return Client(name, train, test, z_train, z_test, classes, picked)
 
 
 def in_batches(fn, x):

@@ -23,10 +23,9 @@ from matplotlib.figure import Figure
 
 from fedjax_lab import tree
 from fedjax_lab.analysis import finished
-from fedjax_lab.analysis.figures.drawn import Drawn
+from fedjax_lab.analysis.figures.drawn import Drawn, recorded, rows_of
 from fedjax_lab.analysis.finished import Finished
 from fedjax_lab.running import plots
-from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.simulation.local import fetch, of_client
 
 BINS = 15  # the number of bins of the calibration error
@@ -35,9 +34,9 @@ BINS = 15  # the number of bins of the calibration error
 def draw(workdir: Path, *compared: Path, seed: int | None = None) -> Drawn:
     """The weights and embeddings that a run recorded, and its models beside those of other runs."""
     runs = {str(path): finished.load(path, seed) for path in (workdir, *compared)}
-    rounds = recorded(workdir, seed)
+    rounds = recorded(rows_of(workdir, seed), "embedding")
     spread = {name: layer_spread(run) for name, run in runs.items()}
-    answers = {name: {m: confidence(run, m) for m in rows_of(run)} for name, run in runs.items()}
+    answers = {name: {m: confidence(run, m) for m in tested(run)} for name, run in runs.items()}
     pictures = {"spread": draw_spread(spread)}
     if any(answers.values()):
         pictures["confidence"] = draw_confidence(answers)
@@ -51,17 +50,6 @@ def draw(workdir: Path, *compared: Path, seed: int | None = None) -> Drawn:
     return Drawn(pictures, numbers)
 
 
-def recorded(workdir: Path, seed: int | None) -> dict[int, dict]:
-    """The values that hfedf recorded for one seed, by round; {} for other methods."""
-    rows = metric_rows.read_metrics(workdir / "metrics.jsonl")
-    seed = rows[0]["seed"] if seed is None else seed
-    return {
-        row["round"]: row["recorded"]
-        for row in rows
-        if row["seed"] == seed and "embedding" in row.get("recorded", {})
-    }
-
-
 def layer_spread(run: Finished) -> dict[str, float]:
     """The standard deviation over clients of a weight, averaged by layer; 0 for a shared model."""
     models = [run.model(i).params for i in range(run.num_clients)]
@@ -72,7 +60,7 @@ def layer_spread(run: Finished) -> dict[str, float]:
     return {layer: float(np.concatenate(parts).mean()) for layer, parts in sums.items()}
 
 
-def rows_of(run: Finished) -> dict[str, list]:
+def tested(run: Finished) -> dict[str, list]:
     """The example rows of each client on which `id` and `ood` are measured, if there are any."""
     rows = {}
     if run.federation.validation is not None:
@@ -86,7 +74,7 @@ def confidence(run: Finished, measure: str) -> tuple[np.ndarray, np.ndarray]:
     """The largest probability and whether the prediction is right, for all rows: [rows] each."""
     predict = jax.jit(partial(answers_of, run.method.predict))
     answers = []
-    for i, rows in enumerate(rows_of(run)[measure]):
+    for i, rows in enumerate(tested(run)[measure]):
         client, message = run.client(i)
         federation = of_client(run.federation, client) if measure != "ood" else run.federation
         batch = fetch(federation, rows[rows >= 0], run.plan)
