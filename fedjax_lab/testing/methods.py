@@ -17,7 +17,6 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import make_method, name_of
 from fedjax_lab.simulation import contract, simulate
-from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.testing.failure import CheckFailed, check, check_same
 from fedjax_lab.testing.padding import check_padding
 from fedjax_lab.testing.stages import check_stages
@@ -66,16 +65,13 @@ def check_types(trial: Trial) -> None:
 
     Messages must be arrays.
     """
-    lane = Lane(trial.federation, trial.population, keys_of(0))
-    program = Program(trial.method, trial.plan, parallel.vectorized())
+    keys = keys_of(0)
 
     def play(keys, start, count):
-        state = simulate.init(trial.method, keys, C)
-        of_seed = lane._replace(keys=keys), state, simulate.no_progress()
-        return simulate.play(program, *of_seed, start, count)
+        return trial.of_seed(keys, simulate.init(trial.method, keys, C), start, count)
 
     with jax.enable_x64(True):
-        state, _ = jax.eval_shape(play, lane.keys, jnp.int32(0), jnp.int32(2))
+        state, _ = jax.eval_shape(play, keys, jnp.int32(0), jnp.int32(2))
     check(bool(jax.tree.leaves(state)), "the state has no arrays; `init` must return a State")
     trial.message_bytes  # noqa: B018 - fails if a message does not consist of arrays
 
@@ -83,10 +79,9 @@ def check_types(trial: Trial) -> None:
 def check_cohorts(trial: Trial) -> None:
     """Checks that the method draws clients that exist, with shares that sum to 1."""
     server = tree.take(trial.played[0], -1).server
-    lane = Lane(trial.federation, trial.population, keys_of(SEEDS[-1]))
-    program = Program(trial.method, trial.plan, parallel.vectorized())
+    lane = trial.lane(keys_of(SEEDS[-1]))
     for t in range(3):
-        drawn = simulate.draw(program, lane, server, jnp.int32(t))
+        drawn = simulate.draw(trial.program, lane, server, jnp.int32(t))
         contract.check_cohort("the sampling of the method", *drawn, len(trial.population.id))
 
 
@@ -178,14 +173,13 @@ def check_compiles_for_tpu(trial: Trial) -> None:
         warnings.warn(f"the round was not compiled for a TPU: {error}", stacklevel=2)
         return
     strategy = parallel.on_mesh(parallel.make_mesh(devices), parallel.vectorized())
-    keys = keys_of(0)
-    state = jax.eval_shape(lambda: simulate.init(trial.method, keys, C))
-    lane = Lane(trial.federation, trial.population, keys)
+    lane = trial.lane(keys_of(0))
+    state = jax.eval_shape(lambda: simulate.init(trial.method, lane.keys, C))
     args = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=strategy.sharding),
         (lane, state, simulate.no_progress(), jnp.int32(0), jnp.int32(1)),
     )
-    play = partial(simulate.play, Program(trial.method, trial.plan, strategy))
+    play = partial(simulate.play, trial.program._replace(strategy=strategy))
     lowered = jax.jit(play, out_shardings=strategy.sharding).lower(*args)
     try:
         lowered.compile()

@@ -49,7 +49,12 @@ class Trial:
     def __init__(self, method: Method):
         self.method = method
         self.federation, self.population, self.plan = pooled(method)
+        self.program = Program(method, self.plan, parallel.vectorized())
         self._keys = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(s) for s in SEEDS]))
+
+    def lane(self, keys: streams.Keys) -> Lane:
+        """What a seed with these random streams trains on."""
+        return Lane(self.federation, self.population, keys)
 
     def start(self) -> Any:
         """The states of both seeds before the first round."""
@@ -60,18 +65,18 @@ class Trial:
 
         state: the states of both seeds before these rounds.
         """
-        return self._program(self._keys, state, jnp.int32(start), jnp.int32(count))
+        return self._compiled(self._keys, state, jnp.int32(start), jnp.int32(count))
 
     def swapped(self, start: int, count: int, state: Any) -> tuple[Any, Any]:
         """As `play`, by the same program, but each seed is computed in the place of the other."""
         keys, state = (jax.tree.map(lambda a: a[::-1], a) for a in (self._keys, state))
-        after = self._program(keys, state, jnp.int32(start), jnp.int32(count))
+        after = self._compiled(keys, state, jnp.int32(start), jnp.int32(count))
         return jax.tree.map(lambda a: a[::-1], after)
 
     @functools.cached_property
-    def _program(self):
+    def _compiled(self):
         """The compiled rounds; states that were saved and read would make `jit` compile again."""
-        play = jax.jit(jax.vmap(self._of_seed, (0, 0, None, None)))
+        play = jax.jit(jax.vmap(self.of_seed, (0, 0, None, None)))
         return play.lower(self._keys, self.start(), jnp.int32(0), jnp.int32(0)).compile()
 
     @functools.cached_property
@@ -82,15 +87,14 @@ class Trial:
     @functools.cached_property
     def message_bytes(self) -> tuple[int, int]:
         """The bytes (up, down) of the messages of one client in one round."""
-        lane = Lane(self.federation, self.population, keys_of(0))
+        lane = self.lane(keys_of(0))
         state = jax.eval_shape(lambda: simulate.init(self.method, lane.keys, C))
-        program = Program(self.method, self.plan, parallel.vectorized())
-        return simulate.message_bytes(program, lane, state)
+        return simulate.message_bytes(self.program, lane, state)
 
-    def _of_seed(self, keys, state, start, count):
-        lane = Lane(self.federation, self.population, keys)
-        program = Program(self.method, self.plan, parallel.vectorized())
-        return simulate.play(program, lane, state, simulate.no_progress(), start, count)
+    def of_seed(self, keys: streams.Keys, state: State, start: Any, count: Any) -> tuple[Any, Any]:
+        """As `play`, for one seed with these random streams."""
+        lane = self.lane(keys)
+        return simulate.play(self.program, lane, state, simulate.no_progress(), start, count)
 
     def alone(self, devices: int, count: int) -> tuple[State, simulate.Progress]:
         """Plays the last seed alone, two clients at a time; returns its state and sums.
@@ -104,7 +108,7 @@ class Trial:
             for name in work_sets(self.method):
                 (rows,) = shards.deal([jax.device_get(getattr(federation, name))], devices)
                 federation = federation._replace(**{name: jax.tree.map(jnp.asarray, rows)})
-        program = Program(self.method, self.plan, strategy)
+        program = self.program._replace(strategy=strategy)
         lane = Lane(federation, self.population, keys_of(SEEDS[-1]))
         state = simulate.init(self.method, lane.keys, C)
         run: Callable[..., Any] = jax.jit(partial(simulate.play, program))
@@ -112,9 +116,7 @@ class Trial:
 
     def scores(self, states: Any, after: int) -> dict:
         """Evaluates the last seed after `after` rounds; states: of all seeds."""
-        program = Program(self.method, PLAN, parallel.vectorized())
-        federation, *_ = pooled(self.method.having(pooled=False))
-        population = simulate.population(federation, K)
+        federation, population, plan = pooled(self.method.having(pooled=False))
         lane = Lane(federation, population, keys_of(SEEDS[-1]))
-        score = jax.jit(partial(evaluate.score, program))
+        score = jax.jit(partial(evaluate.score, self.program._replace(plan=plan)))
         return evaluate.summarize(score(lane, tree.take(states, -1), after), ("only",))
