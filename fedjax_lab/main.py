@@ -358,14 +358,8 @@ def _show(result):
     print(f"results: {cloud.address(folder)}{drawn}")
 
 
-def _leave(code):
-    from fedjax_lab.engine import processes
-
-    processes.leave(code)
-
-
 if __name__ == "__main__":
-    from fedjax_lab.engine import parallel
+    from fedjax_lab.engine import parallel, processes
 
     parallel.use_every_core()
-    command.run(main, sys.argv, leave=_leave)
+    command.run(main, sys.argv, leave=processes.leave)

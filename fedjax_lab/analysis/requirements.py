@@ -32,14 +32,15 @@ def missing(config: ml_collections.ConfigDict) -> str:
 
     It may be the data, pretrained weights or CLIP.
     """
-    of_clip = None
-    if config.method.name == "client2vec" and config.embedding.name == "clip":
-        of_clip = config.embedding.folder, config.embedding.model
-    return (
-        _no_data(tuple(config.data.items()))
-        or _no_weights(config.model.get("pretrained", ""))
-        or (_no_clip(*of_clip) if of_clip else "")
-    )
+    pretrained, embedding = config.model.get("pretrained", ""), config.embedding
+    if absent := _no_data(tuple(config.data.items())):
+        return absent
+    if pretrained and not Path(pretrained).is_file():
+        flag = "--config.model.pretrained"
+        return f"no file {pretrained} with first weights; name one with {flag}"
+    if config.method.name == "client2vec" and embedding.name == "clip":
+        return _no_clip(embedding.folder, embedding.model)
+    return ""
 
 
 @functools.cache
@@ -52,12 +53,6 @@ def _no_data(settings):
     except BadInput as error:
         return str(error)
     return ""
-
-
-def _no_weights(path):
-    if not path or Path(path).is_file():
-        return ""
-    return f"no file {path} with first weights; name one with --config.model.pretrained"
 
 
 @functools.cache

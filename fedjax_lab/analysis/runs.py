@@ -157,18 +157,24 @@ def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
     runs = _completed([run for run in runs if run.rows])
     if not runs:
         raise BadInput("nothing to compare: no run has been evaluated yet")
-    federations: dict[str, list[Run]] = {}
-    for run in runs:
-        federations.setdefault(json.dumps(federation(run.config), sort_keys=True), []).append(run)
-    (names,) = _names([[federation(same[0].config) for same in federations.values()]], "")
-    blocks = []
-    for name, same in zip(names, federations.values(), strict=True):
-        blocks.append(Block("; ".join(filter(None, (_title(same[0]), name))), _rows(same)))
+    federations = _groups(runs, lambda run: federation(run.config))
+    (names,) = _names([[federation(same[0].config) for same in federations]], "")
+    blocks = [
+        Block("; ".join(filter(None, (_title(same[0]), name))), _rows(same))
+        for name, same in zip(names, federations, strict=True)
+    ]
     if len(blocks) > 1:
         separate = f"these runs use {len(blocks)} different data partitions"
         notes.insert(0, f"{separate}; each is compared separately")
-    unequal = [note for block in blocks for of in (_seeds, _rounds) for note in of(block)]
-    return blocks, notes + unequal
+    return blocks, notes + [note for block in blocks for note in _unequal(block)]
+
+
+def _groups(runs, config_of):
+    """The runs in groups with equal configs, in the order of the first run of each."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(config_of(run), sort_keys=True), []).append(run)
+    return list(groups.values())
 
 
 def _completed(runs):
@@ -196,23 +202,17 @@ def _note(run):
     return "" if run.summary else f"{run.folder}: unfinished; its numbers end with round {rounds}"
 
 
-def _seeds(block):
-    """A note if the rows of a block do not have the same seeds."""
-    counts = Counter(", ".join(map(str, row.seeds)) for row in block.rows)
-    if len(counts) == 1:
-        return []
-    return [f"the rows have different seeds, so only shared seeds are paired: {_listed(counts)}"]
-
-
-def _rounds(block):
-    """A note if the runs of a block ended after different numbers of rounds."""
-    if not unequal_rounds(block):
-        return []
-    counts = Counter(", ".join(dict.fromkeys(map(_end, row.runs))) for row in block.rows)
-    return [
-        "the runs ended after different numbers of rounds, which affects all comparisons:"
-        f" {_listed(counts)}"
-    ]
+def _unequal(block):
+    """Notes on a block whose rows have different seeds, or whose runs ended in different rounds."""
+    seeds = Counter(", ".join(map(str, row.seeds)) for row in block.rows)
+    if len(seeds) > 1:
+        yield f"the rows have different seeds, so only shared seeds are paired: {_listed(seeds)}"
+    if unequal_rounds(block):
+        ends = Counter(", ".join(dict.fromkeys(map(_end, row.runs))) for row in block.rows)
+        yield (
+            "the runs ended after different numbers of rounds, which affects all comparisons:"
+            f" {_listed(ends)}"
+        )
 
 
 def _listed(counts):
@@ -247,11 +247,9 @@ def _title(run):
 
 
 def _rows(runs):
-    same: dict[str, list[Run]] = {}
-    for run in runs:
-        same.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
-    (names,) = _names([[flatten(group[0].config) for group in same.values()]], "method.")
-    return [row_of(name, group) for name, group in zip(names, same.values(), strict=True)]
+    same = _groups(runs, lambda run: run.config)
+    (names,) = _names([[flatten(group[0].config) for group in same]], "method.")
+    return [row_of(name, group) for name, group in zip(names, same, strict=True)]
 
 
 def row_of(name: str, runs: list[Run]) -> Row:

@@ -158,19 +158,14 @@ def of_method(name: str) -> str:
 
 def of_names() -> str:
     """The names of all methods, data sources, models and other parts, as --help lists them."""
-    titles = {"method": "methods", "data": "data", "model": "models", "partition": "partitions"}
-    titles |= {"embedding": "embeddings", "optimizer": "optimizers", "schedule": "schedules"}
-    titles |= {"sampling": "samplings", "feature_skew": "feature skews"}
-    titles |= {"attack": "attacks", "privacy": "privacy", "aggregator": "aggregators"}
-    titles |= {"compression": "compressions", "downlink": "downlinks"}
-    wrapped = [
-        textwrap.fill(
-            f"{title}: {', '.join(registry.names(kind))}", WIDTH, subsequent_indent=" " * 4
-        )
-        for kind, title in titles.items()
-    ]
+    kinds = "method data model partition embedding optimizer schedule sampling feature_skew"
+    lines = []
+    for kind in f"{kinds} attack privacy aggregator compression downlink".split():
+        title = kind.replace("_", " ") + "s" * (kind not in ("data", "privacy"))
+        text = f"{title}: {', '.join(registry.names(kind))}"
+        lines.append(textwrap.fill(text, WIDTH, subsequent_indent=" " * 4))
     end = "Each name can be replaced by MODULE:FUNCTION or PATH/FILE.py:FUNCTION of your own."
-    return "\n".join([*wrapped, end])
+    return "\n".join([*lines, end])
 
 
 def _indented(text: str) -> list[str]:

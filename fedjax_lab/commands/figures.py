@@ -102,7 +102,8 @@ def _parse(name, arguments):
     formats = list(dict.fromkeys(args.pop("format").split(",")))
     if not folders:
         raise BadInput(f"no folder is given; use `fedjax-lab figures {name} FOLDER`")
-    if len(folders) > 1 and not takes_several(draw):
+    parameters = inspect.signature(draw).parameters.values()
+    if len(folders) > 1 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise BadInput(f"`figures {name}` accepts only one folder of a run, got {len(folders)}")
     for wanted in formats:
         if wanted not in FORMATS:
@@ -117,12 +118,6 @@ def options_of(draw: Callable[..., Drawn]) -> dict[str, str | int | None]:
     """The options of figures with their defaults; None is the default of an optional number."""
     parameters = inspect.signature(draw).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-def takes_several(draw: Callable[..., Drawn]) -> bool:
-    """Whether the figures may be drawn from several runs."""
-    parameters = inspect.signature(draw).parameters.values()
-    return any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def write(drawn: Drawn, out: Path, formats: Sequence[str]) -> None:

@@ -260,7 +260,9 @@ def overview(request: Request) -> str:
             here = [cell for cell in cells if not cell.missing]
             lines.append([name, dataset, model, str(len(cells)), str(len(here)), *_costs(cells)])
             reasons |= {f"{name}: {c.recipe.lacks}": None for c in cells if c.recipe.lacks}
-            reasons |= {f"{dataset}: {_short(c)}": None for c in cells if not c.recipe.lacks}
+            # Without the remedy, which the command of the table itself prints.
+            missing = [c.missing.partition(": ")[0] or "here" for c in cells if not c.recipe.lacks]
+            reasons |= {f"{dataset}: {what}": None for what in missing}
     pace = ", ".join(f"{speed:,} examples/s for {model}" for model, speed in SPEED.items())
     title = (
         "here: cells that this machine can run. M examples: millions of training examples processed"
@@ -268,11 +270,6 @@ def overview(request: Request) -> str:
         " Fashion-MNIST on two shared CPU cores."
     )
     return "\n".join([formats.terminal(formats.Table(title, header, lines)), "", *reasons])
-
-
-def _short(cell):
-    """What is missing, without the remedy, which the command of the table itself prints."""
-    return cell.missing.partition(": ")[0] or "here"
 
 
 def _costs(cells):

@@ -272,7 +272,11 @@ def _main(argv):
         work = Work(args, shared, search, out, load_once())
         cells, chosen = as_begun(cells.values(), out), as_begun(chosen.values(), out)
         check_folder(shared, {} if search else cells, out)
-        _use_devices(args)
+        if args.workers:
+            jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the workers
+        if args.compilation_cache:
+            compilation_cache.enable()
+        parallel.check_devices()
         if search is None:
             return _run_and_show(work, cells, chosen)
         tuned = _tune(work, contenders)
@@ -286,14 +290,6 @@ def _show_status(argv):
     with cloud.read([place]) as (folder,):
         print(cloud.named("\n".join(map(printable, sweep_status.show(folder).splitlines()))))
     return 0
-
-
-def _use_devices(args):
-    if args.workers:
-        jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the workers
-    if args.compilation_cache:
-        compilation_cache.enable()
-    parallel.check_devices()
 
 
 def _run_and_show(work, cells, chosen):

@@ -26,8 +26,10 @@ from fedjax_lab.running.storage import files, metric_rows
 def draw(*workdirs: Path) -> Drawn:
     """The accuracy by megabytes of all runs, and the clusters of those that have clusters."""
     named = by_name(workdirs)
-    curves = {name: accuracy_by_megabytes(workdir) for name, workdir in named.items()}
-    pictures = {"accuracy_by_megabytes": draw_curves(curves)}
+    curves = [accuracy_by_megabytes(workdir) for workdir in named.values()]
+    points = [(megabytes, accuracy[None]) for megabytes, accuracy in curves]
+    labels = "sent and received by a client, MB", "accuracy, %"
+    pictures = {"accuracy_by_megabytes": plots.draw_curves(points, *labels, list(named))}
     for name, workdir in named.items():
         for file in sorted((workdir / "stages").glob("*-0.npz")):
             facts = first_seed(dict(np.load(file)))
@@ -61,13 +63,6 @@ def accuracy_by_megabytes(workdir: Path) -> tuple[np.ndarray, np.ndarray]:
         points[row["round"]].append((megabytes, accuracy))
     means = np.array([np.mean(points[r], 0) for r in sorted(points)])
     return means[:, 0], means[:, 1]
-
-
-def draw_curves(curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
-    """Fig. 7, with one line per run; curves: (megabytes, accuracy) by the run's name."""
-    points = [(megabytes, accuracy[None]) for megabytes, accuracy in curves.values()]
-    xlabel = "sent and received by a client, MB"
-    return plots.draw_curves(points, xlabel, "accuracy, %", list(curves))
 
 
 def draw_clusters(p: np.ndarray, member: np.ndarray) -> Figure:

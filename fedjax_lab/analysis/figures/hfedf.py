@@ -41,7 +41,10 @@ def draw(workdir: Path, *compared: Path, seed: int | None = None) -> Drawn:
     if any(answers.values()):
         pictures["confidence"] = draw_confidence(answers)
     if rounds:
-        pictures |= {"weights": draw_weights(rounds), "embeddings": draw_embeddings(rounds)}
+        weights = np.array([row["weight"] for row in rounds.values()])
+        label = "weight of the client's gradient"
+        pictures["weights"] = draw_clients(list(rounds), weights, label)
+        pictures["embeddings"] = draw_embeddings(rounds)
     errors = {
         name: {m: calibration_error(*pair) for m, pair in measured.items()}
         for name, measured in answers.items()
@@ -94,12 +97,6 @@ def calibration_error(largest: np.ndarray, right: np.ndarray) -> float:
     place = np.clip(np.ceil(np.asarray(largest) * BINS).astype(int) - 1, 0, BINS - 1)
     gaps = [abs(right[place == b].mean() - largest[place == b].mean()) for b in np.unique(place)]
     return float(np.dot(gaps, [np.mean(place == b) for b in np.unique(place)]))
-
-
-def draw_weights(rounds: dict[int, dict]) -> Figure:
-    """Draws GradAlign's weights, with one line for each client."""
-    weights = np.array([row["weight"] for row in rounds.values()])
-    return draw_clients(list(rounds), weights, "weight of the client's gradient")
 
 
 def draw_clients(rounds: list[int], values: np.ndarray, ylabel: str) -> Figure:
