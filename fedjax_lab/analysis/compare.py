@@ -54,7 +54,6 @@ class Pace(NamedTuple):
     seconds: float  # the median
     low: float  # the lower quartile
     high: float  # the upper quartile
-    intervals: int  # the number of intervals
     flops: float | None
 
 
@@ -246,7 +245,7 @@ def _pace(row):
     low, median, high = np.percentile(seconds, (25, 50, 75)).tolist()
     made = [rows[-1].get("flops") for rows in row.seeds.values()]
     flops = None if None in made else float(np.mean(made))
-    return Pace(median, low, high, len(pairs), flops)
+    return Pace(median, low, high, flops)
 
 
 def find_baseline(blocks: Sequence[Block], wanted: str | None) -> list[str | None]:

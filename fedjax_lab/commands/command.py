@@ -33,13 +33,9 @@ SIGNS = (  # of failures of the machine, in messages of libraries
 LEAST = 3 << 28  # bytes of address space without which the libraries cannot be imported
 
 
-def _no_words() -> str:
-    return ""
-
-
 _streams: dict[str, io.TextIOWrapper] = {}  # stdout and stderr, set by `begin`
-_how_to_continue: Callable[[], str] = _no_words  # set by `continue_with`
-_what_is_saved: Callable[[], str] = _no_words
+_how_to_continue: Callable[[], str] = str  # set by `continue_with`; str() is the empty text
+_what_is_saved: Callable[[], str] = str
 
 
 class Outlet(io.RawIOBase):
@@ -105,7 +101,9 @@ def _tell_variable(kind, error, trace):
     from fedjax_lab.errors import BadInput, reason_of, tell
 
     given = {key: text for key, text in os.environ.items() if key.startswith("JAX_")}
-    if not given or not variables_mistake(error):
+    frames = traceback.extract_tb(trace) if isinstance(error, ValueError) else []
+    file = frames[-1].filename if frames else ""  # the one that raised it
+    if not given or not file.endswith(os.path.join("jax", "_src", "config.py")):
         sys.__excepthook__(kind, error, trace)
         return
     reason = reason_of(error)
@@ -114,14 +112,6 @@ def _tell_variable(kind, error, trace):
     tell(BadInput(f"the environment variable {words}: {reason}"))
     sys.stderr.flush()
     os._exit(2)
-
-
-def variables_mistake(error: BaseException) -> bool:
-    """Whether an error was raised because JAX refuses a value of an environment variable."""
-    if not isinstance(error, ValueError):
-        return False
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].filename.endswith(os.path.join("jax", "_src", "config.py"))
 
 
 def _open_closed_streams():
@@ -189,7 +179,7 @@ def call(
             return 0
         return function(arguments)
     except KeyboardInterrupt as error:
-        interrupts.set_last_words(_no_words)  # a second signal prints nothing
+        interrupts.set_last_words(str)  # a second signal prints nothing
         print(_joined(str(error) or "interrupted", _how_to_continue()), file=sys.stderr)
         return interrupts.CODE
     except (Exception, SystemExit) as error:
@@ -205,7 +195,7 @@ def call(
         raise
 
 
-def continue_with(how: Callable[[], str], saved: Callable[[], str] = _no_words) -> None:
+def continue_with(how: Callable[[], str], saved: Callable[[], str] = str) -> None:
     """Sets the functions that return the last sentences of a command that is interrupted or fails.
 
     `how` returns what the user can do to continue. `saved` returns what has been saved; it is
