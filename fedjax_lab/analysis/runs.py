@@ -279,7 +279,8 @@ def named_alike(blocks: Sequence[Block]) -> tuple[list[Block], list[str]]:
         method: map(iter, _names([_settings(block, method) for block in blocks], "method."))
         for method in methods
     }
-    out, left_out = [], {}
+    out = []
+    left_out: dict[str, dict[str, None]] = {}
     for block in blocks:
         of_block = {method: next(named) for method, named in names.items()}
         rows = [row._replace(name=next(of_block[row.method])) for row in block.rows]
