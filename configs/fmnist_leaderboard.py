@@ -2,7 +2,7 @@
 
 python -m fedjax_lab.main --config=configs/fmnist_leaderboard.py:fedprox --seeds=0-2
 
-launch/leaderboard.py runs every method on it. The images come from Debian's package
+launch/tables/leaderboard.py runs every method on it. The images come from Debian's package
 dataset-fashion-mnist, or from the folder config.data.folder.
 """
 

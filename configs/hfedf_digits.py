@@ -1,8 +1,7 @@
 """hFedF's setting (an unseen domain) on the generated digit domains, small enough for two cores.
 
 python -m fedjax_lab.main --config=configs/hfedf_digits.py:fedprox --config.data.unseen=street
-python launch/domain_generalization.py --config=configs/hfedf_digits.py --out=runs/digits \
-    --methods=local,fedavg --domains=1,2
+python launch/measure.py hfedf --cells='d1/fedavg/*'
 
 One of the five domains is held by no client. The other four are divided among four clients, with
 `domains` domains each (Algorithm 5). `id` is the accuracy on a tenth of each client's examples,

@@ -1,8 +1,7 @@
 """hFedF's experiment on PACS (Bartholet et al. 2024, arXiv 2402.06974): an unseen domain.
 
 python -m fedjax_lab.main --config=configs/hfedf_pacs.py:fedavg --seeds=0,1,2
-python launch/domain_generalization.py --config=configs/hfedf_pacs.py --out=runs/pacs \
-    --methods=local,fedavg,fedprox
+python -m fedjax_lab.paper hfedf table2
 
 Each of three clients holds `domains` of the three other domains (Algorithm 5). A tenth of every
 client's images is for validation (`id`), and all images of the unseen domain are for testing

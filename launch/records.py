@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cells
 import numpy as np
 
 from fedjax_lab.analysis import formats, runs
@@ -93,8 +92,9 @@ def spread(records: Sequence[Record], cell: str, measure: str, places: int = 1) 
     of_cell, diverged = values(records, cell, measure), len(values(records, cell, DIVERGED))
     if not of_cell:
         return DIVERGED if diverged else formats.NONE
+    std = f" ({np.std(of_cell):.{places}f})" if len(of_cell) > 1 else ""
     lost = f", {diverged} {DIVERGED}" if diverged else ""
-    return cells.spread(of_cell, places) + lost
+    return f"{np.mean(of_cell):.{places}f}{std}{lost}"
 
 
 def table(

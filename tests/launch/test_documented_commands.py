@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[2]
 FIRST = {  # {script: the function that is called when all flags have been checked}
     "client2vec_screen": "data_of",
     "compare": "python",
-    "leaderboard": "run",
 }
 
 
@@ -65,7 +64,7 @@ def test_an_outdated_command_is_noticed(monkeypatch):
         "python launch/attack_table.py",
         "python launch/measure.py attack",
         "python launch/measure.py attacks --cells='no such cell*'",
-        "python launch/leaderboard.py --method=fedavg",
+        "python launch/measure.py leaderboard --methods=fedavg",
         "python launch/speed/compare.py --torch=PYTHON",
     ):
         with pytest.raises(BadInput):
