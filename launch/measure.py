@@ -235,7 +235,7 @@ def sources(name: str, cells: list[Cell], current: list[Record], stale: int) -> 
     wanted = sum(len(cell.seeds) for cell in cells)
     of_all = {field: sorted({getattr(r, field) for r in current}) for field in records.FACTS}
     parts = [f"Command: `python launch/measure.py {name}`"]
-    parts += [f"{len(current)} of {wanted} runs are measured"]
+    parts += [f"{len(current)} of {wanted} runs"]
     parts += [f"{stale} with earlier settings are left out"] * bool(stale)
     labels = {"commit": "commits", "version": "versions", "device": "devices", "seed": "seeds"}
     parts += [f"{label}: {_listed(of_all[key], ', ')}" for key, label in labels.items() if current]

@@ -39,7 +39,6 @@ SEARCH = sweep_tuning.parse("random:3:1", "validation", [])
 SCORE, SCORE_LOSS = "best_by_validation/id", "best_by_validation/id_loss"
 MEASURES = "accuracy.mean", "accuracy.worst10", "global"
 ACCURACY, WORST, GLOBAL = (f"best_by_validation/{measure}" for measure in MEASURES)
-LAST = f"last/{MEASURES[0]}"
 MEGABYTES, SECONDS = "to target/megabytes", "to target/seconds"
 WORST_SCORE = -np.inf, 0.0  # of a draw that diverged
 
@@ -132,7 +131,7 @@ def _table(of_table, name):
     federation, of_methods = FEDERATIONS[name], complete(of_table, name)
     pairs = {to: differences(of_methods, to) for to in BASELINES}
     header = [federation.title, "accuracy, %", *(f"minus {to}" for to in BASELINES)]
-    header += ["worst tenth, %", "global, %", "last, %", f"MB to {federation.target:g} %"]
+    header += ["worst tenth, %", "global, %", f"MB to {federation.target:g} %"]
     rows = [
         [method, *_row(values, [of.get(method) for of in pairs.values()])]
         for method, values in of_methods.items()
@@ -181,7 +180,7 @@ def significant(pairs: dict[str, compare.Paired]) -> str:
 def _row(values, pairs):
     """The texts of a method's row; a cost is shown if every seed has reached the target."""
     accuracy, cost = compare.spread(numbers(values, ACCURACY)), numbers(values, MEGABYTES)
-    means = [numbers(values, measure) for measure in (WORST, GLOBAL, LAST)]
+    means = [numbers(values, measure) for measure in (WORST, GLOBAL)]
     means.append(cost if len(cost) == len(SEEDS) else [])
     return [
         f"{accuracy.mean:.1f}{half_width(accuracy)}",

@@ -18,7 +18,6 @@ def values(accuracy, score=80.0, **more):
     return {
         table.SCORE: score,
         table.ACCURACY: accuracy,
-        table.LAST: accuracy - 2,
         table.WORST: accuracy - 20,
         table.GLOBAL: accuracy - 1,
         **more,
@@ -95,7 +94,7 @@ def test_complete_methods_are_ranked_and_the_others_named(monkeypatch):
         + of_method("digits", "scaffold", (None, None, None))
     )
     ditto, fedavg = digits.cells
-    assert fedavg == ["fedavg", "81.0±2.5", "-", "-", "61.0", "80.0", "79.0", "12.0"]
+    assert fedavg == ["fedavg", "81.0±2.5", "-", "-", "61.0", "80.0", "12.0"]
     assert ditto[0] == "ditto" and ditto[2:4] == ["+5.0±0.0", "-"] and ditto[-1] == "-"
     assert "after Holm's correction (methods: 1): ditto." in digits.title
     assert digits.title.endswith("missing or diverged: local, fedbn, moon, scaffold.")
