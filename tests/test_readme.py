@@ -1,6 +1,5 @@
 """Checks the README and the pages of docs/: length, links, code, tables and versions."""
 
-import ast
 import re
 import textwrap
 from pathlib import Path
@@ -90,29 +89,13 @@ def test_the_user_defined_method_of_the_readme_is_fedavg_without_its_term():
 
 
 def test_the_table_of_methods_names_every_method():
-    table = [row for row in rows(METHODS) if len(row) >= 2 and "fedjax_lab" not in row[0]]
-    named = [name for row in table for name in re.findall(r"`(\w+)`", row[0])]
+    named = [name for row in rows(METHODS) for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(named) == sorted(registry.METHODS)
-
-
-@pytest.mark.parametrize("name", registry.METHODS)
-def test_the_defaults_in_the_table_of_methods_are_those_of_the_code(name):
-    (row,) = (row for row in rows(METHODS) if f"`{name}`" in row[0])
-    shown = re.findall(r"`(\w+)=([^`]+)`", row[-1])
-    defaults = registry.default_settings(registry.look_up("method", name))
-    assert {key: value for key, value in shown if not same_value(defaults[key], value)} == {}
-
-
-def same_value(default, shown):
-    """Whether a default is the value that a page names."""
-    if isinstance(default, str):
-        return default == shown
-    return default == ast.literal_eval(shown)
 
 
 @pytest.mark.parametrize("kind", ["data", "model", "partition", "embedding"])
 def test_the_configuration_page_has_every_name(kind):
-    (row,) = (row for row in rows(CONFIGURATION) if row[0] == f"`{kind}`")
+    (row,) = (row for row in rows(CONFIGURATION) if row[0].startswith(f"`{kind}`"))
     assert set(registry.names(kind)) <= set(re.findall(r"`(\w+)`", row[1]))
 
 

@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = repository_links.ROOT
 DOCS = ROOT / "docs"
-ORIGINS = {uri: path for path, uri in repository_links.COPIES.items() if uri != "index.md"}
+ORIGINS = {uri: path for path, uri in repository_links.COPIES.items()}
 MARKER = re.compile(r"<!-- (accuracies|measured) (\w+) -->")
 UNNAMED = re.compile(r'(<li class="doc-section-item field-body">)\s*–\s*(?=<div)')
 CELL = re.compile(r"<td[^>]*>[^<]*</td>")
@@ -98,10 +98,8 @@ def _generated():
         for name in names
     }
     pages["methods/index.md"] = method_pages.overview(costs, wire_costs.SETTING)
-    for path, uri in repository_links.COPIES.items():
-        if not (DOCS / uri).exists():
-            pages[uri] = (ROOT / path).read_text(encoding="utf-8")
-    return pages
+    copies = {uri: (ROOT / path).read_text(encoding="utf-8") for uri, path in ORIGINS.items()}
+    return pages | copies
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
