@@ -4,6 +4,7 @@
     python launch/measure.py NAME --list
     python launch/measure.py NAME --print
     python launch/measure.py NAME --write
+    python launch/measure.py NAME --draw
 
 NAME is a file of launch/tables. The command runs those cells of its table that have no numbers yet,
 one after another, and adds the numbers of each cell to docs/results/NAME.csv as soon as the cell is
@@ -20,6 +21,7 @@ For that, choose another --out than the folder that holds the earlier runs.
 --print   print the table in Markdown from the recorded numbers; runs nothing
 --write   write the table from the recorded numbers to its page of the documentation, between the
           lines <!-- NAME --> and <!-- end NAME -->; runs nothing
+--draw    draw the figure of the table, docs/PICTURE, from the recorded numbers; runs nothing
 
 A table file has three functions, and PAGE if its page is another one than docs/results.md:
 
@@ -29,6 +31,8 @@ cells(out)       the list of its cells: fedjax_lab.sweeping.sweep_plan.Cell, mad
 measured(row)    the numbers to record from the runs of a cell (analysis.runs.Row), as
                  {seed: {name: number}}; for example records.in_rounds("last")
 tables(records)  the list of its tables (analysis.formats.Table), computed from the records alone
+
+and, with the constant PICTURE, picture(records), its figure of Matplotlib.
 
 Exit codes are those of fedjax_lab.sweep.
 """
@@ -44,7 +48,6 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import records
 from records import Record
@@ -55,6 +58,7 @@ from fedjax_lab.commands import command, sweep
 from fedjax_lab.commands.arguments import parse_seeds
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, nearest, parse, quoted
+from fedjax_lab.running import plots
 from fedjax_lab.running.storage import files, metric_rows
 from fedjax_lab.sweeping import sweep_folder
 from fedjax_lab.sweeping.sweep_plan import Cell
@@ -76,6 +80,9 @@ def _main(argv):
     if args.list:
         print(listed(args.name, cells, args.out))
         return 0
+    if args.draw:
+        print(draw(args.name, table, cells, args.out))
+        return 0
     if not (args.print or args.write):
         code = measure(args, table, cells)
     text = shown(args.name, table, cells, args.out)
@@ -92,7 +99,7 @@ def _parse(argv):
     for flag in ("--cells", "--seeds", "--commit"):
         parser.add_argument(flag)
     parser.add_argument("--out", type=Path)
-    for flag in ("--list", "--print", "--write"):
+    for flag in ("--list", "--print", "--write", "--draw"):
         parser.add_argument(flag, action="store_true")
     args = parse(parser, argv)
     args.out = args.out or Path("runs") / args.name
@@ -109,12 +116,6 @@ def load(name: str):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def recorded(name: str) -> tuple[Any, list[Record]]:
-    """The table file NAME, and the records that match its cells, for scripts that draw figures."""
-    table, out = load(name), Path("runs") / name
-    return table, records.current(*records.read(name), table.cells(out), out)
 
 
 def page(table) -> Path:
@@ -244,6 +245,14 @@ def sources(name: str, cells: list[Cell], current: list[Record], stale: int) -> 
 
 def _listed(values, separator=","):
     return separator.join(map(str, sorted(values)))
+
+
+def draw(name: str, table, cells: list[Cell], out: Path) -> Path:
+    """Draw the figure of a table, and return its file."""
+    if not hasattr(table, "PICTURE"):
+        raise BadInput(f"--draw: {name} has no figure")
+    figure = table.picture(records.current(*records.read(name), cells, out))
+    return plots.save(figure, records.ROOT / "docs" / table.PICTURE)
 
 
 def write(page: Path, name: str, text: str) -> None:

@@ -9,7 +9,7 @@ with a probability equal to its fractional part, so that the expectation of u is
 adds an error of less than one step. A client would send x_i plus masks, which cancel in the sum and
 are therefore not drawn (`neighbors`).
 
-The method gets u instead of every client's update, as from any aggregator (`cohort.replaced`).
+As with any aggregator, the method sees only u, as the update of every client (`cohort.replaced`).
 Values that the method averages without the shares, such as SCAFFOLD's control variates, are thus
 averaged by share. Where too many clients are lost to unmask the sum, the server's state does not
 change, and the rows of the evaluations count such rounds (recorded, aborted_sums).

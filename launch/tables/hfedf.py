@@ -21,7 +21,10 @@ from records import Record
 
 from fedjax_lab.analysis import formats
 from fedjax_lab.configs import hfedf_tuning
+from fedjax_lab.running import plots
 
+PICTURE = "hfedf_spread.png"
+CURVES = "local", "pfedhn", "hfedf", "hfedf,server_lr=1e-2"
 COUNTS = "d1", "d2"  # number of domains that a client holds
 TARGETS = tuple(hfedf_tuning.HELD_OUT)
 METHODS = "central", "local", "fedavg", "fedprox", "fedsr", "fedgma", "pfedhn", "hfedf"
@@ -204,3 +207,24 @@ def ablations(of_table, d):
     title = f"{d}: hFedF with other settings than Table 10's"
     title += ", means over five targets and three seeds."
     return formats.Table(title, ["", *MEASURES], rows)
+
+
+# The figure.
+
+
+def picture(of_table):
+    """The spread of ood over clients, against rounds, in d1 with Table 10's learning rate.
+
+    A line for each method that gives each client its own model, averaged over the targets, and
+    shaded from the lowest to the highest seed.
+    """
+    cells = {name: [f"d1/{name}/{target}" for target in TARGETS] for name in CURVES}
+    names = [each for each in CURVES if average(of_table, cells[each], "spread") is not None]
+    lines = [(np.array(ROUNDS), curve(of_table, cells[name])) for name in names]
+    return plots.draw_curves(lines, "round", "std of ood over clients, points", names)
+
+
+def curve(of_table: Sequence[Record], cells: Sequence[str]) -> np.ndarray:
+    """The mean of the spread over the cells by seed and round, [seeds, rounds]."""
+    each = [[records.values(of_table, cell, f"spread/{r}") for r in ROUNDS] for cell in cells]
+    return np.mean(each, 0).T

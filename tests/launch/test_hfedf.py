@@ -1,4 +1,4 @@
-"""The table of hFedF on the digit domains, and its figure."""
+"""The table of hFedF on the digit domains."""
 
 import measure
 import pytest

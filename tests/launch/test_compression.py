@@ -1,8 +1,7 @@
 """Accuracy against megabytes: the table and the figure."""
 
 import measure
-import megabytes
-import numpy as np
+from inputs import complaint
 from records import Record
 
 TABLE = measure.load("compression")
@@ -17,15 +16,18 @@ def record(name, seed, first, last):
 
 def test_the_table_and_the_figure_of_accuracy_by_megabytes():
     records = [record("none", 0, 70.0, 79.0), record("none", 1, 72.0, 83.0)]
-    (table,) = TABLE.tables([*records, record("sign, with feedback", 0, 60.0, 75.0)])
+    records.append(record("sign, with feedback", 0, 60.0, 75.0))
+    (table,) = TABLE.tables(records)
     rows = {row[0]: row[1:] for row in table.cells}
     assert rows["none"] == ["30", "81.0 (2.0)", "2"]
     assert rows["sign, with feedback"] == ["30", "75.0", "never"]
     assert rows["random_k, 1 %"] == ["-", "-", "-"]
-    curves = {
-        "none": (np.array([10.0, 20.0]), np.array([[70.0, 80.0], [72.0, 82.0]])),
-        "sign": (np.array([0.4, 0.8]), np.array([[60.0, 75.0], [60.0, 75.0]])),
-    }
-    (axes,) = megabytes.picture(curves).axes
+    (axes,) = TABLE.picture(records).axes
     low, high = axes.get_xlim()
-    assert axes.get_xscale() == "log" and low < 0.4 and high > 20
+    assert axes.get_xscale() == "log" and low < 1 and high > 30
+    assert [text.get_text() for text in axes.texts] == ["none", "sign"]
+
+
+def test_a_table_without_a_figure_says_so():
+    attacks = measure.load("attacks")
+    assert "attacks has no figure" in complaint(measure.draw, "attacks", attacks, [], None)
