@@ -93,8 +93,7 @@ def draw_curves(
     axes = figure.subplots()
     for i, (x, values) in enumerate(curves):
         if len(x):
-            axes.plot(x, values.mean(0), linewidth=1.4, markevery=_some(x), **look(i))
-            axes.fill_between(x, values.min(0), values.max(0), alpha=0.15, color=look(i)["color"])
+            _draw_curve(axes, i, x, values, linewidth=1.4)
     axes.set(xlabel=xlabel, ylabel=_plain(ylabel))
     axes.set_xlim(left=-0.02 * max([1e-9, *(x.max() for x, _ in curves if len(x))]))
     if all(np.all(x == np.round(x)) for x, _ in curves):
@@ -102,6 +101,11 @@ def draw_curves(
     shown = [name for name, (x, _) in zip(names, curves, strict=False) if len(x)]
     add_legend(figure, axes.lines, shown)
     return figure
+
+
+def _draw_curve(axes, i, x, values, **line):
+    axes.plot(x, values.mean(0), markevery=_some(x), **look(i), **line)
+    axes.fill_between(x, values.min(0), values.max(0), alpha=0.15, color=look(i)["color"])
 
 
 @in_style
@@ -180,19 +184,20 @@ def draw_heat_maps(
       written: whether to write each number into its cell.
     """
     shape = next(iter(maps.values())).shape
-    layout = _lay_out(len(maps), shape, (rows, columns), field=0.5 if written else 0.2)
-    square = shape[0] == shape[1]
-    figure = Figure(layout.figure, layout="compressed" if square else "constrained")
-    panels = figure.subplots(layout.down, layout.across, squeeze=False)
+    square, across, down = shape[0] == shape[1], min(3, len(maps)), -(-len(maps) // 3)
+    width, height = _size(across, shape, field=0.5 if written else 0.2)
+    beside, below = (0.08 * max(len(str(name)) for name in side.names) for side in (rows, columns))
+    size = (1.3 + beside + across * (width + 0.1), 0.7 + below + down * (height + 0.3))
+    figure = Figure(size, layout="compressed" if square else "constrained")
+    panels = figure.subplots(down, across, squeeze=False)
     high = max(np.max(values) for values in maps.values()) if high is None else high
     for k, (axes, (title, values)) in enumerate(zip(panels.flat, maps.items(), strict=False)):
         aspect = "equal" if square else "auto"
         image = axes.imshow(values, "cividis", aspect=aspect, vmin=low, vmax=high)
-        name_fields(axes.xaxis, columns, shape[1], layout.width / shape[1], axes.axvline)
-        name_fields(axes.yaxis, rows, shape[0], layout.height / shape[0], axes.axhline)
+        name_fields(axes.xaxis, columns, shape[1], width / shape[1], axes.axvline)
+        name_fields(axes.yaxis, rows, shape[0], height / shape[0], axes.axhline)
         axes.set_title(_plain(title))
-        at_left, below = k % layout.across == 0, k + layout.across >= len(maps)
-        _keep_outer_names(axes, at_left, below)
+        _keep_outer_names(axes, at_left=k % across == 0, below=k + across >= len(maps))
         if written:
             _write_values(axes, values, (low + high) / 2)
     for axes in panels.flat:
@@ -200,31 +205,15 @@ def draw_heat_maps(
         axes.spines[:].set_visible(False)
     for axes in panels.flat[len(maps) :]:
         axes.set_axis_off()
-    figure.colorbar(image, ax=panels, label=label, aspect=8 * layout.down * layout.height)
+    figure.colorbar(image, ax=panels, label=label, aspect=8 * down * height)
     return figure
 
 
-class _Layout(NamedTuple):
-    """The layout of several heat maps; lengths are in inches."""
-
-    across: int  # number of maps side by side
-    down: int  # number of rows of maps
-    width: float  # of a map
-    height: float  # of a map
-    figure: tuple[float, float]  # width and height of the figure
-
-
-def _lay_out(count, shape, sides, field):
-    """The layout of `count` maps, at most three side by side, with cells of `field` inches if they
-    fit."""
-    across = min(3, count)
-    down = -(-count // across)
+def _size(across, shape, field):
+    """The inches of one of `across` maps side by side, with cells of `field` inches if they fit."""
     R, C = shape
     width = np.clip(field * C, 1.7, 6 / across)
-    height = width if R == C else np.clip(field * R, 1.7, 8)
-    beside, below = (0.08 * max(len(str(name)) for name in side.names) for side in sides)
-    figure = (1.3 + beside + across * (width + 0.1), 0.7 + below + down * (height + 0.3))
-    return _Layout(across=across, down=down, width=width, height=height, figure=figure)
+    return width, width if R == C else np.clip(field * R, 1.7, 8)
 
 
 def _keep_outer_names(axes, at_left, below):
@@ -336,10 +325,8 @@ def learning_curve(rows: list[dict], title: str) -> Figure:
     rounds = sorted({row["round"] for row in rows})
     for i, (name, values) in enumerate(_curves(rows).items()):
         strong = name in ("mean over clients", "global", "unseen domain")
-        mean, low, high = ([f(v) for v in values.values()] for f in (np.mean, np.min, np.max))
-        line = {"linewidth": 2.2 if strong else 1.2, "markevery": _some(mean), **look(i)}
-        left.plot(list(values), mean, label=_plain(name), **line)
-        left.fill_between(list(values), low, high, alpha=0.12, color=look(i)["color"])
+        of_seeds, width = np.array([*values.values()]).T, 2.2 if strong else 1.2
+        _draw_curve(left, i, [*values], of_seeds, linewidth=width, label=_plain(name))
     left.set(xlabel="round", ylabel="accuracy, %", title=_plain(title))
     if left.lines:
         left.legend()

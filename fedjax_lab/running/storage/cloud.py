@@ -142,7 +142,7 @@ def fetch(path: Path, whole: bool = False) -> None:
     copy, folder = _place(path)
     if copy is None:
         return
-    with copy.reading():
+    with copy.using():
         copy.store.invalidate_cache()
         found = copy.store.find(copy.remote(folder), detail=True)
         stored = {place[len(copy.base) + 1 :]: info for place, info in found.items()}
@@ -150,9 +150,16 @@ def fetch(path: Path, whole: bool = False) -> None:
             raise BadInput(f"{copy.url} is a file, not a folder")
         torn = {name for name in stored if _is_torn(name, stored)}
         names = [n for n in stored if n not in torn and (whole or not _is_large(n))]
-        copy.get({name: stored[name] for name in names if copy.lacks(name, stored[name])})
+        names = [name for name in names if copy.lacks(name, stored[name])]
+        new = [copy.local / f"{name}.tmp" for name in names]
+        copy.store.get([*map(copy.remote, names)], [*map(str, new)])
+        for file, name in zip(new, names, strict=True):
+            if file.stat().st_size != stored[name]["size"]:
+                raise OSError(f"{name} was truncated")
+            file.replace(copy.local / name)
+            copy.same[name] = _stamp(copy.local / name), repr(stored[name])
     if folder in copy.marks:
-        copy.same |= dict.fromkeys(torn, "")  # so that the next upload removes them
+        copy.same |= dict.fromkeys(torn, ("", ""))  # so that the next upload removes them
 
 
 def publish(path: Path) -> None:
@@ -165,14 +172,17 @@ def publish(path: Path) -> None:
     if copy is None or not copy.writes:
         return
     _check_owners(copy, folder)
-    local = {name: _stamp(copy.local / name) for name in copy.files(folder)}
-    new = sorted((name for name in local if copy.same.get(name) != local[name]), key=_phase)
+    paths = sorted(path for path in (copy.local / folder).rglob("*") if path.is_file())
+    local = {path.relative_to(copy.local).as_posix(): _stamp(path) for path in paths}
+    local = {n: at for n, at in local.items() if not _is_working(n) and copy.may_write(n)}
+    new = sorted((name for name in local if copy.stamp(name) != local[name]), key=_phase)
     gone = [n for n in copy.same if n not in local and _is_in(n, folder) and copy.may_write(n)]
     gone.sort(key=_phase, reverse=True)
-    with copy.writing():
+    with copy.using(to_write=True):
         copy.delete(name for name in gone if not _checkpoint(name))
-        for _, names in itertools.groupby(new, _phase):
-            copy.put({name: local[name] for name in names})
+        for names in (list(names) for _, names in itertools.groupby(new, _phase)):
+            copy.store.put([str(copy.local / n) for n in names], [*map(copy.remote, names)])
+            copy.same |= {name: (local[name], "") for name in names}
         copy.delete(name for name in gone if _checkpoint(name))
 
 
@@ -190,7 +200,7 @@ def owned(path: Path) -> Iterator[None]:
         raise BadInput(f"{address(path)} was taken over by another command")
     mark = f"process {os.getpid()} on {platform.node()}, {secrets.token_hex(4)}".encode()
     try:
-        with copy.writing():
+        with copy.using(to_write=True):
             copy.store.pipe_file(copy.remote(run, OWNER), mark)
         copy.marks[run] = mark
         fetch(path, whole=True)
@@ -204,7 +214,7 @@ def owned(path: Path) -> Iterator[None]:
 def _check_owners(copy, folder):
     """Raises BadInput if another command has taken over a run in the folder."""
     for run in [run for run in copy.marks if _is_in(run, folder) or _is_in(folder, run)]:
-        with copy.writing():
+        with copy.using(to_write=True):
             mark = copy.mark(run)
         if mark != copy.marks[run]:
             del copy.marks[run]
@@ -232,7 +242,7 @@ def beside(path: Path, ending: str) -> list[str]:
     ending: what follows in these names.
     """
     copy = _copies[path]
-    with copy.reading():
+    with copy.using():
         copy.store.invalidate_cache()
         listed = copy.store.ls(copy.base.rpartition("/")[0], detail=False)
     names = sorted(place.rstrip("/") for place in listed)
@@ -274,8 +284,8 @@ class _Copy:
         self.failed = False  # whether an upload has failed
         self.marks: dict[str, bytes] = {}  # of the runs that this command owns
         self.lost: set[str] = set()  # the runs that other commands have taken over
-        self.seen: dict[str, str] = {}  # the store's metadata of each fetched file
-        self.same: dict[str, str] = {}  # the stamps of local files that equal those in the store
+        self.same: dict[str, tuple[str, str]] = {}
+        # of each file that is the same in both: its local stamp, and if fetched, the store's
         try:
             options = {"auto_mkdir": True} if scheme == "file" else {}
             self.store, base = fsspec.core.url_to_fs(self.url, **options)
@@ -295,55 +305,35 @@ class _Copy:
     def may_write(self, name):
         return not any(_is_in(name, run) for run in self.lost)
 
-    def files(self, folder):
-        paths = sorted(path for path in (self.local / folder).rglob("*") if path.is_file())
-        names = [path.relative_to(self.local).as_posix() for path in paths]
-        return [name for name in names if not _is_working(name) and self.may_write(name)]
+    def stamp(self, name):
+        return self.same.get(name, ("", ""))[0]
 
     def lacks(self, name, info):
         """Whether the store has other content than the local file, which is not a newer one."""
         path = self.local / name
         if _is_working(name) or not path.exists():
             return not _is_working(name)
-        return self.same.get(name) == _stamp(path) and self.seen.get(name) != repr(info)
-
-    def get(self, files):
-        paths = [self.local / f"{name}.tmp" for name in files]
-        self.store.get([*map(self.remote, files)], [*map(str, paths)])
-        for path, (name, info) in zip(paths, files.items(), strict=True):
-            if path.stat().st_size != info["size"]:
-                raise OSError(f"{name} was truncated")
-            path.replace(self.local / name)
-            self.seen[name], self.same[name] = repr(info), _stamp(self.local / name)
-
-    def put(self, stamps):
-        self.store.put([str(self.local / name) for name in stamps], [*map(self.remote, stamps)])
-        self.same |= stamps
+        return self.stamp(name) == _stamp(path) and self.same[name][1] != repr(info)
 
     def delete(self, names):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 self.store.rm_file(self.remote(name))
             del self.same[name]
-            self.seen.pop(name, None)
 
     @contextlib.contextmanager
-    def reading(self):
+    def using(self, to_write=False):
+        """Turns any error of the store into one line."""
         try:
             yield
         except Exception as error:
+            if to_write:
+                self.failed = True
+                where = f"{self.url} cannot be written: {_reason(error)}; all files are in"
+                raise OSError(errno.EIO, f"{where} {self.local}") from error
             if isinstance(error, (BadInput, MemoryError)) or getattr(error, "errno", 0) in MACHINE:
                 raise
             raise BadInput(f"{self.url} cannot be read: {_reason(error)}") from error
-
-    @contextlib.contextmanager
-    def writing(self):
-        try:
-            yield
-        except Exception as error:
-            self.failed = True
-            text = f"{self.url} cannot be written: {_reason(error)}; all files are in {self.local}"
-            raise OSError(errno.EIO, text) from error
 
 
 def _reason(error):

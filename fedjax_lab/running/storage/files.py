@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 from fedjax_lab.experiment.aliases import current_saved
-from fedjax_lab.simulation.units import OF_NEW
+from fedjax_lab.simulation.units import OF_NEW, ONE_NUMBER
 
 DRAWS = "draws"  # the subfolder of a sweep with the runs of a search for settings
+WAYS = ("last", "best_by_validation", "max_over_rounds", "max_per_domain")  # to choose a round
 DEEPEST = 50  # the largest number of nested lists and objects
 
 
@@ -43,13 +44,13 @@ TEXT = Kind("text", lambda value: isinstance(value, str))
 SCORE = Kind("a finite number or null", lambda value: value is None or _is_number(value))
 OBJECT: dict[str, Any] = {}  # with any keys
 
-LOSS = {  # the loss, in the same forms as the accuracy
+SCORES = {  # the accuracy and the loss of a model, in all forms
+    "accuracy?": {"mean": NUMBER, "per_client?": [SCORE], "*": NUMBER},
+    "domains?": {"*": NUMBER},
     "loss?": {"per_client?": [SCORE], "*": SCORE},
     "domains_loss?": {"*": SCORE},
-    "global_loss?": SCORE,
-    "id_loss?": SCORE,
-    "ood_loss?": SCORE,
-    **{f"{form}_loss?": SCORE for form in OF_NEW},
+    **{f"{form}?": NUMBER for form in ONE_NUMBER},
+    **{f"{form}_loss?": SCORE for form in ONE_NUMBER},
 }
 PER_CLIENT = {  # the values of single clients, for measures that are one number
     f"{form}{metric}_per_client?": [SCORE]
@@ -61,13 +62,7 @@ EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may add a
     "seed": COUNT,
     "stage?": TEXT,
     "train_loss?": NUMBER,
-    "accuracy?": {"mean": NUMBER, "per_client?": [SCORE], "*": NUMBER},
-    "domains?": {"*": NUMBER},
-    "global?": NUMBER,
-    "id?": NUMBER,
-    "ood?": NUMBER,
-    **{f"{form}?": NUMBER for form in OF_NEW},
-    **LOSS,
+    **SCORES,
     **PER_CLIENT,
     "bytes_up": NUMBER,
     "bytes_down": NUMBER,
@@ -84,19 +79,8 @@ CONFIG = {  # config.json
     "parts?": {"*": OBJECT},  # where the user's own functions came from
     "*": OBJECT,  # the other sections
 }
-_SCORES = {
-    "round?": NUMBER,
-    "train_loss?": NUMBER,
-    "epsilon?": SCORE,
-    "accuracy?": {"mean": NUMBER, "*": NUMBER},
-    "domains?": {"*": NUMBER},
-    "global?": NUMBER,
-    "id?": NUMBER,
-    "ood?": NUMBER,
-    **{f"{form}?": NUMBER for form in OF_NEW},
-    **LOSS,
-}
-_WAY = {"per_seed": {"*": _SCORES}, "mean": _SCORES, "std?": _SCORES}
+_CHOSEN = {"round?": NUMBER, "train_loss?": NUMBER, "epsilon?": SCORE, **SCORES}
+_WAY = {"per_seed": {"*": _CHOSEN}, "mean": _CHOSEN, "std?": _CHOSEN}
 PRIVACY = {  # the privacy guarantee of a run; epsilon null: infinite, and other keys are missing
     "epsilon": SCORE,
     "delta?": NUMBER,
@@ -114,10 +98,7 @@ SUMMARY = {  # summary.json, as far as comparisons read it
     "device?": TEXT,
     "strategy?": TEXT,
     "versions?": {"*": TEXT},
-    "last?": _WAY,
-    "best_by_validation?": _WAY,
-    "max_over_rounds?": _WAY,
-    "max_per_domain?": _WAY,
+    **{f"{way}?": _WAY for way in WAYS},
 }
 FINISHED = {  # summary.json, as far as a run prints it at its end
     **SUMMARY,

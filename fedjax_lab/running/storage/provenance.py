@@ -25,8 +25,11 @@ def aligned(folder, saved: dict, today: dict) -> tuple[dict, dict]:
         if old_name is not None:
             _check_unchanged(folder, name, before[old_name], source)
             names[name] = old_name
-    saved, today = ({k: v for k, v in c.items() if k != SOURCES} for c in (saved, today))
-    return saved, _renamed(today, names)
+    return _sections(saved), _renamed(_sections(today), names)
+
+
+def _sections(config):
+    return {key: value for key, value in config.items() if key != SOURCES}
 
 
 def _same_part(name, source, before):
@@ -62,7 +65,7 @@ def recalled(config: dict) -> dict:
     """The sections of a config.json, with references that are valid in any working directory."""
     parts = config.get(SOURCES, {})
     names = {name: references.recalled(name, source) for name, source in parts.items()}
-    return _renamed({key: value for key, value in config.items() if key != SOURCES}, names)
+    return _renamed(_sections(config), names)
 
 
 def _renamed(config, names):
@@ -83,8 +86,7 @@ def with_digests(config: dict) -> dict:
 
     Runs with different versions of a file therefore have different configs.
     """
-    parts = config.get(SOURCES, {})
-    config = {key: value for key, value in config.items() if key != SOURCES}
+    parts, config = config.get(SOURCES, {}), _sections(config)
     for key, _, name in list(parts_of(config)) if parts else ():
         section, _, rest = key.partition(".")
         if digest := (parts.get(name) or {}).get("sha256"):
