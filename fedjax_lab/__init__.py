@@ -57,7 +57,7 @@ def run(
     from fedjax_lab.experiment.config import resolve
     from fedjax_lab.running import growth, loggers, runner
     from fedjax_lab.running.storage import cloud
-    from fedjax_lab.running.storage.workdir import owned
+    from fedjax_lab.running.workdir import owned
 
     parallel.use_every_core_if_possible()
     config = None if config is None and resume and workdir else resolve(config)

@@ -118,8 +118,7 @@ def _main(argv):
     _configure_jax()
 
     from fedjax_lab.engine import parallel, processes
-    from fedjax_lab.running import growth, loggers
-    from fedjax_lab.running.storage import workdir
+    from fedjax_lab.running import growth, loggers, workdir
 
     loggers.find(LOG.value)
     parallel.check_devices()
@@ -206,8 +205,7 @@ def _train_beside(path, runs, profile):
 
     runs: endings of the folders' names, and seeds. Returns the exit code.
     """
-    from fedjax_lab.running import growth, siblings
-    from fedjax_lab.running.storage import workdir
+    from fedjax_lab.running import growth, siblings, workdir
 
     for ending, seeds in runs:
         config, _ = growth.completed(None, seeds, path)  # so that all are one row of a report

@@ -19,7 +19,8 @@ from fedjax_lab.analysis import formats, runs
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.keys import DEFAULTS
-from fedjax_lab.running.storage import metric_rows, workdir
+from fedjax_lab.running import growth
+from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.sweeping.sweep_plan import Cell
 
 ROOT = Path(__file__).parents[1]
@@ -149,7 +150,7 @@ def grid(
 
 def settings_of(config, out: Path) -> Settings:
     """The settings that determine a run's numbers, without the local paths of the data."""
-    saved = runs.flatten(runs.comparable(workdir.saved_config(config, [])))
+    saved = runs.flatten(runs.comparable(growth.saved_config(config, [])))
     kept = {key: _named(value, out) for key, value in saved.items() if key not in PLACES}
     return json.loads(json.dumps(kept, sort_keys=True))
 

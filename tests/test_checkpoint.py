@@ -21,7 +21,7 @@ from slow_cases import exhaustive_but
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running.storage import digest
-from fedjax_lab.running.storage.checkpoint import Checkpoints, numbers, placed
+from fedjax_lab.running.storage.checkpoint import Checkpoints, numbers
 
 STATE = {"w": jnp.arange(12.0), "n": jnp.int32(3), "none": None, "empty": (), "f": np.ones(1)}
 
@@ -50,10 +50,10 @@ def folder(saved, tmp_path):
 def newest(folder):
     checkpoints = Checkpoints(folder)
     try:
-        rounds, saved = checkpoints.newest()
+        rounds, saved = checkpoints.newest(lambda rounds: STATE)
     finally:
         checkpoints.close()
-    leaves = placed(saved, jax.tree.leaves(STATE))
+    leaves = jax.tree.leaves(saved)
     toys.same(leaves, jax.tree.leaves(state_after(rounds)))
     dtypes = [np.asarray(a).dtype for a in jax.tree.leaves(STATE)]
     assert [a.dtype for a in leaves] == dtypes
@@ -71,10 +71,8 @@ def test_typed_keys_are_restored_with_their_type_and_shape(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(1, state)
     checkpoints.wait()
-    saved = checkpoints.newest()[1]
+    restored = checkpoints.newest(lambda rounds: state)[1]
     checkpoints.close()
-    like, tree = jax.tree.flatten(state)
-    restored = tree.unflatten(placed(saved, like))
     assert jax.tree.map(lambda a: a.dtype, restored) == jax.tree.map(lambda a: a.dtype, state)
     toys.same(restored, state)
     assert jax.random.normal(restored["one"]) == jax.random.normal(keys[0, 0])
@@ -134,7 +132,7 @@ def test_an_error_is_raised_if_all_checkpoints_are_damaged(folder, capsys):
 def test_other_files_in_the_folder_of_checkpoints_are_ignored(folder, tmp_path, capsys):
     (tmp_path / "empty" / "3").mkdir(parents=True)
     checkpoints = Checkpoints(tmp_path / "empty")
-    assert checkpoints.newest() == (0, [])
+    assert checkpoints.newest(lambda rounds: rounds) == (0, 0)
     checkpoints.close()
     for name in ("7", "notes", "6.orbax-checkpoint-tmp-1"):
         (folder / name).mkdir()
@@ -213,15 +211,14 @@ def save(folder, state):
     checkpoints.close()
 
 
-def restore(folder, like, sharding):
+def restore(folder, like):
     checkpoints = Checkpoints(folder / "checkpoints")
     try:
-        rounds, saved = checkpoints.newest(sharding)
+        rounds, restored = checkpoints.newest(lambda rounds: like)
     finally:
         checkpoints.close()
     assert rounds == 4
-    leaves, tree = jax.tree.flatten(like)
-    return jax.tree.unflatten(tree, placed(saved, leaves))
+    return restored
 
 
 @pytest.fixture(scope="module", params=[8, 1])
@@ -246,19 +243,18 @@ def on_the_host():
 
 
 PLACES = {
-    "eight": (8, partial(spread, 8)),
-    "three": (3, partial(spread, 3)),
-    "one": (1, partial(spread, 1)),
-    "replicated": (4, partial(replicated, 4)),
-    "host": (1, on_the_host),
+    "eight": partial(spread, 8),
+    "three": partial(spread, 3),
+    "one": partial(spread, 1),
+    "replicated": partial(replicated, 4),
+    "host": on_the_host,
 }
 
 
 @pytest.mark.parametrize("there", PLACES)
 def test_a_checkpoint_is_restored_to_other_devices_or_the_host(by_devices, there):
-    devices, make = PLACES[there]
-    like = make()
-    restored = restore(by_devices, like, everywhere(devices))
+    like = PLACES[there]()
+    restored = restore(by_devices, like)
     toys.same(restored, like)
     for name, a in like.items():
         assert type(restored[name]) is type(a)
@@ -273,7 +269,7 @@ def test_a_lack_of_device_memory_does_not_count_as_damage(by_devices, monkeypatc
 
     monkeypatch.setattr(Checkpoints, "_read_arrays", full)
     with pytest.raises(ValueError, match="while reading"):
-        restore(by_devices, spread(1), everywhere(1))
+        restore(by_devices, spread(1))
 
 
 OF_ANOTHER_RUN = [
@@ -292,7 +288,7 @@ def test_arrays_of_another_run_are_rejected(tmp_path):
     for change in OF_ANOTHER_RUN:
         change = {name: jax.device_put(a, place(8, name)) for name, a in change.items()}
         with pytest.raises(BadInput, match="its arrays"):
-            restore(tmp_path, spread(8) | change, everywhere(8))
+            restore(tmp_path, spread(8) | change)
 
 
 @pytest.mark.parametrize("devices", [8, 1])
@@ -307,7 +303,7 @@ def test_a_state_may_be_donated_while_it_is_being_saved(devices, tmp_path):
     for _ in range(5):
         state = play(state)
     checkpoints.close()
-    toys.same(restore(tmp_path, like, everywhere(devices)), like)
+    toys.same(restore(tmp_path, like), like)
 
 
 def test_a_sharded_array_is_never_gathered_on_the_host(tmp_path, monkeypatch):
@@ -322,7 +318,7 @@ def test_a_sharded_array_is_never_gathered_on_the_host(tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "asarray", watched)
     save(tmp_path, state)
-    restored = restore(tmp_path, state, everywhere(8))
+    restored = restore(tmp_path, state)
     monkeypatch.undo()
     toys.same(restored, state)
 
@@ -334,5 +330,5 @@ def test_a_checkpoint_of_version_0_1_0_is_refused(tmp_path):
     with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
         arrays, whole = ocp.args.StandardSave(leaves), ocp.args.JsonSave({"sha256": "0"})
         manager.save(4, args=ocp.args.Composite(leaves=arrays, digest=whole))
-    message = complaint(restore, tmp_path, state, everywhere(1))
+    message = complaint(restore, tmp_path, state)
     assert "version 0.1.0 has saved it, which 0.2.0 is the last one to read" in message

@@ -22,7 +22,8 @@ from stops import stopping_after
 import fedjax_lab
 from fedjax_lab.commands import figures, report, sweep, tensorboard
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.running.storage import cloud, metric_rows, workdir
+from fedjax_lab.running import workdir
+from fedjax_lab.running.storage import cloud, metric_rows
 
 RUN = {"rounds": 4, "eval_every": 2, "cohort": 3}
 BUCKET = "memory://bucket"

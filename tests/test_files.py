@@ -244,7 +244,8 @@ def test_only_a_truncated_last_line_is_not_an_error(tmp_path):
     assert len(metric_rows.read_metrics(path)) == 3
     path.write_text("\n".join([lines[0], lines[1][:30], lines[2]]) + "\n")
     before = path.read_bytes()
-    assert "line 2: it is truncated or not JSON" in complaint(metric_rows.verified, path, [(2, 0)])
+    message = complaint(metric_rows.verified, path, [(2, 0)], 0)
+    assert "line 2: it is truncated or not JSON" in message
     assert path.read_bytes() == before
     path.write_text("\n".join([lines[0], '{"round": 1, "seed": 0}', ""]))
     assert "line 2: it lacks bytes_down" in complaint(metric_rows.read_metrics, path)

@@ -15,8 +15,8 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.experiment import build
-from fedjax_lab.running import runner
-from fedjax_lab.running.storage import host_files, workdir
+from fedjax_lab.running import runner, workdir
+from fedjax_lab.running.storage import host_files
 
 
 @pytest.fixture(autouse=True)

@@ -81,6 +81,9 @@ def test_imports_have_no_cycle_and_run_in_one_direction():
         if level(name) > level(module)
     }
     assert upward == set()
+    storage, running = "fedjax_lab.running.storage", "fedjax_lab.running."
+    of_storage = {name for m, names in graph().items() if m.startswith(storage) for name in names}
+    assert {n for n in of_storage if n.startswith(running) and not n.startswith(storage)} == set()
     root = {path.stem for path in PACKAGE.glob("*.py")}
     levels = [set(level.split()) for level in ORDER.split("<")]
     assert root == {"__init__", *levels[0], *levels[1], *levels[-1]}

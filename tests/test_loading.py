@@ -16,8 +16,7 @@ import fedjax_lab
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.running import runner
-from fedjax_lab.running.storage import workdir
+from fedjax_lab.running import runner, workdir
 
 RUN = {"run": {"rounds": 4, "eval_every": 2}, "partition": {"num_clients": 4}}
 METHODS = {

@@ -18,7 +18,8 @@ from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.optimizers import make_optimizer
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedprox import fedprox
-from fedjax_lab.running.storage import metric_rows, workdir
+from fedjax_lab.running import growth, workdir
+from fedjax_lab.running.storage import metric_rows
 
 
 @pytest.fixture
@@ -250,7 +251,7 @@ def run(own):
 
 def begin(folder, config):
     folder.mkdir()
-    metric_rows.write_json(folder / "config.json", workdir.saved_config(config, [0]))
+    metric_rows.write_json(folder / "config.json", growth.saved_config(config, [0]))
     (folder / "metrics.jsonl").touch()
     return folder
 
@@ -265,11 +266,11 @@ def test_config_json_records_the_source_of_each_part(own, run):
     assert saved["method"]["name"] == "own.py:near"
     source = {"module": None, "file": str(own), "sha256": references.digest(str(own))}
     assert saved["parts"]["own.py:near"] == source
-    of_module = workdir.saved_config(resolve({"local": {"optimizer": "optax:adamw"}}), [0])
+    of_module = growth.saved_config(resolve({"local": {"optimizer": "optax:adamw"}}), [0])
     assert list(of_module["parts"]) == ["optax:adamw"]
     assert of_module["parts"]["optax:adamw"]["module"] == "optax"
     assert of_module["parts"]["optax:adamw"]["file"].endswith("alias.py")
-    assert "parts" not in workdir.saved_config(resolve({}), [0])
+    assert "parts" not in growth.saved_config(resolve({}), [0])
 
 
 def test_a_run_resumes_with_the_same_source_under_any_name_only(own, run, monkeypatch):
@@ -296,7 +297,7 @@ def test_a_function_of_a_notebook_is_identified_by_its_code(own, monkeypatch):
     monkeypatch.setattr(in_notebook, "__module__", "__main__")
     config = resolve({"method": {"name": in_notebook}})
     assert config.method.name == "__main__:in_notebook" and config.method.pull == 0.5
-    source = workdir.saved_config(config, [0])["parts"]["__main__:in_notebook"]
+    source = growth.saved_config(config, [0])["parts"]["__main__:in_notebook"]
     assert source["module"] == "__main__" and len(source["sha256"]) == 64
     other = references.source_of("__main__:in_notebook", begin)  # a function with other code
     assert other == {**source, "sha256": other["sha256"]} and other["sha256"] != source["sha256"]

@@ -23,7 +23,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import devices, experiment
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.running import loading, runner
-from fedjax_lab.running.storage import metric_rows, workdir
+from fedjax_lab.running.storage import metric_rows, stage_facts
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.local import fetch
 from fedjax_lab.types import Exchange, Stage, State, View
@@ -206,14 +206,14 @@ def test_facts_of_vectorized_seeds_must_not_differ_in_size(folder, tmp_path, mon
 def test_damaged_facts_are_rejected(tmp_path):
     facts = {"shift": np.float32(1), "extra": np.arange(9.0)}
     file = tmp_path / "second-0.npz"
-    workdir.write_arrays(file, facts)
-    toys.same(workdir.read_arrays(file), facts)
+    stage_facts.write_arrays(file, facts)
+    toys.same(stage_facts.read_arrays(file), facts)
     for damaged in (file, tmp_path / "second-0.npz.sha256"):
         content = damaged.read_bytes()
         for position in range(0, min(len(content), 64), 3):
             flipped = bytes([content[position] ^ 1])
             damaged.write_bytes(content[:position] + flipped + content[position + 1 :])
-            message = complaint(workdir.read_arrays, file)
+            message = complaint(stage_facts.read_arrays, file)
             assert f"{file} is damaged or lost, and its stage needs" in message
         damaged.write_bytes(content)
 

@@ -125,10 +125,10 @@ def is_over_after(rounds, monkeypatch):
 
     def counted(self, at_most):
         play(self, min(at_most, rounds - self.played))
-        patch.setattr(stopping.Clock, "is_over", self.played >= rounds)
+        patch.setattr(stopping, "is_past", lambda end: self.played >= rounds)
 
     patch = monkeypatch
-    patch.setattr(stopping.Clock, "is_over", False)
+    patch.setattr(stopping, "is_past", lambda end: False)
     patch.setattr(runner.Engine, "play", counted)
 
 

@@ -26,7 +26,8 @@ from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.models.embeddings import Embeddings
-from fedjax_lab.running.storage import fingerprint, lock, metric_rows, workdir
+from fedjax_lab.running import workdir
+from fedjax_lab.running.storage import fingerprint, lock, metric_rows
 from fedjax_lab.sweeping import sweep_folder
 from fedjax_lab.types import Rows, View
 
@@ -307,12 +308,11 @@ def test_slow_checkpoints_are_saved_less_often(monkeypatch):
             saved.append(rounds)
 
     monkeypatch.setattr(workdir.time, "monotonic", lambda: now[0])
-    folder = workdir.Workdir(None, None)
-    folder._checkpoints = Slow()
+    folder = SimpleNamespace(_checkpoints=Slow(), _next_save=0.0, _publish=lambda: None)
     for played in range(1, 1001):
         now[0] += 1
         engine = SimpleNamespace(played=played, snapshot=lambda: None, kept=list)
-        folder.save(engine, force=False)
+        workdir.Workdir.save(folder, engine, force=False)
     assert saved[0] == 1 and len(saved) == 6
     assert 0.08 < 20 * len(saved) / now[0] < 0.12
 

@@ -13,7 +13,7 @@ from fedjax_lab.analysis.tables import WAYS, Choice
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.running.storage import workdir
+from fedjax_lab.running import growth
 
 # Settings in which a run may differ from the published one; notes report the relevant differences.
 _MAY_DIFFER = (
@@ -64,7 +64,7 @@ def _settings(spec):
     """The config of a published cell's run, as {"section.key": value}."""
     path = Path(configs.__path__[-1]) / spec.config
     config = resolve(load_config(f"{path}:{spec.method}"), spec.settings.items())
-    saved = json.loads(json.dumps(workdir.saved_config(config, [0])))  # as a run's config.json
+    saved = json.loads(json.dumps(growth.saved_config(config, [0])))  # as a run's config.json
     return runs.flatten(runs.comparable(saved))
 
 

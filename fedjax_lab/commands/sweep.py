@@ -78,8 +78,8 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, cut, parse, printable, quoted, reason_of
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config_files import split
-from fedjax_lab.running import compilation_cache, loggers, runner
-from fedjax_lab.running.storage import cloud, lock, workdir
+from fedjax_lab.running import compilation_cache, loggers, runner, workdir
+from fedjax_lab.running.storage import cloud, lock
 from fedjax_lab.sweeping import sweep_status, sweep_tuning
 from fedjax_lab.sweeping.sweep_folder import (
     DIVERGED,

@@ -9,12 +9,12 @@ import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import ml_collections
+from flax.traverse_util import flatten_dict
 
-from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment.config import Override, default_values, resolve, value_at
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.experiment.config import Override, default_values, resolve, sources_of, value_at
 from fedjax_lab.running import siblings
 from fedjax_lab.running.storage import cloud, files, lock, metric_rows, provenance
 
@@ -34,6 +34,13 @@ EVALUATED = "evaluations.json"  # exists if a run was started with other evaluat
 # Configs.
 
 
+def saved_config(config, seeds: list[int]) -> dict:
+    """The content of a run's config.json."""
+    saved = {**config.to_dict(), "seeds": list(seeds)}
+    sources = sources_of(config)
+    return {**saved, provenance.SOURCES: sources} if sources else saved
+
+
 def check_config(folder: Path, today: dict) -> None:
     """Raises BadInput unless a command with this config.json may resume the folder's run.
 
@@ -48,10 +55,16 @@ def check_config(folder: Path, today: dict) -> None:
 def check_same(folder: Path, saved: dict, today: dict, free: Sequence[str] = FREE) -> None:
     """Raises BadInput if two contents of config.json differ in a key that is not free.
 
-    The message names the first such key. A key that the saved config lacks counts as today's
-    default, because earlier versions behaved like the default, or as `aliases.ADDED` describes.
+    The message names the first such key, or the user's own function whose source has changed. A key
+    that the saved config lacks counts as today's default, because earlier versions behaved like the
+    default, or as `aliases.ADDED` describes.
     """
-    metric_rows.check_same(folder, _filled(saved, today), today, free)
+    saved, today = provenance.aligned(folder, _filled(saved, today), today)
+    old, new = (flatten_dict(json.loads(json.dumps(each)), sep=".") for each in (saved, today))
+    for key in sorted((old.keys() | new.keys()) - set(free)):
+        if old.get(key) != new.get(key):
+            before, now = quoted(old.get(key)), quoted(new.get(key))
+            raise BadInput(f"{folder} holds another run: its config.{key} is {before}, not {now}")
 
 
 def read_config(folder: Path) -> dict:
@@ -149,31 +162,28 @@ def check_rounds(folder: Path, old: dict[str, int], new: dict[str, int], played:
 # Evaluations.
 
 
-class Evaluated(NamedTuple):
-    """The evaluations that a run made with settings other than those of its config.json."""
-
-    until: int = 0  # the number of rounds played with those settings
-    rounds: tuple[int, ...] = ()  # the rounds among them that were followed by an evaluation
-
-
-def evaluations(every: int, ends: Sequence[int], earlier: Evaluated) -> list[int]:
+def evaluations(folder: Path | None, every: int, ends: Sequence[int]) -> list[int]:
     """0, followed by the numbers of rounds after which a run is evaluated, ascending.
 
     Args:
+      folder: the folder of the run, which may record earlier evaluations with other settings.
       every: the number of rounds between two evaluations.
       ends: the rounds at which the stages end; each of these rounds has an evaluation.
-      earlier: evaluations made with other settings.
+
+    Raises files.Damaged if the record is invalid.
     """
     planned = {*range(0, ends[-1], every), *ends}
-    return sorted({0, *earlier.rounds, *(after for after in planned if after > earlier.until)})
+    shape = {"until": files.COUNT, "rounds": [files.COUNT]}
+    made = folder and files.read_json(folder / EVALUATED, shape)
+    if made:
+        planned = {*made["rounds"], *(after for after in planned if after > made["until"])}
+    return sorted({0, *planned})
 
 
-def read_evaluated(folder: Path) -> Evaluated:
-    """Reads the file of `write_evaluated`, if it exists. Raises files.Damaged if it is invalid."""
-    saved = files.read_json(folder / EVALUATED, {"until": files.COUNT, "rounds": [files.COUNT]})
-    return Evaluated() if saved is None else Evaluated(saved["until"], tuple(saved["rounds"]))
+def write_evaluated(folder: Path, until: int, rounds: Sequence[int]) -> None:
+    """Records evaluations that differ from those that a run's config.json implies.
 
-
-def write_evaluated(folder: Path, evaluated: Evaluated) -> None:
-    """Records in a run's folder the evaluations that differ from its config.json."""
-    metric_rows.write_json(folder / EVALUATED, evaluated._asdict())
+    until: the number of rounds played with other settings. rounds: those of them that were followed
+    by an evaluation.
+    """
+    metric_rows.write_json(folder / EVALUATED, {"until": until, "rounds": rounds})

@@ -1,5 +1,6 @@
 """Loads a run from its folder: states, predictions, scores on other data, models as files."""
 
+import contextlib
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,15 +14,23 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.data import lazy, normalize, rescaling
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.engine import processes
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.programs import make_program
 from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.models import pretrained
-from fedjax_lab.running.storage import cloud, restoring
-from fedjax_lab.running.storage.restoring import model_of, no_model
+from fedjax_lab.running import growth, resuming
+from fedjax_lab.running.models import model_of, no_model
+from fedjax_lab.running.storage import cloud, files, provenance
+from fedjax_lab.running.storage.checkpoint import Checkpoints
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.local import WorkRows, fetch, make_work, of_client, work_rows
 from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
+
+ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
 
 
 def load(folder: str | Path, rounds: int | None = None) -> "Run":
@@ -47,16 +56,47 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
 
 
 def _load(folder, rounds):
-    was = restoring.read(folder, rounds)
-    return Run(
-        folder=folder,
-        config=was.config,
-        experiment=was.experiment,
-        rounds=was.rounds,
-        rows=was.rows,
-        states=was.states,
-        number=was.number,
-    )
+    config = files.read_config(folder / "config.json")
+    if config is None:
+        raise BadInput(f"{folder} holds no run: it has no config.json")
+    seeds = config.pop("seeds")
+    resolved = resolve(provenance.recalled(config))
+    growth.check_config(folder, growth.saved_config(resolved, seeds))
+    built = experiment.build(resolved, seeds)
+    for attempt in range(1, ATTEMPTS + 1):
+        before = _checkpoints(folder)
+        try:
+            return _look(folder, built, rounds)
+        except (BadInput, FileNotFoundError):
+            if attempt == ATTEMPTS or _checkpoints(folder) == before:
+                raise
+    raise AssertionError  # the last attempt returns or raises
+
+
+def _checkpoints(folder):
+    return sorted(path.name for path in (folder / "checkpoints").glob("*"))
+
+
+def _look(folder, built, rounds):
+    processes.of_first(lambda: resuming.check_data(folder, built))
+    if not (folder / "checkpoints").is_dir():
+        raise BadInput(f"{folder} has no checkpoint yet")
+    with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as checkpoints:
+        _check_saved(folder, checkpoints.numbers(), rounds)
+        new = functools.partial(Engine, built.simulation)
+        engine, rows = resuming.read(folder, built, checkpoints, new(), new, rounds)
+    states, number = engine.final_states(), engine.stage_number
+    return Run(folder, built.config, built, engine.played, rows, states, number)
+
+
+def _check_saved(folder, numbers, rounds):
+    if not numbers:
+        raise BadInput(f"{folder} has no checkpoint yet")
+    if rounds is not None and rounds not in numbers:
+        raise BadInput(
+            f"{folder} has no checkpoint after {rounds} rounds, only after"
+            f" {' and '.join(map(str, sorted(numbers)))}"
+        )
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import itertools
+import math
 import platform
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +17,7 @@ import numpy as np
 
 from fedjax_lab import STOP, tree
 from fedjax_lab.engine import flops, processes
-from fedjax_lab.engine.engine import Engine
+from fedjax_lab.engine.engine import Engine, Snapshot
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import transforming
 from fedjax_lab.experiment.experiment import Experiment
@@ -24,8 +26,8 @@ from fedjax_lab.running import guaranteed, interrupts, loggers, stopping, warm_s
 from fedjax_lab.running.loggers import followers
 from fedjax_lab.running.profile import Profile
 from fedjax_lab.running.progress import ProgressBar
-from fedjax_lab.running.storage import metric_rows
-from fedjax_lab.running.storage.workdir import Workdir, Workdirs, owned
+from fedjax_lab.running.storage import metric_rows, stage_facts
+from fedjax_lab.running.workdir import Workdir, is_over, owned, times
 from fedjax_lab.simulation import evaluate
 from fedjax_lab.types import State
 
@@ -80,36 +82,35 @@ def run(
       BadInput: the workdir holds another run or is in use, the run has fewer rounds than are to be
         profiled, or there is no such logger.
     """
-    listeners, seeds = _Listeners(loggers.find(log), on_evaluation), experiment.simulation.seeds
+    begin, seeds = loggers.find(log), experiment.simulation.seeds
     with owned(workdir, experiment.config, seeds, resume), Profile(profile, workdir) as recorder:
         recorder.check(experiment.simulation, 0)
         experiment = warm_start.warmed(experiment)
-        folder = Workdir(workdir, experiment)
-        try:
-            return _run(experiment, folder, quiet, recorder, listeners)
-        finally:
-            folder.close()
+        with _closing(workdir, experiment) as folder:
+            return _run(experiment, folder, quiet, recorder, begin, on_evaluation)
 
 
-def _run(experiment, folder, quiet, profile, listeners):
-    clock = stopping.Clock(experiment.config.run.max_seconds)
-    engine = Engine(experiment.simulation, folder=folder.path)
-    folder.open()
-    rows = folder.restore(engine)
+def _closing(path, experiment):
+    """A context with the `Workdir` of a run, or with None."""
+    return contextlib.closing(Workdir(path, experiment)) if path else contextlib.nullcontext()
+
+
+def _run(experiment, folder, quiet, profile, begin, on_evaluation):
+    end, path = stopping.deadline(experiment.config.run.max_seconds), folder and folder.path
+    new = functools.partial(Engine, experiment.simulation, folder=path)
+    engine, rows = folder.restore(new) if folder else (new(), [])
     profile.check(experiment.simulation, engine.played)
     profile.open()
-    if engine.played == 0:
-        folder.keep_facts(engine.first_facts, engine)
-    with followers.of_run(listeners.loggers, experiment, folder.path, rows) as following:
-        if folder.finished(rows):
-            summary = folder.read_summary()
-        else:
-            told = following.tell, listeners.on_evaluation
-            with guaranteed.told_in_rows(experiment, _upcoming(folder, engine)) as privacy:
-                live = _Live(experiment, engine, folder, rows, profile, clock, privacy, *told)
-                summary = _finish(live, _play(live, quiet))
+    if folder and engine.played == 0:
+        stage_facts.write(path, engine.stage, engine.first_facts)
+    with followers.of_run(begin, experiment, path, rows) as following:
+        part = _Part(experiment, folder, following, rows)
+        summary = folder.summary() if folder and is_over(experiment, engine, rows) else None
+        if summary is None:
+            live = _Live(experiment, engine, [part], profile, end, on_evaluation)
+            (summary,) = _trained(live, quiet)
         following.end(summary)
-    return Result(summary, rows, engine.final_states(), folder.path)
+    return Result(summary, rows, engine.final_states(), path)
 
 
 def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Chosen = ()) -> None:
@@ -125,38 +126,40 @@ def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Cho
     """
     joint, begin = join(parts), loggers.find(log)
     stopping.check_no_rule(joint.config)
-    counts = [len(part.simulation.seeds) for part in parts]
     with contextlib.ExitStack() as until_the_end:
+        enter = until_the_end.enter_context
         for part, path in zip(parts, workdirs, strict=True):
-            until_the_end.enter_context(owned(path, part.config, part.simulation.seeds, False))
-        each = [Workdir(*of) for of in zip(workdirs, parts, strict=True)]
-        folders = Workdirs(each, counts)
-        until_the_end.callback(folders.close)
+            enter(owned(path, part.config, part.simulation.seeds, False))
+        folders = [enter(_closing(*of)) for of in zip(workdirs, parts, strict=True)]
         engine = Engine(joint.simulation)
-        folders.open()
-        following = [
-            until_the_end.enter_context(followers.of_run(begin, part, path, []))
-            for part, path in zip(parts, workdirs, strict=True)
-        ]
-        tell, clock = followers.joint(following, counts), stopping.Clock(0)
-        in_rows = guaranteed.told_in_rows(joint, _upcoming(folders, engine))
-        privacy = until_the_end.enter_context(in_rows)
-        live = _Live(joint, engine, folders, [], Profile(None, None), clock, privacy, tell)
-        summaries = _finish(live, _play(live, quiet=True))
-        for follower, summary in zip(following, summaries, strict=True):
-            follower.end(summary)
+        for folder in folders:
+            folder.open()
+        each, ends = [], itertools.accumulate(len(part.simulation.seeds) for part in parts)
+        for part, folder, end in zip(parts, folders, ends, strict=True):
+            following = enter(followers.of_run(begin, part, folder.path, []))
+            span = slice(end - len(part.simulation.seeds), end)
+            each.append(_Part(part, folder, following, [], span))
+        live = _Live(joint, engine, each, Profile(None, None))
+        for one, summary in zip(each, _trained(live, quiet=True), strict=True):
+            one.following.end(summary)
 
 
-def _upcoming(folder, engine):
-    """The remaining evaluations, each given as the number of rounds after which it happens."""
-    return [after for after in folder.evaluations(engine) if after > engine.played]
+class _Part(NamedTuple):
+    """One of the runs that are joined into one computation; usually the only one."""
 
+    experiment: Experiment
+    folder: Workdir | None
+    following: followers.Followers
+    rows: list[dict]  # of all its evaluations
+    span: slice = slice(None)  # its seeds among those of all runs
 
-class _Listeners(NamedTuple):
-    """The loggers and the callback that follow a run."""
-
-    loggers: dict[str, loggers.Begin]
-    on_evaluation: OnEvaluation | None
+    def snapshot(self, whole: Snapshot) -> Snapshot:
+        """Its part of a snapshot, as if it were executed alone."""
+        if self.span == slice(None):
+            return whole
+        own = self.span if self.span.stop - self.span.start > 1 else self.span.start
+        states, sums = jax.tree.map(lambda a: a[own], (whole.states, whole.sums))
+        return whole._replace(states=states, sums=sums, bytes=whole.bytes[self.span])
 
 
 class _Live(NamedTuple):
@@ -164,13 +167,17 @@ class _Live(NamedTuple):
 
     experiment: Experiment
     engine: Engine
-    folder: Workdir | Workdirs
-    rows: list[dict]  # of all evaluations
+    parts: list[_Part]
     profile: Profile
-    clock: stopping.Clock
-    privacy: Callable[[int], dict[str, Any]]  # number of rounds -> privacy entries of a row
-    tell: Callable[[list[dict]], None]  # passes an evaluation to the loggers
+    end: float = math.inf  # of the time limit
     on_evaluation: OnEvaluation | None = None
+    times: Sequence[int] = ()  # 0, and the rounds after which there are evaluations
+    privacy: Callable[[int], dict[str, Any]] = lambda rounds: {}  # -> privacy entries of a row
+
+    @property
+    def rows(self) -> list[dict]:
+        """The rows of all evaluations."""
+        return [row for part in self.parts for row in part.rows]
 
     @property
     def is_whole(self) -> bool:
@@ -183,13 +190,35 @@ class _Live(NamedTuple):
         return "" if self.is_whole else stopping.rule_met(self.experiment, self.rows)
 
 
-def _finish(live, rule):
-    """Writes the final files and returns the summary.
+def _trained(live, quiet):
+    """Plays the remaining rounds, and writes the final files. Returns the summary of each part."""
+    folder, engine = live.parts[0].folder, live.engine
+    evaluations = times(folder and folder.path, live.experiment, engine)
+    upcoming = [after for after in evaluations if after > engine.played]
+    with guaranteed.told_in_rows(live.experiment, upcoming) as privacy:
+        live = live._replace(times=evaluations, privacy=privacy)
+        rule = _play(live, quiet)
+        return _finish(live, {"stopped": {"rule": rule, "round": engine.played}} if rule else {})
 
-    rule: the stopping rule that ended the run early, or "".
+
+def _finish(live, more):
+    """Writes the final files of each part and returns the summaries.
+
+    more: additional entries of them.
     """
-    stopped = {"stopped": {"rule": rule, "round": live.engine.played}} if rule else {}
-    return live.folder.finish(functools.partial(_summary, live.engine), live.rows, **stopped)
+    together = {"runs_together": len(live.parts)} if len(live.parts) > 1 else {}
+    summaries = []
+    for part in live.parts:
+        summary = {**_summary(live.engine, part.experiment, part.rows), **together, **more}
+        summaries.append(part.folder.finish(summary, part.rows) if part.folder else summary)
+    return summaries
+
+
+def _save(live, force):
+    """Saves a checkpoint for each part, identical to that of the run executed alone."""
+    for part in live.parts:
+        if part.folder:
+            part.folder.save(live.engine, force, part.snapshot)
 
 
 def _play(live, quiet):
@@ -211,7 +240,10 @@ def _play(live, quiet):
             progress.say(simulation.placement)
         rule = _play_stage(live, progress)
         while engine.stage_is_over and not rule:
-            live.folder.keep_facts(engine.next_stage(), engine)
+            facts = engine.next_stage()
+            for part in live.parts:
+                if part.folder:
+                    stage_facts.write(part.folder.path, engine.stage, facts)
             engine.compile()
             progress.start_clock(engine.played)
             progress.say(f"stage {engine.stage.name}")
@@ -234,7 +266,7 @@ def _play_stage(live, progress):
     if remark := _new_clients_unscored(live.experiment, engine.stage):
         progress.tell(remark)
     live.profile.begin_stage(engine)
-    times = live.folder.evaluations(engine)
+    times = live.times
     with interrupts.delayed() as stop:
         while engine.played < engine.ends[engine.stage_number] and not rule:
             upcoming = np.searchsorted(times, engine.played, "right")
@@ -243,11 +275,11 @@ def _play_stage(live, progress):
                 live.profile.play(engine, goal - engine.played, progress)
                 progress.rounds(engine.played, engine.played == goal)
                 _check_cohorts(live.experiment, engine)
-                _check_finite(live.experiment, engine, live.folder, live.rows)
+                _check_finite(live)
             if engine.played == goal:
                 rule = _evaluate(live, since, progress)
             cut = _cut(live, stop)
-            live.folder.save(engine, force=bool(rule or cut) or engine.played in engine.ends)
+            _save(live, force=bool(rule or cut) or engine.played in engine.ends)
             if cut == "interrupted" or (cut and not live.rows):
                 raise Interrupted(_after(live, cut))
             rule = rule or cut
@@ -260,7 +292,8 @@ def _cut(live, stop):
         return ""
     if processes.anywhere(stop.is_set()):
         return "interrupted"
-    return "max_seconds" if live.clock.runs and processes.anywhere(live.clock.is_over) else ""
+    has_limit = live.end < math.inf
+    return "max_seconds" if has_limit and processes.anywhere(stopping.is_past(live.end)) else ""
 
 
 def _after(live, cut):
@@ -276,14 +309,16 @@ def _evaluate(live, since, progress):
     since: the number of rounds since the last evaluation.
     """
     new = _rows(live, since)
-    live.rows.extend(new)
-    live.folder.append(new)
+    for part in live.parts:
+        part.rows.extend(new[part.span])
+        if part.folder:
+            part.folder.append(new[part.span])
+        part.following.tell(new[part.span])
     progress.evaluated(new)
-    live.tell(new)
     try:
         has_enough = live.on_evaluation is not None and _ask(live.on_evaluation, live.engine, new)
     except BaseException:
-        live.folder.save(live.engine, force=True)
+        _save(live, force=True)
         raise
     if processes.anywhere(has_enough) and not live.is_whole:
         return "on_evaluation"
@@ -371,16 +406,16 @@ def _check_cohorts(experiment, engine):
     )
 
 
-def _check_finite(experiment, engine, folder, rows):
-    diverged = engine.progress().diverged
+def _check_finite(live):
+    diverged = live.engine.progress().diverged
     if (diverged < 0).all():
         return
     i = int(np.argmax(diverged >= 0))
-    where = {"round": int(diverged[i]) + 1, "seed": experiment.simulation.seeds[i]}
-    if rows:
-        folder.finish(functools.partial(_summary, engine), rows, diverged=where)
+    where = {"round": int(diverged[i]) + 1, "seed": live.experiment.simulation.seeds[i]}
+    if live.rows and len(live.parts) == 1:
+        _finish(live, {"diverged": where})
     raise Diverged(
-        f"{experiment.config.method.name} diverged in round {where['round']} (seed"
+        f"{live.experiment.config.method.name} diverged in round {where['round']} (seed"
         f" {where['seed']}): a loss or a weight is not finite; try a smaller config.local.lr"
     )
 

@@ -4,6 +4,7 @@ The first two depend on the evaluations only, so that an interrupted and resumed
 same round as an uninterrupted one.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -14,22 +15,14 @@ from fedjax_lab.running.storage import metric_rows
 RULES = ("patience", "target", "max_seconds")  # keys of config.run
 
 
-class Clock:
-    """The time limit of a command, which starts when the object is created."""
+def deadline(seconds: float) -> float:
+    """The end of a time limit that begins now, for `is_past`; 0 seconds: no limit."""
+    return time.monotonic() + seconds if seconds else math.inf
 
-    def __init__(self, seconds: float):
-        """seconds: the limit; 0: no limit."""
-        self._end = time.monotonic() + seconds if seconds else None
 
-    @property
-    def runs(self) -> bool:
-        """Whether there is a limit."""
-        return self._end is not None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is up."""
-        return self._end is not None and time.monotonic() >= self._end
+def is_past(end: float) -> bool:
+    """Whether the time is up."""
+    return time.monotonic() >= end
 
 
 def rule_met(experiment: Experiment, rows: Sequence[dict]) -> str:

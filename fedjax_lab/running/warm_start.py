@@ -12,7 +12,8 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.experiment.joint import with_first_weights
 from fedjax_lab.models import pretrained
-from fedjax_lab.running.storage import cloud, restoring
+from fedjax_lab.running import loading
+from fedjax_lab.running.models import global_model, model_of
 from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.transforms import private_state
 
@@ -26,10 +27,7 @@ def warmed(experiment: Experiment) -> Experiment:
     if not run.start_from:
         return experiment
     try:
-        with cloud.staged(run.start_from, writes=False) as path:
-            cloud.fetch(path, whole=True)
-            was = restoring.read(path)
-            return STARTS[run.start_with](experiment, was)
+        return STARTS[run.start_with](experiment, loading.load(run.start_from))
     except BadInput as error:
         raise BadInput(f"config.run.start_from={run.start_from}: {error}") from error
 
@@ -37,7 +35,7 @@ def warmed(experiment: Experiment) -> Experiment:
 def _with_models(experiment, was):
     """The experiment with the other run's global model as first weights, like pretrained ones."""
     name, method = was.config.method.name, was.stage.method
-    models = [restoring.global_model(name, method, state) for state in _states(experiment, was)]
+    models = [global_model(name, method, state) for state in _states(experiment, was)]
     return with_first_weights(experiment, [_fitted(experiment, model) for model in models])
 
 
@@ -80,7 +78,7 @@ def _own_models(was, state):
     send = method.scored or method.round[-1].send
 
     def one(client):
-        return restoring.model_of(name, method, task, send(state.server, client.id), client)
+        return model_of(name, method, task, send(state.server, client.id), client)
 
     federation = was.experiment.simulation.federations[0]
     everybody = simulate.population(federation, task.num_classes)

@@ -63,12 +63,10 @@ def _check_planned(folder, saved, today, grows):
 
     grows: whether the cell may get more rounds, and more seeds if its run has not begun.
     """
-    if not grows:
-        rounds = [{"run": {"rounds": each["run"].get("rounds")}} for each in (saved, today)]
-        metric_rows.check_same(folder, *rounds)
-    elif set(saved.get("seeds", ())) <= set(today["seeds"]):
+    if grows and set(saved.get("seeds", ())) <= set(today["seeds"]):
         saved = {**saved, "seeds": today["seeds"]}
-    growth.check_same(folder, saved, today)
+    free = [key for key in growth.FREE if grows or key != "run.rounds"]
+    growth.check_same(folder, saved, today, free)
 
 
 def check_cell(cell: Cell, folder: Path) -> None:
@@ -112,32 +110,28 @@ def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
     cloud.publish(out)
 
 
-def ended(folder: Path) -> Outcome | None:
+def ended(folder: Path, rounds: int | None = None) -> Outcome | None:
     """How a cell has ended, if it has finished or diverged; None if it must be run.
 
-    A cell whose config.json or summary.json is damaged must be run, and reports the damage.
+    A cell whose config.json or summary.json is damaged must be run, and reports the damage. With
+    `rounds`, so must one that has finished another number of rounds.
     """
     try:
-        files.read_config(folder / "config.json")
+        config = files.read_config(folder / "config.json")
         summary = files.read_json(folder / "summary.json", files.FINISHED)
     except files.Damaged:
         return None
-    if summary is not None:
-        return Outcome(DIVERGED if "diverged" in summary else 0)
+    if summary is not None and "diverged" in summary:
+        return Outcome(DIVERGED)
+    if summary is not None and (not (rounds and config) or config["run"].get("rounds") == rounds):
+        return Outcome(0)
     failed = failure(folder)
     return failed if failed and failed.code == DIVERGED else None
 
 
 def done(cell: Cell, folder: Path) -> Outcome | None:
     """How a cell has ended; None if it has not, or if rounds of the cell are missing."""
-    outcome = ended(folder)
-    if outcome is None or outcome.code:
-        return outcome
-    saved = files.read_config(folder / "config.json") or cell.saved
-    if saved["run"].get("rounds") == cell.config.run.rounds:
-        return outcome
-    failed = failure(folder)
-    return failed if failed and failed.code == DIVERGED else None
+    return ended(folder, cell.config.run.rounds)
 
 
 def failure(folder: Path) -> Outcome | None:

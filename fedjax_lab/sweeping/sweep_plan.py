@@ -13,7 +13,7 @@ from fedjax_lab.experiment import references
 from fedjax_lab.experiment.aliases import ALIASES
 from fedjax_lab.experiment.config import Override, resolve
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.running.storage import workdir
+from fedjax_lab.running import growth
 
 LONGEST_NAME = 255  # characters of a folder's name, a limit of file systems
 
@@ -41,7 +41,7 @@ class Cell(NamedTuple):
     @property
     def saved(self) -> dict:
         """The content of its config.json."""
-        return workdir.saved_config(self.config, self.seeds)
+        return growth.saved_config(self.config, self.seeds)
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:

@@ -99,16 +99,14 @@ def check_resumes(trial: Trial) -> None:
 
     The state after two rounds is saved and read in between.
     """
-    from fedjax_lab.running.storage.checkpoint import Checkpoints, placed
+    from fedjax_lab.running.storage.checkpoint import Checkpoints
 
     state, _ = trial.play(0, 2, trial.start())
-    leaves, treedef = jax.tree.flatten(state)
     with tempfile.TemporaryDirectory() as scratch:
         checkpoints = Checkpoints(Path(scratch) / "checkpoints")
-        checkpoints.save(2, leaves)
+        checkpoints.save(2, state)
         checkpoints.wait()
-        _, saved = checkpoints.newest()
-        read = jax.tree.unflatten(treedef, placed(saved, leaves))
+        _, read = checkpoints.newest(lambda rounds: state)
     check_same(read, state, "the state changes when it is saved and read again")
     what = "two rounds followed by four give other numbers than six rounds at once"
     check_same(trial.play(2, ROUNDS - 2, read)[0], trial.played[0], what)

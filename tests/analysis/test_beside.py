@@ -11,7 +11,7 @@ from fedjax_lab import configs
 from fedjax_lab.analysis import matching, published, tables
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.running.storage import workdir
+from fedjax_lab.running import growth
 
 SCORES = {0: 40.0, 1: 44.0}
 CHOICE = tables.Choice(way="last", measure="global", target=None, ddof=1)
@@ -34,7 +34,7 @@ def write(folder, method, **changed):
     settings = spec.settings | {key.replace("__", "."): text for key, text in changed.items()}
     config = resolve(load_config(f"{path}:{spec.method}"), settings.items())
     folder.mkdir(parents=True)
-    saved = workdir.saved_config(config, list(SCORES))
+    saved = growth.saved_config(config, list(SCORES))
     (folder / "config.json").write_text(json.dumps(saved))
     rows = [evaluation(seed, 50, mean, 2) | {"global": mean} for seed, mean in SCORES.items()]
     write_rows(folder, rows)

@@ -7,16 +7,16 @@ import operator
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_lab.engine import processes
 from fedjax_lab.errors import reason_of, warn
 from fedjax_lab.experiment.experiment import Experiment
+from fedjax_lab.running.growth import saved_config
 from fedjax_lab.running.loggers import Begin, Facts
 from fedjax_lab.running.storage import files, metric_rows
-from fedjax_lab.running.storage.workdir import saved_config
 
 LAST_SECONDS = 20.0  # time limit for all loggers together at the end of a run
 FILE = "loggers.json"  # in a run's folder: the id and the newest round of each logger
@@ -52,18 +52,10 @@ def of_run(
         following.end(None)
 
 
-def joint(each: Sequence["Followers"], counts: Sequence[int]) -> Callable[[list[dict]], None]:
-    """A function that passes an evaluation of several joint runs to the loggers of each run.
+class _End(NamedTuple):
+    """The last item in a follower's queue."""
 
-    counts: the number of seeds of each run.
-    """
-
-    def tell(rows):
-        of_seeds = iter(rows)
-        for following, count in zip(each, counts, strict=True):
-            following.tell(list(itertools.islice(of_seeds, count)))
-
-    return tell
+    summary: dict | None
 
 
 class Followers:
@@ -71,12 +63,25 @@ class Followers:
 
     def __init__(self, loggers: dict[str, Begin], facts: Facts):
         """facts: the facts about the run that each logger receives."""
-        kept = _Kept(facts.folder)
+        self._path = facts.folder and facts.folder / FILE
+        self._lock = threading.Lock()  # of the file, which the threads of all loggers share
+        self._kept: dict[str, dict] = {}
+        if self._path is not None:
+            with contextlib.suppress(files.Damaged):  # then each logger starts over
+                self._kept = files.read_json(self._path, _KEPT) or {}
         self._followers = []
         for name, begin in loggers.items() if processes.is_first() else ():
-            earlier = kept.read(name)
-            follower = _Follower(name, begin, facts._replace(**earlier), kept)
+            kept = self._kept.get(name, {})
+            earlier = {key: kept[key] for key in ("id", "round") if key in kept}
+            follower = _Follower(name, begin, facts._replace(**earlier), self._keep)
             self._followers.append(follower)
+
+    def _keep(self, name, id, round_):
+        if self._path is not None:
+            with self._lock:
+                of_service = {} if id is None else {"id": str(id)}
+                self._kept[name] = {**of_service, "round": round_}
+                metric_rows.write_json(self._path, self._kept)
 
     def tell(self, rows: list[dict]) -> None:
         """Logs an evaluation, given as one row for each seed."""
@@ -96,42 +101,12 @@ class Followers:
         self._followers = []
 
 
-class _End:
-    """The last item in a follower's queue."""
-
-    def __init__(self, summary: dict | None):
-        self.summary = summary
-
-
-class _Kept:
-    """The content of loggers.json, shared by the threads of all loggers."""
-
-    def __init__(self, folder: Path | None):
-        self._path = folder and folder / FILE
-        self._lock = threading.Lock()
-        self._content: dict[str, dict] = {}
-        if self._path is not None:
-            with contextlib.suppress(files.Damaged):  # then each logger starts over
-                self._content = files.read_json(self._path, _KEPT) or {}
-
-    def read(self, name):
-        kept = self._content.get(name, {})
-        return {key: kept[key] for key in ("id", "round") if key in kept}
-
-    def write(self, name, id, round_):
-        if self._path is not None:
-            with self._lock:
-                of_service = {} if id is None else {"id": str(id)}
-                self._content[name] = {**of_service, "round": round_}
-                metric_rows.write_json(self._path, self._content)
-
-
 class _Follower:
     """A logger and its thread."""
 
-    def __init__(self, name, begin, facts, kept):
+    def __init__(self, name, begin, facts, keep):
         self.queue = queue.SimpleQueue()
-        self._name, self._begin, self._facts, self._kept = name, begin, facts, kept
+        self._name, self._begin, self._facts, self._keep = name, begin, facts, keep
         self._logger: Any = None  # None until it has started
         self._waiting: list[list[dict]] = []  # evaluations not logged yet
         self._failed = self._is_late = False
@@ -166,17 +141,17 @@ class _Follower:
         """Starts the logger if needed, then logs all waiting evaluations."""
         if self._logger is None:
             self._logger = self._begin(self._facts)
-            self._keep(self._logger.round)
+            self._logged(self._logger.round)
         while self._waiting:
             rows = self._waiting[0]
             if rows[0]["round"] > self._logger.round:
                 self._logger.log(rows)
-                self._keep(rows[0]["round"])
+                self._logged(rows[0]["round"])
             del self._waiting[0]
 
-    def _keep(self, round_):
+    def _logged(self, round_):
         if not self._is_late:  # else another command may own the folder
-            self._kept.write(self._name, self._logger.id, round_)
+            self._keep(self._name, self._logger.id, round_)
 
     def _warn(self, reason):
         if not self._failed:

@@ -13,18 +13,16 @@ import hashlib
 import io
 import json
 import logging
-import math
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_lab.engine import parallel, processes
@@ -36,15 +34,6 @@ from fedjax_lab.types import Array, PyTree
 
 ROOM = 1 << 20  # upper bound for the bytes of a checkpoint in addition to its arrays
 SMALL = 1 << 20  # bytes up to which an array is written by one device and read by all
-
-
-class Saved(NamedTuple):
-    """A leaf of the state, as read from a checkpoint."""
-
-    array: Any  # of NumPy if it was saved as such; one axis may be padded with zeros at its end
-    shape: tuple[int, ...]  # when it was saved
-    clients: int | None  # the axis of clients that was sharded over the devices; None: no axis
-    digest: str
 
 
 class Checkpoints:
@@ -101,30 +90,38 @@ class Checkpoints:
             host_files.remove_others(self._kept, [rounds, *self._manager.all_steps()])
 
     def load(self, rounds: int, stores: Sequence[HostState]) -> None:
-        """Loads the clients' state in host memory. Raises ValueError if it is another run's."""
+        """Loads the clients' state in host memory. Raises BadInput if it is another run's."""
         description = self._json.restore(self._folder.absolute() / str(rounds) / "digest")
-        host_files.load(self._kept / str(rounds), description.get("kept", []), stores)
+        try:
+            host_files.load(self._kept / str(rounds), description.get("kept", []), stores)
+        except ValueError as error:
+            raise self._of_another_run(rounds, error) from error
 
-    def newest(
-        self, sharding: Sharding | None = None, only: int | None = None
-    ) -> tuple[int, list[Saved]]:
+    def _of_another_run(self, rounds, reason):
+        run = self._folder.parent
+        return BadInput(f"checkpoint {rounds} of {run} belongs to another run: {reason}")
+
+    def newest(self, like: Callable[[int], PyTree], only: int | None = None) -> tuple[int, PyTree]:
         """Reads the newest intact checkpoint; no file is changed.
 
         Prints a warning for each newer checkpoint that is damaged.
 
         Args:
-          sharding: how arrays are placed on the devices of the run; None: on the default device.
+          like: the number of rounds of a checkpoint -> a state with its types, shapes and
+            shardings. An axis of clients, which is padded with zeros to a multiple of the number of
+            devices, may have another length than the saved one.
           only: the number of rounds of the only checkpoint to consider; None: consider all.
 
         Returns:
-          The number of rounds and the leaves; (0, []) if there is no checkpoint.
+          The number of rounds and the state; 0 and `like(0)` if there is no checkpoint.
 
         Raises:
-          BadInput: all checkpoints are damaged.
+          BadInput: all checkpoints are damaged, or one belongs to another run.
         """
         damaged: dict[int, str] = {}
         for rounds in processes.of_first(self.numbers) if only is None else [only]:
-            leaves, reason = self._try_to_read(rounds, sharding)
+            leaves, treedef = jax.tree.flatten(like(rounds))
+            leaves, reason = self._try_to_read(rounds, leaves)
             if reason:
                 damaged[rounds] = reason
                 continue
@@ -133,25 +130,27 @@ class Checkpoints:
                     f"checkpoint {number} in {self._folder} is damaged, so checkpoint {rounds} is"
                     f" used: {reason}"
                 )
-            return rounds, leaves
+            return rounds, jax.tree.unflatten(treedef, leaves)
         for rounds, reason in damaged.items():
             raise BadInput(
                 f"all checkpoints in {self._folder} are damaged; delete this folder to restart the"
                 f" run from round 1; checkpoint {rounds}: {reason}"
             )
-        return 0, []
+        return 0, like(0)
 
     def numbers(self) -> list[int]:
         """The numbers of rounds of the checkpoints, the newest first, without empty folders."""
         steps = sorted(self._manager.all_steps(), reverse=True)
         return [rounds for rounds in steps if any((self._folder / str(rounds)).iterdir())]
 
-    def _try_to_read(self, rounds, sharding):
+    def _try_to_read(self, rounds, like):
         """The leaves of a checkpoint and "", or [] and the reason why it cannot be read."""
-        leaves, reason = [], ""
+        description, arrays, reason = {}, [], ""
         with _hushed():
             try:
-                leaves = self._read(rounds, sharding)
+                description = self._described(rounds)
+                if _fits(description["arrays"], like):
+                    arrays = self._read_arrays(self._folder.absolute() / str(rounds), like)
             except MemoryError:
                 raise
             except Exception as error:  # orbax and tensorstore raise exceptions of many types
@@ -163,42 +162,39 @@ class Checkpoints:
                 gc.collect()  # and asyncio logs that when their tasks are deleted
         if processes.anywhere(bool(reason)):
             return [], reason or "another process cannot read it"
-        if [leaf.digest for leaf in leaves] != digest.of([leaf.array for leaf in leaves]):
-            return [], "the arrays do not match their checksums"
-        return leaves, ""
+        if not _fits(description["arrays"], like):
+            raise self._of_another_run(rounds, "its arrays differ in shape or type")
+        if [array["digest"] for array in description["arrays"]] != digest.of(arrays):
+            return [], "its arrays do not match their checksums"
+        return [_placed(a, old) for a, old in zip(arrays, like, strict=True)], ""
 
-    def _read(self, rounds, sharding):
-        """Reads the shards of this process's devices, without waiting for other processes."""
-        folder = self._folder.absolute() / str(rounds)
-        description = self._json.restore(folder / "digest")
+    def _described(self, rounds):
+        """The description of a checkpoint, after checking it and the clients' state on the host."""
+        description = self._json.restore(self._folder.absolute() / str(rounds) / "digest")
         if "arrays" not in description:
             raise ValueError("version 0.1.0 has saved it, which 0.2.0 is the last one to read")
-        arrays = description["arrays"]
-        if description != _signed(rounds, arrays, description["kept"]):
+        if description != _signed(rounds, description["arrays"], description["kept"]):
             raise ValueError("the description does not match its checksum")
         host_files.check(self._kept / str(rounds), description["kept"])
-        read = self._read_arrays(folder, [_target(sharding, **array) for array in arrays])
-        return [
-            Saved(read[str(i)], tuple(array["shape"]), array["clients"], array["digest"])
-            for i, array in enumerate(arrays)
-        ]
+        return description
 
-    def _read_arrays(self, folder, targets=()):
-        """Reads the arrays of a checkpoint, by number; `targets`: their shapes and shardings."""
+    def _read_arrays(self, folder, like):
+        """Reads the shards of this process's devices, without waiting for other processes."""
+        like = list(map(numbers, like))
+        args = {str(i): self._how_to_read(a) for i, a in enumerate(like)}
+        args = self._ocp.args.PyTreeRestore(restore_args=args)
+        read = self._arrays.restore(folder / "leaves", args=args)
+        return [_resized(read[str(i)], a.shape) for i, a in enumerate(like)]
 
-        def how(target):
-            if target is None:
-                return self._ocp.RestoreArgs(restore_type=np.ndarray)
-            return self._ocp.ArrayRestoreArgs(
-                sharding=target.sharding,
-                global_shape=target.shape,
-                dtype=target.dtype,
-                strict=False,  # pads with zeros
-            )
-
-        how_to = {str(i): how(target) for i, target in enumerate(targets)} or None
-        args = self._ocp.args.PyTreeRestore(restore_args=how_to)
-        return self._arrays.restore(folder / "leaves", args=args)
+    def _how_to_read(self, like):
+        if not isinstance(like, jax.Array):
+            return self._ocp.RestoreArgs(restore_type=np.ndarray)
+        return self._ocp.ArrayRestoreArgs(
+            sharding=_divided(like),
+            global_shape=like.shape,
+            dtype=like.dtype,
+            strict=False,  # pads with zeros, or cuts
+        )
 
     def forget_after(self, rounds: int) -> None:
         """Removes the checkpoints after more than `rounds` rounds."""
@@ -221,75 +217,46 @@ def numbers(leaf: Any) -> Array | np.ndarray:
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
-def placed(leaves: list[Saved], like: list) -> list:
-    """Converts leaves that were read to the types, shapes and shardings of `like`.
-
-    An axis of clients, which is padded with zeros to a multiple of the number of devices, gets the
-    length that it has in `like`. Raises BadInput if any other shape or type differs, because the
-    leaves then belong to another run.
-    """
+def _fits(saved, like):
+    """Whether saved arrays have these types and shapes, except for lengths of axes of clients."""
     shapes = [jax.eval_shape(numbers, a) if isinstance(a, jax.Array) else a for a in like]
-    if len(leaves) != len(like) or not all(map(_fits, leaves, shapes, like)):
-        raise BadInput("its arrays differ in shape or type")
-    arrays = [_on_host(leaf.array, a) for leaf, a in zip(leaves, shapes, strict=True)]
-    arrays = _on_devices(arrays, like)
-    if any(leaf.shape > a.shape for leaf, a in zip(leaves, shapes, strict=True)):
-        if digest.of(arrays) != [leaf.digest for leaf in leaves]:
-            raise BadInput("its arrays have more clients")
-    return [_as_key(a, old) if is_key(old) else a for a, old in zip(arrays, like, strict=True)]
+    return len(saved) == len(like) and all(map(_fits_one, saved, shapes, like))
 
 
-def _fits(leaf, shape, like):
-    """Whether a leaf has this type and shape, except for the length of an axis of clients."""
-    if leaf.array.dtype != shape.dtype or len(leaf.shape) != len(shape.shape):
+def _fits_one(saved, shape, like):
+    if saved["dtype"] != str(shape.dtype) or len(saved["shape"]) != len(shape.shape):
         return False
-    lengths = zip(leaf.shape, shape.shape, strict=True)
-    return {i for i, (a, b) in enumerate(lengths) if a != b} <= {leaf.clients, _clients(like)}
+    lengths = zip(saved["shape"], shape.shape, strict=True)
+    return {i for i, (a, b) in enumerate(lengths) if a != b} <= {saved["clients"], _clients(like)}
 
 
-def _on_host(array, shape):
-    """A NumPy array of this shape if the leaf was or will be one; else the array unchanged."""
-    if isinstance(array, jax.Array):
-        if not isinstance(shape, np.ndarray):
-            return array
-        array = processes.on_host(array)
-    return array if array.shape == shape.shape else _resized(np, array, shape.shape)
+def _divided(like):
+    """The sharding with which to read an array; of a large replicated one, each device a part."""
+    sharding = like.sharding
+    if not isinstance(sharding, NamedSharding) or like.nbytes <= SMALL:
+        return sharding
+    axis = int(np.argmax(like.shape))
+    if not sharding.is_fully_replicated or like.shape[axis] % sharding.mesh.size:
+        return sharding
+    return NamedSharding(sharding.mesh, P(*[None] * axis, sharding.mesh.axis_names))
 
 
-def _on_devices(arrays, like):
-    """The arrays with the shapes and shardings of `like`; those that are NumPy there stay so."""
-    moving = {}
-    for i, (array, old) in enumerate(zip(arrays, like, strict=True)):
-        if isinstance(array, jax.Array):
-            if not _is_placed_like(array, old):
-                moving[i] = array
-        elif isinstance(old, jax.Array):
-            arrays[i] = parallel.put(array, old.sharding)
-
-    def resize(moving):
-        return {
-            i: _resized(jnp, a, (*like[i].shape, *a.shape[like[i].ndim :]))  # keys have more axes
-            for i, a in moving.items()
-        }
-
-    shardings = {i: like[i].sharding for i in moving}
-    moved = jax.jit(resize, out_shardings=shardings)(moving) if moving else {}
-    return [moved.get(i, a) for i, a in enumerate(arrays)]
+def _resized(array, shape):
+    """An array of this shape; one of NumPy is padded with zeros, or cut, at the end of its axes."""
+    if array.shape == shape:
+        return array
+    left = array[tuple(map(slice, shape))]
+    return np.pad(left, [(0, new - old) for new, old in zip(shape, left.shape, strict=True)])
 
 
-def _is_placed_like(array, like):
-    same = array.shape[: like.ndim] == like.shape
-    return same and array.sharding.is_equivalent_to(like.sharding, array.ndim)
-
-
-def _resized(xp, array, shape):
-    """The array padded with zeros, or cut, at the end of each axis to get this shape."""
-    left = array[tuple(slice(length) for length in shape)]
-    return xp.pad(left, [(0, new - old) for new, old in zip(shape, left.shape, strict=True)])
-
-
-def _as_key(bits, like):
-    return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like))
+def _placed(array, like):
+    """An array that was read, with the type and the sharding of `like`."""
+    if not isinstance(like, jax.Array):
+        return array
+    array = parallel.put(array, numbers(like).sharding)
+    return (
+        jax.random.wrap_key_data(array, impl=jax.random.key_impl(like)) if is_key(like) else array
+    )
 
 
 def _description(rounds, leaves, described):
@@ -317,25 +284,6 @@ def _clients(array):
     """The axis of clients that is sharded over the devices; None if there is none."""
     spec = getattr(getattr(array, "sharding", None), "spec", ())
     return next((i for i, names in enumerate(spec) if names in ("client", ("client",))), None)
-
-
-def _target(sharding, shape, dtype, clients, host, **_):
-    """The shape, type and sharding with which to read an array; None for host memory.
-
-    Large arrays are sharded along the axis of clients, or else along the longest axis, so that each
-    device reads a part.
-    """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if host:
-        return None
-    if sharding is None:
-        sharding = SingleDeviceSharding(jax.local_devices()[0])
-    if isinstance(sharding, NamedSharding) and (size > SMALL or clients is not None):
-        axis = int(np.argmax(shape)) if clients is None else clients
-        mesh, shape = sharding.mesh, list(shape)
-        shape[axis] += -shape[axis] % mesh.size
-        sharding = NamedSharding(mesh, P(*[None] * axis, mesh.axis_names))
-    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
 
 
 def _is_no_room(error):

@@ -2,16 +2,17 @@
 
 import itertools
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from fedjax_lab.data import writing
 from fedjax_lab.data.writing import replace
-from fedjax_lab.errors import MACHINE, BadInput, quoted
-from fedjax_lab.running.storage import cloud, files, provenance
+from fedjax_lab.errors import MACHINE, BadInput
+from fedjax_lab.running.storage import cloud, files
 from fedjax_lab.simulation.units import FORMS, NO_MEASURES, PER_CLIENT, metric_of
 
 TAGS = {
@@ -43,27 +44,6 @@ def write_text(path: Path, text: str) -> None:
     replace(path, text.encode())
 
 
-def check_same(folder: Path, saved: dict, config: dict, free: Collection[str] = ()) -> None:
-    """Raises BadInput if the folder's saved config differs from `config`.
-
-    The message names the first key that differs, or the user's own function whose source has
-    changed. Keys in `free` may differ.
-    """
-    saved, config = provenance.aligned(folder, saved, config)
-    old, new = _flat(saved), _flat(json.loads(json.dumps(config)))
-    for key in sorted((old.keys() | new.keys()) - {f"config.{key}" for key in free}):
-        if old.get(key) != new.get(key):
-            before, now = quoted(old.get(key)), quoted(new.get(key))
-            raise BadInput(f"{folder} holds another run: its {key} is {before}, not {now}")
-
-
-def _flat(config, prefix="config"):
-    if not isinstance(config, dict):
-        return {prefix: config}
-    parts = [_flat(value, f"{prefix}.{key}") for key, value in config.items()]
-    return {key: value for part in parts for key, value in part.items()}
-
-
 def read_metrics(path: Path) -> list[dict]:
     """Reads the evaluations of a metrics.jsonl, without a last line that a kill has cut off.
 
@@ -93,17 +73,18 @@ def _layout(row):
     """The names of an evaluation's measurements, and the number of clients measured."""
     scores = {key: row[key] for key in ("accuracy", *FORMS) if key in row}
     clients = len(row.get("accuracy", {}).get("per_client", ()))
-    return _flat(scores).keys(), clients
+    return flatten_dict(scores).keys(), clients
 
 
-def verified(path: Path, expected: Sequence[tuple[int, int]]) -> list[dict]:
-    """Reads the rows of a metrics.jsonl, checking that they are the first rows of a run.
+def verified(path: Path, expected: Sequence[tuple[int, int]], saved: int) -> list[dict]:
+    """Reads the rows of the first `saved` rounds, checking that all rows are those of a run.
 
     Args:
-      path: the file; if it does not exist, there are no rows.
+      path: a metrics.jsonl; if it does not exist, there are no rows.
       expected: round and seed of each row that the whole run writes, in the order of the file.
+      saved: the number of rounds of a checkpoint.
 
-    Raises files.Damaged if a line is invalid, a duplicate or out of order.
+    Raises BadInput if a line is invalid, a duplicate or out of order, or if one is missing.
     """
     rows = read_metrics(path)
     for number, row in enumerate(rows, 1):
@@ -113,7 +94,13 @@ def verified(path: Path, expected: Sequence[tuple[int, int]]) -> list[dict]:
                 f"{path} cannot be used: row {number} is of round {place[0]} and seed {place[1]},"
                 " which is a duplicate or out of order"
             )
-    return rows
+    needed = sum(rounds <= saved for rounds, _ in expected)
+    if len(rows) < needed:
+        raise BadInput(
+            f"{path} lacks round {expected[len(rows)][0]}, which checkpoint {saved} has; delete the"
+            " folder checkpoints to restart the run from round 1"
+        )
+    return rows[:needed]
 
 
 def keep_until(path: Path, rounds: int) -> None:

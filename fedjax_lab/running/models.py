@@ -1,86 +1,12 @@
-"""Reads the states and models that a run has saved in its folder, without changing any file."""
-
-from pathlib import Path
-from typing import NamedTuple
+"""The models that a method's clients, and new clients, predict with."""
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 
 from fedjax_lab import tree
-from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import experiment
-from fedjax_lab.experiment.config import resolve
-from fedjax_lab.experiment.experiment import Experiment
-from fedjax_lab.running import growth
-from fedjax_lab.running.storage import files, provenance
-from fedjax_lab.running.storage.workdir import Workdir, saved_config
 from fedjax_lab.transforms import private_state
-from fedjax_lab.types import Client, Method, PyTree, Stage, State, Task, Weights
-
-ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
-
-
-class Saved(NamedTuple):
-    """A run at one of its checkpoints."""
-
-    config: ml_collections.ConfigDict
-    experiment: Experiment
-    rounds: int  # number of rounds played
-    rows: list[dict]  # the rows of metrics.jsonl up to the checkpoint
-    states: list[State]  # one for each seed
-    stage: Stage  # the current stage of the method
-    number: int  # the index of that stage
-
-
-def read(folder: Path, rounds: int | None = None) -> Saved:
-    """Reads the run in a local folder at one of its checkpoints. Loads the data again.
-
-    Args:
-      folder: the folder of the run.
-      rounds: the number of rounds of the checkpoint; None: the newest checkpoint.
-
-    Raises:
-      BadInput: the folder holds no run or no such checkpoint, a file is damaged, or the data have
-        changed.
-    """
-    config = files.read_config(folder / "config.json")
-    if config is None:
-        raise BadInput(f"{folder} holds no run: it has no config.json")
-    seeds = config.pop("seeds")
-    resolved = resolve(provenance.recalled(config))
-    growth.check_config(folder, saved_config(resolved, seeds))
-    built = experiment.build(resolved, seeds)
-    for attempt in range(1, ATTEMPTS + 1):
-        before = _checkpoints(folder)
-        try:
-            return _look(folder, built, rounds)
-        except (BadInput, FileNotFoundError):
-            if attempt == ATTEMPTS or _checkpoints(folder) == before:
-                raise
-    raise AssertionError  # the last attempt returns or raises
-
-
-def _checkpoints(folder):
-    return sorted(path.name for path in (folder / "checkpoints").glob("*"))
-
-
-def _look(folder, built, rounds):
-    engine = Engine(built.simulation)
-    rows = Workdir(folder, built).look(engine, rounds)
-    return Saved(
-        config=built.config,
-        experiment=built,
-        rounds=engine.played,
-        rows=rows,
-        states=engine.final_states(),
-        stage=engine.stage,
-        number=engine.stage_number,
-    )
-
-
-# Models.
+from fedjax_lab.types import Client, Method, PyTree, State, Task, Weights
 
 
 def global_model(name: str, method: Method, state: State) -> Weights:
