@@ -203,12 +203,11 @@ def show(cells: Sequence[Cell], out: Path) -> str:
     for cell in cells:
         seeds = len(cell.runs[0].cell.seeds) if cell.runs else 0
         line = compare(cell.result, values(cell, out), seeds)
-        measured = [_state(cell, out), formats.NONE]
-        if line.n:
-            measured = [formats.mean_std(line.mean, line.std), str(line.n)]
         published = formats.mean_std(cell.result.mean, cell.result.std)
-        differences = [formats.number(x, "+.2f") for x in (line.difference, line.in_stds)]
-        lines.append([cell.name, published, *measured, *differences])
+        measured = formats.mean_std(line.mean, line.std) if line.n else _state(cell, out)
+        numbers = [formats.number(line.n or None, "d")]
+        numbers += [formats.number(x, "+.2f") for x in (line.difference, line.in_stds)]
+        lines.append([cell.name, published, measured, *numbers])
     over_clients = any(cell.recipe.per_client for cell in cells)
     title = f"mean +- population std over seeds{' and clients' * over_clients}"
     return formats.terminal(formats.Table(title, header, lines))
