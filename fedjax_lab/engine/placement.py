@@ -89,7 +89,8 @@ class Placement(NamedTuple):
         names = (*CLIENT_ROWS, *(POOL if isinstance(part.x, np.ndarray) else ()))
         divided: dict[str, Any] = {name: getattr(part, name) for name in names}
         pool: dict[str, Any] = {name: getattr(part, name) for name in POOL}
-        rest = self.put(part._replace(**dict.fromkeys((*POOL, *CLIENT_ROWS))), compared=False)
+        nothing: Any = dict.fromkeys((*POOL, *CLIENT_ROWS))
+        rest = self.put(part._replace(**nothing), compared=False)
         return rest._replace(**{**pool, **self.put_segment(divided)})
 
     def _put_divided(self, a, sharding, axis):

@@ -8,6 +8,7 @@ D. All functions except `deal` run inside `jax.shard_map` over that axis; there 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -167,8 +168,8 @@ def laid_out(rows: Rows, first: np.ndarray, count: np.ndarray, devices: int, roo
     divide these clients.
     """
     lines = count.reshape(devices, -1)
-    begin = np.cumsum(lines, axis=1) - lines + room * np.arange(devices)[:, None]
+    begin: Any = np.cumsum(lines, axis=1) - lines + room * np.arange(devices)[:, None]
     within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    held = np.full(devices * room, -1, np.int32)
+    held: Any = np.full(devices * room, -1, np.int32)
     held[np.repeat(begin, count) + within] = rows.list[np.repeat(first, count) + within]
     return Rows(begin.ravel().astype(np.int32), count.astype(np.int32), held, rows.longest)
