@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.analysis import formats, runs
+from fedjax_lab.experiment.aliases import REMOVED
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.keys import DEFAULTS
@@ -170,9 +171,11 @@ def same(old: Settings, today: Settings) -> bool:
     """Whether a run with the old settings gives the same numbers as one with today's settings.
 
     A setting that did not exist then must have its default value today; new settings of the
-    section `method` always count as a difference.
+    section `method` always count as a difference. A removed setting must have the value that
+    describes what every run now does.
     """
-    if any(key not in today or today[key] != value for key, value in old.items()):
+    now = {**REMOVED, **today}
+    if any(key not in now or now[key] != value for key, value in old.items()):
         return False
     for key in today.keys() - old.keys():
         section, _, rest = key.partition(".")

@@ -147,6 +147,8 @@ def test_records_stay_current_if_a_new_setting_has_its_default(capsys):
         assert records.same(old, {**old, **added}) == is_same
         assert not records.same(old, {**old, **added, "run.rounds": 30})
     assert not records.same({**old, "run.target": 0.0}, old)
+    assert records.same({**old, "engine.sampling": "exact"}, old)  # a removed setting
+    assert not records.same({**old, "engine.sampling": "device"}, old)
     assert measure.main(["fedpick_digit"]) == 2
     assert "did you mean 'fedpick_digits'" in capsys.readouterr().err
 
