@@ -328,19 +328,20 @@ def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, *
 
 
 def _plan(config, training, stages, of_step, dataset):
-    named = (look_up("metric", name) for name in config.run.metrics)
+    extra, named = stages[0].method.extra, (look_up("metric", m) for m in config.run.metrics)
     plan = make_plan(
         training,
         rounds=sum(stage.rounds for stage in stages),
         cohort=config.run.cohort,
         batch_size=config.local.batch_size,
         epochs=config.local.epochs,
-        **_failures(config.run, pooled=stages[0].method.extra.pooled),
+        dropout=0.0 if extra.pooled else config.run.dropout,  # a pooled method has no clients
+        straggler=0.0 if extra.pooled else config.run.straggler,
         attackers=0.0 if config.attack.name == "none" else config.attack.share,
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
-        metrics=metrics.make((*named, *stages[0].method.extra.metrics), len(dataset.classes)),
+        metrics=metrics.make((*named, *extra.metrics), len(dataset.classes)),
         **of_step,
     )
     _check_words(plan.metrics, dataset.classes)
@@ -354,11 +355,6 @@ def _check_words(measured, classes):
             "config.run.metrics: word_accuracy is for data whose classes are words, such as"
             " config.data.task=next_word; use top5, or the accuracy, which is always measured"
         )
-
-
-def _failures(run, pooled):
-    """The fields of a plan for clients that fail; a pooled method has no such clients."""
-    return {} if pooled else {"dropout": run.dropout, "straggler": run.straggler}
 
 
 def _augmentation(name: str, x: np.ndarray) -> Callable | None:

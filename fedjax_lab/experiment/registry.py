@@ -363,12 +363,8 @@ def keyword_defaults(function: Callable) -> dict:
     """
     parameters = _signature(function).parameters
     keywords = {key: p.default for key, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
-    return {key: default for key, default in keywords.items() if _is_setting(default)}
-
-
-def _is_setting(default):
-    plain = isinstance(default, (bool, int, float, str, tuple))
-    return plain or default is inspect.Parameter.empty
+    plain, absent = (bool, int, float, str, tuple), inspect.Parameter.empty
+    return {key: d for key, d in keywords.items() if isinstance(d, plain) or d is absent}
 
 
 def _signature(function):
