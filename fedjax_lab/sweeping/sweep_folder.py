@@ -110,23 +110,30 @@ def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
     cloud.publish(out)
 
 
-def ended(folder: Path, rounds: int | None = None) -> Outcome | None:
-    """How a cell has ended, if it has finished or diverged; None if it must be run.
+def found(folder: Path, rounds: int | None = None) -> tuple[Outcome | None, dict]:
+    """How a cell has ended last, or None, and its summary.json; {} if there is none.
 
-    A cell whose config.json or summary.json is damaged must be run, and reports the damage. With
-    `rounds`, so must one that has finished another number of rounds.
+    With `rounds`, a cell that has finished another number of rounds has not ended. Raises
+    files.Damaged if its config.json or summary.json is damaged.
     """
-    try:
-        config = files.read_config(folder / "config.json")
-        summary = files.read_json(folder / "summary.json", files.FINISHED)
-    except files.Damaged:
-        return None
-    if summary is not None and "diverged" in summary:
-        return Outcome(DIVERGED)
-    if summary is not None and (not (rounds and config) or config["run"].get("rounds") == rounds):
-        return Outcome(0)
-    failed = failure(folder)
-    return failed if failed and failed.code == DIVERGED else None
+    config = files.read_config(folder / "config.json")
+    summary = files.read_json(folder / "summary.json", files.FINISHED) or {}
+    if "diverged" in summary:
+        return Outcome(DIVERGED), summary
+    if summary and (not (rounds and config) or config["run"].get("rounds") == rounds):
+        return Outcome(0), summary
+    return failure(folder), summary
+
+
+def ended(folder: Path, rounds: int | None = None) -> Outcome | None:
+    """How a cell has ended, if it has finished or diverged; None if it must be run, see `found`.
+
+    A cell with a damaged file must be run, and reports the damage.
+    """
+    with contextlib.suppress(files.Damaged):
+        outcome, _ = found(folder, rounds)
+        return outcome if outcome and outcome.code in (0, DIVERGED) else None
+    return None
 
 
 def done(cell: Cell, folder: Path) -> Outcome | None:
@@ -170,18 +177,25 @@ def shown(*folders: Path) -> str:
     """The accuracy of runs after the last round, in percent, or the reason why there is none."""
     each: list[float | None] = []
     for folder in folders:
-        outcome = ended(folder) or failure(folder)
-        if outcome is None:
-            return "not finished"
-        if outcome.code == DIVERGED:
-            return "diverged"
-        if outcome.code:
-            said = outcome.said or f"exit code {outcome.code}"
-            return f"failed: {printable(said.splitlines()[-1])}"
-        last = files.read_json(folder / "summary.json", files.FINISHED)["last"]
-        each += [metric_rows.headline(of_seed) for of_seed in last["per_seed"].values()]
+        try:
+            outcome, summary = found(folder)
+        except files.Damaged:
+            outcome, summary = failure(folder), {}
+        if outcome is None or outcome.code:
+            return _reason(outcome)
+        each += [metric_rows.headline(row) for row in summary["last"]["per_seed"].values()]
     accuracies = [accuracy for accuracy in each if accuracy is not None]
     if not accuracies:
         return "done"
     std = f" +- {np.std(accuracies, ddof=1):.2f}" if len(accuracies) > 1 else ""
     return f"{np.mean(accuracies):.2f}{std}"
+
+
+def _reason(outcome):
+    """Why a cell that has not finished has no accuracy."""
+    if outcome is None:
+        return "not finished"
+    if outcome.code == DIVERGED:
+        return "diverged"
+    said = outcome.said or f"exit code {outcome.code}"
+    return f"failed: {printable(said.splitlines()[-1])}"

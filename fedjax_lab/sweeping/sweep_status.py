@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedjax_lab.errors import BadInput, printable
 from fedjax_lab.running.storage import cloud, files, lock
-from fedjax_lab.sweeping.sweep_folder import DIVERGED, ended, failure, shown
+from fedjax_lab.sweeping.sweep_folder import DIVERGED, found, shown
 
 # The states of a run, in the order of the table. "stopped": started, not finished, and no command
 # is running it.
@@ -44,9 +44,9 @@ def read(out: Path) -> list[Status]:
 def _status(folder, name, planned):
     """The state of one run; a run with damaged files counts as failed."""
     try:
-        state, since = _state(folder)
+        outcome, summary = found(folder)
+        state, since = _state(folder, outcome)
         config = files.read_config(folder / "config.json") or planned
-        summary = files.read_json(folder / "summary.json", files.SUMMARY) or {}
         rows = files.read_rows(folder / "metrics.jsonl", files.EVALUATION)
         said = shown(folder) if state in ("failed", "diverged", "done") else ""
     except files.Damaged as error:
@@ -64,13 +64,13 @@ def _status(folder, name, planned):
     )
 
 
-def _state(folder):
+def _state(folder, outcome):
     """One of STATES, and the time since which the run has it, or None."""
     if lock.is_held(folder):
         return "running", _changed(folder / lock.LOCK)
-    if how := ended(folder):
-        return "diverged" if how.code == DIVERGED else "done", _changed(folder / "summary.json")
-    if failure(folder):
+    if outcome and outcome.code in (0, DIVERGED):
+        return "diverged" if outcome.code else "done", _changed(folder / "summary.json")
+    if outcome:
         return "failed", _changed(folder / "error.txt")
     if (folder / "config.json").exists():
         times = [_changed(folder / name) for name in ("metrics.jsonl", "checkpoints")]

@@ -18,7 +18,7 @@ from fedjax_lab.experiment.aliases import ALIASES
 from fedjax_lab.experiment.registry import is_method, is_wrapper, keyword_defaults, look_up
 from fedjax_lab.ranges import Range
 from fedjax_lab.running.storage import files, metric_rows
-from fedjax_lab.sweeping.sweep_folder import DIVERGED, done
+from fedjax_lab.sweeping.sweep_folder import done, found
 from fedjax_lab.sweeping.sweep_plan import Cell, Shared, make_cell
 
 ON = ("validation", "test")  # the kinds of examples on which the best draw can be chosen
@@ -202,9 +202,9 @@ def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> C
 
 def _score(draw, out, search):
     """A tuple that is larger for a better draw; None if the draw has diverged."""
-    if (outcome := done(draw, out / draw.name)) is None or outcome.code == DIVERGED:
+    outcome, summary = found(out / draw.name, draw.config.run.rounds)
+    if outcome is None or outcome.code:
         return None
-    summary = files.read_json(out / draw.name / "summary.json", files.FINISHED)
     if search.on == "test":
         return (_number(draw, metric_rows.headline(summary["last"]["mean"]), "test"),)
     values = summary.get("best_by_validation", {}).get("mean", {})
@@ -222,10 +222,7 @@ def _number(draw, value, kind):
 
 def spent(contender: Contender, out: Path, search: Search) -> dict:
     """The cost of a search for sweep.json: the number of draws, their rounds and seconds."""
-    summaries = [
-        files.read_json(out / draw.name / "summary.json", files.SUMMARY) or {}
-        for draw in contender.draws
-    ]
+    summaries = [found(out / draw.name)[1] for draw in contender.draws]
     return {
         "by": str(search),
         "on": search.on,

@@ -152,15 +152,10 @@ def _held(path, wait=0.0):
         if error.errno not in NO_LOCKS:
             raise
         _warn_no_locks(path.parent)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-        return
     try:
         yield
     finally:
-        if lock.lock_counter == 1:
+        if lock.lock_counter <= 1:
             path.unlink(missing_ok=True)  # while it is held: filelock reopens a removed file
         lock.release()
 
