@@ -7,6 +7,9 @@ With FEDJAX_LAB_TEST_DEVICE=1 the tests run on the device that JAX finds, and pr
 as in a run. Matrix products then have the highest precision, because formulas are compared with
 NumPy's. Tests that need more devices are skipped. Processes that tests start use the CPU, because
 many devices serve only one process.
+
+With FEDJAX_LAB_TEST_PROGRAMS=FOLDER compiled programs are kept in this folder, so that other tiers
+need not compile them again. Processes that tests start do not use it.
 """
 
 import os
@@ -56,6 +59,9 @@ if ON_DEVICE:
 else:
     jax.config.update("jax_num_cpu_devices", 8)
     jax.config.update("jax_disable_most_optimizations", True)
+if programs := os.environ.get("FEDJAX_LAB_TEST_PROGRAMS"):
+    jax.config.update("jax_compilation_cache_dir", programs)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
 # The tier `smoke`: fast tests of these files and folders, which together use every part of the
@@ -73,14 +79,26 @@ SMOKE = """
 """.split()
 
 
+def is_smoke(path):
+    return path.relative_to(Path(__file__).parent).as_posix().startswith(tuple(SMOKE))
+
+
+def pytest_ignore_collect(collection_path, config):
+    """The tier `smoke` imports only its own files."""
+    if (
+        config.option.markexpr == "smoke"
+        and collection_path.suffix
+        and not is_smoke(collection_path)
+    ):
+        return True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Marks the tests of the tiers `smoke` and `extras`."""
-    here = Path(__file__).parent
     for item in items:
-        place = item.path.relative_to(here).as_posix()
         others = {mark.name for mark in item.iter_markers()} & {"slow", "compilers", "exhaustive"}
-        if place.startswith(tuple(SMOKE)) and not others:
+        if is_smoke(item.path) and not others:
             item.add_marker("smoke")
         if optional.needs_more(item.path) and not others:
             item.add_marker("extras")
