@@ -1,8 +1,9 @@
 """Every method, transform and model compiles for TPU chips and for a GPU; models fit in memory.
 
-In CI, methods of each kind take turns with the devices, and all transforms are compiled: some are
-carried by a method here, and test_transforms.py has the others. One network of each class is
-compiled; test_workload_tpu.py has a convolutional network and a vision transformer for TPU chips.
+In CI, methods of each kind take turns with the devices, and transforms that compute in different
+ways are compiled: some are carried by a method here, and test_transforms.py has others. One network
+of each class is compiled; test_workload_tpu.py has a convolutional network and a vision transformer
+for TPU chips.
 """
 
 import absent
@@ -36,11 +37,13 @@ CARRIED = {
 }
 # With stages, validation rows, several models, one client at a time, and scores of its own.
 KINDS = ("fedconcat", "fedfomo", "ifca", "hfedf", "knn_per")
+# Noise of an adapted size, factors of updates, rounded messages, and clipping of each example.
+CARRYING = ("fedavgm", "feddyn", "fedexp", "fedprox")
 BOTH = ("fedavg", "fediir")  # a plain one, and several exchanges
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), absent.in_turn(sorted(registry.METHODS), [*CARRIED, *KINDS], BOTH)
+    ("kind", "name"), absent.in_turn(sorted(registry.METHODS), [*CARRYING, *KINDS], BOTH)
 )
 def test_every_method_compiles(tmp_path, small_network, kind, name):
     sections = {"local": {"batch_size": 8}}
