@@ -222,7 +222,7 @@ def test_uploads_follow_an_order_in_which_a_run_can_always_be_resumed(store, mon
         assert store().keys() == whole  # torn checkpoints and the mark are removed
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_more_seeds_of_a_run_in_the_cloud_are_a_run_beside_it(folder, store, capsys):
     assert run(folder) == 0
     for seeds in ("0,1", "0,1", "0-2"):  # the second time there is nothing to do

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toys
 from naive import KEYS
-from slow_cases import in_ci, slow_but
+from slow_cases import exhaustive_but, in_ci
 
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.engine import parallel
@@ -200,7 +200,7 @@ def without_the_lost(method, plan, t):
     return method._replace(sample=sample), np.asarray(ids)[~arriving]
 
 
-@pytest.mark.parametrize("name", slow_but(["fedper"], ["fedper", "fediir"]))
+@pytest.mark.parametrize("name", exhaustive_but(["fediir"], ["fedper", "fediir"]))
 def test_a_round_equals_one_of_the_clients_whose_uploads_arrive(name):
     """Also with several exchanges or one by one; the others train and keep private states."""
     method = toys.make(name)
@@ -218,8 +218,7 @@ def test_a_round_equals_one_of_the_clients_whose_uploads_arrive(name):
     assert sums.arrived is None and float(sums.steps) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedopt", "pfedhn"])
+@pytest.mark.parametrize("name", exhaustive_but(["pfedhn"], ["fedopt", "pfedhn"]))
 def test_the_server_is_unchanged_if_all_uploads_are_lost(name):
     method, plan = toys.make(name), toys.PLAN._replace(dropout=1 - 1e-6)
     state, sums = toys.player(method, plan=plan)(KEYS, 0, 2)

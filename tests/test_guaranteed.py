@@ -102,7 +102,7 @@ def test_a_resumed_private_run_with_more_rounds_equals_an_uninterrupted_one(
         assert [int(state.server.extra.releases) for state in grown.states] == [6]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_privacy_without_clip_and_noise_equals_the_plain_method_exactly(toy, tmp_path):
     settings = {"noise": 0.0, "epsilon": "inf", "clip": "inf", "sampling": "fixed"}
     private = play(toy, tmp_path / "private", name="central", **settings)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from slow_cases import slow_but
+from slow_cases import in_ci
 
 from fedjax_lab.engine import parallel
 
@@ -59,7 +59,7 @@ def strategies():
     }
 
 
-@pytest.mark.parametrize("m", slow_but([5], [1, 4, 5, 8]))
+@pytest.mark.parametrize("m", in_ci([5], [1, 4, 5, 8]))
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_strategies_give_the_results_of_vmap(name, m):
     inner = strategies()[name]

@@ -15,6 +15,7 @@ import toys
 from commands import call, comparable, contents, refusal
 from inputs import complaint
 from processes_beside import another_process
+from slow_cases import exhaustive_but
 
 import fedjax_lab
 from fedjax_lab.commands import sweep
@@ -214,8 +215,9 @@ def test_a_folder_of_a_run_killed_before_it_began_can_be_used(run):
     assert (run / "run/thesis.tmp").exists()  # not a file of the run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["learning_curve.png", "summary.json"])
+@pytest.mark.parametrize(
+    "file", exhaustive_but(["summary.json"], ["learning_curve.png", "summary.json"])
+)
 def test_a_kill_while_the_last_files_are_written_leaves_an_unfinished_run(
     file, run, monkeypatch, capsys
 ):

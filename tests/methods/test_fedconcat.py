@@ -50,7 +50,7 @@ def whole(data):
     return runner.run(build(data, seeds=(0, 1), way="vectorized", **HYPER), quiet=True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fedconcat_with_one_cluster_is_fedavg(data):
     """Stage 2 is FedAvg; with its encoder, the first Phi predicts like FedAvg's model."""
     hyper = {"num_clusters": 1, "encoder_rounds": 3, "classifier_rounds": 1}

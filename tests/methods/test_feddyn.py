@@ -37,7 +37,7 @@ def feddyn_as_in_the_authors_code(method, count, alpha, clip, w, decay=1.0):
 
 
 @pytest.mark.parametrize(
-    ("clip", "decay"), [(0.4, 0.7), pytest.param(0.4, 1.0, marks=pytest.mark.slow)]
+    ("clip", "decay"), [(0.4, 0.7), pytest.param(0.4, 1.0, marks=pytest.mark.exhaustive)]
 )
 def test_feddyn_has_the_iterates_of_the_authors_code(clip, decay):
     """The two forms agree after 50 rounds, or after 5 whose learning rates decay."""

@@ -83,7 +83,7 @@ def test_new_clients_have_the_scores_of_the_plain_method(method, folder, tmp_pat
     assert isinstance(made.states[0].private, private_state.Beside)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_is_loaded_without_residuals_and_exported(whole, tmp_path):
     state = whole.states[whole.index(3)]
     expected = tree.join(state.server, tree.take(state.private.private, 1))
