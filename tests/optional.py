@@ -31,13 +31,19 @@ SETUP = Path(__file__).parents[1] / "setup.cfg"
 
 
 @functools.cache
-def needs_more(file):
-    """Whether a test file imports a package that the extra `test` does not install."""
+def not_of_test():
+    """The packages that the extra `test` does not install."""
     setup = configparser.ConfigParser()
     setup.read(SETUP)
     tested = re.search(r"fedjax_lab\[(.*)\]", setup["options.extras_require"]["test"])[1].split(",")
-    others = [package for package, extra in EXTRAS.items() if extra not in tested]
-    return re.search(rf'optional\.module\("({"|".join(others)})', file.read_text()) is not None
+    return [package for package, extra in EXTRAS.items() if extra not in tested]
+
+
+@functools.cache
+def needs_more(file):
+    """Whether a test file imports a package that the extra `test` does not install."""
+    others = "|".join(not_of_test())
+    return re.search(rf'optional\.module\("({others})', file.read_text()) is not None
 
 
 def module(name):

@@ -7,6 +7,7 @@ from pathlib import Path
 import optional
 import pytest
 import xla_flags
+from slow_cases import exhaustive_but
 
 
 def test_only_flags_that_jaxlib_knows_are_used():
@@ -21,9 +22,13 @@ def test_a_test_without_its_package_is_skipped_with_the_name_of_the_extra(monkey
     assert error.value.allow_module_level
 
 
-@pytest.mark.slow
-def test_all_tests_are_collected_without_any_package_of_an_extra():
-    packages = [*optional.EXTRAS, *optional.WITHOUT_EXTRA]
+OTHERS = [*optional.not_of_test(), *optional.WITHOUT_EXTRA]
+OF_TEST = [package for package in optional.EXTRAS if package not in OTHERS]
+
+
+@pytest.mark.parametrize("packages", exhaustive_but([OF_TEST], [OF_TEST, OTHERS]), ids=len)
+def test_all_tests_are_collected_without_any_package_of_an_extra(packages):
+    """README's tests run without the others."""
     program = Path(__file__).with_name("collect_without.py")
     child = subprocess.run([sys.executable, program, *packages], capture_output=True, text=True)
     assert child.returncode == 0, child.stdout + child.stderr
