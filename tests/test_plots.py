@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-import toys
 from children import run
-from commands import call
 from PIL import Image
 
 from fedjax_lab.running import plots
@@ -71,17 +69,3 @@ def test_an_unknown_backend_of_matplotlib_is_ignored(backend):
     done = run(code, MPLBACKEND=backend)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == str(backend == "svg")
-
-
-@pytest.mark.slow
-def test_a_run_without_a_picture_has_all_other_results(tmp_path, monkeypatch, capsys):
-    def broken(*_):
-        raise RuntimeError("no fonts")
-
-    monkeypatch.setattr(plots, "learning_curve", broken)
-    toy = toys.write_config(tmp_path, run={"rounds": 1, "eval_every": 1, "cohort": 3})
-    assert call(f"--config={toy}", f"--workdir={tmp_path / 'run'}") == 0
-    assert (tmp_path / "run/summary.json").exists()
-    out, err = capsys.readouterr()
-    assert err == "warning: the learning curve is not drawn, because of RuntimeError: no fonts\n"
-    assert "curve:" not in out

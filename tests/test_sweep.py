@@ -14,6 +14,7 @@ import toys
 from children import ROOT, finish, start
 from commands import comparable
 from inputs import complaint
+from shared_programs import shared_programs  # noqa: F401
 
 from fedjax_lab.commands import report, sweep
 from fedjax_lab.commands.sweep import Outcome, Shared
@@ -233,7 +234,7 @@ def test_each_cell_is_a_run_with_its_files_and_is_not_run_again(swept, toy, caps
     assert row.split() == ["fedprox", "0.1", f"{mean:.2f}", "+-", f"{std:.2f}"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_more_seeds_of_a_cell_are_a_run_beside_it(toy, tmp_path, capsys):
     """Tables and reports show both as one row; the plan has both."""
     arguments = [f"--config={toy}", f"--out={tmp_path}", "--methods=fedavg"]
