@@ -16,7 +16,7 @@ import toys
 from inputs import complaint
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from slow_cases import exhaustive_but
+from slow_cases import exhaustive_but, in_ci
 
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
@@ -110,7 +110,7 @@ DAMAGES = {  # {name: (function of the folder, damaged checkpoint, the one that 
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", in_ci(["cut", "copied"], DAMAGES))
 def test_the_checkpoint_before_a_damaged_one_is_used(damage, folder, capsys):
     function, damaged, used = DAMAGES[damage]
     function(folder)
@@ -251,7 +251,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("there", PLACES)
+@pytest.mark.parametrize("there", in_ci(["three", "host"], PLACES))
 def test_a_checkpoint_is_restored_to_other_devices_or_the_host(by_devices, there):
     like = PLACES[there]()
     restored = restore(by_devices, like)
@@ -291,7 +291,7 @@ def test_arrays_of_another_run_are_rejected(tmp_path):
             restore(tmp_path, spread(8) | change)
 
 
-@pytest.mark.parametrize("devices", [8, 1])
+@pytest.mark.parametrize("devices", in_ci([8], [8, 1]))
 def test_a_state_may_be_donated_while_it_is_being_saved(devices, tmp_path):
     """The next rounds reuse the memory of the state while it is still being written."""
     state = {name: a for name, a in spread(devices, wide=50_000).items() if name != "keys"}

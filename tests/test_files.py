@@ -30,7 +30,7 @@ from fedjax_lab.running.storage import files, metric_rows
 from fedjax_lab.sweeping import sweep_folder
 
 RUNS = ("fedavg", "fedprox,mu=0.1")
-quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 
 
 def evaluation(seed, after):

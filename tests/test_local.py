@@ -132,8 +132,8 @@ def brighter(key, x):
 @pytest.mark.parametrize(
     "changes, options",
     [
-        ({}, {}),
-        ({"batch_size": 64}, {}),
+        pytest.param({}, {}, marks=pytest.mark.exhaustive),
+        pytest.param({"batch_size": 64}, {}, marks=pytest.mark.exhaustive),
         ({"equal_steps": True}, {}),
         ({"augment": brighter}, {}),
         ({}, {"steps": 2}),

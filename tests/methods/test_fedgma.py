@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from slow_cases import in_ci
 
 from fedjax_lab import tree
 from fedjax_lab.types import Weights
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
-@pytest.mark.parametrize("tau", [0.3, 1.0])
+@pytest.mark.parametrize("tau", in_ci([0.3], [0.3, 1.0]))
 @pytest.mark.parametrize("mode", ["masked_average", "average_plus_masked_step"])
 def test_fedgma_against_numpy(weights, tau, mode):
     """Running statistics are averaged by size, without mask and learning rate of the server."""

@@ -196,6 +196,7 @@ def pair(inputs, gradient):
     return {"kernel": inputs.T @ gradient, "bias": gradient.sum(0)}
 
 
+@pytest.mark.exhaustive
 def test_fedpick_without_selection_is_fedbn():
     fedbn = toys.player(toys.make("fedbn", TASK), plan=toys.PLAN._replace(cohort=toys.C))
     toys.same(player(mask="none")(KEYS, 0, 3)[0], fedbn(KEYS, 0, 3)[0])

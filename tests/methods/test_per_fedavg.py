@@ -10,7 +10,7 @@ import pytest
 import toys
 from naive import KEYS
 from rounds import one_client, rounds
-from slow_cases import exhaustive_but
+from slow_cases import exhaustive_but, in_ci
 
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.errors import BadInput
@@ -85,7 +85,7 @@ def test_the_step_before_scoring_normalizes_by_the_batches_of_the_client():
 CONVOLUTIONAL = make_task(nets.digit_cnn(toys.K), (28, 28, 3), toys.K)
 
 
-@pytest.mark.parametrize("hessian", ["first_order", "hessian_free"])
+@pytest.mark.parametrize("hessian", in_ci(["hessian_free"], ["first_order", "hessian_free"]))
 def test_models_without_second_derivatives_can_be_trained(hessian):
     """The convolutions and batch normalization of this model have first derivatives only."""
     method = toys.make("per_fedavg", CONVOLUTIONAL, hessian=hessian)

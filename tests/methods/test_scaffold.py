@@ -12,6 +12,7 @@ from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Weights
 
 
+@pytest.mark.exhaustive
 def test_the_first_round_of_scaffold_is_that_of_fedavg():
     """All control variates are zero then. With the mean by size it is equal bit for bit."""
     one, _ = toys.player(toys.make("scaffold", weights="size"))(KEYS, 0, 1)

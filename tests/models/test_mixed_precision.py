@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from slow_cases import in_ci
 
 from fedjax_lab import losses, tree
 from fedjax_lab.experiment.registry import NAMED, look_up
@@ -69,7 +70,7 @@ def test_a_step_in_bfloat16_is_close_to_float32(name):
     check(NETS[name], 0.15)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", in_ci(["cnn", "lstm", "vit"], NETS))
 def test_all_products_of_small_networks_are_in_bfloat16(name):
     check_products(NETS[name])
 

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
-from slow_cases import slow_but
+from slow_cases import in_ci
 
 from fedjax_lab import tree
 from fedjax_lab.experiment import registry
@@ -60,11 +60,13 @@ FEATURES = {  # published numbers of features
 
 
 DEEP = ("mobilenet_v2", "resnet50")
-SHALLOW = [case for case in SIZES if getattr(case[0], "name", None) not in DEEP]
+SHALLOW = {net.name: (net, *of) for net, *of in SIZES if net.name not in DEEP}  # one of each name
 
 
 @pytest.mark.parametrize(
-    ("net", "shape", "count"), slow_but(SHALLOW, SIZES), ids=lambda v: getattr(v, "name", None)
+    ("net", "shape", "count"),
+    in_ci(SHALLOW.values(), SIZES),
+    ids=lambda v: getattr(v, "name", None),
 )
 def test_published_sizes(net, shape, count):
     """In 64-bit mode, where a layer with float64 weights would make all later layers slow."""
