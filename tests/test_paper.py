@@ -1,5 +1,6 @@
 """Published tables: the runs of their cells, and measured next to published numbers."""
 
+import functools
 import json
 import re
 import shlex
@@ -25,10 +26,10 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 REQUEST = paper.Request(CONFIGS)
 
 
-@pytest.fixture(scope="module")
-def plans():
-    """{(paper, table): cells} of all tables."""
-    return {key: paper.plan(rows, REQUEST) for key, rows in published.tables().items()}
+@functools.cache
+def cells_of(name, table):
+    """The cells of a table of a paper."""
+    return paper.plan(published.tables()[name, table], REQUEST)
 
 
 def find(cells, name):
@@ -40,8 +41,9 @@ def find(cells, name):
 
 
 @pytest.mark.slow
-def test_every_published_row_has_runs_or_a_reason_why_not(plans):
+def test_every_published_row_has_runs_or_a_reason_why_not():
     """Runs with the same name are the same run."""
+    plans = {key: cells_of(*key) for key in published.tables()}
     assert sum(map(len, plans.values())) == len(published.results()) == 2107
     for cells in plans.values():
         assert len({cell.name for cell in cells}) == len(cells)
@@ -83,12 +85,12 @@ COSTS = [  # examples that the run of a cell trains on
 
 
 @pytest.mark.slow
-def test_runs_of_a_cell_have_the_settings_and_the_cost_of_the_paper(plans):
+def test_runs_of_a_cell_have_the_settings_and_the_cost_of_the_paper():
     for table, name, expected in SETTINGS:
-        (run,) = find(plans[tuple(table.split())], name).runs
+        (run,) = find(cells_of(*table.split()), name).runs
         assert {key: value_at(run.cell.config, key) for key in expected} == expected, name
     for table, name, cost in COSTS:
-        run = find(plans[tuple(table.split())], name).runs[0]
+        run = find(cells_of(*table.split()), name).runs[0]
         assert requirements.cost(run.cell.config) == cost, name
     name = "fmnist/partition=Dir(0.5)/fedavg"
     rows = {published.cell_name(row): row for row in published.find("fedconcat", "Table 1")}
@@ -98,18 +100,18 @@ def test_runs_of_a_cell_have_the_settings_and_the_cost_of_the_paper(plans):
     assert published.find("fedpick", "tableii")[0].table == "II"
 
 
-def test_a_mean_over_target_domains_has_a_run_for_each_of_them(plans):
-    cell = find(plans["hfedf", "3"], "d=2/fedsr/ood:avg")
+def test_a_mean_over_target_domains_has_a_run_for_each_of_them():
+    cell = find(cells_of("hfedf", "3"), "d=2/fedsr/ood:avg")
     unseen = [run.cell.config.data.unseen for run in cell.runs]
     assert unseen == ["Art", "Clipart", "Product", "Real World"]
-    assert find(plans["hfedf", "3"], "d=2/fedsr/id:avg").runs == cell.runs
+    assert find(cells_of("hfedf", "3"), "d=2/fedsr/id:avg").runs == cell.runs
 
 
 # Choosing cells.
 
 
-def test_cells_are_chosen_by_full_or_partial_names(plans):
-    cells = plans["fedconcat", "1"]
+def test_cells_are_chosen_by_full_or_partial_names():
+    cells = cells_of("fedconcat", "1")
 
     def names(*patterns):
         return [cell.name for cell in paper.choose(cells, patterns)]
