@@ -41,7 +41,7 @@ def played(how="one seed at a time"):
         "several devices": lambda: {"strategy": divided()},
         "on the host": lambda: {"host": Host(on_disk=False, stream=True)},
     }[how]()
-    return wrapped.played(all_kinds(toys.make("scaffold")), PLAN, **options)
+    return wrapped.played(all_kinds(toys.make("fedavg")), PLAN, **options)
 
 
 @pytest.mark.parametrize(
