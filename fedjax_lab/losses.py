@@ -1,11 +1,16 @@
-"""Losses of one padded batch. Each is a mean over the examples that are not padding."""
+"""Losses of one padded batch. Each is a mean over the examples that are not padding.
+
+`Task.loss` is the loss of the run's task; methods whose formulas are about classes use
+`cross_entropy`.
+"""
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab.types import Array, Batch, Output, Task, Weights
+from fedjax_lab.types import Array, Batch, Objective, Output, Task, Weights, needs_classes
 
 # (weights, batch, key) -> (value, out). Training continues with the running statistics `out.stats`:
 # out is the Output of the forward pass, or weights that hold the new statistics.
@@ -19,8 +24,43 @@ def masked_mean(values: Array, mask: Array) -> Array:
 
 
 def cross_entropy(logits: Array, batch: Batch) -> Array:
-    """Mean cross-entropy logsumexp(o) - o_y over the examples of a batch; logits o [B, K]."""
+    """Mean cross-entropy logsumexp(o) - o_y over the examples of a batch; logits o [B, K].
+
+    Raises BadInput if the labels are not one class of each example.
+    """
+    if batch.y.ndim != 1 or logits.ndim != 2 or not jnp.issubdtype(batch.y.dtype, jnp.integer):
+        raise needs_classes(f"these have labels of {batch.y.dtype}{list(batch.y.shape[1:])}")
     return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), batch.mask)
+
+
+def classification(num_classes: int) -> Objective:
+    """The objective of a classifier: the cross-entropy of one class of each example."""
+    return Objective(
+        name="classification",
+        outputs=(num_classes,),
+        label=jax.ShapeDtypeStruct((), jnp.int32),
+        losses=optax.softmax_cross_entropy_with_integer_labels,
+        correct=lambda logits, y: jnp.argmax(logits, -1) == y,
+        has_classes=True,
+    )
+
+
+def as_objective(given: Objective | int) -> Objective:
+    """The objective, or that of a classification for a number of classes."""
+    return classification(given) if isinstance(given, int) else given
+
+
+def check_classes(task: Task) -> None:
+    """Raises BadInput unless each example of the task has one class."""
+    if not task.objective.has_classes:
+        raise needs_classes(f"task {task.objective.name} has none")
+
+
+def pooled(features: Array) -> Array:
+    """Features [B, ..., D] -> their means over the positions of each example [B, D]."""
+    if features.ndim == 2:
+        return features
+    return jnp.mean(features.reshape(len(features), -1, features.shape[-1]), 1)
 
 
 def unit(rows: Array) -> Array:
@@ -34,13 +74,13 @@ def cosine(a: Array, b: Array) -> Array:
 
 
 def risk(task: Task) -> Loss:
-    """The empirical risk F_i, the mean cross-entropy, as a loss (w, batch, key) -> (value, out).
+    """The empirical risk F_i, the mean of `Task.loss`, as a loss (w, batch, key) -> (value, out).
 
     With a key the model runs in training mode, without one in evaluation mode.
     """
 
     def value(w, batch, key=None):
         out = task.apply(w, batch.x, key, batch.mask)
-        return cross_entropy(out.logits, batch), out
+        return task.loss(out.logits, batch), out
 
     return value

@@ -1,6 +1,8 @@
 """The data types of the simulator.
 
-Shapes: B examples of a batch, K classes, C clients, M sampled clients, R rows of the pool.
+Shapes: B examples of a batch, K classes, C clients, M sampled clients, R rows of the pool. Shapes
+with K are those of a classification; in other tasks an example has the outputs [...] and the label
+[...] of `Objective`.
 """
 
 from collections.abc import Callable
@@ -10,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from fedjax_lab.errors import BadInput
 
 Array = jax.Array
 PyTree = Any
@@ -25,8 +29,8 @@ class Weights(NamedTuple):
 class Output(NamedTuple):
     """The result of a forward pass."""
 
-    logits: Array  # [B, K]
-    features: Array  # [B, D], the input of the head
+    logits: Array  # [B, K]; [B, *outputs] of the `Objective`
+    features: Array  # [B, D], the input of the head; [B, T, D] of each token, and so on
     stats: PyTree  # running statistics after the pass
     extra: PyTree = ()  # additional outputs of a wrapped task, for the method's loss
 
@@ -35,17 +39,44 @@ class Batch(NamedTuple):
     """A batch of examples, with a mask for padding."""
 
     x: Array  # [B, ...] float32
-    y: Array  # [B] int32
+    y: Array  # [B] int32; [B, *label] of the `Objective`
     mask: Array  # [B] float32, 0 where padded
     references: PyTree = ()  # [B, ...] results of the argument `references` of `Work.train`
 
 
+class Objective(NamedTuple):
+    """What a model learns: how its outputs are compared with the labels of its examples.
+
+    An example has one label that counts, or several, such as its tokens or pixels. Losses are sums
+    over the labels of an example, and means over all labels of a batch.
+    """
+
+    name: str  # as in config.task.name
+    outputs: tuple[int, ...]  # shape of the outputs of an example: (K,), or (T, K) for T tokens
+    label: jax.ShapeDtypeStruct  # shape and type of the label of an example
+    losses: Callable[[Array, Array], Array]
+    # (logits [B, *outputs], y [B, *label]) -> sum of the losses of each example [B]
+    correct: Callable[[Array, Array], Array] | None = None
+    # (logits, y) -> number of labels of each example that are predicted [B]; None: no accuracy
+    num_labels: Callable[[Array], Array] | None = None
+    # y -> number of labels of each example that count [B]; None: one
+    predict: Callable[[Array], Array] | None = None  # logits -> predictions; None: the logits
+    metrics: tuple[Any, ...] = ()  # `metrics.Metric`s that every evaluation measures
+    optional: tuple[str, ...] = ()  # names of other metrics that can be measured
+    has_classes: bool = False  # an example has one label, which is one of K classes
+
+    @property
+    def num_classes(self) -> int:
+        """K, or 0 if examples do not have one class each."""
+        return self.outputs[-1] if self.has_classes else 0
+
+
 class Task(NamedTuple):
-    """The model that a method trains, as two pure functions."""
+    """The model that a method trains, as pure functions, and what it learns."""
 
     init: Callable[[Array], Weights]
     apply: Callable[..., Output]  # (weights, x, key=None, mask=None); with a key in training mode
-    num_classes: int
+    objective: Objective
     layers: tuple[str, ...]  # paths of all layers with weights, in the order of the forward pass
     batch_norms: tuple[str, ...]  # paths of the BatchNorm layers
     dense: tuple[str, ...]  # paths of the Dense layers; the last one is the head
@@ -59,6 +90,47 @@ class Task(NamedTuple):
     lowest: Array | float = 0.0  # lower bound of inputs, [] or [channels]
     highest: Array | float = 1.0  # upper bound of inputs, [] or [channels]
 
+    @property
+    def num_classes(self) -> int:
+        """K. Raises BadInput if the examples are not divided into classes."""
+        if not self.objective.has_classes:
+            raise needs_classes(f"task {self.objective.name} has none")
+        return self.objective.outputs[-1]
+
+    def loss(self, logits: Array, batch: Batch) -> Array:
+        """The mean loss [] over the labels of a batch that count; logits [B, *outputs]."""
+        objective, mask = self.objective, batch.mask
+        labels = mask if objective.num_labels is None else mask * objective.num_labels(batch.y)
+        total = jnp.sum(objective.losses(logits, batch.y) * mask)
+        return total / jnp.maximum(jnp.sum(labels), 1.0)
+
+
+class NeedsClasses(BadInput):
+    """The formulas of a method or transform need one class per example."""
+
+
+def needs_classes(reason: str) -> NeedsClasses:
+    """The error if there are no classes; reason: what there is instead."""
+    return NeedsClasses(
+        f"its formulas need one class per example, and {reason}; choose another, such as method"
+        " fedavg, or --config.task.name=classification"
+    )
+
+
+@jax.tree_util.register_static
+class NoCounts:
+    """Replaces the numbers of examples of each class where examples have no class.
+
+    Any use raises BadInput.
+    """
+
+    def _refuse(self, *_, **__):
+        raise needs_classes("these have none")
+
+    __array__ = __jax_array__ = __len__ = __iter__ = __getitem__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __gt__ = __ge__ = __lt__ = __le__ = _refuse
+
 
 class Client(NamedTuple):
     """One client. With a leading axis on each leaf: a cohort [M] or the population [C]."""
@@ -66,7 +138,7 @@ class Client(NamedTuple):
     id: Array  # [] int32
     n: Array  # [] float32, number of training examples
     weight: Array  # [] weight in the server's mean; sums to 1 over a cohort
-    label_count: Array  # [K] float32, number of training examples of each class
+    label_count: Any  # [K] float32, number of training examples of each class; or `NoCounts`
     private: PyTree  # state that the client keeps between rounds
     num_clients: Array  # [] float32, C: the size of the whole population, not of the cohort
     mean_n: Array  # [] float32, n averaged over the whole population
@@ -307,7 +379,7 @@ class Federation(NamedTuple):
     """
 
     x: Array  # [R, D]: flat examples in the dataset's type, uint8 for images
-    y: Array  # [R] int32
+    y: Array  # [R, *label] of the `Objective`: for classes [R] int32
     domain: Array  # [R] int32
     center: Array  # the input of the model is (x - center) * scale
     scale: Array
@@ -338,6 +410,7 @@ class Plan(NamedTuple):
     batch_size: int
     epochs: int
     optimizer: Any  # optax.GradientTransformation, used unless a method passes its own
+    objective: Objective  # of the run's task: how models are scored
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: no limit
     dropout: float = 0.0  # probability that a client's uploads of a round are lost
     straggler: float = 0.0  # probability that a client makes only some of its passes in a round

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 # Imports run from the right to the left; modules and folders of one level may import each other.
 ORDER = (
     "types errors < tree losses optim sampling ranges streams wire < data models"
-    " < methods transforms simulation < engine < configs experiment < running"
+    " < methods transforms simulation tasks < engine < configs experiment < running"
     " < sweeping analysis testing < commands < main __main__"
 )
 LEVELS = {name: i for i, level in enumerate(ORDER.split("<")) for name in level.split()}

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.analysis.runs import HEADLINES, Block, Row, measured, measures, picked
+from fedjax_lab.analysis.runs import Block, Row, measured, measures, picked
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.running.storage import metric_rows
+from fedjax_lab.simulation.units import HEADLINES
 
 EXACT_PAIRS = 12  # up to this many pairs, all signs of the differences are enumerated
 

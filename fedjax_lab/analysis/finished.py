@@ -69,7 +69,7 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
     run = loading.load(workdir)
     i = run.index(seed)
     federation = run.experiment.simulation.federations[i]
-    population = simulate.population(federation, run.experiment.task.num_classes)
+    population = simulate.population(federation, run.experiment.task.objective.num_classes)
     federation, population = jax.tree.map(jnp.asarray, (federation, population))
     state = run.states[i]
     return Finished(

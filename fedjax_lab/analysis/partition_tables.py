@@ -53,10 +53,10 @@ def held_by(federation: Federation, dataset: Dataset) -> Held:
         return np.concatenate(each)
 
     return Held(
-        classes=counted(federation.y, len(dataset.classes)),
+        classes=counted(dataset.strata, len(dataset.stratum_names)),
         domains=counted(federation.domain, len(dataset.domains))[:, : len(domains)],
         num_new=0 if federation.new_train is None else len(federation.new_train),
-        class_names=[partition.printable(name) for name in dataset.classes],
+        class_names=[partition.printable(name) for name in dataset.stratum_names],
         domain_names=[partition.printable(name) for name in domains],
         tests=0 if federation.global_test is None else len(federation.global_test),
         tests_of_nobody=_tests_of_nobody(federation),

@@ -19,11 +19,18 @@ from fedjax_lab.errors import BadInput, shown
 from fedjax_lab.experiment.keys import DEFAULTS
 from fedjax_lab.running import siblings
 from fedjax_lab.running.storage import cloud, files, metric_rows, provenance
-from fedjax_lab.simulation.units import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, metric_of
+from fedjax_lab.simulation.units import (
+    HEADLINE_METRICS,
+    HEADLINES,
+    LOWER_IS_BETTER,
+    OF_NEW,
+    PER_CLIENT,
+    TESTED,
+    measure_of,
+    metric_of,
+)
 
-_TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
-HEADLINES = (*_TESTED, "id")  # a run's headline measure is the first of these that it has
-_ACCURACY = ("accuracy", "domains", *HEADLINES[1:], *OF_NEW)  # keys of an evaluation
+_ACCURACY = ("accuracy", "domains", "global", "ood", "id", *OF_NEW)  # keys of an evaluation
 _FREE = {"data.normalize", "data.augment"}  # data settings that do not change the federation
 _SKEW = {"partition.alpha", "partition.classes", "partition.domains"}
 AXES = {  # the labels of the x axes of curves, by the names in `curve`
@@ -386,14 +393,12 @@ def measures(evaluation: dict) -> dict[str, float]:
 
 
 def headlines(measured: Iterable[str]) -> dict[str, str]:
-    """The headline measure of each metric: the first that exists in the order of HEADLINES."""
+    """The headline measure of each metric: the first form that exists, of TESTED and "id"."""
     names = dict.fromkeys(measured)
     chosen: dict[str, str] = {}
     for metric in dict.fromkeys(map(metric_of, names)):
-        mean, *others = HEADLINES
-        if metric != "accuracy":
-            mean, *others = f"{metric}.mean", *(f"{form}_{metric}" for form in others)
-        headline = next((form for form in (mean, *others) if form in names), None)
+        forms = (measure_of(metric, form) for form in (*TESTED, "id"))
+        headline = next((form for form in forms if form in names), None)
         chosen |= {metric: headline} if headline else {}
     return chosen
 
@@ -409,7 +414,8 @@ def peeks(way: str, measured: Iterable[str]) -> bool:
 
     max_over_rounds uses the first of HEADLINES that exists: without a test set, `id`.
     """
-    return way.startswith("max") and not set(_TESTED).isdisjoint(measured)
+    first = next((measure for measure in HEADLINES if measure in set(measured)), "id")
+    return way.startswith("max") and first not in {measure_of(m, "id") for m in HEADLINE_METRICS}
 
 
 def picked(row: Row, way: str) -> dict[int, dict]:

@@ -63,8 +63,10 @@ def subtitle(sections: Sequence[Section], choice: Choice) -> str:
     """A line that explains the numbers of the tables."""
     entries = [entry for section in sections for entry in section.entries]
     what = "" if metric_of(choice.measure) == "accuracy" else f", {choice.measure}"
+    unit = "accuracies in percent" * is_percent(choice.measure)
+    what = what if unit else what.removeprefix(", ")
     return (
-        f"accuracies in percent{what}{chosen_how(entries, choice)}; {deviation(choice)}"
+        f"{unit}{what}{chosen_how(entries, choice)}; {deviation(choice)}"
         f" (ddof {choice.ddof}) over n seeds; 95 % intervals by Student's t"
     )
 

@@ -61,9 +61,11 @@ def closing_table(summary: dict) -> str:
     round. summary: the content of summary.json.
     """
     ways = [way for way in tables.WAYS if way in summary]
-    lines = [_line("accuracy, %", [tables.WAYS[way] for way in ways])]
-    lines.append("-" * len(lines[0]))
     chosen = {way: _flat(summary[way]) for way in ways}
+    first = runs.headlines(chosen["last"][0])
+    header = "accuracy, %" if "accuracy" in first else "measure"
+    lines = [_line(header, [tables.WAYS[way] for way in ways])]
+    lines.append("-" * len(lines[0]))
     for name, label in _measures(chosen["last"][0]):
         each = [(mean.get(name), std.get(name)) for mean, std in chosen.values()]
         cells = [formats.mean_std(*pair, tables.digits(name)) for pair in each]

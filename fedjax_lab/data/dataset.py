@@ -20,10 +20,10 @@ class Dataset(NamedTuple):
     """
 
     x: Any  # [R, H, W, channels] uint8, or [R, ...] of another of TYPES
-    y: np.ndarray  # [R] int32, 0 .. len(classes) - 1
+    y: np.ndarray  # [R] int32, 0 .. len(classes) - 1; in tasks without classes [R, ...] numbers
     domain: np.ndarray  # [R] int32, 0 .. len(domains) - 1
     test: np.ndarray  # [R] bool
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # () if the labels are numbers that are not classes
     domains: tuple[str, ...]
     files: tuple[str, ...] = ()  # path of the original image of each row; () if there are none
     client: np.ndarray | None = None  # [R] int32, natural user of each example; None: unknown
@@ -32,7 +32,23 @@ class Dataset(NamedTuple):
     citation: str = ""  # as text
     origin: np.ndarray | None = None  # [R] int32, the text or image that the example is from
     test_is_drawn: bool = False  # whether the source itself drew the test set at random
+    remarks: tuple[str, ...] = ()  # lines on what the source did with the values, for the user
     overlap: int = 0  # how many examples before and after it share content with an example
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each example has one class."""
+        return bool(self.classes) and np.ndim(self.y) == 1 and self.y.dtype.kind in "iu"
+
+    @property
+    def strata(self) -> np.ndarray:
+        """The class of each example [R], or 0 if each example does not have one class."""
+        return np.asarray(self.y) if self.has_classes else np.zeros(len(self.y), np.int32)
+
+    @property
+    def stratum_names(self) -> tuple[str, ...]:
+        """The names of the strata."""
+        return self.classes if self.has_classes else ("all",)
 
     def digests(self) -> dict[str, str]:
         """The digest of each of PARTS (of the users only if they are known). Reads all examples."""

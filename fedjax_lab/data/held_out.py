@@ -38,7 +38,7 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
             " provide a file of test texts (config.data.test_path of text_files)"
         )
     else:
-        test = draw(dataset.y, dataset.domain, dataset.client, share, seed)
+        test = draw(dataset.strata, dataset.domain, dataset.client, share, seed)
     if not test.any():
         raise BadInput(
             f"config.data.test={share} of {len(test)} examples gives no test example; increase it"
@@ -54,8 +54,8 @@ def _of_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -
     _, first, number = np.unique(origin, return_index=True, return_inverse=True)
     client = None if dataset.client is None else np.asarray(dataset.client)[first]
     domain = np.asarray(dataset.domain)[first]
-    labels = np.asarray(dataset.y)[first]
-    if not np.array_equal(labels[number], dataset.y):
+    labels = dataset.strata[first]
+    if not np.array_equal(labels[number], dataset.strata):
         labels = np.zeros(len(first), np.int32)
     return draw(labels, domain, client, share, seed)[number]
 

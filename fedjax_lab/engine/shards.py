@@ -169,7 +169,8 @@ def laid_out(rows: Rows, first: np.ndarray, count: np.ndarray, devices: int, roo
     """
     lines = count.reshape(devices, -1)
     begin: Any = np.cumsum(lines, axis=1) - lines + room * np.arange(devices)[:, None]
+    counts: Any = count.astype(np.int32)
     within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     held: Any = np.full(devices * room, -1, np.int32)
     held[np.repeat(begin, count) + within] = rows.list[np.repeat(first, count) + within]
-    return Rows(begin.ravel().astype(np.int32), count.astype(np.int32), held, rows.longest)
+    return Rows(begin.ravel().astype(np.int32), counts, held, rows.longest)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import ml_collections
 
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.partitions import dealing
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.federation import check_scored
 from fedjax_lab.simulation.evaluate import uses_data_of_new
@@ -19,6 +21,20 @@ def check_clients(config: ml_collections.ConfigDict, federation: Federation) -> 
             f"config.run.cohort={config.run.cohort} is more than the {num_clients} clients that"
             f" partition {config.partition.name} makes for training"
         )
+
+
+def check_partition(config: ml_collections.ConfigDict, dataset: Dataset) -> None:
+    """Raises BadInput if examples are to be divided by their classes, but have none."""
+    if dataset.has_classes:
+        return
+    for key, of_classes in (("partition.name", dealing.BY_CLASS), ("data.shots_per", ("class",))):
+        section, name = key.split(".")
+        if config[section][name] in of_classes:
+            raise BadInput(
+                f"config.{key}={config[section][name]} needs one class per example, and these have"
+                " none; divide them with config.partition.name=iid, quantity, by_client or"
+                " by_domain, and config.data.shots_per=client"
+            )
 
 
 def check_skewed(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:

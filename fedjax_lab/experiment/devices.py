@@ -77,7 +77,7 @@ def _divide(engine, plan, stages, task, federations, devices, memory):
     return sizes.divide(
         [stage.method for stage in stages],
         federations,
-        task.num_classes,
+        task.objective.num_classes,
         lent,
         state=engine.state,
         data=engine.data,

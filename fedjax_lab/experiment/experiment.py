@@ -32,8 +32,9 @@ from fedjax_lab.models import kernels, modules, tokens
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import contract, metrics
+from fedjax_lab.tasks import Labels
 from fedjax_lab.transforms.guarantee import Guarantee
-from fedjax_lab.types import Federation, Plan, Task
+from fedjax_lab.types import Federation, Objective, Plan, Task
 
 
 class Experiment(NamedTuple):
@@ -70,7 +71,8 @@ def build(
     checks.check_clients(config, federations[0])
     task = make_model(config, dataset, platform_of(devices), scale)
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
-    simulation = _simulation(config, seeds, dataset, federations, task, devices, memory)
+    with transforming.naming_users_of_classes(config):
+        simulation = _simulation(config, seeds, dataset, federations, task, devices, memory)
     simulation = simulation._replace(embeddings=embeddings)
     return Experiment(config, dataset, task, simulation, describe_examples(config, dataset, scale))
 
@@ -84,13 +86,13 @@ def _simulation(config, seeds, dataset, federations, task, devices, memory):
     checks.check_skewed(config, stages)
     checks.check_validation(config, stages, federations[0])
     training = pool(federations) if stages[0].method.extra.pooled else federations
-    plan = _plan(config, training, stages, of_step, dataset)
+    plan = _plan(config, training, stages, of_step, dataset, task.objective)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
     simulation = Simulation(
         seeds=seeds,
         federations=federations,
         training=training,
-        num_classes=task.num_classes,
+        num_classes=task.objective.num_classes,
         stages=stages,
         plan=plan,
         variant=variant,
@@ -144,7 +146,8 @@ def load_data(section: Mapping) -> Dataset:
     if len(dataset.x) == 0:
         raise BadInput(f"the data source {section['name']} returned no examples")
     dataset = dataset._replace(x=normalize.as_meant(dataset.x))
-    _check_numbers("label", dataset.y, dataset.classes)
+    if dataset.has_classes:
+        _check_numbers("label", dataset.y, dataset.classes)
     _check_numbers("domain", dataset.domain, dataset.domains)
     if dataset.client is not None:
         _check_numbers("client", dataset.client, dataset.users)
@@ -159,7 +162,7 @@ def load_data(section: Mapping) -> Dataset:
 
 def _check_arrays(dataset):
     """Raises BadInput unless the fields are arrays of numbers with one entry per example."""
-    kinds_of = {"x": "biuf", "y": "biu", "domain": "biu", "test": "biu"}
+    kinds_of = {"x": "biuf", "y": "biuf", "domain": "biu", "test": "biu"}
     kinds_of |= {} if dataset.client is None else {"client": "biu"}
     for field, kinds in kinds_of.items():
         array = getattr(dataset, field)
@@ -168,13 +171,15 @@ def _check_arrays(dataset):
         if np.dtype(array.dtype).kind not in kinds:
             numbers = "numbers" if field == "x" else "whole numbers"
             raise BadInput(f"the dataset's {field} must be {numbers}, not {array.dtype}")
+        if len(array) != len(dataset.x):
+            raise BadInput(
+                f"the dataset has {len(dataset.x)} examples, but its {field} has shape"
+                f" {list(np.shape(array))}"
+            )
         if 0 in (shape := np.shape(array)[1:]):
             raise BadInput(f"the dataset's {field} has no columns: an example has shape {[*shape]}")
-        if field != "x" and np.shape(array) != (len(dataset.x),):
-            shape = list(np.shape(array))
-            raise BadInput(
-                f"the dataset has {len(dataset.x)} examples, but its {field} has shape {shape}"
-            )
+        if field not in ("x", "y") and np.ndim(array) != 1:
+            raise BadInput(f"the dataset's {field} must have one number of each example")
 
 
 def _check_numbers(what, numbers, names):
@@ -200,6 +205,7 @@ def deal_dataset(
     config, and scale: that of `make_scale`, if they are to be shared.
     """
     load = embeddings or functools.cache(lambda: load_embeddings(config, dataset))
+    checks.check_partition(config, dataset)
     return make_federations(
         dataset,
         bind("partition", config.partition),
@@ -237,8 +243,8 @@ def describe_examples(
 ) -> tuple[str, ...]:
     """Lines on what the examples are, how they are scaled, and what is wrong with the scale."""
     data, x = config.data, dataset.x
-    lines = [normalize.described(x, data.normalize, scale)]
-    if not tokens.takes_ids(bind("model", config.model)(len(dataset.classes)), x):
+    lines = [*dataset.remarks, normalize.described(x, data.normalize, scale)]
+    if not tokens.takes_ids(bind("model", config.model)(max(len(dataset.classes), 1)), x):
         rows = _training_rows(data, dataset)
         lines += filter(None, [normalize.remark(x, data.normalize, scale, rows)])
     return tuple(lines)
@@ -248,7 +254,7 @@ def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.n
     """The number of training examples of each class of each client, [C, K], and the dataset."""
     dataset = load_data(config.data)
     (federation,) = deal_dataset(config, dataset, [seed])
-    return class_counts(federation.train, federation.y, len(dataset.classes)), dataset
+    return class_counts(federation.train, dataset.strata, len(dataset.stratum_names)), dataset
 
 
 def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embeddings:
@@ -277,6 +283,15 @@ def _check_embeddings(name, made, count, classes):
             )
 
 
+def make_objective(config: ml_collections.ConfigDict, dataset: Dataset) -> Objective:
+    """What the model learns, by config.task, from the labels of the training examples."""
+    rows = _training_rows(config.data, dataset)
+    made = bind("task", config.task)(Labels(np.asarray(dataset.y)[rows], dataset.classes))
+    if not isinstance(made, Objective):
+        raise BadInput(f"task {config.task.name} must return an Objective, not {quoted(made)}")
+    return made
+
+
 def make_model(
     config: ml_collections.ConfigDict,
     dataset: Dataset,
@@ -288,7 +303,8 @@ def make_model(
     platform: "cpu", "gpu" or "tpu", on which the model will run; None: that of JAX's devices.
     scale: the result of `make_scale`, if it is to be shared.
     """
-    net = bind("model", config.model)(len(dataset.classes))
+    objective = make_objective(config, dataset)
+    net = bind("model", config.model)(objective.outputs[-1])
     modules.check_module(net)
     if hasattr(net, "kernels"):
         net = net.clone(
@@ -298,12 +314,11 @@ def make_model(
     if tokens.takes_ids(net, dataset.x):
         ends = normalize.id_limits(dataset.x, scale)
         net = tokens.with_vocabulary(net, dataset.x, ends, len(dataset.classes))
-    shape, count = dataset.x.shape[1:], len(dataset.classes)
     dtype = jnp.dtype(config.engine.dtype)
     return make_task(
         net,
-        shape,
-        count,
+        dataset.x.shape[1:],
+        objective,
         lowest=scale.lowest,
         highest=scale.highest,
         compute_dtype=dtype,
@@ -327,7 +342,7 @@ def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, *
     )
 
 
-def _plan(config, training, stages, of_step, dataset):
+def _plan(config, training, stages, of_step, dataset, objective):
     extra, named = stages[0].method.extra, (look_up("metric", m) for m in config.run.metrics)
     plan = make_plan(
         training,
@@ -341,7 +356,8 @@ def _plan(config, training, stages, of_step, dataset):
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
-        metrics=metrics.make((*named, *extra.metrics), len(dataset.classes)),
+        metrics=metrics.make((*named, *extra.metrics), objective),
+        objective=objective,
         **of_step,
     )
     _check_words(plan.metrics, dataset.classes)

@@ -11,7 +11,7 @@ from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.normalize import Scale, scale_of
 from fedjax_lab.data.partitions import dealing, partition
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.types import CLIENT_ROWS, Array, Federation, Rows, Skew
+from fedjax_lab.types import CLIENT_ROWS, Federation, Rows, Skew
 
 
 def make_federations(
@@ -112,7 +112,7 @@ def pool(federations: Sequence[Federation]) -> list[Federation]:
     return [f._replace(train=r) for f, r in zip(federations, rows, strict=True)]
 
 
-def class_counts(rows: Rows | None, y: Array, num_classes: int) -> np.ndarray:
+def class_counts(rows: Rows | None, y: Any, num_classes: int) -> np.ndarray:
     """The number of these rows of each client by class, [C, K]; y: the labels of the pool [R]."""
     if rows is None:
         return np.zeros((0, num_classes), int)
@@ -129,7 +129,7 @@ def _make_pool(dataset, scale, test, unseen):
     """A federation with the pool of examples, but without the rows of clients."""
     return Federation(
         x=dataset.x.reshape(len(dataset.x), -1),
-        y=np.asarray(dataset.y, np.int32),
+        y=np.asarray(dataset.y, np.float32 if dataset.y.dtype.kind == "f" else np.int32),
         domain=np.asarray(dataset.domain, np.int32),
         center=scale.center,
         scale=scale.scale,
@@ -157,8 +157,8 @@ def _deal_shots(dataset, rows, num_clients, shots, shots_per):
             f" {len(rows)} unseen examples allow, since at least one must remain for tests"
         )
     rows = np.random.default_rng(0).permutation(rows)
-    rows = rows[np.argsort(dataset.y[rows], kind="stable")]  # class after class
-    y = dataset.y[rows]
+    y = dataset.strata[rows]
+    rows, y = rows[order := np.argsort(y, kind="stable")], y[order]  # class after class
     place = np.arange(len(y)) - np.searchsorted(y, y)  # position in its class
     chosen = np.sort(np.argsort(place, kind="stable")[: num_clients * count])
     return np.stack([rows[chosen[i::num_clients]] for i in range(num_clients)])
@@ -166,7 +166,7 @@ def _deal_shots(dataset, rows, num_clients, shots, shots_per):
 
 def _check_shots_of_classes(dataset, rows, num_clients, shots):
     """Raises BadInput unless these rows have enough examples of each class for all clients."""
-    counts = np.bincount(dataset.y[rows], minlength=len(dataset.classes))
+    counts = np.bincount(dataset.strata[rows], minlength=len(dataset.classes))
     fewest = int(np.argmin(counts))
     if num_clients * shots > counts[fewest]:
         raise BadInput(
@@ -221,7 +221,7 @@ def _deal_tests(dataset, train, test, parts, rng, deal):
         owner = dealing.owners(parts, dataset.client[train], len(dataset.users))
         if owner is not None:
             return dealing.by_number(owner[dataset.client[test]], len(parts))
-    of_train, of_test = ((dataset.y[rows], dataset.domain[rows]) for rows in (train, test))
+    of_train, of_test = ((dataset.strata[rows], dataset.domain[rows]) for rows in (train, test))
     return partition.deal_like(parts, *of_train, *of_test, rng)
 
 

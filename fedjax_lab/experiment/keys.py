@@ -1,6 +1,6 @@
 """The keys that every config has: their defaults, meanings, choices and limits.
 
-A config has thirteen sections. Each of them except `local`, `run` and `engine` has a key `name`,
+A config has fourteen sections. Each of them except `local`, `run` and `engine` has a key `name`,
 the name of a function in the registry, whose settings are further keys of the section. Other keys
 name functions too. This module imports nothing heavy, so that reports of runs start quickly.
 """
@@ -85,6 +85,9 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         " validation and test examples of clients, but not the global test set or the unseen"
         " domain",
         kind="feature_skew",
+    ),
+    "task.name": Key(
+        "classification", "what the model learns: the kind of the labels, the loss and the metrics"
     ),
     "model.name": Key("mlp", "the model that is trained"),
     "model.pretrained": Key(

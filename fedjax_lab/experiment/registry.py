@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import jax
 
-from fedjax_lab import methods
+from fedjax_lab import methods, tasks
 from fedjax_lab.data import augment, sources
 from fedjax_lab.data.partitions.dealing import takes_examples
 from fedjax_lab.errors import (
@@ -34,7 +34,7 @@ from fedjax_lab.types import Method, Stages, Task
 
 # Folders in which a file has the function of its own name. A file whose name begins with an
 # underscore has shared parts.
-FOLDERS = {"method": methods, "data": sources, "embedding": embeddings}
+FOLDERS = {"method": methods, "data": sources, "embedding": embeddings, "task": tasks}
 
 MODULES = {  # other modules, with the names of their functions
     "data": {
@@ -65,7 +65,8 @@ MODULES = {  # other modules, with the names of their functions
         "models.char_lstm": "char_lstm word_lstm",
         "models.fasttext": "fasttext",
         "models.text_cnn": "text_cnn",
-        "models.transformer": "transformer",
+        "models.transformer": "transformer causal_transformer",
+        "models.unet": "unet",
         "models.alexnet": "alexnet_bn",
         "models.inception": "hfedf_cnn",
         "models.vit": "vit",
@@ -119,7 +120,9 @@ NAMED: dict[str, dict[str, Any]] = {
 METHODS = NAMED["method"]
 
 # Groups of entry points by which installed packages provide parts, by kind.
-_NAMED_AS_KIND = "partition model embedding method metric attack aggregator compression downlink"
+_NAMED_AS_KIND = (
+    "partition task model embedding method metric attack aggregator compression downlink"
+)
 GROUPS = {"data": "fedjax_lab.data", "privacy": "fedjax_lab.privacies"} | {
     kind: f"fedjax_lab.{kind}s" for kind in _NAMED_AS_KIND.split()
 }
@@ -128,6 +131,7 @@ TAKES = {  # the arguments of a function of each kind, without its settings
     "data": (),
     "partition": ("y", "domain", "num_clients", "rng"),
     "feature_skew": ("key", "x", "client", "num_clients"),
+    "task": ("labels",),
     "model": ("num_classes",),
     "embedding": ("dataset",),
     "method": ("task",),

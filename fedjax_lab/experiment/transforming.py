@@ -19,7 +19,7 @@ from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.transforms import private_state
 from fedjax_lab.transforms.guarantee import Setup
-from fedjax_lab.types import Federation, Stage, Task
+from fedjax_lab.types import Federation, NeedsClasses, Stage, Task
 
 # Sections that name transforms, in the order of wrapping. Later transforms are nearer to the
 # network: the server aggregates uploads after decoding, and attackers' uploads are clipped too.
@@ -109,7 +109,7 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
     """
     _check_first_cohorts(config, simulation)
     stage, plan = simulation.stages[0], simulation.plan
-    is_plain = all(config[key].name == "none" for key in TRANSFORMS)
+    is_plain = plan.objective.has_classes and all(config[k].name == "none" for k in TRANSFORMS)
     if is_plain or stage.method.init is None or stage.view is not None:
         return
     program = Program(stage.method, plan, parallel.vectorized())
@@ -182,9 +182,22 @@ def _wrap(transform, takes, method):
 
 
 @contextlib.contextmanager
+def naming_users_of_classes(config: ml_collections.ConfigDict):
+    """Prepends the names of the method and its transforms to the message of a NeedsClasses."""
+    named = [f"{key} {config[key].name}" for key in TRANSFORMS if config[key].name != "none"]
+    try:
+        yield
+    except NeedsClasses as error:
+        parts = " with ".join([f"method {config.method.name}", *named])
+        raise BadInput(f"{parts}: {error}") from error
+
+
+@contextlib.contextmanager
 def _naming(what):
     """Prepends `what` to the message of a BadInput. Can also be used as a decorator."""
     try:
         yield
+    except NeedsClasses:
+        raise
     except BadInput as error:
         raise BadInput(f"{what}: {error}") from error

@@ -101,7 +101,7 @@ def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: 
 def concatenate(task: Task, encoders: Weights, x: Array) -> Array:
     """Returns h(x) [B, K D] of K stacked encoders, by one vectorized forward pass."""
     h = jax.vmap(lambda theta: encode(task, theta, x))(encoders)  # [K, B, D]
-    return jnp.swapaxes(h, 0, 1).reshape(len(x), -1)
+    return jnp.swapaxes(h, 0, 1).reshape(x.shape[0], -1)
 
 
 def linear(width: int, num_classes: int) -> Task:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab import losses
 from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.methods import _index_dsa_ign, _index_kept, _index_naive
 from fedjax_lab.methods._client_index import Index, similarity
@@ -49,6 +50,7 @@ def changes(source: Source) -> bool:
 
 def size(source: Source, task: Task, base: Method) -> int:
     """Returns F, the length of beta^f."""
+    losses.check_classes(task)  # an index also describes the labels
     if source.workdir:
         return _index_kept.kept(source.workdir)[0]["feature"].shape[-1]
     if changes(source):

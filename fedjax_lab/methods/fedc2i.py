@@ -113,7 +113,7 @@ def client_losses(task: Task, models: Weights, last: Weights, batch: Batch) -> A
 
     def without(theta_i):
         theta = tree.scale(1 / (M - 1), tree.sub(summed, theta_i))  # eq. 4
-        return losses.cross_entropy(task.apply(tree.join(theta, head), batch.x).logits, batch)
+        return task.loss(task.apply(tree.join(theta, head), batch.x).logits, batch)
 
     M = len(models.params["head"]["kernel"])
     return jax.lax.map(without, bodies)
@@ -121,6 +121,7 @@ def client_losses(task: Task, models: Weights, last: Weights, batch: Batch) -> A
 
 def class_losses(task: Task, heads: Weights, last: Weights, batch: Batch) -> Array:
     """Returns l^-i,-c [M, C] in closed form, from one forward pass of the client's last model."""
+    losses.check_classes(task)
     out = task.apply(last, batch.x)
     z, rows = out.logits, heads.params["head"]  # [B, C]
     M, _, C = rows["kernel"].shape

@@ -26,7 +26,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_lab import tree
+from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods._communication import split_rounds
@@ -81,6 +81,7 @@ def fedconcat(
     for name in (name for name, value in unused.items() if value):
         raise BadInput(f"config.method.{name} cannot be combined with clustering={clustering}")
     check_bias(task, "fedconcat")
+    losses.check_classes(task)
     form = partial(by_labels, num_clusters, balanced, epsilon)
     prepare = alone if clustering == "none" else form
 

@@ -57,6 +57,7 @@ def fedconcat_id(
     check_choice("method.infer_from", infer_from, ("outputs", "bias"))
     check_positive("method.num_noise", num_noise)
     check_bias(task, "fedconcat_id")
+    losses.check_classes(task)
     if encoder_rounds == 1:
         raise BadInput("config.method.encoder_rounds must be at least 2: round 1 forms clusters")
 

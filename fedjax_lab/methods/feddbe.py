@@ -36,18 +36,18 @@ def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
 
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
-            value = losses.cross_entropy(shifted(w, started * w.params["p"], out), batch)
-            gap = losses.masked_mean(out.features, batch.mask) - h
+            value = task.loss(shifted(w, started * w.params["p"], out), batch)
+            gap = mean_features(out, batch.mask) - h
             return value + started * kappa / 2 * jnp.mean(gap**2), out
 
         both = w_t._replace(params={**w_t.params, "p": client.private})
         w = work.train(both, loss)
         shared = {name: layer for name, layer in w.params.items() if name != "p"}
 
-        def mean_features(batch):
-            return losses.masked_mean(task.apply(w, batch.x).features, batch.mask)
+        def of_batch(batch):
+            return mean_features(task.apply(w, batch.x), batch.mask)
 
-        return (w._replace(params=shared), work.mean(mean_features)), w.params["p"]
+        return (w._replace(params=shared), work.mean(of_batch)), w.params["p"]
 
     def step(server, uploads, cohort):
         (w_t, h, started), (w, h_i) = server, uploads
@@ -70,6 +70,11 @@ def updates(message, id, upload):
     """The references of an upload: w_t for the model; mean features count as an update."""
     (w_t, *_), (w, h_i) = message, upload
     return wire.of_model(w_t, w), wire.itself(h_i)
+
+
+def mean_features(out: Output, mask: Array) -> Array:
+    """Returns the mean features [D] of the examples where mask is 1."""
+    return losses.masked_mean(losses.pooled(out.features), mask)
 
 
 def shifted(w: Weights, p: Array, out: Output) -> Array:

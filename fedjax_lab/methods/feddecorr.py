@@ -26,8 +26,8 @@ def feddecorr(task: Task, *, beta: float = 0.1) -> Method:
     def local(w_t, client, work):
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
-            K = correlations(out.features, batch.mask)
-            return losses.cross_entropy(out.logits, batch) + beta * jnp.mean(K**2), out
+            K = correlations(losses.pooled(out.features), batch.mask)
+            return task.loss(out.logits, batch) + beta * jnp.mean(K**2), out
 
         return work.train(w_t, loss), client.private
 

@@ -44,6 +44,7 @@ def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
     """
     check_share("method.ema", ema)
     check_bias(task, "fediir")
+    losses.check_classes(task)
 
     def init(key, num_clients):
         w = task.init(key)

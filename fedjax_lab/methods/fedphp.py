@@ -38,13 +38,15 @@ def fedphp(
     check_below_one("method.mu", mu)
     check_positive("method.ramp", ramp)
     check_choice("method.transfer", transfer, ("kd", "mmd"))
+    if transfer == "kd":
+        losses.check_classes(task)
 
     def local(w_t, client, work):
         p, rounds = client.private
 
         def references(batch):
             out = task.apply(p, batch.x)
-            return jax.nn.softmax(out.logits / TEMPERATURE), out.features
+            return jax.nn.softmax(out.logits / TEMPERATURE), losses.pooled(out.features)
 
         def loss(w, batch, key):
             out, (teacher, features) = task.apply(w, batch.x, key, batch.mask), batch.references
@@ -52,8 +54,8 @@ def fedphp(
                 distance = -jnp.sum(teacher * jax.nn.log_softmax(out.logits), -1)
                 R = losses.masked_mean(distance, batch.mask)
             else:
-                R = mean_discrepancy(out.features, features, batch.mask)
-            return (1 - lam) * losses.cross_entropy(out.logits, batch) + lam * R, out
+                R = mean_discrepancy(losses.pooled(out.features), features, batch.mask)
+            return (1 - lam) * task.loss(out.logits, batch) + lam * R, out
 
         w = work.train(w_t, loss, references=references)
         mu_i = mu * jnp.minimum(rounds / ramp, 1)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import check_positive
@@ -93,8 +92,7 @@ def importance(task: Task, centers: Weights, work: Work, due: Array) -> Array:
 
     def best(batch):
         def each(c):
-            logits = task.apply(c, batch.x).logits
-            return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+            return task.objective.losses(task.apply(c, batch.x).logits, batch.y)
 
         loss = jax.vmap(each)(centers)  # [K, B]
         s = jax.nn.one_hot(jnp.argmin(loss, 0), K)  # [B, K]

@@ -31,6 +31,7 @@ def fml(task: Task, *, alpha: float = 0.5, beta: float = 0.5) -> Method:
     """
     check_share("method.alpha", alpha)
     check_share("method.beta", beta)
+    losses.check_classes(task)
     risk = losses.risk(task)
 
     def local(w_t, client, work):

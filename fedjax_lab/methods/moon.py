@@ -42,14 +42,15 @@ def moon(task: Task, *, mu: float = 1.0, tau: float = 0.5, projection: str = "no
         w_prev, seen = client.private
 
         def references(batch):
-            return [task.apply(v, batch.x).features for v in (w_t, w_prev)]
+            return [losses.pooled(task.apply(v, batch.x).features) for v in (w_t, w_prev)]
 
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
-            s_glob, s_prev = (losses.cosine(out.features, z) for z in batch.references)
+            z = losses.pooled(out.features)
+            s_glob, s_prev = (losses.cosine(z, other) for other in batch.references)
             l_con = jax.nn.softplus((s_prev - s_glob) / tau)  # eq. 3
             contrast = losses.masked_mean(l_con, batch.mask)
-            return losses.cross_entropy(out.logits, batch) + mu * seen * contrast, out
+            return task.loss(out.logits, batch) + mu * seen * contrast, out
 
         w = work.train(w_t, loss, references=references)
         return w, (w, jnp.float32(1))

@@ -40,7 +40,7 @@ class AlexNet(nn.Module):
             x = nn.relu(layers.BatchNorm()(x, train, mask))
             if pooled:
                 x = self.kernels.max_pool(x, 3, 2)
-        z = layers.adaptive_avg_pool(x, 6).reshape(len(x), -1)
+        z = layers.adaptive_avg_pool(x, 6).reshape(x.shape[0], -1)
         for width in self.widths:
             z = nn.relu(layers.BatchNorm()(layers.dense(z, width), train, mask))
         return layers.dense(z, self.num_classes, name="head"), z

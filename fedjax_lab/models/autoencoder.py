@@ -22,7 +22,7 @@ class Autoencoder(nn.Module):
         z = x
         for channels in (16, 32):
             z = layers.Conv(channels, 3, padding=1, pool=2, kernels=self.kernels)(z)
-        code = layers.dense(z.reshape(len(x), -1), self.latent)
+        code = layers.dense(z.reshape(x.shape[0], -1), self.latent)
         y = layers.dense(code, z[0].size).reshape(z.shape)
         y = nn.relu(_upsample(y, 16))
         return nn.sigmoid(_upsample(y, x.shape[-1])), code

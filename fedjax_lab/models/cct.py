@@ -31,14 +31,17 @@ class Attention(nn.Module):
     dropout: float
 
     @nn.compact
-    def __call__(self, tokens: Array, train: bool, real: Array | None = None) -> Array:
-        """[B, N, D] -> [B, N, D]. Attends only to tokens where real [B, N] is True; None: all."""
+    def __call__(self, tokens: Array, train: bool, visible: Array | None = None) -> Array:
+        """[B, N, D] -> [B, N, D].
+
+        visible: [B, 1, N] or [B, N, N], whether a token attends to each token; None: to all.
+        """
         b, n, d = tokens.shape
         qkv = dense(tokens, 3 * d, "qkv", use_bias=False)
         q, k, v = jnp.moveaxis(qkv.reshape(b, n, 3, self.heads, d // self.heads), 2, 0)
         scores = jnp.einsum("bnhd,bmhd->bhnm", q, k) * (d // self.heads) ** -0.5
-        if real is not None:
-            scores = jnp.where(real[:, None, None], scores, -1e9)
+        if visible is not None:
+            scores = jnp.where(visible[:, None], scores, -1e9)
         weights = nn.softmax(scores)
         weights = nn.Dropout(self.dropout)(weights, deterministic=not train)
         y = jnp.einsum("bhnm,bmhd->bnhd", weights, v).reshape(b, n, d)
@@ -96,7 +99,7 @@ class CCT(nn.Module):
             kernels=self.kernels,
         )
         x = self.kernels.max_pool(nn.relu(x), 3, 2, padding=1)
-        tokens = Positions()(x.reshape(len(x), -1, self.width))
+        tokens = Positions()(x.reshape(x.shape[0], -1, self.width))
         for i in range(self.blocks):
             skip = self.skip * i / max(self.blocks - 1, 1)
             block = Block(self.heads, self.hidden, self.attention_dropout, skip)

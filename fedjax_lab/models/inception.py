@@ -66,7 +66,7 @@ class InceptionNet(nn.Module):
         x = nn.relu(kernels.max_pool(x, 2))
         for _ in range(2):
             x = Inception((w, 2 * w, w // 2), self.pool, kernels)(x)
-        z = layers.adaptive_avg_pool(x, 3).reshape(len(x), -1)
+        z = layers.adaptive_avg_pool(x, 3).reshape(x.shape[0], -1)
         z = nn.Dropout(self.dropout)(z, deterministic=not train)
         z = layers.dense(z, 8 * w)
         return layers.dense(z, self.num_classes, name="head"), z

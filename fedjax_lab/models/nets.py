@@ -29,7 +29,7 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, ...], mask [B], 1 for real rows -> logits [B, K], features [B, D]."""
-        z = x.reshape(len(x), -1)
+        z = x.reshape(x.shape[0], -1)
         for width in self.widths:
             z = layers.dense(z, width)
             if self.norm:
@@ -71,7 +71,8 @@ class ConvNet(nn.Module):
                 x = self.kernels.max_pool(x, pool) if pooled else x
             else:
                 x = layers.Conv(channels, self.kernel, pool=pool, **settings)(x)
-        z = x.reshape(len(x), -1)  # before the dropout, whose mask is faster with a long last axis
+        # Flat before the dropout, whose mask is faster with a long last axis.
+        z = x.reshape(x.shape[0], -1)
         z = nn.Dropout(self.map_dropout)(z, deterministic=not train)
         for width in self.widths:
             z = layers.dense(z, width)

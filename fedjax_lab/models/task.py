@@ -10,28 +10,31 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
-from fedjax_lab import tree
+from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput, nearest, quoted
 from fedjax_lab.models import calls, head, layers, mixed_precision, modules, pretrained
 from fedjax_lab.models.head import HEAD, Head
-from fedjax_lab.types import Array, Output, Task, Weights
+from fedjax_lab.types import Array, Objective, Output, Task, Weights
 
 
 def make_task(
     module: nn.Module,
     sample_shape: tuple[int, ...],
-    num_classes: int,
+    objective: Objective | int,
     dtype=jnp.float32,
     lowest: Array | float = 0.0,
     highest: Array | float = 1.0,
     compute_dtype=jnp.float32,
     pretrained_file: str = "",
 ) -> Task:
-    """The task of a classifier for examples of shape `sample_shape` (without a batch axis).
+    """The task of a model for examples of shape `sample_shape` (without a batch axis).
 
-    `module(x)` must return logits [B, K], or (logits, features [B, D]). The features are the input
-    of its last layer, a Dense; the task calls that layer `head`, whatever its name in the module.
-    See `models.modules` for further arguments that the module may have.
+    objective: what the model learns; a number K means the classification of K classes.
+
+    `module(x)` must return logits [B, *outputs], or (logits, features), with features [B, D] for
+    logits [B, K]. The features are the input of its last layer, a Dense; the task calls that layer
+    `head`, whatever its name in the module. See `models.modules` for further arguments that the
+    module may have.
 
     Inputs are between `lowest` and `highest`, [] or [channels], the range of `Task.noise`. If
     `compute_dtype` is not float32, it is the type of the products: see `models.mixed_precision`.
@@ -40,9 +43,9 @@ def make_task(
 
     Raises BadInput if the module, its shapes or the file are invalid.
     """
-    modules.check_module(module)
     survey = _survey(module, sample_shape, dtype)
-    last = _check(module, survey, num_classes)
+    objective = losses.as_objective(objective)
+    last = _check(module, survey, objective)
     init: Callable[[Array], Weights] = partial(first_weights, module, last, sample_shape, dtype)
     kinds = {HEAD if path == last.path else path: kind for path, kind in survey.kinds.items()}
     if file := getattr(module, "pretrained", "") or pretrained_file:
@@ -60,7 +63,7 @@ def make_task(
     return Task(
         init=init,
         apply=apply,
-        num_classes=num_classes,
+        objective=objective,
         layers=tuple(kinds),
         batch_norms=norms,
         dense=_of_type(kinds, _dense_types()),
@@ -91,6 +94,7 @@ class Survey(NamedTuple):
 
 
 def _survey(module, sample_shape, dtype):
+    modules.check_module(module)
     kinds: dict[str, type] = {}
 
     def note(layer, call, args, kwargs):
@@ -106,7 +110,7 @@ def _survey(module, sample_shape, dtype):
     return Survey(kinds, outputs, {"params": {}, **variables})
 
 
-def _check(module, survey, num_classes):
+def _check(module, survey, objective):
     """The module's head. Raises BadInput unless the module is a classifier that can be trained."""
     name, kinds, params = modules.name_of(module), survey.kinds, survey.variables["params"]
     for other in sorted(survey.variables.keys() - {"params", "batch_stats"}):
@@ -132,31 +136,34 @@ def _check(module, survey, num_classes):
             f" give the last layer that name: {dense}"
         )
     located = head.find(params, last)
-    _check_outputs(name, survey.outputs, last, head.layer_of(located, params), num_classes)
+    _check_outputs(name, survey.outputs, last, head.layer_of(located, params), objective)
     return located
 
 
-def _check_outputs(name, outputs, last, layer, num_classes):
+def _check_outputs(name, outputs, last, layer, objective):
     """Raises BadInput unless the outputs for two examples are logits, optionally with features."""
     shapes = tuple(getattr(a, "shape", None) for a in _pair(outputs))
     logits, features = shapes if len(shapes) == 2 else (None, None)
     floats = logits and jnp.issubdtype(_pair(outputs)[0].dtype, jnp.floating)
-    if logits != (2, num_classes) or not floats:
+    expected, K = [2, *objective.outputs], objective.outputs[-1]
+    if logits != tuple(expected) or not floats:
         shown = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", outputs)
+        what = f"{K} classes" if objective.has_classes else f"task {objective.name}"
         raise BadInput(
-            f"model {name} must return logits, float32[2, {num_classes}] for 2 examples of"
-            f" {num_classes} classes, alone or with features; it returns {quoted(shown, 200)}"
+            f"model {name} must return logits, float32{expected} for 2 examples of {what}, alone or"
+            f" with features; it returns {quoted(shown, 200)}"
         )
     width, gives = layer["kernel"].shape[-2:]
-    if layer["kernel"].ndim != 2 or gives != num_classes:
+    if layer["kernel"].ndim != 2 or gives != K:
         raise BadInput(
-            f"the last layer {last!r} of model {name} must compute the logits of {num_classes}"
-            f" classes, but its kernel has the shape {list(layer['kernel'].shape)}"
+            f"the last layer {last!r} of model {name} must compute the logits of {K} classes, but"
+            f" its kernel has the shape {list(layer['kernel'].shape)}"
         )
-    if features not in (None, (2, width)):
+    wanted = [*expected[:-1], width]
+    if features not in (None, tuple(wanted)):
         raise BadInput(
-            f"the features of model {name} must be the input of its last layer {last!r},"
-            f" [2, {width}] for 2 examples; it returns {list(features)}"
+            f"the features of model {name} must be the input of its last layer {last!r}, {wanted}"
+            f" for 2 examples; it returns {list(features)}"
         )
 
 
@@ -169,7 +176,7 @@ def _check_features(apply, init, module, x):
     """Raises BadInput unless the input of the head in a training pass can be the features."""
     key = jax.random.key(0)
     out = jax.eval_shape(lambda: apply(init(key), x, key, jnp.ones(len(x))))
-    if out.features.ndim != 2:
+    if out.features.ndim != out.logits.ndim:
         raise BadInput(
             f"the input of the last layer of model {modules.name_of(module)} has the shape"
             f" {list(out.features.shape)} for 2 examples, not [2, D]; pool before that layer"
@@ -306,7 +313,7 @@ def with_projection(task: Task, width: int) -> Task:
     The features are then the output of the second layer, [B, width].
     """
     old_head = _no_head(task).params[HEAD]
-    top = Projection(task.num_classes, old_head["kernel"].shape[0], width)
+    top = Projection(task.objective.outputs[-1], old_head["kernel"].shape[0], width)
 
     def init(key: Array) -> Weights:
         body = task.init(key)

@@ -1,10 +1,12 @@
-"""A small transformer encoder for texts: the blocks of `vit` over words, with masked padding.
+"""Small transformers for texts: the blocks of `vit` over words, with masked padding.
 
-Padding comes first, so that the learned positions are relative to a text's last word. Weights are
-initialized as in `vit`; there is no dropout. The head reads the mean of the words' tokens.
+In a text to classify, padding comes first, so that the learned positions are relative to the last
+word, and the head reads the mean of the words' tokens. A causal transformer predicts at each word,
+from it and the words before it. Weights are initialized as in `vit`; there is no dropout.
 """
 
 import flax.linen as nn
+import jax.numpy as jnp
 
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import tokens
@@ -14,17 +16,21 @@ from fedjax_lab.types import Array
 
 
 class Transformer(nn.Module):
-    """Word and position embeddings, transformer blocks, and the mean of the tokens."""
+    """Word and position embeddings, transformer blocks, and the mean of the tokens or all."""
 
     num_classes: int
     width: int = 64  # D
     depth: int = 2  # number of blocks
     heads: int = 4
     vocabulary: int = 0
+    causal: bool = False
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, T] token ids; mask [B] is not used -> logits [B, K], features [B, D]."""
+        """x [B, T] token ids; mask [B] is not used -> logits [B, K], features [B, D].
+
+        If `causal`, logits [B, T, K] and features [B, T, D].
+        """
         ids = tokens.ids_of(self.name or "Transformer", x)
         real = ids != tokens.PADDING
         size = self.vocabulary or self.num_classes
@@ -37,22 +43,40 @@ class Transformer(nn.Module):
             in_axes=nn.broadcast,
             length=self.depth,
         )
-        z, _ = blocks(self.heads, name="blocks")(Positions()(words), real)
-        z = tokens.mean_of_real(layer_norm(z), real)
+        visible = real[:, None]
+        if self.causal:
+            visible = visible & jnp.tri(x.shape[1], dtype=bool)
+        z, _ = blocks(self.heads, name="blocks")(Positions()(words), visible)
+        z = layer_norm(z)
+        if not self.causal:
+            z = tokens.mean_of_real(z, real)
         return dense(z, self.num_classes, "head"), z
 
 
 def transformer(
     num_classes: int, *, width: int = 64, depth: int = 2, heads: int = 4, vocabulary: int = 0
 ) -> Transformer:
-    """A small transformer encoder for texts.
+    """A small transformer encoder for the classification of texts.
 
     width: the size of a token; the hidden layers of the MLPs are four times as wide.
     depth: the number of blocks.
     heads: the number of attention heads in each block.
     vocabulary: the number of token ids; 0: as many as the data need.
     """
+    _check_sizes(width, depth, heads)
+    return Transformer(num_classes, width, depth, heads, vocabulary, name="transformer")
+
+
+def causal_transformer(
+    num_classes: int, *, width: int = 64, depth: int = 2, heads: int = 4, vocabulary: int = 0
+) -> Transformer:
+    """A small causal transformer, for config.task.name=tokens; settings as in `transformer`."""
+    _check_sizes(width, depth, heads)
+    name = "causal_transformer"
+    return Transformer(num_classes, width, depth, heads, vocabulary, causal=True, name=name)
+
+
+def _check_sizes(width, depth, heads):
     tokens.check_sizes(width=width, depth=depth, heads=heads)
     if width % heads:
         raise BadInput(f"config.model.heads={heads} does not divide config.model.width={width}")
-    return Transformer(num_classes, width, depth, heads, vocabulary, name="transformer")

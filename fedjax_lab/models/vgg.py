@@ -26,7 +26,7 @@ class VGG(nn.Module):
                 pool = 2 if i == len(stage) else 1
                 x = layers.Conv(channels, 3, padding=1, pool=pool, kernels=self.kernels)(x)
             x = nn.Dropout(rate, broadcast_dims=(1, 2))(x, deterministic=not train)
-        z = x.reshape(len(x), -1)
+        z = x.reshape(x.shape[0], -1)
         z = nn.Dropout(self.dense_dropout)(z, deterministic=not train)
         for width in self.widths:
             z = nn.relu(layers.dense(z, width))

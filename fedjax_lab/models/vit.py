@@ -22,10 +22,10 @@ class Block(nn.Module):
     heads: int
 
     @nn.compact
-    def __call__(self, tokens: Array, real: Array | None = None) -> tuple[Array, None]:
-        """[B, N, D] -> [B, N, D], as the step of a loop; real [B, N]: see `Attention`."""
+    def __call__(self, tokens: Array, visible: Array | None = None) -> tuple[Array, None]:
+        """[B, N, D] -> [B, N, D], as the step of a loop; visible: see `Attention`."""
         width = tokens.shape[-1]
-        s = tokens + Attention(self.heads, dropout=0.0)(layer_norm(tokens), False, real)
+        s = tokens + Attention(self.heads, dropout=0.0)(layer_norm(tokens), False, visible)
         y = nn.gelu(dense(layer_norm(s), 4 * width, "mlp_0"), approximate=False)
         return s + dense(y, width, "mlp_1"), None
 

@@ -21,10 +21,9 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import Experiment
-from fedjax_lab.models import pretrained
-from fedjax_lab.running import growth, resuming
+from fedjax_lab.running import exporting, growth, plots, resuming
 from fedjax_lab.running.models import model_of, no_model
-from fedjax_lab.running.storage import cloud, files, provenance
+from fedjax_lab.running.storage import cloud, files, metric_rows, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.local import WorkRows, fetch, make_work, of_client, work_rows
@@ -86,7 +85,15 @@ def _look(folder, built, rounds):
         new = functools.partial(Engine, built.simulation)
         engine, rows = resuming.read(folder, built, checkpoints, new(), new, rounds)
     states, number = engine.final_states(), engine.stage_number
-    return Run(folder, built.config, built, engine.played, rows, states, number)
+    summary = files.read_json(folder / "summary.json", files.SUMMARY)
+    return Run(folder, built.config, built, engine.played, rows, states, number, summary)
+
+
+def of_result(experiment: Experiment, result: Any) -> "Run":
+    """The run that has just ended, as `load` returns it; result: a `runner.Result`."""
+    rounds = result.metrics[-1]["round"]
+    rest = result.metrics, result.states, result.stage, result.summary
+    return Run(result.workdir, experiment.config, experiment, rounds, *rest)
 
 
 def _check_saved(folder, numbers, rounds):
@@ -101,20 +108,64 @@ def _check_saved(folder, numbers, rounds):
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run at one of its checkpoints.
+    """A run at one of its checkpoints, or one that has just ended.
 
     In the methods, `client` is the number of a client from 0, or None for the global model, which
     is the model of a client that took no part in training. A client's model is the one with which
     it is scored. `seed` is a seed of the run; None: its first one.
     """
 
-    folder: Path | str  # text if it is in the cloud
+    folder: Path | str | None  # text if it is in the cloud; None: nothing was written
     config: ml_collections.ConfigDict
     experiment: Experiment  # with the dataset, the task and the federation of each seed
     rounds: int  # the number of finished rounds
     rows: list[dict]  # the rows of metrics.jsonl up to this round
     states: list[State]  # the state of each seed; parts that were kept on the host are NumPy arrays
     number: int  # the index of the stage of the method at the checkpoint
+    summary: dict | None = None  # the content of summary.json; None: the run is not finished
+
+    @property
+    def metrics(self) -> list[dict]:
+        """The rows of metrics.jsonl: one for each evaluation and seed."""
+        return self.rows
+
+    @property
+    def workdir(self) -> Path | str | None:
+        """The folder of the run."""
+        return self.folder
+
+    def to_pandas(self) -> Any:
+        """The rows as a DataFrame of pandas, with a column for each measure."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise BadInput("to_pandas needs pandas: pip install pandas") from error
+        each = [metric_rows.numbers(row) for row in self.rows]
+        places = [{key: row.get(key) for key in ("round", "seed", "stage")} for row in self.rows]
+        return pandas.json_normalize([place | row for place, row in zip(places, each, strict=True)])
+
+    def plot(self) -> plots.Figure:
+        """The learning curve, as a figure of matplotlib."""
+        return plots.learning_curve(self.rows, self.config.method.name)
+
+    def confusion(self, client: int | None = None, seed: int | None = None) -> np.ndarray:
+        """Numbers [K, K] of the global test set by actual and by predicted class.
+
+        Of tokens and pixels, those that count. Raises BadInput if there is no global test set, or
+        if the task has no classes.
+        """
+        dataset, objective = self.experiment.dataset, self._plan.objective
+        rows = self.experiment.simulation.federations[self.index(seed)].global_test
+        if rows is None:
+            raise BadInput("confusion needs a global test set, and this run has none")
+        if objective.correct is None or objective.name == "multilabel":
+            raise BadInput(f"confusion needs classes, and task {objective.name} has none")
+        given, y = self.predict(dataset.x[rows], client, seed), np.asarray(dataset.y)[rows]
+        if objective.has_classes:
+            given = given.argmax(-1)
+        predicted = np.round(given).astype(int)[y >= 0]
+        K = len(dataset.classes)
+        return np.bincount(y[y >= 0] * K + predicted, minlength=K * K).reshape(K, K)
 
     @property
     def seeds(self) -> list[int]:
@@ -127,17 +178,22 @@ class Run:
         return self.experiment.simulation.stages[self.number]
 
     def predict(self, x: Any, client: int | None = None, seed: int | None = None) -> np.ndarray:
-        """Logits [N, K] of examples x [N, ...] in the format of the run's dataset.
+        """Predictions for examples x [N, ...] in the format of the run's dataset.
+
+        Of a classification they are logits [N, K]; of a regression numbers in the unit of the
+        labels; of binary and multilabel probabilities; of tokens and segmentation the class of each
+        position.
 
         Images may be integers in 0..255 or numbers in 0..1, and gray ones may lack the channel
         axis: they are brought to the scale of the run. Raises BadInput for other scales and shapes.
         """
         x = rescaling.like(x, self._known)
         message, who = self.of_client(client, seed)
-        nothing = np.zeros(len(x), np.int32)
-        pool, size = self._pool(x, nothing, nothing, self.index(seed)), self._plan.eval_batch
+        nothing, label = np.zeros(len(x), np.int32), self._plan.objective.label
+        y = np.zeros((len(x), *label.shape), label.dtype)
+        pool, size = self._pool(x, y, nothing, self.index(seed)), self._plan.eval_batch
         batches = [np.arange(i, min(i + size, len(x))) for i in range(0, len(x), size)]
-        return np.concatenate([self._logits(pool, message, who, rows) for rows in batches])
+        return np.concatenate([self._predict(pool, message, who, rows) for rows in batches])
 
     def score(self, data: Dataset | tuple[Any, Any], seed: int | None = None) -> dict:
         """Evaluates the run's models on all examples of another dataset.
@@ -155,7 +211,7 @@ class Run:
           BadInput: the data do not have the shape, the scale or the classes of the run's dataset,
             see `predict`.
         """
-        dataset = _as_dataset(data, self.experiment.dataset)
+        dataset = _as_dataset(data, self.experiment.dataset, self._plan.objective)
         x = rescaling.like(dataset.x, self._known)
         pool = self._pool(x, dataset.y, dataset.domain, self.index(seed))
         plan = self._plan._replace(num_domains=len(dataset.domains))
@@ -192,17 +248,27 @@ class Run:
         return weights
 
     def export(self, path: str | Path, client: int | None = None, seed: int | None = None) -> None:
-        """Writes the weights of `model` to a new .safetensors file, or else to an Orbax folder.
+        """Writes a model to a new file or folder, in the format of its suffix.
 
-        `config.model.pretrained` reads both. The names of weights are of the form
-        `params/LAYER/kernel`. Raises BadInput if the path exists or its folder does not.
+        A .safetensors file, or without a suffix a folder of Orbax, has the weights of `model`,
+        named `params/LAYER/kernel`; `config.model.pretrained` reads both. A .stablehlo file has the
+        program of `predict`, of examples x [B, ...] float32 in the format of the run's dataset, for
+        CPUs, GPUs and TPUs: `jax.export.deserialize(content).call(x)`.
+
+        Raises BadInput for another suffix, and if the path exists or its folder does not.
         """
-        path = Path(path)
-        if path.exists():
-            raise BadInput(f"{path} exists; name a new file or folder")
-        if not path.absolute().parent.is_dir():
-            raise BadInput(f"cannot write {path.name}: there is no folder {path.parent}")
-        pretrained.write(path, self.model(client, seed))
+        exporting.check(path := Path(path))
+        message, who = self.of_client(client, seed)
+
+        def predict(x):
+            label = self._plan.objective.label
+            count = x.shape[0]  # len(x) fails for a symbolic size
+            nothing, y = jnp.zeros(count, jnp.int32), jnp.zeros((count, *label.shape), label.dtype)
+            pool = self._pool(x, y, nothing, self.index(seed))
+            return self._predict(pool, message, who, jnp.arange(count))
+
+        shape = self.experiment.dataset.x.shape[1:]
+        exporting.write(path, lambda: self.model(client, seed), predict, shape)
 
     def of_client(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
         """The message with which the client predicts, and the client with its private state."""
@@ -260,9 +326,10 @@ class Run:
         frozen: PyTree = ()
         if view is not None and view.frozen is not None:
             frozen = view.frozen(self.states[i].server)
-        x, y, domain = (jnp.asarray(a) for a in (x, np.asarray(y, np.int32), domain))
+        x, y, domain = (jnp.asarray(a) for a in (x, y, domain))
+        y = y.astype(self._plan.objective.label.dtype)
         no_rows: Any = dict.fromkeys((*ROWS, "skews"))
-        pool = federation._replace(x=x.reshape(len(x), -1), y=y, domain=domain, frozen=frozen)
+        pool = federation._replace(x=x.reshape(x.shape[0], -1), y=y, domain=domain, frozen=frozen)
         return pool._replace(**no_rows)
 
     @functools.cached_property
@@ -291,12 +358,14 @@ class Run:
         ]
 
     @functools.cached_property
-    def _logits(self):
-        def logits(pool, message, client, rows):
-            batch = fetch(pool, rows, self._plan)
-            return self.stage.method.predict(message, client, batch.x)
+    def _predict(self):
+        read = self._plan.objective.predict or (lambda logits: logits)
 
-        return jax.jit(logits)
+        def predict(pool, message, client, rows):
+            batch = fetch(pool, rows, self._plan)
+            return read(self.stage.method.predict(message, client, batch.x))
+
+        return jax.jit(predict)
 
     @functools.cached_property
     def _send(self):
@@ -337,20 +406,20 @@ def _is_whole(number):
     return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
-def _as_dataset(data, like):
+def _as_dataset(data, like, objective):
     """The data as a dataset; a pair of examples and labels gets the classes of `like`."""
     if isinstance(data, Dataset):
         return data
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise BadInput("data must be a Dataset, or a pair of examples and labels")
     x, y = map(np.asarray, data)
-    classes = len(like.classes)
-    if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
-        raise BadInput(
-            f"labels must be whole numbers, one for each of the {len(x)} examples, not"
-            f" {y.dtype}{list(y.shape)}"
-        )
-    if len(y) and not (0 <= y.min() and y.max() < classes):
+    label, classes = objective.label, len(like.classes)
+    whole = np.issubdtype(label.dtype, np.integer)
+    expected = len(x), *label.shape
+    if y.shape != expected or y.dtype.kind not in ("iub" if whole else "iubf"):
+        what = "whole numbers" if whole else "numbers"
+        raise BadInput(f"labels must be {what} {list(expected)}, not {y.dtype}{list(y.shape)}")
+    if len(y) and objective.has_classes and not (0 <= y.min() and y.max() < classes):
         raise BadInput(f"labels must be 0 .. {classes - 1}, not {y.min()} .. {y.max()}")
     nothing = np.zeros(len(y), np.int32)
     return Dataset(x, y, nothing, nothing > 0, like.classes, ("",))

@@ -19,6 +19,8 @@ import numpy as np
 
 from fedjax_lab.data import writing
 from fedjax_lab.errors import printable
+from fedjax_lab.running.storage import metric_rows
+from fedjax_lab.simulation.units import is_percent, measure_of, metric_of
 
 # If there is no such backend, matplotlib cannot be imported; pictures in files need none.
 _backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
@@ -315,10 +317,10 @@ _numbers = itertools.count()
 
 @in_style
 def learning_curve(rows: list[dict], title: str) -> Figure:
-    """Draws accuracy and training loss over rounds, as means over seeds.
+    """Draws the accuracy, or the RMSE or loss, and the training loss over rounds.
 
-    The accuracy is also drawn for each domain, if there are several, and shaded from the lowest to
-    the highest seed. rows: the rows of a metrics.jsonl.
+    Values are means over seeds. The accuracy is also drawn for each domain, if there are several,
+    and shaded from the lowest to the highest seed. rows: the rows of a metrics.jsonl.
     """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -327,7 +329,9 @@ def learning_curve(rows: list[dict], title: str) -> Figure:
         strong = name in ("mean over clients", "global", "unseen domain")
         of_seeds, width = np.array([*values.values()]).T, 2.2 if strong else 1.2
         _draw_curve(left, i, [*values], of_seeds, linewidth=width, label=_plain(name))
-    left.set(xlabel="round", ylabel="accuracy, %", title=_plain(title))
+    metric = metric_of(metric_rows.headline_measure(rows[-1]) or "accuracy")
+    unit = ", %" if is_percent(metric) else ""
+    left.set(xlabel="round", ylabel=f"{metric}{unit}", title=_plain(title))
     if left.lines:
         left.legend()
     loss = [np.mean([row["train_loss"] for row in rows if row["round"] == r]) for r in rounds]
@@ -338,21 +342,26 @@ def learning_curve(rows: list[dict], title: str) -> Figure:
     return figure
 
 
-_OF_NEW = {"new": "new clients", "new_tuned": "new clients, tuned"}
+_FORMS = {
+    "global": "global",
+    "ood": "unseen domain",
+    "new": "new clients",
+    "new_tuned": "new clients, tuned",
+}
 
 
 def _curves(rows):
-    """The curves of accuracies as {name: {round: [value per seed]}}."""
+    """The curves of the headline metric as {name: {round: [value per seed]}}."""
     curves = {}
     for row in rows:
-        points = dict(row.get("domains", {}))
-        if "accuracy" in row:
-            points["mean over clients"] = row["accuracy"]["mean"]
-        points |= {"global": row["global"]} if "global" in row else {}
-        points |= {"unseen domain": row["ood"]} if "ood" in row else {}
-        points |= {name: row[key] for key, name in _OF_NEW.items() if key in row}
-        if not points and "id" in row:
-            points["validation"] = row["id"]
+        metric = metric_of(metric_rows.headline_measure(row) or "accuracy")
+        points = dict(row.get(measure_of(metric, "domains"), {}))
+        if metric in row:
+            points["mean over clients"] = row[metric]["mean"]
+        forms = {measure_of(metric, form): name for form, name in _FORMS.items()}
+        points |= {name: row[key] for key, name in forms.items() if key in row}
+        if not points and (measure := metric_rows.validation_measure(row)):
+            points["validation"] = row[measure]
         for name, value in points.items():
             curves.setdefault(name, {}).setdefault(row["round"], []).append(value)
     return curves

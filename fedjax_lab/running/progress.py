@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from fedjax_lab.errors import printable
 from fedjax_lab.running.storage import metric_rows
+from fedjax_lab.simulation.units import is_percent, metric_of
 
 LINE_SECONDS = 60.0  # time between two lines if there is no evaluation
 
@@ -76,8 +77,11 @@ class ProgressBar:
         """Shows the results of an evaluation; rows: the newest row of each seed."""
         parts = []
         scores = [score for row in rows if (score := metric_rows.headline(row)) is not None]
-        if len(scores) == len(rows):
-            parts.append(f"accuracy {np.mean(scores):.2f} %")
+        measure = metric_rows.headline_measure(rows[0])
+        if measure is not None and len(scores) == len(rows):
+            metric = metric_of(measure)
+            unit = " %" if is_percent(metric) else ""
+            parts.append(f"{metric} {np.mean(scores):.{2 if unit else 4}f}{unit}")
         parts.append(f"train loss {np.mean([row['train_loss'] for row in rows]):.4f}")
         self._bar.set_postfix_str(", ".join(parts))
         if self._lines:

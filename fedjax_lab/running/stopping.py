@@ -47,15 +47,24 @@ def _end(rows, config) -> tuple[int, str] | None:
     patience, target = config.run.patience, config.run.target
     best, without_better = float("-inf"), 0
     for row in rows:
-        score = metric_rows.headline(row)
-        if target and score is not None and score >= target:
+        if target and _is_reached(target, row):
             return row["round"], "target"
-        if patience and "id" in row:
-            without_better = 0 if row["id"] > best else without_better + 1
-            best = max(best, row["id"])
+        if patience and (measure := metric_rows.validation_measure(row)):
+            score = metric_rows.gain(measure, row[measure])
+            without_better = 0 if score > best else without_better + 1
+            best = max(best, score)
             if without_better == patience:
                 return row["round"], "patience"
     return None
+
+
+def _is_reached(target, row):
+    """Whether the headline measure of an evaluation is as good as the target."""
+    measure = metric_rows.headline_measure(row)
+    if measure is None:
+        return False
+    value = metric_rows.value_of(row, measure)
+    return metric_rows.gain(measure, value) >= metric_rows.gain(measure, target)
 
 
 def check_no_rule(config: Mapping) -> None:

@@ -81,7 +81,7 @@ def _own_models(was, state):
         return model_of(name, method, task, send(state.server, client.id), client)
 
     federation = was.experiment.simulation.federations[0]
-    everybody = simulate.population(federation, task.num_classes)
+    everybody = simulate.population(federation, task.objective.num_classes)
     return jax.vmap(one)(everybody._replace(private=state.private))
 
 

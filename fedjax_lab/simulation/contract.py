@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.errors import BadInput, cut, quoted
-from fedjax_lab.types import Array, Method, PyTree, Stage, State
+from fedjax_lab.types import Array, Method, Objective, PyTree, Stage, State
 
 TAKES = {  # the arguments of the functions of a method and of its exchanges
     "init": ("key", "num_clients"),
@@ -170,12 +170,13 @@ def check_alike(what: str, given: PyTree, expected: PyTree, of: str = "that `ini
         ) from error
 
 
-def check_logits(logits: Any, count: int) -> None:
-    """Raises BadInput unless the logits are [count, K]; other shapes could broadcast silently."""
-    if getattr(logits, "shape", ())[:1] != (count,) or logits.ndim != 2:
+def check_logits(logits: Any, count: int, objective: Objective) -> None:
+    """Raises BadInput unless the logits are [count, *outputs]; others could broadcast silently."""
+    expected = count, *objective.outputs
+    if getattr(logits, "shape", None) != expected:
         raise BadInput(
-            f"`predict` of a method must return logits [B, K], for {count} examples [{count}, K],"
-            f" not {shown(logits)}"
+            f"`predict` of a method must return logits [B, *outputs], for {count} examples"
+            f" {list(expected)}, not {shown(logits)}"
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.simulation.local import fetch, make_work, num_batches, of_client, work_rows
-from fedjax_lab.simulation.metrics import LOSS, Metric, Summed, Whole, by_domain
+from fedjax_lab.simulation.metrics import LOSS, Metric, Summed, Whole, by_domain, loss_of
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, Rows, State
 
@@ -24,13 +24,14 @@ GLOBAL_CLIENTS = 100  # most clients whose mean is `global` if the method define
 
 
 class Counts(NamedTuple):
-    """Numbers of correctly classified and of all examples by domain [..., D], and other metrics.
+    """Numbers of correctly predicted and of all labels by domain [..., D], and other metrics.
 
+    In most tasks an example has one label. `correct` is None if the task has no accuracy.
     `measured` maps the name of a metric to its sums by domain [..., D, ...] or, for a `Whole`, to
     its values [...].
     """
 
-    correct: Array
+    correct: Array | None
     total: Array
     measured: dict[str, PyTree]
 
@@ -38,8 +39,8 @@ class Counts(NamedTuple):
 class Answers(NamedTuple):
     """The outputs of a model for rows [T], with their labels: the arguments of a metric."""
 
-    logits: Array  # [T, K]
-    labels: Array  # [T]
+    logits: Array  # [T, *outputs]
+    labels: Array  # [T, *label]
     mask: Array  # [T]
 
 
@@ -239,8 +240,7 @@ def count(
     The answers are None if no metric needs all of them at once. The counts do not yet have the
     metrics that do.
     """
-    plan = program.plan
-    size, num_classes = min(plan.eval_batch, rows.shape[0]), client.label_count.shape[-1]
+    plan, size = program.plan, min(program.plan.eval_batch, rows.shape[0])
     padded = _pad(rows, size)
 
     def step(s, carry):
@@ -248,7 +248,7 @@ def count(
         at = jax.lax.dynamic_slice(padded, (s * size,), (size,))
         batch = fetch(federation, at, plan)
         logits = program.method.predict(message, client, batch.x)
-        contract.check_logits(logits, len(batch.y))
+        contract.check_logits(logits, len(batch.y), plan.objective)
         which = jax.nn.one_hot(federation.domain[at], plan.num_domains, dtype=jnp.float32)
         domain = which * batch.mask[:, None]
         views = {
@@ -262,9 +262,10 @@ def count(
             kept = jax.lax.dynamic_update_slice_in_dim(kept, logits, s * size, 0)
         return counts, kept
 
-    kept = jnp.zeros((len(padded), num_classes)) if _needs_answers(plan) else None
+    shape = len(padded), *plan.objective.outputs
+    kept = jnp.zeros(shape) if _needs_answers(plan) else None
     batches = num_batches(jnp.sum(rows >= 0), size)
-    start = _no_counts(plan, size, num_classes), kept
+    start = _no_counts(plan, size), kept
     counts, logits = jax.lax.fori_loop(0, batches, step, start)
     if logits is None:
         return counts, None
@@ -277,7 +278,9 @@ def _count_batch(plan, logits, labels, domain, views):
     domain: one-hot domains [B, D], all 0 for padding. views: logits for changed inputs, by the name
         of the metric that defines the change.
     """
-    correct = jnp.argmax(logits, -1) == labels
+    objective, examples = plan.objective, jnp.sum(domain, 0)
+    correct = None if objective.correct is None else objective.correct(logits, labels) @ domain
+    total = examples if objective.num_labels is None else objective.num_labels(labels) @ domain
     measured = {
         metric.name: by_domain(
             metric, views.get(metric.name, logits).astype(jnp.float32), labels, domain
@@ -285,13 +288,14 @@ def _count_batch(plan, logits, labels, domain, views):
         for metric in all_metrics(plan)
         if isinstance(metric, Summed)
     }
-    return Counts(correct @ domain, jnp.sum(domain, 0), measured)
+    return Counts(correct, total, measured)
 
 
-def _no_counts(plan, size, num_classes):
+def _no_counts(plan, size):
     """The counts before the first batch of `size` examples."""
-    like = jax.ShapeDtypeStruct
-    logits, labels = like((size, num_classes), jnp.float32), like((size,), jnp.int32)
+    like, objective = jax.ShapeDtypeStruct, plan.objective
+    logits = like((size, *objective.outputs), jnp.float32)
+    labels = like((size, *objective.label.shape), objective.label.dtype)
     domain = like((size, plan.num_domains), jnp.float32)
     views = dict.fromkeys(_views(plan), logits)
     return tree.zeros(jax.eval_shape(partial(_count_batch, plan), logits, labels, domain, views))
@@ -311,7 +315,7 @@ def _with_whole(plan, counts, answers):
 
 def all_metrics(plan: Plan) -> tuple[Metric, ...]:
     """The loss and the plan's metrics: what an evaluation measures besides the accuracy."""
-    return (LOSS, *plan.metrics)
+    return (loss_of(plan.objective), *plan.metrics)
 
 
 def _views(plan):
@@ -346,10 +350,21 @@ def summarize(
     The loss and the named metrics have the same forms: loss, domains_loss, global_loss, ...; None
     is a value that is not finite. A mean over clients leaves out those for which a metric is not
     defined. `weighted` is the value over all clients' examples together or, for a `Whole`, the mean
-    weighted by examples. A `Whole` has no domains.
+    weighted by examples. A `Whole` has no domains. A task without an accuracy has only these.
     """
-    out: dict[str, Any] = {}
     split = scores.test if scores.test is not None else scores.global_test
+    out = _summarize_accuracy(scores, split, domains)
+    with np.errstate(all="ignore"):
+        for metric in (LOSS, *named):
+            out |= _summarize_metric(metric, scores, split, domains)
+    return out
+
+
+def _summarize_accuracy(scores, split, domains):
+    """The numbers of the accuracy, without a name of a metric in their keys."""
+    out: dict[str, Any] = {}
+    if not any(counts is not None and counts.correct is not None for counts in scores):
+        return out
     if scores.test is not None:
         out["accuracy"] = _clients(scores.test)
     if split is not None and len(domains) > 1:
@@ -358,9 +373,6 @@ def summarize(
         out["global"] = _pooled(scores.global_test)
     for form, counts in _means_of_clients(scores).items():
         out |= _mean_and_each(form, "", _clients(counts))
-    with np.errstate(all="ignore"):
-        for metric in (LOSS, *named):
-            out |= _summarize_metric(metric, scores, split, domains)
     return out
 
 

@@ -1,9 +1,10 @@
-"""The metrics of an evaluation besides accuracy: the loss, and the metrics that a config names.
+"""The metrics of an evaluation besides accuracy: the loss, the task's, and those of a config.
 
 A metric is a function of a model's logits [N, K], the labels [N] and a mask [N], which is 0 for
-padding. If it returns [N], one value for each example, the metric is the mean over examples. If it
-returns one number, it gets all examples of a client (or of the global test set) at once, so the
-device holds all their logits while a client is scored: N * K float32.
+padding; in other tasks than classification, of logits [N, *outputs] and labels [N, *label]. If it
+returns [N], one value for each example, the metric is the mean over examples. If it returns one
+number, it gets all examples of a client (or of the global test set) at once, so the device holds
+all their logits while a client is scored: N * K float32.
 
 A metric that is not a mean but can be computed from sums over examples is a `Summed`. Only the sums
 are stored, so its memory does not grow with the number of examples.
@@ -19,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab.errors import BadInput, cut, message_of, quoted
+from fedjax_lab.errors import BadInput, cut, message_of, nearest, quoted
 from fedjax_lab.simulation import units
-from fedjax_lab.types import Array, PyTree
+from fedjax_lab.types import Array, Objective, PyTree
 
 SPECIAL = 2  # the first two classes of word predictions are padding and the unknown word
 BINS = 15  # of the calibration error: equally wide, each without its lower edge
@@ -31,7 +32,8 @@ class Summed(NamedTuple):
     """A metric that is computed from sums over examples.
 
     `value` runs on the host for many clients at once: the leaves of its first argument are the sums
-    [C, ...] in float64, the second argument is the number of examples [C].
+    [C, ...] in float64, the second argument is the number of labels [C], in most tasks one label
+    for each example.
     """
 
     name: str
@@ -62,8 +64,16 @@ def _percent(sums, total):
 
 def _cross_entropy(logits, labels, mask):
     """logsumexp(o) - o_y of each example; infinite where the logits are not finite."""
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return jnp.where(jnp.isnan(loss), jnp.inf, loss)
+    return _not_nan(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+
+def _not_nan(losses):
+    return jnp.where(jnp.isnan(losses), jnp.inf, losses)
+
+
+def loss_of(objective: Objective) -> Summed:
+    """The loss of a task as a metric; infinite where the logits are not finite."""
+    return LOSS._replace(statistics=lambda o, y, mask: _not_nan(objective.losses(o, y)))
 
 
 def _in_top5(logits, labels, mask):
@@ -107,7 +117,8 @@ def _calibration_error(sums, total):
     return 100 * gap.sum(-1) / total
 
 
-def _perplexity(sums, total):
+def perplexity(sums: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """The exponential of the mean loss."""
     return np.exp(sums / total)
 
 
@@ -130,23 +141,57 @@ def _auroc(logits: Array, labels: Array, mask: Array) -> Array:
     probability ranks correctly; ties count one half. Classes without positive or negative examples
     are left out. NaN if no class remains.
     """
-    log_p = jax.nn.log_softmax(logits)  # ordered like the probabilities, but not rounded to 1
-    log_p = jnp.where(jnp.isnan(log_p), -jnp.inf, log_p)
+
+    def area(positive, negative, first, last):
+        upto = jnp.cumsum(negative)
+        below = jax.lax.cummax(jnp.where(first, upto - negative, 0))
+        upto = jax.lax.cummin(jnp.where(last, upto, jnp.inf), reverse=True)
+        share = (below + upto) / (2 * jnp.sum(negative))
+        return jnp.sum(jnp.where(positive > 0, share, 0)) / jnp.sum(positive)
+
+    return _mean_of_rankings(area, logits, labels, mask)
+
+
+def _average_precision(logits: Array, labels: Array, mask: Array) -> Array:
+    """The mean average precision, one class against the rest, averaged over classes, in percent.
+
+    The average precision of a class is the mean over its examples of the precision of all examples
+    with at least the same probability. Classes without positive examples are left out.
+    """
+
+    def precision(positive, negative, first, last):
+        def from_here(a):  # the sum from the first example with an equal score to the end
+            above = jnp.cumsum(a[::-1])[::-1]
+            return jax.lax.cummin(jnp.where(first, above, jnp.inf))
+
+        share = from_here(positive) / from_here(positive + negative)
+        return jnp.sum(jnp.where(positive > 0, share, 0)) / jnp.sum(positive)
+
+    return _mean_of_rankings(precision, logits, labels, mask)
+
+
+def _mean_of_rankings(measure, logits, labels, mask):
+    """The mean over classes of a measure of the ranking of their examples, in percent.
+
+    measure: (positive, negative, first, last), each [N] and in ascending order of the probability;
+        the last two mark the first and the last of equal ones.
+    """
+    if labels.ndim == 1 and logits.shape[1] > 1:  # classes exclude each other
+        scores = jax.nn.log_softmax(logits)  # like the probabilities, but not rounded to 1
+        labels = jax.nn.one_hot(labels, logits.shape[1])
+    else:
+        scores, labels = logits, labels.reshape(logits.shape)
+    scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
 
     def of_class(score, is_positive):  # [N] each
         ranked, positive, negative = jax.lax.sort(
             (score, mask * is_positive, mask * (1 - is_positive)), num_keys=1
         )
         differs, end = ranked[1:] != ranked[:-1], jnp.ones(1, bool)
-        is_first, is_last = jnp.append(end, differs), jnp.append(differs, end)  # of equal scores
-        upto = jnp.cumsum(negative)
-        below = jax.lax.cummax(jnp.where(is_first, upto - negative, 0))
-        upto = jax.lax.cummin(jnp.where(is_last, upto, jnp.inf), reverse=True)
-        share = (below + upto) / (2 * jnp.sum(negative))
-        return jnp.sum(jnp.where(positive > 0, share, 0)) / jnp.sum(positive)
+        return measure(positive, negative, jnp.append(end, differs), jnp.append(differs, end))
 
-    areas = jax.vmap(of_class, 1)(log_p, jax.nn.one_hot(labels, logits.shape[1]))
-    return 100 * jnp.nanmean(jnp.where(jnp.isfinite(areas), areas, jnp.nan))
+    values = jax.vmap(of_class, 1)(scores, labels)
+    return 100 * jnp.nanmean(jnp.where(jnp.isfinite(values), values, jnp.nan))
 
 
 LOSS = Summed("loss", _cross_entropy, _mean, lower_is_better=True)
@@ -158,34 +203,46 @@ BUILT_IN: dict[str, Metric] = {
         Summed("top5", _in_top5, _percent),
         Summed("macro_f1", _by_class, _macro_f1),
         Whole("auroc", _auroc),
+        Whole("map", _average_precision),
         Summed("ece", _by_confidence, _calibration_error, lower_is_better=True),
-        Summed("perplexity", _cross_entropy, _perplexity, lower_is_better=True),
+        Summed("perplexity", _cross_entropy, perplexity, lower_is_better=True),
         Summed("word_accuracy", _of_words, _word_accuracy),
     )
 }
 
 
-def make(parts: Iterable[Metric | Callable], num_classes: int) -> tuple[Metric, ...]:
+def make(parts: Iterable[Metric | Callable], objective: Objective) -> tuple[Metric, ...]:
     """The metrics of a run besides the loss, which is always evaluated.
 
     Args:
       parts: built-in metrics, and functions (logits, labels, mask) -> [N] or one number. Lower
         values of a function are better if its attribute `lower_is_better` is true.
-      num_classes: the number of classes of the run's task.
+      objective: of the run's task, whose metrics come first.
 
-    Raises BadInput for a name that is already a key of a row, and for a function that JAX cannot
-    trace or that returns anything else.
+    Raises BadInput for a name that is already a key of a row, for a built-in metric of classes in a
+    task without classes, and for a function that JAX cannot trace or that returns anything else.
     """
-    made: dict[str, Metric] = {LOSS.name: LOSS}
+    made: dict[str, Metric] = {LOSS.name: LOSS, **{m.name: m for m in objective.metrics}}
     for part in parts:
-        metric = part if isinstance(part, Metric) else _of_function(part, num_classes)
+        _check_suits(part, objective)
+        metric = part if isinstance(part, Metric) else _of_function(part, objective)
         if made.get(metric.name, metric) != metric:
             raise BadInput(f"config.run.metrics has two metrics with the name {metric.name!r}")
         made[metric.name] = metric
     return tuple(metric for metric in made.values() if metric != LOSS)
 
 
-def _of_function(function, num_classes):
+def _check_suits(part, objective):
+    """Raises BadInput if this is a built-in metric of classes, which the task does not have."""
+    allowed = {LOSS.name, *(m.name for m in objective.metrics), *objective.optional}
+    if part in BUILT_IN.values() and not objective.has_classes and part.name not in allowed:
+        raise BadInput(
+            f"config.run.metrics: the task {objective.name} has no metric {part.name!r};"
+            f" {nearest(part.name, sorted(allowed))}"
+        )
+
+
+def _of_function(function, objective):
     """The metric of a user's function; its output shape decides between `Summed` and `Whole`."""
     named = getattr(function, "func", function)  # the function of a functools.partial
     name = getattr(named, "__name__", type(named).__name__)
@@ -195,20 +252,30 @@ def _of_function(function, num_classes):
             " no other meaning in metrics.jsonl; rename the function"
         )
     lower = bool(getattr(function, "lower_is_better", False))
-    shape = _given_shape(name, function, num_classes)
-    _check_padding(name, function, num_classes)
+    shape = _given_shape(name, function, objective)
+    _check_padding(name, function, objective)
     if shape == ():
         return Whole(name, function, lower)
-    return Summed(name, function, _mean, lower)
+
+    def statistics(logits, labels, mask):
+        values = function(logits, labels, mask)
+        return {"values": values, "examples": jnp.ones(len(values))}
+
+    return Summed(name, statistics, _mean_over_examples, lower)
 
 
-def _given_shape(name, function, num_classes):
+def _mean_over_examples(sums, total):
+    return sums["values"] / sums["examples"]
+
+
+def _given_shape(name, function, objective):
     """() or (N,), the shape of the function's output for N examples."""
-    count = num_classes + 1  # differs from the number of classes
+    outputs, label = objective.outputs, objective.label
+    count = max((*outputs, *label.shape)) + 1  # differs from the other axes
     like = jax.ShapeDtypeStruct
-    labels, mask = like((count,), jnp.int32), like((count,), jnp.float32)
+    labels, mask = like((count, *label.shape), label.dtype), like((count,), jnp.float32)
     try:
-        given = jax.eval_shape(function, like((count, num_classes), jnp.float32), labels, mask)
+        given = jax.eval_shape(function, like((count, *outputs), jnp.float32), labels, mask)
     except Exception as error:  # a user's function may raise anything
         reason = cut(f"{type(error).__name__}: {message_of(error)}".partition("\n")[0], 300)
         raise BadInput(
@@ -223,11 +290,17 @@ def _given_shape(name, function, num_classes):
     return shape
 
 
-def _check_padding(name, function, num_classes):
+def _check_padding(name, function, objective):
     """Raises BadInput if the values of a metric depend on padded rows."""
-    logits = np.random.default_rng(0).normal(size=(5, num_classes)).astype(np.float32)
-    is_wrong = np.array([0, 1, 1, 0, 0])  # the padding is right more often than the examples
-    labels = ((logits.argmax(1) + is_wrong) % num_classes).astype(np.int32)
+    logits = np.random.default_rng(0).normal(size=(5, *objective.outputs)).astype(np.float32)
+    label, num_classes = objective.label, objective.outputs[-1]
+    if label.shape == objective.outputs[:-1]:
+        # Padding is right more often than the examples.
+        is_wrong = np.array([0, 1, 1, 0, 0]).reshape(5, *(1,) * len(label.shape))
+        labels = (logits.argmax(-1) + is_wrong) % num_classes
+    else:
+        labels = logits.reshape(5, *label.shape) > 0
+    labels = labels.astype(label.dtype)
     mask = np.float32([1, 1, 1, 0, 0])
 
     def value(count):

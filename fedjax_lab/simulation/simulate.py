@@ -12,7 +12,17 @@ from fedjax_lab.simulation import contract, failures
 from fedjax_lab.simulation.local import fetch, make_work, num_batches, of_client, work_rows
 from fedjax_lab.simulation.strategies import Strategy
 from fedjax_lab.streams import Keys
-from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, Rows, State
+from fedjax_lab.types import (
+    Array,
+    Client,
+    Federation,
+    Method,
+    NoCounts,
+    Plan,
+    PyTree,
+    Rows,
+    State,
+)
 
 PIECE = 1 << 16  # clients whose labels are counted at a time
 AGGREGATED = "the last `aggregate` of a method's round must return the server's state"
@@ -62,7 +72,10 @@ def population(federation: Federation, num_classes: int) -> Client:
 
 
 def population_on_host(federation: Federation, num_classes: int) -> Client:
-    """All clients [C] as NumPy arrays, without private state."""
+    """All clients [C] as NumPy arrays, without private state.
+
+    num_classes: K, or 0 if the examples are not divided into classes.
+    """
     count = np.asarray(federation.train.count)
     n = count.astype(np.float32)
     fields: dict[str, Any] = {
@@ -100,6 +113,8 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
 
 def _label_counts(rows, y, num_classes):
     """The number of examples of each class of each client, [C, K]; computed in pieces."""
+    if not num_classes:
+        return NoCounts()
     start, count, held = (np.asarray(a) for a in (rows.start, rows.count, rows.list))
     out = np.empty((len(rows), num_classes), np.float32)
     for begin in range(0, len(rows), PIECE):

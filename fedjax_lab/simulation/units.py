@@ -26,9 +26,11 @@ NO_MEASURES = (  # keys of a row for its origin and its costs
     "recorded",
 )
 PERCENT = frozenset(
-    {"accuracy", "top5", "macro_f1", "auroc", "ece", "word_accuracy", "backdoor_success"}
+    {"accuracy", "top5", "macro_f1", "auroc", "map", "ece", "word_accuracy", "backdoor_success"}
+    | {"f1", "micro_f1", "miou", "dice"}
 )
-LOWER_IS_BETTER = frozenset({"loss", "perplexity", "ece"})
+HEADLINE_METRICS = ("accuracy", "rmse", "loss")  # the first that a run measures decides
+LOWER_IS_BETTER = frozenset({"loss", "perplexity", "ece", "rmse", "mae"})
 
 
 def metric_of(measure: str) -> str:
@@ -38,6 +40,18 @@ def metric_of(measure: str) -> str:
         return "accuracy"
     forms = [form for form in FORMS if key.startswith(f"{form}_")]
     return key.removeprefix(f"{max(forms, key=len)}_") if forms else key
+
+
+def measure_of(metric: str, form: str) -> str:
+    """The measure of a metric's mean over clients (form "mean"), or of another form of it."""
+    if form == "mean":
+        return f"{metric}.mean"
+    return form if metric == "accuracy" else f"{form}_{metric}"
+
+
+TESTED = ("mean", "global", "ood")  # forms that are measured on test examples
+# A run's headline measure is the first of these that it has.
+HEADLINES = tuple(measure_of(m, form) for m in HEADLINE_METRICS for form in (*TESTED, "id"))
 
 
 def is_percent(measure: str) -> bool:

@@ -174,7 +174,7 @@ def make_ready(folder: Path) -> Path:
 
 
 def shown(*folders: Path) -> str:
-    """The accuracy of runs after the last round, in percent, or the reason why there is none."""
+    """The headline measure of runs after the last round, or the reason why there is none."""
     each: list[float | None] = []
     for folder in folders:
         try:

@@ -206,18 +206,19 @@ def _score(draw, out, search):
     if outcome is None or outcome.code:
         return None
     if search.on == "test":
-        return (_number(draw, metric_rows.headline(summary["last"]["mean"]), "test"),)
+        values = summary["last"]["mean"]
+        return (_gain(draw, values, metric_rows.headline_measure(values), "test"),)
     values = summary.get("best_by_validation", {}).get("mean", {})
-    accuracy = _number(draw, values.get("id"), "validation")
-    return accuracy, -values.get("id_loss", 0.0)  # the loss breaks ties of the accuracy
+    score = _gain(draw, values, metric_rows.validation_measure(values), "validation")
+    return score, -values.get("id_loss", 0.0)  # the loss breaks ties of the accuracy
 
 
-def _number(draw, value, kind):
-    if value is None:
+def _gain(draw, values, measure, kind):
+    if measure is None or (value := metric_rows.value_of(values, measure)) is None:
         raise BadInput(
             f"{draw.name} has no accuracy on {kind} examples, so the best draw cannot be chosen"
         )
-    return value
+    return metric_rows.gain(measure, value)
 
 
 def spent(contender: Contender, out: Path, search: Search) -> dict:

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, tree
+from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.models import calls
@@ -113,7 +113,7 @@ def _gradient(task, weights, batch, key):
 
     def risk(params):
         out = task.apply(weights._replace(params=params), batch.x, key, batch.mask)
-        return losses.cross_entropy(out.logits, batch), out.stats
+        return task.loss(out.logits, batch), out.stats
 
     (_, stats), gradient = jax.value_and_grad(risk, has_aux=True)(weights.params)
     return gradient, stats

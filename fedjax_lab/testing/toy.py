@@ -6,14 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import optim
+from fedjax_lab import losses, optim
 from fedjax_lab.experiment.federation import make_rows
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Federation, Plan, Rows, Task
 
 C, N, K, D = 8, 37, 4, 6  # clients, examples of the largest client, classes, features
-PLAN = Plan(rounds=6, cohort=5, batch_size=8, epochs=2, optimizer=optim.sgd(0.05, 0.9, 1e-4))
+PLAN = Plan(
+    rounds=6,
+    cohort=5,
+    batch_size=8,
+    epochs=2,
+    optimizer=optim.sgd(0.05, 0.9, 1e-4),
+    objective=losses.classification(K),
+)
 
 
 def as_rows(table) -> Rows:

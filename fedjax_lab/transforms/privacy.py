@@ -38,7 +38,7 @@ from fedjax_lab.transforms import accounting, server_state, uplink
 from fedjax_lab.transforms import cohort as of_cohort
 from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
 from fedjax_lab.transforms.server_state import Server
-from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
+from fedjax_lab.types import Array, Client, Exchange, Method, NoCounts, PyTree, Task, Work
 
 NOBODY = jnp.iinfo(jnp.int32).max  # an id that no client has
 NOISE = 5  # number of the random stream of a client's noise among the streams of an upload
@@ -300,11 +300,11 @@ def crowd(clients: Client, count: int) -> Client:
 
 def _without_data(clients: Client) -> Client:
     """The clients as if each had one example, spread over all classes; a lost client has none."""
-    n = clients.arrived.astype(clients.n.dtype)
-    classes = clients.label_count.shape[1]
-    return clients._replace(
-        n=n, mean_n=jnp.ones_like(n), label_count=jnp.tile(n[:, None] / classes, classes)
-    )
+    n, counts = clients.arrived.astype(clients.n.dtype), clients.label_count
+    if not isinstance(counts, NoCounts):
+        classes = counts.shape[1]
+        counts = jnp.tile(n[:, None] / classes, classes)
+    return clients._replace(n=n, mean_n=jnp.ones_like(n), label_count=counts)
 
 
 def _of_equals(method: Method) -> Method:

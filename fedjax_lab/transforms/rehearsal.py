@@ -7,7 +7,18 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree, wire
-from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, State, Task, Work
+from fedjax_lab.types import (
+    Array,
+    Batch,
+    Client,
+    Exchange,
+    Method,
+    NoCounts,
+    PyTree,
+    State,
+    Task,
+    Work,
+)
 
 
 def updates(method: Method, task: Task, state: State, num_clients: int) -> list[PyTree]:
@@ -47,7 +58,7 @@ def _client(task: Task, private: PyTree) -> Client:
         id=jnp.int32(0),
         n=one,
         weight=one,
-        label_count=jnp.ones(task.num_classes),
+        label_count=jnp.ones(task.num_classes) if task.objective.has_classes else NoCounts(),
         private=private,
         num_clients=one,
         mean_n=one,
@@ -59,7 +70,8 @@ def stand_in(task: Task) -> Work:
 
     def draw(size: int) -> Batch:
         x = jnp.zeros((size, *task.input_shape))
-        return Batch(x, jnp.zeros(size, jnp.int32), jnp.ones(size))
+        label = task.objective.label
+        return Batch(x, jnp.zeros((size, *label.shape), label.dtype), jnp.ones(size))
 
     def train(weights: PyTree, loss: Callable, **options) -> PyTree:
         return weights

@@ -76,6 +76,7 @@ def build(
         work.batch,
         work.epochs,
         optim.sgd(work.lr),
+        task.objective,
         example_shape=work.x.shape[1:],
         equal_steps=bool((batches == batches.max()).all()),
     )

@@ -79,7 +79,7 @@ def of_state(args) -> Simulation:
     x = rng.standard_normal((20_000, 64), np.float32)
     federation = make_federation(x, args.clients, 20)
     task = make_task(nets.mlp(CLASSES), (64,), CLASSES)
-    plan = Plan(10**6, 20, 10, 1, optim.sgd(0.01), equal_steps=True)
+    plan = Plan(10**6, 20, 10, 1, optim.sgd(0.01), task.objective, equal_steps=True)
     method = {"scaffold": scaffold, "fedavg": fedavg}[args.method](task)
     return simulate(federation, method, task, plan, state=args.state)
 
@@ -96,7 +96,8 @@ def of_pool(args) -> Simulation:
         x = np.array(x)
     federation = make_federation(x, count // 50, 50)._replace(scale=np.float32(1 / 255))
     task = make_task(nets.mlp(CLASSES), IMAGE, CLASSES)
-    plan = Plan(10**6, 50, 10, 1, optim.sgd(0.01), example_shape=IMAGE, equal_steps=True)
+    sgd = optim.sgd(0.01)
+    plan = Plan(10**6, 50, 10, 1, sgd, task.objective, example_shape=IMAGE, equal_steps=True)
     return simulate(federation, fedavg(task), task, plan, data=args.data)
 
 

@@ -17,6 +17,10 @@ from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput, quoted
 
+BY_CLASS = frozenset(  # the partitions of this package that divide each class
+    "dirichlet classes_per_client client_dirichlet shards extended_dirichlet semantic".split()
+)
+
 
 class Examples(NamedTuple):
     """The R training examples that a partition divides."""

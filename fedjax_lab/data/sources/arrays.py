@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,26 +23,32 @@ def arrays(*, path: str) -> Dataset:
     path: the .npz file.
 
     `x` holds images [R, H, W] or [R, H, W, channels], or rows of numbers [R, D], of any type;
-    `data/normalize.py` says what the numbers mean. `y` [R] holds integer labels from 0. Optional
-    arrays: `domain` [R], integers or names; `client` [R], the natural user of each example,
-    integers or names; `split` [R], "train" or "test", or 0 and 1; and `classes`, the names of the
-    classes. The file must not hold any other array. Without `split`, a random fifth of the examples
-    is the test set: the same one at every call, unless config.data.test draws another.
+    `data/normalize.py` says what the numbers mean. `y` holds the labels [R, ...]: integers from 0
+    for classes, or what config.task needs. Optional arrays: `domain` [R], integers or names;
+    `client` [R], the natural user of each example, integers or names; `split` [R], "train" or
+    "test", or 0 and 1; and `classes`, the names of the classes. The file must not hold any other
+    array. Without `split`, a random fifth of the examples is the test set: the same one at every
+    call, unless config.data.test draws another.
     """
     file = path_of(path, "name an .npz file with --config.data.path")
     members = read(file)
-    made = dataset_of(file, pixels(file, members.pop("x")), members, "split", is_test)
+    return of_members(file, members.pop("x"), members)
+
+
+def of_members(where: Path | str, x: np.ndarray, members: dict[str, np.ndarray]) -> Dataset:
+    """The dataset of these arrays, by the names in KEYS. where: the culprit in messages."""
+    made = dataset_of(where, pixels(where, x), members, "split", is_test)
     if not made.test_is_drawn:
         leaks.report(made)
     return made
 
 
 def dataset_of(
-    where: Path,
+    where: Path | str,
     x: np.ndarray,
     members: dict[str, np.ndarray],
     split: str,
-    is_test: Callable[[Path, np.ndarray], np.ndarray],
+    is_test: Callable[[Any, np.ndarray], np.ndarray],
 ) -> Dataset:
     """The dataset of examples x [R, ...] and of the other arrays, by name.
 
@@ -49,9 +56,9 @@ def dataset_of(
     is_test: (where, that array) -> test flags [R] bool.
     """
     for key in ("y", "domain", "client", split):
-        if key in members and members[key].shape != (len(x),):
-            shape = list(members[key].shape)
-            raise BadInput(f"{where}: {key} has shape {shape}, but x has {len(x)} examples")
+        shape = members[key].shape if key in members else (len(x),)
+        if shape[:1] != (len(x),) or (key != "y" and len(shape) > 1):
+            raise BadInput(f"{where}: {key} has shape {list(shape)}, but x has {len(x)} examples")
     classes = class_names(where, members.get("classes"), members["y"])
     y = labels(where, members["y"], classes)
     domain, domains = numbered(where, "domain", members.get("domain", np.zeros(len(x), np.int32)))
@@ -88,7 +95,7 @@ def read(file: Path) -> dict[str, np.ndarray]:
     return arrays | {key: np.char.decode(a, "utf-8", "replace") for key, a in texts.items()}
 
 
-def pixels(file: Path, x: np.ndarray) -> np.ndarray:
+def pixels(file: Path | str, x: np.ndarray) -> np.ndarray:
     """Examples as images of their type or as rows; images [R, H, W] get a channel axis.
 
     Numbers that are not of one byte become finite float32, except for the integers of images.
@@ -98,31 +105,46 @@ def pixels(file: Path, x: np.ndarray) -> np.ndarray:
     if x.ndim < 2 or 0 in x.shape:
         raise BadInput(f"{file}: x has shape {list(x.shape)}, not [R, D] or [R, H, W, channels]")
     if x.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            x = x.astype(np.float32, copy=False)
-        bad = ~np.isfinite(x).reshape(len(x), -1).all(1)
-        if bad.any():
-            raise BadInput(f"{file}: x has NaN or infinite values, first in row {bad.argmax()}")
+        x = finite(file, "x", x)
     elif x.ndim == 2 and x.dtype.kind in "iu" and x.dtype != np.uint8:
         x = x.astype(np.float16 if x.dtype == np.int8 else np.float32)  # columns, not token ids
     return x[..., None] if x.ndim == 3 else x
 
 
-def class_names(file: Path, classes: np.ndarray | None, y: np.ndarray) -> tuple[str, ...]:
-    """The class names in the file, or else "0", "1", ... up to the highest label."""
+def finite(file: Path | str, name: str, values: np.ndarray) -> np.ndarray:
+    """The values [R, ...] as float32. Raises BadInput, with the row, unless they are finite."""
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32, copy=False)
+    bad = ~np.isfinite(values).reshape(len(values), -1).all(1)
+    if bad.any():
+        raise BadInput(f"{file}: {name} has NaN or infinite values, first in row {bad.argmax()}")
+    return values
+
+
+def class_names(file: Path | str, classes: np.ndarray | None, y: np.ndarray) -> tuple[str, ...]:
+    """The class names in the file, or else "0", "1", ... up to the highest label; () of others."""
     if classes is not None:
         if classes.ndim != 1 or len(classes) == 0:
             shape = f"{list(classes.shape)}, but must be a list of names"
             raise BadInput(f"{file}: classes has shape {shape}")
         return tuple(map(str, classes.tolist()))
-    top = int(y.max()) if y.dtype.kind in "ui" else 0
+    if y.dtype.kind not in "ui":
+        return ()
+    top = int(y.max())
     return tuple(map(str, range(min(max(top, 0) + 1, MOST_CLASSES))))
 
 
-def labels(file: Path, y: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
-    """The labels [R] as int32. Raises BadInput unless each one is the number of a class."""
-    if y.dtype.kind not in "ui":
-        raise BadInput(f"{file}: y must hold integers, but its type is {y.dtype}")
+def labels(file: Path | str, y: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
+    """The labels [R, ...] as int32 or float32.
+
+    Raises BadInput if labels [R] of integers are not numbers of classes.
+    """
+    if y.dtype.kind not in "uifb":
+        raise BadInput(f"{file}: y must hold numbers, but its type is {y.dtype}")
+    if y.dtype.kind == "f":
+        return finite(file, "y", y)
+    if y.ndim > 1 or y.dtype.kind == "b":
+        return y.astype(np.int32)
     bad = (y < 0) | (y >= len(classes))
     if bad.any():
         row = bad.argmax()
@@ -130,7 +152,7 @@ def labels(file: Path, y: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def numbered(file: Path, what: str, values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+def numbered(file: Path | str, what: str, values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Numbers the values: the index [R] int32 of each one among the sorted distinct values.
 
     Returns the indices and the distinct values as strings. what: the name of the array, such as
@@ -144,7 +166,7 @@ def numbered(file: Path, what: str, values: np.ndarray) -> tuple[np.ndarray, tup
     return index.astype(np.int32), tuple(map(str, names.tolist()))
 
 
-def is_test(file: Path, split: np.ndarray) -> np.ndarray:
+def is_test(file: Path | str, split: np.ndarray) -> np.ndarray:
     """The test flags [R] bool of the entries of `split`."""
     train, test = ("train", "test") if split.dtype.kind == "U" else (0, 1)
     bad = (split != train) & (split != test)
@@ -154,9 +176,9 @@ def is_test(file: Path, split: np.ndarray) -> np.ndarray:
     return split == test
 
 
-def random_test_rows(count: int) -> np.ndarray:
-    """Flags [count] bool that mark a fifth of the examples, drawn by a fixed random permutation."""
-    order = np.random.default_rng(0).permutation(count)
+def random_test_rows(count: int, share: float = 0.2, seed: int = 0) -> np.ndarray:
+    """Flags [count] bool that mark a share of the examples, drawn by a random permutation."""
+    order = np.random.default_rng(seed).permutation(count)
     test = np.zeros(count, bool)
-    test[order[count - count // 5 :]] = True
+    test[order[count - int(share * count) :]] = True
     return test

@@ -80,13 +80,15 @@ def _examples(whole, rows, readers):
     x = np.empty((len(rows), example_size(whole)), whole.x.dtype)
     lots = (np.array_split(a, LOTS) for a in (x, rows))
     list(readers.map(lambda made, rows: lazy.fill(made, whole.x, rows), *lots))
-    y, domain = (np.where(rows < 0, 0, a[rows]) for a in (whole.y, whole.domain))
+    y, domain = (a[rows] for a in (whole.y, whole.domain))  # copies
+    y[rows < 0], domain[rows < 0] = 0, 0
     return {"x": x, "y": y, "domain": domain}
 
 
 def example_bytes(whole: Federation) -> int:
     """The bytes of one example in the pool, including its label and its domain."""
-    return example_size(whole) * whole.x.dtype.itemsize + 2 * whole.y.itemsize
+    label = math.prod(whole.y.shape[1:]) * whole.y.itemsize
+    return example_size(whole) * whole.x.dtype.itemsize + label + whole.domain.itemsize
 
 
 def example_size(whole: Federation) -> int:

@@ -1,7 +1,9 @@
 """Reading, writing and summarizing a run's config.json, metrics.jsonl and summary.json."""
 
+import functools
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,16 @@ from fedjax_lab.data import writing
 from fedjax_lab.data.writing import replace
 from fedjax_lab.errors import MACHINE, BadInput
 from fedjax_lab.running.storage import cloud, files
-from fedjax_lab.simulation.units import FORMS, NO_MEASURES, PER_CLIENT, metric_of
+from fedjax_lab.simulation.units import (
+    FORMS,
+    HEADLINE_METRICS,
+    HEADLINES,
+    LOWER_IS_BETTER,
+    NO_MEASURES,
+    PER_CLIENT,
+    measure_of,
+    metric_of,
+)
 
 TAGS = {
     "train_loss": "train/loss",
@@ -125,33 +136,65 @@ def append(path: Path, rows: list[dict]) -> None:
     writing.append(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-def headline(row: dict) -> float | None:
-    """The headline accuracy of an evaluation, in percent; None in a stage that is not scored.
+def headline_measure(row: dict) -> str | None:
+    """The headline measure of an evaluation; None in a stage that is not scored.
 
-    It is the mean over clients if there is one, else the accuracy on the global test set, else on
+    It is the first of HEADLINES that exists: the accuracy or, in a task without one, the RMSE or
+    the loss; the mean over clients if there is one, else the value on the global test set, else on
     the unseen domain, else on validation examples.
     """
-    if "accuracy" in row:
-        return row["accuracy"]["mean"]
-    return row.get("global", row.get("ood", row.get("id")))
+    return next((measure for measure in HEADLINES if measure.partition(".")[0] in row), None)
+
+
+def value_of(row: dict, measure: str) -> float:
+    """The value of a measure of an evaluation, such as "accuracy.mean" or "global"."""
+    key, _, part = measure.partition(".")
+    return row[key][part] if part else row[key]
+
+
+def headline(row: dict) -> float | None:
+    """The value of the headline measure of an evaluation, an accuracy in percent if it has one."""
+    measure = headline_measure(row)
+    return None if measure is None else value_of(row, measure)
+
+
+def validation_measure(row: dict) -> str | None:
+    """The measure on validation examples by which rounds are chosen; None if there is none."""
+    each = (measure_of(metric, "id") for metric in HEADLINE_METRICS)
+    return next((measure for measure in each if measure in row), None)
+
+
+def gain(measure: str, value: float | None) -> float:
+    """The value, negated if lower values of the measure are better; None counts as the worst."""
+    if value is None:
+        return -math.inf
+    return -value if metric_of(measure) in LOWER_IS_BETTER else value
 
 
 def pick_rounds(rows: list[dict]) -> dict[str, dict]:
     """The evaluation of one seed that each way of choosing a round selects, by the way's name.
 
     Only evaluations of the last stage reached are considered. The two maxima choose by test
-    accuracy if there is a test set.
+    accuracy if there is a test set. In a task without an accuracy, the best round is the one with
+    the lowest RMSE or loss.
     """
     rows = [row for row in rows if row.get("stage") == rows[-1].get("stage")]
     chosen = {"last": rows[-1]}
-    if any("id" in row for row in rows):
-        chosen["best_by_validation"] = max(rows, key=lambda row: row["id"])
-    scored = [(score, row) for row in rows if (score := headline(row)) is not None]
-    if scored:
-        chosen["max_over_rounds"] = max(scored, key=lambda pair: pair[0])[1]
+    for way, measure in (
+        ("best_by_validation", validation_measure(rows[0])),
+        ("max_over_rounds", headline_measure(rows[0])),
+    ):
+        scored = [row for row in rows if measure and value_of(row, measure) is not None]
+        if scored:
+            by = functools.partial(_gain_of, measure)
+            chosen[way] = max(scored, key=by)
     if all("domains" in row and row.get("accuracy", {}).get("per_client") for row in rows):
         chosen["max_per_domain"] = _max_per_domain(rows)
     return chosen
+
+
+def _gain_of(measure, row):
+    return gain(measure, value_of(row, measure))
 
 
 def _max_per_domain(rows):
@@ -169,7 +212,8 @@ def summarize(rows: list[dict], seeds: list[int]) -> dict:
     headline accuracy is highest, and all its numbers are those of this round. `max_per_domain`
     takes the maximum over rounds for each domain separately; its mean averages the maximum of each
     client. The std is the sample standard deviation, stored with its ddof; both are absent for one
-    seed. Rounds are always chosen by accuracy, never by the loss or another metric.
+    seed. Where a task has an accuracy, rounds are chosen by
+    it, never by the loss or another metric.
     """
     per_seed = {seed: pick_rounds([row for row in rows if row["seed"] == seed]) for seed in seeds}
     out = {}

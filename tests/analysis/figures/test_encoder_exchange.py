@@ -25,7 +25,7 @@ from fedjax_lab.types import Plan
 SIZES = [30, 10]
 MODELS = jax.vmap(TASK.init)(jax.random.split(jax.random.key(0), 2))
 KEY = jax.random.key(1)
-PLAN = Plan(rounds=1, cohort=2, batch_size=8, epochs=2, optimizer=optim.sgd(0.01, 0.9))
+PLAN = Plan(1, cohort=2, batch_size=8, epochs=2, optimizer=optim.sgd(0.01, 0.9), objective=None)
 
 
 def test_encoders_are_concatenated_and_averaged():

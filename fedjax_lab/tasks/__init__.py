@@ -1,0 +1,53 @@
+"""Tasks: what a model learns from the labels of its examples, one file each.
+
+A task is a function (labels, *, settings) -> `Objective`, where `labels` is a `Labels`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_lab.errors import BadInput
+
+
+class Labels(NamedTuple):
+    """The labels from which a task makes its objective."""
+
+    y: np.ndarray  # [N, ...] of the training examples
+    classes: tuple[str, ...]  # names of the classes, or of the columns of y
+
+
+def check_labels(task: str, y: np.ndarray, kinds: str, axes: tuple[int, ...], expected: str):
+    """Raises BadInput, which names the task that fits, unless these are labels of a task.
+
+    kinds: the kinds of NumPy types that labels may have, such as "iu" for integers.
+    axes: the numbers of axes that y may have. expected: the labels in words.
+    """
+    if y.dtype.kind in kinds and y.ndim in axes:
+        return
+    shape = list(y.shape[1:])
+    raise BadInput(
+        f"config.task.name={task} needs {expected}; a label of these data is {y.dtype}{shape}:"
+        f" {_fitting(y)}"
+    )
+
+
+def _fitting(y):
+    """The tasks that may fit labels of this type and shape, in words."""
+    if y.ndim == 1:
+        return "set --config.task.name=" + ("regression" if y.dtype.kind == "f" else "binary")
+    if y.dtype.kind == "f":
+        return "set --config.task.name=regression for numbers in several columns"
+    if y.ndim == 2:
+        return "set --config.task.name=multilabel for columns of 0 and 1, tokens for sequences"
+    return "set --config.task.name=segmentation for a class of each pixel"
+
+
+def check_indicators(task: str, y: np.ndarray) -> None:
+    """Raises BadInput unless all labels are 0 or 1."""
+    wrong = (y != 0) & (y != 1)
+    if wrong.any():
+        raise BadInput(
+            f"config.task.name={task} needs labels of 0 and 1, but one of these data is"
+            f" {y[wrong].flat[0]}; set --config.task.name=classification for several classes"
+        )

@@ -1,0 +1,42 @@
+"""A class of each position of an example, such as a token or a pixel."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.tasks import Labels
+from fedjax_lab.types import Array, Objective
+
+IGNORED = -1  # the label of a position that does not count
+
+
+def objective(name: str, labels: Labels, **fields) -> Objective:
+    """The objective with the cross-entropy of every position that counts."""
+    y, K = labels.y, len(labels.classes)
+    if len(y) and not IGNORED <= y.min() <= y.max() < K:
+        wrong = y.min() if y.min() < IGNORED else y.max()
+        raise BadInput(
+            f"config.task.name={name}: a position has the label {wrong}; labels are 0 .. {K - 1},"
+            f" or {IGNORED} where a position does not count"
+        )
+    return Objective(
+        name=name,
+        outputs=(*y.shape[1:], K),
+        label=jax.ShapeDtypeStruct(y.shape[1:], jnp.int32),
+        losses=_losses,
+        correct=lambda logits, y: _summed(jnp.argmax(logits, -1) == y),
+        num_labels=lambda y: _summed(y != IGNORED),
+        predict=lambda logits: jnp.argmax(logits, -1),
+        **fields,
+    )
+
+
+def _losses(logits, y):
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(y, 0))
+    return _summed(jnp.where(y == IGNORED, 0, each))
+
+
+def _summed(values: Array) -> Array:
+    """Values [B, ...] -> their sum over the positions of each example [B]."""
+    return jnp.sum(values.reshape(len(values), -1).astype(jnp.float32), 1)

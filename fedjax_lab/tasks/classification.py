@@ -1,0 +1,11 @@
+"""One class of each example: the cross-entropy, and the accuracy in percent."""
+
+from fedjax_lab import losses
+from fedjax_lab.tasks import Labels, check_labels
+from fedjax_lab.types import Objective
+
+
+def classification(labels: Labels) -> Objective:
+    """Labels y [N] are numbers of classes, 0 .. K - 1."""
+    check_labels("classification", labels.y, "iu", (1,), "the number of one class of each example")
+    return losses.classification(len(labels.classes))

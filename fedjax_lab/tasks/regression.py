@@ -1,0 +1,88 @@
+"""One number of each example, or several.
+
+z         (y - m) / s, with the mean m and the standard deviation s of the training labels
+loss      mean over the numbers of an example of (o - z)^2, |o - z| or Huber's function
+measured  RMSE and MAE in the unit of y, and R2 = 1 - sum (o - z)^2 / sum (z - mean z)^2; of
+          several numbers the mean of each measure, as in scikit-learn
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.simulation.metrics import Summed
+from fedjax_lab.tasks import Labels, check_labels
+from fedjax_lab.types import Array, Objective
+
+FUNCTIONS = {"mse": jnp.square, "mae": jnp.abs, "huber": optax.losses.huber_loss}
+
+
+def regression(
+    labels: Labels, *, loss: str = "mse", delta: float = 1.0, standardize: bool = True
+) -> Objective:
+    """Labels y [N] or [N, T] are numbers. A prediction has the unit of y.
+
+    loss: mse, the squared error; mae, the absolute error; or huber.
+    delta: the error from which Huber's function grows linearly.
+    standardize: whether the model learns z; otherwise it learns y itself.
+    """
+    check_labels("regression", labels.y, "iuf", (1, 2), "a number, or several, of each example")
+    check_choice("task.loss", loss, tuple(FUNCTIONS))
+    check_positive("task.delta", delta)
+    m, s = _moments(labels.y)
+    center, scale = (m, s) if standardize else (np.zeros_like(m), np.ones_like(s))
+    of_error = partial(FUNCTIONS[loss], delta=delta) if loss == "huber" else FUNCTIONS[loss]
+
+    def losses(o, y):
+        return jnp.mean(of_error(o - (_columns(y) - center) / scale), -1)
+
+    def errors(o, y, mask):
+        z = (_columns(y) - m) / s
+        error = (o * scale + center - m) / s - z
+        return {"squared": error**2, "absolute": jnp.abs(error), "z": z, "zz": z**2}
+
+    dtype = jnp.float32 if labels.y.dtype.kind == "f" else jnp.int32
+    label = jax.ShapeDtypeStruct(labels.y.shape[1:], dtype)
+    return Objective(
+        name="regression",
+        outputs=m.shape,
+        label=label,
+        losses=losses,
+        predict=lambda o: (o * scale + center).reshape(len(o), *label.shape),
+        metrics=(
+            Summed("rmse", errors, partial(_rmse, s), lower_is_better=True),
+            Summed("mae", errors, partial(_mae, s), lower_is_better=True),
+            Summed("r2", errors, _r2),
+        ),
+    )
+
+
+def _columns(y: Array) -> Array:
+    """Labels [B] or [B, T] -> [B, T]."""
+    return jnp.reshape(y, (len(y), -1)).astype(jnp.float32)
+
+
+def _moments(y):
+    """The mean and the standard deviation of each column [T], which is 1 for a constant one."""
+    columns = y.reshape(len(y), -1).astype(np.float64)
+    if not np.isfinite(columns).all():
+        raise BadInput("config.task.name=regression needs finite labels, and some are not")
+    m, s = columns.mean(0), columns.std(0)
+    return m.astype(np.float32), np.where(s > 0, s, 1).astype(np.float32)
+
+
+def _rmse(s, sums, total):
+    return (s * np.sqrt(sums["squared"] / total[..., None])).mean(-1)
+
+
+def _mae(s, sums, total):
+    return (s * sums["absolute"] / total[..., None]).mean(-1)
+
+
+def _r2(sums, total):
+    around_mean = sums["zz"] - sums["z"] ** 2 / total[..., None]
+    return (1 - sums["squared"] / around_mean).mean(-1)

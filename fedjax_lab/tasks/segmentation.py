@@ -1,0 +1,43 @@
+"""The class of each pixel of an image.
+
+loss      sum of the cross-entropies of the pixels that count / their number
+measured  accuracy of the pixels; mIoU, the mean over classes of |P and Y| / |P or Y|, and Dice,
+          the mean of 2 |P and Y| / (|P| + |Y|), for the pixels P that are predicted to be of a
+          class and the pixels Y of it; classes without any of both do not count; in percent
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.simulation.metrics import Summed
+from fedjax_lab.tasks import Labels, _positions, check_labels
+from fedjax_lab.types import Objective
+
+
+def segmentation(labels: Labels) -> Objective:
+    """Labels y [N, H, W] are classes, or -1 for pixels that do not count."""
+    check_labels("segmentation", labels.y, "i", (3,), "the class of each pixel")
+    metrics = Summed("miou", _areas, _miou), Summed("dice", _areas, _dice)
+    return _positions.objective("segmentation", labels, metrics=metrics)
+
+
+def _areas(logits, y, mask):
+    """The pixels of each class that are predicted, actual, and both, of each example [B, K]."""
+    K = logits.shape[-1]
+    predicted = jnp.where(y == _positions.IGNORED, K, jnp.argmax(logits, -1))
+    areas = {"predicted": predicted, "actual": y, "both": jnp.where(predicted == y, y, K)}
+    return {name: jnp.sum(jax.nn.one_hot(a, K), (1, 2)) for name, a in areas.items()}
+
+
+def _miou(sums, total):
+    return _mean_of_classes(sums["both"], sums["predicted"] + sums["actual"] - sums["both"])
+
+
+def _dice(sums, total):
+    return _mean_of_classes(2 * sums["both"], sums["predicted"] + sums["actual"])
+
+
+def _mean_of_classes(part, whole):
+    exists = whole > 0
+    return 100 * (part / np.maximum(whole, 1)).sum(-1) / exists.sum(-1)

@@ -1,0 +1,311 @@
+"""What models learn besides one class per example: losses and metrics against NumPy's formulas and
+scikit-learn's, which methods learn each task, and what is refused."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+from sklearn import metrics as reference
+from slow_cases import exhaustive_but
+
+import fedjax_lab
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.models import nets, transformer, unet
+from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation import evaluate, metrics
+from fedjax_lab.tasks import Labels
+from fedjax_lab.tasks.binary import binary
+from fedjax_lab.tasks.classification import classification
+from fedjax_lab.tasks.multilabel import multilabel
+from fedjax_lab.tasks.regression import regression
+from fedjax_lab.tasks.segmentation import segmentation
+from fedjax_lab.tasks.tokens import tokens
+from fedjax_lab.types import Batch
+
+RNG = np.random.default_rng(0)
+N, K = 23, 4
+INDICATORS = RNG.integers(0, 2, (N, K)).astype(np.int32)
+PIXELS = RNG.integers(-1, 3, (N, 5, 6)).astype(np.int32)
+WORDS = RNG.integers(-1, 7, (N, 8)).astype(np.int32)
+NUMBERS = (1000 + 30 * RNG.normal(size=(N, 2))).astype(np.float32)
+NAMES = tuple("abcdefg")
+OBJECTIVES = {
+    "classification": classification(Labels(np.arange(N, dtype=np.int32) % K, NAMES[:K])),
+    "binary": binary(Labels(INDICATORS[:, 0], NAMES[:2])),
+    "multilabel": multilabel(Labels(INDICATORS, NAMES[:K])),
+    "regression": regression(Labels(NUMBERS[:, 0], ())),
+    "several numbers": regression(Labels(NUMBERS, ()), loss="huber", delta=0.5),
+    "tokens": tokens(Labels(WORDS, NAMES)),
+    "segmentation": segmentation(Labels(PIXELS, NAMES[:3])),
+}
+LABELS = {
+    "classification": np.arange(N, dtype=np.int32) % K,
+    "binary": INDICATORS[:, 0],
+    "multilabel": INDICATORS,
+    "regression": NUMBERS[:, 0],
+    "several numbers": NUMBERS,
+    "tokens": WORDS,
+    "segmentation": PIXELS,
+}
+
+
+def outputs(name):
+    return RNG.normal(size=(N, *OBJECTIVES[name].outputs)).astype(np.float32)
+
+
+def measured(name, logits, y, optional_ones=()):
+    """The loss and the metrics of a task for these outputs, as an evaluation computes them."""
+    objective = OBJECTIVES[name]
+    named = metrics.make([metrics.BUILT_IN[each] for each in optional_ones], objective)
+    domain = jnp.ones((len(y), 1))
+    total = domain if objective.num_labels is None else objective.num_labels(y)[:, None]
+    got = {}
+    for metric in (metrics.loss_of(objective), *named):
+        if isinstance(metric, metrics.Whole):
+            got[metric.name] = float(metric.value(logits, y, jnp.ones(len(y))))
+            continue
+        sums = metrics.by_domain(metric, jnp.asarray(logits), jnp.asarray(y), domain)
+        sums = jax.tree.map(lambda a: np.asarray(a, float), sums)
+        got[metric.name] = float(metric.value(sums, np.asarray(total, float).sum(0))[0])
+    return got
+
+
+def log_softmax(logits):
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def naive_loss(name, logits, y):
+    if name == "classification":
+        return -log_softmax(logits)[np.arange(N), y].mean()
+    if name in ("binary", "multilabel"):
+        p = 1 / (1 + np.exp(-logits.reshape(y.shape)))
+        return -(y * np.log(p) + (1 - y) * np.log(1 - p)).mean()
+    if name in ("tokens", "segmentation"):
+        counted = y >= 0
+        chosen = np.take_along_axis(log_softmax(logits), np.maximum(y, 0)[..., None], -1)[..., 0]
+        return -chosen[counted].mean()
+    z = (y - y.mean(0)) / y.std(0)
+    error = logits - z.reshape(logits.shape)
+    if name == "regression":
+        return (error**2).mean()
+    small = np.abs(error) <= 0.5
+    return np.where(small, error**2 / 2, 0.5 * (np.abs(error) - 0.25)).mean()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_against_numpy(name):
+    """The training loss of a batch, without its padding, equals the loss of an evaluation."""
+    logits, y = outputs(name), LABELS[name]
+    expected = naive_loss(name, logits, y)
+    assert measured(name, logits, y)["loss"] == pytest.approx(expected, rel=2e-5)
+    task = toys.TASK._replace(objective=OBJECTIVES[name])
+    padded = np.concatenate([logits, outputs(name)[:3]]), np.concatenate([y, y[:3]])
+    batch = Batch(None, jnp.asarray(padded[1]), jnp.asarray(np.arange(N + 3) < N, jnp.float32))
+    assert task.loss(jnp.asarray(padded[0]), batch) == pytest.approx(expected, rel=2e-5)
+
+
+def test_metrics_against_scikit_learn():
+    y, o = INDICATORS, outputs("multilabel")
+    got = measured("multilabel", o, y, ("auroc", "map"))
+    for average in ("micro", "macro"):
+        expected = 100 * reference.f1_score(y, o > 0, average=average)
+        assert got[f"{average}_f1"] == pytest.approx(expected, rel=1e-5)
+    assert got["auroc"] == pytest.approx(100 * reference.roc_auc_score(y, o), rel=1e-5)
+    assert got["map"] == pytest.approx(100 * reference.average_precision_score(y, o), rel=1e-5)
+    y, o = INDICATORS[:, 0], np.round(outputs("binary"), 1)  # with ties
+    got = measured("binary", o, y, ("auroc", "map"))
+    assert got["f1"] == pytest.approx(100 * reference.f1_score(y, o[:, 0] > 0), rel=1e-5)
+    assert got["auroc"] == pytest.approx(100 * reference.roc_auc_score(y, o[:, 0]), rel=1e-5)
+    expected = 100 * reference.average_precision_score(y, o[:, 0])
+    assert got["map"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["regression", "several numbers"])
+def test_metrics_of_numbers_have_their_unit(name):
+    y, o = LABELS[name], outputs(name)
+    got, predicted = measured(name, o, y), OBJECTIVES[name].predict(o)
+    np.testing.assert_allclose(predicted, (o * y.std(0) + y.mean(0)).reshape(y.shape), rtol=1e-5)
+    expected = {
+        "rmse": reference.root_mean_squared_error(y, predicted),
+        "mae": reference.mean_absolute_error(y, predicted),
+        "r2": reference.r2_score(y, predicted),
+    }
+    for metric, value in expected.items():
+        assert got[metric] == pytest.approx(value, rel=1e-4), metric
+    raw = regression(Labels(y, ()), standardize=False)
+    np.testing.assert_array_equal(raw.predict(o), o.reshape(y.shape))
+    (rmse, *_) = raw.metrics
+    sums = jax.tree.map(lambda a: np.asarray(a).sum(0), rmse.statistics(o, y, None))
+    expected = reference.root_mean_squared_error(y, o.reshape(y.shape))
+    assert rmse.value(sums, np.float64(N)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_metrics_of_positions_against_numpy():
+    y, o = PIXELS, outputs("segmentation")
+    got, p, counted = measured("segmentation", o, y), o.argmax(-1), y >= 0
+    flat = y[counted], p[counted]
+    expected = 100 * reference.jaccard_score(*flat, average="macro")
+    assert got["miou"] == pytest.approx(expected, rel=1e-5)
+    assert got["dice"] == pytest.approx(100 * reference.f1_score(*flat, average="macro"), rel=1e-5)
+    objective = OBJECTIVES["segmentation"]
+    right = objective.correct(o, y).sum() / objective.num_labels(y).sum()
+    assert right == pytest.approx(np.mean(flat[0] == flat[1]))
+    got = measured("tokens", o := outputs("tokens"), WORDS)
+    assert got["perplexity"] == pytest.approx(np.exp(naive_loss("tokens", o, WORDS)), rel=1e-4)
+
+
+def write(folder, name):
+    """Writes twelve clients' examples of a task, and returns the sections of a config for them."""
+    rng, objective = np.random.default_rng(1), OBJECTIVES[name]
+    count = 48
+    x = {
+        "tokens": rng.integers(1, 7, (count, 8)).astype(np.int16),
+        "segmentation": rng.random((count, 8, 8, 1), np.float32),
+    }.get(name, rng.normal(size=(count, 6)).astype(np.float32))
+    if name == "tokens":
+        y = np.concatenate([x[:, 1:], np.full((count, 1), -1)], 1).astype(np.int32)
+    elif name == "segmentation":
+        y = (x[..., 0] > 0.5).astype(np.int32)
+    elif name == "regression":
+        y = (500 + 30 * x[:, 0]).astype(np.float32)
+    elif name == "multilabel":
+        y = (x[:, :3] > 0).astype(np.int32)
+    else:
+        y = (x[:, 0] > 0).astype(np.int32)
+    np.savez(path := folder / f"{name}.npz", x=x, y=y)
+    model = {"tokens": "causal_transformer", "segmentation": "unet"}.get(name, "mlp")
+    sizes = {"tokens": {"width": 8, "heads": 2}, "segmentation": {"width": 4, "depth": 1}}
+    assert objective.name == name
+    return {
+        "data": {"name": "arrays", "path": str(path)},
+        "task": {"name": name},
+        "model": {"name": model, **sizes.get(name, {"width": 8})},
+        "partition": {"name": "iid", "num_clients": 4, "validation": 0.25},
+        "local": {"batch_size": 4},
+        "run": {"rounds": 3, "eval_every": 3},
+    }
+
+
+OF_CLASSES = set(
+    "ccvr client2vec fd fedconcat fedconcat_id feddisco fedem fedetf fedgh fediir fedlc fedntd"
+    " fedpac fedpick fedproto fedrod fedrs fedsr fml knn_per".split()
+) | {"fedc2i", "fedphp"}  # at their defaults
+TASKS = "binary", "multilabel", "regression", "tokens", "segmentation"
+PAIRS = [(task, method) for task in TASKS for method in sorted(registry.METHODS)]
+IN_CI = {
+    ("regression", "fedavg"), ("regression", "scaffold"), ("regression", "moon"),
+    ("regression", "fedlc"), ("regression", "hfedf"), ("multilabel", "ditto"),
+    ("binary", "ifca"), ("tokens", "fedavg"), ("tokens", "moon"), ("segmentation", "fedbn"),
+    ("segmentation", "fedprox"), ("tokens", "fedproto"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "method"), exhaustive_but(IN_CI, PAIRS))
+def test_every_method_learns_every_task_or_says_that_it_needs_classes(tmp_path, task, method):
+    config = resolve({**write(tmp_path, task), "method": {"name": method}})
+    if method in OF_CLASSES:
+        error = complaint(experiment.build, config, [0])
+        assert f"method {method}" in error and "one class per example" in error
+        return
+    engine = Engine(experiment.build(config, [0]).simulation)
+    engine.compile()
+    first = engine.evaluate()[0]
+    while engine.played < 3:
+        engine.play(3 - engine.played)
+    objective = engine.simulation.plan.objective
+    before, after = (
+        evaluate.summarize(scores, ("",), objective.metrics)["loss"]["mean"]
+        for scores in (first, engine.evaluate()[0])
+    )
+    assert np.isfinite(after) and after != before
+
+
+@pytest.mark.slow
+def test_labels_of_tokens_are_read_as_the_examples_are(tmp_path):
+    """Streamed and divided examples give the numbers of examples on every device."""
+    sections = {**write(tmp_path, "tokens"), "run": {"rounds": 2, "eval_every": 2, "cohort": 2}}
+    rows = {
+        data: fedjax_lab.run({**sections, "engine": {"data": data}}, quiet=True).metrics[-1]
+        for data in ("replicated", "stream", "sharded")
+    }
+    expected = rows.pop("replicated")
+    for row in rows.values():
+        for measure in ("loss", "accuracy", "perplexity"):
+            each = row[measure]["per_client"], expected[measure]["per_client"]
+            np.testing.assert_allclose(*each, rtol=1e-5)
+        assert row["global_loss"] == pytest.approx(expected["global_loss"], rel=1e-5)
+
+
+def test_labels_that_a_task_cannot_learn_are_refused_with_the_task_that_can():
+    make = {name: registry.look_up("task", name) for name in registry.NAMED["task"]}
+    for name, y, expected in (
+        ("classification", NUMBERS[:, 0], "float32[]: set --config.task.name=regression"),
+        ("classification", INDICATORS, "multilabel for columns of 0 and 1"),
+        ("classification", PIXELS, "segmentation for a class of each pixel"),
+        ("binary", np.arange(5), "one of these data is 2; set --config.task.name=classification"),
+        ("regression", PIXELS, "segmentation"),
+        ("tokens", WORDS[:, 0], "binary"),
+        ("segmentation", PIXELS + 3, "a position has the label 5; labels are 0 .. 2, or -1"),
+        ("regression", np.array([1.0, np.nan]), "finite labels"),
+    ):
+        assert expected in complaint(make[name], Labels(y, NAMES[:3])), (name, expected)
+    assert "loss" in complaint(partial(regression, loss="mes"), Labels(NUMBERS, ()))
+
+
+def test_parts_that_do_not_fit_a_task_are_refused(tmp_path):
+    base = write(tmp_path, "regression")
+    for sections, expected in (
+        ({"partition": {"name": "dirichlet"}}, "config.partition.name=dirichlet needs one class"),
+        ({"run": {"metrics": ("top5",)}}, "the task regression has no metric 'top5'"),
+        ({"attack": {"name": "label_flip"}}, "method fedavg with attack label_flip: its formulas"),
+        ({"task": {"name": "classification"}}, "set --config.task.name=regression"),
+        ({"task": {"name": "regresion"}}, "no task 'regresion'; did you mean 'regression'"),
+    ):
+        config = {
+            key: {**base.get(key, {}), **sections.get(key, {})} for key in {**base, **sections}
+        }
+        assert expected in complaint(lambda config=config: experiment.build(resolve(config), [0]))
+
+
+def own(labels, *, power: float = 4.0):
+    """A task of a user: the mean of |o - y|^power, without an accuracy or metrics of its own."""
+    made = regression(labels, standardize=False)
+    return made._replace(
+        name="own",
+        losses=lambda o, y: jnp.mean(jnp.abs(o - y[:, None]) ** power, -1),
+        metrics=(),
+    )
+
+
+def test_a_task_of_a_user_has_its_own_loss(tmp_path):
+    sections = {**write(tmp_path, "regression"), "task": {"name": own, "power": 2.0}}
+    task = experiment.build(resolve(sections), [0]).task
+    o, y = jnp.array([[1.0], [2.0]]), jnp.array([3.0, 2.0])
+    assert task.loss(o, Batch(None, y, jnp.ones(2))) == pytest.approx(2.0)
+
+
+def test_a_model_must_have_the_outputs_of_its_task():
+    wrong = complaint(make_task, nets.mlp(3), (8,), OBJECTIVES["tokens"])
+    assert "float32[2, 8, 7] for 2 examples of task tokens" in wrong
+    objective = OBJECTIVES["segmentation"]._replace(outputs=(6, 6, 3))
+    made = make_task(unet.unet(3, width=4, depth=1), (6, 6, 1), objective)
+    assert made.dense == ("head",)
+    assert "multiples of 4" in complaint(make_task, unet.unet(3, depth=2), (6, 6, 1), objective)
+
+
+def test_a_causal_transformer_does_not_see_later_words():
+    net = transformer.causal_transformer(7, width=8, heads=2, vocabulary=7)
+    objective = OBJECTIVES["tokens"]
+    task = make_task(net, (8,), objective)
+    weights = toys.random_weights(jax.eval_shape(task.init, jax.random.key(0)))
+    x = jnp.array([[1, 2, 3, 4, 5, 6, 1, 2.0]])
+    changed = x.at[0, 5:].set(3)
+    logits = [task.apply(weights, each).logits for each in (x, changed)]
+    np.testing.assert_allclose(logits[0][0, :5], logits[1][0, :5], rtol=1e-5, atol=1e-6)
+    assert np.abs(logits[0][0, 5:] - logits[1][0, 5:]).max() > 1e-3
