@@ -13,6 +13,7 @@ EXTRAS = {
     "array_record": "stream",
     "datasets": "hub",
     "dp_accounting": "privacy",
+    "flatbuffers": "export",
     "h5py": "hdf5",
     "jax_privacy": "privacy",
     "latex2mathml": "docs",

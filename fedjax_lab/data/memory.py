@@ -1,0 +1,116 @@
+"""Data from the memory of a Python program, instead of a source that a config names.
+
+Each function returns a config's section `data`: `run({"data": from_arrays(x, y), ...})`. The
+section is valid only in the process that made it: a folder of such a run can be reported, but not
+resumed or loaded.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.sources import arrays
+from fedjax_lab.errors import BadInput, quoted
+
+Section = dict[str, Callable[[], Dataset]]
+
+
+def from_arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    client: ArrayLike | None = None,
+    domain: ArrayLike | None = None,
+    split: ArrayLike | None = None,
+    classes: Sequence[str] | None = None,
+) -> Section:
+    """The section `data` of a config for these arrays.
+
+    Args:
+      x: images [R, H, W] or [R, H, W, channels], or rows of numbers [R, D].
+      y: the labels [R, ...]: integers from 0 for classes, or what config.task needs.
+      client: the natural user of each example [R], integers or names, for partition by_client.
+      domain: the domain of each example [R], integers or names.
+      split: "train" or "test", or 0 and 1, for each example [R]; None: a random fifth of the
+        examples is the test set, unless config.data.test draws another.
+      classes: the names of the classes.
+
+    Raises:
+      BadInput: the arrays do not belong together, or hold values that cannot be used.
+    """
+    given = {"y": y, "client": client, "domain": domain, "split": split, "classes": classes}
+    members = {name: np.asarray(each) for name, each in given.items() if each is not None}
+    dataset = arrays.of_members("from_arrays", np.asarray(x), members)
+    return _section(dataset, "arrays")
+
+
+def from_torch(
+    train: Any,
+    test: Any = None,
+    *,
+    client: ArrayLike | None = None,
+    domain: ArrayLike | None = None,
+    classes: Sequence[str] | None = None,
+) -> Section:
+    """The section `data` of a config for map-style datasets of PyTorch, which are read at once.
+
+    Images in tensors are channels first there, [channels, H, W], and channels last here.
+
+    Args:
+      train: the training examples; each item is a pair of an example and its label, as tensors,
+        arrays, numbers or images of PIL.
+      test: the test examples; None: a random fifth of `train`.
+      client: the user of each example, those of `train` first.
+      domain: the domain of each example, those of `train` first.
+      classes: the names of the classes; None: `train.classes` if there is one.
+
+    Raises:
+      BadInput: the items are not such pairs of equal shapes.
+    """
+    pairs = [pair for part in (train, test) if part is not None for pair in _pairs(part)]
+    x, y = _stacked([_channels_last(x) for x, _ in pairs]), _stacked([y for _, y in pairs])
+    split = None if test is None else (np.arange(len(x)) >= len(train)).astype(int)
+    classes = getattr(train, "classes", None) if classes is None else classes
+    return from_arrays(x, y, client=client, domain=domain, split=split, classes=classes)
+
+
+def _section(dataset, name):
+    def source():
+        return dataset
+
+    source.__qualname__ = f"<{name}>"
+    return {"name": source}
+
+
+def _pairs(dataset):
+    for i in range(len(dataset)):
+        item = dataset[i]
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise BadInput(
+                f"from_torch: item {i} must be a pair of an example and its label, not"
+                f" {quoted(item, 80)}"
+            )
+        yield item
+
+
+def _channels_last(x):
+    """An example as an array; an image in a tensor, which has a method `numpy`, is transposed."""
+    array = np.asarray(x)
+    return np.moveaxis(array, 0, -1) if hasattr(x, "numpy") and array.ndim == 3 else array
+
+
+def _stacked(values):
+    """The values as one array. Raises BadInput if their shapes differ."""
+    each = [np.asarray(value) for value in values]
+    shapes = sorted({a.shape for a in each})
+    if len(shapes) > 1:
+        raise BadInput(
+            "from_torch: all examples, and all labels, must have the same shape, but there are"
+            f" {list(shapes[0])} and {list(shapes[1])}; resize or pad them"
+        )
+    if not each:
+        raise BadInput("from_torch: the dataset has no examples")
+    return np.stack(each)

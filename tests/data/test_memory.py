@@ -1,0 +1,84 @@
+"""Data from memory: arrays, and datasets of PyTorch, in a run."""
+
+import jax
+import numpy as np
+import optional
+import pytest
+from inputs import complaint
+
+import fedjax_lab
+from fedjax_lab.data import from_arrays, from_torch
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 4
+
+
+class Tensor:
+    """As much of a tensor of PyTorch as is needed."""
+
+    def __init__(self, array):
+        self.array = np.asarray(array)
+
+    def numpy(self):
+        return self.array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array.astype(dtype or self.array.dtype)
+
+
+class Images:
+    """A map-style dataset, as in torchvision."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, count, channels=3):
+        self.x = RNG.random((count, channels, 4, 5)).astype(np.float32)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return Tensor(self.x[i]), i % 2
+
+
+def test_arrays_train_without_a_file(tmp_path):
+    data = from_arrays(X, Y, client=np.arange(40) % 5, split=np.arange(40) % 4 == 3)
+    config = {
+        "data": data,
+        "partition": {"name": "by_client", "num_clients": 0},
+        "model": {"width": 4},
+        "run": {"rounds": 1, "eval_every": 1},
+    }
+    result = fedjax_lab.run(config, workdir=str(tmp_path / "run"), quiet=True)
+    assert result.metrics[-1]["accuracy"]["per_client"] and len(result.states) == 1
+    confusion = result.confusion()
+    share = 100 * confusion.trace() / confusion.sum()
+    assert share == pytest.approx(result.metrics[-1]["global"], rel=1e-5)
+    assert confusion.sum(1).tolist() == [0, 0, 0, 10]  # every fourth example is a test example
+    assert result.plot().axes and result.workdir == result.folder
+    for name, said in (("m.onnx", "no format .onnx"), ("run", "exists"), ("no/m", "no folder")):
+        assert said in complaint(result.export, tmp_path / name)
+    error = complaint(fedjax_lab.run, None, workdir=str(tmp_path / "run"), resume=True)
+    assert "cannot be determined whether this function has changed" in error
+    optional.module("flatbuffers")
+    result.export(tmp_path / "model.stablehlo", client=2)
+    program = jax.export.deserialize((tmp_path / "model.stablehlo").read_bytes())
+    np.testing.assert_allclose(program.call(X[:7]), result.predict(X[:7], client=2), rtol=1e-5)
+
+
+def test_images_of_pytorch_get_their_channels_last():
+    train, test = Images(6), Images(2)
+    made = from_torch(train, test, client=list("aabbcccc"))["name"]()
+    np.testing.assert_array_equal(made.x[:6], np.moveaxis(train.x, 1, -1))
+    assert made.test.tolist() == [False] * 6 + [True] * 2
+    assert made.classes == ("cat", "dog") and made.users == ("a", "b", "c")
+    alone = from_torch(Images(10))["name"]()
+    assert alone.test.sum() == 2 and alone.test_is_drawn
+
+
+def test_wrong_data_are_refused_when_they_are_given():
+    assert "x has 40 examples" in complaint(from_arrays, X, Y[:7])
+    assert "NaN or infinite" in complaint(from_arrays, X * np.nan, Y)
+    assert "a pair of an example and its label" in complaint(from_torch, [1, 2])
+    assert "the same shape" in complaint(from_torch, [(X[0], 0), (X[0, :2], 1)])
+    assert "has no examples" in complaint(from_torch, [])
