@@ -43,7 +43,8 @@ def run(
         processes, each process calls it; if one of them calls `state`, all of them must.
 
     Returns:
-      A `runner.Result`: the summary, the rows of metrics.jsonl, the final states and the workdir.
+      A `loading.Run`, as `load` returns it: its summary, the rows of metrics.jsonl, the final
+      states and the folder; it predicts, scores and exports the models of the run.
 
     Raises:
       BadInput: the config, the seeds or the workdir cannot be used.
@@ -51,11 +52,12 @@ def run(
       runner.Interrupted: a signal, or config.run.max_seconds before the first evaluation, stopped
         the run after its state was saved.
     """
-    from fedjax_lab.engine import parallel
+    from fedjax_lab.commands import report
+    from fedjax_lab.engine import parallel, processes
     from fedjax_lab.errors import BadInput, quoted
     from fedjax_lab.experiment import experiment
     from fedjax_lab.experiment.config import resolve
-    from fedjax_lab.running import growth, loggers, runner
+    from fedjax_lab.running import growth, loading, loggers, runner
     from fedjax_lab.running.storage import cloud
     from fedjax_lab.running.workdir import owned
 
@@ -69,7 +71,11 @@ def run(
         with owned(path, config, seeds, resume):  # before anything is loaded
             built = experiment.build(config, seeds)
             result = runner.run(built, path, resume, quiet, profile, chosen, on_evaluation)
-        return result._replace(workdir=workdir) if cloud.is_remote(path) else result
+        if cloud.is_remote(path):
+            result = result._replace(workdir=workdir)
+    if not quiet and processes.is_first():
+        print(report.closing_table(result.summary))
+    return loading.of_result(built, result)
 
 
 def load(folder, *, rounds=None):

@@ -7,6 +7,7 @@ import runpy
 import sys
 from typing import NoReturn
 
+from fedjax_lab import __version__
 from fedjax_lab.commands import command
 
 COMMANDS = {  # name: (module, description)
@@ -25,6 +26,9 @@ COMMANDS = {  # name: (module, description)
 
 def main() -> NoReturn:
     """Runs the command that the first argument names, as `python -m MODULE` would."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"fedjax_lab {__version__}")
+        raise SystemExit(0)
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         module, _ = COMMANDS[sys.argv.pop(1)]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -40,7 +44,9 @@ def _refuse(argv):
 
 def _help():
     lines = [f"  {name:12}{what}" for name, (_, what) in COMMANDS.items()]
-    closing = "`fedjax-lab COMMAND --help` explains a command."
+    closing = (
+        "`fedjax-lab COMMAND --help` explains a command; `fedjax-lab --version` is the version."
+    )
     return "\n".join(["fedjax-lab COMMAND ...", "", *lines, "", closing])
 
 

@@ -52,6 +52,7 @@ class Result(NamedTuple):
     metrics: list[dict]  # one per evaluation and seed
     states: list[State]
     workdir: Path | None
+    stage: int  # index of the last stage that was trained
 
 
 def run(
@@ -110,7 +111,7 @@ def _run(experiment, folder, quiet, profile, begin, on_evaluation):
             live = _Live(experiment, engine, [part], profile, end, on_evaluation)
             (summary,) = _trained(live, quiet)
         following.end(summary)
-    return Result(summary, rows, engine.final_states(), path)
+    return Result(summary, rows, engine.final_states(), path, engine.stage_number)
 
 
 def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Chosen = ()) -> None:

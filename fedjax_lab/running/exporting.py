@@ -1,0 +1,59 @@
+"""Writes the models of a run as files that other programs read; the suffix decides the format."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.data import writing
+from fedjax_lab.errors import BadInput, missing, nearest, reason_of
+from fedjax_lab.models import pretrained
+from fedjax_lab.types import Array, Weights
+
+PLATFORMS = ("cpu", "cuda", "tpu")  # for which a program is compiled when it is read
+SUFFIXES = {
+    ".safetensors": "the weights",
+    ".stablehlo": "the program that predicts, with its weights",
+    "": "a folder of Orbax with the weights",
+}
+
+
+def check(path: Path) -> None:
+    """Raises BadInput unless a new file or folder of a known format can be written here."""
+    if path.suffix not in SUFFIXES:
+        known = ", ".join(f"{suffix or 'no suffix'} ({what})" for suffix, what in SUFFIXES.items())
+        raise BadInput(
+            f"{path.name}: no format {path.suffix}; {nearest(path.suffix, filter(None, SUFFIXES))};"
+            f" known: {known}"
+        )
+    if path.exists():
+        raise BadInput(f"{path} exists; name a new file or folder")
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"cannot write {path.name}: there is no folder {path.parent}")
+
+
+def write(
+    path: Path,
+    weights: Callable[[], Weights],
+    predict: Callable[[Array], Array],
+    shape: tuple[int, ...],
+) -> None:
+    """Writes the weights, or the program x [B, *shape] float32 -> predictions for any B."""
+    if path.suffix != ".stablehlo":
+        pretrained.write(path, weights())
+        return
+    (size,) = jax.export.symbolic_shape("B")
+    x = jax.ShapeDtypeStruct((size, *shape), jnp.float32)
+    try:
+        made = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(x)
+    except (TypeError, ValueError, jax.errors.JAXTypeError) as error:
+        raise BadInput(
+            f"{path.name}: the model cannot be exported for any number of examples"
+            f" ({reason_of(error)}); in its code replace len(x) by x.shape[0]"
+        ) from error
+    try:
+        content = bytes(made.serialize())
+    except ImportError as error:
+        raise missing(error, "export") from error
+    writing.replace(path, content)
