@@ -161,16 +161,15 @@ def deal(rows_by_seed: Sequence[Rows], devices: int) -> list[Rows]:
     return [laid_out(*of_seed, devices, max(room, 1)) for of_seed in each]
 
 
-def laid_out(rows: Rows, first: np.ndarray, count: np.ndarray, devices: int, room: int) -> Rows:
+def laid_out(rows: Rows, first: Any, count: Any, devices: int, room: int) -> Rows:
     """The rows of some clients, with `room` places in the list for the clients of each device.
 
-    first, count: where the rows of each client begin in `rows.list`, and their number; the devices
-    divide these clients.
+    first, count: NumPy arrays: where the rows of each client begin in `rows.list`, and their
+    number. The devices divide these clients.
     """
     lines = count.reshape(devices, -1)
-    begin: Any = np.cumsum(lines, axis=1) - lines + room * np.arange(devices)[:, None]
-    counts: Any = count.astype(np.int32)
+    begin = np.cumsum(lines, axis=1) - lines + room * np.arange(devices)[:, None]
     within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     held: Any = np.full(devices * room, -1, np.int32)
     held[np.repeat(begin, count) + within] = rows.list[np.repeat(first, count) + within]
-    return Rows(begin.ravel().astype(np.int32), counts, held, rows.longest)
+    return Rows(begin.ravel().astype(np.int32), count.astype(np.int32), held, rows.longest)
