@@ -64,7 +64,10 @@ def read(
 
     def snapshot(saved):
         nonlocal engine
-        check_continues(path, experiment, saved)
+        _check_continues(path, experiment, saved)
+        if saved:
+            on_host = processes.of_first(lambda: checkpoints.has_stores(saved))
+            _check_host(path, experiment, on_host)
         engine = _advanced(path, engine, new, saved)
         return engine.snapshot()
 
@@ -86,7 +89,7 @@ def _advanced(path, engine, new, saved):
     return engine
 
 
-def check_continues(path: Path, experiment: Experiment, saved: int) -> None:
+def _check_continues(path, experiment, saved):
     """Raises BadInput unless the experiment can go on from the checkpoint after `saved` rounds."""
     rounds = processes.of_first(lambda: growth.read_config(path)["run"]["rounds"])
     until_now, today = ends_with(experiment, rounds), ends(experiment.simulation.stages)
@@ -94,16 +97,13 @@ def check_continues(path: Path, experiment: Experiment, saved: int) -> None:
     old, new = (np.diff([0, *each.values()]).tolist() for each in (until_now, today))
     check_rates(experiment.config, old, new, saved)
     check_noise(experiment, sum(old), sum(new), saved)
-    if saved:
-        processes.of_first(lambda: _check_host(path, experiment, saved))
 
 
-def _check_host(path, experiment, saved):
+def _check_host(path, experiment, saved_on_host):
     """Raises BadInput if the checkpoint and this run keep clients' state in different places.
 
     The place is either host memory (or disk) or the devices.
     """
-    saved_on_host = (path / f"kept/{saved}").exists()
     if saved_on_host != (experiment.simulation.host is not None):
         remedy = (
             "config.engine.state=host or disk"

@@ -107,9 +107,9 @@ class Checkpoints:
         Prints a warning for each newer checkpoint that is damaged.
 
         Args:
-          like: the number of rounds of a checkpoint -> a state with its types, shapes and
-            shardings. An axis of clients, which is padded with zeros to a multiple of the number of
-            devices, may have another length than the saved one.
+          like: the number of rounds of a checkpoint, whose description is intact -> a state with
+            its types, shapes and shardings. An axis of clients, which is padded with zeros to a
+            multiple of the number of devices, may have another length than the saved one.
           only: the number of rounds of the only checkpoint to consider; None: consider all.
 
         Returns:
@@ -120,8 +120,10 @@ class Checkpoints:
         """
         damaged: dict[int, str] = {}
         for rounds in processes.of_first(self.numbers) if only is None else [only]:
-            leaves, treedef = jax.tree.flatten(like(rounds))
-            leaves, reason = self._try_to_read(rounds, leaves)
+            description, reason = self._attempt(self._described, rounds)
+            if not reason:
+                leaves, treedef = jax.tree.flatten(like(rounds))
+                leaves, reason = self._try_to_read(rounds, description["arrays"], leaves)
             if reason:
                 damaged[rounds] = reason
                 continue
@@ -143,14 +145,24 @@ class Checkpoints:
         steps = sorted(self._manager.all_steps(), reverse=True)
         return [rounds for rounds in steps if any((self._folder / str(rounds)).iterdir())]
 
-    def _try_to_read(self, rounds, like):
-        """The leaves of a checkpoint and "", or [] and the reason why it cannot be read."""
-        description, arrays, reason = {}, [], ""
+    def _try_to_read(self, rounds, saved, like):
+        """The leaves of a checkpoint and "", or None and the reason why it cannot be read."""
+        if not _fits(saved, like):
+            raise self._of_another_run(rounds, "its arrays differ in shape or type")
+        folder = self._folder.absolute() / str(rounds)
+        arrays, reason = self._attempt(self._read_arrays, folder, like)
+        if reason:
+            return None, reason
+        if [array["digest"] for array in saved] != digest.of(arrays):
+            return None, "its arrays do not match their checksums"
+        return [_placed(a, old) for a, old in zip(arrays, like, strict=True)], ""
+
+    def _attempt(self, read, *args):
+        """The result of a function that reads files and "", or None and why it has failed."""
+        value, reason = None, ""
         with _hushed():
             try:
-                description = self._described(rounds)
-                if _fits(description["arrays"], like):
-                    arrays = self._read_arrays(self._folder.absolute() / str(rounds), like)
+                value = read(*args)
             except MemoryError:
                 raise
             except Exception as error:  # orbax and tensorstore raise exceptions of many types
@@ -161,12 +173,13 @@ class Checkpoints:
                 time.sleep(0.1)  # the threads that read its other arrays fail as well,
                 gc.collect()  # and asyncio logs that when their tasks are deleted
         if processes.anywhere(bool(reason)):
-            return [], reason or "another process cannot read it"
-        if not _fits(description["arrays"], like):
-            raise self._of_another_run(rounds, "its arrays differ in shape or type")
-        if [array["digest"] for array in description["arrays"]] != digest.of(arrays):
-            return [], "its arrays do not match their checksums"
-        return [_placed(a, old) for a, old in zip(arrays, like, strict=True)], ""
+            return None, reason or "another process cannot read it"
+        return value, ""
+
+    def has_stores(self, rounds: int) -> bool:
+        """Whether an intact checkpoint has clients' state that was kept in host memory."""
+        folder = self._folder.absolute() / str(rounds)
+        return bool(self._json.restore(folder / "digest")["kept"])
 
     def _described(self, rounds):
         """The description of a checkpoint, after checking it and the clients' state on the host."""

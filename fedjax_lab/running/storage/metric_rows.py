@@ -66,10 +66,7 @@ def read_metrics(path: Path) -> list[dict]:
     newest: dict[int, int] = {}
     for number, row in enumerate(rows, 1):
         if row["round"] <= newest.get(row["seed"], 0):
-            raise files.Damaged(
-                f"{path} cannot be used: row {number} is of round {row['round']} and seed"
-                f" {row['seed']}, which is a duplicate or out of order"
-            )
+            raise _out_of_order(path, number, row)
         newest[row["seed"]] = row["round"]
         expected = first.setdefault((row.get("stage"), row["seed"]), row)
         if _layout(row) != _layout(expected):
@@ -78,6 +75,13 @@ def read_metrics(path: Path) -> list[dict]:
                 f" {row['round']} of one stage do not have the same measurements"
             )
     return rows
+
+
+def _out_of_order(path, number, row):
+    return files.Damaged(
+        f"{path} cannot be used: row {number} is of round {row['round']} and seed {row['seed']},"
+        " which is a duplicate or out of order"
+    )
 
 
 def _layout(row):
@@ -99,12 +103,8 @@ def verified(path: Path, expected: Sequence[tuple[int, int]], saved: int) -> lis
     """
     rows = read_metrics(path)
     for number, row in enumerate(rows, 1):
-        place = row["round"], row["seed"]
-        if number > len(expected) or place != expected[number - 1]:
-            raise files.Damaged(
-                f"{path} cannot be used: row {number} is of round {place[0]} and seed {place[1]},"
-                " which is a duplicate or out of order"
-            )
+        if (row["round"], row["seed"]) not in expected[number - 1 : number]:
+            raise _out_of_order(path, number, row)
     needed = sum(rounds <= saved for rounds, _ in expected)
     if len(rows) < needed:
         raise BadInput(
