@@ -139,7 +139,7 @@ def test_each_fsdp_group_of_devices_trains_one_client_at_a_time(data):
     [
         ({"x": [[0.0]]}, "the dataset's x must be an array, not [[0.0]]"),
         ({"x": np.array([object()] * 240)}, "the dataset's x must be numbers, not object"),
-        ({"y": np.full(240, 0.5)}, "the dataset's y must be whole numbers, not float64"),
+        ({"y": np.full(240, "a")}, "the dataset's y must be numbers, not <U1"),
         ({"domain": np.ones(240, int)}, "row 0 has domain 1, out of range 0..0"),
         ({"classes": 3}, "the label names must be a tuple of text, not 3"),
     ],

@@ -10,6 +10,7 @@ from inputs import complaint
 from scikit import metrics_of
 from scipy.special import softmax
 from sklearn.metrics import roc_auc_score, top_k_accuracy_score
+from test_tasks import OBJECTIVES as TASKS
 
 from fedjax_lab.simulation import metrics, units
 from fedjax_lab.transforms import backdoor
@@ -127,8 +128,11 @@ def test_a_function_that_is_not_a_metric_is_a_one_line_error(name, function, mes
 def test_properties_by_metric_name_match_the_metrics():
     of_attack = backdoor.success(lambda x: x, 0)
     lower = {name for name, metric in metrics.BUILT_IN.items() if metric.lower_is_better}
+    of_tasks = [m for name in TASKS for m in TASKS[name].metrics]
+    lower |= {metric.name for metric in of_tasks if metric.lower_is_better}
     assert lower == units.LOWER_IS_BETTER
-    assert units.PERCENT <= {"accuracy", of_attack.name, *metrics.BUILT_IN}
+    names = {metric.name for metric in of_tasks}
+    assert units.PERCENT <= {"accuracy", of_attack.name, *metrics.BUILT_IN, *names}
     accuracies = ("global", "domains.a", "accuracy.mean", "id", *units.ONE_NUMBER)
     assert {units.metric_of(name) for name in accuracies} == {"accuracy"}
     names = ("loss.mean", "global_loss", "domains_loss.a_b.c", "ood_loss")

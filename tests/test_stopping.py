@@ -67,7 +67,7 @@ def test_invalid_rules_are_rejected():
     for run, message in (
         ({"patience": 3}, "--config.partition.validation=0.1"),
         ({"patience": -1}, "config.run.patience must not be negative"),
-        ({"target": 101.0}, "config.run.target is a percentage"),
+        ({"target": -1.0}, "config.run.target must not be negative"),
         ({"max_seconds": -1.0}, "config.run.max_seconds must not be negative"),
     ):
         assert message in complaint(resolve, {"run": run})

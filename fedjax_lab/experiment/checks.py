@@ -9,7 +9,7 @@ from fedjax_lab.data.partitions import dealing
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.federation import check_scored
 from fedjax_lab.simulation.evaluate import uses_data_of_new
-from fedjax_lab.types import Federation, Stage
+from fedjax_lab.types import Federation, Objective, Stage
 
 
 def check_clients(config: ml_collections.ConfigDict, federation: Federation) -> None:
@@ -35,6 +35,12 @@ def check_partition(config: ml_collections.ConfigDict, dataset: Dataset) -> None
                 " none; divide them with config.partition.name=iid, quantity, by_client or"
                 " by_domain, and config.data.shots_per=client"
             )
+
+
+def check_target(config: ml_collections.ConfigDict, objective: Objective) -> None:
+    """Raises BadInput if the accuracy can never reach the target."""
+    if objective.correct is not None and config.run.target > 100:
+        raise BadInput(f"config.run.target is a percentage, not {config.run.target}")
 
 
 def check_skewed(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:

@@ -84,6 +84,7 @@ def _simulation(config, seeds, dataset, federations, task, devices, memory):
     variant = functools.partial(variants.variant, config, task, setup)
     stages, of_step = variant({})
     checks.check_skewed(config, stages)
+    checks.check_target(config, task.objective)
     checks.check_validation(config, stages, federations[0])
     training = pool(federations) if stages[0].method.extra.pooled else federations
     plan = _plan(config, training, stages, of_step, dataset, task.objective)
@@ -169,7 +170,7 @@ def _check_arrays(dataset):
         if not (hasattr(array, "dtype") and np.ndim(array)):
             raise BadInput(f"the dataset's {field} must be an array, not {quoted(array)}")
         if np.dtype(array.dtype).kind not in kinds:
-            numbers = "numbers" if field == "x" else "whole numbers"
+            numbers = "numbers" if field in "xy" else "whole numbers"
             raise BadInput(f"the dataset's {field} must be {numbers}, not {array.dtype}")
         if len(array) != len(dataset.x):
             raise BadInput(

@@ -5,14 +5,12 @@ the name of a function in the registry, whose settings are further keys of the s
 name functions too. This module imports nothing heavy, so that reports of runs start quickly.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 from fedjax_lab.errors import (
     check_below_one,
     check_not_negative,
     check_positive,
-    check_range,
     check_share,
 )
 
@@ -21,7 +19,6 @@ LIMITS = {
     ">= 0": check_not_negative,
     "0..1": check_share,
     "0..<1": check_below_one,
-    "0..100": partial(check_range, low=0, high=100),
 }
 
 
@@ -146,7 +143,10 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         ">= 0",
     ),
     "run.target": Key(
-        0.0, "ends the run when its accuracy in percent reaches this value; 0: never", "0..100"
+        0.0,
+        "ends the run when its accuracy in percent, or in a task without one its RMSE or loss,"
+        " reaches this value; 0: never",
+        ">= 0",
     ),
     "run.max_seconds": Key(
         0.0,

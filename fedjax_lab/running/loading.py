@@ -418,7 +418,10 @@ def _as_dataset(data, like, objective):
     expected = len(x), *label.shape
     if y.shape != expected or y.dtype.kind not in ("iub" if whole else "iubf"):
         what = "whole numbers" if whole else "numbers"
-        raise BadInput(f"labels must be {what} {list(expected)}, not {y.dtype}{list(y.shape)}")
+        raise BadInput(
+            f"labels must be {what} {list(expected)}, one for each of the {len(x)} examples, not"
+            f" {y.dtype}{list(y.shape)}"
+        )
     if len(y) and objective.has_classes and not (0 <= y.min() and y.max() < classes):
         raise BadInput(f"labels must be 0 .. {classes - 1}, not {y.min()} .. {y.max()}")
     nothing = np.zeros(len(y), np.int32)

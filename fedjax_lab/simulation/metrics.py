@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_lab import losses
 from fedjax_lab.errors import BadInput, cut, message_of, nearest, quoted
 from fedjax_lab.simulation import units
 from fedjax_lab.types import Array, Objective, PyTree
@@ -67,8 +68,8 @@ def _cross_entropy(logits, labels, mask):
     return _not_nan(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 
 
-def _not_nan(losses):
-    return jnp.where(jnp.isnan(losses), jnp.inf, losses)
+def _not_nan(values):
+    return jnp.where(jnp.isnan(values), jnp.inf, values)
 
 
 def loss_of(objective: Objective) -> Summed:
@@ -211,17 +212,19 @@ BUILT_IN: dict[str, Metric] = {
 }
 
 
-def make(parts: Iterable[Metric | Callable], objective: Objective) -> tuple[Metric, ...]:
+def make(parts: Iterable[Metric | Callable], objective: Objective | int) -> tuple[Metric, ...]:
     """The metrics of a run besides the loss, which is always evaluated.
 
     Args:
       parts: built-in metrics, and functions (logits, labels, mask) -> [N] or one number. Lower
         values of a function are better if its attribute `lower_is_better` is true.
-      objective: of the run's task, whose metrics come first.
+      objective: of the run's task, whose metrics come first; a number of classes means a
+        classification.
 
     Raises BadInput for a name that is already a key of a row, for a built-in metric of classes in a
     task without classes, and for a function that JAX cannot trace or that returns anything else.
     """
+    objective = losses.as_objective(objective)
     made: dict[str, Metric] = {LOSS.name: LOSS, **{m.name: m for m in objective.metrics}}
     for part in parts:
         _check_suits(part, objective)
