@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import optim, sampling, wire
+from fedjax_lab import losses, optim, sampling, wire
 from fedjax_lab.errors import check_positive, check_uploads
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.methods.fedgh import with_trained_head
@@ -62,6 +62,7 @@ def ccvr(
     server_steps: the number of steps in which the server trains the head.
     """
     check_positive("method.virtual", virtual)
+    losses.check_classes(task)
     plain = fedavg(task)
 
     def init(key, num_clients):

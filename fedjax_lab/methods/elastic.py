@@ -31,7 +31,7 @@ def elastic(task: Task, *, tau: float = 0.5) -> Method:
     def local(w_t, client, work):
         def size(params, batch):
             f = task.apply(w_t._replace(params=params), batch.x).logits
-            return losses.masked_mean(jnp.sum(f**2, 1), batch.mask)
+            return losses.masked_mean(jnp.sum(f.reshape(len(f), -1) ** 2, 1), batch.mask)
 
         def sensitivity(batch):
             return jax.tree.map(jnp.abs, jax.grad(size)(w_t.params, batch))

@@ -34,6 +34,7 @@ FITS = 10  # updates of pi by a new client
 def fedem(task: Task, *, num_components: int = 3) -> Method:
     """num_components: M, the number of shared models; 1 is FedAvg."""
     check_positive("method.num_components", num_components)
+    losses.check_classes(task)
     M = num_components
     uniform = np.full(M, 1 / M, np.float32)
     shares, fitted = partial(responsibilities, task), partial(mixture, task)

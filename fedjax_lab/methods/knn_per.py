@@ -57,6 +57,7 @@ def knn_per(
     check_share("method.weight", weight)
     check_positive("method.neighbors", neighbors)
     check_positive("method.scale", scale)
+    losses.check_classes(task)
 
     def mixed(out, store):
         by_neighbors = log_nearest(out.features, store, neighbors, scale, task.num_classes)

@@ -21,9 +21,9 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import Experiment
-from fedjax_lab.running import exporting, growth, plots, resuming
+from fedjax_lab.running import exporting, growth, plots, results, resuming
 from fedjax_lab.running.models import model_of, no_model
-from fedjax_lab.running.storage import cloud, files, metric_rows, provenance
+from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.local import WorkRows, fetch, make_work, of_client, work_rows
@@ -136,13 +136,7 @@ class Run:
 
     def to_pandas(self) -> Any:
         """The rows as a DataFrame of pandas, with a column for each measure."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise BadInput("to_pandas needs pandas: pip install pandas") from error
-        each = [metric_rows.numbers(row) for row in self.rows]
-        places = [{key: row.get(key) for key in ("round", "seed", "stage")} for row in self.rows]
-        return pandas.json_normalize([place | row for place, row in zip(places, each, strict=True)])
+        return results.frame(self.rows)
 
     def plot(self) -> plots.Figure:
         """The learning curve, as a figure of matplotlib."""
@@ -156,16 +150,9 @@ class Run:
         """
         dataset, objective = self.experiment.dataset, self._plan.objective
         rows = self.experiment.simulation.federations[self.index(seed)].global_test
-        if rows is None:
-            raise BadInput("confusion needs a global test set, and this run has none")
-        if objective.correct is None or objective.name == "multilabel":
-            raise BadInput(f"confusion needs classes, and task {objective.name} has none")
-        given, y = self.predict(dataset.x[rows], client, seed), np.asarray(dataset.y)[rows]
-        if objective.has_classes:
-            given = given.argmax(-1)
-        predicted = np.round(given).astype(int)[y >= 0]
-        K = len(dataset.classes)
-        return np.bincount(y[y >= 0] * K + predicted, minlength=K * K).reshape(K, K)
+        results.check_confusable(objective, rows)
+        predictions = self.predict(dataset.x[rows], client, seed)
+        return results.confusion(objective, predictions, np.asarray(dataset.y)[rows])
 
     @property
     def seeds(self) -> list[int]:
@@ -189,9 +176,7 @@ class Run:
         """
         x = rescaling.like(x, self._known)
         message, who = self.of_client(client, seed)
-        nothing, label = np.zeros(len(x), np.int32), self._plan.objective.label
-        y = np.zeros((len(x), *label.shape), label.dtype)
-        pool, size = self._pool(x, y, nothing, self.index(seed)), self._plan.eval_batch
+        pool, size = self._unlabeled(x, seed), self._plan.eval_batch
         batches = [np.arange(i, min(i + size, len(x))) for i in range(0, len(x), size)]
         return np.concatenate([self._predict(pool, message, who, rows) for rows in batches])
 
@@ -261,11 +246,7 @@ class Run:
         message, who = self.of_client(client, seed)
 
         def predict(x):
-            label = self._plan.objective.label
-            count = x.shape[0]  # len(x) fails for a symbolic size
-            nothing, y = jnp.zeros(count, jnp.int32), jnp.zeros((count, *label.shape), label.dtype)
-            pool = self._pool(x, y, nothing, self.index(seed))
-            return self._predict(pool, message, who, jnp.arange(count))
+            return self._predict(self._unlabeled(x, seed), message, who, jnp.arange(x.shape[0]))
 
         shape = self.experiment.dataset.x.shape[1:]
         exporting.write(path, lambda: self.model(client, seed), predict, shape)
@@ -319,6 +300,12 @@ class Run:
         places = np.where(rows < 0, -1, np.arange(len(rows)))
         parts = np.split(places, np.cumsum([len(of_set) for of_set in sets])[:-1])
         return held, WorkRows(*map(jnp.asarray, parts)), key
+
+    def _unlabeled(self, x, seed):
+        """Examples without labels as a federation; their number may be symbolic."""
+        label, nothing = self._plan.objective.label, jnp.zeros(x.shape[0], jnp.int32)
+        y = jnp.zeros((x.shape[0], *label.shape), label.dtype)
+        return self._pool(x, y, nothing, self.index(seed))
 
     def _pool(self, x, y, domain, i):
         """Examples as a federation with the preprocessing of seed i of the run."""
