@@ -28,7 +28,8 @@ def cross_entropy(logits: Array, batch: Batch) -> Array:
 
     Raises BadInput if the labels are not one class of each example.
     """
-    if batch.y.ndim != 1 or logits.ndim != 2 or not jnp.issubdtype(batch.y.dtype, jnp.integer):
+    of_classes = logits.ndim == 2 and logits.shape[1] > 1  # a binary task has one output
+    if batch.y.ndim != 1 or not of_classes or not jnp.issubdtype(batch.y.dtype, jnp.integer):
         raise needs_classes(f"these have labels of {batch.y.dtype}{list(batch.y.shape[1:])}")
     return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), batch.mask)
 
