@@ -129,7 +129,13 @@ class NoCounts:
 
     __array__ = __jax_array__ = __len__ = __iter__ = __getitem__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __truediv__ = __rtruediv__ = __pow__ = __gt__ = __ge__ = __lt__ = __le__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __gt__ = __ge__ = __lt__ = __le__ = __neg__ = _refuse
+
+    def __eq__(self, other):
+        return isinstance(other, NoCounts)
+
+    def __hash__(self):
+        return hash(NoCounts)
 
 
 class Client(NamedTuple):

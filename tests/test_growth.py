@@ -108,7 +108,8 @@ def test_the_evaluation_at_the_end_of_the_shorter_run_remains(toy, finished, beg
     assert rows[2] == expected[2] and rows[6] == expected[6]
     mean = np.mean([rows[3]["train_loss"], rows[4]["train_loss"]])
     np.testing.assert_allclose(mean, expected[4]["train_loss"], rtol=1e-6)
-    assert growth.read_evaluated(grown) == (3, (2, 3))
+    evaluated = json.loads((grown / growth.EVALUATED).read_text())
+    assert evaluated == {"until": 3, "rounds": [2, 3]}
     assert len(fedjax_lab.load(grown).rows) == 4
 
 

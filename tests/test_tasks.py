@@ -146,6 +146,17 @@ def test_metrics_of_numbers_have_their_unit(name):
     assert rmse.value(sums, np.float64(N)) == pytest.approx(expected, rel=1e-4)
 
 
+def test_r2_is_not_defined_for_one_example_or_equal_labels():
+    r2 = OBJECTIVES["regression"].metrics[2]
+    y = np.float32([990, 990, 990, 1010, 985, 1030])
+    sums = r2.statistics(outputs("regression")[:6], jnp.asarray(y), None)
+    for rows in (slice(1), slice(3)):
+        summed = jax.tree.map(lambda a, rows=rows: np.asarray(a)[rows].sum(0)[None], sums)
+        assert np.isnan(r2.value(summed, np.float64([len(y[rows])])))
+    summed = jax.tree.map(lambda a: np.asarray(a).sum(0)[None], sums)
+    assert np.isfinite(r2.value(summed, np.float64([6.0])))
+
+
 def test_metrics_of_positions_against_numpy():
     y, o = PIXELS, outputs("segmentation")
     got, p, counted = measured("segmentation", o, y), o.argmax(-1), y >= 0
@@ -242,19 +253,39 @@ def test_labels_of_tokens_are_read_as_the_examples_are(tmp_path):
         assert row["global_loss"] == pytest.approx(expected["global_loss"], rel=1e-5)
 
 
+def test_seeds_of_a_task_without_classes_train_together(tmp_path):
+    """Whole numbers are not classes, and every seed has the same stand-in for their counts."""
+    sections = write(tmp_path, "regression")
+    x = np.random.default_rng(0).normal(size=(48, 6)).astype(np.float32)
+    np.savez(tmp_path / "whole.npz", x=x, y=250_000 + np.arange(48) * 1000)
+    sections["data"]["path"] = str(tmp_path / "whole.npz")
+    sections["run"] = {"rounds": 1, "eval_every": 1}
+    result = fedjax_lab.run(sections, seeds=[0, 1], quiet=True)
+    assert [row["seed"] for row in result.metrics] == [0, 1]
+    assert result.experiment.dataset.classes == ()
+    assert 1000 < result.metrics[0]["rmse"]["mean"] < 40_000
+    y = np.asarray(result.experiment.dataset.y)
+    assert result.score((x, y))["mae"]["mean"] != result.score((x, y + 0.9))["mae"]["mean"]
+    assert "labels must be numbers [48]" in complaint(result.score, (x, y[:, None]))
+
+
 def test_labels_that_a_task_cannot_learn_are_refused_with_the_task_that_can():
     make = {name: registry.look_up("task", name) for name in registry.NAMED["task"]}
     for name, y, expected in (
         ("classification", NUMBERS[:, 0], "float32[]: set --config.task.name=regression"),
         ("classification", INDICATORS, "multilabel for columns of 0 and 1"),
+        ("classification", np.arange(3) - 1, "needs labels 0 .. K - 1, not -1 .. 1"),
         ("classification", PIXELS, "segmentation for a class of each pixel"),
         ("binary", np.arange(5), "one of these data is 2; set --config.task.name=classification"),
         ("regression", PIXELS, "segmentation"),
-        ("tokens", WORDS[:, 0], "binary"),
+        ("tokens", WORDS[:, 0], "task.name=classification or regression"),
         ("segmentation", PIXELS + 3, "a position has the label 5; labels are 0 .. 2, or -1"),
         ("regression", np.array([1.0, np.nan]), "finite labels"),
     ):
-        assert expected in complaint(make[name], Labels(y, NAMES[:3])), (name, expected)
+        classes = NAMES[:3] if y.min() != -1 or y.ndim > 1 else ()
+        assert expected in complaint(make[name], Labels(y, classes)), (name, expected)
+    others = Labels(INDICATORS[:, 0], NAMES[:2], others=np.array([2], np.int32))
+    assert "one of these data is 2" in complaint(make["binary"], others)
     assert "loss" in complaint(partial(regression, loss="mes"), Labels(NUMBERS, ()))
 
 
@@ -263,6 +294,7 @@ def test_parts_that_do_not_fit_a_task_are_refused(tmp_path):
     for sections, expected in (
         ({"partition": {"name": "dirichlet"}}, "config.partition.name=dirichlet needs one class"),
         ({"run": {"metrics": ("top5",)}}, "the task regression has no metric 'top5'"),
+        ({"run": {"metrics": ("auroc",)}}, "it measures loss, rmse, mae, r2 by itself"),
         ({"attack": {"name": "label_flip"}}, "method fedavg with attack label_flip: its formulas"),
         ({"task": {"name": "classification"}}, "set --config.task.name=regression"),
         ({"task": {"name": "regresion"}}, "no task 'regresion'; did you mean 'regression'"),
@@ -271,6 +303,14 @@ def test_parts_that_do_not_fit_a_task_are_refused(tmp_path):
             key: {**base.get(key, {}), **sections.get(key, {})} for key in {**base, **sections}
         }
         assert expected in complaint(lambda config=config: experiment.build(resolve(config), [0]))
+
+
+def test_images_are_not_moved_without_the_labels_of_their_pixels(tmp_path):
+    base = write(tmp_path, "segmentation")
+    skewed = base | {"partition": base["partition"] | {"feature_skew": "rotation"}}
+    assert "feature_skew=rotation moves the pixels" in complaint(
+        lambda: experiment.build(resolve(skewed), [0])
+    )
 
 
 def own(labels, *, power: float = 4.0):

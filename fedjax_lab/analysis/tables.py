@@ -125,13 +125,17 @@ def _of_measure(measure, header):
     return Column(header, lambda entry: spread_text(entry.spread(measure), measure), measure)
 
 
+def forms_of(metric: str) -> dict[str, tuple[str, str]]:
+    """The measures of a metric: in words, and in a header."""
+    if metric == "accuracy":
+        return MEASURES
+    names = [f"{metric}.mean", f"{metric}.worst10", *(f"{form}_{metric}" for form in ONE_NUMBER)]
+    (words, _), *others = MEASURES.values()
+    return dict(zip(names, [(words, metric), *others], strict=True))
+
+
 def _compared(section, choice, metric):
-    headers = [header for _, header in MEASURES.values()]
-    forms = dict(zip(MEASURES, headers, strict=True))
-    if metric != "accuracy":
-        measured = [f"{metric}.mean", f"{metric}.worst10"]
-        measured += [f"{form}_{metric}" for form in ONE_NUMBER]
-        forms = dict(zip(measured, [metric, *headers[1:]], strict=True))
+    forms = {measure: header for measure, (_, header) in forms_of(metric).items()}
     measure, names = choice.measure, _shared(section)
     columns = [
         Column("n", lambda entry: str(entry.spread(measure).n)),

@@ -50,6 +50,7 @@ from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import make_parser
 from fedjax_lab.errors import MACHINE, BadInput, parse, quoted, shown
 from fedjax_lab.running.storage import cloud, metric_rows
+from fedjax_lab.simulation.units import HEADLINES, metric_of
 
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
 
@@ -62,8 +63,8 @@ def closing_table(summary: dict) -> str:
     """
     ways = [way for way in tables.WAYS if way in summary]
     chosen = {way: _flat(summary[way]) for way in ways}
-    first = runs.headlines(chosen["last"][0])
-    header = "accuracy, %" if "accuracy" in first else "measure"
+    first = next((m for m in HEADLINES if m in chosen["last"][0]), "accuracy")
+    header = tables.with_unit(metric_of(first))
     lines = [_line(header, [tables.WAYS[way] for way in ways])]
     lines.append("-" * len(lines[0]))
     for name, label in _measures(chosen["last"][0]):
@@ -101,10 +102,11 @@ def _flat(chosen):
 def _measures(measured):
     """(name, label) of each row of the closing table."""
     domains = [(m, shown(m.removeprefix("domains."))) for m in measured if m.startswith("domains.")]
-    accuracies = [(m, words) for m, (words, _) in tables.MEASURES.items() if m in measured]
+    metric = metric_of(next((m for m in HEADLINES if m in measured), "accuracy"))
+    forms = [(m, words) for m, (words, _) in tables.forms_of(metric).items() if m in measured]
     headlines = runs.headlines(measured).items()
-    others = [(m, tables.with_unit(shown(m))) for name, m in headlines if name != "accuracy"]
-    return domains + accuracies + others
+    others = [(m, tables.with_unit(shown(m))) for name, m in headlines if name != metric]
+    return domains + forms + others
 
 
 def _line(name, cells):

@@ -42,8 +42,8 @@ def from_arrays(
       BadInput: the arrays do not belong together, or hold values that cannot be used.
     """
     given = {"y": y, "client": client, "domain": domain, "split": split, "classes": classes}
-    members = {name: np.asarray(each) for name, each in given.items() if each is not None}
-    dataset = arrays.of_members("from_arrays", np.asarray(x), members)
+    members = {name: _array(name, each) for name, each in given.items() if each is not None}
+    dataset = arrays.of_members("from_arrays", _array("x", x), members)
     return _section(dataset, "arrays")
 
 
@@ -77,6 +77,16 @@ def from_torch(
     return from_arrays(x, y, client=client, domain=domain, split=split, classes=classes)
 
 
+def _array(name, values):
+    """The values as an array. Columns of text in pandas are arrays of objects."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise BadInput(f"from_arrays: {name} has rows of unequal shapes; pad them") from error
+    is_text = array.dtype == object and all(isinstance(each, str) for each in array.flat)
+    return array.astype(str) if is_text else array
+
+
 def _section(dataset, name):
     def source():
         return dataset
@@ -86,6 +96,10 @@ def _section(dataset, name):
 
 
 def _pairs(dataset):
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise BadInput(
+            f"from_torch needs a map-style dataset with a length, not {quoted(dataset, 80)}"
+        )
     for i in range(len(dataset)):
         item = dataset[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:

@@ -80,6 +80,11 @@ def write(dataset: Dataset, folder: Path, source: str) -> Iterator[Progress]:
 def make_index(dataset: Dataset, source: str) -> Index:
     """The index of a dataset's folder."""
     x = dataset.x
+    if not dataset.has_classes:
+        raise BadInput(
+            "records hold examples with one class each, and these have other labels; use"
+            " data.name=mapped, which also reads examples on demand"
+        )
     if x.dtype not in map(np.dtype, TYPES) or 0 in x.shape:
         what = f"{x.dtype} {list(x.shape)}"
         raise BadInput(f"the examples are {what}, but must be non-empty and {', '.join(TYPES)}")

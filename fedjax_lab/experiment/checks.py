@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import ml_collections
 
 from fedjax_lab.data.dataset import Dataset
@@ -41,6 +42,27 @@ def check_target(config: ml_collections.ConfigDict, objective: Objective) -> Non
     """Raises BadInput if the accuracy can never reach the target."""
     if objective.correct is not None and config.run.target > 100:
         raise BadInput(f"config.run.target is a percentage, not {config.run.target}")
+
+
+def are_numbers(objective: Objective) -> bool:
+    """Whether labels are numbers, whose values are not classes even if all of them are whole."""
+    return bool(jnp.issubdtype(objective.label.dtype, jnp.floating))
+
+
+def check_moved(config: ml_collections.ConfigDict, objective: Objective) -> None:
+    """Raises BadInput if images would be moved or turned, but not the labels of their pixels."""
+    if len(objective.label.shape) < 2:
+        return
+    for section, key, still in (
+        ("data", "augment", ("none",)),
+        ("partition", "feature_skew", ("none", "noise")),
+    ):
+        name = config[section][key]
+        if name not in still and ":" not in name:
+            raise BadInput(
+                f"config.{section}.{key}={name} moves the pixels of an image, but not their labels;"
+                f" with config.task.name={objective.name} use {' or '.join(still)}"
+            )
 
 
 def check_skewed(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:

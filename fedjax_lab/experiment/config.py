@@ -72,7 +72,8 @@ def resolve(config: dict, overrides: Sequence[Override] = ()) -> ml_collections.
             sections["method"] = _with_base(sections["method"], text)
     full = {name: _fill(name, values) for name, values in sections.items()}
     for key, given in pairs:
-        _override(full, key, given)
+        if not _is_without_effect(key, given):
+            _override(full, key, given)
     _check_values(full)
     resolved = ml_collections.ConfigDict(full)
     return resolved.lock()
@@ -201,6 +202,11 @@ def _override(full, key, given):
         raise BadInput(f"{flag}; use --config.{key}=VALUE")
     value = _from_text(given, default) if isinstance(given, str) else given
     full[section][rest] = _typed(f"config.{key}", value, default, words.get(rest, ()))
+
+
+def _is_without_effect(key, given):
+    """Whether an override sets a removed key to the value that describes what every run does."""
+    return key in REMOVED and given == REMOVED[key]
 
 
 def _unknown(section, key, defaults, values):

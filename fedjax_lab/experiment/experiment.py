@@ -65,6 +65,8 @@ def build(
     seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
     check_seeds(seeds)
     dataset = load_data(config.data) if dataset is None else dataset
+    if checks.are_numbers(make_objective(config, dataset)):
+        dataset = dataset._replace(y=np.asarray(dataset.y, np.float32), classes=())
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
     scale = make_scale(config.data, dataset)
     federations = deal_dataset(config, dataset, seeds, embeddings, scale)
@@ -85,6 +87,7 @@ def _simulation(config, seeds, dataset, federations, task, devices, memory):
     stages, of_step = variant({})
     checks.check_skewed(config, stages)
     checks.check_target(config, task.objective)
+    checks.check_moved(config, task.objective)
     checks.check_validation(config, stages, federations[0])
     training = pool(federations) if stages[0].method.extra.pooled else federations
     plan = _plan(config, training, stages, of_step, dataset, task.objective)
@@ -286,8 +289,9 @@ def _check_embeddings(name, made, count, classes):
 
 def make_objective(config: ml_collections.ConfigDict, dataset: Dataset) -> Objective:
     """What the model learns, by config.task, from the labels of the training examples."""
-    rows = _training_rows(config.data, dataset)
-    made = bind("task", config.task)(Labels(np.asarray(dataset.y)[rows], dataset.classes))
+    y, rows = np.asarray(dataset.y), _training_rows(config.data, dataset)
+    labels = Labels(y[rows], dataset.classes, others=np.delete(y, rows, axis=0))
+    made = bind("task", config.task)(labels)
     if not isinstance(made, Objective):
         raise BadInput(f"task {config.task.name} must return an Objective, not {quoted(made)}")
     return made

@@ -21,7 +21,7 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import Experiment
-from fedjax_lab.running import exporting, growth, plots, results, resuming
+from fedjax_lab.running import exporting, growth, results, resuming
 from fedjax_lab.running.models import model_of, no_model
 from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
@@ -138,8 +138,10 @@ class Run:
         """The rows as a DataFrame of pandas, with a column for each measure."""
         return results.frame(self.rows)
 
-    def plot(self) -> plots.Figure:
+    def plot(self) -> Any:
         """The learning curve, as a figure of matplotlib."""
+        from fedjax_lab.running import plots  # imported only here: training needs no matplotlib
+
         return plots.learning_curve(self.rows, self.config.method.name)
 
     def confusion(self, client: int | None = None, seed: int | None = None) -> np.ndarray:
@@ -396,20 +398,28 @@ def _is_whole(number):
 def _as_dataset(data, like, objective):
     """The data as a dataset; a pair of examples and labels gets the classes of `like`."""
     if isinstance(data, Dataset):
+        _check_labels(np.asarray(data.y), len(data.x), like, objective)
         return data
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise BadInput("data must be a Dataset, or a pair of examples and labels")
     x, y = map(np.asarray, data)
-    label, classes = objective.label, len(like.classes)
+    _check_labels(y, len(x), like, objective)
+    nothing = np.zeros(len(y), np.int32)
+    return Dataset(x, y, nothing, nothing > 0, like.classes, ("",))
+
+
+def _check_labels(y, count, like, objective):
+    """Raises BadInput unless y are labels of `count` examples of the run's task."""
+    label = objective.label
     whole = np.issubdtype(label.dtype, np.integer)
-    expected = len(x), *label.shape
+    expected = count, *label.shape
     if y.shape != expected or y.dtype.kind not in ("iub" if whole else "iubf"):
         what = "whole numbers" if whole else "numbers"
         raise BadInput(
-            f"labels must be {what} {list(expected)}, one for each of the {len(x)} examples, not"
+            f"labels must be {what} {list(expected)}, one for each of the {count} examples, not"
             f" {y.dtype}{list(y.shape)}"
         )
-    if len(y) and objective.has_classes and not (0 <= y.min() and y.max() < classes):
-        raise BadInput(f"labels must be 0 .. {classes - 1}, not {y.min()} .. {y.max()}")
-    nothing = np.zeros(len(y), np.int32)
-    return Dataset(x, y, nothing, nothing > 0, like.classes, ("",))
+    positions = label.shape and label.shape == objective.outputs[:-1]
+    low, high = (-1 if positions else 0), max(len(like.classes), 2) - 1
+    if whole and len(y) and not low <= y.min() <= y.max() <= high:
+        raise BadInput(f"labels must be {low} .. {high}, not {y.min()} .. {y.max()}")

@@ -9,6 +9,7 @@ from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.experiment import Experiment, check_noise, ends_with
+from fedjax_lab.experiment.keys import DEFAULTS
 from fedjax_lab.experiment.stages import ends
 from fedjax_lab.experiment.variants import check_rates
 from fedjax_lab.running import growth
@@ -34,9 +35,14 @@ def check_data(path: Path, experiment: Experiment) -> dict[str, str]:
 
 def evaluations(path: Path, experiment: Experiment) -> list[int]:
     """The numbers of rounds with an evaluation, from 0, according to the folder's config."""
-    run = processes.of_first(lambda: growth.read_config(path)["run"])
+    run = processes.of_first(lambda: _run_section(path))
     every, ends = run["eval_every"], [*ends_with(experiment, run["rounds"]).values()]
     return processes.of_first(lambda: growth.evaluations(path, every, ends))
+
+
+def _run_section(path):
+    """The section `run` of the folder's config; keys that it lacks have their defaults."""
+    return {**DEFAULTS["run"], **growth.read_config(path)["run"]}
 
 
 def read(
@@ -91,7 +97,7 @@ def _advanced(path, engine, new, saved):
 
 def _check_continues(path, experiment, saved):
     """Raises BadInput unless the experiment can go on from the checkpoint after `saved` rounds."""
-    rounds = processes.of_first(lambda: growth.read_config(path)["run"]["rounds"])
+    rounds = processes.of_first(lambda: _run_section(path)["rounds"])
     until_now, today = ends_with(experiment, rounds), ends(experiment.simulation.stages)
     growth.check_rounds(path, until_now, today, saved)
     old, new = (np.diff([0, *each.values()]).tolist() for each in (until_now, today))

@@ -353,8 +353,8 @@ def summarize(
     weighted by examples. A `Whole` has no domains. A task without an accuracy has only these.
     """
     split = scores.test if scores.test is not None else scores.global_test
-    out = _summarize_accuracy(scores, split, domains)
     with np.errstate(all="ignore"):
+        out = _summarize_accuracy(scores, split, domains)
         for metric in (LOSS, *named):
             out |= _summarize_metric(metric, scores, split, domains)
     return out
@@ -430,7 +430,7 @@ def _by_domain(counts, domains):
 
 def _pooled(counts):
     correct, total = (np.asarray(a, float).sum() for a in (counts.correct, counts.total))
-    return float(100 * correct / total)
+    return _finite(100 * correct / total)
 
 
 def _summarize_metric(metric, scores, split, domains):

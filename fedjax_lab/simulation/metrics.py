@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from fedjax_lab import losses
-from fedjax_lab.errors import BadInput, cut, message_of, nearest, quoted
+from fedjax_lab.errors import BadInput, cut, message_of, quoted
 from fedjax_lab.simulation import units
 from fedjax_lab.types import Array, Objective, PyTree
 
@@ -226,7 +226,10 @@ def make(parts: Iterable[Metric | Callable], objective: Objective | int) -> tupl
     """
     objective = losses.as_objective(objective)
     made: dict[str, Metric] = {LOSS.name: LOSS, **{m.name: m for m in objective.metrics}}
+    of_task = {m.name for m in objective.metrics}
     for part in parts:
+        if isinstance(part, Metric) and part in BUILT_IN.values() and part.name in of_task:
+            continue  # the task measures it by itself
         _check_suits(part, objective)
         metric = part if isinstance(part, Metric) else _of_function(part, objective)
         if made.get(metric.name, metric) != metric:
@@ -239,9 +242,11 @@ def _check_suits(part, objective):
     """Raises BadInput if this is a built-in metric of classes, which the task does not have."""
     allowed = {LOSS.name, *(m.name for m in objective.metrics), *objective.optional}
     if part in BUILT_IN.values() and not objective.has_classes and part.name not in allowed:
+        itself = ", ".join(m.name for m in (LOSS, *objective.metrics))
+        others = f"; it can measure {', '.join(objective.optional)}" * bool(objective.optional)
         raise BadInput(
-            f"config.run.metrics: the task {objective.name} has no metric {part.name!r};"
-            f" {nearest(part.name, sorted(allowed))}"
+            f"config.run.metrics: the task {objective.name} has no metric {part.name!r}; it"
+            f" measures {itself} by itself{others}"
         )
 
 

@@ -44,8 +44,9 @@ def read(out: Path) -> list[Status]:
 def _status(folder, name, planned):
     """The state of one run; a run with damaged files counts as failed."""
     try:
+        held = lock.is_held(folder)  # first: a run that then ends has an outcome
         outcome, summary = found(folder)
-        state, since = _state(folder, outcome)
+        state, since = _state(folder, held, outcome)
         config = files.read_config(folder / "config.json") or planned
         rows = files.read_rows(folder / "metrics.jsonl", files.EVALUATION)
         said = shown(folder) if state in ("failed", "diverged", "done") else ""
@@ -64,9 +65,9 @@ def _status(folder, name, planned):
     )
 
 
-def _state(folder, outcome):
-    """One of STATES, and the time since which the run has it, or None."""
-    if lock.is_held(folder):
+def _state(folder, held, outcome):
+    """One of STATES, and the time since which the run has it, or None; held: by a command."""
+    if held:
         return "running", _changed(folder / lock.LOCK)
     if outcome and outcome.code in (0, DIVERGED):
         return "diverged" if outcome.code else "done", _changed(folder / "summary.json")

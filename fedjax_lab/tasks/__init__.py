@@ -15,6 +15,12 @@ class Labels(NamedTuple):
 
     y: np.ndarray  # [N, ...] of the training examples
     classes: tuple[str, ...]  # names of the classes, or of the columns of y
+    others: np.ndarray = np.zeros(0)  # [., ...] of all other examples, which are only checked
+
+    @property
+    def every(self) -> np.ndarray:
+        """The labels of all examples."""
+        return np.concatenate([self.y, self.others]) if len(self.others) else self.y
 
 
 def check_labels(task: str, y: np.ndarray, kinds: str, axes: tuple[int, ...], expected: str):
@@ -35,12 +41,13 @@ def check_labels(task: str, y: np.ndarray, kinds: str, axes: tuple[int, ...], ex
 def _fitting(y):
     """The tasks that may fit labels of this type and shape, in words."""
     if y.ndim == 1:
-        return "set --config.task.name=" + ("regression" if y.dtype.kind == "f" else "binary")
+        classes = "classification or " * (y.dtype.kind != "f")
+        return f"set --config.task.name={classes}regression"
     if y.dtype.kind == "f":
         return "set --config.task.name=regression for numbers in several columns"
     if y.ndim == 2:
         return "set --config.task.name=multilabel for columns of 0 and 1, tokens for sequences"
-    return "set --config.task.name=segmentation for a class of each pixel"
+    return "set --config.task.name=segmentation for a class of each pixel, [H, W]"
 
 
 def check_indicators(task: str, y: np.ndarray) -> None:

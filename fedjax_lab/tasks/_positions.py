@@ -14,8 +14,9 @@ IGNORED = -1  # the label of a position that does not count
 def objective(name: str, labels: Labels, **fields) -> Objective:
     """The objective with the cross-entropy of every position that counts."""
     y, K = labels.y, len(labels.classes)
-    if len(y) and not IGNORED <= y.min() <= y.max() < K:
-        wrong = y.min() if y.min() < IGNORED else y.max()
+    low, high = int(labels.every.min(initial=0)), int(labels.every.max(initial=0))
+    if not IGNORED <= low <= high < K:
+        wrong = low if low < IGNORED else high
         raise BadInput(
             f"config.task.name={name}: a position has the label {wrong}; labels are 0 .. {K - 1},"
             f" or {IGNORED} where a position does not count"

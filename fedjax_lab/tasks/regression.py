@@ -33,6 +33,7 @@ def regression(
     check_labels("regression", labels.y, "iuf", (1, 2), "a number, or several, of each example")
     check_choice("task.loss", loss, tuple(FUNCTIONS))
     check_positive("task.delta", delta)
+    _check_finite(labels.every)
     m, s = _moments(labels.y)
     center, scale = (m, s) if standardize else (np.zeros_like(m), np.ones_like(s))
     of_error = partial(FUNCTIONS[loss], delta=delta) if loss == "huber" else FUNCTIONS[loss]
@@ -45,14 +46,13 @@ def regression(
         error = (o * scale + center - m) / s - z
         return {"squared": error**2, "absolute": jnp.abs(error), "z": z, "zz": z**2}
 
-    dtype = jnp.float32 if labels.y.dtype.kind == "f" else jnp.int32
-    label = jax.ShapeDtypeStruct(labels.y.shape[1:], dtype)
+    label = jax.ShapeDtypeStruct(labels.y.shape[1:], jnp.float32)
     return Objective(
         name="regression",
         outputs=m.shape,
         label=label,
         losses=losses,
-        predict=lambda o: (o * scale + center).reshape(len(o), *label.shape),
+        predict=lambda o: (o * scale + center).reshape(o.shape[0], *label.shape),
         metrics=(
             Summed("rmse", errors, partial(_rmse, s), lower_is_better=True),
             Summed("mae", errors, partial(_mae, s), lower_is_better=True),
@@ -63,16 +63,20 @@ def regression(
 
 def _columns(y: Array) -> Array:
     """Labels [B] or [B, T] -> [B, T]."""
-    return jnp.reshape(y, (len(y), -1)).astype(jnp.float32)
+    return jnp.reshape(y, (y.shape[0], -1)).astype(jnp.float32)
 
 
 def _moments(y):
     """The mean and the standard deviation of each column [T], which is 1 for a constant one."""
     columns = y.reshape(len(y), -1).astype(np.float64)
-    if not np.isfinite(columns).all():
-        raise BadInput("config.task.name=regression needs finite labels, and some are not")
     m, s = columns.mean(0), columns.std(0)
     return m.astype(np.float32), np.where(s > 0, s, 1).astype(np.float32)
+
+
+def _check_finite(y: np.ndarray) -> None:
+    """Raises BadInput if a label is NaN or infinite."""
+    if not np.isfinite(y).all():
+        raise BadInput("config.task.name=regression needs finite labels, and some are not")
 
 
 def _rmse(s, sums, total):
@@ -84,5 +88,7 @@ def _mae(s, sums, total):
 
 
 def _r2(sums, total):
+    """R2; NaN for a single example and for equal labels, whose sums differ only by rounding."""
     around_mean = sums["zz"] - sums["z"] ** 2 / total[..., None]
-    return (1 - sums["squared"] / around_mean).mean(-1)
+    varies = (around_mean > 1e-5 * sums["zz"]) & (total[..., None] > 1)
+    return (1 - sums["squared"] / np.where(varies, around_mean, np.nan)).mean(-1)

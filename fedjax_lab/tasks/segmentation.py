@@ -17,7 +17,7 @@ from fedjax_lab.types import Objective
 
 def segmentation(labels: Labels) -> Objective:
     """Labels y [N, H, W] are classes, or -1 for pixels that do not count."""
-    check_labels("segmentation", labels.y, "i", (3,), "the class of each pixel")
+    check_labels("segmentation", labels.y, "iu", (3,), "the class of each pixel")
     metrics = Summed("miou", _areas, _miou), Summed("dice", _areas, _dice)
     return _positions.objective("segmentation", labels, metrics=metrics)
 

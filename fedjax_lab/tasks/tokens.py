@@ -12,7 +12,7 @@ from fedjax_lab.types import Objective
 
 def tokens(labels: Labels) -> Objective:
     """Labels y [N, T] are classes, or -1 for tokens that do not count, such as padding."""
-    check_labels("tokens", labels.y, "i", (2,), "a sequence of whole numbers for each example")
+    check_labels("tokens", labels.y, "iu", (2,), "a sequence of whole numbers for each example")
     made = _positions.objective("tokens", labels)
 
     def losses(logits, y, mask):

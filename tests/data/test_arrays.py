@@ -95,7 +95,6 @@ WRONG = {
     "x NaN": ({"x": spoiled(np.nan)}, "first in row 6"),
     "y text": ({"y": np.array([*"aabbaabbaa"])}, "y must hold numbers"),
     "y NaN": ({"y": np.full(10, np.nan)}, "y has NaN or infinite values, first in row 0"),
-    "y negative": ({"y": labeled(-1)}, "y is -1 in row 4"),
     "y too large": ({"y": labeled(3), "classes": np.array([*"abc"])}, "y is 3 in row 4, not in"),
     "classes number": ({"classes": np.array(3)}, "classes has shape []"),
     "domain float": ({"domain": np.zeros(10)}, "domain must hold integers or strings"),

@@ -180,10 +180,12 @@ def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
     """The file itself fits in memory, but the data of its second user do not."""
     file = leaf_files.write_femnist(tmp_path)
     monkeypatch.setattr(safe, "SMALL", 0)
-    monkeypatch.setattr(safe, "free_memory", lambda: 3 * file.stat().st_size)
+    monkeypatch.setattr(safe, "free_memory", lambda: 12 * file.stat().st_size)
     leaf(folder=str(tmp_path))
-    monkeypatch.setattr("fedjax_lab.data.formats.user_rows.OBJECT", file.stat().st_size)
+    monkeypatch.setattr("fedjax_lab.data.formats.user_rows.OBJECT", 4 * file.stat().st_size)
     assert "user 'f0000_14' does not fit in memory" in complaint(leaf, folder=str(tmp_path))
+    monkeypatch.setattr(safe, "free_memory", lambda: 9 * file.stat().st_size)
+    assert f"{file} does not fit in memory" in complaint(leaf, folder=str(tmp_path))
 
 
 def test_members_may_have_any_order_and_white_space_between_them(tmp_path):

@@ -94,6 +94,8 @@ def test_unusable_tables_are_refused(path, tmp_path):
         ({"target": "age"}, "row 3 has no value in the column 'age'"),
         ({"target": "stay, ward"}, "several targets must be columns of numbers"),
         ({"target": "stay", "test": 1.5}, "data.test"),
+        ({"target": "stay", "client": "stay"}, "is named for two purposes"),
+        ({"target": "stay", "unseen": "x"}, "needs config.data.domain"),
         ({"target": "stay", "drop": tuple("age ward hospital smokes sex split".split())}, "some"),
     ):
         assert expected in complaint(table, path=path, **settings), settings
@@ -101,9 +103,11 @@ def test_unusable_tables_are_refused(path, tmp_path):
         ("a.txt", CSV, "must end in .csv, .tsv, .parquet"),
         ("a.csv", "a,b\n", "no rows"),
         ("b.csv", "a,a\n1,2\n", "two columns 'a'"),
+        ("g.csv", "a, a,b\n1,2,3\n", "two columns 'a'"),
+        ("h.csv", "a,b\n" + "1,1700000000\n2,1700000001\n" * 9, "too large to be told apart"),
         ("c.csv", "a,b\n1,2\n1,2,3\n", "cannot be read"),
-        ("d.csv", "a,b\n1,2020-01-01\n", "neither numbers nor text"),
-        ("e.csv", "a,b\n1,\n", "has no values"),
+        ("d.csv", "a,b\n" + "1,2020-01-01\n" * 9, "neither numbers nor text"),
+        ("e.csv", "a,b\n" + "1,\n" * 9, "has no values"),
         ("f.parquet", "x", "f.parquet"),
     ):
         (tmp_path / name).write_text(content)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab import losses
 from fedjax_lab.analysis import finished, formats
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
@@ -49,6 +50,7 @@ def draw(workdir: Path, *, seed: int | None = None) -> Drawn:
 
 def accuracies(run: finished.Finished) -> np.ndarray:
     """The accuracy [C, D] in percent of each client's model on each domain of the global test."""
+    losses.check_classes(run.experiment.task)
     rows = np.asarray(run.federation.global_test)
     domain = np.asarray(run.federation.domain)[rows]
 

@@ -16,6 +16,8 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.errors import quoted
 
+PARSED = 10  # bytes of Python's objects for a byte of JSON, measured with texts of Reddit
+
 
 class User(NamedTuple):
     """The examples x of a user and their labels y, equally many, as in the file."""
@@ -55,7 +57,9 @@ def users_of(file: Path) -> Iterator[User]:
     empty ones.
     """
     with safe.reading(file, problem="cannot be read as JSON"):
-        content = json.loads(safe.content(file), object_pairs_hook=_object)
+        text = safe.content(file)
+        safe.check_memory(PARSED // 2 * len(text))  # which must be free twice
+        content = json.loads(text, object_pairs_hook=_object)
     users, given = _members(content, "users", "user_data")
     if not isinstance(users, list) or not isinstance(given, dict):
         raise Fault(f"{file} has no list `users` and object `user_data`")
@@ -78,7 +82,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; rows x of numbers are stored as arrays, in a quarter of the memory."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("an object has a key twice")
+        names = [name for name, _ in pairs]
+        twice = next(name for name in made if names.count(name) > 1)
+        raise ValueError(f"the key {quoted(twice, 60)} occurs twice")
     with contextlib.suppress(ValueError, TypeError, OverflowError, IndexError, KeyError):
         if isinstance(made["x"][0][0], float):
             made["x"] = list(np.array(made["x"], np.float64))

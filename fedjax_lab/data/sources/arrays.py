@@ -59,8 +59,12 @@ def dataset_of(
         shape = members[key].shape if key in members else (len(x),)
         if shape[:1] != (len(x),) or (key != "y" and len(shape) > 1):
             raise BadInput(f"{where}: {key} has shape {list(shape)}, but x has {len(x)} examples")
-    classes = class_names(where, members.get("classes"), members["y"])
-    y = labels(where, members["y"], classes)
+    y = members["y"]
+    if y.dtype.kind not in "uifb":
+        raise BadInput(f"{where}: y must hold numbers, but its type is {y.dtype}")
+    y = y.astype(np.int32) if y.dtype.kind == "b" else y
+    classes = class_names(where, members.get("classes"), y)
+    y = labels(where, y, classes)
     domain, domains = numbered(where, "domain", members.get("domain", np.zeros(len(x), np.int32)))
     test = is_test(where, members[split]) if split in members else random_test_rows(len(x))
     for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
@@ -122,31 +126,30 @@ def finite(file: Path | str, name: str, values: np.ndarray) -> np.ndarray:
 
 
 def class_names(file: Path | str, classes: np.ndarray | None, y: np.ndarray) -> tuple[str, ...]:
-    """The class names in the file, or else "0", "1", ... up to the highest label; () of others."""
+    """The class names in the file, or else "0", "1", ... up to the highest label.
+
+    () if the labels are numbers that are not those of classes.
+    """
     if classes is not None:
         if classes.ndim != 1 or len(classes) == 0:
             shape = f"{list(classes.shape)}, but must be a list of names"
             raise BadInput(f"{file}: classes has shape {shape}")
         return tuple(map(str, classes.tolist()))
-    if y.dtype.kind not in "ui":
+    lowest = 0 if y.ndim == 1 else -1  # a token or a pixel that does not count
+    if y.dtype.kind == "f" or not lowest <= y.min() <= y.max() < MOST_CLASSES:
         return ()
-    top = int(y.max())
-    return tuple(map(str, range(min(max(top, 0) + 1, MOST_CLASSES))))
+    return tuple(map(str, range(max(int(y.max()), 0) + 1)))
 
 
 def labels(file: Path | str, y: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
-    """The labels [R, ...] as int32 or float32.
+    """The labels [R, ...] as int32, or as float32 if they are not numbers of classes.
 
-    Raises BadInput if labels [R] of integers are not numbers of classes.
+    Raises BadInput if a label [R] has no name among given classes.
     """
-    if y.dtype.kind not in "uifb":
-        raise BadInput(f"{file}: y must hold numbers, but its type is {y.dtype}")
-    if y.dtype.kind == "f":
+    if y.dtype.kind == "f" or not classes:
         return finite(file, "y", y)
-    if y.ndim > 1 or y.dtype.kind == "b":
-        return y.astype(np.int32)
     bad = (y < 0) | (y >= len(classes))
-    if bad.any():
+    if y.ndim == 1 and bad.any():
         row = bad.argmax()
         raise BadInput(f"{file}: y is {y[row]} in row {row}, not in 0 .. {len(classes) - 1}")
     return y.astype(np.int32)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.sources import arrays
+from fedjax_lab.errors import check_below_one
 
 
 def diabetes(
@@ -19,6 +20,8 @@ def diabetes(
     test_seed: the seed of the draw. unseen, normalize: as in `table`.
     """
     from sklearn.datasets import load_diabetes
+
+    check_below_one("data.test", test)
 
     table = load_diabetes(scaled=False)
     split = arrays.random_test_rows(len(table.target), test, test_seed).astype(int)

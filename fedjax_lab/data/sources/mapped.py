@@ -24,11 +24,12 @@ def mapped(*, path: str) -> Dataset:
     path: the folder.
 
     `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D], as uint8, int8, int16,
-    int32, float32 or float16; `data/normalize.py` says what the numbers mean. `y` [R] holds integer
-    labels from 0. Optional files: `domain` [R], integers or names; `client` [R], the natural user
-    of each example, integers or names; `test` [R], True or 1 for test examples; and classes.json, a
-    list of class names. Without `test`, a random fifth of the examples is the test set: the same
-    one at every call, unless config.data.test draws another.
+    int32, float32 or float16; `data/normalize.py` says what the numbers mean. `y` holds the labels
+    [R, ...]: integers from 0 for classes, or what config.task needs. Optional files: `domain` [R],
+    integers or names; `client` [R], the natural user of each example, integers or names; `test`
+    [R], True or 1 for test examples; and classes.json, a list of class names. Without `test`, a
+    random fifth of the examples is the test set: the same one at every call, unless
+    config.data.test draws another.
     """
     with safe.remedied(HELP):
         folder = folder_of(path_of(path, HELP))

@@ -22,6 +22,7 @@ from fedjax_lab.errors import BadInput, check_below_one, missing, nearest, quote
 
 ENDINGS = {".csv": ",", ".tsv": "\t", ".parquet": ""}  # with their separators
 REMEDY = "write it as a CSV, TSV or Parquet file"
+INDEX = "__index_level_"  # beginning of the column with the index of a DataFrame in Parquet
 MOST_VALUES = 1000  # of a category; more are refused as mistakes
 
 
@@ -63,15 +64,20 @@ def table(
     columns, targets = read(file), [name.strip() for name in target.split(",")]
     roles = {"client": client, "domain": domain, "split": split}
     roles = {role: name for role, name in roles.items() if name}
-    for name in (*targets, *roles.values(), *drop, *categories):
-        if name not in columns:
-            raise BadInput(f"{file} has no column {quoted(name)}; {nearest(name, columns)}")
+    _check_names(file, columns, [*targets, *roles.values(), *drop], categories)
     members = {role: _names(file, name, columns[name]) for role, name in roles.items()}
     members |= _labels(file, {name: columns[name] for name in targets})
     rows = len(members["y"])
     is_test = _is_test(file, members.get("split"), rows, test, test_seed)
     members["split"] = is_test.astype(int)
     training = ~is_test & (members["domain"] != unseen if domain else True)
+    if unseen and not domain:
+        raise BadInput(f"config.data.unseen={unseen} needs config.data.domain, a column's name")
+    if not training.any() or not is_test.any():
+        raise BadInput(
+            f"{file}: {is_test.sum()} of {rows} rows are test rows, {training.sum()} training rows;"
+            " set config.data.test, split or unseen so that there are some of both"
+        )
     used = set(columns) - {*targets, *roles.values(), *drop}
     of_columns = [
         _encoded(file, name, columns[name], name in categories, training)
@@ -83,6 +89,15 @@ def table(
     x = np.concatenate([each.values for each in of_columns], 1)
     made = arrays.dataset_of(file, x, members, "split", arrays.is_test)
     return made._replace(test_is_drawn=not split, remarks=_remarks(file, rows, of_columns))
+
+
+def _check_names(file, columns, used, categories):
+    """Raises BadInput unless these columns exist, and each is used for one purpose."""
+    for name in (*used, *categories):
+        if name not in columns:
+            raise BadInput(f"{file} has no column {quoted(name)}; {nearest(name, columns)}")
+        if used.count(name) > 1:
+            raise BadInput(f"{file}: the column {quoted(name)} is named for two purposes; drop one")
 
 
 class Encoded(NamedTuple):
@@ -108,20 +123,32 @@ def read(file: Path) -> dict[str, Any]:
         try:
             if file.suffix == ".parquet":
                 made = parquet.read_table(file)
+                made = made.select([n for n in made.column_names if not n.startswith(INDEX)])
             else:
                 options = csv.ConvertOptions(strings_can_be_null=True)
                 parsing = csv.ParseOptions(delimiter=ENDINGS[file.suffix])
                 made = csv.read_csv(file, parse_options=parsing, convert_options=options)
-        except pyarrow.ArrowInvalid as error:
+            names = [name.strip() for name in made.column_names]
+        except (pyarrow.ArrowInvalid, UnicodeDecodeError) as error:
             reason = str(error).partition("\n")[0]
-            raise BadInput(f"{file} cannot be read ({reason}): {REMEDY}") from error
+            raise BadInput(f"{file} cannot be read ({reason}): {REMEDY}, in UTF-8") from error
     if not made.num_rows:
         raise BadInput(f"{file} has no rows")
-    names = made.column_names
     for name in names:
         if names.count(name) > 1:
             raise BadInput(f"{file} has two columns {quoted(name)}; rename one")
-    return {name.strip(): made.column(name).combine_chunks() for name in names}
+    return {name: _plain(column) for name, column in zip(names, made.columns, strict=True)}
+
+
+def _plain(column):
+    """A column in one array; the categories of pandas as text."""
+    from pyarrow import types
+
+    column = column.combine_chunks()
+    is_text = types.is_string_view(column.type)
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast("string") if is_text else column
 
 
 def _is_number(column):
@@ -152,7 +179,11 @@ def _names(file, name, column):
     if column.null_count:
         row = column.is_null().to_pylist().index(True) + 1
         raise BadInput(f"{file}: row {row} has no value in the column {quoted(name)}; fill it in")
-    return np.array([str(value) for value in column.to_pylist()])
+    values = column.to_pylist()
+    if "nan" in (texts := [str(value) for value in values]):
+        row = texts.index("nan") + 1
+        raise BadInput(f"{file}: row {row} has no value in the column {quoted(name)}; fill it in")
+    return np.array(texts)
 
 
 def _labels(file, columns):
@@ -178,7 +209,8 @@ def _as_labels(y):
     if y.dtype.kind == "U":
         classes, numbers = np.unique(y, return_inverse=True)
         return {"y": numbers, "classes": classes}
-    return {"y": y.astype(np.int32) if (y == np.round(y)).all() else y}
+    whole = (y == np.round(y)).all() and 0 <= y.min() <= y.max() < arrays.MOST_CLASSES
+    return {"y": y.astype(np.int32) if whole else y}
 
 
 def _is_test(file, split, rows, test, seed):
@@ -206,20 +238,27 @@ def _encoded(file, name, column, is_category, training):
     lacks = np.isnan(values)
     if lacks[training].all():
         raise BadInput(f"{file}: no training row has a value in {quoted(name)}; drop the column")
+    arrays.finite(f"{file}, column {name}", "it", values[~lacks])
+    as_stored = np.unique(values[~lacks].astype(np.float32))
+    if len(as_stored) < len(np.unique(values[~lacks])) and (values[~lacks] % 1 == 0).all():
+        raise BadInput(
+            f"{file}: whole numbers in the column {quoted(name)} are too large to be told apart in"
+            " float32; subtract their smallest one, or add it to data.drop"
+        )
     mean = values[training & ~lacks].mean()
     columns = [np.where(lacks, mean, values)] + ([lacks] if lacks.any() else [])
     return Encoded(name, np.stack(columns, 1).astype(np.float32), "numbers", int(lacks.sum()))
 
 
 def _of_category(file, name, column, training):
+    if (count := len(column.unique())) > MOST_VALUES:
+        raise BadInput(
+            f"{file}: the column {quoted(name)} has {count} different values; a category may have"
+            f" {MOST_VALUES}: add it to data.drop, or name it as data.client"
+        )
     values = np.array(["" if value is None else str(value) for value in column.to_pylist()])
     known = np.unique(values[training])
     known = known[known != ""]
-    if len(known) > MOST_VALUES:
-        raise BadInput(
-            f"{file}: the column {quoted(name)} has {len(known)} different values; a category may"
-            f" have {MOST_VALUES}: add it to data.drop, or name it as data.client"
-        )
     indicators = (values[:, None] == known).astype(np.float32)
     return Encoded(name, indicators, f"{len(known)} categories", int(column.null_count))
 
