@@ -162,6 +162,9 @@ def test_bad_folders_and_bad_arguments_are_one_line_errors(runs, loaded, tmp_pat
     (begun / "config.json").write_text(json.dumps(saved))
     shutil.copytree(path / "checkpoints", begun / "checkpoints")
     assert "belongs to another run" in complaint(fedjax_lab.load, begun)
+    saved["engine"]["sampling"] = "device"  # of version 0.2.0
+    (begun / "config.json").write_text(json.dumps(saved))
+    assert "which only version 0.2.0 can load" in complaint(fedjax_lab.load, begun)
     assert "rounds must be a whole number, got '2'" in complaint(fedjax_lab.load, path, rounds="2")
     assert "a folder must be text or a Path" in complaint(fedjax_lab.load, None)
 

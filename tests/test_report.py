@@ -429,6 +429,20 @@ def test_curves_have_the_evaluations_that_all_seeds_have(tmp_path):
     assert tables.MEASURES.keys() >= set(HEADLINES[:4])
 
 
+def test_runs_of_another_task_are_listed_with_their_measure(tmp_path, capsys):
+    write(tmp_path / "a", {0: (50, 60)})
+    write(tmp_path / "b", {0: (50, 60)}, partition={"num_clients": 7})
+    rows = rows_of(tmp_path / "b")
+    for row in rows:
+        row["rmse"] = row.pop("accuracy")
+        for form in ("domains", "global", "id", "ood"):
+            row.pop(form, None)
+    write_rows(tmp_path / "b", rows)
+    out = call(capsys, tmp_path)
+    assert "no run has accuracy.mean; compare its runs with --measure=rmse.mean" in out
+    assert "rmse.mean (lower is better), last round" in call(capsys, tmp_path / "b")
+
+
 def with_metrics(folder, losses, method, brier=None):
     """Writes the folder of a run; `losses` has the loss of each seed in the last evaluation."""
     write(folder, {seed: (50, 60) for seed in losses}, method=method)

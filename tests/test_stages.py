@@ -312,7 +312,7 @@ def test_a_view_of_images_may_have_any_shape(four_domains):
             Stage("images again", plain, 1, start=lambda *a: a[2]),
         )
 
-    e = build(four_domains, (0, 1), rounds=3, way="vectorized")
+    e = build(four_domains.parent, (0, 1), rounds=3, way="vectorized")
     playing = Engine(toys.changed(e, stages=stages(e.task)).simulation)
     rows = jnp.array([5, 2])
     images = e.dataset.x[[5, 2]] * np.float32(1 / 255)

@@ -95,8 +95,7 @@ def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
 
     way: the way of choosing a round. Raises BadInput if no run has the measure or supports the way.
     """
-    rows = [row for block in blocks for row in block.rows]
-    names = {name for row in rows for seed in measured(row, way).values() for name in seed}
+    names = _measured_by(blocks, way)
     if not names:
         raise BadInput(f"no run supports --way={way}; choose another --way")
     if wanted is None:
@@ -104,6 +103,22 @@ def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
     if wanted not in names:
         raise BadInput(f"no run has a measure {wanted!r}; {nearest(wanted, names)}")
     return wanted
+
+
+def _measured_by(blocks, way):
+    rows = [row for block in blocks for row in block.rows]
+    return {name for row in rows for seed in measured(row, way).values() for name in seed}
+
+
+def without(blocks: Sequence[Block], way: str, measure: str) -> list[str]:
+    """Notes on blocks, such as those of another task, none of whose runs has the measure."""
+    named = ((block.name, _measured_by([block], way)) for block in blocks)
+    return [
+        f"{name}: no run has {measure}; compare its runs with --measure={headline}"
+        for name, names in named
+        if measure not in names
+        and (headline := next((each for each in HEADLINES if each in names), None))
+    ]
 
 
 def entries(

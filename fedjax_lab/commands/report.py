@@ -182,6 +182,7 @@ def report(args) -> str:
         bold=args.bold,
         lower_is_better=runs.lower_is_better(blocks),
     )
+    told += compare.without(blocks, args.way, choice.measure)
     sections = _sections(blocks, choice, args.baseline)
     for block, baseline, _ in sections:
         if baseline is None and len(block.rows) > 1:

@@ -7,13 +7,14 @@ follow.
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.experiment.aliases import REMOVED
 from fedjax_lab.experiment.config import Override, default_values, resolve, sources_of, value_at
 from fedjax_lab.running import siblings
 from fedjax_lab.running.storage import cloud, files, lock, metric_rows, provenance
@@ -72,7 +73,19 @@ def read_config(folder: Path) -> dict:
     saved = files.read_config(folder / "config.json")
     if saved is None:
         raise BadInput(f"{folder} holds no run to resume: it has no config.json")
+    check_removed(folder, saved)
     return saved
+
+
+def check_removed(folder: Path, config: Mapping) -> None:
+    """Raises BadInput if a saved config has a removed key with a value that no run has now."""
+    for name, value in REMOVED.items():
+        section, key = name.split(".")
+        if (saved := config.get(section, {}).get(key, value)) != value:
+            raise BadInput(
+                f"{folder} holds a run with config.{name}={saved}, which only version 0.2.0 can"
+                " load and continue"
+            )
 
 
 def check_begun(folder: Path) -> None:

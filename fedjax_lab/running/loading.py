@@ -58,6 +58,7 @@ def _load(folder, rounds):
     config = files.read_config(folder / "config.json")
     if config is None:
         raise BadInput(f"{folder} holds no run: it has no config.json")
+    growth.check_removed(folder, config)
     seeds = config.pop("seeds")
     resolved = resolve(provenance.recalled(config))
     growth.check_config(folder, growth.saved_config(resolved, seeds))

@@ -112,9 +112,9 @@ def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, 
 def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
     """The splits, by name."""
     folder = path_of(dataset, REMEDY, "dataset")
-    with safe.reading(dataset, extra="hub"), _silenced():
+    with safe.reading(dataset, extra="hub"):
         import datasets
-
+    with safe.reading(dataset), _silenced():
         if not folder.is_dir():
             return _by_name(dataset, subset)
         for file in folder.rglob("*"):
