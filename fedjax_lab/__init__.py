@@ -52,7 +52,6 @@ def run(
       runner.Interrupted: a signal, or config.run.max_seconds before the first evaluation, stopped
         the run after its state was saved.
     """
-    from fedjax_lab.commands import report
     from fedjax_lab.engine import parallel, processes
     from fedjax_lab.errors import BadInput, quoted
     from fedjax_lab.experiment import experiment
@@ -74,6 +73,8 @@ def run(
         if cloud.is_remote(path):
             result = result._replace(workdir=workdir)
     if not quiet and processes.is_first():
+        from fedjax_lab.commands import report  # imported only for this table
+
         print(report.closing_table(result.summary))
     return loading.of_result(built, result)
 

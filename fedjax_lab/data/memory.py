@@ -44,7 +44,12 @@ def from_arrays(
     given = {"y": y, "client": client, "domain": domain, "split": split, "classes": classes}
     members = {name: _array(name, each) for name, each in given.items() if each is not None}
     dataset = arrays.of_members("from_arrays", _array("x", x), members)
-    return _section(dataset, "arrays")
+
+    def source():
+        return dataset
+
+    source.__qualname__ = "<arrays>"  # the name in config.json
+    return {"name": source}
 
 
 def from_torch(
@@ -85,14 +90,6 @@ def _array(name, values):
         raise BadInput(f"from_arrays: {name} has rows of unequal shapes; pad them") from error
     is_text = array.dtype == object and all(isinstance(each, str) for each in array.flat)
     return array.astype(str) if is_text else array
-
-
-def _section(dataset, name):
-    def source():
-        return dataset
-
-    source.__qualname__ = f"<{name}>"
-    return {"name": source}
 
 
 def _pairs(dataset):

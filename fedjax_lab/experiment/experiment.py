@@ -65,13 +65,14 @@ def build(
     seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
     check_seeds(seeds)
     dataset = load_data(config.data) if dataset is None else dataset
-    if checks.are_numbers(make_objective(config, dataset)):
+    objective = make_objective(config, dataset)
+    if checks.are_numbers(objective):
         dataset = dataset._replace(y=np.asarray(dataset.y, np.float32), classes=())
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
     scale = make_scale(config.data, dataset)
     federations = deal_dataset(config, dataset, seeds, embeddings, scale)
     checks.check_clients(config, federations[0])
-    task = make_model(config, dataset, platform_of(devices), scale)
+    task = make_model(config, dataset, platform_of(devices), scale, objective)
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
     with transforming.naming_users_of_classes(config):
         simulation = _simulation(config, seeds, dataset, federations, task, devices, memory)
@@ -302,13 +303,14 @@ def make_model(
     dataset: Dataset,
     platform: str | None = None,
     scale: Scale | None = None,
+    objective: Objective | None = None,
 ) -> Task:
     """Makes the task of the config's model for examples of this dataset.
 
     platform: "cpu", "gpu" or "tpu", on which the model will run; None: that of JAX's devices.
-    scale: the result of `make_scale`, if it is to be shared.
+    scale, objective: the results of `make_scale` and `make_objective`, if they are to be shared.
     """
-    objective = make_objective(config, dataset)
+    objective = make_objective(config, dataset) if objective is None else objective
     net = bind("model", config.model)(objective.outputs[-1])
     modules.check_module(net)
     if hasattr(net, "kernels"):

@@ -228,9 +228,10 @@ def make(parts: Iterable[Metric | Callable], objective: Objective | int) -> tupl
     made: dict[str, Metric] = {LOSS.name: LOSS, **{m.name: m for m in objective.metrics}}
     of_task = {m.name for m in objective.metrics}
     for part in parts:
-        if isinstance(part, Metric) and part in BUILT_IN.values() and part.name in of_task:
-            continue  # the task measures it by itself
-        _check_suits(part, objective)
+        if isinstance(part, Metric) and part in BUILT_IN.values():
+            if part.name in of_task:
+                continue  # the task measures it by itself
+            _check_suits(part, objective)
         metric = part if isinstance(part, Metric) else _of_function(part, objective)
         if made.get(metric.name, metric) != metric:
             raise BadInput(f"config.run.metrics has two metrics with the name {metric.name!r}")
@@ -239,9 +240,8 @@ def make(parts: Iterable[Metric | Callable], objective: Objective | int) -> tupl
 
 
 def _check_suits(part, objective):
-    """Raises BadInput if this is a built-in metric of classes, which the task does not have."""
-    allowed = {LOSS.name, *(m.name for m in objective.metrics), *objective.optional}
-    if part in BUILT_IN.values() and not objective.has_classes and part.name not in allowed:
+    """Raises BadInput if this built-in metric is one of classes, which the task does not have."""
+    if not objective.has_classes and part.name not in (LOSS.name, *objective.optional):
         itself = ", ".join(m.name for m in (LOSS, *objective.metrics))
         others = f"; it can measure {', '.join(objective.optional)}" * bool(objective.optional)
         raise BadInput(

@@ -1,6 +1,6 @@
 """Several labels of each example, each of which is 0 or 1.
 
-loss      sum_k log(1 + exp(o_k)) - y_k o_k, divided by the number K of labels
+loss      1/K sum_k (log(1 + exp(o_k)) - y_k o_k), for K labels
 measured  accuracy (the share of labels that are predicted), F1 score of all labels together and
           mean F1 score of the labels, in percent; auroc and map if they are named
 """

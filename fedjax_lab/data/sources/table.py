@@ -151,22 +151,17 @@ def _plain(column):
     return column.cast("string") if is_text else column
 
 
-def _is_number(column):
+def _kind(column):
+    """The kind of a column: "number", "text", "flag" or "empty"; of others the type of pyarrow."""
     from pyarrow import types
 
-    return types.is_integer(column.type) or types.is_floating(column.type)
-
-
-def _is_text(column):
-    from pyarrow import types
-
-    return types.is_string(column.type) or types.is_large_string(column.type)
-
-
-def _is_flag(column):
-    from pyarrow import types
-
-    return types.is_boolean(column.type)
+    kinds = {
+        "number": types.is_integer(column.type) or types.is_floating(column.type),
+        "text": types.is_string(column.type) or types.is_large_string(column.type),
+        "flag": types.is_boolean(column.type),
+        "empty": types.is_null(column.type),
+    }
+    return next((kind for kind, holds in kinds.items() if holds), str(column.type))
 
 
 def _numbers(column):
@@ -176,11 +171,8 @@ def _numbers(column):
 
 def _names(file, name, column):
     """The values of a column as text [R]. Raises BadInput if one is missing."""
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True) + 1
-        raise BadInput(f"{file}: row {row} has no value in the column {quoted(name)}; fill it in")
-    values = column.to_pylist()
-    if "nan" in (texts := [str(value) for value in values]):
+    texts = ["nan" if value is None else str(value) for value in column.to_pylist()]
+    if "nan" in texts:
         row = texts.index("nan") + 1
         raise BadInput(f"{file}: row {row} has no value in the column {quoted(name)}; fill it in")
     return np.array(texts)
@@ -190,11 +182,14 @@ def _labels(file, columns):
     """The arrays y [R] or [R, T], and classes unless the targets are numbers."""
     each = {}
     for name, column in columns.items():
-        if not (_is_number(column) or _is_text(column) or _is_flag(column)):
-            raise BadInput(f"{file}: the target {quoted(name)} has values of {column.type}")
-        values = _names(file, name, column)
-        is_number = _is_number(column) or (_is_flag(column) and len(columns) > 1)
-        each[name] = _numbers(column) if is_number else values
+        if (kind := _kind(column)) not in ("number", "text", "flag"):
+            raise BadInput(
+                f"{file}: the target {quoted(name)} has values of type {kind}; convert them to"
+                " numbers or text"
+            )
+        names = _names(file, name, column)
+        is_number = kind == "number" or (kind == "flag" and len(columns) > 1)
+        each[name] = _numbers(column) if is_number else names
     if len(each) == 1:
         (y,) = each.values()
         return _as_labels(y)
@@ -223,15 +218,13 @@ def _is_test(file, split, rows, test, seed):
 
 def _encoded(file, name, column, is_category, training):
     """A column as one or several columns of numbers."""
-    from pyarrow import types
-
-    if types.is_null(column.type):
+    if (kind := _kind(column)) == "empty":
         raise BadInput(f"{file}: the column {quoted(name)} has no values; add it to data.drop")
-    if _is_text(column) or _is_flag(column) or is_category:
+    if kind in ("text", "flag") or is_category:
         return _of_category(file, name, column, training)
-    if not _is_number(column):
+    if kind != "number":
         raise BadInput(
-            f"{file}: the column {quoted(name)} has values of {column.type}, which are neither"
+            f"{file}: the column {quoted(name)} has values of {kind}, which are neither"
             " numbers nor text; convert it, or add it to data.drop"
         )
     values = _numbers(column)
