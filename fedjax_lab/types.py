@@ -71,6 +71,14 @@ class Objective(NamedTuple):
         return self.outputs[-1] if self.has_classes else 0
 
 
+class Adapters(NamedTuple):
+    """The low-rank factors of a model whose other weights are frozen: see `models.adapters`."""
+
+    scale: float  # s in y = x W + s (x A) B
+    changed: Callable[[dict[str, Array]], "Task"]
+    # {path of a kernel: what is added to it} -> the task with these frozen weights
+
+
 class Task(NamedTuple):
     """The model that a method trains, as pure functions, and what it learns."""
 
@@ -89,6 +97,17 @@ class Task(NamedTuple):
     labels: Callable[[], Array] | None = None  # () -> embeddings of the class names [K, E]
     lowest: Array | float = 0.0  # lower bound of inputs, [] or [channels]
     highest: Array | float = 1.0  # upper bound of inputs, [] or [channels]
+    adapters: Adapters | None = None  # None: the model has no low-rank factors
+
+    @property
+    def head(self) -> str:
+        """The path of the last layer. Raises BadInput if it is frozen."""
+        if "head" not in self.dense:
+            raise BadInput(
+                "the method treats the model's head in another way than the other layers, but it is"
+                " frozen; add it to config.adapter.layers, or choose another method"
+            )
+        return "head"
 
     @property
     def num_classes(self) -> int:

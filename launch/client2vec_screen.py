@@ -155,7 +155,7 @@ def data_of(config, images: int) -> dict[str, Any]:
     """
     dataset = experiment.load_data(config.data)
     federation = experiment.deal_dataset(config, dataset, [0], lambda: None)[0]
-    task = experiment.make_model(config, dataset, "cpu")
+    task = experiment.make_model(config, dataset, "cpu").unbound
     x = np.asarray(dataset.x, np.float32).reshape(len(dataset.x), *task.input_shape)
     x = (x - np.asarray(federation.center)) * np.asarray(federation.scale)
     train = [rows[rows >= 0][:images] for rows in np.asarray(federation.train)]

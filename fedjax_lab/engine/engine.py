@@ -19,6 +19,7 @@ from fedjax_lab.engine.lanes import (
     each_seed,
     make_lanes,
     no_progress,
+    settings_of_seeds,
 )
 from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.engine.programs import Programs, make_program, shapes_of
@@ -148,7 +149,8 @@ class Engine:
         self.states = self._first_states(facts)
         if self.stage_number == 0 and self.simulation.start is not None:
             self._begin_with(self.simulation.start)
-        sizes = [views.frozen_bytes(self.stage, state, self.place.seeds) for state in self.states]
+        of_stage = self.simulation, self.stage_number
+        sizes = [views.frozen_bytes(*of_stage, state, self.place.seeds) for state in self.states]
         self.bytes = self.bytes + [[0, self.place.num_clients * size] for size in sizes]
         jax.block_until_ready(self.states)
         self.compile_seconds += time.perf_counter() - began
@@ -221,7 +223,7 @@ class Engine:
         """The arrays that the method's `record` returns, as nested lists by name, for each seed."""
         if self.stage.method.record is None:
             return [{} for _ in self.simulation.seeds]
-        settings = each_seed([lanes.settings for lanes in self.lanes], self.place.seeds)
+        settings = settings_of_seeds(self.lanes, self.place.seeds)
         arrays = [
             jax.device_get(self._program(of_seed).method.record(state))
             for of_seed, state in zip(settings, self.final_states(), strict=True)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.host.runs import Host
+from fedjax_lab.models.frozen import Model
 from fedjax_lab.types import Array, Federation, Plan, PyTree, Stage, State
 
 
@@ -27,6 +28,7 @@ class Simulation(NamedTuple):
     embeddings: Callable[[], Any] | None = None  # () -> Embeddings, for embedded stages
     settings: list[dict[str, PyTree]] | None = None  # [seed] those in which seeds differ, by name,
     # besides their random numbers; the seeds may belong to several runs
+    base: Model | None = None  # a model of which a part is frozen; None: all of it is trained
     variant: Callable[[dict[str, PyTree]], tuple[tuple[Stage, ...], dict[str, Any]]] | None = None
     # settings -> the stages of a seed, and its fields of the plan
     start: list[State] | None = None  # [seed] initial states; None: those of the method's `init`

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import sampling, streams
+from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.placement import Placement
 from fedjax_lab.simulation import simulate
@@ -23,7 +24,7 @@ from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
 class Lanes(NamedTuple):
     """The input of one call of a compiled function: one seed, or all seeds on a leading axis."""
 
-    settings: dict[str, PyTree]  # `Simulation.settings`
+    settings: dict[str, PyTree]  # `Simulation.settings`, and the frozen weights under `BASE`
     training: Lane
     scoring: Lane
 
@@ -41,8 +42,9 @@ def make_lanes(simulation: Simulation, place: Placement) -> list[Lanes]:
     each = partial(_each_lane, simulation, place, _make_pool(simulation, place, scoring[0]), groups)
     scored = list(each(scoring))
     trained = scored if alike else each(training)
+    base = {} if simulation.base is None else {BASE: place.put_base(simulation.base)}
     return [
-        Lanes(settings, *(Lane(keys=keys, **of_lane) for of_lane in both))
+        Lanes(settings | base, *(Lane(keys=keys, **of_lane) for of_lane in both))
         for (settings, keys), *both in zip(map(place.put, of_seeds), trained, scored, strict=True)
     ]
 
@@ -102,6 +104,18 @@ def axes_of(lane: Lane, differing: Sequence[str] = ()) -> Lane:
     federation: Any = Federation._make(None if a is None else axis for a, axis in each)
     others: Any = dict.fromkeys(("population", "keys", "new"), 0)
     return Lane(federation._replace(**dict.fromkeys(differing, 0)), **others)
+
+
+def axes_of_settings(settings: dict[str, PyTree]) -> dict[str, Any]:
+    """Vmap axes of a lane's settings: all seeds share the frozen weights."""
+    return {key: None if key == BASE else 0 for key in settings}
+
+
+def settings_of_seeds(lanes: Sequence[Lanes], seeds: int) -> list[dict[str, PyTree]]:
+    """The settings of each seed."""
+    shared = [{k: v for k, v in of_lane.settings.items() if k == BASE} for of_lane in lanes][0]
+    own = [{k: v for k, v in of_lane.settings.items() if k != BASE} for of_lane in lanes]
+    return [of_seed | shared for of_seed in each_seed(own, seeds)]
 
 
 def one_seed(a: PyTree, seeds: int) -> PyTree:

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from fedjax_lab import tree
 from fedjax_lab.engine import fsdp, parallel, shards
+from fedjax_lab.models.frozen import Model
 from fedjax_lab.types import CLIENT_ROWS, POOL, Array, Federation, PyTree, State
 
 
@@ -41,6 +42,17 @@ class Placement(NamedTuple):
         if self.abstract:
             return self.described(a, self.strategy.sharding)
         return parallel.put(a, self.strategy.sharding, compared)
+
+    def put_base(self, model: Model) -> PyTree:
+        """The frozen weights of a model on all devices, or divided within groups of them."""
+        whole = self.strategy.sharding
+        if self.strategy.group == 1:
+            return self.put(model.base if self.abstract else model.load())
+        assert isinstance(whole, NamedSharding)
+        divided = fsdp.shardings(whole, model.base)
+        if self.abstract:
+            return self.described(model.base, divided)
+        return jax.tree.map(parallel.put, model.load(), divided)
 
     def put_pool(self, a: Any) -> Array:
         """An array with an entry for each example [R, ...], the same for all seeds."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Simulation
-from fedjax_lab.engine.lanes import Lanes, lane_of_one_seed
+from fedjax_lab.engine.lanes import Lanes, axes_of_settings, lane_of_one_seed
 from fedjax_lab.engine.placement import Jit
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
@@ -41,6 +41,9 @@ def make_program(
 ) -> Program:
     """The program of the stage with this number, for a seed with these settings."""
     stage, fields = varied(simulation, number, settings)
+    if plan.view is not None:
+        assert stage.view is not None  # the plan's view is that of the stage
+        fields = {**fields, "view": stage.view.transform}
     program = Program(stage.method, plan._replace(**fields), simulation.strategy)
     scheduled = simulation.scheduled
     if scheduled is None:
@@ -72,8 +75,9 @@ def lower(
 
     everywhere = jit.place.strategy.sharding
     out = jit.place.of_state(state), everywhere
-    block = jit.of(play, (0, axes, 0, 0, None, None), out, donate_argnums=(2, 3))
-    scored = jit.of(score, (0, axes, 0, None), everywhere)
+    of_settings = axes_of_settings(lanes.settings)
+    block = jit.of(play, (of_settings, axes, 0, 0, None, None), out, donate_argnums=(2, 3))
+    scored = jit.of(score, (of_settings, axes, 0, None), everywhere)
     if not parallel.jit_is_disabled():
         of_lane = lanes.settings, lanes.training, state, sums, number, number
         block = block.lower(*of_lane)

@@ -1,6 +1,7 @@
 """The states with which a stage starts, and the facts from which they are made."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ from fedjax_lab.engine.host.assignment import divide
 from fedjax_lab.engine.host.host_state import from_bits, to_bits
 from fedjax_lab.engine.host.runs import Hosted, Seed
 from fedjax_lab.engine.input import Simulation
-from fedjax_lab.engine.lanes import Lanes, each_seed, stacked
+from fedjax_lab.engine.lanes import Lanes, axes_of_settings, each_seed, stacked
 from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.engine.programs import make_program, shapes_of, varied
 from fedjax_lab.engine.views import plan_of_images
@@ -76,8 +77,9 @@ def first_states(
 
     each = zip(lanes, last, facts, strict=True)
     args = [(of_lane.settings, of_lane.training.keys, *rest) for of_lane, *rest in each]
-    shapes = jax.eval_shape(jit.of(first, 0, None), *args[0])
-    run = jit.runner(first, 0, place.of_state(shapes))
+    axes = axes_of_settings(lanes[0].settings), 0, 0, 0
+    shapes = jax.eval_shape(jit.of(first, axes, None), *args[0])
+    run = jit.runner(first, axes, place.of_state(shapes))
     if simulation.stages[number].start is None and not place.abstract:
         size = place.num_bytes(shapes)
         parallel.check_memory(size, "the model and the clients' states need")
@@ -109,8 +111,8 @@ def make_hosted(
     def of_seed(seed, of_lane, *wholes):
         keys = streams.make_keys(jax.random.key(seed))
         given = Seed(of_lane.training, of_lane.scoring, keys, *wholes)
-        program = make_program(simulation, number, plan, of_lane.settings)
-        return Hosted(program, given, simulation.host, owners, folder, jit)
+        program = partial(make_program, simulation, number, plan)
+        return Hosted(program, of_lane.settings, given, simulation.host, owners, folder, jit)
 
     wholes = simulation.training, simulation.federations
     return list(map(of_seed, simulation.seeds, lanes, *wholes))

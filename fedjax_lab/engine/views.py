@@ -1,7 +1,6 @@
 """What a stage's method gets instead of the examples: `Stage.view`."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,10 +8,11 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.engine.input import Simulation
-from fedjax_lab.engine.lanes import Lanes, axes_of, one_seed
+from fedjax_lab.engine.lanes import Lanes, axes_of, axes_of_settings, one_seed
 from fedjax_lab.engine.placement import Jit, Placement
+from fedjax_lab.engine.programs import make_program
 from fedjax_lab.simulation import simulate
-from fedjax_lab.types import ROWS, Plan, Stage, State, View
+from fedjax_lab.types import ROWS, Plan, State, View
 
 _PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # leaves examples unchanged
 _NOT_SCORED = dict.fromkeys(ROWS[1:])  # removes all rows but those to train on
@@ -60,30 +60,42 @@ def of_stage(
         freeze = jit.runner(lambda state: frozen(state.server), (0,))
         lanes = _changed(viewed.lanes, [{"frozen": freeze(state)} for state in states])
         viewed = Viewed(lanes, viewed.plan, ("frozen",))
-    return viewed if view.transform is None else _transformed(view, simulation, viewed, jit)
+    return viewed if view.transform is None else _transformed(view, simulation, number, viewed, jit)
 
 
-def frozen_bytes(stage: Stage, state: State, seeds: int) -> int:
-    """The bytes that a stage sends once to each client of one seed. state: of a lane."""
+def frozen_bytes(simulation: Simulation, number: int, state: State, seeds: int) -> int:
+    """The bytes that a stage sends once to each client of one seed.
+
+    They are the frozen weights of the model in the first stage, and the frozen part of the state.
+
+    number: of the stage. state: of a lane.
+    """
+    stage, size = simulation.stages[number], 0
+    if number == 0 and simulation.base is not None and not stage.method.extra.pooled:
+        size = tree.num_bytes(simulation.base.base)
     if stage.view is None or stage.view.frozen is None:
-        return 0
-    return tree.num_bytes(jax.eval_shape(stage.view.frozen, one_seed(state.server, seeds)))
+        return size
+    return size + tree.num_bytes(jax.eval_shape(stage.view.frozen, one_seed(state.server, seeds)))
 
 
-def _transformed(view, simulation, viewed, jit):
+def _transformed(view, simulation, number, viewed, jit):
     """Replaces the examples by their transforms: once for the pool, or else in every batch."""
     plan, lanes = viewed.plan, viewed.lanes
     transformed = plan._replace(view=view.transform)
     of_clean = plan.augment is None or view.before_augmentation
     if not of_clean or plan.feature_skew is not None:  # a skew depends on the client
         return viewed._replace(plan=transformed._replace(augment=None) if of_clean else transformed)
-    whole = partial(simulate.view_pool, transformed, simulation.strategy)
-    axes = (axes_of(lanes[0].scoring, viewed.differing).federation,)
-    out = jit.place.of_viewed_pool
-    flat = jit.runner(lambda federation: _flat(whole(federation)), axes, out)
-    federations = [of_lane.scoring.federation for of_lane in lanes]
-    shapes = one_seed(jax.eval_shape(jit.of(whole, axes, out), federations[0]), jit.place.seeds)
-    lanes = _changed(lanes, [{"x": flat(each), **_PLAIN} for each in federations])
+
+    def whole(settings, federation):
+        program = make_program(simulation, number, transformed, settings)
+        return simulate.view_pool(program.plan, simulation.strategy, federation)
+
+    axes = axes_of(lanes[0].scoring, viewed.differing).federation
+    axes, out = (axes_of_settings(lanes[0].settings), axes), jit.place.of_viewed_pool
+    flat = jit.runner(lambda *of_lane: _flat(whole(*of_lane)), axes, out)
+    each = [(of_lane.settings, of_lane.scoring.federation) for of_lane in lanes]
+    shapes = one_seed(jax.eval_shape(jit.of(whole, axes, out), *each[0]), jit.place.seeds)
+    lanes = _changed(lanes, [{"x": flat(*of_lane), **_PLAIN} for of_lane in each])
     plan = plan._replace(augment=None, example_shape=shapes.shape[1:])
     return Viewed(lanes, plan, ("frozen", "x"))
 

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from fedjax_lab import tree
 from fedjax_lab.data import held_out, leaks, normalize
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
 from fedjax_lab.data.normalize import Scale
 from fedjax_lab.engine import fsdp
+from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.errors import BadInput, check_seeds, quoted
 from fedjax_lab.experiment import checks, transforming, variants
@@ -28,8 +30,9 @@ from fedjax_lab.experiment.federation import (
 from fedjax_lab.experiment.optimizers import check_optimizer
 from fedjax_lab.experiment.registry import NAMED, bind, has_own_test, look_up, make_method
 from fedjax_lab.experiment.stages import ends, lay_out
-from fedjax_lab.models import kernels, modules, tokens
+from fedjax_lab.models import adapters, kernels, modules, tokens
 from fedjax_lab.models.embeddings import Embeddings
+from fedjax_lab.models.frozen import Model
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import contract, metrics
 from fedjax_lab.tasks import Labels
@@ -72,19 +75,23 @@ def build(
     scale = make_scale(config.data, dataset)
     federations = deal_dataset(config, dataset, seeds, embeddings, scale)
     checks.check_clients(config, federations[0])
-    task = make_model(config, dataset, platform_of(devices), scale, objective)
-    task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
+    model = make_model(config, dataset, platform_of(devices), scale, objective)
+    model = model.changed(
+        lambda task: task._replace(labels=lambda: jnp.asarray(embeddings().labels))
+    )
     with transforming.naming_users_of_classes(config):
-        simulation = _simulation(config, seeds, dataset, federations, task, devices, memory)
+        simulation = _simulation(config, seeds, dataset, federations, model, devices, memory)
     simulation = simulation._replace(embeddings=embeddings)
-    return Experiment(config, dataset, task, simulation, describe_examples(config, dataset, scale))
+    remarks = (*describe_examples(config, dataset, scale), *describe_model(model))
+    return Experiment(config, dataset, model.unbound, simulation, remarks)
 
 
-def _simulation(config, seeds, dataset, federations, task, devices, memory):
+def _simulation(config, seeds, dataset, federations, model, devices, memory):
     """The simulation of a run, without embeddings. Raises BadInput if its parts do not fit."""
+    task = model.unbound
     check_optimizer(config.local, task)
     setup = transforming.make_setup(config, federations)
-    variant = functools.partial(variants.variant, config, task, setup)
+    variant = functools.partial(variants.variant, config, model, setup)
     stages, of_step = variant({})
     checks.check_skewed(config, stages)
     checks.check_target(config, task.objective)
@@ -101,12 +108,24 @@ def _simulation(config, seeds, dataset, federations, task, devices, memory):
         stages=stages,
         plan=plan,
         variant=variant,
+        base=model if jax.tree.leaves(model.base) else None,
         scheduled=variants.scheduled(config, [stage.rounds for stage in stages]),
         **engine_fields(config.engine, plan, stages, task, federations, devices, memory),
     )
     check_fsdp(config, plan, stages)
     transforming.check_first_round(config, simulation)
     return simulation
+
+
+def with_base(experiment: Experiment) -> Experiment:
+    """The experiment with the frozen weights in its task and stages, outside of the engine."""
+    simulation = experiment.simulation
+    if simulation.base is None:
+        return experiment
+    weights = simulation.base.load()
+    stages, _ = simulation.variant({BASE: weights})
+    task = simulation.base.bind(weights)
+    return experiment._replace(task=task, simulation=simulation._replace(stages=stages))
 
 
 def guarantee(experiment: Experiment) -> Guarantee | None:
@@ -304,8 +323,8 @@ def make_model(
     platform: str | None = None,
     scale: Scale | None = None,
     objective: Objective | None = None,
-) -> Task:
-    """Makes the task of the config's model for examples of this dataset.
+) -> Model:
+    """Makes the config's model for examples of this dataset.
 
     platform: "cpu", "gpu" or "tpu", on which the model will run; None: that of JAX's devices.
     scale, objective: the results of `make_scale` and `make_objective`, if they are to be shared.
@@ -321,15 +340,32 @@ def make_model(
     if tokens.takes_ids(net, dataset.x):
         ends = normalize.id_limits(dataset.x, scale)
         net = tokens.with_vocabulary(net, dataset.x, ends, len(dataset.classes))
-    dtype = jnp.dtype(config.engine.dtype)
-    return make_task(
-        net,
-        dataset.x.shape[1:],
-        objective,
-        lowest=scale.lowest,
-        highest=scale.highest,
-        compute_dtype=dtype,
-        pretrained_file=config.model.pretrained,
+
+    def make(net, pretrained_file):
+        return make_task(
+            net,
+            dataset.x.shape[1:],
+            objective,
+            lowest=scale.lowest,
+            highest=scale.highest,
+            compute_dtype=jnp.dtype(config.engine.dtype),
+            pretrained_file=pretrained_file,
+        )
+
+    adapter = bind("adapter", config.adapter)(objective)
+    return adapters.apply(adapter, net, config.model.pretrained, make)
+
+
+def describe_model(model: Model) -> tuple[str, ...]:
+    """A line on the part of the model that is trained; () if it is all of it."""
+    if not jax.tree.leaves(model.base):
+        return ()
+    shapes = jax.eval_shape(model.unbound.init, jax.random.key(0))
+    trained, fixed = (sum(a.size for a in jax.tree.leaves(part)) for part in (shapes, model.base))
+    size = tree.num_bytes(model.base) / 2**20
+    return (
+        f"trained: {trained:,} of the model's {trained + fixed:,} numbers; the others"
+        f" ({size:,.1f} MiB) are frozen",
     )
 
 

@@ -1,6 +1,6 @@
 """The keys that every config has: their defaults, meanings, choices and limits.
 
-A config has fourteen sections. Each of them except `local`, `run` and `engine` has a key `name`,
+A config has fifteen sections. Each of them except `local`, `run` and `engine` has a key `name`,
 the name of a function in the registry, whose settings are further keys of the section. Other keys
 name functions too. This module imports nothing heavy, so that reports of runs start quickly.
 """
@@ -89,6 +89,11 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "model.name": Key("mlp", "the model that is trained"),
     "model.pretrained": Key(
         "", "a file or folder with the initial weights; empty: random initialization"
+    ),
+    "adapter.name": Key(
+        "none",
+        "what is trained of the model: none, all weights; frozen, those of some layers; lora,"
+        " low-rank adapters",
     ),
     "embedding.name": Key(
         "stand_in", "the embeddings of examples and labels, for methods that use them"

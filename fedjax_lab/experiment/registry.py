@@ -71,6 +71,7 @@ MODULES = {  # other modules, with the names of their functions
         "models.inception": "hfedf_cnn",
         "models.vit": "vit",
     },
+    "adapter": {"models.adapters": "none frozen lora"},
     "optimizer": {"optim": "sgd nesterov adam adamw nadam radam rmsprop adagrad lion"},
     "schedule": {"experiment.schedules": "constant exponential step multistep linear cosine"},
     "sampling": {"sampling": "by_size equal shuffled all_clients"},
@@ -121,7 +122,7 @@ METHODS = NAMED["method"]
 
 # Groups of entry points by which installed packages provide parts, by kind.
 _NAMED_AS_KIND = (
-    "partition task model embedding method metric attack aggregator compression downlink"
+    "partition task model adapter embedding method metric attack aggregator compression downlink"
 )
 GROUPS = {"data": "fedjax_lab.data", "privacy": "fedjax_lab.privacies"} | {
     kind: f"fedjax_lab.{kind}s" for kind in _NAMED_AS_KIND.split()
@@ -133,6 +134,7 @@ TAKES = {  # the arguments of a function of each kind, without its settings
     "feature_skew": ("key", "x", "client", "num_clients"),
     "task": ("labels",),
     "model": ("num_classes",),
+    "adapter": ("objective",),
     "embedding": ("dataset",),
     "method": ("task",),
     "metric": ("logits", "labels", "mask"),

@@ -109,7 +109,8 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
     """
     _check_first_cohorts(config, simulation)
     stage, plan = simulation.stages[0], simulation.plan
-    is_plain = plan.objective.has_classes and all(config[k].name == "none" for k in TRANSFORMS)
+    is_plain = plan.objective.has_classes and simulation.base is None
+    is_plain = is_plain and all(config[k].name == "none" for k in TRANSFORMS)
     if is_plain or stage.method.init is None or stage.view is not None:
         return
     program = Program(stage.method, plan, parallel.vectorized())

@@ -13,14 +13,16 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import tree
+from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import schedules, transforming
 from fedjax_lab.experiment.config import value_at
 from fedjax_lab.experiment.optimizers import make_optimizer
 from fedjax_lab.experiment.registry import METHODS, bind, keyword_defaults, look_up, make_method
 from fedjax_lab.experiment.stages import lay_out
+from fedjax_lab.models.frozen import Model
 from fedjax_lab.transforms.guarantee import Setup
-from fedjax_lab.types import Array, PyTree, Stage, Task
+from fedjax_lab.types import Array, PyTree, Stage
 
 FIRST_WEIGHTS = "first weights"  # key of the initial weights among the settings of a seed
 SCHEDULED = {  # learning rate: (key of its schedule, key of its warm-up rounds)
@@ -31,7 +33,7 @@ SCHEDULED = {  # learning rate: (key of its schedule, key of its warm-up rounds)
 
 def variant(
     config: ml_collections.ConfigDict,
-    task: Task,
+    model: Model,
     setup: Setup | None,
     settings: dict[str, PyTree],
 ) -> tuple[tuple[Stage, ...], dict[str, Any]]:
@@ -39,14 +41,15 @@ def variant(
 
     Args:
       config: the config of the run.
-      task: the task of its model.
+      model: its model.
       setup: see `transforming.as_configured`.
       settings: numbers by dotted key that replace those of the config and may be traced, and
-        initial weights under `FIRST_WEIGHTS`.
+        initial weights under `FIRST_WEIGHTS`, and frozen weights under `BASE`.
 
     Raises:
       BadInput: the method or a transform does not fit the run.
     """
+    task = model.bind(settings.get(BASE, model.base))
     if (weights := settings.get(FIRST_WEIGHTS)) is not None:
         new = task.init
         task = task._replace(init=lambda key: tree.join(weights, new(key)))

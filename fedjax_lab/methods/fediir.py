@@ -48,7 +48,7 @@ def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
 
     def init(key, num_clients):
         w = task.init(key)
-        return State(Server(w, tree.zeros(tree.at(w.params, task.dense[-1]))), ())
+        return State(Server(w, tree.zeros(tree.at(w.params, task.head))), ())
 
     def measure(w_t, client, work):
         return tree.scale(client.n, work.mean(partial(gradient_and_one, task, w_t))), client.private

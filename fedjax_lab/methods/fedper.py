@@ -25,6 +25,7 @@ def head(task: Task, head_layers: int) -> tuple[str, ...]:
 
     Raises BadInput if the model has too few dense layers, or no layer remains for the body.
     """
+    _ = task.head
     if not 1 <= head_layers <= len(task.dense):
         raise BadInput(
             f"config.method.head_layers must be from 1 to {len(task.dense)}, the number of dense"

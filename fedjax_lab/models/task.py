@@ -290,7 +290,7 @@ def inputs_of(layer: str, instead: Array | None = None):
 
 def split_head(task: Task, weights: Weights) -> tuple[Weights, Weights]:
     """(encoder, head): the model without its last dense layer, and that layer; gaps are None."""
-    of_head, encoder = tree.split(tree.within(task.dense[-1:]), weights)
+    of_head, encoder = tree.split(tree.within((task.head,)), weights)
     return encoder, of_head
 
 

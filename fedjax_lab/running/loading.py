@@ -16,6 +16,7 @@ from fedjax_lab.data import lazy, normalize, rescaling
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
+from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.programs import make_program
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import experiment
@@ -181,7 +182,8 @@ class Run:
         message, who = self.of_client(client, seed)
         pool, size = self._unlabeled(x, seed), self._plan.eval_batch
         batches = [np.arange(i, min(i + size, len(x))) for i in range(0, len(x), size)]
-        return np.concatenate([self._predict(pool, message, who, rows) for rows in batches])
+        of_client = self._settings, pool, message, who
+        return np.concatenate([self._predict(*of_client, rows) for rows in batches])
 
     def score(self, data: Dataset | tuple[Any, Any], seed: int | None = None) -> dict:
         """Evaluates the run's models on all examples of another dataset.
@@ -202,13 +204,17 @@ class Run:
         dataset = _as_dataset(data, self.experiment.dataset, self._plan.objective)
         x = rescaling.like(dataset.x, self._known)
         pool = self._pool(x, dataset.y, dataset.domain, self.index(seed))
-        plan = self._plan._replace(num_domains=len(dataset.domains))
-        program = self._program._replace(plan=plan)
-        counted = jax.jit(functools.partial(evaluate.count_model, program))
         rows = jnp.arange(len(dataset.y))
 
+        @jax.jit
+        def counted(settings, *of_client):
+            program = self._program(settings)
+            plan = program.plan._replace(num_domains=len(dataset.domains))
+            return evaluate.count_model(program._replace(plan=plan), *of_client)
+
         def count(clients):
-            each = [jax.device_get(counted(pool, *self.of_client(i, seed), rows)) for i in clients]
+            of_clients = ((self._settings, pool, *self.of_client(i, seed), rows) for i in clients)
+            each = [jax.device_get(counted(*of_client)) for of_client in of_clients]
             return jax.tree.map(lambda *a: np.stack(a), *each)
 
         of_clients = count(range(self.num_clients))
@@ -218,7 +224,7 @@ class Run:
         else:
             average = count([None])
         scores = evaluate.Scores(None, of_clients, average, None)
-        return evaluate.summarize(scores, dataset.domains, plan.metrics)
+        return evaluate.summarize(scores, dataset.domains, self._plan.metrics)
 
     def model(self, client: int | None = None, seed: int | None = None) -> Weights:
         """The weights of a model of `experiment.task`.
@@ -249,7 +255,8 @@ class Run:
         message, who = self.of_client(client, seed)
 
         def predict(x):
-            return self._predict(self._unlabeled(x, seed), message, who, jnp.arange(x.shape[0]))
+            of_rows = self._settings, self._unlabeled(x, seed), message, who, jnp.arange(x.shape[0])
+            return self._predict(*of_rows)
 
         shape = self.experiment.dataset.x.shape[1:]
         exporting.write(path, lambda: self.model(client, seed), predict, shape)
@@ -271,7 +278,7 @@ class Run:
         message = self._send(self.states[i].server, person.id)
         if method.tune is None:
             return message, person
-        message, private = self._tune(message, person, *self._held(i, client))
+        message, private = self._tune(self._settings, message, person, *self._held(i, client))
         return message, person._replace(private=private)
 
     @property
@@ -334,10 +341,15 @@ class Run:
             batch_size=view.batch_size or plan.batch_size,
         )
 
-    @property
-    def _program(self):
-        program = make_program(self.experiment.simulation, self.number, self._plan, {})
+    def _program(self, settings):
+        program = make_program(self.experiment.simulation, self.number, self._plan, settings)
         return simulate.in_round(program, jnp.int32(max(self.rounds - 1, 0)))
+
+    @functools.cached_property
+    def _settings(self):
+        """The frozen weights of the model, if it has any, as settings of a program."""
+        base = self.experiment.simulation.base
+        return {} if base is None else {BASE: base.load()}
 
     @functools.cached_property
     def _populations(self):
@@ -351,9 +363,10 @@ class Run:
     def _predict(self):
         read = self._plan.objective.predict or (lambda logits: logits)
 
-        def predict(pool, message, client, rows):
-            batch = fetch(pool, rows, self._plan)
-            return read(self.stage.method.predict(message, client, batch.x))
+        def predict(settings, pool, message, client, rows):
+            program = self._program(settings)
+            batch = fetch(pool, rows, program.plan)
+            return read(program.method.predict(message, client, batch.x))
 
         return jax.jit(predict)
 
@@ -364,8 +377,8 @@ class Run:
 
     @functools.cached_property
     def _tune(self):
-        def tune(message, client, held, rows, key):
-            program = self._program
+        def tune(settings, message, client, held, rows, key):
+            program = self._program(settings)
             pool, (train, validation) = of_client(held, client), rows
             work, _ = make_work(pool, train, program.plan, key, validation=validation)
             return program.method.tune(message, client, work)

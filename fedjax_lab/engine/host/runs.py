@@ -1,5 +1,6 @@
 """Plays one seed of a run whose private state, and optionally whose examples, are on the host."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from fedjax_lab.simulation.metrics import Whole
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import NEW_ROWS, POPULATION_ROWS, Federation, Method, State
+
+BASE = "base"  # key of the frozen weights among the settings of a seed
 
 
 class Host(NamedTuple):
@@ -49,24 +52,28 @@ class Hosted:
 
     The states that its methods take and return have only the server's part.
 
+    program: settings -> the program of the seed. settings: those of the seed.
     owners: the division of the clients among the processes.
     folder: where to create the file of the private state, if it is on disk.
     """
 
     def __init__(
         self,
-        program: Program,
+        program: Callable[[dict[str, Any]], Program],
+        settings: dict[str, Any],
         seed: Seed,
         host: Host,
         owners: Owners,
         folder: Path,
         jit: Jit,
     ):
-        self._program, self._seed, self._stream, self._jit = program, seed, host.stream, jit
+        self._make_program, self._settings = program, settings
+        self._program = program({key: of for key, of in settings.items() if key != BASE})
+        self._seed, self._stream, self._jit = seed, host.stream, jit
         self._owners, self.keys = owners, seed.training.keys
         self._num_clients = len(seed.to_train.train)
         self._like = jax.eval_shape(self._init, self.keys)
-        check(program.method, self._like)
+        check(self._program.method, self._like)
         place = folder if host.on_disk else None
         self._store = HostState(self._like.private, self._num_clients, place, owners.segment)
         self._player, self._scorer = self._make_player(), self._make_scorer()
@@ -112,18 +119,24 @@ class Hosted:
         state, number = State(server, private), np.int32(0)
         place, everywhere = self._jit.place, self._jit.place.strategy.sharding
         out = State(everywhere, place.of_segments), everywhere
-        play = self._jit.of(partial(simulate.play, self._program), (), out, donate_argnums=(1, 2))
-        score = self._jit.of(partial(evaluate.score, self._program), (), everywhere)
+        settings = self._settings
+        play = self._jit.of(self._of_settings(simulate.play), (), out, donate_argnums=(2, 3))
+        score = self._jit.of(self._of_settings(evaluate.score), (), everywhere)
         scores = [
-            score.lower(of_piece, State(server, private), number)
+            score.lower(settings, of_piece, State(server, private), number)
             for of_piece, private in evaluation
         ]
-        play = play.lower(lane, state, sums, number, number)
+        play = play.lower(settings, lane, state, sums, number, number)
         return play, scores, (self._program, lane, state)
+
+    def _of_settings(self, function):
+        """A function of a program as one of its settings, which may be large arrays."""
+        return lambda settings, *args: function(self._make_program(settings), *args)
 
     def use(self, play: Any, score: list[Any]) -> None:
         """Sets the compiled versions of the programs that `lower` returned."""
-        self._player.compiled, self._scorer.compiled = play, score
+        self._player.compiled = partial(play, self._settings)
+        self._scorer.compiled = [partial(each, self._settings) for each in score]
 
     def play(self, settings, lane, state: State, sums: Progress, start, count):
         """Plays a block of rounds, as `programs.Programs.play`."""

@@ -20,12 +20,14 @@ ROWS = {  # the fields of a federation by the names that enter the digests
     **dict(zip(NEW_ROWS, NEW_ROWS, strict=True)),
 }
 EMBEDDINGS = "embeddings"
+BASE = "frozen weights"
 START = "start of seed"  # the state that the seed takes from config.run.start_from
 
 
 def of(experiment: Experiment) -> dict[str, str]:
     """A digest of each part of the data: examples, labels, users, partition and embeddings.
 
+    If a part of the model is frozen, there is also a digest of its weights.
     If the run starts from another run, there is also a digest of the state that it takes from it.
     """
     simulation, parts = experiment.simulation, {}
@@ -36,6 +38,9 @@ def of(experiment: Experiment) -> dict[str, str]:
     if any(stage.view and stage.view.embedded for stage in simulation.stages):
         assert simulation.embeddings is not None  # an embedded stage has them
         parts[EMBEDDINGS] = simulation.embeddings()._asdict()
+    if simulation.base is not None:
+        leaves = jax.tree.leaves(simulation.base.load())
+        parts[BASE] = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = experiment.dataset.digests()
     digests |= {name: checksum(arrays) for name, arrays in parts.items()}

@@ -1,0 +1,297 @@
+"""What is trained of a model: all weights, those of some layers, or low-rank adapters (LoRA).
+
+LoRA (Hu et al., ICLR 2022, arXiv:2106.09685), for a matrix W [d, f] that is applied as x W:
+
+  y = x W + s (x A) B,  A [d, r],  B [r, f],  s = alpha / r                     (L1)
+
+A starts at random, B at 0. The numbers of formulas are those of the project's specification.
+The products are computed by qwix, which also quantizes the frozen matrices.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from fedjax_lab import tree
+from fedjax_lab.errors import BadInput, check_below_one, check_positive, missing, nearest
+from fedjax_lab.models import frozen as freezing
+from fedjax_lab.models.frozen import Model
+from fedjax_lab.models.head import HEAD
+from fedjax_lab.types import Adapters, Array, Objective, Task, Weights
+
+A, B = "_lora_a", "_lora_b"  # how the names of the factors end, as in qwix
+BASE_SEED = 0  # of the frozen weights of a model without pretrained ones
+TYPES = {32: "float32", 16: "bfloat16", 8: "int8", 4: "nf4"}
+NF4_BLOCK = 64  # numbers that share a scale, as in QLoRA
+
+MakeTask = Callable[[nn.Module, str], Task]  # (module, file of its initial weights) -> its task
+
+
+class Adapter(NamedTuple):
+    """A part of a model that is trained.
+
+    layers: names of the layers that are trained besides; a name may be a part of a path.
+    """
+
+    layers: tuple[str, ...]
+    lora: "Lora | None" = None
+
+
+class Lora(NamedTuple):
+    """The settings of `lora`."""
+
+    rank: int
+    scale: float
+    targets: tuple[str, ...]
+    dropout: float
+    bits: int
+
+
+def none(objective: Objective) -> None:
+    """All weights are trained."""
+
+
+def frozen(objective: Objective, *, layers: str = HEAD) -> Adapter:
+    """Some layers are trained; the others keep their (pretrained) weights.
+
+    layers: the names of the layers that are trained, separated by commas. A name selects every
+      layer whose path contains it, such as blocks or blocks/mlp_1; `head` is the last layer.
+    """
+    return Adapter(_names("layers", layers))
+
+
+def lora(
+    objective: Objective,
+    *,
+    rank: int = 8,
+    alpha: float = 16.0,
+    targets: str = "q,v",
+    layers: str = "auto",
+    dropout: float = 0.0,
+    rslora: bool = False,
+    bits: int = 32,
+) -> Adapter:
+    """Low-rank adapters of some layers are trained; everything else is frozen.
+
+    rank: r, the rank of an adapter.
+    alpha: the scale s of the adapters' product is alpha / r.
+    targets: the names of the dense layers that get adapters, separated by commas, as in `layers`.
+    layers: the names of the layers that are trained as a whole; auto: the head, unless
+      config.task.name=tokens, whose head is that of the language model.
+    dropout: the rate of dropout on the adapters' input.
+    rslora: whether s is alpha / sqrt(r) instead.
+    bits: of the numbers of frozen matrices: 32 (float32), 16 (bfloat16), 8 (int8) or 4 (nf4).
+    """
+    check_positive("adapter.rank", rank)
+    check_positive("adapter.alpha", alpha)
+    check_below_one("adapter.dropout", dropout)
+    if bits not in TYPES:
+        raise BadInput(f"config.adapter.bits={bits}; valid: {', '.join(map(str, TYPES))}")
+    auto = () if objective.name == "tokens" else (HEAD,)
+    scale = alpha / (math.sqrt(rank) if rslora else rank)
+    factors = Lora(rank, scale, _names("targets", targets), dropout, bits)
+    return Adapter(auto if layers == "auto" else _names("layers", layers, empty=True), factors)
+
+
+def _names(key, text, empty=False):
+    names = tuple(name.strip("/ ") for name in text.split(",") if name.strip("/ "))
+    if not names and not empty:
+        raise BadInput(f"config.adapter.{key} is empty; name layers of the model, such as {HEAD}")
+    return names
+
+
+def apply(adapter: Adapter | None, net: nn.Module, pretrained: str, make: MakeTask) -> Model:
+    """The model with the part of it that is trained.
+
+    pretrained: the file of the initial weights; "": they are random. make: see `MakeTask`.
+
+    Raises BadInput if a name matches no layer, or if qwix is needed and not installed.
+    """
+    whole = make(net, pretrained)
+    if adapter is None:
+        return freezing.model_of(whole)
+    full = whole if adapter.lora is None else _with_factors(adapter.lora, net, make)
+    _check_names("layers", adapter.layers, whole.layers)
+    shapes = jax.eval_shape(full.init, jax.random.key(BASE_SEED))
+    trained = functools.partial(_is_trained, adapter.layers)
+
+    def init(key: Array) -> Weights:
+        return _taken(shapes, whole.init(key), full.init(key))
+
+    def load() -> Weights:
+        key = jax.random.key(BASE_SEED)
+        weights = whole.init(key) if pretrained else jax.jit(whole.init)(key)
+        return _taken(shapes, _in_bits(adapter.lora, weights, shapes), None)
+
+    model = freezing.freeze(full._replace(init=init), load, trained)
+    return model if adapter.lora is None else _changeable(model, adapter.lora)
+
+
+def _is_trained(layers: tuple[str, ...], name: str) -> bool:
+    return name.endswith((A, B)) or any(_is_in(layer, name) for layer in layers)
+
+
+def _is_in(layer: str, path: str) -> bool:
+    """Whether the name of a layer is a part of a path."""
+    return f"/{layer}/" in f"/{path}/"
+
+
+def _check_names(key: str, chosen: tuple[str, ...], layers: tuple[str, ...]) -> None:
+    """Raises BadInput, with the nearest part of a path, if a name matches no layer."""
+    for name in chosen:
+        if not any(_is_in(name, layer) for layer in layers):
+            parts = {part for layer in layers for part in (layer, *layer.split("/"))}
+            raise BadInput(
+                f"config.adapter.{key}: the model has no layer {name!r}; {nearest(name, parts)}"
+            )
+
+
+# Low-rank factors.
+
+
+def _changeable(model: Model, lora: Lora) -> Model:
+    """The model, whose tasks can be bound to a changed base: `Task.adapters`."""
+
+    def bind(base):
+        def changed(changes):
+            return bind(_changed(base, changes, lora.bits))
+
+        return model.bind(base)._replace(adapters=Adapters(lora.scale, changed))
+
+    return model._replace(bind=bind)
+
+
+def _changed(base: Weights, changes: dict[str, Array], bits: int) -> Weights:
+    """The base with numbers added to its kernels, in float32. BadInput if these are quantized."""
+    if bits <= 8:
+        raise BadInput(
+            f"config.adapter.bits={bits}: this method changes the frozen weights, which are"
+            " quantized; use 16 or 32"
+        )
+
+    def one(name, leaf):
+        change = changes.get(name.split("/", 1)[1])
+        if change is None:
+            return leaf
+        return freezing.as_array(leaf).astype(jnp.float32) + change.reshape(leaf.shape)
+
+    leaves = map(one, tree.names(base), jax.tree.leaves(base))
+    return jax.tree.unflatten(jax.tree.structure(base), leaves)
+
+
+def _with_factors(lora: Lora, net: nn.Module, make: MakeTask) -> Task:
+    """The task of the module with factors A and B beside the kernels of the targets."""
+    evaluation = make(_wrapped(lora._replace(dropout=0.0), net), "")
+    _check_names("targets", lora.targets, evaluation.layers)
+    _check_factors(lora.targets, evaluation)
+    if not lora.dropout:
+        return evaluation
+    training = make(_wrapped(lora, net), "")
+
+    def apply(weights, x, key=None, mask=None):
+        return (evaluation if key is None else training).apply(weights, x, key, mask)
+
+    def apply_at(layer, weights, x, features=None, key=None, mask=None):
+        task = evaluation if key is None else training
+        return task.apply_at(layer, weights, x, features, key, mask)
+
+    return evaluation._replace(apply=apply, apply_at=apply_at)
+
+
+def _wrapped(lora: Lora, net: nn.Module) -> nn.Module:
+    """The module with adapters, computed by qwix; the same weights with and without dropout."""
+    try:
+        import qwix
+    except ImportError as error:
+        raise missing(error, "llm") from None
+    quantized: dict[str, Any] = {}
+    if lora.bits <= 8:
+        quantized = {"weight_qtype": TYPES[lora.bits]}
+    if lora.bits == 4:
+        quantized["tile_size"] = NF4_BLOCK
+    names = "|".join(map(re.escape, lora.targets))
+    factors = qwix.LoraRule(
+        module_path=f"(.*/)?({names})(/.*)?",
+        rank=lora.rank,
+        alpha=lora.scale * lora.rank,
+        dropout=lora.dropout,
+        lora_a_initializer=nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
+        **quantized,
+    )
+    rules = [factors]
+    if quantized:
+        others = qwix.QuantizationRule(
+            module_path=f"(?!{HEAD}$).*", op_names=("dot_general",), **quantized
+        )
+        rules.append(others)
+    return qwix.apply_lora_to_model(net, qwix.LoraProvider(rules))
+
+
+def _check_factors(targets: tuple[str, ...], task: Task) -> None:
+    """Raises BadInput unless a layer of each target has factors."""
+    names = tree.names(jax.eval_shape(task.init, jax.random.key(0)))
+    having = [name for name in names if name.endswith(A)]
+    for target in targets:
+        if not any(_is_in(target, name) for name in having):
+            raise BadInput(
+                f"config.adapter.targets: the layer {target!r} has no matrix; name dense layers,"
+                f" such as {', '.join(task.dense[:3])}"
+            )
+
+
+# The frozen weights.
+
+
+def _taken(shapes: Weights, first: Weights, rest: Weights | None) -> Weights:
+    """Weights of this structure: those of `first` by their names, or else those of `rest`."""
+    given = {} if rest is None else dict(zip(tree.names(rest), jax.tree.leaves(rest), strict=True))
+    given |= dict(zip(tree.names(first), jax.tree.leaves(first), strict=True))
+    leaves = [given.get(name) for name in tree.names(shapes)]
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _quantized(params: dict, like: dict) -> dict:
+    """The parameters with those kernels quantized that are quantized in `like`, which has shapes.
+
+    Leading axes of a kernel, as those of a loop over layers, are quantized one by one.
+    """
+    import qwix
+
+    made = {}
+    for path, kernel in traverse_util.flatten_dict(params).items():
+        target: Any = functools.reduce(lambda inside, key: inside[key], path, like)
+        if isinstance(target, jax.ShapeDtypeStruct):
+            made[path] = kernel
+            continue
+        axes = kernel.ndim - 2
+        one = jax.tree.map(lambda s, n=axes: jax.ShapeDtypeStruct(s.shape[n:], s.dtype), target)
+
+        def quantize(matrix, one=one):
+            return qwix.quantize_params({"kernel": matrix}, {"kernel": one})["kernel"]
+
+        for _ in range(axes):
+            quantize = jax.vmap(quantize)
+        made[path] = quantize(kernel)
+    return traverse_util.unflatten_dict(made)
+
+
+def _in_bits(lora: Lora | None, weights: Weights, shapes: Weights) -> Weights:
+    """The weights with the kernels of dense layers in the type of the base."""
+    if lora is None or lora.bits == 32:
+        return weights
+    if lora.bits <= 8:
+        weights = weights._replace(params=_quantized(weights.params, shapes.params))
+
+    def smaller(name, x):
+        is_dense = name.endswith("/kernel") and x.ndim < 4  # a convolution's kernel has four axes
+        return x.astype(jnp.bfloat16) if is_dense else x
+
+    leaves = map(smaller, tree.names(weights), jax.tree.leaves(weights))
+    return jax.tree.unflatten(jax.tree.structure(weights), leaves)
