@@ -436,6 +436,8 @@ class Plan(NamedTuple):
     epochs: int
     optimizer: Any  # optax.GradientTransformation, used unless a method passes its own
     objective: Objective  # of the run's task: how models are scored
+    steps: int = 0  # of a client in a round, over shuffled passes; 0: `epochs` passes
+    accumulate: int = 1  # parts of a batch whose gradients are computed one after another
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: no limit
     dropout: float = 0.0  # probability that a client's uploads of a round are lost
     straggler: float = 0.0  # probability that a client makes only some of its passes in a round
@@ -451,3 +453,8 @@ class Plan(NamedTuple):
     view: Callable[[PyTree, Array], Array] | None = None  # a stage's `View.transform`
     feature_skew: Callable[[Array, Array, Array], Array] | None = None
     # (key, raw x of one example, number of its client) -> raw x
+
+    @property
+    def work(self) -> int:
+        """The work of a client in a round, in steps if their number is fixed, else in passes."""
+        return self.steps or self.epochs

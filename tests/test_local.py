@@ -1,5 +1,7 @@
 """The local work of a client: order of examples, steps, frozen parts, means and draws."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import naive
@@ -61,6 +63,35 @@ def test_the_number_of_steps_depends_on_the_examples_of_the_client(batch_size):
     assert steps_of(plan) == 2 * batches
     assert steps_of(plan, epochs=3) == 3 * batches
     assert steps_of(plan, epochs=1, steps=2) == min(2, batches)
+
+
+def test_a_fixed_number_of_steps_continues_over_passes():
+    """So many steps as two passes have are these passes; others are cut off, or a third begins."""
+    of_plan = PLAN._replace(batch_size=7)
+    batches, w = -(-REAL // 7), toys.TASK.init(KEY)
+    risk = losses.risk(toys.TASK)
+    for steps in (1, 2 * batches, 2 * batches + 3):
+        assert steps_of(of_plan._replace(steps=steps)) == steps
+        client, trainings = make_work(toys.FEDERATION, ROWS, of_plan._replace(steps=steps), KEY)
+        fixed = client.train(w, risk)
+        passes, rest = divmod(steps, batches)
+        assert trainings[0].examples == passes * REAL + min(REAL, 7 * rest)
+        assert client.steps == steps
+    one_more = of_plan._replace(steps=2 * batches)
+    trained = [work(plan).train(w, risk) for plan in (of_plan, one_more)]
+    jax.tree.map(np.testing.assert_array_equal, *trained)
+    assert steps_of(one_more, epochs=1) == batches  # a method's own passes stay
+    assert not np.array_equal(jax.tree.leaves(fixed)[0], jax.tree.leaves(trained[0])[0])
+
+
+def test_accumulated_parts_are_one_batch():
+    """Also where the parts have unlike numbers of labels: the denominator is the batch's."""
+    w, parts = toys.TASK.init(KEY), PLAN._replace(batch_size=8, accumulate=4)
+    risk = losses.risk(toys.TASK)
+    whole, accumulated = (
+        work(plan).train(w, risk) for plan in (parts._replace(accumulate=1), parts)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), whole, accumulated)
 
 
 def test_an_epoch_sees_every_example_once_in_a_new_order():

@@ -10,7 +10,7 @@ from fedjax_lab.data.partitions import dealing
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.federation import check_scored
 from fedjax_lab.simulation.evaluate import uses_data_of_new
-from fedjax_lab.types import Federation, Objective, Stage
+from fedjax_lab.types import Federation, Objective, Plan, Stage
 
 
 def check_clients(config: ml_collections.ConfigDict, federation: Federation) -> None:
@@ -99,4 +99,14 @@ def check_validation(
         raise BadInput(
             f"method {name} needs validation examples also of new clients, which have none; use"
             " config.partition.new_clients=0"
+        )
+
+
+def check_accumulated(config: ml_collections.ConfigDict, plan: Plan) -> None:
+    """Raises BadInput unless a batch can be divided into config.local.accumulate equal parts."""
+    if plan.batch_size % plan.accumulate:
+        raise BadInput(
+            f"config.local.accumulate={plan.accumulate} does not divide a batch of"
+            f" {plan.batch_size} examples (config.local.batch_size, or all examples of the largest"
+            " client)"
         )

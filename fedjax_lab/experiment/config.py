@@ -292,7 +292,7 @@ def _check_values(full):
     if not has_own_test(full["data"]["name"]):
         check_below_one("data.test", full["data"]["test"])
     _check_clients(full["partition"], full["run"]["cohort"])
-    _check_run(full["run"], full["local"]["epochs"], full["partition"]["validation"])
+    _check_run(full["run"], full["local"], full["partition"]["validation"])
 
 
 def _check_clients(partition, cohort):
@@ -310,11 +310,13 @@ def _check_clients(partition, cohort):
         )
 
 
-def _check_run(run, epochs, validation):
-    if run["straggler"] and epochs < 2:
+def _check_run(run, local, validation):
+    key = "steps" if local["steps"] else "epochs"
+    if run["straggler"] and local[key] < 2:
         raise BadInput(
-            f"config.run.straggler={run['straggler']} needs config.local.epochs of at least 2,"
-            f" because stragglers make fewer passes; got {epochs}"
+            f"config.run.straggler={run['straggler']} needs config.local.{key} of at least 2,"
+            f" because stragglers make fewer {'steps' if local['steps'] else 'passes'}; got"
+            f" {local[key]}"
         )
     if run["patience"] and not validation:
         raise BadInput(

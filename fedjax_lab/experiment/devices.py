@@ -38,7 +38,7 @@ def engine_fields(
         engine.strategy,
         cohort=plan.cohort,
         convolutional=convolutional,
-        equal_steps=plan.equal_steps,
+        equal_steps=plan.equal_steps or plan.steps > 0,
         client_bytes=lambda: at_once * client_bytes(task, plan),
         chunk=engine.chunk,
         group=engine.fsdp,

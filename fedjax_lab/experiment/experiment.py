@@ -393,6 +393,8 @@ def _plan(config, training, stages, of_step, dataset, objective):
         cohort=config.run.cohort,
         batch_size=config.local.batch_size,
         epochs=config.local.epochs,
+        steps=config.local.steps,
+        accumulate=config.local.accumulate,
         dropout=0.0 if extra.pooled else config.run.dropout,  # a pooled method has no clients
         straggler=0.0 if extra.pooled else config.run.straggler,
         attackers=0.0 if config.attack.name == "none" else config.attack.share,
@@ -404,6 +406,7 @@ def _plan(config, training, stages, of_step, dataset, objective):
         **of_step,
     )
     _check_words(plan.metrics, dataset.classes)
+    checks.check_accumulated(config, plan)
     return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
 
 

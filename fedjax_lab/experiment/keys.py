@@ -133,6 +133,18 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     ),
     "local.batch_size": Key(32, "the number of examples of a step", "> 0"),
     "local.epochs": Key(1, "the number of passes of a client over its examples in a round", "> 0"),
+    "local.steps": Key(
+        0,
+        "the number of steps of a client in a round, over as many passes as they take; 0:"
+        " local.epochs decides. Trainings for which a method sets its own passes keep them",
+        ">= 0",
+    ),
+    "local.accumulate": Key(
+        1,
+        "the number of equal parts of a batch whose gradients are computed one after another, which"
+        " takes less memory and gives the same step",
+        "> 0",
+    ),
     "run.rounds": Key(
         50,
         "the number of rounds; for FedConcat the number of FedAvg rounds that need as many bytes"

@@ -94,6 +94,12 @@ def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) ->
             f"config.privacy.name={name} protects only the rounds of a single stage, but method"
             f" {method} has stages, between which it also uses data of its clients"
         )
+    if name == "example_level" and (config.local.steps or config.local.accumulate > 1):
+        key = "steps" if config.local.steps else "accumulate"
+        raise BadInput(
+            f"config.local.{key} does not go with config.privacy.name={name}, which draws the"
+            " examples of each step itself; use config.local.epochs"
+        )
     if config.run.sampling and {"sampling", "bands"} & set(config.privacy):
         raise BadInput(
             f"config.run.sampling={config.run.sampling} and config.privacy.name={name} both draw"

@@ -31,10 +31,10 @@ def arrivals(plan: Plan, clients: Array) -> Array | None:
 
 
 def passes(plan: Plan, clients: Array) -> Array | None:
-    """Draws how many passes each client makes in a round, [M]; None if all make `plan.epochs`.
+    """Draws how much of `plan.work` each client does in a round, [M]; None if all do all of it.
 
     A straggler makes 1 to epochs - 1 passes, each number with the same probability, as in FedProx
-    (Li et al., MLSys 2020).
+    (Li et al., MLSys 2020); if the number of steps is fixed, so many steps.
 
     clients: the random streams [M] of the clients in this round.
     """
@@ -43,8 +43,8 @@ def passes(plan: Plan, clients: Array) -> Array | None:
 
     def one(key):
         late = jax.random.bernoulli(key, plan.straggler)
-        fewer = jax.random.randint(streams.extra(key), (), 1, plan.epochs)
-        return jnp.where(late, fewer, plan.epochs)
+        fewer = jax.random.randint(streams.extra(key), (), 1, plan.work)
+        return jnp.where(late, fewer, plan.work)
 
     return jax.vmap(one)(streams.delay(clients))
 

@@ -136,8 +136,8 @@ def make_work(
       rows: the client's training rows [N], padding last.
       plan: the sizes of the run.
       key: the client's stream of random numbers in this exchange.
-      passes: how many of `plan.epochs` passes the client makes; None: all of them. If a method
-        requests another number of passes, the client makes the same share of it, rounded up.
+      passes: how much of `plan.work` the client does; None: all of it. If a method requests
+        another number of passes, the client makes the same share of it, rounded up.
       validation: the client's validation rows [V], padding last; None: `Work` does not have them.
 
     The list gets an entry when `train` is traced. `Exchange.local` must therefore call `train` at
@@ -151,14 +151,19 @@ def make_work(
     level = get_opaque_trace_state()
 
     def done_of(epochs):
-        return epochs if passes is None else -(-epochs * passes // plan.epochs)
+        return epochs if passes is None else -(-epochs * passes // plan.work)
 
-    def train_once(weights, loss, *, epochs=None, **options):
+    fixed = done_of(plan.steps) if plan.steps else None
+
+    def train_once(weights, loss, *, epochs=None, steps=None, **options):
         if get_opaque_trace_state() != level:
             raise BadInput(INSIDE)
-        k_training = streams.training(key, len(trainings))
-        epochs = done_of(plan.epochs if epochs is None else epochs)
-        weights, training = train(examples, k_training, weights, loss, epochs=epochs, **options)
+        options |= {"key": streams.training(key, len(trainings)), "steps": steps}
+        if fixed is not None and epochs is None and steps is None:
+            options["total"] = fixed
+        else:
+            options["epochs"] = done_of(plan.epochs if epochs is None else epochs)
+        weights, training = train(examples, weights=weights, loss=loss, **options)
         trainings.append(training)
         return weights
 
@@ -166,7 +171,9 @@ def make_work(
         train=train_once,
         mean=_on_sets(mean, sets),
         draw=partial(draw, examples, key),
-        steps=jnp.asarray(done_of(plan.epochs) * examples.batches, jnp.int32),
+        steps=jnp.asarray(
+            done_of(plan.epochs) * examples.batches if fixed is None else fixed, jnp.int32
+        ),
         optimizer=plan.optimizer,
         frozen=federation.frozen,
         upload_key=partial(streams.upload, key),
@@ -205,6 +212,7 @@ def train(
     only: Callable[[str], bool] = everything,
     epochs: int | Array | None = None,
     steps: int | Array | None = None,
+    total: int | Array | None = None,
     optimizer: optax.GradientTransformation | None = None,
     references: Callable[[Batch], PyTree] | None = None,
     stepping: Callable[[Examples], Stepping] | None = None,
@@ -221,6 +229,7 @@ def train(
       only: selects the leaves to train by their names; other leaves do not change.
       epochs: the number of passes; None: `plan.epochs`.
       steps: the largest number of batches of a pass; None: no limit.
+      total: the number of steps, over as many passes as they take; None: `epochs` decides.
       optimizer: an optax.GradientTransformation; None: `plan.optimizer`.
       references: Batch -> arrays [B, ...]: values of each example that do not depend on the trained
         weights; the loss gets them as `batch.references`. They are computed once per call, or in
@@ -239,22 +248,30 @@ def train(
     count = _batches_of_a_pass(examples, steps)
     batch_at = _batches_with(references, examples)
     by = _in_fresh_order(examples) if stepping is None else stepping(examples)
-    update = _make_update(loss, fixed, optimizer, plan.clip, by.gradient)
+    update = _make_update(loss, fixed, optimizer, plan, by.gradient)
+
+    def step(draw, k_steps, s, carry):
+        k_step = jax.random.fold_in(k_steps, s)
+        return update(carry, batch_at(draw(s), k_step), k_step)
 
     def epoch(e, carry):
         k_order, k_steps = streams.epoch(key, e)
-        draw = by.draw(k_order)
+        return jax.lax.fori_loop(0, count, partial(step, by.draw(k_order), k_steps), carry)
 
-        def step(s, carry):
-            k_step = jax.random.fold_in(k_steps, s)
-            return update(carry, batch_at(draw(s), k_step), k_step)
-
-        return jax.lax.fori_loop(0, count, step, carry)
+    def step_of_any_pass(s, carry):  # no client waits for another one's shorter passes
+        k_order, k_steps = streams.epoch(key, s // length)
+        return step(by.draw(k_order), k_steps, s % length, carry)
 
     start = free, weights.stats, optimizer.init(free), jnp.float32(0)
-    free, stats, _, total = jax.lax.fori_loop(0, epochs, epoch, start)
-    n = jnp.minimum(examples.size, count * plan.batch_size)
-    done = (jnp.asarray(a, jnp.float32) for a in (total, epochs * count, epochs * n))
+    length, n = jnp.maximum(count, 1), jnp.minimum(examples.size, count * plan.batch_size)
+    if total is None:
+        free, stats, _, value = jax.lax.fori_loop(0, epochs, epoch, start)
+        done = value, epochs * count, epochs * n
+    else:
+        free, stats, _, value = jax.lax.fori_loop(0, total, step_of_any_pass, start)
+        last_pass = jnp.minimum(n, total % length * plan.batch_size)
+        done = value, total, total // length * n + last_pass
+    done = (jnp.asarray(a, jnp.float32) for a in done)
     return Weights(tree.join(free, fixed), stats), Training(*done)
 
 
@@ -307,11 +324,13 @@ def _of_each(fn, examples):
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), table)
 
 
-def _make_update(loss, fixed, optimizer, clip, gradient):
+def _make_update(loss, fixed, optimizer, plan, gradient):
     """A function (carry, batch, key) -> carry that makes one step.
 
     carry: the trained leaves, the statistics, the optimizer's state and the sum of losses.
     """
+
+    of_batch = gradient if plan.accumulate == 1 else partial(_accumulated, plan, gradient)
 
     def update(carry, batch, key):
         free, stats, moments, total = carry
@@ -319,12 +338,32 @@ def _make_update(loss, fixed, optimizer, clip, gradient):
         def objective(free, batch, key):
             return loss(Weights(tree.join(free, fixed), stats), batch, key)
 
-        (value, out), grads = gradient(objective, free, batch, key)
+        (value, out), grads = of_batch(objective, free, batch, key)
         stats = tree.typed_like(out.stats, stats)
-        updates, moments = optimizer.update(optim.clip(grads, clip), moments, free)
+        updates, moments = optimizer.update(optim.clip(grads, plan.clip), moments, free)
         return optax.apply_updates(free, updates), stats, moments, total + jnp.float32(value)
 
     return update
+
+
+def _accumulated(plan, gradient, objective, free, batch, key):
+    """The value and gradient of a batch from those of its parts, one after another.
+
+    The weight of a part is its share of the labels that count: the denominator is the whole
+    batch's. Running statistics are those of the last part.
+    """
+    count = plan.objective.num_labels or (lambda y: jnp.ones(len(y)))
+    labels = jnp.sum(batch.mask * count(batch.y))
+
+    def one(total, part):
+        share = jnp.sum(part.mask * count(part.y)) / jnp.maximum(labels, 1.0)
+        (value, out), grads = gradient(objective, free, part, key)
+        return tree.add(total, (value, grads), share), out.stats
+
+    parts = jax.tree.map(lambda a: a.reshape(plan.accumulate, -1, *a.shape[1:]), batch)
+    nothing = jnp.float32(0), tree.zeros(free)
+    (value, grads), stats = jax.lax.scan(one, nothing, parts)
+    return (value, Weights((), tree.take(stats, -1))), grads
 
 
 def mean(examples: Examples, fn: Callable[[Batch], PyTree], when: Array | bool = True) -> PyTree:

@@ -269,17 +269,19 @@ def _sample(program, lane, state, t):
 def _batches(program, lane, ids, share, t):
     """The work of each client in round t, [M], up to a common factor."""
     of_pass = num_batches(lane.population.n[ids], program.plan.batch_size)
+    if program.plan.steps:
+        of_pass = jnp.ones_like(of_pass)
     if not (program.plan.straggler or program.method.extra.empty_places):
         return of_pass
     return of_pass * _passes(program, streams.clients(lane.keys.local, t, ids), share)
 
 
 def _passes(program, k_clients, share):
-    """The number of passes of each client, [M], 0 in empty places; None: the plan's for all."""
+    """The work of each client as in `Plan.work`, [M], 0 in empty places; None: the plan's."""
     passes = failures.passes(program.plan, k_clients)
     if not program.method.extra.empty_places:
         return passes
-    return jnp.where(share > 0, program.plan.epochs if passes is None else passes, 0)
+    return jnp.where(share > 0, program.plan.work if passes is None else passes, 0)
 
 
 def _who_train(program, population):
