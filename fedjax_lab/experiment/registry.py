@@ -63,6 +63,7 @@ MODULES = {  # other modules, with the names of their functions
         "models.mobilenet": "mobilenet_v2",
         "models.cct": "cct7",
         "models.char_lstm": "char_lstm word_lstm",
+        "models.decoder": "decoder",
         "models.fasttext": "fasttext",
         "models.text_cnn": "text_cnn",
         "models.transformer": "transformer causal_transformer",

@@ -5,11 +5,10 @@ Modules are named like the tensors in the hub's model.safetensors, so that a par
 tensor's name. The towers are frozen, so there is no dropout and no special initialization.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,7 +17,8 @@ import numpy as np
 from flax import traverse_util
 
 from fedjax_lab.data import safe
-from fedjax_lab.errors import BadInput, nearest, quoted
+from fedjax_lab.errors import BadInput
+from fedjax_lab.models import hub
 from fedjax_lab.types import Array
 
 LEGACY_EOS = 2  # in configs of OpenAI's models; the end of a text is then its highest token
@@ -175,11 +175,7 @@ def read_settings(folder: Path) -> Settings:
     Old configs have a second version of a section, `text_config_dict` or `vision_config_dict`,
     which takes precedence.
     """
-    file = folder / "config.json"
-    with safe.reading(file, REMEDY, "is not usable"):
-        config = json.loads(safe.content(file))
-        if config.get("model_type") != "clip":
-            raise ValueError(f"its model_type is {quoted(config.get('model_type'))}")
+    with hub.config(folder, ("clip",), REMEDY) as config:
         settings = Settings(
             _section(TextSettings(), config, "text_config"),
             _section(ImageSettings(), config, "vision_config"),
@@ -187,22 +183,17 @@ def read_settings(folder: Path) -> Settings:
         )
         for values in (settings.text, settings.image):
             for key, value in values._asdict().items():
-                _check(key, value, type(values._field_defaults[key]))
-        _check("projection_dim", settings.projection_dim, int)
+                if key == "hidden_act":
+                    hub.check_word(key, value, ACTIVATIONS)
+                else:
+                    hub.check(key, value, type(values._field_defaults[key]))
+        hub.check("projection_dim", settings.projection_dim, int)
     return settings
 
 
 def _section(defaults, config: dict, name: str):
     given = config.get(f"{name}_dict") or config.get(name) or {}
     return defaults._replace(**{key: given[key] for key in defaults._fields if key in given})
-
-
-def _check(key: str, value: Any, kind: type[Any]) -> None:
-    if key == "hidden_act":
-        if str(value) not in ACTIVATIONS:
-            raise ValueError(f"hidden_act is {quoted(value)}; {nearest(str(value), ACTIVATIONS)}")
-    elif type(value) is not kind or value <= 0:
-        raise ValueError(f"{key} is {quoted(value)}")
 
 
 def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) -> Mapping:

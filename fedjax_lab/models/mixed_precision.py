@@ -25,8 +25,8 @@ def products() -> tuple[type, ...]:
 
 def normalizations() -> tuple[type, ...]:
     """The types of normalization layers."""
-    types = layers.BatchNorm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm
-    return calls.with_nnx(types, "BatchNorm", "LayerNorm", "GroupNorm")
+    types = layers.BatchNorm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
+    return calls.with_nnx(types, "BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm")
 
 
 def computing_in(

@@ -1,14 +1,16 @@
-"""Initial weights of a model from a file: your own, or those published by torchvision or timm.
+"""Initial weights of a model from a file: your own, or published ones.
 
 A `.safetensors` file holds tensors by name, and a folder written by Orbax holds nested dicts of
 arrays. In both, the names may be those of the model's own layers, such as 'Dense_0/kernel' or
 'params.Dense_0.kernel'. A folder may hold more than `params` and `batch_stats`, as that of a
-training state does.
+training state does. Published weights are a file of torchvision or timm, or a language model: a
+folder in the hub's format or a GGUF file.
 
 A model that accepts published weights has a field `pretrained`, the path of the file ("" for none),
 and a method `published_names()`, which returns for each library that publishes its weights the
-library's name of each layer, by the path of the layer here. The weights expect images normalized as
-in that library's training; the mean and deviation are not in the file.
+library's name of each layer, by the path of the layer here; `{}` in a name is the number of a
+block, whose weights the model stacks. Weights for images expect these normalized as in that
+library's training; the mean and deviation are not in the file.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,17 +24,21 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.data import writing
 from fedjax_lab.errors import BadInput, cut
+from fedjax_lab.models import gguf_files, hub
 from fedjax_lab.models.head import HEAD
 from fedjax_lab.types import Array, Weights
 
 TENSORS = {
     "kernel": "weight",
     "scale": "weight",
+    "embedding": "weight",
     "bias": "bias",
     "mean": "running_mean",
     "var": "running_var",
 }
 COLLECTIONS = "params", "batch_stats", "stats"
+REMEDY = "name another folder with --config.model.pretrained"
+UNUSED = ".num_batches_tracked", ".rotary_emb.inv_freq"  # tensors that are no weights
 SHOWN = 3  # number of names from each side in a message about names that differ
 
 
@@ -59,15 +65,22 @@ def starting_from(
             first = match(tensors, shapes, head)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+    if len(jax.tree.leaves(first)) == len(jax.tree.leaves(shapes)):
+        return lambda key: jax.tree.map(jnp.asarray, first)
     return lambda key: jax.tree.map(jnp.asarray, tree.join(first, init(key)))
 
 
-def read(path: str) -> dict[str, np.ndarray]:
-    """The tensors of a `.safetensors` file, or of a folder written by Orbax, by name.
+def read(path: str) -> Mapping[str, np.ndarray]:
+    """The tensors by name of a safetensors or GGUF file, or of a folder of Orbax or of the hub.
 
-    Raises BadInput if the file does not exist or cannot be read.
+    Those of a language model are read one at a time, when they are used. Raises BadInput if the
+    file does not exist or cannot be read.
     """
     file = Path(path).expanduser()
+    if file.suffix == gguf_files.SUFFIX:
+        return gguf_files.tensors(file)
+    if hub.is_model(file):
+        return hub.tensors(file, REMEDY)
     return _read_orbax(file) if file.is_dir() else _read_safetensors(file)
 
 
@@ -146,7 +159,7 @@ def _nested(tensors):
 # By the names of the model's own layers.
 
 
-def match(tensors: dict[str, np.ndarray], shapes: Weights, head: str = HEAD) -> Weights:
+def match(tensors: Mapping[str, np.ndarray], shapes: Weights, head: str = HEAD) -> Weights:
     """Tensors with the model's own names as weights of these shapes; None for a head that differs.
 
     Raises BadInput if names differ, or if shapes differ before the head.
@@ -216,50 +229,86 @@ def _has_names_of(tensors, published_names):
 
 
 def convert(
-    tensors: dict[str, np.ndarray], published_names: tuple[dict[str, str], ...], shapes: Weights
+    tensors: Mapping[str, np.ndarray], published_names: tuple[dict[str, str], ...], shapes: Weights
 ) -> Weights:
-    """Tensors with published names as weights of these shapes, float32; None for another head.
+    """Tensors with published names as weights of these shapes and types; None for another head.
 
     Of several sets of names, the one with more names among the tensors is used. Raises BadInput if
     a tensor is missing, superfluous or (except for the head's number of classes) of another shape.
+    The head of a model with embeddings of tokens may have more rows, those of further tokens.
     """
-    given = {k: v for k, v in tensors.items() if not k.endswith(".num_batches_tracked")}
+    given = {name for name in tensors if not name.endswith(UNUSED)}
     needed = max(
-        (_tensor_names(names, shapes) for names in published_names),
-        key=lambda needed: len(given.keys() & needed.values()),
+        (_tensor_names(names, shapes, len(given) + 1) for names in published_names),
+        key=lambda needed: len(given & _all(needed)),
     )
-    for name in sorted(needed.values() - given.keys()):
+    for name in sorted(_all(needed) - given):
         raise BadInput(f"it has no tensor {name!r}, which the model needs")
-    for name in sorted(given.keys() - needed.values()):
+    for name in sorted(given - _all(needed)):
         raise BadInput(f"its tensor {name!r} is not in the model")
 
     classes, width = shapes.params["head"]["kernel"].shape[::-1]
-    head = given[needed["params/head/kernel"]].shape
+    head = tensors[needed["params/head/kernel"]].shape
     other_classes = head[1:] == (width,) and head[0] != classes
+    of_tokens = any(path.endswith("/embedding") for path in needed) and head[0] > classes
+
+    def weights(path, names, leaf):
+        of_head = other_classes and path.startswith("params/head/")
+        if of_head and not of_tokens:
+            return None
+        return _stored(names, tensors, leaf, path, classes if of_head else None)
+
     leaves, structure = jax.tree.flatten(shapes)
     fitted = [
-        None
-        if other_classes and path.startswith("params/head/")
-        else _fitted(name, given[name], leaf.shape)
-        for (path, name), leaf in zip(needed.items(), leaves, strict=True)
+        weights(path, names, leaf)
+        for (path, names), leaf in zip(needed.items(), leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, fitted)
 
 
-def _tensor_names(layers, shapes):
-    """The name in the file of each leaf, by its path, in the order of the leaves."""
-    names = {}
-    for path in tree.names(shapes):
+def _tensor_names(layers, shapes, most):
+    """The name in the file of each leaf, by its path, in the order of the leaves.
+
+    Of a leaf that stacks blocks it is a tuple, of at most `most` names.
+    """
+    names: dict[str, str | tuple[str, ...]] = {}
+    for path, leaf in zip(tree.names(shapes), jax.tree.leaves(shapes), strict=True):
         layer, kind = path.split("/", 1)[1].rsplit("/", 1)
-        names[path] = f"{layers[layer]}.{TENSORS[kind]}"
+        name = f"{layers[layer]}.{TENSORS[kind]}"
+        blocks = range(min(leaf.shape[0], most)) if "{}" in name else ()
+        names[path] = tuple(map(name.format, blocks)) or name
     return names
 
 
-def _fitted(name, tensor, shape):
+def _all(needed):
+    """All names in the file."""
+    return {
+        name
+        for names in needed.values()
+        for name in ((names,) if isinstance(names, str) else names)
+    }
+
+
+def _stored(names, tensors, leaf, path, rows):
+    """The weights at a path: one tensor, its first `rows`, or those of all blocks, stacked."""
+    kind = path.rpartition("/")[2]
+    if isinstance(names, str):
+        return _fitted(names, tensors[names][:rows], leaf.shape, leaf.dtype, kind)
+    whole = None
+    for i, name in enumerate(names):
+        part = _fitted(name, tensors[name], leaf.shape[1:], leaf.dtype, kind)
+        whole = np.empty(leaf.shape, leaf.dtype) if whole is None else whole
+        whole[i] = part
+    return whole
+
+
+def _fitted(name, tensor, shape, dtype, kind):
     """A tensor in Flax's layout: [K, C, kh, kw] -> [kh, kw, C, K], [K, D] -> [D, K]."""
     order = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[len(shape)]
+    if kind == "embedding":
+        order = (0, 1)
     expected = tuple(shape[order.index(axis)] for axis in range(len(shape)))
     if tensor.shape != expected:
         given, needed = _shown(tensor.shape), _shown(expected)
         raise BadInput(f"its tensor {name!r} is {given}, but the model needs {needed}")
-    return tensor.transpose(order).astype(np.float32)
+    return tensor.transpose(order).astype(dtype)
