@@ -33,6 +33,7 @@ class Dataset(NamedTuple):
     origin: np.ndarray | None = None  # [R] int32, the text or image that the example is from
     test_is_drawn: bool = False  # whether the source itself drew the test set at random
     remarks: tuple[str, ...] = ()  # lines on what the source did with the values, for the user
+    class_bytes: np.ndarray | None = None  # [K] int32, bytes of text of each class that is a token
     overlap: int = 0  # how many examples before and after it share content with an example
 
     @property

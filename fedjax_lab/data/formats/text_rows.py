@@ -8,21 +8,14 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import (
-    BadInput,
-    check_choice,
-    check_positive,
-    check_range,
-    nearest,
-    quoted,
-)
+from fedjax_lab.data.formats import tokenizer_files
+from fedjax_lab.errors import BadInput, check_choice, check_positive, check_range
 
 SPECIAL = ("<padding>", "<unknown>")  # the names of ids 0 and 1
 UNKNOWN, FIRST = 1, len(SPECIAL)  # ids of the unknown word and of the first word
@@ -34,10 +27,7 @@ UNSPACED = (
 )
 # Punctuation marks are words, too, and so is each character of a script without spaces.
 WORD = re.compile(rf"[^\W{UNSPACED}]+(?:'[^\W{UNSPACED}]+)*|(?!\s)[{UNSPACED}]|[^\w\s]")
-MODEL_FILE = "tokenizer.json"
 BUILT_IN = ("hash", "words")
-OTHER = "name another one with --config.data.tokenizer"
-
 
 TASKS = ("classify", "next_word")
 
@@ -211,29 +201,11 @@ def _frequent(vocabulary, texts):
 
 
 def _of_file(name):
-    """The tokenizer of a tokenizer.json; ids are shifted to begin at 2, the unknown word is 1."""
-    path = Path(name).expanduser()
-    file = path / MODEL_FILE if path.is_dir() else path
-    if not file.exists():
-        raise BadInput(
-            f"config.data.tokenizer={quoted(name)} is neither a {MODEL_FILE} of transformers nor a"
-            f" folder that has one; {nearest(name, BUILT_IN)}"
-        )
-    with safe.reading(file, OTHER, "is not a tokenizer", extra="text"):
-        import tokenizers
-
-        made = tokenizers.Tokenizer.from_str(safe.content(file).decode())
-        made.no_padding()
-        made.no_truncation()
-        size = max(made.get_vocab().values(), default=-1) + 1
-        if not 0 < size <= LARGEST - FIRST:
-            raise ValueError(f"it has {size} tokens, but must have 1 to 2**24 - 2")
-        unknown = made.token_to_id(str(getattr(made.model, "unk_token", None)))
-        words = tuple(made.id_to_token(id) or f"<{id}>" for id in range(size))
+    """The tokenizer of a file; ids are shifted to begin at 2, the unknown word is 1."""
+    made = tokenizer_files.read(name, BUILT_IN, extra="text")
 
     def encode(text):
-        with safe.reading(file, OTHER, "failed on a text"):
-            ids = made.encode(text, add_special_tokens=False).ids
-        return [UNKNOWN if id == unknown else FIRST + id for id in ids]
+        ids, _ = made.encode(text)
+        return [UNKNOWN if id == made.unknown else FIRST + id for id in ids]
 
-    return Tokenizer(encode, FIRST + size, (*SPECIAL, *words))
+    return Tokenizer(encode, FIRST + len(made.tokens), (*SPECIAL, *made.tokens))

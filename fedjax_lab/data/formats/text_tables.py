@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.data import safe
+from fedjax_lab.data.places import path_of
 from fedjax_lab.errors import BadInput, nearest, quoted
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson", ".json")
-ENDINGS = (*SEPARATORS, *LINES, ".parquet")
+OBJECTS = (*LINES, ".parquet")
+ENDINGS = (*SEPARATORS, *OBJECTS)
 REMEDY = "name another file, or another --config.data.encoding"
 LONGEST = 2**24  # largest number of characters in a field
 
@@ -85,6 +87,27 @@ def decoded(file: Path, encoding: str) -> str:
     return safe.content(file).decode(encoding).removeprefix("\ufeff")
 
 
+def splits(path: str, test_path: str, endings: Sequence[str]) -> tuple[Path, Path | None]:
+    """The files with the training and with the test examples (None if there are none).
+
+    path: a file, or a folder with a file named train and optionally one named test.
+    """
+    where = path_of(path, "name a file of texts with --config.data.path")
+    train, test = (where, None)
+    if where.is_dir():
+        train, test = (_named(where, name, endings) for name in ("train", "test"))
+    if train is None:
+        ends = ", ".join(endings)
+        raise BadInput(f"{where} has no file train ({ends}); name a file with --config.data.path")
+    return train, Path(test_path).expanduser() if test_path else test
+
+
+def _named(folder, name, endings):
+    """The file of that name in a folder; None if there is none."""
+    files = (folder / f"{name}{ending}" for ending in endings)
+    return next((file for file in files if file.exists()), None)
+
+
 def _place(file, name, there):
     """The position of the column `name`, which may be a number from 1.
 
@@ -109,14 +132,38 @@ def _cells(file, number, row, places):
 
 def _of_objects(file, wanted):
     """The members of one JSON object per line."""
-    made = []
-    for number, line in enumerate(decoded(file, "utf-8").split("\n"), 1):
+    rows = _numbered_objects(decoded(file, "utf-8"))
+    return [tuple(_text(file, number, row, name) for name in wanted) for number, row in rows]
+
+
+def _numbered_objects(text):
+    """The number, from 1, and the JSON object of each line that is not empty."""
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError(f"line {number} is not a JSON object; each line must be one")
-            made.append(tuple(_text(file, number, row, name) for name in wanted))
-    return made
+            yield number, row
+
+
+def objects(file: Path) -> list[dict[str, Any]]:
+    """The rows of a Parquet file, or the objects of a JSON file: one per line, or a list of them.
+
+    Raises BadInput if the file is missing or holds anything else.
+    """
+    with safe.reading(file, "name another file", extra="text"):
+        safe.check_regular(file)
+        if file.suffix == ".parquet":
+            return _parquet_objects(file)
+        if file.suffix not in LINES:
+            raise BadInput(f"{file}: a file of records must end in {', '.join(OBJECTS)}")
+        text = decoded(file, "utf-8")
+        if not text.lstrip().startswith("["):
+            return [row for _, row in _numbered_objects(text)]
+        rows = json.loads(text)
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("an element of its list is not a JSON object")
+        return rows
 
 
 def _text(file, number, row, name):
@@ -124,14 +171,23 @@ def _text(file, number, row, name):
     if name not in row:
         keys = [key for key in row if isinstance(key, str)]
         raise BadInput(f"{file}: row {number} has no {quoted(name)}; {nearest(name, keys)}")
-    return _as_text(file, number, name, row[name])
+    return as_text(file, number, name, row[name])
 
 
-def _as_text(file, number, name, value: Any) -> str:
+def as_text(file: Path, number: int, name: str, value: Any) -> str:
     """A cell as text that UTF-8 can encode: unpaired surrogates are replaced."""
     if isinstance(value, (str, int, float)):
         return str(value).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     raise BadInput(f"{file}: {quoted(name)} of row {number} is not text but {quoted(value)}")
+
+
+def _parquet_objects(file):
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file) as opened:
+        groups = range(opened.metadata.num_row_groups)
+        safe.check_memory(sum(opened.metadata.row_group(i).total_byte_size for i in groups))
+        return opened.read().to_pylist()
 
 
 def _of_parquet(file, wanted):
@@ -150,4 +206,4 @@ def _of_parquet(file, wanted):
 def _rows(file, names, table) -> Iterator[tuple[str, ...]]:
     columns = [table.column(name).to_pylist() for name in names]
     for number, row in enumerate(zip(*columns, strict=True), 1):
-        yield tuple(_as_text(file, number, *cell) for cell in zip(names, row, strict=True))
+        yield tuple(as_text(file, number, *cell) for cell in zip(names, row, strict=True))

@@ -8,9 +8,11 @@ from fedjax_lab.errors import BadInput, check_range
 
 SOURCES = (  # data sources that can have natural users
     "arrays",
+    "generated_instructions",
     "huggingface",
     "image_folders",
     "image_table",
+    "instructions",
     "leaf",
     "mapped",
     "records",

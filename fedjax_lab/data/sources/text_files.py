@@ -10,7 +10,6 @@ from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import text_rows, text_tables
 from fedjax_lab.data.formats.columns import numbered, positions
-from fedjax_lab.data.places import path_of
 from fedjax_lab.errors import BadInput
 
 DIGITS = 1000  # largest length of a number; Python refuses to parse several thousand digits
@@ -66,7 +65,7 @@ def text_files(
             "config.data.label is empty: name the column of labels, or predict words with"
             " --config.data.task=next_word"
         )
-    train, test = _files(path, test_path)
+    train, test = text_tables.splits(path, test_path, text_tables.ENDINGS)
     columns = Columns(text, "" if task == "next_word" else label, client, header, encoding)
     texts = columns.read(train)
     others = columns.read(test) if test else []
@@ -134,19 +133,3 @@ def in_order(labels: set[str]) -> tuple[str, ...]:
     """The labels in numerical order if all are numbers, else in alphabetical order."""
     numbers = all(len(label) < DIGITS and label.removeprefix("-").isdecimal() for label in labels)
     return tuple(sorted(labels, key=lambda label: (int(label) if numbers else 0, label)))
-
-
-def _files(path, test_path):
-    """The files with the training texts and with the test texts (None if there are none)."""
-    where = path_of(path, "name a file of texts with --config.data.path")
-    train, test = (where, None) if not where.is_dir() else (_in(where, "train"), _in(where, "test"))
-    if train is None:
-        ends = ", ".join(text_tables.ENDINGS)
-        raise BadInput(f"{where} has no file train ({ends}); name a file with --config.data.path")
-    return train, Path(test_path).expanduser() if test_path else test
-
-
-def _in(folder, name):
-    """The table of that name in a folder; None if there is none."""
-    files = (folder / f"{name}{ending}" for ending in text_tables.ENDINGS)
-    return next((file for file in files if file.exists()), None)

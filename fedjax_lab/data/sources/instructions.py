@@ -1,0 +1,186 @@
+"""Instructions with responses, and conversations, for language models: JSON and Parquet files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_lab.data import leaks
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import source
+from fedjax_lab.data.formats import conversations, text_tables
+from fedjax_lab.data.formats.columns import numbered
+from fedjax_lab.data.formats.conversations import Form, Message
+from fedjax_lab.errors import BadInput, nearest, quoted
+
+# The fields of the instruction, of what it is for, and of the response, in the published sets.
+FORMS = (
+    ("instruction", "input", "output"),  # Alpaca
+    ("instruction", "context", "response"),  # Dolly
+    ("question", "", "answer"),  # GSM8K
+)
+LISTS = ("messages", "conversations")  # fields with a list of messages
+ROLES = {
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "human": "user",  # ShareGPT's names
+    "gpt": "assistant",
+}
+
+
+class Record(NamedTuple):
+    """A conversation, with one or several responses."""
+
+    messages: Sequence[Message]
+    client: str = ""
+    category: str = ""
+
+
+@source(**conversations.LIMITS)
+def instructions(
+    *,
+    path: str = "",
+    test_path: str = "",
+    fields: str = "",
+    client: str = "",
+    category: str = "",
+    tokenizer: str = "bytes",
+    template: str = "chat",
+    train_on: str = "response",
+    join_input: bool = False,
+    length: int = 512,
+    vocabulary: int = 0,
+) -> Dataset:
+    """x [R, T] int32, token ids, padded at the end; y [R, T], the token after each one, or -1.
+
+    T is the number of tokens of the longest record, at most `length`. For the task `tokens`.
+
+    path: a file .json (a list of records, or one a line), .jsonl, .ndjson or .parquet, or a folder
+      with a file named train and optionally one named test. A record has the fields of Alpaca
+      (instruction, input, output), Dolly (instruction, context, response) or GSM8K (question,
+      answer), or a list `messages` or `conversations` of messages with a role and content.
+    test_path: a file with test records; empty: the file test in the folder, if there is one.
+    fields: other fields, as INSTRUCTION,RESPONSE or INSTRUCTION,INPUT,RESPONSE.
+    client: the field with the user; empty: `client`, if the records have it.
+    category: the field with the domain; empty: `category`, if the records have it.
+    tokenizer: the model's tokenizer.json, or the folder that has it, with its
+      tokenizer_config.json; its .gguf file; a model in the hub's cache; or bytes.
+    template: chat, the tokenizer's own chat template; or the words of alpaca or vicuna.
+    train_on: response: only tokens of responses are predicted; or all.
+    join_input: whether an instruction and its input are joined by a space, as in OpenFedLLM.
+    length: the largest number of tokens of a record; longer ones lose their end.
+    vocabulary: the number of classes; 0: the tokenizer's tokens. Some models have a few more.
+
+    Records without a response in their tokens are left out, which the run's first lines say.
+    Raises BadInput if anything is missing or invalid.
+    """
+    form = Form(tokenizer, template, train_on, join_input, length, vocabulary)
+    train, test = text_tables.splits(path, test_path, text_tables.OBJECTS)
+    names = _names(fields, client, category)
+    records = _records(train, names)
+    others = _records(test, names) if test else []
+    is_test = np.repeat([False, True], [len(records), len(others)])
+    return dataset_of([*records, *others], is_test, form, str(train))
+
+
+def dataset_of(records: Sequence[Record], test: np.ndarray, form: Form, where: str) -> Dataset:
+    """The Dataset of records; `test` [number of records] marks those for testing."""
+    made = conversations.rows([record.messages for record in records], form)
+    records = conversations.kept_only(records, made.kept)
+    domain, domains = numbered([record.category for record in records], where)
+    dataset = Dataset(
+        x=made.x,
+        y=made.y,
+        domain=domain,
+        test=test[made.kept],
+        classes=made.classes,
+        domains=domains if any(domains) else ("instructions",),
+        remarks=made.remarks,
+        class_bytes=made.sizes,
+    )
+    if any(record.client for record in records):
+        client, users = numbered([record.client for record in records], where)
+        dataset = dataset._replace(client=client, users=users)
+    if dataset.test.all():
+        raise BadInput(f"{where} has no training records with a response")
+    leaks.report(dataset)
+    return dataset
+
+
+class Names(NamedTuple):
+    """The names of fields that a config chooses; those that are empty have defaults."""
+
+    forms: Sequence[tuple[str, str, str]]
+    client: str
+    category: str
+
+
+def _names(fields, client, category):
+    parts = [name.strip() for name in fields.split(",")] if fields else []
+    if len(parts) not in (0, 2, 3) or not all(parts[:1] + parts[-1:]):
+        raise BadInput(
+            "config.data.fields must be INSTRUCTION,RESPONSE or INSTRUCTION,INPUT,RESPONSE, got"
+            f" {quoted(fields)}"
+        )
+    own = [(parts[0], parts[1] if parts[2:] else "", parts[-1])] if parts else FORMS
+    return Names(own, client, category)
+
+
+def _records(file: Path, names: Names) -> list[Record]:
+    """The records of a file."""
+    rows = text_tables.objects(file)
+    client, category = (
+        name or default * any(default in row for row in rows)
+        for name, default in ((names.client, "client"), (names.category, "category"))
+    )
+    made = []
+    for number, row in enumerate(rows, 1):
+        facts = [_field(file, number, row, name) for name in (client, category)]
+        made.append(Record(_messages(file, number, row, names.forms), *facts))
+    return made
+
+
+def _field(file, number, row, name):
+    """The value of a field that a record must have, as text; "" if no field is named."""
+    if not name:
+        return ""
+    value = text_tables.as_text(file, number, name, row.get(name, "")).strip()
+    if not value:
+        raise BadInput(f"{file}: record {number} has no {quoted(name)}; {nearest(name, row)}")
+    return value
+
+
+def _messages(file, number, row, forms):
+    """The messages of a record. Raises BadInput for an unknown form."""
+    for asked, given, said in forms:
+        if asked in row and said in row:
+            texts = [_text(file, number, row, name) for name in (asked, given, said)]
+            return [Message("user", *texts[:2]), Message("assistant", texts[2])]
+    listed = next((row[name] for name in LISTS if isinstance(row.get(name), list)), None)
+    if listed is None or forms is not FORMS:
+        known = " or ".join(f"{asked} and {said}" for asked, _, said in forms)
+        raise BadInput(
+            f"{file}: record {number} has the fields {', '.join(row)}, but needs {known}, or a list"
+            " messages; name others with --config.data.fields=INSTRUCTION,RESPONSE"
+        )
+    return [_message(file, number, each) for each in listed]
+
+
+def _message(file, number, message):
+    """A message with a role and content, or with `from` and `value` as ShareGPT has it."""
+    if not isinstance(message, dict):
+        raise BadInput(f"{file}: a message of record {number} is not an object")
+    keys = ("from", "value") if "from" in message else ("role", "content")
+    role, content = (_text(file, number, message, key) for key in keys)
+    if role not in ROLES:
+        near = nearest(role, ROLES)
+        raise BadInput(f"{file}: record {number} has a message of the role {quoted(role)}; {near}")
+    return Message(ROLES[role], content)
+
+
+def _text(file, number, row, name):
+    """A field as text; missing and null ones are empty."""
+    value = row.get(name) if name else ""
+    return "" if value is None else text_tables.as_text(file, number, name, value)
