@@ -18,7 +18,7 @@ from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.models import nets, transformer, unet
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation import evaluate, metrics
+from fedjax_lab.simulation import evaluate, metrics, units
 from fedjax_lab.tasks import Labels
 from fedjax_lab.tasks.binary import binary
 from fedjax_lab.tasks.classification import classification
@@ -169,6 +169,39 @@ def test_metrics_of_positions_against_numpy():
     assert right == pytest.approx(np.mean(flat[0] == flat[1]))
     got = measured("tokens", o := outputs("tokens"), WORDS)
     assert got["perplexity"] == pytest.approx(np.exp(naive_loss("tokens", o, WORDS)), rel=1e-4)
+
+
+def test_bits_per_byte_count_the_bytes_of_the_tokens():
+    """Special tokens have no bytes, but their losses count."""
+    sizes, o = np.int32([0, 1, 1, 2, 3, 1, 4]), outputs("tokens")
+    objective = tokens(Labels(WORDS, NAMES, class_bytes=sizes))
+    (bits,) = (metric for metric in objective.metrics if metric.name == "bits_per_byte")
+    sums = jax.tree.map(lambda a: np.asarray(a).sum(0), bits.statistics(o, WORDS, None))
+    counted = WORDS[WORDS >= 0]
+    total = len(counted) * naive_loss("tokens", o, WORDS)
+    expected = total / (np.log(2) * sizes[counted].sum())
+    assert bits.value(sums, np.float64(1)) == pytest.approx(expected, rel=1e-5)
+    assert "bits_per_byte" in units.LOWER_IS_BETTER and bits.lower_is_better
+    assert "bits_per_byte" not in {metric.name for metric in OBJECTIVES["tokens"].metrics}
+
+
+def test_a_loss_by_example_is_the_mean_of_the_means_of_examples():
+    y, o = WORDS.copy(), outputs("tokens")
+    y[0] = -1  # does not count
+    objective = tokens(Labels(y, NAMES), loss_mean="example")
+    expected = np.mean([naive_loss("tokens", o[i : i + 1], y[i : i + 1]) for i in range(1, N)])
+    task = toys.TASK._replace(objective=objective)
+    batch = Batch(None, jnp.asarray(y), jnp.ones(N))
+    assert task.loss(jnp.asarray(o), batch) == pytest.approx(expected, rel=2e-5)
+    right = objective.correct(o, y).sum() / objective.num_labels(y).sum()
+    each = [np.mean((o.argmax(-1) == y)[i][y[i] >= 0]) for i in range(1, N)]
+    assert right == pytest.approx(np.mean(each), rel=1e-5)
+    (perplexity,) = objective.metrics
+    sums = jax.tree.map(lambda a: np.asarray(a).sum(0), perplexity.statistics(o, y, None))
+    of_tokens = np.exp(naive_loss("tokens", o, y))
+    assert perplexity.value(sums, np.float64(N)) == pytest.approx(of_tokens, rel=1e-4)
+    said = complaint(tokens, Labels(y, NAMES), loss_mean="tokens")
+    assert "config.task.loss_mean cannot be 'tokens'; did you mean 'token'?" in said
 
 
 def write(folder, name):

@@ -310,7 +310,8 @@ def _check_embeddings(name, made, count, classes):
 def make_objective(config: ml_collections.ConfigDict, dataset: Dataset) -> Objective:
     """What the model learns, by config.task, from the labels of the training examples."""
     y, rows = np.asarray(dataset.y), _training_rows(config.data, dataset)
-    labels = Labels(y[rows], dataset.classes, others=np.delete(y, rows, axis=0))
+    others = np.delete(y, rows, axis=0)
+    labels = Labels(y[rows], dataset.classes, others, dataset.class_bytes)
     made = bind("task", config.task)(labels)
     if not isinstance(made, Objective):
         raise BadInput(f"task {config.task.name} must return an Objective, not {quoted(made)}")

@@ -30,7 +30,7 @@ PERCENT = frozenset(
     | {"f1", "micro_f1", "miou", "dice"}
 )
 HEADLINE_METRICS = ("accuracy", "rmse", "loss")  # the first that a run measures decides
-LOWER_IS_BETTER = frozenset({"loss", "perplexity", "ece", "rmse", "mae"})
+LOWER_IS_BETTER = frozenset({"loss", "perplexity", "bits_per_byte", "ece", "rmse", "mae"})
 
 
 def metric_of(measure: str) -> str:

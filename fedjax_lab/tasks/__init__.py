@@ -16,6 +16,7 @@ class Labels(NamedTuple):
     y: np.ndarray  # [N, ...] of the training examples
     classes: tuple[str, ...]  # names of the classes, or of the columns of y
     others: np.ndarray = np.zeros(0)  # [., ...] of all other examples, which are only checked
+    class_bytes: np.ndarray | None = None  # [K], bytes of text of each class that is a token
 
     @property
     def every(self) -> np.ndarray:

@@ -1,22 +1,75 @@
 """The class of each token of a sequence, such as the next token of a language model.
 
-loss      sum of the cross-entropies of the tokens that count / their number
-measured  accuracy of the tokens in percent, perplexity exp(loss)
+loss      token: sum of the cross-entropies of the tokens that count / their number
+          example: mean over examples of the mean of each one's tokens
+measured  accuracy of the tokens in percent, perplexity exp(sum of the cross-entropies / number),
+          bits_per_byte, sum of the cross-entropies / (ln 2 * bytes of the tokens), where the
+          classes are tokens of text
+
+With loss_mean=example the accuracy is a mean over examples, too. Perplexity and bits per byte are
+those of all tokens with both losses.
 """
 
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.errors import check_choice
 from fedjax_lab.simulation.metrics import Summed
-from fedjax_lab.simulation.metrics import perplexity as exp_mean
 from fedjax_lab.tasks import Labels, _positions, check_labels
-from fedjax_lab.types import Objective
+from fedjax_lab.types import Array, Objective
+
+MEANS = ("token", "example")
 
 
-def tokens(labels: Labels) -> Objective:
-    """Labels y [N, T] are classes, or -1 for tokens that do not count, such as padding."""
+def tokens(labels: Labels, *, loss_mean: str = "token") -> Objective:
+    """Labels y [N, T] are classes, or -1 for tokens that do not count, such as padding.
+
+    loss_mean: token: all tokens of a batch weigh the same; example: all examples do.
+    """
+    check_choice("task.loss_mean", loss_mean, MEANS)
     check_labels("tokens", labels.y, "iu", (2,), "a sequence of whole numbers for each example")
     made = _positions.objective("tokens", labels)
+    measured = (_perplexity(made), *_bits_per_byte(made, labels.class_bytes))
+    return (made if loss_mean == "token" else _by_example(made))._replace(metrics=measured)
 
-    def losses(logits, y, mask):
-        return made.losses(logits, y)
 
-    perplexity = Summed("perplexity", losses, exp_mean, lower_is_better=True)
-    return made._replace(metrics=(perplexity,))
+def _perplexity(made):
+    def sums(logits, y, mask):
+        return {"losses": made.losses(logits, y), "tokens": made.num_labels(y)}
+
+    def value(sums, total):
+        return np.exp(sums["losses"] / sums["tokens"])
+
+    return Summed("perplexity", sums, value, lower_is_better=True)
+
+
+def _bits_per_byte(made, class_bytes):
+    """The metric in a tuple, or () without the bytes [K] of the classes."""
+    if class_bytes is None:
+        return ()
+
+    def sums(logits, y, mask):
+        sizes = jnp.asarray(class_bytes, jnp.float32)[jnp.maximum(y, 0)]
+        counted = jnp.sum(jnp.where(y == _positions.IGNORED, 0, sizes), 1)
+        return {"losses": made.losses(logits, y), "bytes": counted}
+
+    def value(sums, total):
+        with np.errstate(divide="ignore"):
+            return sums["losses"] / (np.log(2) * sums["bytes"])
+
+    return (Summed("bits_per_byte", sums, value, lower_is_better=True),)
+
+
+def _by_example(made: Objective) -> Objective:
+    """The objective in which each example with tokens that count has one label."""
+
+    def mean(of, logits: Array, y: Array) -> Array:
+        return of(logits, y) / jnp.maximum(made.num_labels(y), 1)
+
+    return made._replace(
+        losses=functools.partial(mean, made.losses),
+        correct=functools.partial(mean, made.correct),
+        num_labels=lambda y: jnp.minimum(made.num_labels(y), 1),
+    )
