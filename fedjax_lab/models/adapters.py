@@ -216,6 +216,8 @@ def _wrapped(lora: Lora, net: nn.Module) -> nn.Module:
         quantized = {"weight_qtype": TYPES[lora.bits]}
     if lora.bits == 4:
         quantized["tile_size"] = NF4_BLOCK
+    if hasattr(net, "pretrained"):
+        net = net.clone(pretrained="")  # those of the base are read once
     names = "|".join(map(re.escape, lora.targets))
     factors = qwix.LoraRule(
         module_path=f"(.*/)?({names})(/.*)?",
