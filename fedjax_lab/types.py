@@ -77,6 +77,7 @@ class Adapters(NamedTuple):
     scale: float  # s in y = x W + s (x A) B
     changed: Callable[[dict[str, Array]], "Task"]
     # {path of a kernel: what is added to it} -> the task with these frozen weights
+    published: dict[str, str]  # the names of layers on the hub, {} for the number of a block
 
 
 class Task(NamedTuple):

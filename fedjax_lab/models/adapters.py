@@ -22,6 +22,7 @@ from flax import traverse_util
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput, check_below_one, check_positive, missing, nearest
 from fedjax_lab.models import frozen as freezing
+from fedjax_lab.models import peft_files
 from fedjax_lab.models.frozen import Model
 from fedjax_lab.models.head import HEAD
 from fedjax_lab.types import Adapters, Array, Objective, Task, Weights
@@ -52,6 +53,7 @@ class Lora(NamedTuple):
     targets: tuple[str, ...]
     dropout: float
     bits: int
+    pretrained: str = ""
 
 
 def none(objective: Objective) -> None:
@@ -77,6 +79,7 @@ def lora(
     dropout: float = 0.0,
     rslora: bool = False,
     bits: int = 32,
+    start: str = "",
 ) -> Adapter:
     """Low-rank adapters of some layers are trained; everything else is frozen.
 
@@ -88,6 +91,7 @@ def lora(
     dropout: the rate of dropout on the adapters' input.
     rslora: whether s is alpha / sqrt(r) instead.
     bits: of the numbers of frozen matrices: 32 (float32), 16 (bfloat16), 8 (int8) or 4 (nf4).
+    start: a folder of PEFT with the initial adapters, as a run exports them; empty: A is random.
     """
     check_positive("adapter.rank", rank)
     check_positive("adapter.alpha", alpha)
@@ -96,7 +100,7 @@ def lora(
         raise BadInput(f"config.adapter.bits={bits}; valid: {', '.join(map(str, TYPES))}")
     auto = () if objective.name == "tokens" else (HEAD,)
     scale = alpha / (math.sqrt(rank) if rslora else rank)
-    factors = Lora(rank, scale, _names("targets", targets), dropout, bits)
+    factors = Lora(rank, scale, _names("targets", targets), dropout, bits, start)
     return Adapter(auto if layers == "auto" else _names("layers", layers, empty=True), factors)
 
 
@@ -120,18 +124,20 @@ def apply(adapter: Adapter | None, net: nn.Module, pretrained: str, make: MakeTa
     full = whole if adapter.lora is None else _with_factors(adapter.lora, net, make)
     _check_names("layers", adapter.layers, whole.layers)
     shapes = jax.eval_shape(full.init, jax.random.key(BASE_SEED))
-    trained = functools.partial(_is_trained, adapter.layers)
+    published = dict(net.published_names()[0]) if hasattr(net, "published_names") else {}
+    first = _first_factors(adapter.lora, shapes, published)
 
     def init(key: Array) -> Weights:
-        return _taken(shapes, whole.init(key), full.init(key))
+        return _taken(shapes, {**_by_name(whole.init(key)), **first}, full.init(key))
 
     def load() -> Weights:
         key = jax.random.key(BASE_SEED)
         weights = whole.init(key) if pretrained else jax.jit(whole.init)(key)
-        return _taken(shapes, _in_bits(adapter.lora, weights, shapes), None)
+        return _taken(shapes, _by_name(_in_bits(adapter.lora, weights, shapes)))
 
+    trained = functools.partial(_is_trained, adapter.layers)
     model = freezing.freeze(full._replace(init=init), load, trained)
-    return model if adapter.lora is None else _changeable(model, adapter.lora)
+    return model if adapter.lora is None else _changeable(model, adapter.lora, published)
 
 
 def _is_trained(layers: tuple[str, ...], name: str) -> bool:
@@ -156,14 +162,21 @@ def _check_names(key: str, chosen: tuple[str, ...], layers: tuple[str, ...]) -> 
 # Low-rank factors.
 
 
-def _changeable(model: Model, lora: Lora) -> Model:
+def _first_factors(lora: Lora | None, shapes: Weights, published: dict) -> dict[str, Array]:
+    """The initial factors that are in a folder, by name."""
+    if lora is None or not lora.pretrained:
+        return {}
+    return peft_files.read(lora.pretrained, shapes, Adapters(lora.scale, dict, published))
+
+
+def _changeable(model: Model, lora: Lora, published: dict[str, str]) -> Model:
     """The model, whose tasks can be bound to a changed base: `Task.adapters`."""
 
     def bind(base):
         def changed(changes):
             return bind(_changed(base, changes, lora.bits))
 
-        return model.bind(base)._replace(adapters=Adapters(lora.scale, changed))
+        return model.bind(base)._replace(adapters=Adapters(lora.scale, changed, published))
 
     return model._replace(bind=bind)
 
@@ -191,18 +204,32 @@ def _with_factors(lora: Lora, net: nn.Module, make: MakeTask) -> Task:
     evaluation = make(_wrapped(lora._replace(dropout=0.0), net), "")
     _check_names("targets", lora.targets, evaluation.layers)
     _check_factors(lora.targets, evaluation)
-    if not lora.dropout:
-        return evaluation
-    training = make(_wrapped(lora, net), "")
+    training = make(_wrapped(lora, net), "") if lora.dropout else evaluation
+    shapes = _by_name(jax.eval_shape(evaluation.init, jax.random.key(BASE_SEED)))
+
+    def init(key):
+        return _factors_as(evaluation.init(key), lambda name: jnp.float32)
+
+    def typed(weights):  # as the module's own kernels, which may be bfloat16
+        return _factors_as(weights, lambda name: shapes[name].dtype)
 
     def apply(weights, x, key=None, mask=None):
-        return (evaluation if key is None else training).apply(weights, x, key, mask)
+        return (evaluation if key is None else training).apply(typed(weights), x, key, mask)
 
     def apply_at(layer, weights, x, features=None, key=None, mask=None):
         task = evaluation if key is None else training
-        return task.apply_at(layer, weights, x, features, key, mask)
+        return task.apply_at(layer, typed(weights), x, features, key, mask)
 
-    return evaluation._replace(apply=apply, apply_at=apply_at)
+    return evaluation._replace(init=init, apply=apply, apply_at=apply_at)
+
+
+def _factors_as(weights: Weights, type_of: Callable[[str], Any]) -> Weights:
+    """The weights with the factors in the type that their name has."""
+    leaves = [
+        leaf.astype(type_of(name)) if name.endswith((A, B)) else leaf
+        for name, leaf in _by_name(weights).items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(weights), leaves)
 
 
 def _wrapped(lora: Lora, net: nn.Module) -> nn.Module:
@@ -251,10 +278,13 @@ def _check_factors(targets: tuple[str, ...], task: Task) -> None:
 # The frozen weights.
 
 
-def _taken(shapes: Weights, first: Weights, rest: Weights | None) -> Weights:
+def _by_name(weights: Weights) -> dict[str, Array]:
+    return dict(zip(tree.names(weights), jax.tree.leaves(weights), strict=True))
+
+
+def _taken(shapes: Weights, first: dict[str, Array], rest: Weights | None = None) -> Weights:
     """Weights of this structure: those of `first` by their names, or else those of `rest`."""
-    given = {} if rest is None else dict(zip(tree.names(rest), jax.tree.leaves(rest), strict=True))
-    given |= dict(zip(tree.names(first), jax.tree.leaves(first), strict=True))
+    given = {**({} if rest is None else _by_name(rest)), **first}
     leaves = [given.get(name) for name in tree.names(shapes)]
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 

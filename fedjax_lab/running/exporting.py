@@ -8,13 +8,14 @@ import jax.numpy as jnp
 
 from fedjax_lab.data import writing
 from fedjax_lab.errors import BadInput, missing, nearest, reason_of
-from fedjax_lab.models import pretrained
-from fedjax_lab.types import Array, Weights
+from fedjax_lab.models import peft_files, pretrained
+from fedjax_lab.types import Array, Task, Weights
 
 PLATFORMS = ("cpu", "cuda", "tpu")  # for which a program is compiled when it is read
 SUFFIXES = {
     ".safetensors": "the weights",
     ".stablehlo": "the program that predicts, with its weights",
+    ".peft": "a folder of PEFT with low-rank adapters",
     "": "a folder of Orbax with the weights",
 }
 
@@ -37,14 +38,25 @@ def write(
     path: Path,
     weights: Callable[[], Weights],
     predict: Callable[[Array], Array],
-    shape: tuple[int, ...],
+    task: Task,
+    base: str,
 ) -> None:
-    """Writes the weights, or the program x [B, *shape] float32 -> predictions for any B."""
+    """Writes the weights, or the program x [B, *input_shape] float32 -> predictions for any B.
+
+    base: the file or folder of frozen weights.
+    """
+    if path.suffix == ".peft":
+        if task.adapters is None:
+            raise BadInput(
+                f"{path.name}: the run has no low-rank adapters (config.adapter.name=lora)"
+            )
+        peft_files.write(path, weights(), task.adapters, base)
+        return
     if path.suffix != ".stablehlo":
         pretrained.write(path, weights())
         return
     (size,) = jax.export.symbolic_shape("B")
-    x = jax.ShapeDtypeStruct((size, *shape), jnp.float32)
+    x = jax.ShapeDtypeStruct((size, *task.input_shape), jnp.float32)
     try:
         made = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(x)
     except (TypeError, ValueError, jax.errors.JAXTypeError) as error:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import Experiment
-from fedjax_lab.running import exporting, growth, results, resuming
+from fedjax_lab.running import choices, exporting, growth, results, resuming
 from fedjax_lab.running.models import model_of, no_model
 from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
@@ -241,13 +242,37 @@ class Run:
             raise no_model(name)
         return weights
 
+    def choose(
+        self, questions: Sequence[tuple], client: int | None = None, seed: int | None = None
+    ) -> choices.Answers:
+        """Answers multiple-choice questions by the log-likelihood of a language model.
+
+        questions: (context, choices, number of the right choice) each; see `running.choices`.
+
+        Raises BadInput if the run's data have no tokenizer.
+        """
+        if "tokenizer" not in self.config.data or self._plan.objective.name != "tokens":
+            raise BadInput("questions need a language model: a run with config.task.name=tokens")
+        message, who = self.of_client(client, seed)
+        size = self._plan.eval_batch
+
+        def log_likelihoods(x, y):
+            pool = self._pool(x, y, np.zeros(len(x), np.int32), self.index(seed))
+            batches = [np.arange(i, min(i + size, len(x))) for i in range(0, len(x), size)]
+            of_client = self._settings, pool, message, who
+            return np.concatenate([self._log_likelihood(*of_client, rows) for rows in batches])
+
+        length = self.experiment.dataset.x.shape[1]
+        return choices.answer(questions, self.config.data.tokenizer, length, log_likelihoods)
+
     def export(self, path: str | Path, client: int | None = None, seed: int | None = None) -> None:
         """Writes a model to a new file or folder, in the format of its suffix.
 
         A .safetensors file, or without a suffix a folder of Orbax, has the weights of `model`,
         named `params/LAYER/kernel`; `config.model.pretrained` reads both. A .stablehlo file has the
         program of `predict`, of examples x [B, ...] float32 in the format of the run's dataset, for
-        CPUs, GPUs and TPUs: `jax.export.deserialize(content).call(x)`.
+        CPUs, GPUs and TPUs: `jax.export.deserialize(content).call(x)`. A .peft folder has low-rank
+        adapters, which the package PEFT and config.adapter.start read.
 
         Raises BadInput for another suffix, and if the path exists or its folder does not.
         """
@@ -258,8 +283,8 @@ class Run:
             of_rows = self._settings, self._unlabeled(x, seed), message, who, jnp.arange(x.shape[0])
             return self._predict(*of_rows)
 
-        shape = self.experiment.dataset.x.shape[1:]
-        exporting.write(path, lambda: self.model(client, seed), predict, shape)
+        task, base = self.experiment.task, self.config.model.pretrained
+        exporting.write(path, lambda: self.model(client, seed), predict, task, base)
 
     def of_client(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
         """The message with which the client predicts, and the client with its private state."""
@@ -369,6 +394,18 @@ class Run:
             return read(program.method.predict(message, client, batch.x))
 
         return jax.jit(predict)
+
+    @functools.cached_property
+    def _log_likelihood(self):
+        """The sum of the log-probabilities of the labels of rows; those of -1 do not count."""
+
+        def of_rows(settings, pool, message, client, rows):
+            program = self._program(settings)
+            batch = fetch(pool, rows, program.plan)
+            logits = program.method.predict(message, client, batch.x)
+            return choices.log_likelihood(logits, batch.y)
+
+        return jax.jit(of_rows)
 
     @functools.cached_property
     def _send(self):

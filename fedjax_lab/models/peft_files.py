@@ -1,0 +1,118 @@
+"""Low-rank adapters in the format of the package PEFT, which other tools can read.
+
+A folder has adapter_model.safetensors, with the factors A [r, inputs] and B [outputs, r] of each
+layer under its name on the hub, and adapter_config.json, with the rank and the scale. The format is
+that of peft 0.17 (https://huggingface.co/docs/peft/developer_guides/checkpoint).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_lab import tree
+from fedjax_lab.data import safe, writing
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.models.pretrained import safetensors
+from fedjax_lab.types import Adapters, Weights
+
+FACTORS = {"_lora_a": "lora_A", "_lora_b": "lora_B"}  # the names in qwix and in PEFT
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+REMEDY = "name a folder of PEFT with LoRA adapters"
+
+
+def write(folder: Path, weights: Weights, adapters: Adapters, base: str) -> None:
+    """Writes the adapters to a new folder. base: the file or folder of the frozen weights.
+
+    Raises BadInput if other weights are trained too, or if the model has no names on the hub.
+    """
+    tensors: dict[str, np.ndarray] = {}
+    rank = 0
+    for name, leaf in zip(tree.names(weights), jax.tree.leaves(weights), strict=True):
+        names = _tensor_names(name, leaf.shape, adapters.published)
+        matrices = np.asarray(leaf, np.float32).reshape(len(names), *leaf.shape[-2:])
+        rank = leaf.shape[-1] if name.endswith("_lora_a") else rank
+        each = zip(names, matrices, strict=True)
+        tensors |= {name: np.ascontiguousarray(matrix.T) for name, matrix in each}
+    modules = {name.rsplit(".", 3)[1] for name in tensors}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": adapters.scale * rank,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(modules),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "inference_mode": True,
+    }
+    folder.mkdir()
+    writing.replace(folder / WEIGHTS, safetensors().save(tensors))
+    writing.replace(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def read(path: str, shapes: Weights, adapters: Adapters) -> dict[str, np.ndarray]:
+    """The factors in a folder by their names here.
+
+    shapes: those of the trained weights. Raises BadInput if the folder does not fit them.
+    """
+    folder = Path(path).expanduser()
+    with safe.reading(folder / CONFIG, REMEDY, extra="llm"):
+        config = json.loads(safe.content(folder / CONFIG))
+        if config.get("peft_type") != "LORA":
+            raise ValueError(f"its peft_type is {quoted(config.get('peft_type'))}")
+        scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
+    if not np.isclose(scale, adapters.scale):
+        raise BadInput(
+            f"{path}: the scale of its adapters is {scale:g}, but that of config.adapter is"
+            f" {adapters.scale:g}; set alpha to {config['lora_alpha']:g} and rank to {config['r']}"
+        )
+    with safe.reading(folder / WEIGHTS, REMEDY, extra="llm"):
+        tensors = safetensors().load_file(folder / WEIGHTS)
+    leaves = zip(tree.names(shapes), jax.tree.leaves(shapes), strict=True)
+    factors = {name: leaf for name, leaf in leaves if name.endswith(tuple(FACTORS))}
+    needed = {name: _tensor_names(name, a.shape, adapters.published) for name, a in factors.items()}
+    _check(path, tensors, {each for names in needed.values() for each in names})
+    made = {}
+    for name, names in needed.items():
+        matrices = np.stack([np.asarray(tensors[each], np.float32).T for each in names])
+        if matrices.size != factors[name].size:
+            raise BadInput(
+                f"{path}: its tensor {names[0]} is {list(tensors[names[0]].shape)}, but the model"
+                f" needs {[*factors[name].shape[-2:]][::-1]}; config.adapter.rank is the rank"
+            )
+        made[name] = matrices.reshape(factors[name].shape)
+    return made
+
+
+def _check(path: str, tensors: Mapping[str, Any], needed: set[str]) -> None:
+    """Raises BadInput if tensors are missing or superfluous."""
+    for name in sorted(needed - tensors.keys()):
+        raise BadInput(
+            f"{path}: it has no tensor {name}; adapt its layers with config.adapter.targets"
+        )
+    for name in sorted(tensors.keys() - needed):
+        raise BadInput(f"{path}: its tensor {name} is not in config.adapter.targets")
+
+
+def _tensor_names(name: str, shape: tuple[int, ...], published: dict[str, str]) -> list[str]:
+    """The names in the file of the matrices of a leaf, one for each block that it stacks."""
+    layer, _, last = name.split("/", 1)[1].rpartition("/")
+    ending = next((ending for ending in FACTORS if last.endswith(ending)), None)
+    if ending is None:
+        raise BadInput(
+            f"the run trains {name} besides the adapters, which a folder of PEFT does not hold; use"
+            " another format, or --config.adapter.layers="
+        )
+    if layer not in published:
+        raise BadInput(
+            f"the layer {layer} has no name on the hub, which a folder of PEFT needs; use another"
+            " format, or the model decoder"
+        )
+    pattern = f"base_model.model.{published[layer]}.{FACTORS[ending]}.weight"
+    return [pattern.format(i) for i in range(shape[0])] if "{}" in pattern else [pattern]

@@ -1,0 +1,111 @@
+"""A federated language model: adapters of a small decoder on generated instructions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optional
+import pytest
+
+import fedjax_lab
+from fedjax_lab.data.formats import tokenizer_files
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import choices
+
+optional.module("qwix")
+CONFIG = {
+    "data": {"name": "generated_instructions", "users": 6, "records": 10, "length": 80},
+    "task": {"name": "tokens"},
+    "partition": {"name": "by_client", "num_clients": 0},
+    "model": {"name": "decoder", "width": 16, "heads": 2},
+    "adapter": {"name": "lora", "rank": 3, "targets": "q,v,down"},
+    "local": {"optimizer": "adamw", "lr": 0.01, "steps": 3, "batch_size": 4},
+    "run": {"rounds": 2, "eval_every": 2, "cohort": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return fedjax_lab.run(CONFIG, quiet=True)
+
+
+def changed(section, **values):
+    return {**CONFIG, section: {**CONFIG.get(section, {}), **values}}
+
+
+def test_only_the_adapters_are_sent_and_the_row_has_the_measures_of_text(trained):
+    row = trained.rows[-1]
+    adapters = sum(a.size for a in jax.tree.leaves(trained.states[0].server))
+    assert adapters == 2 * 3 * (2 * (16 + 16) + 48 + 16)
+    assert row["bytes_up"] == 2 * 4 * 4 * adapters
+    bits = np.log2(row["perplexity"]["mean"])
+    assert 6 < bits < 8.2  # of a token: one of 261 at first
+    assert bits < row["bits_per_byte"]["mean"] < 1.5 * bits  # the end of a turn has no bytes
+    assert 0 <= row["accuracy"]["mean"] <= 100
+
+
+def test_adapters_in_peft_format_start_another_run(trained, tmp_path):
+    folder = tmp_path / "adapters.peft"
+    trained.export(folder)
+    again = changed("adapter", start=str(folder))
+    run = fedjax_lab.run(
+        {**again, "run": {"rounds": 1, "eval_every": 1}, "local": {"lr": 1e-12}}, quiet=True
+    )
+    for ours, theirs in zip(
+        jax.tree.leaves(run.states[0].server),
+        jax.tree.leaves(trained.states[0].server),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    with pytest.raises(BadInput, match="rank"):
+        fedjax_lab.run(changed("adapter", start=str(folder), rank=4, alpha=16 * 4 / 3), quiet=True)
+    with pytest.raises(BadInput, match="scale.*alpha to 16 and rank to 3"):
+        fedjax_lab.run(changed("adapter", start=str(folder), alpha=8.0), quiet=True)
+    with pytest.raises(BadInput, match="down_proj.*targets"):
+        fedjax_lab.run(changed("adapter", start=str(folder), targets="q,v"), quiet=True)
+
+
+def test_choices_are_scored_by_the_sum_of_their_tokens_log_probabilities(trained):
+    """Against the probabilities of one pass; spaces at the end of a context move to the choice."""
+    context, words = "Add 1 and 2: ", ("3", "12 or so", "5")
+    asked = [(context, words, 0), ("Reverse: a b", (" b a", " a b"), 1)]
+    answers = trained.choose(asked)
+    reader = tokenizer_files.read("bytes", ("bytes",))
+    weights = trained.model()
+    simulation = trained.experiment.simulation
+    task = simulation.base.bind(simulation.base.load())
+    for choice, score in zip(words, answers.scores[0], strict=True):
+        ids = reader.encode(context + choice)[0]
+        first = len(reader.encode(context.rstrip())[0])
+        logits = task.apply(weights, jnp.asarray([ids], jnp.float32)).logits[0]
+        terms = jax.nn.log_softmax(logits)[jnp.arange(len(ids) - 1), jnp.asarray(ids[1:])]
+        np.testing.assert_allclose(score, terms[first - 1 :].sum(), rtol=1e-4)
+    best = [int(np.argmax(scores)) for scores in answers.scores]
+    assert answers.acc == 50.0 * ((best[0] == 0) + (best[1] == 1))
+    sizes = [len(" " + word) for word in words]
+    by_byte = [int(np.argmax(np.array(answers.scores[0]) / sizes)), best[1]]
+    assert answers.acc_norm == 50.0 * ((by_byte[0] == 0) + (by_byte[1] == 1))
+    assert trained.choose([("Copy: ", ("a",), 0)]).acc == 100
+
+
+@pytest.mark.parametrize(
+    "questions, message",
+    [
+        ([], "no questions"),
+        ([("a", ("b",), 1)], "answer cannot be 1"),
+        ([("a" * 90, ("b",), 0)], "91 tokens, more than the"),
+        ([("a", ("",), 0)], "question 0"),
+    ],
+)
+def test_bad_questions_are_one_line(trained, questions, message):
+    with pytest.raises(BadInput, match=message):
+        trained.choose(questions)
+
+
+def test_questions_need_a_tokenizer():
+    question = choices.Question("a", ("b",), 0)
+    run = fedjax_lab.run(
+        {"data": {"name": "synthetic", "num_users": 3}, "run": {"rounds": 1, "eval_every": 1}},
+        quiet=True,
+    )
+    with pytest.raises(BadInput, match="config.task.name=tokens"):
+        run.choose([question])
