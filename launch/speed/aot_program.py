@@ -160,15 +160,19 @@ def plain_flops(engine: Engine, task: Task) -> float:
     plan, shape = engine.plan, task.input_shape
     like = jax.ShapeDtypeStruct
     x = like((plan.batch_size, *shape), np.float32)
-    batch = Batch(x, like((plan.batch_size,), np.int32), like((plan.batch_size,), np.float32))
+    label = plan.objective.label
+    y, mask = like((plan.batch_size, *label.shape), label.dtype), like((plan.batch_size,), "float32")
+    batch = Batch(x, y, mask)
     key = jax.eval_shape(lambda: jax.random.key(0))
     weights = jax.eval_shape(task.init, key)
     gradient = jax.grad(losses.risk(task), has_aux=True, allow_int=True)
     step = flops.count(jax.make_jaxpr(gradient)(weights, batch, key))
     sharding = engine.simulation.strategy.sharding
     seeds = len(engine.simulation.seeds) if engine.together else 1
-    batches = seeds * plan.epochs * float(cohort_batches(engine).sum())
-    return round(step * batches / sharding.num_devices)
+    batches = plan.epochs * float(cohort_batches(engine).sum())
+    if plan.steps:
+        batches = plan.steps * len(cohort_batches(engine))
+    return round(step * seeds * batches / sharding.num_devices)
 
 
 if __name__ == "__main__":
