@@ -220,6 +220,9 @@ GGUF = {
 
 
 def names(tied: bool) -> tuple[dict[str, str], ...]:
-    """The names of a decoder's layers on the hub and in GGUF; a tied head is the embedding."""
+    """The names of a decoder's layers on the hub and in GGUF.
+
+    tied: whether the embedding is the head of a file that has none.
+    """
     both = HUB, GGUF
-    return tuple({**each, "head": each["embed"]} for each in both) if tied else both
+    return tuple({**each, "head": each["embed"]} for each in both if tied) + both

