@@ -35,7 +35,7 @@ def missing(config: ml_collections.ConfigDict) -> str:
     pretrained, embedding = config.model.get("pretrained", ""), config.embedding
     if absent := _no_data(tuple(config.data.items())):
         return absent
-    if pretrained and not Path(pretrained).is_file():
+    if pretrained and not Path(pretrained).exists():
         flag = "--config.model.pretrained"
         return f"no file {pretrained} with first weights; name one with {flag}"
     if config.method.name == "client2vec" and embedding.name == "clip":

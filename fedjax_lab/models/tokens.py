@@ -70,9 +70,12 @@ def with_vocabulary(
     if not vocabulary:
         return net.clone(vocabulary=max(high + 1, num_classes))
     if vocabulary <= high:
+        remedy = f"leave it at 0, or set it to {high + 1}"
+        if getattr(net, "pretrained", ""):
+            remedy = "use the tokenizer of config.model.pretrained"
         raise BadInput(
             f"config.model.vocabulary={vocabulary} of model {name} is too small: the data have"
-            f" token ids up to {high}; leave it at 0, or set it to {high + 1}"
+            f" token ids up to {high}; {remedy}"
         )
     return net
 
