@@ -6,11 +6,13 @@ s + down(silu(gate(norm(s))) * up(norm(s))), with root mean square norms, rotary
 al. 2021, arXiv 2104.09864), and groups of heads that share keys and values (Ainslie et al. 2023,
 arXiv 2305.13245). The blocks are a loop over stacked weights, as in `vit`.
 
-Padding is on the right, where no real token attends to it, so that it needs no mask; id 0 is a
-token like any other. A published model whose head is its embedding ("tied") is read as a copy: in
-training of all weights the two then differ.
+Logits are float32, also where products are computed in bfloat16. Padding is on the right, where no
+real token attends to it, so that it needs no mask; id 0 is a token like any other. A published
+model whose head is its embedding ("tied") is read as a copy: in training of all weights the two
+then differ.
 """
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -50,10 +52,16 @@ def rotated(x: Array, turns: tuple[Array, Array]) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
-def dense(x: Array, features: int, name: str, param_dtype: Any, bias: bool = False) -> Array:
+def dense(x: Array, features: int, name: str, dtype: Any, bias=False, dot_general=None) -> Array:
     """A dense layer with weights of this type; call it in a compact module."""
-    layer = nn.Dense(features, bias, param_dtype=param_dtype, kernel_init=FIRST, name=name)
-    return layer(x)
+    return nn.Dense(
+        features,
+        bias,
+        param_dtype=dtype,
+        kernel_init=FIRST,
+        dot_general=dot_general,
+        name=name,
+    )(x)
 
 
 class Block(nn.Module):
@@ -125,7 +133,8 @@ class Decoder(nn.Module):
         )
         z, _ = blocks(sizes, dtype, name="blocks")(words, rotations(sizes, x.shape[1]))
         z = nn.RMSNorm(sizes.epsilon, name="norm")(z)
-        return dense(z, self.num_classes, "head", dtype), z
+        in_float32 = partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+        return dense(z, self.num_classes, "head", dtype, dot_general=in_float32), z
 
     def published_names(self) -> tuple[dict[str, str], ...]:
         """The names of the layers on the hub and in GGUF, by path."""

@@ -45,10 +45,10 @@ KINDS = {  # config.json's additions, and what follows from them
 }
 
 
-def task_of(net, length=LENGTH):
+def task_of(net, length=LENGTH, **settings):
     y = np.zeros((2, length), np.int32)
     words = tuple(map(str, range(net.num_classes)))
-    return make_task(net, (length,), tokens(Labels(y, words, others=y[:0])))
+    return make_task(net, (length,), tokens(Labels(y, words, others=y[:0])), **settings)
 
 
 def config_of(name):
@@ -256,10 +256,11 @@ def test_weights_of_bfloat16_stay_what_they_are(tmp_path):
     np.testing.assert_array_equal(params["head"]["kernel"], tensors["lm_head.weight"][:9].T)
     for i, kernel in enumerate(params["blocks"]["down"]["kernel"]):
         np.testing.assert_array_equal(kernel, tensors[f"model.layers.{i}.mlp.down_proj.weight"].T)
-    logits = jax.jit(task.apply)(task.init(KEY), jnp.asarray(IDS)).logits
-    assert logits.dtype == jnp.float32
     expected = np.stack([naive("qwen3", ids) for ids in IDS])[..., :9]
-    np.testing.assert_allclose(logits, expected, atol=0.05 * np.abs(expected).max())
+    for each in (task, task_of(net, compute_dtype=jnp.bfloat16)):
+        logits = jax.jit(each.apply)(task.init(KEY), jnp.asarray(IDS)).logits
+        assert logits.dtype == jnp.float32 and (logits != logits.astype(jnp.bfloat16)).any()
+        np.testing.assert_allclose(logits, expected, atol=0.05 * np.abs(expected).max())
 
 
 def test_a_step_changes_all_weights_and_remat_nothing():

@@ -18,6 +18,7 @@ from fedjax_lab.models.vit import ViT
 from fedjax_lab.types import Batch
 
 K = 10
+OF_POSITIONS = {"causal_transformer", "decoder", "unet"}  # their logits are not [B, K]
 NETS = {
     "mlp": nets.mlp(K, width=16, norm=True),
     "cnn": nets.digit_cnn(K, width=4),
@@ -76,7 +77,7 @@ def test_all_products_of_small_networks_are_in_bfloat16(name):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", NAMED["model"])
+@pytest.mark.parametrize("name", sorted(NAMED["model"].keys() - OF_POSITIONS))
 def test_all_products_of_registered_models_are_in_bfloat16(name):
     check_products(look_up("model", name)(K), size=64)
 
