@@ -120,6 +120,7 @@ class Decoder(nn.Module):
         """x [B, T] token ids; mask [B] is not used -> logits [B, T, K], features [B, T, D]."""
         ids, sizes = tokens.ids_of(self.name or "Decoder", x), self.sizes
         dtype, count = jnp.dtype(self.param_dtype), self.vocabulary or self.num_classes
+        tokens.check_length(x, sizes.positions)
         words = nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name="embed")(
             ids
         )

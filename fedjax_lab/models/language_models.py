@@ -52,6 +52,7 @@ class Sizes(NamedTuple):
     rope_base: float = 0.0
     rope_factors: tuple[float, ...] = ()  # divide the rotary frequencies [head_dim / 2]
     epsilon: float = 0.0  # of the normalizations
+    positions: int = 0  # most tokens of a row; 0: any number
 
 
 class Published(NamedTuple):
@@ -94,6 +95,7 @@ def _of_hub(folder: Path) -> Published:
             qk_norm=kind == "qwen3",
             rope_base=float(base),
             epsilon=float(epsilon),
+            positions=_positions(given, "max_position_embeddings"),
         )
         sizes = sizes._replace(rope_factors=_factors(rope, sizes.head_dim, sizes.rope_base))
         check_heads(sizes)
@@ -111,6 +113,13 @@ def _numbers(given: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any
     for size, value in found.items():
         hub.check(keys[size], value, int)
     return found
+
+
+def _positions(given, key):
+    """The most tokens of a row; 0 if the description does not say it."""
+    if given.get(key) is not None:
+        hub.check(key, given[key], int)
+    return given.get(key) or 0
 
 
 def _check_off(given, keys):
@@ -175,6 +184,7 @@ def _of_gguf(file: Path) -> Published:
             rope_base=given.get("rope.freq_base", 10_000.0),
             rope_factors=gguf_files.factors(file),
             epsilon=given.get("attention.layer_norm_rms_epsilon", 1e-5),
+            positions=_positions(given, "context_length"),
         )
         hub.check("rope.freq_base", sizes.rope_base, float)
         check_heads(sizes)

@@ -24,6 +24,15 @@ def ids_of(name: str, x: Array) -> Array:
     return x.astype(jnp.int32)
 
 
+def check_length(x: Array, positions: int) -> None:
+    """Raises BadInput if rows of x [B, T] have more tokens than positions; 0: any number."""
+    if positions and x.shape[1] > positions:
+        raise BadInput(
+            f"rows of {x.shape[1]} tokens are longer than the {positions} positions of the model;"
+            " cut the texts"
+        )
+
+
 def mean_of_real(values: Array, real: Array) -> Array:
     """The mean of values [B, N, D] where real [B, N] is True; 0 if it is True nowhere: [B, D]."""
     weight = real.astype(values.dtype)

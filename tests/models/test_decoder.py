@@ -324,6 +324,7 @@ def test_settings_that_are_not_possible_are_named(settings, words):
         ({}, {"model.norm.bias": np.zeros(8)}, {}, "'model.norm.bias' is not in the model"),
         ({"intermediate_size": 9}, {}, {}, "down_proj.weight' is 8x10, but the model needs 8x9"),
         ({"vocab_size": 12}, {}, {}, "'model.embed_tokens.weight' is 11x8, .* needs 12x8"),
+        ({"max_position_embeddings": 6}, {}, {}, "rows of 7 tokens are longer than the 6 posit"),
         ({}, {}, {"width": 16}, "config.model.width=16 contradicts .*, which has 8; leave it out"),
         ({}, {}, {"vocabulary": 12}, "config.model.vocabulary=12 contradicts .*, which has 11"),
         ({}, {}, {"num_classes": 12}, "has 11 token ids, but the data need 12; use the tokenizer"),
