@@ -4,17 +4,27 @@ import functools
 import gzip
 import hashlib
 import io
+import json
 import struct
 import tarfile
 import zipfile
 
 import numpy as np
+import optional
 from image_files import FLAT, IMAGES, python2
 from PIL import Image
 from scipy.io import savemat
 
 from fedjax_lab.data.fetching import catalog, unpack
-from fedjax_lab.data.sources import cifar, domainnet, emnist, idx, k49, medmnist
+from fedjax_lab.data.sources import (
+    cifar,
+    domainnet,
+    emnist,
+    idx,
+    instruction_set,
+    k49,
+    medmnist,
+)
 from fedjax_lab.data.sources import cinic10 as cinic
 from fedjax_lab.data.sources import gtsrb as signs
 from fedjax_lab.data.sources.text_sets import AG_NEWS_FILES, SENTIMENT140_FILES
@@ -33,6 +43,8 @@ def contents(name):
         return {f"{name}.npz": npz_of(medmnist_arrays(len(medmnist.CLASSES[name])))}
     if name in ("ag_news", "sentiment140"):
         return _texts(name)
+    if name in instruction_set.SETS:
+        return _instructions(instruction_set.SETS[name])
     return MAKERS[name]()
 
 
@@ -129,6 +141,25 @@ def _texts(name):
         return {file: b'"3","Title","Words."\n"1","T","W"\n' * 2 for file in AG_NEWS_FILES}
     rows = b'"0","1","Mon","NO_QUERY","ann","so sad"\n"4","2","Tue","NO_QUERY","bob","good \xe9"\n'
     return {"trainingandtestdata.zip": zipped(dict.fromkeys(SENTIMENT140_FILES, rows))}
+
+
+def _instructions(release):
+    keys = ("question", "answer") if release.test else ("instruction", "input", "output")
+    made = {}
+    for number, file in enumerate(filter(None, (release.train, release.test))):
+        rows = [{key: f"{key} {n} {number}" for key in keys} for n in range(2)]
+        made[file] = json.dumps(rows).encode()
+        if file.endswith(".jsonl"):
+            made[file] = "\n".join(map(json.dumps, rows)).encode()
+        if file.endswith(".parquet"):
+            made[file] = _parquet(rows)
+    return made
+
+
+def _parquet(rows):
+    pyarrow, out = optional.module("pyarrow"), io.BytesIO()
+    optional.module("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), out)
+    return out.getvalue()
 
 
 def _svhn():

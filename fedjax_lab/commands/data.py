@@ -106,7 +106,7 @@ def _list(arguments):
     for name, data in catalog.PUBLISHED.items():
         size = "by hand" if data.by_hand else _size(data.size)
         here = "here" if _is_here(name, data, args.folder) else "-"
-        print(f"{name:15}  {size:>8}  {here:4}  {data.license}")
+        print(f"{name:18}  {size:>8}  {here:4}  {data.license}")
     print("`fedjax-lab data get NAME` fetches a data set, `fedjax-lab data list NAME` describes it")
     return 0
 
@@ -121,11 +121,11 @@ def _check(arguments):
         where = next((p for p in places.searched(args.folder) if fetch.is_fetched(data, p)), None)
         problem = fetch.damage(data, where) if where else ""
         if where and not problem:
-            print(f"{name:15}  verified, {where / data.target}", flush=True)
+            print(f"{name:18}  verified, {where / data.target}", flush=True)
         elif problem:
             problems.append(problem)
         elif _is_here(name, data, args.folder):
-            print(f"{name:15}  here, but not checked: `get` has not fetched it")
+            print(f"{name:18}  here, but not checked: `get` has not fetched it")
         elif args.names:
             looked = " or ".join(map(str, places.searched(args.folder)))
             problems.append(f"{data.title} is not in {looked}")

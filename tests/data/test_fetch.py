@@ -90,7 +90,7 @@ def test_a_fetched_data_set_is_read_without_a_folder(server, call, folder, name)
     code, out, _ = call("get", name)
     assert code == 0 and "already fetched" in out and len(server.requests) == num_requests
     code, out, _ = call("check", name)
-    assert code == 0 and out == f"{name:15}  verified, {where}\n"
+    assert code == 0 and out == f"{name:18}  verified, {where}\n"
 
 
 @pytest.mark.parametrize("name", ["svhn", "tiny_imagenet", "retinamnist"])
@@ -126,8 +126,8 @@ def test_data_sets_to_fetch_by_hand_are_explained(call):
 
 
 def test_every_source_is_in_the_catalog():
-    assert set(NAMED["data"]) - set(catalog.NOTHING_TO_FETCH) == set(BY_HAND) | {
-        name for name in FETCHED if not catalog.PUBLISHED[name].reader
+    assert set(NAMED["data"]) - set(catalog.NOTHING_TO_FETCH) == {
+        name for name in (*BY_HAND, *FETCHED) if not catalog.PUBLISHED[name].reader
     }
     for name in catalog.PUBLISHED:
         assert "folder" in keyword_defaults(look_up("data", catalog.PUBLISHED[name].reader or name))

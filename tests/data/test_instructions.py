@@ -12,6 +12,7 @@ from inputs import complaint
 from fedjax_lab.data.formats import conversations, tokenizer_files
 from fedjax_lab.data.formats.conversations import Form, Message
 from fedjax_lab.data.sources.generated_instructions import TASKS, generated_instructions
+from fedjax_lab.data.sources.instruction_set import instruction_set
 from fedjax_lab.data.sources.instructions import instructions
 
 optional.module("jinja2")
@@ -160,6 +161,20 @@ def test_bad_records_and_settings_are_a_one_line_error(records, settings, said, 
 def test_a_vocabulary_may_have_more_tokens_than_the_tokenizer(tmp_path):
     made = instructions(path=write(tmp_path / "a.json", [DOLLY]), vocabulary=264)
     assert made.classes[-2:] == ("<262>", "<263>") and len(made.class_bytes) == 264
+
+
+def test_published_sets_map_their_fields(tmp_path):
+    question = {"question": "1+1?", "answer": "2"}
+    write(tmp_path / "train.jsonl", [question], lines=True)
+    write(tmp_path / "test.jsonl", [question, question], lines=True)
+    made = instruction_set(dataset="gsm8k", folder=str(tmp_path))
+    assert made.test.tolist() == [False, True, True] and text_and_labels(made)[1][0] == "2<|end|>"
+    card = {"instruction": "Answer truthfully", "input": "What is a cell?", "output": "A unit"}
+    write(tmp_path / "medical_meadow_wikidoc_medical_flashcards.json", [card])
+    made = instruction_set(dataset="medical_flashcards", folder=str(tmp_path))
+    assert text_and_labels(made)[0] == ["<|user|>What is a cell?<|end|><|assistant|>A unit<|end|>"]
+    said = complaint(instruction_set, dataset="doly", folder=str(tmp_path))
+    assert "did you mean 'dolly'?" in said
 
 
 # Chat templates.

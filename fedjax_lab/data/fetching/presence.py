@@ -14,6 +14,7 @@ from fedjax_lab.data.sources import (
     gtsrb,
     idx,
     image_folders,
+    instruction_set,
     k49,
     medmnist,
     office_caltech,
@@ -65,4 +66,5 @@ FIRST: dict[str, Callable[[str], Path | list[Path] | bool]] = {
     "vlcs": partial(image_folders.find_domains, image_folders.VLCS),
     "office_home": partial(image_folders.find_domains, image_folders.OFFICE_HOME),
     **{name: partial(medmnist.find, name) for name in medmnist.CLASSES},
+    **{name: partial(instruction_set.find, name) for name in instruction_set.SETS},
 }
