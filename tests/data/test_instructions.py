@@ -120,7 +120,9 @@ def test_records_are_cut_and_left_out_and_counted(tmp_path):
         "2 of 3 records are left out: they have no response",
     )
     said = complaint(instructions, path=write(tmp_path / "b.json", [long, empty]), length=20)
-    assert said.startswith("none of 2 records has a response within 20 tokens: ")
+    assert said.startswith(
+        f"{tmp_path / 'b.json'}: none of 2 records has a response within 20 tokens: "
+    )
 
 
 def test_categories_and_test_files(tmp_path):
@@ -182,7 +184,7 @@ def test_published_sets_map_their_fields(tmp_path):
 
 def rows(tokenizer, *messages, template="chat"):
     form = Form(str(tokenizer), template, "response", False, 99, 0)
-    made = conversations.rows([[Message(*each) for each in messages]], form)
+    made = conversations.rows([[Message(*each) for each in messages]], form, "")
     return made, [made.classes[id] for id in made.y[0] if id >= 0]
 
 

@@ -13,6 +13,7 @@ import tracemalloc
 import zipfile
 import zlib
 
+import chat_tokenizers
 import leaf_files
 import numpy as np
 import optional
@@ -25,8 +26,8 @@ from published import contents, write_all, write_published
 from scipy.io import savemat
 
 from fedjax_lab.data import safe
-from fedjax_lab.data.formats import images
-from fedjax_lab.data.sources import cifar, idx, svhn
+from fedjax_lab.data.formats import images, tokenizer_files
+from fedjax_lab.data.sources import cifar, idx, instruction_set, svhn
 from fedjax_lab.data.sources.arrays import arrays
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import look_up
@@ -138,6 +139,15 @@ def text_table(ending):
     return write, lambda folder: look_up("data", "text_files")(path=str(folder / f"train.{ending}"))
 
 
+def write_gguf(folder):
+    chat_tokenizers.write_json(folder)
+    return chat_tokenizers.write_gguf(folder / "a.gguf", folder, "gpt-2")
+
+
+def read_tokenizer(folder):
+    return tokenizer_files.read(str(folder / "tokenizer.json"), ())
+
+
 def reader(name, **settings):
     """Reads the first example of a data set in a folder, without the cache."""
 
@@ -181,6 +191,14 @@ READERS = {
     "medmnist": published("bloodmnist", "bloodmnist.npz", "medmnist", dataset="bloodmnist"),
     "gtsrb": published("gtsrb", "GT-final_test.csv", roi=True),
 }
+if importlib.util.find_spec("jinja2"):
+    READERS["instructions"] = published(
+        "dolly", instruction_set.SETS["dolly"].train, "instruction_set", dataset="dolly"
+    )
+if importlib.util.find_spec("gguf"):
+    READERS["gguf"] = (write_gguf, lambda folder: tokenizer_files.read(str(folder / "a.gguf"), ()))
+if importlib.util.find_spec("tokenizers"):
+    READERS["tokenizer.json"] = (chat_tokenizers.write_json, read_tokenizer)
 if importlib.util.find_spec("pyarrow"):
     READERS["parquet"] = text_table("parquet")
 if importlib.util.find_spec("datasets"):

@@ -91,6 +91,19 @@ def test_other_kinds_and_damaged_files_are_a_one_line_error(tmp_path):
     assert "in the hub's cache" in complaint(read, "nobody/nothing@main", (BYTES,))
 
 
+def test_a_model_in_the_hub_cache_is_found_by_its_name(tmp_path, monkeypatch):
+    chat_tokenizers.write_json(tmp_path)
+    asked = []
+
+    def found(name, **settings):
+        asked.append((name, settings))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", found)
+    assert read("owner/model@v2", ()).eos == "<|end|>"
+    assert asked == [("owner/model", {"revision": "v2", "local_files_only": True})]
+
+
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     (tmp_path / "a.gguf").write_bytes(b"")

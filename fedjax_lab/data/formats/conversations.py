@@ -62,8 +62,11 @@ class Rows(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def rows(conversations: Sequence[Sequence[Message]], form: Form) -> Rows:
-    """The rows of conversations. Raises BadInput if none has a response, or a setting is wrong."""
+def rows(conversations: Sequence[Sequence[Message]], form: Form, where: str) -> Rows:
+    """The rows of conversations. Raises BadInput if none has a response, or a setting is wrong.
+
+    where: the data set, for messages.
+    """
     tokenizer = tokenizer_files.read(form.tokenizer, (tokenizer_files.BYTES,))
     classes, sizes = _classes(tokenizer, form.vocabulary)
     render, made, longer = renderer(form, tokenizer), [], 0
@@ -74,8 +77,8 @@ def rows(conversations: Sequence[Sequence[Message]], form: Form) -> Rows:
     kept = np.array([counted[1:].any() for _, counted in made], bool)
     if not kept.any():
         raise BadInput(
-            f"none of {len(made)} records has a response within {form.length} tokens: raise"
-            " config.data.length, or name other fields with config.data.fields"
+            f"{where}: none of {len(made)} records has a response within {form.length} tokens:"
+            " raise config.data.length, or name other fields with config.data.fields"
         )
     chosen = [pair for pair, is_kept in zip(made, kept, strict=True) if is_kept]
     x, y = _arrays(chosen, tokenizer.pad, form.train_on)
@@ -157,9 +160,10 @@ def renderer(form: Form, tokenizer: ModelTokenizer) -> Callable[[Sequence[Messag
     return render
 
 
-def _joined(message, form, apart="\n\n"):
+def _joined(message, form):
     """The text of a message with its input."""
-    return (" " if form.join_input else apart).join(filter(None, message[1:]))
+    between = " " if form.join_input else "\n\n"
+    return between.join(filter(None, (message.content, message.input)))
 
 
 def _alpaca(form, tokenizer):

@@ -87,7 +87,7 @@ def instructions(
 
 def dataset_of(records: Sequence[Record], test: np.ndarray, form: Form, where: str) -> Dataset:
     """The Dataset of records; `test` [number of records] marks those for testing."""
-    made = conversations.rows([record.messages for record in records], form)
+    made = conversations.rows([record.messages for record in records], form, where)
     records = conversations.kept_only(records, made.kept)
     domain, domains = numbered([record.category for record in records], where)
     dataset = Dataset(
