@@ -18,7 +18,7 @@ from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.models import nets, transformer, unet
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation import evaluate, metrics, units
+from fedjax_lab.simulation import evaluate, metrics
 from fedjax_lab.tasks import Labels
 from fedjax_lab.tasks.binary import binary
 from fedjax_lab.tasks.classification import classification
@@ -35,13 +35,14 @@ PIXELS = RNG.integers(-1, 3, (N, 5, 6)).astype(np.int32)
 WORDS = RNG.integers(-1, 7, (N, 8)).astype(np.int32)
 NUMBERS = (1000 + 30 * RNG.normal(size=(N, 2))).astype(np.float32)
 NAMES = tuple("abcdefg")
+SIZES = np.int32([0, 1, 1, 2, 3, 1, 4])  # bytes of NAMES as tokens
 OBJECTIVES = {
     "classification": classification(Labels(np.arange(N, dtype=np.int32) % K, NAMES[:K])),
     "binary": binary(Labels(INDICATORS[:, 0], NAMES[:2])),
     "multilabel": multilabel(Labels(INDICATORS, NAMES[:K])),
     "regression": regression(Labels(NUMBERS[:, 0], ())),
     "several numbers": regression(Labels(NUMBERS, ()), loss="huber", delta=0.5),
-    "tokens": tokens(Labels(WORDS, NAMES)),
+    "tokens": tokens(Labels(WORDS, NAMES, class_bytes=SIZES)),
     "segmentation": segmentation(Labels(PIXELS, NAMES[:3])),
 }
 LABELS = {
@@ -173,16 +174,12 @@ def test_metrics_of_positions_against_numpy():
 
 def test_bits_per_byte_count_the_bytes_of_the_tokens():
     """Special tokens have no bytes, but their losses count."""
-    sizes, o = np.int32([0, 1, 1, 2, 3, 1, 4]), outputs("tokens")
-    objective = tokens(Labels(WORDS, NAMES, class_bytes=sizes))
-    (bits,) = (metric for metric in objective.metrics if metric.name == "bits_per_byte")
-    sums = jax.tree.map(lambda a: np.asarray(a).sum(0), bits.statistics(o, WORDS, None))
-    counted = WORDS[WORDS >= 0]
+    got, counted = measured("tokens", o := outputs("tokens"), WORDS), WORDS[WORDS >= 0]
     total = len(counted) * naive_loss("tokens", o, WORDS)
-    expected = total / (np.log(2) * sizes[counted].sum())
-    assert bits.value(sums, np.float64(1)) == pytest.approx(expected, rel=1e-5)
-    assert "bits_per_byte" in units.LOWER_IS_BETTER and bits.lower_is_better
-    assert "bits_per_byte" not in {metric.name for metric in OBJECTIVES["tokens"].metrics}
+    expected = total / (np.log(2) * SIZES[counted].sum())
+    assert got["bits_per_byte"] == pytest.approx(expected, rel=1e-4)
+    (perplexity,) = tokens(Labels(WORDS, NAMES)).metrics  # without a tokenizer
+    assert perplexity.name == "perplexity"
 
 
 def test_a_loss_by_example_is_the_mean_of_the_means_of_examples():

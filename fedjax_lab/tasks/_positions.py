@@ -25,17 +25,28 @@ def objective(name: str, labels: Labels, **fields) -> Objective:
         name=name,
         outputs=(*y.shape[1:], K),
         label=jax.ShapeDtypeStruct(y.shape[1:], jnp.int32),
-        losses=_losses,
-        correct=lambda logits, y: _summed(jnp.argmax(logits, -1) == y),
-        num_labels=lambda y: _summed(y != IGNORED),
+        losses=losses,
+        correct=correct,
+        num_labels=count,
         predict=lambda logits: jnp.argmax(logits, -1),
         **fields,
     )
 
 
-def _losses(logits, y):
+def losses(logits: Array, y: Array) -> Array:
+    """The sum of the cross-entropies of the positions of each example that count [B]."""
     each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(y, 0))
     return _summed(jnp.where(y == IGNORED, 0, each))
+
+
+def correct(logits: Array, y: Array) -> Array:
+    """The number of positions of each example that are predicted [B]."""
+    return _summed(jnp.argmax(logits, -1) == y)
+
+
+def count(y: Array) -> Array:
+    """The number of positions of each example that count [B]."""
+    return _summed(y != IGNORED)
 
 
 def _summed(values: Array) -> Array:

@@ -10,7 +10,7 @@ With loss_mean=example the accuracy is a mean over examples, too. Perplexity and
 those of all tokens with both losses.
 """
 
-import functools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,21 +31,23 @@ def tokens(labels: Labels, *, loss_mean: str = "token") -> Objective:
     check_choice("task.loss_mean", loss_mean, MEANS)
     check_labels("tokens", labels.y, "iu", (2,), "a sequence of whole numbers for each example")
     made = _positions.objective("tokens", labels)
-    measured = (_perplexity(made), *_bits_per_byte(made, labels.class_bytes))
-    return (made if loss_mean == "token" else _by_example(made))._replace(metrics=measured)
+    measured = (PERPLEXITY, *_bits_per_byte(labels.class_bytes))
+    return made._replace(metrics=measured, **(BY_EXAMPLE if loss_mean == "example" else {}))
 
 
-def _perplexity(made):
-    def sums(logits, y, mask):
-        return {"losses": made.losses(logits, y), "tokens": made.num_labels(y)}
-
-    def value(sums, total):
-        return np.exp(sums["losses"] / sums["tokens"])
-
-    return Summed("perplexity", sums, value, lower_is_better=True)
+def _sums(logits: Array, y: Array, mask: Array) -> dict[str, Array]:
+    return {"losses": _positions.losses(logits, y), "tokens": _positions.count(y)}
 
 
-def _bits_per_byte(made, class_bytes):
+PERPLEXITY = Summed(
+    "perplexity",
+    _sums,
+    lambda sums, total: np.exp(sums["losses"] / sums["tokens"]),
+    lower_is_better=True,
+)
+
+
+def _bits_per_byte(class_bytes):
     """The metric in a tuple, or () without the bytes [K] of the classes."""
     if class_bytes is None:
         return ()
@@ -53,7 +55,7 @@ def _bits_per_byte(made, class_bytes):
     def sums(logits, y, mask):
         sizes = jnp.asarray(class_bytes, jnp.float32)[jnp.maximum(y, 0)]
         counted = jnp.sum(jnp.where(y == _positions.IGNORED, 0, sizes), 1)
-        return {"losses": made.losses(logits, y), "bytes": counted}
+        return {"losses": _positions.losses(logits, y), "bytes": counted}
 
     def value(sums, total):
         with np.errstate(divide="ignore"):
@@ -62,14 +64,14 @@ def _bits_per_byte(made, class_bytes):
     return (Summed("bits_per_byte", sums, value, lower_is_better=True),)
 
 
-def _by_example(made: Objective) -> Objective:
-    """The objective in which each example with tokens that count has one label."""
+def _by_example(values: Array, y: Array) -> Array:
+    """Sums over the tokens of each example [B] as means over them."""
+    return values / jnp.maximum(_positions.count(y), 1)
 
-    def mean(of, logits: Array, y: Array) -> Array:
-        return of(logits, y) / jnp.maximum(made.num_labels(y), 1)
 
-    return made._replace(
-        losses=functools.partial(mean, made.losses),
-        correct=functools.partial(mean, made.correct),
-        num_labels=lambda y: jnp.minimum(made.num_labels(y), 1),
-    )
+# The fields of an objective in which each example with tokens that count has one label.
+BY_EXAMPLE: dict[str, Any] = {
+    "losses": lambda logits, y: _by_example(_positions.losses(logits, y), y),
+    "correct": lambda logits, y: _by_example(_positions.correct(logits, y), y),
+    "num_labels": lambda y: jnp.minimum(_positions.count(y), 1),
+}
