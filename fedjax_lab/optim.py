@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_lab import tree
 from fedjax_lab.errors import check_below_one, check_not_negative, check_positive
 from fedjax_lab.types import Array, PyTree
 
@@ -150,6 +151,20 @@ def lion(
     _check_moments(beta1, beta2)
     signs = optax.scale_by_lion(beta1, beta2)
     return optax.chain(signs, *_decay(weight_decay), optax.scale_by_learning_rate(lr))
+
+
+def scaled(
+    optimizer: optax.GradientTransformation, layer: str, factor: float | Array
+) -> optax.GradientTransformation:
+    """The optimizer with a learning rate of its own, `factor` times the other one, for a layer."""
+
+    def update(gradient, state, params=None):
+        updates, state = optimizer.update(gradient, state, params)
+        each = zip(tree.names(updates), jax.tree.leaves(updates), strict=True)
+        leaves = [factor * u if f"/{layer}/" in f"/{name}" else u for name, u in each]
+        return jax.tree.unflatten(jax.tree.structure(updates), leaves), state
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def clip(gradient: PyTree, norm: float | Array) -> PyTree:

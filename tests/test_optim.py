@@ -170,3 +170,17 @@ def test_scaffold_control_variates_are_means_of_clipped_gradients():
     assert all(is_clipped)
     mean = naive.mean(np.full(naive.STEPS, 1 / naive.STEPS), seen)
     naive.close(Weights(tree.take(state.private, i), {}), mean, rtol=1e-3)
+
+
+def test_a_layer_may_have_a_learning_rate_of_its_own():
+    params = {"body": {"kernel": jnp.ones(2)}, "head": {"kernel": jnp.ones(2)}}
+    gradient = jax.tree.map(lambda a: 2 * a, params)
+    for make in (optim.sgd, optim.adamw):
+        own = optim.scaled(make(0.1), "head", 5.0)
+        updates, _ = own.update(gradient, own.init(params), params)
+        for layer, lr in (("body", 0.1), ("head", 0.5)):
+            plain = make(lr)
+            expected, _ = plain.update(gradient, plain.init(params), params)
+            np.testing.assert_allclose(
+                updates[layer]["kernel"], expected[layer]["kernel"], rtol=1e-6
+            )

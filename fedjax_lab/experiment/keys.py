@@ -115,6 +115,9 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "downlink.name": Key("none", "how messages from the server to the clients are compressed"),
     "local.optimizer": Key("sgd", "the clients' optimizer", kind="optimizer"),
     "local.lr": Key(0.01, "the clients' learning rate", "> 0"),
+    "local.head_factor": Key(
+        1.0, "by what the learning rate is multiplied for the model's last layer", "> 0"
+    ),
     "local.schedule": Key(
         "constant", "how the clients' learning rate changes from round to round", kind="schedule"
     ),

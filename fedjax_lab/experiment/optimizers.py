@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import jax
 import optax
 
+from fedjax_lab import optim
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment.registry import NAMED, look_up, told
 from fedjax_lab.simulation import contract
@@ -24,14 +25,17 @@ def make_optimizer(local: Mapping) -> optax.GradientTransformation:
     if not (hasattr(made, "init") and hasattr(made, "update")):
         name = local["optimizer"]
         raise BadInput(f"optimizer {name} must return a GradientTransformation, not {quoted(made)}")
-    return made
+    factor = local["head_factor"]
+    return made if factor == 1 else optim.scaled(made, "head", factor)
 
 
 def check_optimizer(local: Mapping, task: Task) -> None:
     """Raises BadInput unless a user's optimizer changes the weights of this task, in their shapes.
 
-    Nothing is computed.
+    Also if the last layer has a rate of its own, but is frozen. Nothing is computed.
     """
+    if local["head_factor"] != 1:
+        _ = task.head
     name = local["optimizer"]
     if name in NAMED["optimizer"]:
         return

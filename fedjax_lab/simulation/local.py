@@ -148,38 +148,43 @@ def make_work(
     if validation is not None:
         sets["validation"] = make_examples(federation, validation, plan._replace(equal_steps=False))
     trainings: list[Training] = []
-    level = get_opaque_trace_state()
-
-    def done_of(epochs):
-        return epochs if passes is None else -(-epochs * passes // plan.work)
-
-    fixed = done_of(plan.steps) if plan.steps else None
-
-    def train_once(weights, loss, *, epochs=None, steps=None, **options):
-        if get_opaque_trace_state() != level:
-            raise BadInput(INSIDE)
-        options |= {"key": streams.training(key, len(trainings)), "steps": steps}
-        if fixed is not None and epochs is None and steps is None:
-            options["total"] = fixed
-        else:
-            options["epochs"] = done_of(plan.epochs if epochs is None else epochs)
-        weights, training = train(examples, weights=weights, loss=loss, **options)
-        trainings.append(training)
-        return weights
-
+    done = partial(_done, plan, passes)
+    steps = done(plan.steps) if plan.steps else done(plan.epochs) * examples.batches
     work = Work(
-        train=train_once,
+        train=_recorded(examples, key, done, trainings),
         mean=_on_sets(mean, sets),
         draw=partial(draw, examples, key),
-        steps=jnp.asarray(
-            done_of(plan.epochs) * examples.batches if fixed is None else fixed, jnp.int32
-        ),
+        steps=jnp.asarray(steps, jnp.int32),
         optimizer=plan.optimizer,
         frozen=federation.frozen,
         upload_key=partial(streams.upload, key),
         outputs=_on_sets(outputs, sets),
     )
     return work, trainings
+
+
+def _done(plan, passes, amount):
+    """How much of an amount of work a client does that does `passes` of `Plan.work`; None: all."""
+    return amount if passes is None else -(-amount * passes // plan.work)
+
+
+def _recorded(examples, key, done, trainings):
+    """`Work.train`, which adds an entry to `trainings` in each call. done: see `_done`."""
+    plan, level = examples.plan, get_opaque_trace_state()
+
+    def train_once(weights, loss, *, epochs=None, steps=None, **options):
+        if get_opaque_trace_state() != level:
+            raise BadInput(INSIDE)
+        options |= {"key": streams.training(key, len(trainings)), "steps": steps}
+        if plan.steps and epochs is None and steps is None:
+            options["total"] = done(plan.steps)
+        else:
+            options["epochs"] = done(plan.epochs if epochs is None else epochs)
+        weights, training = train(examples, weights=weights, loss=loss, **options)
+        trainings.append(training)
+        return weights
+
+    return train_once
 
 
 INSIDE = (

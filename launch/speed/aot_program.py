@@ -161,7 +161,10 @@ def plain_flops(engine: Engine, task: Task) -> float:
     like = jax.ShapeDtypeStruct
     x = like((plan.batch_size, *shape), np.float32)
     label = plan.objective.label
-    y, mask = like((plan.batch_size, *label.shape), label.dtype), like((plan.batch_size,), "float32")
+    y, mask = (
+        like((plan.batch_size, *label.shape), label.dtype),
+        like((plan.batch_size,), "float32"),
+    )
     batch = Batch(x, y, mask)
     key = jax.eval_shape(lambda: jax.random.key(0))
     weights = jax.eval_shape(task.init, key)
