@@ -131,6 +131,9 @@ def test_categories_and_test_files(tmp_path):
     made = instructions(path=str(tmp_path))
     assert made.domains == ("chat", "open_qa") and made.domain.tolist() == [1, 0, 1]
     assert made.test.tolist() == [False, False, True] and made.client is None
+    write(tmp_path / "test.json", [{"instruction": "a", "output": "b"}])
+    said = complaint(instructions, path=str(tmp_path))
+    assert "only the training or only the test records have a category" in said
     own = {"q": "1+1", "a": 2, "who": "Ann"}
     path = write(tmp_path / "own.json", [own, {"question": "2+2", "answer": "4", "who": "Bo"}])
     said = complaint(instructions, path=path, fields="q,a")

@@ -87,6 +87,9 @@ def instructions(
 
 def dataset_of(records: Sequence[Record], test: np.ndarray, form: Form, where: str) -> Dataset:
     """The Dataset of records; `test` [number of records] marks those for testing."""
+    for what in ("client", "category"):
+        if len({bool(getattr(record, what)) for record in records}) > 1:
+            raise BadInput(f"{where}: only the training or only the test records have a {what}")
     made = conversations.rows([record.messages for record in records], form, where)
     records = conversations.kept_only(records, made.kept)
     domain, domains = numbered([record.category for record in records], where)
@@ -159,7 +162,7 @@ def _messages(file, number, row, forms):
             texts = [_text(file, number, row, name) for name in (asked, given, said)]
             return [Message("user", *texts[:2]), Message("assistant", texts[2])]
     listed = next((row[name] for name in LISTS if isinstance(row.get(name), list)), None)
-    if listed is None or forms is not FORMS:
+    if listed is None:
         known = " or ".join(f"{asked} and {said}" for asked, _, said in forms)
         raise BadInput(
             f"{file}: record {number} has the fields {', '.join(row)}, but needs {known}, or a list"
