@@ -29,7 +29,12 @@ EXTRAS = {
     "transformers": "clip",
     "wandb": "wandb",
 }
-WITHOUT_EXTRA = ("timm", "torch", "torchvision")  # peers in comparisons, which no extra installs
+WITHOUT_EXTRA = (
+    "peft",
+    "timm",
+    "torch",
+    "torchvision",
+)  # peers in comparisons, which no extra installs
 
 SETUP = Path(__file__).parents[1] / "setup.cfg"
 

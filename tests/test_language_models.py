@@ -87,6 +87,36 @@ def test_choices_are_scored_by_the_sum_of_their_tokens_log_probabilities(trained
     assert trained.choose([("Copy: ", ("a",), 0)]).acc == 100
 
 
+def test_peft_computes_the_same_logits_with_the_adapters(tmp_path):
+    """A published model in PyTorch, adapted by the package PEFT, against the run's own model."""
+    torch, peft = optional.module("torch"), optional.module("peft")
+    transformers = optional.module("transformers")
+    torch.manual_seed(0)
+    sizes = transformers.LlamaConfig(
+        vocab_size=261,
+        hidden_size=16,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+    )
+    published = transformers.LlamaForCausalLM(sizes).eval()
+    published.save_pretrained(tmp_path / "base")
+    model = {"name": "decoder", "pretrained": str(tmp_path / "base")}
+    run = fedjax_lab.run({**CONFIG, "model": model}, quiet=True)
+    run.export(tmp_path / "adapters.peft")
+    adapted = peft.PeftModel.from_pretrained(published, tmp_path / "adapters.peft")
+    ids = run.experiment.dataset.x[:3]
+    with torch.no_grad():
+        theirs = adapted(torch.tensor(np.asarray(ids, np.int64))).logits.numpy()
+    base = run.experiment.simulation.base
+    ours = base.bind(base.load()).apply(run.model(), jnp.asarray(ids, jnp.float32)).logits
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    weights = jax.tree.leaves(run.model())
+    assert max(np.abs(b).max() for b in weights) > 0.005  # the adapters have changed
+
+
 @pytest.mark.parametrize(
     "questions, message",
     [
