@@ -45,7 +45,7 @@ def on_mesh(
     with per-client weights.
     """
     devices = mesh.shape["client"]
-    clients = NamedSharding(mesh, P("client"))
+    clients, everywhere = NamedSharding(mesh, P("client")), NamedSharding(mesh, P())
     strategy = Strategy(
         name=f"mesh({devices}) x {inner.name}",
         each=partial(_each_on_mesh, mesh, inner, by_row),
@@ -53,7 +53,8 @@ def on_mesh(
         deal=partial(_by_load, devices=devices),
         lane_steps=lambda steps: _lane_steps_on_mesh(inner, devices, steps),
         split=lambda rows: jax.lax.with_sharding_constraint(rows, clients),
-        sharding=NamedSharding(mesh, P()),
+        whole=lambda drawn: jax.lax.with_sharding_constraint(drawn, everywhere),
+        sharding=everywhere,
     )
     if (group := fsdp.group_size(mesh)) > 1:
         name = f"mesh({devices} x fsdp {group}) x {inner.name}"
@@ -197,7 +198,7 @@ def _collect_on_mesh(mesh, federation, rows):
 def _lane_steps_on_mesh(inner, devices, steps):
     missing = -len(steps) % devices
     filled = jnp.pad(steps, (0, missing)) if inner.one_by_one else fill(steps, devices)
-    return sum(inner.lane_steps(line) for line in filled.reshape(devices, -1))
+    return jnp.sum(jax.vmap(inner.lane_steps)(filled.reshape(devices, -1)))
 
 
 def _by_load(steps, devices):

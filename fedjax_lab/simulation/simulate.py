@@ -250,7 +250,7 @@ def _sample(program, lane, state, t):
     whether the sample is a cohort.
     """
     method, plan, strategy, _ = program
-    ids, share = draw(program, lane, state.server, t)
+    ids, share = strategy.whole(draw(program, lane, state.server, t))
     number = 1 if method.extra.pooled else plan.num_clients or len(lane.population.id)
     is_cohort = contract.is_cohort(ids, share, number)
     extra, unequal = method.extra, plan.straggler or not plan.equal_steps
