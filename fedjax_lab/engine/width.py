@@ -2,10 +2,11 @@
 
 import math
 import sys
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Var
+from jax.extend.core import Var, jaxprs_in_params
 
 from fedjax_lab import tree
 from fedjax_lab.types import Plan, Task
@@ -67,8 +68,10 @@ def _even(line, limit):
 def client_bytes(task: Task, plan: Plan) -> int:
     """The bytes that a step of one client uses, from shapes; nothing is compiled.
 
-    They are the weights, their gradient, the optimizer's state, a batch of inputs, and the values
-    of the forward pass that the backward pass needs. Additional arrays of a method are not counted.
+    They are the weights, their gradient, the optimizer's state, a batch of inputs, the values of
+    the forward pass that the backward pass needs, and what a larger array of the forward pass needs
+    in addition: the patches of a convolution that is a product of matrices. Additional arrays of a
+    method are not counted.
     """
     key = jax.random.key(0)
     weights = jax.eval_shape(task.init, key)
@@ -82,5 +85,17 @@ def client_bytes(task: Task, plan: Plan) -> int:
 
     program = jax.make_jaxpr(backward)(weights, x).jaxpr
     kept = {a for a in program.outvars if isinstance(a, Var)} - set(program.invars)
+    stacked = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), (weights, x))
+    batched = jax.make_jaxpr(jax.vmap(backward))(*stacked).jaxpr  # each client has its own kernels
+    sizes = [tree.num_bytes(a.aval) for a in kept]
+    patches = max(0, max(_sizes(batched), default=0) - max(sizes, default=0))
     moments = jax.eval_shape(plan.optimizer.init, weights.params)
-    return tree.num_bytes((weights, weights.params, moments, x, [a.aval for a in kept]))
+    return tree.num_bytes((weights, weights.params, moments, x)) + sum(sizes) + patches
+
+
+def _sizes(jaxpr) -> Iterator[int]:
+    """The bytes of each result of the operations of a program."""
+    for each in jaxpr.eqns:
+        yield from (tree.num_bytes(a.aval) for a in each.outvars)
+        for inner in jaxprs_in_params(each.params):
+            yield from _sizes(inner)
