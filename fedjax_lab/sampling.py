@@ -111,4 +111,4 @@ def without_replacement(key: Array, count: int, m: int) -> Array:
 
     start = key, jnp.zeros(2 * m, jnp.int32), jnp.zeros(2 * m, bool)
     _, numbers, new = jax.lax.while_loop(lambda carry: jnp.sum(carry[2]) < m, draw, start)
-    return numbers[jnp.nonzero(new, size=m)[0]]
+    return numbers[jnp.argsort(~new, stable=True)[:m]]
