@@ -148,11 +148,12 @@ class _Program:
         read = 0
         for parameter in (one for one in inside if one.opcode == "parameter"):
             number = int(parameter.rest.partition(")")[0])
-            users = [one for one in inside if parameter.name in one.operands]
+            users = list(_users(parameter.name, inside))
             if parameter.name in in_place or number >= len(operands):
                 continue
             sliced = users and all(
-                one.opcode in SLICES and one.operands[0] == parameter.name for one in users
+                one.opcode in SLICES and _source(one.operands[0], table) == parameter.name
+                for one in users
             )
             parts = sum(num_bytes(one.shape) for one in users) if sliced else operands[number]
             read += min(parts, operands[number])
@@ -244,6 +245,13 @@ def _branches(each):
     if listed:
         return re.findall(r"[\w.\-]+", listed[1])
     return [_called(each, key) for key in ("true_computation", "false_computation")]
+
+
+def _users(name, inside):
+    """The instructions that use a value, also behind bitcasts."""
+    for one in inside:
+        if name in one.operands:
+            yield from _users(one.name, inside) if one.opcode == "bitcast" else [one]
 
 
 def _source(name, table):

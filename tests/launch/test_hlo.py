@@ -93,8 +93,9 @@ def test_a_collective_that_several_fused_kernels_share_counts_once():
 
 def test_bytes_count_only_the_slices_that_a_kernel_reads_and_writes():
     fused = """
-%part (pool: f32[1000,8], row: s32[]) -> f32[1,8] {
-  %pool = f32[1000,8]{1,0} parameter(0)
+%part (given: f32[8000], row: s32[]) -> f32[1,8] {
+  %given = f32[8000]{0} parameter(0)
+  %pool = f32[1000,8]{1,0} bitcast(%given)
   %row = s32[] parameter(1)
   ROOT %one = f32[1,8]{1,0} dynamic-slice(%pool, %row, %row), dynamic_slice_sizes={1,8}
 }
@@ -109,7 +110,8 @@ def test_bytes_count_only_the_slices_that_a_kernel_reads_and_writes():
 ENTRY %main (a: f32[1000,8], i: s32[]) -> f32[1000,8] {
   %a = f32[1000,8]{1,0} parameter(0)
   %i = s32[] parameter(1)
-  %read = f32[1,8]{1,0} fusion(%a, %i), kind=kLoop, calls=%part
+  %flat = f32[8000]{0} bitcast(%a)
+  %read = f32[1,8]{1,0} fusion(%flat, %i), kind=kLoop, calls=%part
   ROOT %written = f32[1000,8]{1,0} fusion(%a, %read, %i), kind=kLoop, calls=%put
 }
 """
