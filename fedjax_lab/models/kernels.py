@@ -16,8 +16,9 @@ code are in docs/accelerators.md:
   each client and step. The local training of a cohort took, in milliseconds: with groups in all
   layers A1 14.2, W1 23.0; with products in the first layer 12.7 and 20.3; with products in all
   layers 11.2 and 23.2. A kernel that clients share, as in an evaluation, is one convolution: with
-  products, the evaluation of A1 took 11.4 instead of 4.3. Pooling by windows launches more kernels
-  than slices (A1 264 and 254 a round, by the compiled program).
+  products, the evaluation of A1 took 11.4 instead of 4.3. By the compiled programs, pooling by
+  windows launches more kernels than slices (A1 264 and 254 a round), and pooling before bias and
+  ReLU touches less memory than after them: A1 16.8 instead of 17.2 GB a round, W1 17.0 and 17.4.
 """
 
 from collections.abc import Callable
@@ -63,6 +64,11 @@ def activate_by_slices(y: Array, bias: Array, window: int) -> Array:
     return y if window == 1 else pooling.by_slices(y, window)
 
 
+def activate_pooled(y: Array, bias: Array, window: int) -> Array:
+    """Max-pooling by slices, then bias and ReLU, which are monotone and have fewer numbers then."""
+    return nn.relu((y if window == 1 else pooling.by_slices(y, window)) + bias)
+
+
 def joined_max_pool(x: Array, window: int, stride: int | None = None, padding: int = 0) -> Array:
     """`pooling.by_windows`, with the clients of a `vmap` joined with the channels."""
     return channelwise(lambda x: pooling.by_windows(x, window, stride, padding))(x)
@@ -79,7 +85,7 @@ def activate_joined(y: Array, bias: Array, window: int) -> Array:
 
 
 CPU = Kernels(conv.mapped, pooling.by_slices, activate_by_slices)
-GPU = CPU._replace(convolution=conv.by_channels)
+GPU = Kernels(conv.by_channels, pooling.by_slices, activate_pooled)
 TPU = Kernels(conv.grouped, joined_max_pool, activate_joined)
 
 
