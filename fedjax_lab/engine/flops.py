@@ -21,7 +21,9 @@ from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import POOL, ROWS, State
 
 # Peak rate of one device for dense products in bfloat16 (in float16 on devices without bfloat16),
-# in operations per second, as published by the vendor; by JAX's name of the device.
+# in operations per second, as published by the vendor; by JAX's name of the device. TPUs: from the
+# pages v4, v5e, v5p-training and v6e of cloud.google.com/tpu/docs. GPUs: from tables that repeat
+# NVIDIA's data sheets, whose rates of H100, H200 and L4 are those with sparsity, twice as high.
 PEAKS = {
     "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA H200": 989e12,

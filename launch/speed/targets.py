@@ -25,7 +25,7 @@ class Chip(NamedTuple):
 CHIPS = {
     "v5e": Chip(16 << 30, 819e9, 1.5e9),
     "v5p": Chip(95 << 30, 2765e9, 1.75e9),
-    "v6e": Chip(32 << 30, 1640e9, 1.75e9),
+    "v6e": Chip(32 << 30, 1638e9, 1.75e9),
     "h100": Chip(80 << 30, 3352e9),
 }
 EXAMPLES = ("v5e:2x2", "v5e:2x4", "v5e:16x16", "v6e:2x2", "v5p:2x2x1", "h100")
