@@ -65,6 +65,7 @@ MODULES = {  # other modules, with the names of their functions
         "models.char_lstm": "char_lstm word_lstm",
         "models.decoder": "decoder",
         "models.fasttext": "fasttext",
+        "models.gpt2": "gpt2",
         "models.text_cnn": "text_cnn",
         "models.transformer": "transformer causal_transformer",
         "models.unet": "unet",

@@ -64,6 +64,23 @@ def dense(x: Array, features: int, name: str, dtype: Any, bias=False, dot_genera
     )(x)
 
 
+def logits(z: Array, num_classes: int, dtype: Any) -> Array:
+    """The head, in a compact module: features [B, T, D] -> [B, T, K] in float32."""
+    in_float32 = partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+    return dense(z, num_classes, "head", dtype, dot_general=in_float32)
+
+
+def repeated(block: type[nn.Module], depth: int, remat: bool) -> Any:
+    """A loop over blocks with stacked weights; remat: their activations are computed twice."""
+    return nn.scan(
+        nn.remat(block, prevent_cse=False) if remat else block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=nn.broadcast,
+        length=depth,
+    )
+
+
 class Block(nn.Module):
     """Attention and an MLP, each normalized before and with a residual connection."""
 
@@ -124,22 +141,15 @@ class Decoder(nn.Module):
         words = nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name="embed")(
             ids
         )
-        block = nn.remat(Block, prevent_cse=False) if self.remat else Block
-        blocks = nn.scan(
-            block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=nn.broadcast,
-            length=sizes.depth,
-        )
+        blocks = repeated(Block, sizes.depth, self.remat)
         z, _ = blocks(sizes, dtype, name="blocks")(words, rotations(sizes, x.shape[1]))
         z = nn.RMSNorm(sizes.epsilon, name="norm")(z)
-        in_float32 = partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
-        return dense(z, self.num_classes, "head", dtype, dot_general=in_float32), z
+        return logits(z, self.num_classes, dtype), z
 
     def published_names(self) -> tuple[dict[str, str], ...]:
         """The names of the layers on the hub and in GGUF, by path."""
-        return language_models.names(self.tied)
+        both = language_models.HUB, language_models.GGUF
+        return language_models.with_tied(*both) if self.tied else both
 
 
 def decoder(
@@ -188,11 +198,11 @@ def decoder(
     published = language_models.describe(pretrained) if pretrained else None
     if published is None:
         return made.clone(sizes=_small(given))
-    _check_source(made, published)
+    check_source(made, published)
     return made.clone(sizes=published.sizes, vocabulary=published.vocabulary, tied=published.tied)
 
 
-def _check_source(made, published):
+def check_source(made: Any, published: language_models.Published) -> None:
     """Raises BadInput if a setting, or the number of classes, contradicts the published model."""
     source = {**published.sizes._asdict(), "vocabulary": published.vocabulary}
     for key, value in {**made.sizes._asdict(), "vocabulary": made.vocabulary}.items():

@@ -1,11 +1,12 @@
-"""Published language models of the Llama family: their sizes and the names of their tensors.
+"""Published language models: their sizes, and the names and layouts of their tensors.
 
 A model is a folder in the hub's format or a GGUF file. Supported are Llama 2 and 3, SmolLM2 and
-TinyLlama (`llama`), Mistral, Qwen 2 and Qwen 3.
+TinyLlama (`llama`), Mistral, Qwen 2 and Qwen 3; `models.gpt2` has the sizes of GPT-2.
 """
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ class Sizes(NamedTuple):
 class Published(NamedTuple):
     """What a published model's description says."""
 
-    sizes: Sizes
+    sizes: Any  # a NamedTuple
     vocabulary: int
     tied: bool  # whether the head is the embedding
 
@@ -72,6 +73,33 @@ def describe(path: str) -> Published | None:
     if file.suffix == gguf_files.SUFFIX:
         return _of_gguf(file)
     return _of_hub(file) if hub.is_model(file) else None
+
+
+CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2's, [inputs, outputs]
+BUFFERS = (".attn.bias", ".attn.masked_bias")  # GPT-2's, which are no weights
+
+
+def tensors(file: Path) -> hub.Tensors:
+    """The tensors of a published model, those of a dense layer [outputs, inputs].
+
+    Raises BadInput if a file is missing or damaged, or if a package is.
+    """
+    if file.suffix == gguf_files.SUFFIX:
+        return gguf_files.tensors(file)
+    stored = hub.tensors(file, "name another folder with --config.model.pretrained")
+    if not any(name.endswith(".attn.c_attn.weight") for name in stored):
+        return stored
+    return hub.Tensors(
+        {
+            name.removeprefix("transformer."): partial(_transposed, stored, name)
+            for name in stored
+            if not name.endswith(BUFFERS)
+        }
+    )
+
+
+def _transposed(stored, name):
+    return stored[name].T if name.endswith(CONV1D) else stored[name]
 
 
 # From config.json.
@@ -229,10 +257,6 @@ GGUF = {
 }
 
 
-def names(tied: bool) -> tuple[dict[str, str], ...]:
-    """The names of a decoder's layers on the hub and in GGUF.
-
-    tied: whether the embedding is the head of a file that has none.
-    """
-    both = HUB, GGUF
-    return tuple({**each, "head": each["embed"]} for each in both if tied) + both
+def with_tied(*sets: dict[str, str]) -> tuple[dict[str, str], ...]:
+    """Sets of names, before which are those whose head is the embedding, for files without one."""
+    return tuple({**each, "head": each["embed"]} for each in sets) + sets

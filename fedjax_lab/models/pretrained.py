@@ -24,7 +24,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.data import writing
 from fedjax_lab.errors import BadInput, cut
-from fedjax_lab.models import gguf_files, hub
+from fedjax_lab.models import gguf_files, hub, language_models
 from fedjax_lab.models.head import HEAD
 from fedjax_lab.types import Array, Weights
 
@@ -37,7 +37,6 @@ TENSORS = {
     "var": "running_var",
 }
 COLLECTIONS = "params", "batch_stats", "stats"
-REMEDY = "name another folder with --config.model.pretrained"
 UNUSED = ".num_batches_tracked", ".rotary_emb.inv_freq"  # tensors that are no weights
 SHOWN = 3  # number of names from each side in a message about names that differ
 
@@ -77,10 +76,8 @@ def read(path: str) -> Mapping[str, np.ndarray]:
     file does not exist or cannot be read.
     """
     file = Path(path).expanduser()
-    if file.suffix == gguf_files.SUFFIX:
-        return gguf_files.tensors(file)
-    if hub.is_model(file):
-        return hub.tensors(file, REMEDY)
+    if file.suffix == gguf_files.SUFFIX or hub.is_model(file):
+        return language_models.tensors(file)
     return _read_orbax(file) if file.is_dir() else _read_safetensors(file)
 
 

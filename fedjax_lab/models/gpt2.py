@@ -1,0 +1,164 @@
+"""GPT-2 (Radford et al. 2019), with random or published weights.
+
+Beside a `decoder` it has learned positions, layer normalization, GELU, biases everywhere, and one
+product for queries, keys and values. Padding, logits and the loop over blocks are as there. The
+head of published weights is a copy of the embedding.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.errors import BadInput, check_choice, check_not_negative
+from fedjax_lab.models import hub, language_models, tokens
+from fedjax_lab.models.decoder import FIRST, PARAM_DTYPES, check_source, dense, logits, repeated
+from fedjax_lab.models.language_models import Published
+from fedjax_lab.types import Array
+
+REMEDY = "it must be a language model of type gpt2 in the hub's format"
+
+
+class Sizes(NamedTuple):
+    """The sizes of a GPT-2."""
+
+    width: int
+    depth: int
+    heads: int
+    positions: int = 0  # 0: as many as the data need
+    epsilon: float = 1e-5  # of the normalizations
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each normalized before and with a residual connection."""
+
+    sizes: Sizes
+    dtype: Any  # of the weights
+
+    @nn.compact
+    def __call__(self, x: Array, _: None) -> tuple[Array, None]:
+        """x [B, T, D] -> [B, T, D], as the step of a loop."""
+        width, kind = x.shape[-1], x.dtype
+        y = norm(x, self.sizes, "attention_norm").astype(kind)
+        qkv = dense(y, 3 * width, "qkv", self.dtype, bias=True)
+        heads = (*x.shape[:2], 3, self.sizes.heads, width // self.sizes.heads)
+        q, k, v = jnp.moveaxis(qkv.reshape(heads), 2, 0)
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
+        x = x + dense(y, width, "o", self.dtype, bias=True).astype(kind)
+        y = dense(norm(x, self.sizes, "mlp_norm").astype(kind), 4 * width, "up", self.dtype, True)
+        return x + dense(nn.gelu(y), width, "down", self.dtype, True).astype(kind), None
+
+
+def norm(x: Array, sizes: Sizes, name: str) -> Array:
+    """Layer normalization in float32; call it in a compact module."""
+    return nn.LayerNorm(sizes.epsilon, use_fast_variance=False, name=name)(x)
+
+
+class GPT2(nn.Module):
+    """Embeddings of tokens and positions, blocks, and the logits of the next token."""
+
+    num_classes: int
+    sizes: Sizes
+    vocabulary: int = 0  # number of embeddings; 0: number of classes
+    remat: bool = False  # recompute the activations of blocks in the backward pass
+    param_dtype: str = "float32"  # of embeddings and kernels; norms are float32
+    pretrained: str = ""  # with the initial weights; see models/pretrained.py
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
+        """x [B, T] token ids; mask [B] is not used -> logits [B, T, K], features [B, T, D]."""
+        ids, sizes = tokens.ids_of(self.name or "GPT2", x), self.sizes
+        tokens.check_length(x, sizes.positions)
+        dtype = jnp.dtype(self.param_dtype)
+
+        def embedding(count, name):
+            return nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name=name)
+
+        words = embedding(self.vocabulary or self.num_classes, "embed")(ids)
+        places = embedding(sizes.positions or x.shape[1], "positions")(jnp.arange(x.shape[1]))
+        blocks = repeated(Block, sizes.depth, self.remat)
+        z, _ = blocks(sizes, dtype, name="blocks")(words + places, None)
+        z = norm(z, sizes, "norm")
+        return logits(z, self.num_classes, dtype), z
+
+    def published_names(self) -> tuple[dict[str, str], ...]:
+        """The names of the layers on the hub, by path."""
+        return language_models.with_tied(HUB)
+
+
+HUB = {
+    "embed": "wte",
+    "positions": "wpe",
+    "norm": "ln_f",
+    "head": "lm_head",
+    "blocks/attention_norm": "h.{}.ln_1",
+    "blocks/qkv": "h.{}.attn.c_attn",
+    "blocks/o": "h.{}.attn.c_proj",
+    "blocks/mlp_norm": "h.{}.ln_2",
+    "blocks/up": "h.{}.mlp.c_fc",
+    "blocks/down": "h.{}.mlp.c_proj",
+}
+
+
+def gpt2(
+    num_classes: int,
+    *,
+    width: int = 0,
+    depth: int = 0,
+    heads: int = 0,
+    positions: int = 0,
+    vocabulary: int = 0,
+    remat: bool = False,
+    param_dtype: str = "float32",
+    pretrained: str = "",
+) -> GPT2:
+    """GPT-2 for config.task.name=tokens; a size of 0 is that of `pretrained`, or small.
+
+    width: the size of a token; 0: 64.
+    depth: the number of blocks; 0: 2.
+    heads: the number of attention heads in each block; 0: 4.
+    positions: the most tokens of a row; 0: as many as the data need.
+    vocabulary, remat, param_dtype: as in `decoder`.
+    pretrained: a folder in the hub's format with the initial weights, from which the sizes are
+      read; otherwise as in `decoder`.
+
+    Raises BadInput for a size that is not possible or is not that of the weights.
+    """
+    check_choice("model.param_dtype", param_dtype, PARAM_DTYPES)
+    given = Sizes(width, depth, heads, positions, 0.0)
+    made = GPT2(num_classes, given, vocabulary, remat, param_dtype, pretrained, name="gpt2")
+    folder = Path(pretrained).expanduser()
+    if pretrained and hub.is_model(folder):
+        published = _described(folder)
+        check_source(made, published)
+        return made.clone(sizes=published.sizes, vocabulary=published.vocabulary)
+    for key, value in given._asdict().items():
+        check_not_negative(f"model.{key}", value)
+    sizes = Sizes(width or 64, depth or 2, heads or 4, positions)
+    if sizes.width % sizes.heads:
+        raise BadInput(
+            f"config.model.heads={sizes.heads} does not divide config.model.width={sizes.width}"
+        )
+    return made.clone(sizes=sizes)
+
+
+def _described(folder: Path) -> Published:
+    """What config.json says. Raises BadInput unless it is a supported GPT-2."""
+    with hub.config(folder, ("gpt2",), REMEDY) as given:
+        for key in ("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"):
+            hub.check(key, given.get(key), int)
+        epsilon = given.get("layer_norm_epsilon", 1e-5)
+        hub.check("layer_norm_epsilon", epsilon, float)
+        hub.check_word(
+            "activation_function", given.get("activation_function", "gelu_new"), ("gelu_new",)
+        )
+        if given.get("n_inner") not in (None, 4 * given["n_embd"]):
+            raise ValueError(f"n_inner is {given['n_inner']}, not four times n_embd")
+        if given["n_embd"] % given["n_head"]:
+            raise ValueError("n_head does not divide n_embd")
+        sizes = Sizes(
+            given["n_embd"], given["n_layer"], given["n_head"], given["n_positions"], epsilon
+        )
+        return Published(sizes, given["vocab_size"], tied=True)
