@@ -29,12 +29,8 @@ EXTRAS = {
     "transformers": "clip",
     "wandb": "wandb",
 }
-WITHOUT_EXTRA = (
-    "peft",
-    "timm",
-    "torch",
-    "torchvision",
-)  # peers in comparisons, which no extra installs
+# Peers in comparisons, which no extra installs.
+WITHOUT_EXTRA = ("peft", "timm", "torch", "torchvision", "tunix")
 
 SETUP = Path(__file__).parents[1] / "setup.cfg"
 

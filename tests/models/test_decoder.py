@@ -14,6 +14,7 @@ import numpy as np
 import optional
 import pytest
 import toys
+from flax import nnx
 from inputs import complaint
 
 from fedjax_lab.models import decoder, language_models
@@ -372,6 +373,49 @@ def test_bad_gguf_files_are_refused(tmp_path):
     writer.close()
     message = complaint(language_models.describe, tmp_path / "other.gguf")
     assert "its architecture is 'gpt2'; supported: llama" in message
+
+
+def of_tunix(path, shape, tensors):
+    """The tensor for a path in a model of Tunix, which has axes of heads."""
+    key = path.replace("/", ".").replace("layers.", "model.layers.").replace("attn.", "self_attn.")
+    key = key.replace("embedder.input_embedding", "model.embed_tokens.w")
+    key = key.replace("final_norm", "model.norm").replace("_bias", "_proj.bias")
+    key = re.sub(r"\.(w|kernel)$", ".weight", key)
+    tensor = tensors.get(key, tensors["model.embed_tokens.weight"]).astype(np.float32)
+    is_kernel = tensor.ndim == 2 and "embed" not in key
+    return jnp.asarray((tensor.T if is_kernel else tensor).reshape(shape))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_logits_are_those_of_tunix(tmp_path, name):
+    """Its Llama 3 (google-tunix 0.1.7) has the rotary base 1,000,000, whatever is set."""
+    kind = "llama3" if name == "llama" else name
+    model = optional.module(f"tunix.models.{kind}.model")
+    sizes = KINDS[name][1]
+    config = model.ModelConfig(
+        num_layers=2,
+        vocab_size=WORDS,
+        embed_dim=8,
+        hidden_dim=10,
+        num_heads=4,
+        head_dim=sizes.head_dim,
+        num_kv_heads=2,
+        rope_theta=1_000_000,
+        norm_eps=1e-5,
+    )
+    graph, state = nnx.split(getattr(model, kind.title())(config, rngs=nnx.Rngs(0)))
+    filled = [
+        (path, leaf.replace(of_tunix("/".join(map(str, path)), leaf.shape, weights_of(name))))
+        for path, leaf in nnx.to_flat_state(state)
+    ]
+    places = jnp.tile(jnp.arange(LENGTH), (2, 1))
+    visible = jnp.tile(jnp.tri(LENGTH, dtype=bool), (2, 1, 1))
+    theirs = nnx.merge(graph, nnx.from_flat_state(filled))
+    expected, _ = theirs(jnp.asarray(IDS), places, None, visible)
+    path = write(tmp_path / "m", name, config={"rope_theta": 1e6})
+    task = task_of(decoder.decoder(WORDS, pretrained=path))
+    logits = jax.jit(task.apply)(task.init(KEY), jnp.asarray(IDS)).logits
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def smollm2():
