@@ -26,6 +26,7 @@ from fedjax_lab.tasks.multilabel import multilabel
 from fedjax_lab.tasks.regression import regression
 from fedjax_lab.tasks.segmentation import segmentation
 from fedjax_lab.tasks.tokens import tokens
+from fedjax_lab.testing.toy import needs_adapters
 from fedjax_lab.types import Batch
 
 RNG = np.random.default_rng(0)
@@ -248,8 +249,11 @@ IN_CI = {
 
 
 @pytest.mark.parametrize(("task", "method"), exhaustive_but(IN_CI, PAIRS))
-def test_every_method_learns_every_task_or_says_that_it_needs_classes(tmp_path, task, method):
+def test_every_method_learns_every_task_or_says_what_it_needs(tmp_path, task, method):
     config = resolve({**write(tmp_path, task), "method": {"name": method}})
+    if needs_adapters(method):
+        assert "--config.adapter.name=lora" in complaint(experiment.build, config, [0])
+        return
     if method in OF_CLASSES:
         error = complaint(experiment.build, config, [0])
         assert f"method {method}" in error and "one class per example" in error

@@ -11,7 +11,7 @@ from fedjax_lab import losses, streams, wire
 from fedjax_lab.engine import parallel, shards
 from fedjax_lab.engine.engine import Simulation
 from fedjax_lab.engine.placement import Jit, Placement
-from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import nets
@@ -200,8 +200,8 @@ def bytes_of(method, plan=None):
 
 
 def make(name, task=NORM, **hyper):
-    """A method by name on a toy task."""
-    return registry.make_method(name, task, **hyper)
+    """A method by name on a toy task; see `toy.toy_method`."""
+    return toy.toy_method(name, task, **hyper)
 
 
 def bare(method):

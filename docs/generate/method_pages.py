@@ -29,6 +29,7 @@ GROUPS = {
     "Clusters and mixtures": "ifca fesem fedsoft cfl fedem",
     "Hypernetworks": "pfedhn hfedf",
     "Unseen domains": "fedsr fediir",
+    "Low-rank adapters": "fedit ffa_lora fedsa_lora rolora flora fedex_lora flexlora hetlora",
     "Improving another method": "client2vec",
 }
 

@@ -10,25 +10,36 @@ from fedjax_lab.experiment import registry
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import simulate
-from fedjax_lab.testing.toy import C, make_federation
+from fedjax_lab.testing.toy import (
+    RANK,
+    C,
+    adapted,
+    make_federation,
+    needs_adapters,
+    toy_method,
+)
 from fedjax_lab.testing.trial import pooled
 from fedjax_lab.types import Method
 
 SHAPE, K = (28, 28, 1), 10
-SETTING = f"`mcmahan_cnn` on images of 28x28 pixels, {K} classes and {C} clients"
+SETTING = (
+    f"`mcmahan_cnn` on images of 28x28 pixels, {K} classes and {C} clients (with low-rank factors"
+    f" of rank {RANK} in place of its dense layer, for methods that need adapters)"
+)
 
 
 def costs() -> dict[str, Cost]:
     """{method: bytes of one client in one round, as multiples of the model's bytes}."""
     task = make_task(nets.mcmahan_cnn(K), SHAPE, K)
     task = task._replace(labels=lambda: jnp.eye(K, 32))
-    model = tree.num_bytes(jax.eval_shape(task.init, jax.random.key(0)))
-    methods = {name: registry.make_method(name, task) for name in registry.METHODS}
+    methods = {name: toy_method(name, task) for name in registry.METHODS}
     plain = {name: method for name, method in methods.items() if isinstance(method, Method)}
-    return {name: _cost(method, model) for name, method in plain.items()}
+    models = {name: adapted(task) if needs_adapters(name) else task for name in plain}
+    return {name: _cost(method, models[name]) for name, method in plain.items()}
 
 
-def _cost(method, model):
+def _cost(method, task):
+    model = tree.num_bytes(jax.eval_shape(task.init, jax.random.key(0)))
     toy = make_federation()
     images = jnp.zeros((len(toy.x), SHAPE[0] * SHAPE[1] * SHAPE[2]))
     federation, _, plan = pooled(method, toy._replace(x=images))

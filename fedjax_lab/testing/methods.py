@@ -15,12 +15,12 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment.registry import make_method, name_of
+from fedjax_lab.experiment.registry import name_of
 from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.testing.failure import CheckFailed, check, check_same
 from fedjax_lab.testing.padding import check_padding
 from fedjax_lab.testing.stages import check_stages
-from fedjax_lab.testing.toy import C, K, toy_task
+from fedjax_lab.testing.toy import C, K, toy_method
 from fedjax_lab.testing.trial import ROUNDS, SEEDS, Trial, keys_of
 from fedjax_lab.types import Method, Stages
 
@@ -48,7 +48,7 @@ def check_method(method: str | Callable, **settings) -> Method | Stages:
     """
     name = method if isinstance(method, str) else name_of("method", method)
     try:
-        made = make_method(name, toy_task(), **settings)
+        made = toy_method(name, **settings)
         if isinstance(made, Method):
             trial = Trial(made)
             for one in CHECKS:

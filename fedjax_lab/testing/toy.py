@@ -8,11 +8,25 @@ import numpy as np
 
 from fedjax_lab import losses, optim
 from fedjax_lab.experiment.federation import make_rows
+from fedjax_lab.experiment.registry import make_method
 from fedjax_lab.models import nets
+from fedjax_lab.models.adapters import A, B
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Federation, Plan, Rows, Task
+from fedjax_lab.types import (
+    Adapters,
+    Array,
+    Federation,
+    Method,
+    NeedsAdapters,
+    Plan,
+    Rows,
+    Stages,
+    Task,
+)
 
 C, N, K, D = 8, 37, 4, 6  # clients, examples of the largest client, classes, features
+ADAPTED = "Dense_0"  # the layer that has low-rank factors in an adapted task
+RANK, SCALE = 3, 0.5  # of these factors
 PLAN = Plan(
     rounds=6,
     cohort=5,
@@ -72,3 +86,62 @@ def toy_task() -> Task:
     """A task with an MLP with batch normalization, and embeddings of the labels."""
     made = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
     return made._replace(labels=lambda: jnp.eye(K, 32))
+
+
+def adapted(task: Task) -> Task:
+    """The task with low-rank factors of the layer `ADAPTED`, whose kernel is frozen; needs no qwix.
+
+    task: its model is an MLP.
+    """
+    return _with_factors(task, task.init(jax.random.key(0)).params[ADAPTED]["kernel"])
+
+
+def _with_factors(task: Task, kernel: Array) -> Task:
+    """The task with factors of this kernel, which is frozen, in the layer `ADAPTED`."""
+
+    def init(key):
+        w = task.init(key)
+        d, f = kernel.shape
+        a = jax.random.uniform(key, (d, RANK), minval=-(d**-0.5), maxval=d**-0.5)
+        factors = {"kernel" + A: a, "kernel" + B: jnp.zeros((RANK, f))}
+        layer = {"bias": w.params[ADAPTED]["bias"], **factors}
+        return w._replace(params={**w.params, ADAPTED: layer})
+
+    def whole(w):
+        layer = w.params[ADAPTED]
+        update = SCALE * layer["kernel" + A] @ layer["kernel" + B]
+        merged = {"bias": layer["bias"], "kernel": kernel + update}
+        return w._replace(params={**w.params, ADAPTED: merged})
+
+    def changed(changes):
+        return _with_factors(task, kernel + changes.get(f"{ADAPTED}/kernel", 0))
+
+    return task._replace(
+        init=init,
+        apply=lambda w, *args, **options: task.apply(whole(w), *args, **options),
+        apply_at=lambda layer, w, *args, **options: task.apply_at(
+            layer, whole(w), *args, **options
+        ),
+        adapters=Adapters(SCALE, changed),
+    )
+
+
+def needs_adapters(name: str) -> bool:
+    """Whether the method with this name refuses a task without low-rank factors."""
+    try:
+        make_method(name, toy_task())
+    except NeedsAdapters:
+        return True
+    return False
+
+
+def toy_method(name: str, task: Task | None = None, **settings) -> Method | Stages:
+    """The method for the toy task; for that task with factors if it refuses one without them.
+
+    task: replaces the toy task.
+    """
+    task = task or toy_task()
+    try:
+        return make_method(name, task, **settings)
+    except NeedsAdapters:
+        return make_method(name, adapted(task), **settings)

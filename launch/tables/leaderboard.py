@@ -26,11 +26,13 @@ from fedjax_lab.analysis import compare, formats
 from fedjax_lab.experiment.registry import METHODS
 from fedjax_lab.sweeping import sweep_tuning
 from fedjax_lab.sweeping.sweep_plan import Cell, Shared, plan
+from fedjax_lab.testing.toy import needs_adapters
 
 PAGE = "leaderboard.md"
 SEEDS = [0, 1, 2]
 BASELINES = "fedavg", "local"  # which come first; the others are in alphabetical order
-ORDER = sorted(METHODS, key=lambda name: ([*BASELINES, name].index(name), name))
+NAMES = [name for name in METHODS if not needs_adapters(name)]
+ORDER = sorted(NAMES, key=lambda name: ([*BASELINES, name].index(name), name))
 REFERENCE = "central"  # it is not federated, and its difference to FedAvg is not tested
 
 # The three draws of the learning rate in stream 1 of the random numbers (0.00237, 0.095, 0.0243)

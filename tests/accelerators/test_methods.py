@@ -16,6 +16,7 @@ from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
+from fedjax_lab.testing.toy import needs_adapters
 
 pytestmark = [pytest.mark.compilers, pytest.mark.usefixtures("as_users_compile")]
 
@@ -47,6 +48,9 @@ BOTH = ("fedavg", "fediir")  # a plain one, and several exchanges
 )
 def test_every_method_compiles(tmp_path, small_network, kind, name):
     sections = {"local": {"batch_size": 8}}
+    if needs_adapters(name):
+        optional.module("qwix")
+        sections["adapter"] = {"name": "lora", "targets": "Dense_0", "rank": 2}
     if name == "fedfomo":
         sections["partition"] = {"validation": 0.2}
     if name in CARRIED:

@@ -17,6 +17,7 @@ from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.registry import METHODS
 from fedjax_lab.models.task import make_task
+from fedjax_lab.testing.toy import needs_adapters
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,10 +56,13 @@ def task_of(model, shape):
 
 
 def methods_of(path):
-    """The methods that a config has settings for, and its default; quickstart: all methods."""
+    """The methods that a config has settings for, and its default.
+
+    Quickstart: all methods for models without adapters.
+    """
     module = runpy.run_path(str(path))
     if path.stem == "quickstart":
-        return list(METHODS)
+        return [name for name in METHODS if not needs_adapters(name)]
     return sorted({module["get_config"]()["method"]["name"], *module.get("OWN", {})})
 
 

@@ -20,6 +20,7 @@ from fedjax_lab.experiment import registry
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.simulate import Program
+from fedjax_lab.testing import toy
 from fedjax_lab.testing.methods import (
     CHECKS,
     check_cohorts,
@@ -42,8 +43,8 @@ BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(
 # The checks of one compiled program, in which two seeds are vectorized.
 ONE_PROGRAM = (check_types, check_repeats, check_resumes, check_learns)
 IN_CI = """
-    central ditto fd fedbn fedc2i fedem fedfomo fediir fedpac fedproto hfedf ifca knn_per local
-    per_fedavg pfedhn scaffold
+    central ditto fd fedbn fedc2i fedem fedfomo fediir fedpac fedproto flora hfedf ifca knn_per
+    local per_fedavg pfedhn scaffold
 """.split()  # the most different ones, beside FedAvg
 OTHERS = [name for name in PLAIN if name != "fedavg"]
 # A second program, of one seed alone, is compiled for one method of each kind: without private
@@ -93,6 +94,8 @@ def message_bytes():
     norm, head = 4 * 4 * 16, 4 * (16 + 1) * toys.K
     features, count = 4 * toys.K * 16, 4 * toys.K
     outputs = 4 * toys.K * toys.K
+    factor, kernel = 4 * toys.D * toy.RANK, 4 * toys.D * 16
+    adapted = model - kernel + factor + 4 * toy.RANK * 16
     same = {
         **dict.fromkeys("central local".split(), 0),
         **dict.fromkeys("fedper fedrep fedbabu".split(), model - head),
@@ -103,6 +106,8 @@ def message_bytes():
         "scaffold": model + params,
         "fedproto": features + count,
         "fedsr": model + 4 * 16 * (toys.D + 1),  # the layer of the spread
+        "fedsa_lora": factor,
+        **dict.fromkeys("fedit flexlora".split(), adapted),
         "fd": outputs + count,
     }
     return {
@@ -121,6 +126,10 @@ def message_bytes():
         "elastic": (model + params, model),
         "ifca": (model + 4, 2 * model),
         "mimelite": (model + params, model + params + 4),
+        **dict.fromkeys("fedex_lora flora".split(), (adapted, adapted + kernel)),
+        "ffa_lora": (adapted - factor, adapted - factor + 8),  # a random key
+        "hetlora": (adapted + 4, adapted),  # the rank
+        "rolora": (adapted, adapted + 4),  # the number of the round
     }
 
 
