@@ -224,19 +224,59 @@ def test_runs_on_different_federations_are_not_compared(pair, tmp_path, capsys):
     write(tmp_path / "other", SCORES["fedavg"], partition={"name": "dirichlet", "alpha": 0.1})
     out = call(capsys, pair, tmp_path / "other")
     assert "these runs use 2 different data partitions; each is compared separately" in out
-    assert "== toy, iid, 3 clients; partition.name=iid ==" in out
-    assert "== toy, dirichlet, 3 clients; partition.name=dirichlet ==" in out
+    assert "== toy, IID, 3 clients ==" in out and "== toy, Dir(0.1), 3 clients ==" in out
     rows = list(csv.DictReader(io.StringIO(call(capsys, pair, tmp_path / "other", "--format=csv"))))
     assert [row["difference n"] for row in rows] == ["", "3", ""]
+    assert rows[2]["federation"] == "toy, dirichlet, 3 clients; partition.name=dirichlet"
     write(tmp_path / "augmented", SCORES["fedprox"], data={"augment": "flip"})
     assert len(blocks_of(pair, tmp_path / "augmented")[0]) == 1  # the same clients and test rows
+
+
+def test_names_of_a_user_and_the_order_of_a_sweep(pair, capsys):
+    write(pair / "draws", {0: (1, 2, 3)}, method="moon")
+    cells = {name: {"method": "", "grid": {}, "config": config()} for name in ("b", "a")}
+    (pair / "sweep.json").write_text(json.dumps({"cells": cells}))
+    named = [pair, "--names=fedavg=Base,fedprox=Ours,toy=Toys,iid=Equal"]
+    lines = call(capsys, *named).splitlines()
+    assert "== Toys, Equal, 3 clients ==" in lines
+    first = next(i for i, line in enumerate(lines) if line.startswith("---"))
+    assert [line.split()[0] for line in lines[first + 1 : first + 3]] == ["Ours", "Base"]
+    assert "Ours" in call(capsys, *named, "--format=html")
+    rows = list(csv.DictReader(io.StringIO(call(capsys, *named, "--format=csv"))))
+    assert [row["row"] for row in rows] == ["fedprox", "fedavg"]
+    assert "is not NAME=TITLE" in refusal(capsys, pair, "--names=fedavg")
+
+
+def test_the_heading_of_a_block_has_the_settings_in_which_blocks_differ(pair, tmp_path, capsys):
+    other = write(tmp_path / "other", SCORES["fedavg"], data={"name": "mnist"})
+    changed = {"model": {"name": "large"}, "local": {"lr": 0.3}}
+    saved = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(saved | changed))
+    lines = call(capsys, pair, other).splitlines()
+    headings = [line for line in lines if line.startswith("==")]
+    assert headings == [
+        "== toy, IID, 3 clients; local.lr=0.1 model.name=mlp ==",
+        "== MNIST, IID, 3 clients; local.lr=0.3 model.name=large ==",
+    ]
+    latex = call(capsys, pair, other, "--format=latex")
+    assert r"\caption{MNIST, IID, 3 clients; local.lr=0.3 model.name=large: accuracy" in latex
+    caption = call(capsys, pair, other, "--pivot")
+    assert "MNIST, IID, 3 clients: local.lr=0.3 model.name=large." in caption
+
+
+def test_an_interval_of_a_percentage_stays_within_0_and_100(tmp_path, capsys):
+    write(tmp_path / "a", {0: (0, 0, 99.0), 1: (0, 0, 90.0)})
+    (spread,) = (entry.measures["accuracy.mean"] for entry in entries_of(tmp_path).values())
+    low, high = stats.t.interval(0.95, 1, 94.5, stats.sem([99.0, 90.0]))
+    assert high > 100 and (spread.low, spread.high) == (pytest.approx(low), 100.0)
+    assert f"{low:.2f} to 100.00" in call(capsys, tmp_path)
 
 
 def test_only_shared_seeds_are_paired(pair, tmp_path, capsys):
     write(tmp_path / "c", {1: (1, 2, 73), 5: (1, 2, 3)}, method="moon")
     out = call(capsys, pair, tmp_path / "c")
     assert "only shared seeds are paired: 0, 1, 2 (2 rows); 1, 5 (1 row)" in out
-    (line,) = (line.split() for line in out.splitlines() if re.match(r"moon +1 +2.00", line))
+    (line,) = (line.split() for line in out.splitlines() if re.match(r"MOON +1 +2.00", line))
     assert line[3:] == ["-"] * 5  # undefined for a single seed
     write(tmp_path / "again", {2: (1, 2, 3)})
     assert "both hold seed 2 of fedavg" in refusal(capsys, pair, tmp_path / "again")
@@ -264,7 +304,7 @@ def test_a_stage_without_scores_has_no_numbers(pair, capsys):
     bare = {"round": 1, "seed": 0, "stage": "index", "train_loss": 1.0}
     write_rows(run, [bare | {"bytes_up": 0, "bytes_down": 0, "seconds": 1.0}])
     out = call(capsys, pair, "--target=50")
-    assert len(re.findall(r"^client2vec +0( +-)+$", out, re.MULTILINE)) == 2  # numbers, pairs
+    assert len(re.findall(r"^Client2Vec +0( +-)+$", out, re.MULTILINE)) == 2  # numbers, pairs
     assert "<title>" in call(capsys, pair, "--target=50", "--format=html")
 
 
@@ -297,7 +337,8 @@ def test_a_config_that_is_not_of_a_run_is_rejected(tmp_path, capsys):
 
 def test_a_baseline_may_be_named_by_its_method(pair, capsys):
     write(pair / "c", SCORES["fedprox"], method="fedprox", mu=0.5)
-    assert "row minus fedprox mu=0.5" in call(capsys, pair, "--baseline=fedprox mu=0.5")
+    for name in ("fedprox mu=0.5", "FedProx mu=0.5"):
+        assert "row minus FedProx mu=0.5" in call(capsys, pair, f"--baseline={name}")
     assert "could be 'fedprox mu=0.01' or 'fedprox mu=0.5'" in refusal(
         capsys, pair, "--baseline=fedprox"
     )
@@ -352,10 +393,12 @@ def test_the_best_mean_of_each_column_is_bold(tmp_path, capsys):
     arguments = tmp_path, "--way=last", "--ddof=0", "--bold"
     lines = call(capsys, *arguments, "--format=markdown").splitlines()
     i = lines.index("|  | a | b |")
-    assert lines[i + 2] == "| `fedavg` | **82.00 +- 2.00** | **90.00 +- 0.00** |"
-    assert lines[i + 3] == "| `local` | **82.00 +- 1.00** | 89.00 +- 0.00 |"  # equally good
+    assert lines[i + 2] == "| `FedAvg` | **82.00 +- 2.00** | **90.00 +- 0.00** |"
+    assert (
+        lines[i + 3] == "| `Local training` | **82.00 +- 1.00** | 89.00 +- 0.00 |"
+    )  # equally good
     latex = call(capsys, *arguments, "--format=latex")
-    assert r"local & \textbf{82.00 $\pm$ 1.00} & 89.00 $\pm$ 0.00 \\" in latex
+    assert r"Local training & \textbf{82.00 $\pm$ 1.00} & 89.00 $\pm$ 0.00 \\" in latex
     assert "**" not in call(capsys, *arguments)
     page = call(capsys, *arguments, "--format=html")
     assert "<td><strong>82.00 ± 1.00</strong></td><td>89.00 ± 0.00</td>" in page
@@ -467,9 +510,9 @@ def losses(tmp_path):
 def test_a_loss_is_compared_and_lower_is_better(losses, capsys):
     out = call(capsys, losses, "--measure=loss.mean", "--bold", "--format=markdown", "--target=0.4")
     assert "loss.mean (lower is better)" in out and "loss, last round" in out
-    assert re.search(r"fedprox.*\| \*\*0.3000 \+- 0.0707\*\*", out)
-    assert re.search(r"fedavg.*\| 0.6000 \+- 0.1414 ", out)
-    assert re.search(r"fedavg.*\| 0 of 2 \|", out) and re.search(r"fedprox.*\| 2 of 2 \| 10 ", out)
+    assert re.search(r"FedProx.*\| \*\*0.3000 \+- 0.0707\*\*", out)
+    assert re.search(r"FedAvg.*\| 0.6000 \+- 0.1414 ", out)
+    assert re.search(r"FedAvg.*\| 0 of 2 \|", out) and re.search(r"FedProx.*\| 2 of 2 \| 10 ", out)
     assert "until loss.mean is 0.4 in the last stage" in out
     assert "accuracy.mean, %" in out  # among the other metrics
     page = call(capsys, losses, "--measure=loss.mean", "--format=html")
@@ -482,7 +525,7 @@ def test_other_metrics_are_listed_besides_the_accuracy(losses, capsys):
     header = next(line for line in out.splitlines() if "loss.mean" in line)
     cells = [cell.strip() for cell in header.split("|")]
     assert cells[2:5] == ["loss.mean", r"global\_top5, %", "brier.mean"]  # a null is left out
-    assert re.search(r"`fedavg` \| 0.6000 \+- 0.1414 \| \*\*90.00 \+- 0.00\*\* \| \*\*0.0750", out)
+    assert re.search(r"`FedAvg` \| 0.6000 \+- 0.1414 \| \*\*90.00 \+- 0.00\*\* \| \*\*0.0750", out)
     blocks, _ = blocks_of(losses)
     assert runs.lower_is_better(blocks) == {"brier", *LOWER_IS_BETTER}
     of_clients = runs.per_client(blocks[0].rows[0], "last", "brier.mean")
@@ -507,4 +550,4 @@ def test_epsilon_is_listed_with_the_accuracy(tmp_path, capsys):
         out = call(capsys, tmp_path, f"--format={form}")
         assert ("2.5,1e-05" if form == "csv" else "2.5 (1e-05)") in out and "inf" in out
         assert "epsilon.mean" not in out  # it is not a measure
-    assert "fedprox has epsilon (delta) inf" in call(capsys, tmp_path, "--pivot")
+    assert "FedProx has epsilon (delta) inf" in call(capsys, tmp_path, "--pivot")

@@ -12,7 +12,7 @@ import result_tables
 
 from fedjax_lab import ranges
 from fedjax_lab.commands import descriptions
-from fedjax_lab.experiment import registry
+from fedjax_lab.experiment import registry, titles
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,8 +54,8 @@ def docstring(name: str) -> str:
 
 
 def title(name: str) -> str:
-    """The name of a method in its paper, from the first line of the docstring."""
-    return re.split(r" \(|[:,.]|, ", docstring(name).split("\n\n")[0])[0]
+    """The name of a method in its paper."""
+    return titles.beginning("method", name)
 
 
 def paper(name: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_lab.analysis.runs import Block, Row, measured, measures, picked
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.running.storage import metric_rows
-from fedjax_lab.simulation.units import HEADLINES
+from fedjax_lab.simulation.units import HEADLINES, is_percent
 
 EXACT_PAIRS = 12  # up to this many pairs, all signs of the differences are enumerated
 
@@ -112,7 +112,7 @@ def _measured_by(blocks, way):
 
 def without(blocks: Sequence[Block], way: str, measure: str) -> list[str]:
     """Notes on blocks, such as those of another task, none of whose runs has the measure."""
-    named = ((block.name, _measured_by([block], way)) for block in blocks)
+    named = ((block.title, _measured_by([block], way)) for block in blocks)
     return [
         f"{name}: no run has {measure}; compare its runs with --measure={headline}"
         for name, names in named
@@ -176,7 +176,14 @@ def _pairs(values: dict[str, dict[int, float]], baseline: str, ddof: int) -> dic
 
 def _spreads(scores, ddof):
     names = dict.fromkeys(name for seed in scores.values() for name in seed)
-    return {n: spread([m[n] for m in scores.values() if n in m], ddof) for n in names}
+    each = {n: spread([m[n] for m in scores.values() if n in m], ddof) for n in names}
+    return {n: _within_percent(of) if is_percent(n) else of for n, of in each.items()}
+
+
+def _within_percent(spread):
+    """The statistics of a percentage, whose interval ends at 0 and at 100."""
+    ends = (end and min(max(end, 0.0), 100.0) for end in (spread.low, spread.high))
+    return spread._replace(**dict(zip(("low", "high"), ends, strict=True)))
 
 
 def spread(values: Sequence[float], ddof: int = 1) -> Spread:
@@ -267,7 +274,7 @@ def _pace(row):
 def find_baseline(blocks: Sequence[Block], wanted: str | None) -> list[str | None]:
     """The name of the baseline row in each block; None in a block without a unique one.
 
-    wanted: the name of a row, or of a method that only one row of a block has; None: fedavg.
+    wanted: the name or title of a row, or a method that only one row of a block has; None: fedavg.
 
     Raises BadInput if no block has a wanted row, or if several rows of a block match it.
     """
@@ -275,10 +282,10 @@ def find_baseline(blocks: Sequence[Block], wanted: str | None) -> list[str | Non
     for block in blocks:
         name = wanted or "fedavg"
         of_method = [row.name for row in block.rows if row.method == name]
-        exact = [row.name for row in block.rows if row.name == name]
+        exact = [row.name for row in block.rows if name in (row.name, row.title)]
         if wanted and not exact and len(of_method) > 1:
             raise BadInput(f"--baseline={wanted} could be {' or '.join(map(repr, of_method))}")
-        matches = exact or of_method
+        matches = exact[:1] or of_method
         out.append(matches[0] if len(matches) == 1 else None)
     if wanted and not any(out):
         names = {row.name for block in blocks for row in block.rows}

@@ -2,28 +2,19 @@
 
 from collections.abc import Iterable, Mapping
 
-from fedjax_lab.analysis.runs import Run, shown
-from fedjax_lab.running.storage import files
+from fedjax_lab.analysis.runs import Run, planned_cells, shown
 
 
 def of_sweeps(runs: Iterable[Run]) -> list[str]:
     """One line on the cost of each search for settings."""
     runs = list(runs)
-    plans = {folder: _plan(folder) for folder in {run.folder.parent for run in runs}}
+    plans = {folder: planned_cells(folder) for folder in {run.folder.parent for run in runs}}
     cells = [(run.folder.name, plans[run.folder.parent].get(run.folder.name, {})) for run in runs]
     return [
         f"{shown(name)}: the best of {told(cell['tuned'])}"
         for name, cell in cells
         if "tuned" in cell
     ]
-
-
-def _plan(folder):
-    """The cells of a sweep.json; {} if the file does not exist or is damaged."""
-    try:
-        return files.read_plan(folder / "sweep.json") if (folder / "sweep.json").exists() else {}
-    except files.Damaged:
-        return {}
 
 
 def told(tuned: Mapping) -> str:

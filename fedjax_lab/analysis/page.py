@@ -36,7 +36,7 @@ def html(
         body.append("<ul>" + "".join(f"<li>{_text(note)}</li>" for note in notes) + "</ul>")
     body += ['<div class="tables">', _table(pivoted), "</div>"] if pivoted else []
     for section in sections:
-        body += ["<section>", f"<h2>{_text(section.block.name)}</h2>"]
+        body += ["<section>", f"<h2>{_text(section.block.heading)}</h2>"]
         body += ['<div class="tables">', *map(_table, tables(section, choice)), "</div>"]
         body += [*_curves(section, choice), *_distributions(section, choice)]
         body += [*_configs(section), "</section>"]
@@ -94,7 +94,7 @@ def _minus(cell):
 def _curves(section, choice):
     rows = section.block.rows
     curves = [runs.curve(row, choice.measure) for row in rows]
-    keys = [f"<li>{_key(i)}{_text(row.name)}</li>" for i, row in enumerate(rows)]
+    keys = [f"<li>{_key(i)}{_text(row.title)}</li>" for i, row in enumerate(rows)]
     yield f'<h3>Curves</h3>\n<ul class="key">{"".join(keys)}</ul>\n<div class="grid">'
     for axis, label in runs.AXES.items():
         points = [(curve[axis], curve["values"]) for curve in curves]
@@ -115,7 +115,7 @@ def _figure(figure, label):
 def _distributions(section, choice):
     rows = section.block.rows
     way = WAYS[choice.way]
-    clients = {r.name: runs.per_client(r, choice.way, choice.measure) for r in rows}
+    clients = {r.title: runs.per_client(r, choice.way, choice.measure) for r in rows}
     if any(map(len, clients.values())):
         yield '<h3>Clients</h3>\n<div class="grid">'
         metric = metric_of(choice.measure)
@@ -127,7 +127,7 @@ def _distributions(section, choice):
             " the 5th and 95th percentiles; each client is also a point in rows with at most"
             f" {plots.DOTS} values.</p>"
         )
-    measured = {row.name: runs.measured(row, choice.way) for row in rows}
+    measured = {row.title: runs.measured(row, choice.way) for row in rows}
     domains = dict.fromkeys(
         m for seeds in measured.values() for one in seeds.values() for m in one if "domains." in m
     )
@@ -150,7 +150,7 @@ def _configs(section):
         items = "".join(f"<li>{_text(line)}</li>" for line in map(_run, row.runs))
         config = escaping.escape(json.dumps(row.config, indent=2))
         yield (
-            f"<details><summary>{_text(row.name)}</summary>\n<ul>{items}</ul>\n"
+            f"<details><summary>{_text(row.title)}</summary>\n<ul>{items}</ul>\n"
             f'<pre tabindex="0">{config}</pre></details>'
         )
 

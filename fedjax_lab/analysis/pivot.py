@@ -29,27 +29,35 @@ BOUNDS = ("central",)  # non-federated methods, which are shown as bounds and no
 class Column(NamedTuple):
     """A column of the table: the numbers of one federation."""
 
-    data: str
-    partition: str
+    data: str  # its display name
+    partition: str  # its display name
+    name: str  # the names of both as in the configs
     section: Section
     entries: dict[str, Entry]  # by the row's name
     printed: Mapping[str, Result]  # published numbers to show beside them, by the row's name
 
 
-def columns(sections: Sequence[Section], printed: Sequence[Mapping[str, Result]]) -> list[Column]:
+def columns(
+    sections: Sequence[Section],
+    printed: Sequence[Mapping[str, Result]],
+    names: Mapping[str, str] | None = None,
+) -> list[Column]:
     """The columns of the table, grouped by data set.
 
     Args:
       sections: sections whose rows have matching names, see `runs.named_alike`.
       printed: for each section, the published numbers by the row's name.
+      names: display names, see `runs.arrange`.
     """
     blocks = [section.block for section in sections]
-    names = [runs.section_names(blocks, part) for part in ("data", "partition")]
+    each = [runs.section_names(blocks, part, names) for part in ("data", "partition")]
     made = [
-        Column(data, partition, section, {e.row.name: e for e in section.entries}, beside)
-        for data, partition, section, beside in zip(*names, sections, printed, strict=True)
+        Column(*titles, ", ".join(ids), section, {e.row.name: e for e in section.entries}, beside)
+        for pairs, section, beside in zip(zip(*each, strict=True), sections, printed, strict=True)
+        for ids, titles in [zip(*pairs, strict=True)]
     ]
-    return sorted(made, key=lambda column: names[0].index(column.data))
+    order = [title for _, title in each[0]]
+    return sorted(made, key=lambda column: order.index(column.data))
 
 
 def table(columns: Sequence[Column], choice: Choice, sets_off: bool) -> Table:
@@ -58,7 +66,7 @@ def table(columns: Sequence[Column], choice: Choice, sets_off: bool) -> Table:
     sets_off: whether the output format can show bold and underlined text.
     """
     names, tests = _names(columns), _tests(columns)
-    header, written = [""], [names]
+    header, written = [""], [[_titles(columns)[name] for name in names]]
     ranks: tuple[set, set] = set(), set()
     marks = {}
     for k, column in enumerate(columns):
@@ -91,6 +99,11 @@ def _names(columns):
     baselines = [c.section.baseline for c in columns if c.section.baseline]
     bounds = {name: _is_bound(entry) for c in columns for name, entry in c.entries.items()}
     return sorted(dict.fromkeys([*baselines, *bounds]), key=lambda name: bounds[name])
+
+
+def _titles(columns):
+    """The display names of the rows by their names."""
+    return {name: entry.row.title for c in columns for name, entry in c.entries.items()}
 
 
 def _groups(columns):
@@ -135,10 +148,11 @@ def caption(columns: Sequence[Column], choice: Choice, comparisons: int, sets_of
     """
     entries = [entry for column in columns for entry in column.entries.values()]
     sentences = [_numbers_sentence(entries, choice), *_clients_sentence(columns)]
+    sentences += _settings_sentence(columns)
     if sets_off:
         sentences.append("The best mean of a column is bold, the second best is underlined.")
     sentences += _marks_sentence(columns, comparisons)
-    bounds = dict.fromkeys(entry.row.name for entry in entries if _is_bound(entry))
+    bounds = dict.fromkeys(entry.row.title for entry in entries if _is_bound(entry))
     if bounds:
         pooled = f"{' and '.join(bounds)}, which trains on the pooled examples of all clients"
         sentences.append(f"No rank or mark is given to {pooled}.")
@@ -170,10 +184,18 @@ def _clients_sentence(columns):
     return [f"{counts.pop()} clients."] if len(counts) == 1 and not counts & {None, 0} else []
 
 
+def _settings_sentence(columns):
+    """The settings outside of data and partition in which the columns differ, if there are some."""
+    blocks = [column.section.block for column in columns]
+    told = [f"{block.title}: {block.settings}" for block in blocks if block.settings]
+    return [f"Settings that differ: {'; '.join(told)}."] if told else []
+
+
 def _marks_sentence(columns, comparisons):
     if not comparisons:
         return []
-    baseline = " or ".join(dict.fromkeys(c.section.baseline for c in columns if c.section.baseline))
+    titles = (c.section.baseline_title for c in columns)
+    baseline = " or ".join(dict.fromkeys(filter(None, titles)))
     times = f"the {comparisons} comparisons" if comparisons > 1 else "the one comparison"
     return [
         f"{BETTER} means better and {WORSE} worse than {baseline} with p < {LEVEL}, by two-sided"
@@ -199,5 +221,5 @@ def _line(columns, name, choice, tests):
         numbers["p t_holm"] = tests.get((name, k))
         if column.printed:
             numbers |= {f"published {key}": getattr(result, key, None) for key in ("mean", "std")}
-        line |= {f"{column.data}, {column.partition}: {key}": n for key, n in numbers.items()}
+        line |= {f"{column.name}: {key}": n for key, n in numbers.items()}
     return line

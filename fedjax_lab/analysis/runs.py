@@ -9,13 +9,14 @@ never compared.
 import copy
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_lab.errors import BadInput, shown
+from fedjax_lab.experiment import titles
 from fedjax_lab.experiment.keys import DEFAULTS
 from fedjax_lab.running import siblings
 from fedjax_lab.running.storage import cloud, files, metric_rows, provenance
@@ -33,6 +34,8 @@ from fedjax_lab.simulation.units import (
 _ACCURACY = ("accuracy", "domains", "global", "ood", "id", *OF_NEW)  # keys of an evaluation
 _FREE = {"data.normalize", "data.augment"}  # data settings that do not change the federation
 _SKEW = {"partition.alpha", "partition.classes", "partition.domains"}
+# Titles tell these sections, and the engine does not change the numbers.
+_UNTOLD = ("data.", "partition.", "method.", "engine.")
 AXES = {  # the labels of the x axes of curves, by the names in `curve`
     "rounds": "round",
     "megabytes": "megabytes of all clients, both ways",
@@ -56,6 +59,7 @@ class Row(NamedTuple):
     name: str  # the method and the settings in which the rows of the block differ
     runs: list[Run]
     seeds: dict[int, list[dict]]  # the evaluations of each seed
+    title: str = ""  # the name for people, with the method's display name
 
     @property
     def config(self) -> dict:
@@ -73,6 +77,13 @@ class Block(NamedTuple):
 
     name: str
     rows: list[Row]
+    title: str = ""  # data, partition and number of clients, with display names
+    settings: str = ""  # other settings that all rows share, and in which the blocks differ
+
+    @property
+    def heading(self) -> str:
+        """The title, and the settings in which the blocks differ."""
+        return "; ".join(filter(None, (self.title, self.settings)))
 
 
 def find(folders: Sequence[Path]) -> list[Path]:
@@ -106,7 +117,17 @@ def _inside(folder):
     children = [f for f in sorted(folder.iterdir()) if f.is_dir() and not f.is_symlink()]
     if (folder / "sweep.json").exists():
         children = [child for child in children if child.name != files.DRAWS]
+        planned = list(planned_cells(folder))
+        children.sort(key=lambda f: planned.index(f.name) if f.name in planned else len(planned))
     return [run for child in children for run in _inside(child)]
+
+
+def planned_cells(folder: Path) -> dict:
+    """The cells of a sweep.json in their order; {} if the file does not exist or is damaged."""
+    try:
+        return files.read_plan(folder / "sweep.json") if (folder / "sweep.json").exists() else {}
+    except files.Damaged:
+        return {}
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -155,8 +176,12 @@ def comparable(config: dict) -> dict:
     return config
 
 
-def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
+def arrange(
+    runs: Sequence[Run], names: Mapping[str, str] | None = None
+) -> tuple[list[Block], list[str]]:
     """Groups runs into blocks of rows; returns the blocks and notes about them, one line each.
+
+    names: display names of methods, data sources and partitions, see `titles.of`.
 
     Raises BadInput if no run has been evaluated, or if two runs have the same config and seed.
     """
@@ -165,11 +190,12 @@ def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
     if not runs:
         raise BadInput("nothing to compare: no run has been evaluated yet")
     federations = _groups(runs, lambda run: federation(run.config))
-    (names,) = _names([[federation(same[0].config) for same in federations]], "")
+    (differ,) = _names([[federation(same[0].config) for same in federations]], "")
     blocks = [
-        Block("; ".join(filter(None, (_title(same[0]), name))), _rows(same))
-        for name, same in zip(names, federations, strict=True)
+        Block("; ".join(filter(None, (_federation_name(same[0]), name))), _rows(same, names))
+        for (name, _), same in zip(differ, federations, strict=True)
     ]
+    blocks = _titled(blocks, names)
     if len(blocks) > 1:
         separate = f"these runs use {len(blocks)} different data partitions"
         notes.insert(0, f"{separate}; each is compared separately")
@@ -246,20 +272,48 @@ def federation(config: dict) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if key not in _FREE}
 
 
-def _title(run):
-    data, partition = run.config["data"], run.config["partition"]
-    number = partition.get("num_clients")  # 0: the data determine the number
-    count = f", {shown(number)} clients" if number else ""
-    return f"{shown(data.get('name'))}, {shown(partition.get('name'))}{count}"
+def _federation_name(run):
+    each = (shown(run.config[section].get("name")) for section in ("data", "partition"))
+    return ", ".join([*each, *_clients(run)])
 
 
-def _rows(runs):
+def _clients(run):
+    number = run.config["partition"].get("num_clients")  # 0: the data determine the number
+    return [f"{shown(number)} clients"] if number else []
+
+
+def _titled(blocks, names):
+    """The blocks with titles, and with the settings in which all rows of a block differ from those
+    of another block."""
+    each = [section_names(blocks, section, names) for section in ("data", "partition")]
+    (others,) = _names([[_shared(block) for block in blocks]], "")
+    counts = [_clients(block.rows[0].runs[0]) for block in blocks]
+    return [
+        block._replace(title=", ".join([data, partition, *count]), settings=other)
+        for block, (_, data), (_, partition), count, (other, _) in zip(
+            blocks, *each, counts, others, strict=True
+        )
+    ]
+
+
+def _shared(block):
+    """The settings outside of _UNTOLD that all rows of a block share."""
+    first, *rest = (flatten(row.config) for row in block.rows)
+    return {
+        key: value
+        for key, value in first.items()
+        if not key.startswith(_UNTOLD) and all(other.get(key) == value for other in rest)
+    }
+
+
+def _rows(runs, titles_of):
     same = _groups(runs, lambda run: run.config)
-    (names,) = _names([[flatten(group[0].config) for group in same]], "method.")
-    return [row_of(name, group) for name, group in zip(names, same, strict=True)]
+    (names,) = _names([[flatten(group[0].config) for group in same]], "method.", titles_of)
+    each = zip(names, same, strict=True)
+    return [row_of(name, group, title) for (name, title), group in each]
 
 
-def row_of(name: str, runs: list[Run]) -> Row:
+def row_of(name: str, runs: list[Run], title: str = "") -> Row:
     """The row of runs with one config. Raises BadInput if two of them have the same seed."""
     owner: dict[int, Run] = {}
     for run in runs:
@@ -271,10 +325,12 @@ def row_of(name: str, runs: list[Run]) -> Row:
                 )
             owner[seed] = run
     seeds = {seed: [r for r in owner[seed].rows if r["seed"] == seed] for seed in sorted(owner)}
-    return Row(name, runs, seeds)
+    return Row(name, runs, seeds, title or name)
 
 
-def named_alike(blocks: Sequence[Block]) -> tuple[list[Block], list[str]]:
+def named_alike(
+    blocks: Sequence[Block], names: Mapping[str, str] | None = None
+) -> tuple[list[Block], list[str]]:
     """Renames the rows so that the rows of a method have the same names in all blocks.
 
     A name is that of the method with the settings in which rows of this method differ within a
@@ -282,20 +338,21 @@ def named_alike(blocks: Sequence[Block]) -> tuple[list[Block], list[str]]:
     that follow the blocks tell them for each name.
     """
     methods = dict.fromkeys(row.method for block in blocks for row in block.rows)
-    names = {
-        method: map(iter, _names([_settings(block, method) for block in blocks], "method."))
+    named = {
+        method: map(iter, _names([_settings(block, method) for block in blocks], "method.", names))
         for method in methods
     }
     out = []
     left_out: dict[str, dict[str, None]] = {}
     for block in blocks:
-        of_block = {method: next(named) for method, named in names.items()}
-        rows = [row._replace(name=next(of_block[row.method])) for row in block.rows]
+        of_block = {method: next(of_method) for method, of_method in named.items()}
+        each = [next(of_block[row.method]) for row in block.rows]
+        rows = [row._replace(name=n, title=t) for row, (n, t) in zip(block.rows, each, strict=True)]
         out.append(block._replace(rows=rows))
         for old, new in zip(block.rows, rows, strict=True):
             told = [word for word in old.name.split(" ") if word not in new.name.split(" ")]
             if told:
-                left_out.setdefault(new.name, {})[" ".join(told)] = None
+                left_out.setdefault(new.title, {})[" ".join(told)] = None
     return out, [f"{name} was run with {'; '.join(told)}" for name, told in left_out.items()]
 
 
@@ -306,49 +363,69 @@ def _settings(block, method):
     return [{key: v for key, v in config.items() if key not in shared} for config in configs]
 
 
-def section_names(blocks: Sequence[Block], section: str) -> list[str]:
-    """For each block, the name of its data or partition, with settings that differ between blocks.
+def section_names(
+    blocks: Sequence[Block], section: str, names: Mapping[str, str] | None = None
+) -> list[tuple[str, str]]:
+    """For each block, the name and the title of its data or partition, with the settings that
+    differ between blocks.
 
     The degree of skew of a partition is always included.
 
     Args:
       blocks: blocks of different federations.
       section: "data" or "partition".
+      names: see `arrange`.
     """
     flat = [federation(block.rows[0].config) for block in blocks]
     of_section = [{k: v for k, v in f.items() if k.startswith(f"{section}.")} for f in flat]
     texts = [json.dumps(settings, sort_keys=True) for settings in of_section]
     unlike = dict(zip(texts, of_section, strict=True))
-    (names,) = _names([list(unlike.values())], f"{section}.", _SKEW)
-    named = dict(zip(unlike, names, strict=True))
+    (each,) = _names([list(unlike.values())], f"{section}.", names, _SKEW)
+    named = dict(zip(unlike, each, strict=True))
     return [named[text] for text in texts]
 
 
-def _names(groups, short, always=()):
-    """Names that distinguish the flat configs of each group: for each group, one for each config.
+def _names(groups, short, titles_of=None, always=()):
+    """Names and titles that distinguish the flat configs of each group, one pair for each config.
 
     A name has the settings in which configs of any group with the same `SECTION.name` differ. The
     name of the section `short` comes first, and its settings lose the prefix. A setting that a
     config lacks is included (as "absent") only if nothing else distinguishes the config from others
-    of its group. Keys in `always` are included even if they do not differ.
+    of its group. Keys in `always` are included even if they do not differ. A title has the display
+    name of the section, with `titles_of` instead of those of docstrings, and not the settings that
+    this name states.
     """
     every = {key for group in groups for config in group for key in config}
     tells = {key: _tells(groups, key) for key in sorted(every - {f"{short}name"})}
 
-    def name(config, with_absent):
-        parts = [shown(config[f"{short}name"])] if short else []
+    def parts(config, with_absent):
+        out = {f"{short}name": shown(config[f"{short}name"])} if short else {}
         for key, kinds in tells.items():
             differs = _kind(config, key) in kinds and (with_absent or key in config)
             if differs or (key in always and key in config):
-                parts.append(f"{key.removeprefix(short)}={_value(config, key)}")
-        return " ".join(parts)
+                out[key] = f"{key.removeprefix(short)}={_value(config, key)}"
+        return out
+
+    def of_config(config, with_absent):
+        out = parts(config, with_absent)
+        return " ".join(out.values()), " ".join(_with_title(out, config, short, titles_of))
 
     def of_group(group):
-        names = [name(config, False) for config in group]
+        names = [" ".join(parts(config, False).values()) for config in group]
         pairs = zip(group, names, strict=True)
-        return [name(config, names.count(it) > 1 or not it) for config, it in pairs]
+        return [of_config(config, names.count(it) > 1 or not it) for config, it in pairs]
 
     return [of_group(group) for group in groups]
+
+
+def _with_title(parts, config, short, titles_of):
+    """The parts of a name, with the display name of the section instead of the config's."""
+    if not short:
+        return parts.values()
+    section = {key.removeprefix(short): value for key, value in config.items()}
+    title = titles.of(short.removesuffix("."), section, titles_of)
+    told = {f"{short}{key}" for key in ("name", *title.told)}
+    return [title.text, *(text for key, text in parts.items() if key not in told)]
 
 
 def _tells(groups, key):

@@ -50,6 +50,12 @@ class Section(NamedTuple):
     baseline: str | None
     entries: list[Entry]
 
+    @property
+    def baseline_title(self) -> str:
+        """The display name of the baseline; empty if there is none."""
+        rows = (row.title for row in self.block.rows if row.name == self.baseline)
+        return next(rows, "")
+
 
 class Column(NamedTuple):
     """A column of a table whose rows are entries."""
@@ -117,7 +123,7 @@ def _table(section, choice, title, columns, entries=None):
             of_rows = means(dict(enumerate(entries)), column.measure)
             best = ranked(of_rows, column.measure, choice.lower_is_better)[:1]
             bold |= {(i, j) for rows in best for i in rows}
-    cells = [[entry.row.name, *(column.text(entry) for column in columns)] for entry in entries]
+    cells = [[entry.row.title, *(column.text(entry) for column in columns)] for entry in entries]
     return Table(title, ["", *(column.header for column in columns)], cells, bold)
 
 
@@ -159,7 +165,7 @@ def _paired(section, choice):
         Column("p (Wilcoxon)", lambda entry: _p(entry.paired.wilcoxon)),
         Column("Holm", lambda entry: _p(entry.paired.wilcoxon_holm)),
     ]
-    title = f"{measure}, {WAYS[choice.way]}: row minus {section.baseline}, seed by seed"
+    title = f"{measure}, {WAYS[choice.way]}: row minus {section.baseline_title}, seed by seed"
     others = [entry for entry in section.entries if entry.paired]
     return _table(section, choice, title, columns, others)
 
@@ -235,7 +241,8 @@ def privacy_text(promise: Privacy | None) -> str:
 def privacy_notes(sections: Sequence[Section]) -> list[str]:
     """One line for each row of a private method, for a table without a column of epsilon."""
     return [
-        f"{section.block.name}: {entry.row.name} has epsilon (delta) {privacy_text(entry.privacy)}"
+        f"{section.block.title}: {entry.row.title} has epsilon (delta)"
+        f" {privacy_text(entry.privacy)}"
         for section in sections
         for entry in section.entries
         if entry.privacy

@@ -3,7 +3,7 @@
 python -m fedjax_lab.report DIR... [--way=last] [--measure=accuracy.mean] [--baseline=fedavg]
                             [--target=80] [--ddof=1] [--bold] [--format=terminal]
                             [--pivot [--published=fedconcat/table1]] [--label=tab:main]
-                            [--out=FILE]
+                            [--names=fedavg=Ours,dirichlet=Skewed] [--out=FILE]
 
 DIR: folders of runs, finished or unfinished, or folders that contain runs (for example of a sweep);
 also gs://BUCKET/DIR. Runs of one config with any seeds are one row; differences to the baseline are
@@ -26,6 +26,8 @@ paired by seed.
 --published adds the published numbers of PAPER/TABLE to the rows with the same method, method
             settings, data and partition; separate several tables by commas;
             `fedjax_lab.paper list` lists all tables
+--names     the names to show for methods, data sources and partitions; default: those of their
+            docstrings, such as FedAvg, Fashion-MNIST and Dir(0.3). CSV has the names of the configs
 --label     the label of the LaTeX table, or the prefix of the labels of several tables;
             default: tab:MEASURE
 --format    terminal, markdown, latex, csv, html; LaTeX needs the packages booktabs and graphicx
@@ -49,6 +51,7 @@ from fedjax_lab.analysis import compare, formats, notes, pivot, runs, tables
 from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import make_parser
 from fedjax_lab.errors import MACHINE, BadInput, parse, quoted, shown
+from fedjax_lab.experiment import titles
 from fedjax_lab.running.storage import cloud, metric_rows
 from fedjax_lab.simulation.units import HEADLINES, metric_of
 
@@ -130,7 +133,7 @@ def _main(argv):
 
 
 def _arguments(argv):
-    parser = make_parser("--measure", "--baseline", "--published", "--label")
+    parser = make_parser("--measure", "--baseline", "--published", "--label", "--names")
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--way", default="last", choices=tables.WAYS)
     parser.add_argument("--target", type=float)
@@ -169,10 +172,11 @@ def report(args) -> str:
     args: the parsed command line. Raises BadInput if the runs cannot be compared in this way.
     """
     whole, damaged = runs.read_all(runs.find(args.folders))
-    blocks, told = runs.arrange(whole)
+    names = titles.parse(args.names)
+    blocks, told = runs.arrange(whole, names)
     told += [*notes.of_sweeps(whole), *damaged, *notes.of_data(whole)]
     if args.pivot:
-        blocks, left_out = runs.named_alike(blocks)
+        blocks, left_out = runs.named_alike(blocks, names)
         told += left_out
     choice = tables.Choice(
         way=args.way,
@@ -186,11 +190,11 @@ def report(args) -> str:
     sections = _sections(blocks, choice, args.baseline)
     for block, baseline, _ in sections:
         if baseline is None and len(block.rows) > 1:
-            told.append(f"{block.name}: no baseline; choose one with --baseline=ROW")
+            told.append(f"{block.title}: no baseline; choose one with --baseline=ROW")
     columns = []
     if args.pivot:
         printed, of_printed = _printed(args.published, sections, choice)
-        columns = pivot.columns(sections, printed)
+        columns = pivot.columns(sections, printed, names)
         told += [*of_printed, *tables.privacy_notes(sections)]
     if args.format == "csv":  # the format has no place for notes
         print("\n".join(damaged), end="\n" * bool(damaged), file=sys.stderr)
@@ -208,7 +212,7 @@ def _shown(args, sections, choice, told, columns):
     label = args.label or "tab:" + re.sub(r"[^A-Za-z0-9]+", "-", choice.measure)
     if pivoted:
         return _text([("", [pivoted])], told, args.format, label)
-    titled = [(section.block.name, tables.tables(section, choice)) for section in sections]
+    titled = [(section.block.heading, tables.tables(section, choice)) for section in sections]
     return _text(titled, [tables.subtitle(sections, choice), *told], args.format, label)
 
 

@@ -1,4 +1,4 @@
-"""Local training, also called SingleSet: no communication at all.
+"""Local training: no communication at all, also called SingleSet.
 
   local   w_i <- SGD on F_i from w_i             the optimizer starts afresh each round
 

@@ -20,7 +20,7 @@ from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.programs import make_program
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment import experiment, titles
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.running import choices, exporting, growth, results, resuming
@@ -145,7 +145,7 @@ class Run:
         """The learning curve, as a figure of matplotlib."""
         from fedjax_lab.running import plots  # imported only here: training needs no matplotlib
 
-        return plots.learning_curve(self.rows, self.config.method.name)
+        return plots.learning_curve(self.rows, titles.of_run(self.config))
 
     def confusion(self, client: int | None = None, seed: int | None = None) -> np.ndarray:
         """Numbers [K, K] of the global test set by actual and by predicted class.

@@ -20,6 +20,7 @@ from fedjax_lab.data.dataset import fingerprint_of
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput, reason_of, warn
+from fedjax_lab.experiment import titles
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.running import growth, resuming, stopping
 from fedjax_lab.running.storage import cloud, files, lock, metric_rows
@@ -193,7 +194,7 @@ class Workdir:
         if processes.is_first():
             if "data" in summary:  # absent if an earlier version began the run
                 summary["data"] |= {"fingerprint": fingerprint_of(self._fingerprint)}
-            _draw(self.path, rows, self._experiment.config.method.name)
+            _draw(self.path, rows, titles.of_run(self._experiment.config))
             metric_rows.write_json(self.path / "summary.json", summary)
             self._publish()
         return summary

@@ -54,7 +54,7 @@ def test_published_numbers_are_shown_next_to_runs_with_their_settings(folder, ca
     arguments = "--pivot", "--measure=global", "--published=fedconcat/table1"
     lines = call(capsys, folder, *arguments, "--format=markdown").splitlines()
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-    cells = {name.partition(" ")[0]: values for name, *values in rows}
+    cells = {name.partition(" ")[0].lower(): values for name, *values in rows}
     header = next(line for line in lines if line.startswith("|  |"))
     assert header.count("published") == 1  # nothing was published for 10 clients
     assert header.index("num\\_clients=40") < header.index("published")

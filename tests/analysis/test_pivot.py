@@ -13,12 +13,14 @@ from run_folders import SCORES, call, refusal, rows_of, write, write_rows
 from scipy import stats
 
 from fedjax_lab.analysis import compare, formats, pivot, runs, tables
+from fedjax_lab.experiment import registry, titles
 
 FEDERATIONS = {  # data, partition
     "a": ({"name": "north"}, {"alpha": 0.1}),
     "b": ({"name": "south"}, {"alpha": 0.1}),
     "c": ({"name": "north"}, {"alpha": 0.5}),
 }
+METHODS = {titles.beginning("method", name): name for name in registry.METHODS}
 GAINS = {"fedavg": 0.0, "moon": 0.3, "fedrs": -4.0, "scaffold": 3.0, "central": 9.0}
 SEEDS = range(5)
 
@@ -65,25 +67,27 @@ def last_scores(folder):
 def test_rows_are_methods_and_columns_are_partitions_by_data(folder):
     table = table_of(folder)
     assert table.groups == [("north", 2), ("south", 1)]
-    assert table.header == ["", "dirichlet alpha=0.1", "dirichlet alpha=0.5", "dirichlet alpha=0.1"]
+    assert table.header == ["", "Dir(0.1)", "Dir(0.5)", "Dir(0.1)"]
     assert "over 5 seeds. 3 clients. The best" in table.title
     names = [row[0] for row in table.cells]
-    assert names[0] == "fedavg" and names[-1] == "central"  # the baseline first, the bound last
+    assert (
+        names[0] == "FedAvg" and names[-1] == "Central training"
+    )  # the baseline first, the bound last
     expected = {
         key: f"{a.mean():.2f} +- {a.std(ddof=1):.2f}" for key, a in last_scores(folder).items()
     }
-    for name, *cells in table.cells:
-        assert cells == [expected.get((federation, name), "-") for federation in "acb"]
+    for title, *cells in table.cells:
+        assert cells == [expected.get((federation, METHODS[title]), "-") for federation in "acb"]
 
 
 def test_the_best_is_bold_the_second_underlined_and_bounds_are_unranked(folder):
     """Means that are printed alike share a rank."""
     table = table_of(folder)
     names = [row[0] for row in table.cells]
-    best, second, baseline = map(names.index, ("scaffold", "moon", "fedavg"))
+    best, second, baseline = map(names.index, ("SCAFFOLD", "MOON", "FedAvg"))
     assert table.bold == {(best, 1), (best, 2), (best, 3)}
     assert table.underlined == {(second, 1), (baseline, 2), (second, 3)}  # moon was not run in c
-    assert "No rank or mark is given to central" in table.title
+    assert "No rank or mark is given to Central training" in table.title
     plain = table_of(folder, sets_off=False)
     assert not plain.bold and "bold" not in plain.title
     ranks = tables.ranked({0: 71.001, 1: 70.999, 2: 65.0, 3: 71.02}, "accuracy.mean", ())
@@ -105,9 +109,9 @@ def test_marks_come_from_t_tests_corrected_over_the_whole_table(folder):
         largest = max(largest, min(1.0, (8 - rank) * p[key]))
         holm[key] = largest
     for federation, j in zip("acb", (1, 2, 3), strict=True):
-        for i, (name, *_) in enumerate(table.cells):
-            value = holm.get((federation, name), 1.0)
-            mark = "" if value >= 0.05 else formats.WORSE if name == "fedrs" else formats.BETTER
+        for i, (title, *_) in enumerate(table.cells):
+            value = holm.get((federation, METHODS[title]), 1.0)
+            mark = "" if value >= 0.05 else formats.WORSE if title == "FedRS" else formats.BETTER
             assert table.marks.get((i, j), "") == mark
     assert set(table.marks.values()) == {formats.WORSE, formats.BETTER}
     assert any(p[key] < 0.05 <= holm[key] for key in p)  # the correction matters here
@@ -119,7 +123,7 @@ def test_a_lower_loss_is_better(folder):
         write_rows(run, rows)
     table = table_of(folder, measure="loss.mean")
     names = [row[0] for row in table.cells]
-    i = names.index("fedrs")
+    i = names.index("FedRS")
     assert table.bold == {(i, j) for j in (1, 2, 3)} and table.marks[i, 3] == formats.BETTER
     assert table.title.startswith("loss.mean (lower is better), last round: mean +- sample")
 
@@ -135,7 +139,7 @@ def test_rows_with_the_same_method_and_settings_match_across_federations(tmp_pat
     write(tmp_path / "a", one, method="fedprox", mu=0.01, partition=partition)
     # The skew is shown even if there is only one partition; the data determine the clients.
     alone = table_of(tmp_path, baseline="fedprox")
-    assert alone.header == ["", "dirichlet alpha=0.3"] and "0 clients" not in alone.title
+    assert alone.header == ["", "Dir(0.3)"] and "0 clients" not in alone.title
     write(tmp_path / "b", one, method="fedprox", mu=0.01, **other)
     write(tmp_path / "c", one, method="fedprox", mu=0.1, **other)
     write(tmp_path / "d", one, **other)
@@ -148,7 +152,7 @@ def test_rows_with_the_same_method_and_settings_match_across_federations(tmp_pat
     alike, notes = runs.named_alike(blocks)
     names = [[row.name for row in block.rows] for block in alike]
     assert names == [["fedprox mu=0.01"], ["fedprox mu=0.01", "fedprox mu=0.1", "fedavg"]]
-    rates = {"fedprox mu=0.01": 0.2, "fedprox mu=0.1": 0.2, "fedavg": 0.3}
+    rates = {"FedProx mu=0.01": 0.2, "FedProx mu=0.1": 0.2, "FedAvg": 0.3}
     assert notes == [f"{name} was run with local.lr={lr}" for name, lr in rates.items()]
     table = table_of(tmp_path, baseline="fedprox mu=0.01")
     assert [row[0] for row in table.cells] == list(rates)
@@ -172,8 +176,8 @@ def test_csv_has_every_number_unrounded(folder, capsys):
 @pytest.mark.slow
 def test_every_format_shows_ranks_and_marks(folder, capsys):
     markdown = call(capsys, folder, "--pivot", "--format=markdown")
-    assert re.search(r"`scaffold` \| \*\*[\d.]+ \+- [\d.]+\*\* \\\* \|", markdown)
-    assert "<ins>" in markdown and "| north, dirichlet alpha=0.1 |" in markdown
+    assert re.search(r"`SCAFFOLD` \| \*\*[\d.]+ \+- [\d.]+\*\* \\\* \|", markdown)
+    assert "<ins>" in markdown and "| north, Dir(0.1) |" in markdown
     page = call(capsys, folder, "--pivot", "--format=html")
     assert re.search(r"<td><strong>[\d.]+ ± [\d.]+</strong><sup>\*</sup></td>", page)
     assert "<u>" in page and '<th scope="colgroup" colspan="2">north</th>' in page

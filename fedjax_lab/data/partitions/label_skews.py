@@ -12,7 +12,7 @@ TRIES = 1000  # draws of `extended_dirichlet`
 def shards(
     y, domain, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
 ) -> Parts:
-    """Sorts the examples by label, cuts them into n s shards and assigns s of them to each client.
+    """Shards(shards_per_client): the examples by label are cut into n s shards, s for each client.
 
     McMahan et al., AISTATS 2017, Section 3: MNIST in 200 shards of 300 examples, two for each of
     100 clients. Shards are assigned at random. If the examples do not divide evenly, the sizes of
@@ -43,12 +43,12 @@ def extended_dirichlet(
     classes: int = 2,
     alpha: float = 10.0,
 ) -> Parts:
-    """Every client holds `classes` classes, each divided among its owners by Dir(alpha).
+    """ExDir(classes, alpha): each class is divided among the owners of `classes` by Dir(alpha).
 
-    ExDir(C, alpha) of Li and Lyu, NeurIPS 2023. Classes are allocated to clients one after another:
-    each client gets the classes with the fewest owners so far (ties at random), so that the numbers
-    of owners differ by one at most. A client may get no examples of some of its classes; the shares
-    are drawn again, at most TRIES times, until every client has examples.
+    Li and Lyu, NeurIPS 2023. Classes are allocated to clients one after another: each client gets
+    the classes with the fewest owners so far (ties at random), so that the numbers of owners differ
+    by one at most. A client may get no examples of some of its classes; the shares are drawn again,
+    at most TRIES times, until every client has examples.
 
     classes: the number of classes C of each client.
     alpha: the concentration of the Dirichlet distribution.

@@ -33,7 +33,7 @@ def by_client(
     num_clients: int = 0,
     min_examples: int = 1,
 ) -> Parts:
-    """One client for each natural user, in the order of the users.
+    """By user: one client for each natural user, in the order of the users.
 
     A user's test examples are held by the same client. The global test set has the test examples of
     all users.

@@ -28,7 +28,7 @@ CLASS_WIDTH, DOMAIN_WIDTH = 10, 12  # longest names in the table, in characters
 
 
 def iid(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
-    """Divides a random permutation evenly (NIID-Bench `homo`); sizes differ by one at most."""
+    """IID: divides a random permutation evenly (NIID-Bench `homo`); sizes differ by one at most."""
     check_clients(num_clients, len(y))
     counts = _even(len(y), num_clients)[None]  # [1, n]
     return deal_counts(np.zeros(len(y), int), counts, rng)
@@ -44,7 +44,7 @@ def dirichlet(
     min_size: int = 10,
     tries: int = 10_000,
 ) -> Parts:
-    """Divides every class among the clients by shares ~ Dir(alpha) (NIID-Bench `noniid-labeldir`).
+    """Dir(alpha): divides every class by such shares (NIID-Bench `noniid-labeldir`).
 
     As in NIID-Bench, a client that holds R / n examples gets no share of later classes (rounding
     can still give it one example). The draw is repeated until the smallest client has min_size
@@ -71,7 +71,7 @@ def dirichlet(
 def classes_per_client(
     y, domain, num_clients: int, rng: np.random.Generator, *, classes: int = 2
 ) -> Parts:
-    """Every client holds exactly `classes` classes (#C = k, NIID-Bench `noniid-#labelk`).
+    """#C=classes: every client holds exactly `classes` classes (NIID-Bench `noniid-#labelk`).
 
     Client i owns class i mod C and k - 1 random others. Each class is divided evenly among its
     owners. With k = C, every class is divided among all clients.
@@ -102,7 +102,7 @@ def classes_per_client(
 def client_dirichlet(
     y, domain, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.5
 ) -> Parts:
-    """Clients of equal size floor(R / n) with class mixtures ~ Dir(alpha) (as in FedBR's code).
+    """Client Dir(alpha): clients of equal size floor(R / n) with such class mixtures (FedBR).
 
     Clients choose one after another, so that some classes are exhausted for later clients. If a
     client's mixture has no mass on the remaining classes, the rest of its examples is drawn
@@ -132,7 +132,7 @@ def quantity(
     min_size: int = 10,
     tries: int = 200_000,
 ) -> Parts:
-    """IID examples, with client sizes ~ Dir(alpha) (NIID-Bench `iid-diff-quantity`).
+    """Quantity Dir(alpha): IID examples, with such client sizes (NIID-Bench `iid-diff-quantity`).
 
     The shares are redrawn until the smallest one gives min_size examples, at most `tries` times and
     for a few seconds (MOST_DRAWN), and not at all if success is practically impossible.
@@ -161,7 +161,7 @@ def quantity(
 
 
 def by_domain(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
-    """Each client holds examples of one domain: client i of domain i // (n / number of domains).
+    """By domain: each client holds one domain, client i domain i // (n / number of domains).
 
     The examples of a domain are divided evenly among its clients. One client per domain is FedC2I's
     split, ten clients per domain are Client2Vec's.
@@ -183,7 +183,7 @@ def by_domain(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
 def domains_per_client(
     y, domain, num_clients: int, rng: np.random.Generator, *, domains: int = 1
 ) -> Parts:
-    """Every client holds parts of `domains` different domains (hFedF, Algorithm 5).
+    """#D=domains: every client holds parts of `domains` different domains (hFedF, Algorithm 5).
 
     Z domains are cut into a = floor(n d / Z) equal random parts each, the (n d mod Z) largest ones
     (ties: lower id first) into a + 1. The parts, ordered by domain, are dealt to clients 0 .. n-1

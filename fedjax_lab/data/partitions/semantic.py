@@ -29,7 +29,7 @@ def semantic(
     *,
     components: int = 32,
 ) -> Parts:
-    """Semantic partition: clients differ in the appearance of examples, not in their labels.
+    """Semantic: clients differ in the appearance of examples, not in their labels.
 
     Yuan et al., ICLR 2022 (What do we mean by generalization in federated learning?). The
     embeddings (config.embedding) of each class are clustered by a Gaussian mixture with one cluster

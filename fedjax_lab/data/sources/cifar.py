@@ -79,7 +79,7 @@ def cifar10(*, folder: str = "") -> Dataset:
 
 @source(_remedy(CIFAR100))
 def cifar100(*, folder: str = "") -> Dataset:
-    """CIFAR-100 with its 100 fine labels: 50,000 + 10,000 images [32, 32, 3].
+    """CIFAR-100: 50,000 + 10,000 images [32, 32, 3] with its 100 fine labels.
 
     folder: as in `cifar10`.
     """

@@ -14,7 +14,7 @@ from fedjax_lab.errors import check_below_one
 def diabetes(
     *, test: float = 0.2, test_seed: int = 0, unseen: str = "", normalize: str = "standard"
 ) -> Dataset:
-    """Examples x [442, 10] float32, labels y [442] float32; for config.task.name=regression.
+    """Diabetes: x [442, 10] float32, labels y [442] float32; for config.task.name=regression.
 
     test: the share of the patients that are drawn as test examples.
     test_seed: the seed of the draw. unseen, normalize: as in `table`.

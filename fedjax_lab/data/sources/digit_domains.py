@@ -64,7 +64,7 @@ def digit_domains(
     seed: int = 0,
     cache: str = "",
 ) -> Dataset:
-    """Images [R, size, size, 3] uint8 of five domains with balanced classes.
+    """Digit domains: images [R, size, size, 3] uint8 of five domains with balanced classes.
 
     size: the side of an image in pixels, from 16 to 128.
     train_per_domain: the number of training images of each domain.

@@ -29,7 +29,7 @@ FOLDERS = ("emnist", "emnist/gzip", "EMNIST/raw", "EMNIST", "gzip")
 
 @source(idx.remedy_of("emnist"), split=one_of(SPLITS))
 def emnist(*, folder: str = "", split: str = "balanced") -> Dataset:
-    """A split of EMNIST: upright images [R, 28, 28, 1], training examples first.
+    """EMNIST split: upright images [R, 28, 28, 1], training examples first.
 
     folder: the folder with the files, or with a folder emnist (or torchvision's EMNIST/raw); empty:
         ~/.cache/fedjax_lab and data/ are searched.

@@ -29,7 +29,7 @@ def hospitals(
     seed: int = 0,
     normalize: str = "standard",
 ) -> Dataset:
-    """Examples x [R, D] float32 with the days of the stay as labels y [R] float32.
+    """Hospitals: examples x [R, D] float32 with the days of the stay as labels y [R] float32.
 
     num_users: the number of hospitals, the natural users for partition by_client.
     patients: the median number of patients of a hospital.

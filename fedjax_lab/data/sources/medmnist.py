@@ -55,7 +55,7 @@ SIZES = (28, 64, 128, 224)  # sides of the images, in pixels
 def medmnist(
     *, dataset: str = "pathmnist", folder: str = "", size: int = 28, merge_valid: bool = False
 ) -> Dataset:
-    """A set of MedMNIST: images [size, size, 1 or 3], with the published training and test split.
+    """MedMNIST dataset: images [size, size, 1 or 3], with the published training and test split.
 
     dataset: pathmnist, dermamnist, octmnist, pneumoniamnist, retinamnist, breastmnist, bloodmnist,
         tissuemnist, organamnist, organcmnist or organsmnist. The grades of RetinaMNIST are used as

@@ -28,7 +28,7 @@ FOLDERS = ("shakespeare/", "shakespeare/data/", "leaf/data/shakespeare/data/")
 
 @source(told("shakespeare"), fraction=check_positive_share, seed=check_not_negative)
 def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEED) -> Dataset:
-    """LEAF's Shakespeare: x [R, 80] int8 and y [R] int32, numbers of characters in LEAF's alphabet.
+    """Shakespeare: x [R, 80] int8 and y [R] int32, numbers of characters in LEAF's alphabet.
 
     Characters outside the alphabet become spaces. If there are folders train/ and test/, this split
     is used as it is. Otherwise all_data/ is sampled as LEAF's `-s niid --sf fraction -k 40 -t

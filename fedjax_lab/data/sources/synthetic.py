@@ -49,7 +49,7 @@ def synthetic(
     test_share: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """Vectors x [R, dimension] float32 of natural users, for partition by_client.
+    """Synthetic(alpha, beta): vectors x [R, dimension] float32 of users, for by_client.
 
     alpha: the standard deviation of u_k, which does not affect the labels.
     beta: the standard deviation of B_k; a larger one makes the inputs of users differ more.

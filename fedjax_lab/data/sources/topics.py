@@ -45,7 +45,7 @@ def topics(
     task: str = "classify",
     seed: int = 0,
 ) -> Dataset:
-    """x [R, length] int16, token ids: 0 is padding, which comes first. The classes are topics.
+    """Topics: token ids x [R, length] int16; 0 is padding, which comes first. Classes are topics.
 
     users: the number of users, each a natural client.
     texts: the average number of texts of a user; some have several times as many as others.

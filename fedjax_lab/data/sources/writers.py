@@ -74,7 +74,7 @@ def writers(
     test_share: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """Images [R, 28, 28, 1] uint8, dark on white, of natural users, for partition by_client.
+    """Writers: images [R, 28, 28, 1] uint8, dark on white, of users, for partition by_client.
 
     num_users: the number of writers; the first ones are the same for any number.
     alpha: the concentration of the Dirichlet distribution of each writer's labels; a smaller one

@@ -23,7 +23,7 @@ def test_each_row_of_the_report_is_a_line_averaged_over_seeds(tmp_path):
         np.testing.assert_allclose(first, np.c_[x, np.mean(list(SCORES["fedavg"].values()), 0)])
         np.testing.assert_allclose(second, np.c_[x, np.mean(list(SCORES["fedprox"].values()), 0)])
         (legend,) = figure.legends
-        assert [text.get_text() for text in legend.get_texts()] == ["fedavg", "fedprox"]
+        assert [text.get_text() for text in legend.get_texts()] == ["FedAvg", "FedProx"]
     half = curves.draw(tmp_path, measure="global").pictures["rounds"]
     np.testing.assert_allclose(lines_of(half)[0][:, 1] * 2, lines_of(figure)[0][:, 1])
 
@@ -36,7 +36,7 @@ def test_federations_have_separate_pictures_and_a_run_has_a_learning_curve(tmp_p
     write(tmp_path / "b", SCORES["fedprox"], partition={"name": "dirichlet"})
     drawn = curves.draw(tmp_path)
     assert list(drawn.pictures)[:2] == ["rounds-1", "megabytes-1"] and len(drawn.pictures) == 6
-    assert drawn.text.endswith("2: toy, dirichlet, 3 clients; partition.name=dirichlet")
+    assert drawn.text.endswith("2: toy, Dir(alpha), 3 clients")
     capsys.readouterr()
     assert figures.main(["curves", str(tmp_path), "--measure=globl"]) == 2
     assert "did you mean 'global'?" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""The display names of methods, data sources and partitions, from their own docstrings.
+
+A docstring that begins with `NAME:` or `NAME (PAPER)`, where NAME has at most three words, gives
+the name: for a method that of its file, otherwise that of the function. A word that is a setting
+stands for its value: "Dir(alpha)" is shown as Dir(0.3). Without such a beginning, and for parts of
+a user, whose files are not read here, the name is that of the config.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedjax_lab.errors import BadInput, quoted, shown
+from fedjax_lab.experiment import registry
+
+_NAME = re.compile(r"(\S+(?: \S+){0,2}?)(?::\s| \()")
+
+
+class Title(NamedTuple):
+    """A display name, and the settings whose values it states."""
+
+    text: str
+    told: frozenset[str] = frozenset()
+
+
+def parse(text: str | None) -> dict[str, str]:
+    """{name in a config: display name} of a text such as "fedavg=Mine,dirichlet=Skewed"."""
+    pairs = [part.rpartition("=") for part in text.split(",")] if text else []
+    for name, _, title in pairs:
+        if not (name.strip() and title.strip()):
+            raise BadInput(f"--names={quoted(text)} is not NAME=TITLE,NAME=TITLE")
+    return {name.strip(): title.strip() for name, _, title in pairs}
+
+
+def of(kind: str, section: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Title:
+    """The title of what a section of a config names.
+
+    Args:
+      kind: "method", "data" or "partition".
+      section: the section, with the settings.
+      names: display names that replace those of docstrings.
+    """
+    name = shown(section.get("name", ""))
+    if names and name in names:
+        return Title(names[name])
+    words = beginning(kind, name)
+    told = {word for word in re.findall(r"\w+", words) if word in section}
+    text = re.sub(r"\w+", lambda word: shown(section.get(word[0], word[0])), words)
+    return Title(text, frozenset(told))
+
+
+def beginning(kind: str, name: str) -> str:
+    """The name with which the docstring of a built-in part begins; otherwise its config's name."""
+    if name not in registry.NAMED[kind]:
+        return name
+    part: Any = registry.look_up(kind, name)
+    documented = inspect.getmodule(part) if kind == "method" else part
+    begins = _NAME.match(inspect.getdoc(documented) or "")
+    return begins[1] if begins else name
+
+
+def of_run(config: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
+    """What a run trains on what, such as "FedAvg, Fashion-MNIST, Dir(0.3)"."""
+    kinds = ("method", "data", "partition")
+    return ", ".join(of(kind, config[kind], names).text for kind in kinds)
