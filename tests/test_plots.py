@@ -20,7 +20,7 @@ def test_a_heat_map_labels_its_rows_and_columns():
     assert text_by_position(axes.get_yticklabels()) == {(0, 0): "7", (0, 1): "5"}
     shown = {(i, 0): text for i, text in enumerate(["a", "\u200b_b", "c"])}
     assert text_by_position(axes.get_xticklabels()) == shown
-    assert (axes.get_ylabel(), axes.get_xlabel(), bar.get_ylabel()) == ("client", "class", "share")
+    assert (axes.get_ylabel(), axes.get_xlabel(), bar.get_ylabel()) == ("Client", "Class", "Share")
     assert axes.images[0].get_clim() == (0, 1)
     written = {text.get_position(): (text.get_text(), text.get_color()) for text in axes.texts}
     assert len(written) == 6
@@ -44,8 +44,8 @@ def test_heat_maps_share_a_color_scale_and_have_outer_labels():
     panels = figure.axes[:5]
     assert [axes.get_title() for axes in panels] == list(maps)
     assert {axes.images[0].get_clim() for axes in panels} == {(0, 4)}
-    assert [axes.get_ylabel() for axes in panels] == ["on", "", "", "on", ""]
-    assert [axes.get_xlabel() for axes in panels] == ["", "", "of", "of", "of"]
+    assert [axes.get_ylabel() for axes in panels] == ["On", "", "", "On", ""]
+    assert [axes.get_xlabel() for axes in panels] == ["", "", "Of", "Of", "Of"]
 
 
 def test_a_legend_leaves_out_curves_without_points(tmp_path):

@@ -516,7 +516,25 @@ def test_a_loss_is_compared_and_lower_is_better(losses, capsys):
     assert "until loss.mean is 0.4 in the last stage" in out
     assert "accuracy.mean, %" in out  # among the other metrics
     page = call(capsys, losses, "--measure=loss.mean", "--format=html")
-    assert "loss of a client" in page and "loss.mean, %" not in page
+    assert "<h1>Loss, mean over clients, last round: runs compared</h1>" in page
+    assert "Loss, %" not in page and 'aria-label="loss on north by row, last round"' in page
+
+
+@pytest.mark.parametrize(
+    "measure, words",
+    [
+        ("accuracy.mean", "accuracy, %, mean over clients"),
+        ("global", "accuracy, %, global test set"),
+        ("domains.north", "accuracy, %, north"),
+        ("rmse.worst10", "RMSE, worst 10 % of clients"),
+        ("ood_macro_f1", "macro F1, %, unseen domain (ood)"),
+        ("brier.mean", "brier, mean over clients"),
+    ],
+)
+def test_a_measure_is_described_in_words(measure, words):
+    assert tables.described(measure) == words
+    label = words.removesuffix(", mean over clients")
+    assert tables.axis_label(measure) == label
 
 
 def test_other_metrics_are_listed_besides_the_accuracy(losses, capsys):

@@ -7,10 +7,18 @@ from importlib import resources
 
 from fedjax_lab.analysis import formats, runs
 from fedjax_lab.analysis.formats import Table
-from fedjax_lab.analysis.tables import WAYS, Choice, Section, subtitle, tables, with_unit
+from fedjax_lab.analysis.tables import (
+    WAYS,
+    Choice,
+    Section,
+    axis_label,
+    described,
+    subtitle,
+    tables,
+)
 from fedjax_lab.errors import printable
 from fedjax_lab.running import plots
-from fedjax_lab.simulation.units import is_percent, metric_of
+from fedjax_lab.simulation.units import in_words, measure_of, metric_of, sentence
 
 _STYLE = resources.files("fedjax_lab.analysis").joinpath("page.css").read_text(encoding="utf-8")
 
@@ -29,7 +37,7 @@ def html(
       notes: lines to show at the top.
       pivoted: a table of all sections, shown before them.
     """
-    title = f"{choice.measure}, {WAYS[choice.way]}: runs compared"
+    title = f"{sentence(described(choice.measure))}, {WAYS[choice.way]}: runs compared"
     how = _sign(subtitle(sections, choice))
     body = [f"<h1>{_text(title)}</h1>", f'<p class="how">{_text(how)}.</p>']
     if notes:
@@ -98,7 +106,7 @@ def _curves(section, choice):
     yield f'<h3>Curves</h3>\n<ul class="key">{"".join(keys)}</ul>\n<div class="grid">'
     for axis, label in runs.AXES.items():
         points = [(curve[axis], curve["values"]) for curve in curves]
-        figure = plots.draw_curves(points, label, with_unit(runs.shown(choice.measure)))
+        figure = plots.draw_curves(points, label, axis_label(choice.measure))
         yield _figure(figure, f"{choice.measure} against {label}")
     yield '</div>\n<p class="how">Means over seeds, shaded from the lowest seed to the highest.</p>'
 
@@ -116,11 +124,10 @@ def _distributions(section, choice):
     rows = section.block.rows
     way = WAYS[choice.way]
     clients = {r.title: runs.per_client(r, choice.way, choice.measure) for r in rows}
+    metric = metric_of(choice.measure)
     if any(map(len, clients.values())):
         yield '<h3>Clients</h3>\n<div class="grid">'
-        metric = metric_of(choice.measure)
-        unit = ", %" if is_percent(metric) else ""
-        figure = plots.draw_strips(clients, f"{metric} of a client{unit}", f"clients, {way}", True)
+        figure = plots.draw_strips(clients, in_words(runs.shown(metric)), f"Clients, {way}", True)
         yield _figure(figure, f"{metric} of each client by row, {way}")
         yield (
             '</div>\n<p class="how">Clients of all seeds: boxes show median and quartiles, whiskers'
@@ -128,9 +135,9 @@ def _distributions(section, choice):
             f" {plots.DOTS} values.</p>"
         )
     measured = {row.title: runs.measured(row, choice.way) for row in rows}
-    domains = dict.fromkeys(
-        m for seeds in measured.values() for one in seeds.values() for m in one if "domains." in m
-    )
+    prefix = f"{measure_of(metric, 'domains')}."
+    each = (m for seeds in measured.values() for one in seeds.values() for m in one)
+    domains = dict.fromkeys(m for m in each if m.startswith(prefix))
     if domains:
         yield '<h3>Domains</h3>\n<div class="grid">'
         for domain in domains:
@@ -138,9 +145,9 @@ def _distributions(section, choice):
                 name: [m[domain] for m in seeds.values() if domain in m]
                 for name, seeds in measured.items()
             }
-            name = runs.shown(domain.removeprefix("domains."))
-            figure = plots.draw_strips(values, "accuracy, %", name)
-            yield _figure(figure, f"accuracy on {name} by row, {way}")
+            name = runs.shown(domain.removeprefix(prefix))
+            figure = plots.draw_strips(values, in_words(runs.shown(metric)), name)
+            yield _figure(figure, f"{metric} on {name} by row, {way}")
         yield '</div>\n<p class="how">Each point is a seed; the bar is their mean.</p>'
 
 

@@ -169,20 +169,20 @@ def _drawn(maps, sizes, rows, images):
         )
         plots.name_fields(axes.yaxis, rows, len(sizes), height / len(sizes), axes.axhline)
         bar = {"location": "top", "aspect": 10 * width, "pad": 0.15 / height}
-        above.colorbar(image, ax=axes, label="% of the client's examples", **bar)
+        above.colorbar(image, ax=axes, label="Share of the client's examples, %", **bar)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
     for axes in panels[1:]:
         axes.set_ylabel("")
         axes.tick_params(labelleft=False, left=False)
     panels[-1].barh(np.arange(len(sizes)), sizes, height=0.9, color=plots.COLORS[0])
-    panels[-1].set(xlabel="examples", xlim=(0, None))
+    panels[-1].set(xlabel="Examples", xlim=(0, None))
     panels[-1].grid(visible=False)
     return figure
 
 
 def _draw_images(figure, images):
-    figure.suptitle("one image after the feature skew of these clients", fontsize="small")
+    figure.suptitle("One image after the feature skew of these clients", fontsize="small")
     for axes, (name, image) in zip(figure.subplots(1, len(images)), images.items(), strict=True):
         axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1)
         axes.set_title(name, fontsize="small")

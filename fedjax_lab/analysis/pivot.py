@@ -10,17 +10,17 @@ from fedjax_lab.analysis.compare import Entry
 from fedjax_lab.analysis.formats import BETTER, NONE, WORSE, Table, mean_std
 from fedjax_lab.analysis.published import Result
 from fedjax_lab.analysis.tables import (
-    MEASURES,
     Choice,
     Section,
     chosen_how,
+    described,
     deviation,
     digits,
     means,
     ranked,
     spread_text,
 )
-from fedjax_lab.simulation.units import is_percent
+from fedjax_lab.simulation.units import sentence
 
 LEVEL = 0.05  # the significance level
 BOUNDS = ("central",)  # non-federated methods, which are shown as bounds and not ranked
@@ -168,9 +168,7 @@ def caption(columns: Sequence[Column], choice: Choice, comparisons: int, sets_of
 def _numbers_sentence(entries, choice):
     """The sentence about the measure, the chosen round and the number of seeds."""
     measure = choice.measure
-    what = f"{measure}{' in percent' * is_percent(measure)}"
-    if measure in MEASURES:
-        what = f"Accuracy in percent, {MEASURES[measure][0]}"
+    what = sentence(described(measure).replace(", %", " in percent"))
     counts = sorted({s.n for e in entries if (s := e.measures.get(measure))})
     seeds = " to ".join(str(n) for n in (counts[:1] + counts[1:][-1:]))
     over = "one seed" if counts == [1] else f"{deviation(choice)} over {seeds} seeds"

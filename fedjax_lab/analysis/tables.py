@@ -7,7 +7,7 @@ from fedjax_lab.analysis import formats, runs
 from fedjax_lab.analysis.compare import Cost, Entry, Privacy, Spread
 from fedjax_lab.analysis.formats import NONE, Table, mean_std, number
 from fedjax_lab.analysis.runs import Block, shown
-from fedjax_lab.simulation.units import LOWER_IS_BETTER, ONE_NUMBER, is_percent, metric_of
+from fedjax_lab.simulation.units import LOWER_IS_BETTER, ONE_NUMBER, in_words, is_percent, metric_of
 
 WAYS = {
     "last": "last round",
@@ -140,6 +140,19 @@ def forms_of(metric: str) -> dict[str, tuple[str, str]]:
     return dict(zip(names, [(words, metric), *others], strict=True))
 
 
+def described(measure: str) -> str:
+    """A measure in words, such as "accuracy, %, global test set"."""
+    metric = metric_of(measure)
+    form = forms_of(metric).get(measure, ("", ""))[0] or shown(measure.partition(".")[2])
+    return ", ".join(filter(None, (in_words(shown(metric)), form)))
+
+
+def axis_label(measure: str) -> str:
+    """The label of a measure's axis: a mean over clients is not mentioned."""
+    metric = metric_of(measure)
+    return in_words(shown(metric)) if measure == f"{metric}.mean" else described(measure)
+
+
 def _compared(section, choice, metric):
     forms = {measure: header for measure, (_, header) in forms_of(metric).items()}
     measure, names = choice.measure, _shared(section)
@@ -165,7 +178,8 @@ def _paired(section, choice):
         Column("p (Wilcoxon)", lambda entry: _p(entry.paired.wilcoxon)),
         Column("Holm", lambda entry: _p(entry.paired.wilcoxon_holm)),
     ]
-    title = f"{measure}, {WAYS[choice.way]}: row minus {section.baseline_title}, seed by seed"
+    what = f"{described(measure)}, {WAYS[choice.way]}"
+    title = f"{what}: row minus {section.baseline_title}, seed by seed"
     others = [entry for entry in section.entries if entry.paired]
     return _table(section, choice, title, columns, others)
 

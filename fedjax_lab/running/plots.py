@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_lab.data import writing
 from fedjax_lab.errors import printable
 from fedjax_lab.running.storage import metric_rows
-from fedjax_lab.simulation.units import is_percent, measure_of, metric_of
+from fedjax_lab.simulation.units import in_words, measure_of, metric_of, sentence
 
 # If there is no such backend, matplotlib cannot be imported; pictures in files need none.
 _backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
@@ -64,6 +64,10 @@ def _plain(text):  # escapes formulas and the leading "_" that hides a legend en
     return text.replace("$", r"\$").replace("_", "\u200b_", text.startswith("_"))
 
 
+def _label(text):  # of an axis
+    return _plain(sentence(text))
+
+
 def look(i: int) -> dict:
     """Color, dash and marker of the i-th line; unique for each of the first 28 lines."""
     marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]
@@ -88,6 +92,7 @@ def draw_curves(
     xlabel: str,
     ylabel: str,
     names: Sequence[str] = (),
+    title: str = "",
 ) -> Figure:
     """Draws for each (x [E], values [seeds, E]) the mean over seeds, shaded from the lowest to the
     highest seed. If there are names, a legend is added."""
@@ -96,13 +101,17 @@ def draw_curves(
     for i, (x, values) in enumerate(curves):
         if len(x):
             _draw_curve(axes, i, x, values, linewidth=1.4)
-    axes.set(xlabel=xlabel, ylabel=_plain(ylabel))
+    axes.set(xlabel=_label(xlabel), ylabel=_label(ylabel), title=_wrapped(title))
     axes.set_xlim(left=-0.02 * max([1e-9, *(x.max() for x, _ in curves if len(x))]))
     if all(np.all(x == np.round(x)) for x, _ in curves):
         _whole(axes)
     shown = [name for name, (x, _) in zip(names, curves, strict=False) if len(x)]
     add_legend(figure, axes.lines, shown)
     return figure
+
+
+def _wrapped(title):  # in lines that fit above the narrowest pictures
+    return _plain("\n".join(textwrap.wrap(title, 52)))
 
 
 def _draw_curve(axes, i, x, values, **line):
@@ -136,7 +145,7 @@ def draw_strips(
     )
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    axes.set(xlabel=xlabel, title=_plain(title))
+    axes.set(xlabel=_label(xlabel), title=_wrapped(title))
     return figure
 
 
@@ -198,7 +207,7 @@ def draw_heat_maps(
         image = axes.imshow(values, "cividis", aspect=aspect, vmin=low, vmax=high)
         name_fields(axes.xaxis, columns, shape[1], width / shape[1], axes.axvline)
         name_fields(axes.yaxis, rows, shape[0], height / shape[0], axes.axhline)
-        axes.set_title(_plain(title))
+        axes.set_title(_wrapped(title))
         _keep_outer_names(axes, at_left=k % across == 0, below=k + across >= len(maps))
         if written:
             _write_values(axes, values, (low + high) / 2)
@@ -207,7 +216,7 @@ def draw_heat_maps(
         axes.spines[:].set_visible(False)
     for axes in panels.flat[len(maps) :]:
         axes.set_axis_off()
-    figure.colorbar(image, ax=panels, label=label, aspect=8 * down * height)
+    figure.colorbar(image, ax=panels, label=_label(label), aspect=8 * down * height)
     return figure
 
 
@@ -257,7 +266,7 @@ def name_fields(axis, side, count, inches, draw_line):
             names.append(_plain(str(name)))
     flat = axis.axis_name == "y" or max(map(len, names)) <= 2
     axis.set_ticks(places, names, fontsize="small", rotation=0 if flat else 90)
-    axis.set_label_text(side.label)
+    axis.set_label_text(_label(side.label))
     thick = min(2.4, 10 * inches * count / (len(cuts) + 1))  # thin between narrow groups
     for cut in cuts:  # two colors, to be visible on dark and on light cells
         draw_line(cut - 0.5, color="white", linewidth=thick)
@@ -330,13 +339,12 @@ def learning_curve(rows: list[dict], title: str) -> Figure:
         of_seeds, width = np.array([*values.values()]).T, 2.2 if strong else 1.2
         _draw_curve(left, i, [*values], of_seeds, linewidth=width, label=_plain(name))
     metric = metric_of(metric_rows.headline_measure(rows[-1]) or "accuracy")
-    unit = ", %" if is_percent(metric) else ""
-    left.set(xlabel="round", ylabel=f"{metric}{unit}", title=_plain(title))
+    left.set(xlabel="Round", ylabel=_label(in_words(metric)), title=_wrapped(title))
     if left.lines:
         left.legend()
     loss = [np.mean([row["train_loss"] for row in rows if row["round"] == r]) for r in rounds]
     right.plot(rounds, loss, marker=".", markevery=_some(rounds), color=INK)
-    right.set(xlabel="round", ylabel="training loss", title="loss of local training")
+    right.set(xlabel="Round", ylabel="Training loss", title="Loss of local training")
     for axes in (left, right):
         _whole(axes)
     return figure

@@ -29,6 +29,20 @@ PERCENT = frozenset(
     {"accuracy", "top5", "macro_f1", "auroc", "map", "ece", "word_accuracy", "backdoor_success"}
     | {"f1", "micro_f1", "miou", "dice"}
 )
+WORDS = {  # of metrics whose name is not the word for it
+    "auroc": "AUROC",
+    "dice": "Dice",
+    "ece": "ECE",
+    "f1": "F1",
+    "mae": "MAE",
+    "macro_f1": "macro F1",
+    "map": "mAP",
+    "micro_f1": "micro F1",
+    "miou": "mIoU",
+    "r2": "R²",
+    "rmse": "RMSE",
+    "top5": "top-5 accuracy",
+}
 HEADLINE_METRICS = ("accuracy", "rmse", "loss")  # the first that a run measures decides
 LOWER_IS_BETTER = frozenset({"loss", "perplexity", "bits_per_byte", "ece", "rmse", "mae"})
 
@@ -57,6 +71,17 @@ HEADLINES = tuple(measure_of(m, form) for m in HEADLINE_METRICS for form in (*TE
 def is_percent(measure: str) -> bool:
     """Whether a measure is in percent."""
     return metric_of(measure) in PERCENT
+
+
+def in_words(metric: str) -> str:
+    """A metric in words, followed by "%" if it is in percent, for the axis of a picture."""
+    words = WORDS.get(metric, metric.replace("_", " "))
+    return f"{words}, %" if is_percent(metric) else words
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter at its beginning."""
+    return text[:1].upper() + text[1:]
 
 
 def is_free(name: str) -> bool:

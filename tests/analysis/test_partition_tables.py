@@ -56,7 +56,7 @@ def test_domains_are_shown_after_the_classes():
     classes, domains, *_ = partition_tables.draw(made).axes
     assert classes.images[0].get_array().tolist() == [[25] * 4] * 2
     assert domains.images[0].get_array().tolist() == [[100, 0], [0, 100]]
-    assert (classes.get_xlabel(), domains.get_xlabel()) == ("class", "domain")
+    assert (classes.get_xlabel(), domains.get_xlabel()) == ("Class", "Domain")
     text = partition_tables.table(made).splitlines()
     assert text[1].split() == ["0", "1", "1", "1", "1", "4", "0", "4"]
     assert text[-1] == "domains: EMD to the global domains 0.889 (max 2), 1.0 domains per client"

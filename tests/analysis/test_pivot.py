@@ -125,7 +125,9 @@ def test_a_lower_loss_is_better(folder):
     names = [row[0] for row in table.cells]
     i = names.index("FedRS")
     assert table.bold == {(i, j) for j in (1, 2, 3)} and table.marks[i, 3] == formats.BETTER
-    assert table.title.startswith("loss.mean (lower is better), last round: mean +- sample")
+    assert table.title.startswith(
+        "Loss, mean over clients (lower is better), last round: mean +- sample"
+    )
 
 
 def test_rows_with_the_same_method_and_settings_match_across_federations(tmp_path):

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from fedjax_lab.analysis import compare, runs
 from fedjax_lab.analysis.figures.drawn import Drawn
-from fedjax_lab.analysis.tables import with_unit
+from fedjax_lab.analysis.tables import axis_label
 from fedjax_lab.experiment import titles
 from fedjax_lab.running import plots
 
@@ -45,10 +45,11 @@ def draw(*workdirs: Path, measure: str = "", names: str = "") -> Drawn:
 def _curves(block, measure):
     """A picture for each kind of x axis."""
     curves = [runs.curve(row, measure) for row in block.rows]
+    value = axis_label(measure)
     names = [row.title for row in block.rows] if len(block.rows) > 1 else []
     return {
         axis: plots.draw_curves(
-            [(curve[axis], curve["values"]) for curve in curves], label, with_unit(measure), names
+            [(curve[axis], curve["values"]) for curve in curves], label, value, names, block.heading
         )
         for axis, label in runs.AXES.items()
     }

@@ -84,6 +84,6 @@ def draw_elbow(inertia: np.ndarray, K: int) -> Figure:
     axes.plot(numbers, inertia, **plots.look(0))
     axes.plot(numbers[[0, -1]], inertia[[0, -1]], linestyle="--", color="gray")
     axes.plot(K, inertia[K - 1], "o", color=plots.COLORS[1], markersize=12, fillstyle="none")
-    axes.set(xlabel="number of clusters", ylabel="inertia, squared distance", xticks=numbers)
+    axes.set(xlabel="Number of clusters", ylabel="Inertia, squared distance", xticks=numbers)
     plots.add_legend(figure, axes.lines, ["inertia", "chord", f"chosen: {K}"])
     return figure

@@ -118,7 +118,7 @@ def draw_embeddings(rounds: dict[int, dict]) -> Figure:
     for i, path in enumerate(nu.swapaxes(0, 1)):
         lines += axes.plot(path[:, 0], path[:, 1], linewidth=1.2, markersize=3, **plots.look(i))
         axes.plot(*path[-1, :2], markersize=9, **plots.look(i))
-    axes.set(xlabel="first number of the embedding", ylabel="second number of the embedding")
+    axes.set(xlabel="First number of the embedding", ylabel="Second number of the embedding")
     plots.add_legend(figure, lines, [f"client {i}" for i in range(len(lines))])
     return figure
 
@@ -133,7 +133,7 @@ def draw_spread(spread: dict[str, dict[str, float]]) -> Figure:
         axes.plot(list(layers.values()), range(len(layers)), linewidth=0.8, **plots.look(i))
     axes.set_yticks(range(len(longest)), longest, fontsize="small")
     axes.set_ylim(len(longest) - 0.5, -0.5)
-    axes.set(xlabel="standard deviation of a weight over clients", ylabel="layer")
+    axes.set(xlabel="Standard deviation of a weight over clients", ylabel="Layer")
     plots.add_legend(figure, axes.lines, short(spread))
     return figure
 

@@ -24,6 +24,9 @@ def test_each_row_of_the_report_is_a_line_averaged_over_seeds(tmp_path):
         np.testing.assert_allclose(second, np.c_[x, np.mean(list(SCORES["fedprox"].values()), 0)])
         (legend,) = figure.legends
         assert [text.get_text() for text in legend.get_texts()] == ["FedAvg", "FedProx"]
+    axes = drawn.pictures["rounds"].axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Round", "Accuracy, %")
+    assert axes.get_title() == "toy, IID, 3 clients"
     half = curves.draw(tmp_path, measure="global").pictures["rounds"]
     np.testing.assert_allclose(lines_of(half)[0][:, 1] * 2, lines_of(figure)[0][:, 1])
 
