@@ -205,7 +205,7 @@ def test_bad_input_is_a_one_line_error_before_any_run(arguments, message, toy, t
 # Small sweeps.
 
 SMALL = ["--methods=fedavg,fedprox", "--grid=method.mu=0.1,1", "--seeds=0,1"]
-RUN_FILES = ["config.json", "fingerprint.json", "metrics.jsonl", "summary.json"]
+RUN_FILES = ["config.json", "fingerprint.json", "metrics.jsonl", "names.json", "summary.json"]
 NAMES = ["fedavg", "fedprox,mu=0.1", "fedprox,mu=1.0"]
 
 

@@ -1,8 +1,9 @@
 """Shows a partition of the data as a table, a picture and a CSV file, for --partition_only.
 
-The picture has heat maps of the share of each class and each domain in a client's examples, and a
-bar for their number. If there are many clients, it shows a selection from the smallest to the
-largest. If a feature skew changes images, it shows one image as several clients would see it.
+The picture has heat maps of the share of each class and each domain in a client's training
+examples, and a bar for their number. If there are many clients, it shows a selection from the
+smallest to the largest. If a feature skew changes images, it shows one image as several clients
+would see it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from fedjax_lab.analysis import formats
 from fedjax_lab.data import writing
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.partitions import partition
+from fedjax_lab.experiment import clients
 from fedjax_lab.experiment.federation import class_counts
 from fedjax_lab.running import plots
 from fedjax_lab.running.plots import Figure
@@ -37,11 +39,12 @@ class Held(NamedTuple):
     domain_names: Sequence[str]
     tests: int = 0  # the number of examples in the global test set
     tests_of_nobody: int = 0  # the number of these that no client holds
+    named: Sequence[str] = ()  # the names of the C + N clients; empty: they have only numbers
 
     @property
     def clients(self) -> list[str]:
-        """The names of the clients."""
-        return _names(len(self.classes) - self.num_new, len(self.classes))
+        """The numbers of the clients."""
+        return _numbers(len(self.classes) - self.num_new, len(self.classes))
 
 
 def held_by(federation: Federation, dataset: Dataset) -> Held:
@@ -60,7 +63,15 @@ def held_by(federation: Federation, dataset: Dataset) -> Held:
         domain_names=[partition.printable(name) for name in domains],
         tests=0 if federation.global_test is None else len(federation.global_test),
         tests_of_nobody=_tests_of_nobody(federation),
+        named=_named(federation, dataset),
     )
+
+
+def _named(federation, dataset):
+    """The names of the clients and then of the new clients."""
+    new = [] if federation.new_train is None else clients.names(dataset, federation.new_train)
+    named = [*clients.names(dataset, federation.train), *(f"new {name}" for name in new)]
+    return [partition.printable(name) for name in named]
 
 
 def _tests_of_nobody(federation: Federation) -> int:
@@ -93,10 +104,15 @@ def table(held: Held) -> str:
 
 
 def write(held: Held, path: Path) -> None:
-    """Writes the counts of all clients as CSV: a line per client, a column per class and domain."""
-    each = zip(held.clients, held.classes, held.domains, strict=True)
-    lines = [[name, k.sum(), *k, *d] for name, k, d in each]
-    header = ["client", "examples", *held.class_names, *held.domain_names]
+    """Writes the counts of all clients as CSV: a line per client, a column per class and domain.
+
+    If the clients have names, the last column has them.
+    """
+    named = held.named if list(held.named) != held.clients else ()
+    names = [[name] for name in named] or [[]] * len(held.clients)
+    each = zip(held.clients, held.classes, held.domains, names, strict=True)
+    lines = [[client, k.sum(), *k, *d, *name] for client, k, d, name in each]
+    header = ["client", "examples", *held.class_names, *held.domain_names, *["name"][: len(named)]]
     writing.replace(path, formats.csv_text([header, *lines], "\r\n").encode())
 
 
@@ -118,7 +134,7 @@ def skewed_images(
         return {}
     image = np.asarray(x[np.asarray(federation.train[0])[:1]])
     low, high = (0, 255) if x.dtype == np.uint8 else (image.min(), image.max())
-    names, images = _names(len(federation.train), len(skews.client)), {}
+    names, images = _numbers(len(federation.train), len(skews.client)), {}
     for i in np.unique(np.linspace(0, len(names) - 1, IMAGES).round().astype(int)):
         (key,) = streams.examples(jnp.asarray(skews.seed[i]), jnp.asarray(image.reshape(1, -1)))
         number = jnp.int32(skews.client[i])
@@ -127,15 +143,15 @@ def skewed_images(
     return images
 
 
-def _names(first, count):
-    """The names of `count` clients; those after the `first` ones are new clients."""
+def _numbers(first, count):
+    """The numbers of `count` clients; those after the `first` ones are new clients."""
     return [*map(str, range(first)), *(f"new {i}" for i in range(count - first))]
 
 
 @plots.in_style
 def draw(held: Held, images: dict[str, np.ndarray] | None = None) -> Figure:
     """Draws the picture; images: the result of `skewed_images`."""
-    names, sizes = held.clients, held.classes.sum(1)
+    names, sizes = held.named or held.clients, held.classes.sum(1)
     label, order = "client", np.arange(len(sizes))
     cuts = [len(sizes) - held.num_new] if held.num_new else []
     if len(sizes) > CLIENTS:
@@ -169,7 +185,7 @@ def _drawn(maps, sizes, rows, images):
         )
         plots.name_fields(axes.yaxis, rows, len(sizes), height / len(sizes), axes.axhline)
         bar = {"location": "top", "aspect": 10 * width, "pad": 0.15 / height}
-        above.colorbar(image, ax=axes, label="Share of the client's examples, %", **bar)
+        above.colorbar(image, ax=axes, label="Share, %", **bar)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
     for axes in panels[1:]:

@@ -528,11 +528,14 @@ def curve(row: Row, measure: str) -> dict[str, np.ndarray]:
 
 def per_client(row: Row, way: str, measure: str) -> list[float]:
     """The values of a measure for single clients of all seeds, in the round chosen by `way`."""
-    out = []
-    for evaluation in picked(row, way).values():
-        of_measure = evaluation.get(f"{measure}{PER_CLIENT}")
-        of_metric = evaluation.get(metric_of(measure))
-        if of_measure is None and isinstance(of_metric, dict):
-            of_measure = of_metric.get("per_client")
-        out += [value for value in of_measure or [] if files.NUMBER.fits(value)]
-    return out
+    each = [of_clients(evaluation, measure) for evaluation in picked(row, way).values()]
+    return [value for values in each for value in values if value is not None]
+
+
+def of_clients(evaluation: dict, measure: str) -> list[float | None]:
+    """The values of a measure for single clients; None for a client without a number."""
+    of_measure = evaluation.get(f"{measure}{PER_CLIENT}")
+    of_metric = evaluation.get(metric_of(measure))
+    if of_measure is None and isinstance(of_metric, dict):
+        of_measure = of_metric.get("per_client")
+    return [value if files.NUMBER.fits(value) else None for value in of_measure or []]

@@ -2,9 +2,12 @@
 
 python -m fedjax_lab.figures NAME FOLDER... [--out=DIR] [--format=png,pdf,svg] [options of NAME]
 
+clients           accuracy of each client, by its number of examples and domain
+confusion         which classes the model takes for which
 curves            learning curves by rounds, megabytes and seconds, also of unfinished runs
 client2vec        similarity of clients and of domains, and the time to compute an index
 domain_gap        accuracy of each client's model on each domain
+partition         classes and domains of each client's examples
 encoder_exchange  FedConcat's Appendix C: probes on the encoders of two clients
 fedc2i            the influence of clients on one another, by round
 fedconcat         accuracy by megabytes, the clusters, and the choice of their number
@@ -35,6 +38,8 @@ from pathlib import Path
 
 from fedjax_lab.analysis.figures import (
     client2vec,
+    clients,
+    confusion,
     curves,
     domain_gap,
     encoder_exchange,
@@ -42,6 +47,7 @@ from fedjax_lab.analysis.figures import (
     fedconcat,
     fedpick,
     hfedf,
+    partition,
 )
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.commands import command
@@ -51,7 +57,10 @@ from fedjax_lab.errors import BadInput, nearest, parse, printable, quoted
 from fedjax_lab.running import plots
 from fedjax_lab.running.storage import cloud, metric_rows
 
-MODULES = (curves, client2vec, domain_gap, encoder_exchange, fedc2i, fedconcat, fedpick, hfedf)
+MODULES = (
+    *(clients, confusion, curves, client2vec, domain_gap, encoder_exchange, fedc2i, fedconcat),
+    *(fedpick, hfedf, partition),
+)
 # Each function takes the folder of a run, or several; its options are keyword-only arguments.
 FIGURES: dict[str, Callable[..., Drawn]] = {
     module.__name__.rpartition(".")[2]: module.draw for module in MODULES

@@ -56,7 +56,11 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
         return replace(run, folder=str(folder)) if cloud.is_remote(path) else run
 
 
-def _load(folder, rounds):
+def build(folder: Path) -> Experiment:
+    """The experiment of a run in a local folder, built again from its config and the data.
+
+    Raises BadInput if the folder holds no run, or if the config or the user's code has changed.
+    """
     config = files.read_config(folder / "config.json")
     if config is None:
         raise BadInput(f"{folder} holds no run: it has no config.json")
@@ -64,7 +68,11 @@ def _load(folder, rounds):
     seeds = config.pop("seeds")
     resolved = resolve(provenance.recalled(config))
     growth.check_config(folder, growth.saved_config(resolved, seeds))
-    built = experiment.build(resolved, seeds)
+    return experiment.build(resolved, seeds)
+
+
+def _load(folder, rounds):
+    built = build(folder)
     for attempt in range(1, ATTEMPTS + 1):
         before = _checkpoints(folder)
         try:

@@ -60,12 +60,13 @@ STYLE: dict[Any, Any] = {
 in_style = matplotlib.rc_context(STYLE)
 
 
-def _plain(text):  # escapes formulas and the leading "_" that hides a legend entry
+def plain(text: str) -> str:
+    """The text without formulas, and without a leading "_", which hides a legend entry."""
     return text.replace("$", r"\$").replace("_", "\u200b_", text.startswith("_"))
 
 
 def _label(text):  # of an axis
-    return _plain(sentence(text))
+    return plain(sentence(text))
 
 
 def look(i: int) -> dict:
@@ -101,7 +102,7 @@ def draw_curves(
     for i, (x, values) in enumerate(curves):
         if len(x):
             _draw_curve(axes, i, x, values, linewidth=1.4)
-    axes.set(xlabel=_label(xlabel), ylabel=_label(ylabel), title=_wrapped(title))
+    set_labels(axes, xlabel, ylabel, title)
     axes.set_xlim(left=-0.02 * max([1e-9, *(x.max() for x, _ in curves if len(x))]))
     if all(np.all(x == np.round(x)) for x, _ in curves):
         _whole(axes)
@@ -110,8 +111,13 @@ def draw_curves(
     return figure
 
 
+def set_labels(axes: Any, xlabel: str, ylabel: str, title: str) -> None:
+    """Sets the labels of both axes, with capital letters, and the title in several lines."""
+    axes.set(xlabel=_label(xlabel), ylabel=_label(ylabel), title=_wrapped(title))
+
+
 def _wrapped(title):  # in lines that fit above the narrowest pictures
-    return _plain("\n".join(textwrap.wrap(title, 52)))
+    return plain("\n".join(textwrap.wrap(title, 52)))
 
 
 def _draw_curve(axes, i, x, values, **line):
@@ -124,7 +130,7 @@ def add_legend(figure: Figure, marks: Sequence, names: Sequence[str]) -> None:
     """Adds a legend on the right of the picture; marks: the artists, one for each name."""
     if names:
         lines = ["\n".join(textwrap.wrap(name, 24)) for name in names]
-        figure.legend(marks, [_plain(name) for name in lines], loc="outside right upper")
+        figure.legend(marks, [plain(name) for name in lines], loc="outside right upper")
 
 
 @in_style
@@ -141,7 +147,7 @@ def draw_strips(
         if len(values):
             _draw_strip(axes, i, values, box)
     axes.set_yticks(
-        range(len(rows)), [_plain("\n".join(lines)) for lines in names], fontsize="small"
+        range(len(rows)), [plain("\n".join(lines)) for lines in names], fontsize="small"
     )
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
@@ -263,7 +269,7 @@ def name_fields(axis, side, count, inches, draw_line):
         middle = (first + end - 1) / 2
         if not places or (middle - places[-1]) * inches >= 0.16:
             places.append(middle)
-            names.append(_plain(str(name)))
+            names.append(plain(str(name)))
     flat = axis.axis_name == "y" or max(map(len, names)) <= 2
     axis.set_ticks(places, names, fontsize="small", rotation=0 if flat else 90)
     axis.set_label_text(_label(side.label))
@@ -337,7 +343,7 @@ def learning_curve(rows: list[dict], title: str) -> Figure:
     for i, (name, values) in enumerate(_curves(rows).items()):
         strong = name in ("mean over clients", "global", "unseen domain")
         of_seeds, width = np.array([*values.values()]).T, 2.2 if strong else 1.2
-        _draw_curve(left, i, [*values], of_seeds, linewidth=width, label=_plain(name))
+        _draw_curve(left, i, [*values], of_seeds, linewidth=width, label=plain(name))
     metric = metric_of(metric_rows.headline_measure(rows[-1]) or "accuracy")
     left.set(xlabel="Round", ylabel=_label(in_words(metric)), title=_wrapped(title))
     if left.lines:

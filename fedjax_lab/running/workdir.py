@@ -6,6 +6,7 @@ under a temporary name and renamed after its content is on disk.
 
 import contextlib
 import io
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,13 +21,13 @@ from fedjax_lab.data.dataset import fingerprint_of
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput, reason_of, warn
-from fedjax_lab.experiment import titles
+from fedjax_lab.experiment import clients, titles
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.running import growth, resuming, stopping
 from fedjax_lab.running.storage import cloud, files, lock, metric_rows
 from fedjax_lab.running.storage.checkpoint import Checkpoints
 
-BEFORE = ("partition.png", "partition.csv", "error.txt", "fingerprint.json")
+BEFORE = ("partition.png", "partition.csv", "error.txt", "names.json", "fingerprint.json")
 # files that a folder may hold before its run begins
 SAVE_SECONDS = 5.0  # the least time between two checkpoints
 SAVE_SHARE = 0.1  # the largest share of a run's time that checkpoints may take
@@ -126,7 +127,10 @@ class Workdir:
         for folder in (self.path, self.path / "stages", self.path / "plots"):
             remove_temporary(folder)
         if not (self.path / "config.json").exists():  # else the files have the same content
-            config = growth.saved_config(self._experiment.config, self._experiment.simulation.seeds)
+            built, simulation = self._experiment, self._experiment.simulation
+            config = growth.saved_config(built.config, simulation.seeds)
+            names = clients.told(built.dataset, simulation.federations, simulation.seeds)
+            metric_rows.write_text(self.path / "names.json", json.dumps(names) + "\n")
             metric_rows.write_json(self.path / "fingerprint.json", self._fingerprint)
             metric_rows.write_json(self.path / "config.json", config)
             cloud.publish(self.path)

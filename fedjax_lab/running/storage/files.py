@@ -57,6 +57,11 @@ PER_CLIENT = {  # the values of single clients, for measures that are one number
     for form in ("id", "ood", *OF_NEW)
     for metric in ("", "_loss")
 }
+NAMES = {  # names.json
+    "classes": [TEXT],
+    "domains": [TEXT],
+    "clients": {"*": {"names": [TEXT], "examples": [COUNT], "domains": [TEXT]}},
+}
 EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may add any keys
     "round": POSITIVE,
     "seed": COUNT,

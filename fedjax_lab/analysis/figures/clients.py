@@ -1,0 +1,119 @@
+"""The accuracy of each client of a run, by its number of examples and its domain.
+
+python -m fedjax_lab.figures clients FOLDER [--measure=accuracy.mean] [--way=last] [--seed=0]
+
+--measure  the measure to show, as in fedjax_lab.report; default: the run's headline accuracy
+--way      which round the numbers are taken from, as in fedjax_lab.report
+--seed     the seed; default: the run's first seed
+
+clients.png has a point for each client: its number of training examples and its accuracy, with a
+color for each domain if every client holds one. numbers.json has the numbers and names of all
+clients, and the printed table those with the lowest accuracy. The run need not be finished.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_lab.analysis import compare, formats, runs
+from fedjax_lab.analysis.figures.drawn import Drawn
+from fedjax_lab.analysis.tables import WAYS, axis_label, digits
+from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.experiment import clients, titles
+from fedjax_lab.running import loading, plots
+from fedjax_lab.running.storage import files
+from fedjax_lab.simulation.units import LOWER_IS_BETTER, PER_CLIENT, measure_of, metric_of
+
+PRINTED = 20  # the most clients in the printed table
+NAMED = 20  # the most clients whose names stand beside their points
+DOMAINS = 28  # the most domains with a color and marker of their own
+WIDE = 20  # from this ratio of the largest to the smallest client on, the axis is logarithmic
+
+
+def draw(workdir: Path, *, measure: str = "", way: str = "last", seed: int | None = None) -> Drawn:
+    """The values of a measure for the clients of one seed of a run."""
+    if way not in WAYS:
+        raise BadInput(f"--way={way}; {nearest(way, WAYS)}")
+    run = runs.read(workdir)
+    blocks, notes = runs.arrange([run])
+    measure = compare.choose(blocks, way, measure or None)
+    rows = runs.picked(blocks[0].rows[0], way)
+    seed = run.seeds[0] if seed is None else seed
+    if seed not in rows:
+        raise BadInput(f"{workdir} has no seed {seed} with an evaluation; valid: {list(rows)}")
+    if f"{measure}{PER_CLIENT}" not in rows[seed]:
+        measure = measure_of(metric_of(measure), "mean")
+    values = runs.of_clients(rows[seed], measure)
+    if not values:
+        raise BadInput(f"the run has no values of single clients for {measure}")
+    known = _known(workdir)["clients"].get(str(seed), {"names": []})
+    if {len(each) for each in known.values()} != {len(values)}:
+        raise files.Damaged(f"{workdir / 'names.json'} does not fit metrics.jsonl")
+    columns = {"client": range(len(values)), **known, "values": values}
+    keys = ("client", "name", "examples", "domain", "value")
+    told = [dict(zip(keys, each, strict=True)) for each in zip(*columns.values(), strict=True)]
+    title = f"{titles.of_run(run.config)}: {WAYS[way]}"
+    how = {"measure": measure, "way": way, "seed": seed}
+    text = formats.terminal(table(told, measure, title))
+    picture = scatter(told, axis_label(measure), title)
+    return Drawn({"clients": picture}, how | {"clients": told}, "\n".join([*notes, text]))
+
+
+def _known(workdir):
+    """The content of names.json; of a run of an earlier version, which has none, from its data."""
+    known = files.read_json(workdir / "names.json", files.NAMES)
+    if known is None:
+        built = loading.build(workdir)
+        simulation = built.simulation
+        known = clients.told(built.dataset, simulation.federations, simulation.seeds)
+    return known
+
+
+def table(told: list[dict], measure: str, title: str) -> formats.Table:
+    """The clients with the worst values, worst first; those without a value are left out."""
+    sign = -1 if metric_of(measure) in LOWER_IS_BETTER else 1
+    measured = [client for client in told if client["value"] is not None]
+    worst = sorted(measured, key=lambda client: sign * client["value"])[:PRINTED]
+    with_domain = ["domain"] if any(client["domain"] for client in told) else []
+    keys, form = ["name", "examples", *with_domain], f".{digits(measure)}f"
+    cells = [
+        [*(str(client[key]) for key in keys), formats.number(client["value"], form)]
+        for client in worst
+    ]
+    header = ["client", *keys[1:], axis_label(measure)]
+    count = f"the {len(worst)} worst of {len(told)} clients" if len(worst) < len(told) else ""
+    return formats.Table(", ".join(filter(None, (title, count))), header, cells)
+
+
+@plots.in_style
+def scatter(told: list[dict], ylabel: str, title: str) -> Figure:
+    """Draws the values of clients against their numbers of examples, by domain."""
+    measured = [client for client in told if client["value"] is not None]
+    domains = list(dict.fromkeys(client["domain"] for client in measured))
+    single = "" in domains or not 1 < len(domains) <= DOMAINS
+    figure = Figure((6.0, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for i, domain in enumerate(domains[:1] if single else domains):
+        each = [c for c in measured if single or c["domain"] == domain]
+        points = [c["examples"] for c in each], [c["value"] for c in each]
+        axes.plot(*points, **plots.look(i) | {"linestyle": "none", "alpha": 0.8})
+    sizes = np.array([client["examples"] for client in measured])
+    if sizes.max() > WIDE * max(sizes.min(), 1):
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(0, 1.05 * sizes.max())
+    plots.set_labels(axes, "training examples of the client", ylabel, title)
+    if len(measured) <= NAMED:
+        _write_names(axes, measured, domains)
+    plots.add_legend(figure, [] if single else axes.lines, [] if single else domains)
+    return figure
+
+
+def _write_names(axes, measured, domains):
+    """Writes names beside points, unless they are the domains' in the legend."""
+    for client in measured:
+        if client["name"] not in domains:
+            at = client["examples"], client["value"]
+            name, where = plots.plain(client["name"]), {"textcoords": "offset points"}
+            axes.annotate(name, at, (4, 3), fontsize="small", **where)

@@ -1,0 +1,63 @@
+"""The names of classes, domains and clients, which a run keeps once in its names.json."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.types import Federation, Rows
+
+
+def told(dataset: Dataset, federations: Sequence[Federation], seeds: Sequence[int]) -> dict:
+    """The content of names.json.
+
+    It has the names of the classes and domains and, for the training clients of each seed, in the
+    order of `per_client` in metrics.jsonl, their names, their numbers of training examples and
+    their domains ("" for a client with examples of several, and if there is only one).
+    """
+    of_seeds = zip(seeds, federations, strict=True)
+    return {
+        "classes": list(dataset.classes),
+        "domains": list(dataset.domains),
+        "clients": {str(seed): _of_seed(dataset, f.train) for seed, f in of_seeds},
+    }
+
+
+def _of_seed(dataset, rows):
+    words = dataset.domains if len(dataset.domains) > 1 else ("",)
+    return {
+        "names": names(dataset, rows),
+        "examples": np.asarray(rows.count).tolist(),
+        "domains": [words[d] if d >= 0 else "" for d in only_one(dataset.domain, rows)],
+    }
+
+
+def names(dataset: Dataset, rows: Rows) -> list[str]:
+    """The names of clients with these training rows.
+
+    They are the names of the natural users if each client is one of them, or of the domains if each
+    client has one of its own, and otherwise the clients' numbers.
+    """
+    for labels, words in ((dataset.client, dataset.users), (dataset.domain, dataset.domains)):
+        if labels is None or len(words) < 2:
+            continue
+        each = only_one(labels, rows)
+        if (each >= 0).all() and len(np.unique(each)) == len(each):
+            return [words[i] for i in each]
+    return [str(i) for i in range(len(rows))]
+
+
+def only_one(labels: Any, rows: Rows) -> np.ndarray:
+    """The label that all rows of a client have, [C]; -1 for a client with several or no rows.
+
+    labels: [R], at least 0.
+    """
+    start, count = np.asarray(rows.start), np.asarray(rows.count)
+    owner = np.repeat(np.arange(len(count)), count)
+    place = np.arange(len(owner)) + np.repeat(start - (np.cumsum(count) - count), count)
+    of_row = np.asarray(labels)[np.asarray(rows.list)[place]]
+    low, high = np.full(len(count), np.iinfo(np.int64).max), np.full(len(count), -1)
+    np.minimum.at(low, owner, of_row)
+    np.maximum.at(high, owner, of_row)
+    return np.where(low == high, high, -1)
