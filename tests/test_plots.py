@@ -1,5 +1,7 @@
 """Checks pictures: labels, values and legends; a run's results do not depend on them."""
 
+import re
+
 import numpy as np
 import pytest
 from children import run
@@ -59,6 +61,19 @@ def test_a_legend_leaves_out_curves_without_points(tmp_path):
     path = plots.save(figure, tmp_path / "curves.png")
     width, height = Image.open(path).size
     assert 700 < width < 1000 and 350 < height < 500
+
+
+def test_places_are_those_of_the_markers_in_an_svg():
+    x, values = np.array([0.0, 5.0, 20.0]), np.array([[10.0, 30.0, 20.0]])
+    figure = plots.draw_curves([(x, values)], "round", "accuracy, %", title="a title")
+    drawn = plots.svg(figure, "")
+    _, _, width, height = map(float, re.search(r'viewBox="([^"]*)"', drawn)[1].split())
+    markers = re.findall(r'<use href="[^"]*" x="([\d.]+)" y="([\d.]+)" style="fill', drawn)
+    at = [(float(a) / width, float(b) / height) for a, b in markers]
+    places = np.array(plots.places(figure, list(zip(x, values[0], strict=True))))
+    for place in places:
+        assert np.abs(np.array(at) - place).max(1).min() < 0.002
+    assert plots.places(figure, []) == []
 
 
 @pytest.mark.parametrize("backend", ["nonsense", "svg"])

@@ -4,7 +4,10 @@ import csv
 import io
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ from run_folders import (
 )
 from scipy import stats
 
-from fedjax_lab.analysis import compare, formats, runs, tables
+from fedjax_lab.analysis import compare, formats, page, runs, tables
 from fedjax_lab.commands import report
 from fedjax_lab.running import plots
 from fedjax_lab.running.storage import metric_rows
@@ -445,7 +448,8 @@ def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     page = Page()
     page.feed(out)
     assert not page.open and out.startswith('<!doctype html>\n<html lang="en">')
-    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
+    assert not any(name == "src" or name.startswith("on") for name, _ in page.attributes)
     assert not re.search(r"https?://|@import|url\((?!#)", out)
     links = [value for name, value in page.attributes if name in ("href", "src", "xlink:href")]
     assert all(value.startswith("#") and value[1:] in page.ids for value in links)
@@ -458,6 +462,45 @@ def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     assert all(f"{name}:" in out for name in used)
     assert "seconds of training" in page.text  # figures hold text, not outlines
     assert len({tuple(plots.look(i).values()) for i in range(28)}) == 28  # no two curves are alike
+
+
+def test_the_page_has_the_values_of_its_curves(pair, tmp_path, capsys):
+    """In an order that the pointer finds: near the place of each point in the picture."""
+    write(pair / "c", {0: (1, 2, 3)}, method="fedprox", note="</script>", mu=1.0)
+    page = call(capsys, pair, "--format=html")
+    scripts = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    assert len(scripts) == 3 + 1 + 2  # curves, clients, domains
+    rounds, megabytes, seconds, *_, south = map(json.loads, scripts)
+    assert [text for *_, text in rounds[:3]] == [
+        "FedAvg, round 5: 50.33 (49.00 to 52.00)",
+        "FedAvg, round 10: 63.00 (60.00 to 66.00)",
+        "FedAvg, round 15: 72.00 (70.00 to 75.00)",
+    ]
+    assert rounds[-1][2].endswith("note=</script>, round 15: 3.00")
+    assert megabytes[0][2].startswith("FedAvg, 5 MB: ") and ", 10 s: " in seconds[0][2]
+    assert [text for *_, text in south[:2]] == ["FedAvg: 71.00", "FedAvg: 72.00"]
+    x, y = np.array([point[:2] for point in rounds]).T
+    assert x[0] < x[1] < x[2] and y[0] > y[1] > y[2]  # from the left, and from the top
+    assert ((0 < x) & (x < 1) & (0 < y) & (y < 1)).all()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_script_of_the_page_sorts_rows_and_finds_points():
+    cells = {"numbers": ["71.5 ± 2.00", "–", "−3.0", "<0.001", "inf (1e-05)"]}
+    cells["words"] = ["moon", "FedAvg", "fedprox mu=0.1"]
+    script = Path(page.__file__).with_name("page.js").read_text(encoding="utf-8")
+    script += f"""
+    const cells = {json.dumps(cells)};
+    const of = (name) => [orderOf(cells[name], true), orderOf(cells[name], false)];
+    const points = [[0.5, 0.5, "middle"], [0.9, 0.1, "corner"]];
+    const near = (x, y) => nearestOf(points, x, y, 100, 200, 40);
+    console.log(JSON.stringify([of("numbers"), of("words"), near(88, 30), near(0, 0)]));
+    """
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    numbers, words, corner, far = json.loads(done.stdout)
+    assert numbers == [[4, 0, 3, 2, 1], [2, 3, 0, 4, 1]]  # what has no number comes last
+    assert words == [[0, 2, 1], [1, 2, 0]]
+    assert corner == [0.9, 0.1, "corner"] and far is None
 
 
 def test_curves_have_the_evaluations_that_all_seeds_have(tmp_path):

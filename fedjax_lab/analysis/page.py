@@ -1,4 +1,7 @@
-"""Writes a comparison as one self-contained HTML page, without network access or scripts."""
+"""Writes a comparison as one self-contained HTML page that needs no network.
+
+A small script sorts tables by a click on a heading, and shows the values of curves at the pointer.
+"""
 
 import html as escaping
 import json
@@ -13,6 +16,7 @@ from fedjax_lab.analysis.tables import (
     Section,
     axis_label,
     described,
+    digits,
     subtitle,
     tables,
 )
@@ -20,7 +24,11 @@ from fedjax_lab.errors import printable
 from fedjax_lab.running import plots
 from fedjax_lab.simulation.units import in_words, measure_of, metric_of, sentence
 
-_STYLE = resources.files("fedjax_lab.analysis").joinpath("page.css").read_text(encoding="utf-8")
+_STYLE, _SCRIPT = (
+    resources.files("fedjax_lab.analysis").joinpath(name).read_text(encoding="utf-8")
+    for name in ("page.css", "page.js")
+)
+_AT = {"rounds": "round {:g}", "megabytes": "{:.4g} MB", "seconds": "{:.4g} s"}  # of runs.AXES
 
 
 def html(
@@ -54,7 +62,7 @@ def html(
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{_text(title)}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>\n<main>",
             *body,
-            "</main>\n</body>\n</html>",
+            f"</main>\n<script>\n{_SCRIPT}</script>\n</body>\n</html>",
         ]
     )
 
@@ -107,8 +115,21 @@ def _curves(section, choice):
     for axis, label in runs.AXES.items():
         points = [(curve[axis], curve["values"]) for curve in curves]
         figure = plots.draw_curves(points, label, axis_label(choice.measure))
-        yield _figure(figure, f"{choice.measure} against {label}")
+        told = [
+            (x, *_told(row.title, _AT.get(axis, "{:.4g}").format(x), values, choice.measure))
+            for row, curve in zip(rows, curves, strict=True)
+            for x, values in zip(curve[axis].tolist(), curve["values"].T, strict=True)
+        ]
+        yield _figure(figure, f"{choice.measure} against {label}", told)
     yield '</div>\n<p class="how">Means over seeds, shaded from the lowest seed to the highest.</p>'
+
+
+def _told(name, at, values, measure):
+    """The mean of a curve's point over seeds, and a text with its values."""
+    form = f".{digits(measure)}f"
+    mean, low, high = (format(f(), form) for f in (values.mean, values.min, values.max))
+    span = f" ({low} to {high})" if len(values) > 1 else ""
+    return float(values.mean()), f"{name}, {at}: {mean}{span}"
 
 
 def _key(i):
@@ -116,8 +137,27 @@ def _key(i):
     return drawn.replace('role="img" aria-label=""', 'aria-hidden="true"', 1)
 
 
-def _figure(figure, label):
-    return f"<figure>{plots.svg(figure, label)}</figure>"
+def _figure(figure, label, told=()):
+    """A picture; told: points (x, y, text) of its first axes whose text the pointer shows."""
+    drawn = plots.svg(figure, label)
+    places = plots.places(figure, [(x, y) for x, y, _ in told])
+    points = [
+        [round(x, 4), round(y, 4), printable(text)]
+        for (x, y), (_, _, text) in zip(places, told, strict=True)
+    ]
+    listed = json.dumps(points, ensure_ascii=False).replace("<", "\\u003c")
+    script = f'<script type="application/json">{listed}</script>' if told else ""
+    return f"<figure>{drawn}{script}</figure>"
+
+
+def _of_strips(rows, measure):
+    """The points (x, y, text) of a picture of `plots.draw_strips`."""
+    form = f".{digits(measure)}f"
+    return [
+        (value, i, f"{name}: {value:{form}}")
+        for i, (name, values) in enumerate(rows.items())
+        for value in (values if len(values) <= plots.DOTS else [])
+    ]
 
 
 def _distributions(section, choice):
@@ -128,7 +168,8 @@ def _distributions(section, choice):
     if any(map(len, clients.values())):
         yield '<h3>Clients</h3>\n<div class="grid">'
         figure = plots.draw_strips(clients, in_words(runs.shown(metric)), f"Clients, {way}", True)
-        yield _figure(figure, f"{metric} of each client by row, {way}")
+        told = _of_strips(clients, choice.measure)
+        yield _figure(figure, f"{metric} of each client by row, {way}", told)
         yield (
             '</div>\n<p class="how">Clients of all seeds: boxes show median and quartiles, whiskers'
             " the 5th and 95th percentiles; each client is also a point in rows with at most"
@@ -147,7 +188,8 @@ def _distributions(section, choice):
             }
             name = runs.shown(domain.removeprefix(prefix))
             figure = plots.draw_strips(values, in_words(runs.shown(metric)), name)
-            yield _figure(figure, f"{metric} on {name} by row, {way}")
+            told = _of_strips(values, choice.measure)
+            yield _figure(figure, f"{metric} on {name} by row, {way}", told)
         yield '</div>\n<p class="how">Each point is a seed; the bar is their mean.</p>'
 
 

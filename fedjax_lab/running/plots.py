@@ -330,6 +330,17 @@ def svg(figure: Figure, label: str) -> str:
 _numbers = itertools.count()
 
 
+def places(figure: Figure, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Where points of the first axes lie in a figure that `svg` has drawn.
+
+    They are fractions of its width from the left and of its height from the top.
+    """
+    if not points:
+        return []
+    to_figure = figure.axes[0].transData + figure.transFigure.inverted()
+    return [(float(x), float(1 - y)) for x, y in to_figure.transform(points)]
+
+
 @in_style
 def learning_curve(rows: list[dict], title: str) -> Figure:
     """Draws the accuracy, or the RMSE or loss, and the training loss over rounds.
