@@ -27,6 +27,7 @@ from fedjax_lab.commands.sweep import Outcome, Shared
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import runner
 from fedjax_lab.running.storage import files, metric_rows
+from fedjax_lab.simulation.units import FORMS
 from fedjax_lab.sweeping import sweep_folder
 
 RUNS = ("fedavg", "fedprox,mu=0.1")
@@ -144,7 +145,7 @@ def test_reports_and_tensorboard_show_the_undamaged_runs(whole, harm):
         do(out / RUNS[0] / name)
         before = contents(out)
         code, shown, err = call(report.main, out)
-        assert code == 0 and not err and "fedprox" in shown
+        assert code == 0 and not err and "FedProx" in shown
         assert call(report.main, out, "--way=max_per_domain", "--target=60", "--format=csv")[0] == 0
         code, _, err = call(report.main, out / RUNS[0])
         assert code == 0 or (code == 2 and err.startswith("error: ") and err.count("\n") == 1)
@@ -249,11 +250,25 @@ def test_only_a_truncated_last_line_is_not_an_error(tmp_path):
     assert path.read_bytes() == before
     path.write_text("\n".join([lines[0], '{"round": 1, "seed": 0}', ""]))
     assert "line 2: it lacks bytes_down" in complaint(metric_rows.read_metrics, path)
-    other = evaluation(0, 4)
-    del other["id"]
-    path.write_text("\n".join([lines[0], json.dumps(other), ""]))
+    check_same_measurements(path, evaluation(0, 2), evaluation(0, 4), "id")
+    rows = [without_accuracy(evaluation(0, after)) for after in (2, 4)]
+    check_same_measurements(path, *rows, "id_rmse")
+
+
+def check_same_measurements(path, first, other, key):
+    """The second row has another metric, which a resumed run may add, and lacks the key."""
+    del other[key]
+    path.write_text("\n".join([json.dumps(first), json.dumps(other | {"f1": {"mean": 1}}), ""]))
     error = complaint(metric_rows.read_metrics, path)
     assert "rounds 2 and 4 of one stage do not have the same measurements" in error
+    path.write_text("\n".join([json.dumps(first | {"f1": {"mean": 1}}), ""]))
+    assert len(metric_rows.read_metrics(path)) == 1
+
+
+def without_accuracy(row):
+    """The row as that of a regression."""
+    row["rmse"] = row.pop("accuracy")
+    return {f"{key}_rmse" if key in FORMS else key: value for key, value in row.items()}
 
 
 def test_a_comparison_mentions_a_damaged_run_in_every_format(whole):

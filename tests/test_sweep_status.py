@@ -1,5 +1,6 @@
 """Checks the state of a sweep, which is read from its folder alone."""
 
+import json
 import os
 
 import finished_cells
@@ -84,6 +85,20 @@ def test_the_table_lists_all_runs_and_estimates_the_time_left(out, capsys):
     # 40 s for 20 rounds, 10 s for 5: 2 s a round; 15 + 20 + 2 * 20 rounds are left.
     assert lines[10].startswith("no command is running this sweep; repeat its command to continue")
     assert lines[10].endswith("about 2 min left at the pace so far, 1 run at a time")
+
+
+def test_the_numbers_have_the_heading_of_their_metric(out, capsys):
+    assert sweep_folder.heading([out / "local"]) == "accuracy, %"  # it has not begun
+    path = out / "fedavg/summary.json"
+    summary = json.loads(path.read_text())
+    for row in summary["last"]["per_seed"].values():
+        row["rmse"] = {"mean": row.pop("accuracy")["mean"] / 1000}
+    path.write_text(json.dumps(summary))
+    assert sweep_folder.heading([out / "fedavg", out / "local"]) == "RMSE"
+    assert sweep.main(["sweep", "--status", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("RMSE (or what went wrong)")
+    assert "0.0800 +- 0.0000" in lines[7]
 
 
 def test_the_estimated_time_left_before_during_and_after_the_runs(out):

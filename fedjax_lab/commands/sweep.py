@@ -88,6 +88,7 @@ from fedjax_lab.sweeping.sweep_folder import (
     check_cell,
     check_folder,
     done,
+    heading,
     make_ready,
     record,
     shown,
@@ -233,13 +234,14 @@ def follow(
 
 
 def table(cells: dict[str, Cell], keys: Sequence[str], out: Path) -> str:
-    """A table with a line per method and grid point: the values of the given keys, and accuracy."""
+    """A table with a line per method and grid point: the values of the keys, and the measure."""
     folders: dict[tuple, list[Path]] = {}
     for name, cell in cells.items():
         values = [cell.grid.get(key, "") for key in keys]
         folders.setdefault((cell.config.method.name, *values), []).append(out / name)
     rows = [[*values, shown(*runs)] for values, runs in folders.items()]
-    return aligned([["method", *keys, "accuracy, %"], *rows])
+    measured = heading(out / name for name in cells)
+    return aligned([["method", *keys, measured], *rows])
 
 
 # The command line.

@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_lab.errors import BadInput, printable, quoted
 from fedjax_lab.running import growth, siblings
 from fedjax_lab.running.storage import cloud, files, metric_rows
+from fedjax_lab.simulation.units import in_words, is_percent, metric_of
 from fedjax_lab.sweeping.sweep_plan import Cell, Shared, make_cell
 
 DIVERGED = 3  # the exit code of `main` for a run that diverged
@@ -175,7 +176,7 @@ def make_ready(folder: Path) -> Path:
 
 def shown(*folders: Path) -> str:
     """The headline measure of runs after the last round, or the reason why there is none."""
-    each: list[float | None] = []
+    rows: list[dict] = []
     for folder in folders:
         try:
             outcome, summary = found(folder)
@@ -183,12 +184,26 @@ def shown(*folders: Path) -> str:
             outcome, summary = failure(folder), {}
         if outcome is None or outcome.code:
             return _reason(outcome)
-        each += [metric_rows.headline(row) for row in summary["last"]["per_seed"].values()]
-    accuracies = [accuracy for accuracy in each if accuracy is not None]
-    if not accuracies:
+        rows += summary["last"]["per_seed"].values()
+    measured = {measure: None for row in rows if (measure := metric_rows.headline_measure(row))}
+    values = [value for row in rows if (value := metric_rows.headline(row)) is not None]
+    if not values:
         return "done"
-    std = f" +- {np.std(accuracies, ddof=1):.2f}" if len(accuracies) > 1 else ""
-    return f"{np.mean(accuracies):.2f}{std}"
+    form = ".2f" if all(map(is_percent, measured)) else ".4f"
+    std = f" +- {np.std(values, ddof=1):{form}}" if len(values) > 1 else ""
+    return f"{np.mean(values):{form}}{std}"
+
+
+def heading(folders: Iterable[Path]) -> str:
+    """The metrics of the numbers that `shown` gives for these runs; by default the accuracy."""
+    words: dict[str, None] = {}
+    for folder in folders:
+        with contextlib.suppress(files.Damaged):
+            _, summary = found(folder)
+            rows = summary.get("last", {}).get("per_seed", {}).values()
+            measured = map(metric_rows.headline_measure, rows)
+            words |= dict.fromkeys(in_words(metric_of(measure)) for measure in measured if measure)
+    return " or ".join(words) or in_words("accuracy")
 
 
 def _reason(outcome):

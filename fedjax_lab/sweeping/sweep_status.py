@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedjax_lab.errors import BadInput, printable
 from fedjax_lab.running.storage import cloud, files, lock
-from fedjax_lab.sweeping.sweep_folder import DIVERGED, found, shown
+from fedjax_lab.sweeping.sweep_folder import DIVERGED, found, heading, shown
 
 # The states of a run, in the order of the table. "stopped": started, not finished, and no command
 # is running it.
@@ -106,12 +106,15 @@ def _seconds(summary, rows):
 # Text output.
 
 
-def text(statuses: Sequence[Status], commands: int, now: float) -> str:
+def text(
+    statuses: Sequence[Status], commands: int, now: float, measured: str = "accuracy, %"
+) -> str:
     """A table with a line for each run, followed by their counts and an estimate of the time left.
 
     commands: number of sweep commands running in the folder. now: seconds since the epoch.
+    measured: the metric of the runs' numbers.
     """
-    rows = [["state", "run", "round", "since", "accuracy, % (or what went wrong)"]]
+    rows = [["state", "run", "round", "since", f"{measured} (or what went wrong)"]]
     for each in statuses:
         done = f"{each.played}/{each.rounds}" if each.rounds else ""
         since = "" if each.since is None else _time(each.since, now)
@@ -176,4 +179,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def show(out: Path) -> str:
     """The state of the sweep in a folder, as text."""
-    return text(read(out), lock.count_held(out, ".share-*-of-*.lock"), time.time())
+    statuses, commands = read(out), lock.count_held(out, ".share-*-of-*.lock")
+    measured = heading(out / status.name for status in statuses)
+    return text(statuses, commands, time.time(), measured)

@@ -85,9 +85,15 @@ def _out_of_order(path, number, row):
 
 
 def _layout(row):
-    """The names of an evaluation's measurements, and the number of clients measured."""
-    scores = {key: row[key] for key in ("accuracy", *FORMS) if key in row}
-    clients = len(row.get("accuracy", {}).get("per_client", ()))
+    """The names of the headline metric's measurements, and the number of clients measured.
+
+    Other metrics may change when a run is resumed.
+    """
+    metric = metric_of(headline_measure(row) or "accuracy")
+    keys = (metric, *(measure_of(metric, form) for form in FORMS))
+    scores = {key: row[key] for key in keys if key in row}
+    of_clients = scores.get(metric)
+    clients = len(of_clients.get("per_client", ())) if isinstance(of_clients, dict) else 0
     return flatten_dict(scores).keys(), clients
 
 
