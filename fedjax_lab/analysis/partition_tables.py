@@ -161,7 +161,7 @@ def draw(held: Held, images: dict[str, np.ndarray] | None = None) -> Figure:
     maps = [(held.classes[order], plots.Side("class", held.class_names))]
     if held.domain_names:
         maps.append((held.domains[order], plots.Side("domain", held.domain_names)))
-    rows = plots.Side(label, [names[i] for i in order], cuts)
+    rows = plots.Side(label, [names[int(i)] for i in order], cuts)
     return _drawn(maps, sizes[order], rows, images or {})
 
 

@@ -51,11 +51,11 @@ def columns(
     """
     blocks = [section.block for section in sections]
     each = [runs.section_names(blocks, part, names) for part in ("data", "partition")]
-    made = [
-        Column(*titles, ", ".join(ids), section, {e.row.name: e for e in section.entries}, beside)
-        for pairs, section, beside in zip(zip(*each, strict=True), sections, printed, strict=True)
-        for ids, titles in [zip(*pairs, strict=True)]
-    ]
+    made = []
+    for data, partition, section, beside in zip(*each, sections, printed, strict=True):
+        (data_name, data_title), (partition_name, title) = data, partition
+        name, entries = f"{data_name}, {partition_name}", {e.row.name: e for e in section.entries}
+        made.append(Column(data_title, title, name, section, entries, beside))
     order = [title for _, title in each[0]]
     return sorted(made, key=lambda column: order.index(column.data))
 

@@ -12,13 +12,13 @@ from fedjax_lab.types import Federation, Rows
 def told(dataset: Dataset, federations: Sequence[Federation], seeds: Sequence[int]) -> dict:
     """The content of names.json.
 
-    It has the names of the classes and domains and, for the training clients of each seed, in the
-    order of `per_client` in metrics.jsonl, their names, their numbers of training examples and
-    their domains ("" for a client with examples of several, and if there is only one).
+    It has the names of the classes, if there are some, and of the domains. For the training clients
+    of each seed, in the order of `per_client` in metrics.jsonl, it has their names, their numbers
+    of training examples and their domains ("" for a client with examples of several, and if there
+    is only one).
     """
     of_seeds = zip(seeds, federations, strict=True)
-    return {
-        "classes": list(dataset.classes),
+    return ({"classes": list(dataset.classes)} if dataset.classes else {}) | {
         "domains": list(dataset.domains),
         "clients": {str(seed): _of_seed(dataset, f.train) for seed, f in of_seeds},
     }

@@ -86,6 +86,13 @@ def test_the_csv_file_has_every_client(tmp_path):
     assert lines[0] == ["client", "examples", "class 0", "class 1", "domain 0", "domain 1"]
     assert lines[2] == ["1", "4", "2", "2", "0", "4"]
     assert len(lines) == 202 and lines[-1][0] == "new 0"
+    made = held(clients=2, num_new=1)
+    for names, last in ((["0", "1", "new 0"], ["class 3"]), (["Ann", "Bob", "new Eve"], ["name"])):
+        partition_tables.write(made._replace(named=names), tmp_path / "partition.csv")
+        header, *_, new = csv.reader((tmp_path / "partition.csv").read_text().splitlines())
+        assert header[-1:] == last and (new[0], len(new)) == ("new 0", len(header))
+    assert new[-1] == "new Eve"
+    assert rows_of(partition_tables.draw(made._replace(named=names)).axes[0]) == names
 
 
 def test_one_image_is_shown_with_the_feature_skew_of_each_client():

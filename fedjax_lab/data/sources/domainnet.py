@@ -66,7 +66,7 @@ def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
 def domainnet_full(
     *, folder: str = "", size: int = 64, classes: int = 50, classes_seed: int = 0
 ) -> Dataset:
-    """DomainNet: images [R, size, size, 3] of `classes` of its 345 classes, as in Client2Vec.
+    """DomainNet(classes): images [R, size, size, 3] of `classes` of its 345, as in Client2Vec.
 
     folder: the folder with the domains, or its parent; empty: ~/.cache/fedjax_lab and data/ are
         searched.

@@ -58,7 +58,7 @@ PER_CLIENT = {  # the values of single clients, for measures that are one number
     for metric in ("", "_loss")
 }
 NAMES = {  # names.json
-    "classes": [TEXT],
+    "classes?": [TEXT],
     "domains": [TEXT],
     "clients": {"*": {"names": [TEXT], "examples": [COUNT], "domains": [TEXT]}},
 }

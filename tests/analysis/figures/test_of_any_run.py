@@ -123,6 +123,12 @@ def test_a_single_domain_is_no_name():
     assert told["clients"]["0"]["domains"] == ["", ""]
 
 
+def test_names_without_classes_are_read(run):
+    (run / "names.json").write_text(json.dumps({k: v for k, v in NAMES.items() if k != "classes"}))
+    assert "Ann" in clients.draw(run).text
+    assert "classes" not in named.told(users([0] * 4, [0] * 4)._replace(classes=()), [], [])
+
+
 @pytest.mark.slow
 def test_figures_of_a_run_agree_with_its_data_and_its_predictions(tmp_path, capsys):
     domain = np.array(["north", "south"])[np.arange(300) % 2]
