@@ -192,9 +192,12 @@ def check_uploads(method: str, num_clients: int, size: int) -> None:
         )
 
 
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest valid name, or all of them."""
-    valid = sorted(valid)
+def nearest(word: str, valid: Iterable[str], first: Sequence[str] = ()) -> str:
+    """The end of a message about an unknown name: the closest valid name, or all of them.
+
+    first: those of the valid names that are listed first.
+    """
+    valid = [*first, *sorted(set(valid) - {*first})]
     close = difflib.get_close_matches(word, valid, 1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"

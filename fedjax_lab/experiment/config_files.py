@@ -9,6 +9,8 @@ from fedjax_lab.experiment import references
 from fedjax_lab.experiment.config import as_dict
 from fedjax_lab.experiment.registry import METHODS, is_method, look_up, names
 
+PLAIN = ("quickstart", "mnist", "fashion_mnist", "cifar10", "image_folder", "table")  # named first
+
 
 def packaged() -> dict[str, Path]:
     """The paths of the configs that come with the package, by name."""
@@ -53,7 +55,7 @@ def _find(name):
     by_name = packaged()
     if name in by_name and not Path(name).is_file():
         return str(by_name[name])
-    references.check_file(name, "config file", by_name)
+    references.check_file(name, "config file", by_name, PLAIN)
     return name
 
 

@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -160,11 +160,11 @@ def told(path: str) -> Iterator[None]:
         raise BadInput(f"{path} cannot be loaded: {reason_of(error)}{place}") from error
 
 
-def check_file(path: str, what: str, names: Iterable[str] = ()) -> None:
+def check_file(path: str, what: str, names: Iterable[str] = (), first: Sequence[str] = ()) -> None:
     """Raises BadInput, with the nearest valid choice, unless the path is that of a file.
 
     what: the kind of file for the message, such as "config file".
-    names: valid choices besides the Python files in the same folder.
+    names: valid choices besides the Python files in the same folder; first: the first of them.
     """
     try:
         if Path(path).is_file():
@@ -173,7 +173,7 @@ def check_file(path: str, what: str, names: Iterable[str] = ()) -> None:
     except (OSError, ValueError) as error:  # too long, not readable, or with a NUL byte
         reason = getattr(error, "strerror", error)
         raise BadInput(f"no {what} {quoted(path)}: {reason}") from error
-    raise BadInput(f"no {what} {quoted(path)}; {nearest(path, [*nearby, *names])}")
+    raise BadInput(f"no {what} {quoted(path)}; {nearest(path, [*nearby, *names], first)}")
 
 
 def _imported(name):

@@ -11,10 +11,11 @@ from inputs import complaint
 from slow_cases import exhaustive_but
 
 from fedjax_lab.configs import hfedf_digits, hfedf_pacs, hfedf_tuning
+from fedjax_lab.data import places
 from fedjax_lab.data.sources.digit_domains import DOMAINS, digit_domains
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
-from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.experiment.config_files import PLAIN, load_config, packaged
 from fedjax_lab.experiment.registry import METHODS
 from fedjax_lab.models.task import make_task
 from fedjax_lab.testing.toy import needs_adapters
@@ -83,13 +84,33 @@ def test_a_config_makes_the_methods_that_it_has_settings_for(path):
         config = resolve(load_config(f"{path}:{method}"))
         size = config.data.get("size", 28)
         shapes = {"fashion_mnist": (size, size, 1), "shakespeare": (80,), "synthetic": (60,)}
-        shapes["writers"] = (28, 28, 1)
+        shapes["writers"] = shapes["mnist"] = (28, 28, 1)
         task = task_of(config.model.name, shapes.get(config.data.name, (size, size, 3)))
         made = registry.make_method(task=task, **config.method)
         stages = experiment.lay_out(made, config.run.rounds)
         several = method.startswith(("fedconcat", "client2vec"))
         assert several or sum(s.rounds for s in stages) == config.run.rounds
         assert method != "client2vec" or stages[-1].rounds == config.run.rounds
+
+
+REFUSED = {
+    "cifar10": "fedjax-lab data get cifar10",
+    "mnist": "fedjax-lab data get mnist",
+    "image_folder": "config.data.folder is empty: config.data.folder takes a folder with",
+    "table": "config.data.path is empty",
+}
+
+
+@pytest.mark.parametrize("name, said", REFUSED.items())
+def test_a_plain_config_says_in_one_line_how_to_get_its_data(name, said, monkeypatch):
+    monkeypatch.setattr(places, "PLACES", ("/nowhere",))
+    assert said in complaint(experiment.load_data, resolve(load_config(name)).data)
+
+
+def test_an_unknown_config_is_answered_with_the_plain_ones_first():
+    message = complaint(load_config, "nothing_like_it")
+    assert f"valid: {', '.join(PLAIN)}, client2vec_cifar10, " in message
+    assert set(PLAIN) <= packaged().keys()
 
 
 # hFedF for the digit domains: the settings of Table 10, and the data without the target.

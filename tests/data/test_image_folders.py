@@ -18,6 +18,7 @@ from fedjax_lab.data.sources import image_folders
 from fedjax_lab.data.sources.image_table import image_table
 from fedjax_lab.experiment import registry
 from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.experiment import load_data
 
 
 def by_hand(path, size=32):
@@ -213,6 +214,19 @@ AMBIGUOUS = [  # (files, layout, words of the error)
     (("a/0.png",), "class/domain", "config.data.layout cannot be 'class/domain'"),
     (LAYOUTS["client/class"], "auto", "/ann/b has no images"),  # a domain lacks a class
 ]
+
+
+def test_folders_without_test_images_give_a_fifth_of_each_class(own, empty_cache):
+    fill(own, *(f"{name}/{i}.png" for name in ("a", "b") for i in range(10)))
+    load = partial(image_folders.image_folders, folder=str(own), size=8)
+    data = load()
+    assert np.bincount(data.y[data.test]).tolist() == [2, 2] and data.test_is_drawn
+    assert np.array_equal(data.test, load().test)
+    assert len(data.remarks) == 1 and "4 of 20 images" in data.remarks[0]
+    section = {"name": "image_folders", "folder": str(own), "size": 8, "test": 0.4}
+    other = load_data(resolve({"data": section}).data)  # replaces the draw
+    assert other.test.sum() == 8
+    assert not load(unseen="x").test.any()  # then the unseen domain is the test set
 
 
 @pytest.mark.parametrize("names, layout, message", AMBIGUOUS, ids=range(len(AMBIGUOUS)))

@@ -151,10 +151,11 @@ def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:
         cached = cache_folder() / f"{dataset.x.digest}{version}.npz"
         made = load(cached)
         if made is None:
-            x = read_all(dataset.x, "decoding")
-            made = {"x": x, "y": dataset.y, "domain": dataset.domain, "test": dataset.test}
+            made = {"x": read_all(dataset.x, "decoding")}
             save(cached, made)
-        leaks.report(dataset := dataset._replace(**made))
+        dataset = dataset._replace(x=made["x"])
+        if not dataset.test_is_drawn:
+            leaks.report(dataset)
         return dataset
 
     source.listing = listing  # type: ignore[attr-defined]

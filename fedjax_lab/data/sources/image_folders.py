@@ -3,14 +3,14 @@
 DomainBed's script domainbed/scripts/download.py fetches the three data sets. They have no test
 split: in domain generalization, the test set is an unseen domain (config.data.unseen), and
 validation examples (config.partition.validation) are held out of each client's examples.
-config.data.test draws a test set at random.
+config.data.test draws a test set at random, as it is done for folders of your own without one.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_lab.data import places
+from fedjax_lab.data import held_out, places
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import layouts
 from fedjax_lab.data.formats.image_parts import LIMITS, Part, gather, kind_of_split, make_look
@@ -98,6 +98,7 @@ def image_folders(
     layout: str = "auto",
     color: str = "rgb",
     resize: str = "stretch",
+    unseen: str = "",
 ) -> Dataset:
     """Images of your own in nested folders: images [size, size, 3 or 1].
 
@@ -111,6 +112,9 @@ def image_folders(
     color: rgb or gray.
     resize: stretch scales both sides to the size; crop scales the largest centered square; pad
         scales the whole image and centers it in a black square.
+    unseen: config.data.unseen. Without it and without test images, a random fifth of each user's
+        images, or of each class in each domain, is the test set, unless config.data.test draws
+        another.
 
     Domains, classes and users are sorted by name. Each domain must have training images of every
     class, unless there are natural users. File names end in one of `layouts.ENDINGS`; of an
@@ -120,7 +124,20 @@ def image_folders(
     where = places.folder_of(places.path_of(folder, REMEDY, "folder"))
     holders = layouts.find(where, layout)
     domains = sorted({_domain(holder) for holder in holders})
-    return _read("image_folders", holders, domains, look, layouts.ENDINGS)
+    made = _read("image_folders", holders, domains, look, layouts.ENDINGS)
+    return made if made.test.any() or unseen else _with_drawn_test(made)
+
+
+def _with_drawn_test(made: Dataset, share: float = 0.2) -> Dataset:
+    """The dataset with a random share of the images as its test set, if there are enough."""
+    test = held_out.draw(made.strata, made.domain, made.client, share, seed=0)
+    if not test.any():
+        return made
+    said = (
+        f"image_folders: no folder of test images; {test.sum()} of {len(test)} images, drawn at"
+        " random, are the test set (data.test, data.test_seed)"
+    )
+    return made._replace(test=test, test_is_drawn=True, remarks=(said,))
 
 
 def _published(published: Published, folder: str, size: int) -> Dataset:
