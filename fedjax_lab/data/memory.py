@@ -5,15 +5,17 @@ section is valid only in the process that made it: a folder of such a run can be
 resumed or loaded.
 """
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_lab.data import held_out
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.sources import arrays
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.data.sources import arrays, hub
+from fedjax_lab.errors import BadInput, nearest, quoted
 
 Section = dict[str, Callable[[], Dataset]]
 
@@ -43,13 +45,7 @@ def from_arrays(
     """
     given = {"y": y, "client": client, "domain": domain, "split": split, "classes": classes}
     members = {name: _array(name, each) for name, each in given.items() if each is not None}
-    dataset = arrays.of_members("from_arrays", _array("x", x), members)
-
-    def source():
-        return dataset
-
-    source.__qualname__ = "<arrays>"  # the name in config.json
-    return {"name": source}
+    return _section(arrays.of_members("from_arrays", _array("x", x), members))
 
 
 def from_torch(
@@ -80,6 +76,44 @@ def from_torch(
     split = None if test is None else (np.arange(len(x)) >= len(train)).astype(int)
     classes = getattr(train, "classes", None) if classes is None else classes
     return from_arrays(x, y, client=client, domain=domain, split=split, classes=classes)
+
+
+def from_hub(dataset: Any, **settings: Any) -> Section:
+    """The section `data` of a config for data of Hugging Face's package `datasets`.
+
+    Args:
+      dataset: a Dataset, or a DatasetDict with the split `train` and possibly `test`; without
+        it, a random fifth of the examples is the test set.
+      settings: as in the data source `huggingface`: the columns `image` or `text`, `label`,
+        `client` and `domain`; `size` and `color` of images; `tokenizer` and `length` of texts.
+
+    Raises:
+      BadInput: the columns are missing, ambiguous or of other types, or there is no such setting.
+    """
+    splits = dataset.values() if isinstance(dataset, Mapping) else [dataset]
+    if not all(hasattr(each, "features") and hasattr(each, "__len__") for each in splits):
+        raise BadInput(
+            "from_hub needs a Dataset or DatasetDict of the package datasets, which has a length,"
+            f" not {quoted(type(dataset).__name__)}"
+        )
+    valid = inspect.signature(hub.huggingface).parameters.keys() - {"dataset", "subset"}
+    for key in settings:
+        if key not in valid:
+            raise BadInput(f"from_hub has no setting {quoted(key)}; {nearest(key, valid)}")
+    made = hub.huggingface(dataset=dataset, **settings)
+    if not made.test.any():
+        made = held_out.with_test(made, "from_hub", 0.2, seed=0)._replace(test_is_drawn=True)
+    return _section(made)
+
+
+def _section(dataset):
+    """The section `data` of a config whose source returns this dataset."""
+
+    def source():
+        return dataset
+
+    source.__qualname__ = "<arrays>"  # the name in config.json
+    return {"name": source}
 
 
 def _array(name, values):

@@ -1,4 +1,4 @@
-"""Data from memory: arrays, and datasets of PyTorch, in a run."""
+"""Data from memory: arrays, and datasets of PyTorch and Hugging Face, in a run."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from inputs import complaint
 
 import fedjax_lab
-from fedjax_lab.data import from_arrays, from_torch
+from fedjax_lab.data import from_arrays, from_hub, from_torch
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 4
@@ -74,6 +74,51 @@ def test_images_of_pytorch_get_their_channels_last():
     assert made.classes == ("cat", "dog") and made.users == ("a", "b", "c")
     alone = from_torch(Images(10))["name"]()
     assert alone.test.sum() == 2 and alone.test_is_drawn
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "images"))
+    made = optional.module("datasets")
+    made.disable_progress_bars()
+    return made
+
+
+def test_a_dataset_of_hugging_face_from_its_columns(hub):
+    from PIL import Image
+
+    pixels = RNG.integers(0, 256, (20, 5, 4, 3)).astype(np.uint8)
+    kinds = {"image": hub.Image(), "label": hub.ClassLabel(names=["bee", "ant"])}
+    kinds["writer"] = hub.Value("string")
+    content = {"image": [Image.fromarray(each) for each in pixels], "label": [0, 1] * 10}
+    content["writer"] = list("aabbb" * 4)
+    table = hub.Dataset.from_dict(content, features=hub.Features(kinds))
+    made = from_hub(table, client="writer")["name"]()
+    assert np.array_equal(made.x, pixels) and made.classes == ("bee", "ant")
+    assert [made.users[each] for each in made.client] == content["writer"]
+    assert made.test.sum() == 4 and made.test_is_drawn
+    parts = hub.DatasetDict(train=table.select(range(15)), test=table.select(range(15, 20)))
+    split = from_hub(parts, size=8, color="gray")["name"]()
+    assert split.x.shape == (20, 8, 8, 1) and split.domains == ("from_hub",)
+    assert split.test.tolist() == [False] * 15 + [True] * 5 and not split.test_is_drawn
+    assert "no setting 'colour'; did you mean 'color'?" in complaint(from_hub, table, colour="rgb")
+    assert "data.color cannot be 'red'" in complaint(from_hub, table, color="red")
+    assert "from_hub has no column 'by'" in complaint(from_hub, table, client="by")
+    stream = table.to_iterable_dataset()
+    assert "which has a length" in complaint(from_hub, stream)
+
+
+def test_texts_of_hugging_face_train(hub):
+    texts = [f"{word} film {i}" for i in range(10) for word in ("good", "bad")]
+    table = hub.Dataset.from_dict({"text": texts, "label": ["up", "down"] * 10})
+    config = {
+        "data": from_hub(table, length=4, tokenizer="words", vocabulary=32),
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "fasttext"},
+        "run": {"rounds": 1, "eval_every": 1},
+    }
+    result = fedjax_lab.run(config, quiet=True)
+    assert result.metrics[-1]["accuracy"]["per_client"]
 
 
 def test_wrong_data_are_refused_when_they_are_given():

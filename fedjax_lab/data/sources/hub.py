@@ -31,7 +31,7 @@ IMAGE_KEYS = {"bytes", "path"}  # fields of an image in a Parquet file without t
 @image_source(REMEDY, **encoded.LIMITS)
 def huggingface(
     *,
-    dataset: str = "",
+    dataset: Any = "",
     subset: str = "",
     train_split: str = "train",
     test_split: str = "",
@@ -54,7 +54,8 @@ def huggingface(
     Args:
       dataset: a folder written by save_to_disk; a folder of Parquet, CSV, JSON or image files, as
         for datasets.load_dataset; or a name on the hub. For a name, the library's cache is read
-        first; the network is used only for what is not cached, and never if HF_HUB_OFFLINE=1.
+        first; the network is used only for what is not cached, and never if HF_HUB_OFFLINE=1. In
+        Python also a Dataset or a DatasetDict; see `from_hub`.
       subset: the configuration of a data set on the hub.
       train_split: the training examples: a split, or several as "train+validation".
       test_split: the test examples; empty: the split `test`, unless it does not exist or is among
@@ -75,7 +76,9 @@ def huggingface(
     Raises BadInput if the data set is not available, damaged, or not of this form.
     """
     tokens = text_rows.checked(task, tokenizer, vocabulary, length)
-    train, *test = _tables(_loaded(dataset, subset), train_split, test_split, dataset)
+    splits = _loaded(dataset, subset)
+    dataset = dataset if isinstance(dataset, str) else "from_hub"  # from here on a name
+    train, *test = _tables(splits, train_split, test_split, dataset)
     named = {"image": image, "text": text, "label": label, "client": client, "domain": domain}
     named = _columns(train.features, named, task, dataset)
     wanted = sorted({*filter(None, named.values())})
@@ -109,8 +112,10 @@ def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, 
 # Loading
 
 
-def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
+def _loaded(dataset: Any, subset: str) -> Mapping[str, Any]:
     """The splits, by name."""
+    if not isinstance(dataset, str):
+        return dataset if isinstance(dataset, Mapping) else {"train": dataset}
     folder = path_of(dataset, REMEDY, "dataset")
     with safe.reading(dataset, extra="hub"):
         import datasets
