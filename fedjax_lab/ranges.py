@@ -1,11 +1,11 @@
-"""Ranges from which a random search draws the settings of a method.
+"""Ranges from which a search draws the settings of a method.
 
 A method declares the ranges of its settings in a constant of its file, beside its function:
 
     RANGES = {"mu": log_uniform(1e-3, 1.0)}
 
-`python -m fedjax_lab.sweep --tune=random:20` draws from these ranges. Files with your own methods
-declare them in the same way.
+`python -m fedjax_lab.sweep --tune=random:20`, or `tpe:20`, draws from these ranges. Files with your
+own methods declare them in the same way.
 """
 
 import ast
@@ -67,6 +67,11 @@ def at(range_: Range, share: float) -> Any:
         value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
     else:
         value = low + share * (high - low)
+    return rounded(value)
+
+
+def rounded(value: float) -> float:
+    """The number with few digits."""
     return float(f"{value:.{DIGITS}g}")
 
 

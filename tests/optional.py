@@ -20,6 +20,7 @@ EXTRAS = {
     "jinja2": "llm",
     "latex2mathml": "docs",
     "mlflow": "mlflow",
+    "optuna": "tune",
     "pyarrow": "text",
     "qwix": "llm",
     "safetensors": "clip",

@@ -2,7 +2,7 @@
 
 python -m fedjax_lab.sweep --config=configs/X.py --out=DIR [--methods=fedavg,fedprox]
                            [--grid=method.mu=0.01,0.1] [--grid=partition.alpha=0.1,0.5]
-                           [--tune=random:20 [--on=validation] [--range=method.mu=log:0.001,1]]
+                           [--tune=random:20|tpe:20 [--on=validation] [--range=method.mu=log:...]]
                            [--seeds=0,1,2] [--workers=N | --together] [--share=I/N]
                            [--log=wandb,mlflow] [--nocompilation_cache]
                            [--config.run.rounds=20 ...]
@@ -34,6 +34,11 @@ best round by that accuracy, becomes the method's cell and is run with all seeds
 test accuracy after the last round decides, as in some papers. sweep.json and reports state the cost
 of each search.
 
+With --tune=tpe:20 (extra `tune`), Optuna chooses each draw from the results of the earlier ones.
+DIR/optuna.log has its studies, which optuna-dashboard shows. From a quarter of the rounds on, and
+after five draws, a draw below the median of the earlier ones in the same round ends early (not with
+--workers). A failed draw is replaced when the command is repeated.
+
 --status shows which cells are done, running, waiting or failed, and estimates when the sweep ends.
 It changes no file.
 
@@ -42,8 +47,8 @@ it only once, or in parts with --share. If two commands run the same cell, the c
 the cell first stops running it.
 
 With --share=I/N, only every N-th cell is run, starting with cell I (the first is 0), so that N
-commands on hosts that all see DIR can share a sweep. With --tune a share includes all draws of its
-cells.
+commands on hosts that all see DIR can share a sweep. With --tune=random a share includes all draws
+of its cells; with tpe it has every N-th draw of each study, and waits for those of other shares.
 
 Exit codes: 0 done; 1 a cell failed, or the machine did (disk, memory); 2 a usage, config or data
 error, reported in one line before any cell runs; 130 interrupted, with the state of the running
@@ -80,7 +85,7 @@ from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config_files import split
 from fedjax_lab.running import compilation_cache, loggers, runner, workdir
 from fedjax_lab.running.storage import cloud, lock
-from fedjax_lab.sweeping import sweep_status, sweep_tuning
+from fedjax_lab.sweeping import sweep_status, sweep_study, sweep_tuning
 from fedjax_lab.sweeping.sweep_folder import (
     DIVERGED,
     Outcome,
@@ -130,11 +135,17 @@ def check(cells: Iterable[Cell], load: Callable[..., Dataset]) -> None:
 
 
 def run_here(
-    groups: Iterable[list[Cell]], out: Path, load: Callable[..., Dataset], log: str = ""
+    groups: Iterable[list[Cell]],
+    out: Path,
+    load: Callable[..., Dataset],
+    log: str = "",
+    watch: Callable[[Cell], runner.OnEvaluation] | None = None,
 ) -> Generator[tuple[Cell, Outcome], None, None]:
     """Runs cells in this process and yields the outcome of each.
 
     The cells of a group run as one computation, or one after another if that fails.
+
+    watch: cell -> a function that is called after each evaluation of its run.
     """
     for group in groups:
         if len(group) > 1:
@@ -142,7 +153,8 @@ def run_here(
             gc.collect()
         for cell in group:
             folder = out / cell.name
-            yield cell, done(cell, folder) or _run_one(cell, make_ready(folder), load, log)
+            seen = watch and watch(cell)
+            yield cell, done(cell, folder) or _run_one(cell, make_ready(folder), load, log, seen)
             gc.collect()  # the devices' memory
 
 
@@ -169,11 +181,11 @@ def _try_together(group, out, load, log):
         tqdm.write(f"running one by one instead of together: {group[0].name} ...: {reason:.200}")
 
 
-def _run_one(cell, folder, load, log):
+def _run_one(cell, folder, load, log, on_evaluation):
     try:
         job = experiment.build(cell.config, cell.seeds, load(cell.config))
         is_begun = (folder / "config.json").exists()
-        runner.run(job, folder, resume=is_begun, quiet=True, log=log)
+        runner.run(job, folder, resume=is_begun, quiet=True, log=log, on_evaluation=on_evaluation)
     except BadInput as error:
         return Outcome(2, str(error))
     except runner.Diverged as error:
@@ -269,7 +281,7 @@ def _main(argv):
     cells = plan(shared, methods, parse_grid(args.grid))
     chosen = share_of(cells, args.share)
     contenders = sweep_tuning.contenders(cells.values(), shared, search) if search else []
-    contenders = [each for each in contenders if each.cell.name in chosen]
+    own = [each for each in contenders if each.cell.name in chosen]
     with cloud.staged(args.out) as out, lock.owned_share(out, args.share):  # before data are loaded
         work = Work(args, shared, search, out, load_once())
         cells, chosen = as_begun(cells.values(), out), as_begun(chosen.values(), out)
@@ -281,9 +293,12 @@ def _main(argv):
         parallel.check_devices()
         if search is None:
             return _run_and_show(work, cells, chosen)
-        tuned = _tune(work, contenders)
+        if search.by == "tpe":  # a share makes draws of all cells, and then runs its own ones
+            searched = {each.cell.name: _search(work, each) for each in contenders}
+            own = [searched[each.cell.name] for each in own]
+        tuned = _tune(work, own)
         best = as_begun(tuned.values(), out)
-        return _run_and_show(work, best, best) or int(len(tuned) < len(contenders))
+        return _run_and_show(work, best, best) or int(len(tuned) < len(own))
 
 
 def _show_status(argv):
@@ -307,15 +322,7 @@ def _run_and_show(work, cells, chosen):
 def _carry_out(work, planned, runs, what):
     """Adds the planned cells to sweep.json and runs the unfinished ones among `runs`."""
     args, shared, _, out, load = work
-    for run in runs:
-        check_cell(run, out / run.name)
-    todo = [run for run in runs if not done(run, out / run.name)]
-    lock.check_free([out / run.name for run in todo])
-    check(todo, load)
-    with lock.planning(out):
-        others = check_folder(shared, planned, out)  # includes the cells of other shares
-        workdir.remove_temporary(out)
-        write_plan(others, planned, out)
+    todo = _planned(work, planned, runs)
     place = cloud.address(out)
     print(f"{len(runs)} {what} in {place}, {len(runs) - len(todo)} of them done", flush=True)
     if args.workers:
@@ -326,13 +333,68 @@ def _carry_out(work, planned, runs, what):
     follow(results, len(todo), len(runs), out)
 
 
+def _planned(work, planned, runs):
+    """Adds the planned cells to sweep.json; returns the unfinished ones among `runs`, checked."""
+    _, shared, _, out, load = work
+    for run in runs:
+        check_cell(run, out / run.name)
+    todo = [run for run in runs if not done(run, out / run.name)]
+    lock.check_free([out / run.name for run in todo])
+    check(todo, load)
+    with lock.planning(out):
+        others = check_folder(shared, planned, out)  # includes the cells of other shares
+        workdir.remove_temporary(out)
+        write_plan(others, planned, out)
+    return todo
+
+
+def _search(work, contender):
+    """Runs the draws of this share, each chosen by the results of all earlier ones.
+
+    Returns the contender with all draws.
+    """
+    args, shared, search, out, load = work
+    check([contender.cell], load)
+    _planned(work, {}, [])  # makes the folder that of a sweep
+    study = sweep_study.begin(contender, search, shared, out, args.share)
+    trials = {}
+
+    def cells():
+        for cell, trials[cell.name] in sweep_study.upcoming(study):
+            _planned(work, {cell.name: cell}, [cell])
+            yield cell
+
+    def results():
+        if args.workers:
+            ends = run_in_workers(cells(), out, shared, args.workers)
+        else:
+            groups = ([cell] for cell in cells())
+            ends = run_here(groups, out, load, shared.log, watch)
+        with contextlib.closing(ends):
+            for cell, outcome in ends:
+                sweep_study.tell(study, trials[cell.name], cell, outcome)
+                yield cell, outcome
+
+    def watch(cell):
+        return sweep_study.watch(study, trials[cell.name])
+
+    interrupted, new = sweep_study.left(study)
+    todo = len(interrupted) + new
+    print(f"{contender.cell.name}: {todo} of {search.draws} draws to run in {out}", flush=True)
+    follow(results(), todo, todo, out)
+    return sweep_study.searched(study)
+
+
 def _tune(work, contenders):
-    """Runs all draws and returns the best one of each contender as a cell, by its name."""
+    """Runs the draws that are known and returns the best one of each contender, by its name."""
     _, shared, search, out, load = work
-    all_seeds = [each.draws[0]._replace(seeds=each.cell.seeds) for each in contenders]
+    all_seeds = [
+        draw._replace(seeds=each.cell.seeds) for each in contenders for draw in each.draws[:1]
+    ]
     check(all_seeds, load)  # so that a mistake in the final cells shows before any draw runs
     draws = {draw.name: draw for each in contenders for draw in each.draws}
-    _carry_out(work, draws, list(draws.values()), "draws")
+    if search.by == "random":
+        _carry_out(work, draws, list(draws.values()), "draws")
     best = {}
     for each in contenders:
         name = each.cell.name
@@ -361,6 +423,7 @@ def _parse(argv):
     search = None
     if args.tune is not None:
         search = sweep_tuning.parse(args.tune, args.on or "validation", args.range)
+        _check_study(args, search)
     return args, methods, shared, search
 
 
@@ -378,6 +441,17 @@ def _check_together(args):
     for other in ("on", "range"):
         if args.tune is None and getattr(args, other) not in (None, []):
             raise BadInput(f"--{other} needs --tune, which is missing")
+
+
+def _check_study(args, search):
+    """Raises BadInput if the search needs Optuna, and cannot have it."""
+    if search.by == "random":
+        return
+    sweep_study.check()
+    if args.together:
+        raise BadInput(f"--tune={search} chooses one draw after another; drop --together")
+    if cloud.split(args.out):
+        raise BadInput(f"--tune={search} needs an --out that is not in the cloud, for its journal")
 
 
 def _parser():

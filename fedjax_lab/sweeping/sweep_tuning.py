@@ -1,7 +1,8 @@
-"""Random search in a sweep: draws the settings of each method, and chooses the best draw.
+"""Search in a sweep: draws the settings of each method at random, and chooses the best draw.
 
-Every method gets the same number of draws at each point of the grid. A draw is a run of one seed in
-the sweep's folder draws/CELL. The best draw becomes an ordinary cell with all seeds.
+`sweep_study` draws by Optuna instead. Every method gets the same number of draws at each point of
+the grid. A draw is a run of one seed in the sweep's folder draws/CELL. The best draw becomes an
+ordinary cell with all seeds.
 """
 
 import re
@@ -21,6 +22,7 @@ from fedjax_lab.running.storage import files, metric_rows
 from fedjax_lab.sweeping.sweep_folder import done, found
 from fedjax_lab.sweeping.sweep_plan import Cell, Shared, make_cell
 
+BY = ("random", "tpe")  # at random, or by Optuna's tree-structured Parzen estimator
 ON = ("validation", "test")  # the kinds of examples on which the best draw can be chosen
 MOST_DRAWS = 10_000
 _FIXED = ("data", "partition", "run", "engine")  # config sections that cannot be tuned
@@ -29,29 +31,32 @@ _FIXED = ("data", "partition", "run", "engine")  # config sections that cannot b
 class Search(NamedTuple):
     """The search that --tune, --on and --range define."""
 
+    by: str  # a key of BY
     draws: int  # number of draws for each method at each point of the grid
     stream: int  # seed of the random numbers
     on: str  # one of ON
     ranges: dict[str, Range]  # the ranges given by --range, by dotted key
 
     def __str__(self) -> str:
-        return f"random:{self.draws}" + (f":{self.stream}" if self.stream else "")
+        return f"{self.by}:{self.draws}" + (f":{self.stream}" if self.stream else "")
 
 
 class Contender(NamedTuple):
     """A method at a point of the grid, with its draws."""
 
     cell: Cell  # has the settings of the config
-    draws: list[Cell]
+    ranges: dict[str, Range]  # what is drawn, by dotted key
+    draws: list[Cell]  # empty if they depend on the results of earlier ones
+    missing: int = 0  # number of draws that have not been made
 
 
 def parse(tune: str, on: str, listed: Iterable[str]) -> Search:
-    """Parses --tune=random:DRAWS[:STREAM], --on and each --range=SECTION.KEY=RANGE."""
-    match = re.fullmatch(r"random:(\d{1,9})(?::(\d{1,9}))?", tune)
-    if match is None or not 0 < int(match[1]) <= MOST_DRAWS:
+    """Parses --tune=BY:DRAWS[:STREAM], --on and each --range=SECTION.KEY=RANGE."""
+    match = re.fullmatch(rf"({'|'.join(BY)}):(\d{{1,9}})(?::(\d{{1,9}}))?", tune)
+    if match is None or not 0 < int(match[2]) <= MOST_DRAWS:
         raise BadInput(
-            f"--tune={cut(tune, 80)} is not random:DRAWS with 1 to {MOST_DRAWS} draws, such as"
-            " --tune=random:20"
+            f"--tune={cut(tune, 80)} is not random:DRAWS or tpe:DRAWS with 1 to {MOST_DRAWS} draws,"
+            " such as --tune=random:20"
         )
     if on not in ON:
         raise BadInput(f"--on cannot be {quoted(on)}; {nearest(on, ON)}")
@@ -61,7 +66,7 @@ def parse(tune: str, on: str, listed: Iterable[str]) -> Search:
         if key in of_flags:
             raise BadInput(f"--range={cut(key, 80)} is given twice")
         of_flags[key] = given
-    return Search(int(match[1]), int(match[2] or 0), on, of_flags)
+    return Search(match[1], int(match[2]), int(match[3] or 0), on, of_flags)
 
 
 def _parse_range(text):
@@ -85,7 +90,10 @@ def _parse_range(text):
 
 
 def contenders(cells: Iterable[Cell], shared: Shared, search: Search) -> list[Contender]:
-    """The draws for each cell of a plan. Raises BadInput if a draw has invalid settings."""
+    """The ranges, and if they are known the draws, for each cell of a plan.
+
+    Raises BadInput if a draw has invalid settings.
+    """
     given = {key for key, _ in shared.overrides}
     out: list[Contender] = []
     keys: set[str] = set()
@@ -99,7 +107,8 @@ def contenders(cells: Iterable[Cell], shared: Shared, search: Search) -> list[Co
         keys |= wanted.keys()
         drawn = {**_ranges_of(cell), **wanted}
         drawn = {key: each for key, each in drawn.items() if key not in given | cell.grid.keys()}
-        out.append(Contender(cell, _draws(cell, shared, search, drawn)))
+        draws = _draws(cell, shared, search, drawn) if search.by == "random" else []
+        out.append(Contender(cell, drawn, draws))
     for key in search.ranges.keys() - keys:
         flag = f"--range={cut(key, 80)}"
         raise BadInput(f"{flag}: no method of the sweep has it; {nearest(key, settings)}")
@@ -154,11 +163,15 @@ def _draws(cell, shared, search, drawn):
             key: str(ranges.at(each, share(search.stream, number, key)))
             for key, each in drawn.items()
         }
-        draw = make_cell(shared, cell.method, {**cell.grid, **values})
-        first = cell.seeds[:1]
-        draw = draw._replace(name=f"{files.DRAWS}/{draw.name}", seeds=first, note={"seeds": first})
+        draw = make_draw(cell, shared, values)
         cells.setdefault(draw.name, draw)
     return list(cells.values())
+
+
+def make_draw(cell: Cell, shared: Shared, values: Mapping[str, str]) -> Cell:
+    """The run of the first seed with these values of the settings, by dotted key."""
+    made, first = make_cell(shared, cell.method, {**cell.grid, **values}), cell.seeds[:1]
+    return made._replace(name=f"{files.DRAWS}/{made.name}", seeds=first, note={"seeds": first})
 
 
 def share(stream: int, number: int, key: str) -> float:
@@ -180,7 +193,7 @@ def share(stream: int, number: int, key: str) -> float:
 
 def waiting(contender: Contender, out: Path) -> int:
     """The number of draws that have not ended."""
-    return sum(done(draw, out / draw.name) is None for draw in contender.draws)
+    return contender.missing + sum(done(draw, out / draw.name) is None for draw in contender.draws)
 
 
 def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> Cell | None:
@@ -191,7 +204,7 @@ def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> C
     scored = [
         (score, draw)
         for draw in contender.draws
-        if (score := _score(draw, out, search)) is not None
+        if (score := score_of(draw, out, search)) is not None
     ]
     if not scored:
         return None
@@ -200,35 +213,40 @@ def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> C
     return cell._replace(note={"tuned": spent(contender, out, search)})
 
 
-def _score(draw, out, search):
-    """A tuple that is larger for a better draw; None if the draw has diverged."""
+def score_of(draw: Cell, out: Path, search: Search) -> tuple[float, ...] | None:
+    """A tuple that is larger for a better draw; None if it has diverged or was ended early."""
     outcome, summary = found(out / draw.name, draw.config.run.rounds)
-    if outcome is None or outcome.code:
+    ended_early = summary.get("stopped", {}).get("rule") == "on_evaluation"
+    if outcome is None or outcome.code or ended_early:
         return None
-    if search.on == "test":
-        values = summary["last"]["mean"]
-        return (_gain(draw, values, metric_rows.headline_measure(values), "test"),)
-    values = summary.get("best_by_validation", {}).get("mean", {})
-    score = _gain(draw, values, metric_rows.validation_measure(values), "validation")
-    return score, -values.get("id_loss", 0.0)  # the loss breaks ties of the accuracy
-
-
-def _gain(draw, values, measure, kind):
-    if measure is None or (value := metric_rows.value_of(values, measure)) is None:
+    way = "last" if search.on == "test" else "best_by_validation"
+    values = summary.get(way, {}).get("mean", {})
+    if (gain := gain_of(values, search.on)) is None:
         raise BadInput(
-            f"{draw.name} has no accuracy on {kind} examples, so the best draw cannot be chosen"
+            f"{draw.name} has no accuracy on {search.on} examples, so the best draw cannot be"
+            " chosen"
         )
-    return metric_rows.gain(measure, value)
+    if search.on == "test":
+        return (gain,)
+    return gain, -values.get("id_loss", 0.0)  # the loss breaks ties of the accuracy
+
+
+def gain_of(row: dict, on: str) -> float | None:
+    """What the search maximizes, in an evaluation; None if the evaluation does not have it."""
+    measure_in = metric_rows.headline_measure if on == "test" else metric_rows.validation_measure
+    measure = measure_in(row)
+    value = None if measure is None else metric_rows.value_of(row, measure)
+    return None if measure is None or value is None else metric_rows.gain(measure, value)
 
 
 def spent(contender: Contender, out: Path, search: Search) -> dict:
     """The cost of a search for sweep.json: the number of draws, their rounds and seconds."""
-    summaries = [found(out / draw.name)[1] for draw in contender.draws]
+    outcomes, summaries = zip(*(found(out / draw.name) for draw in contender.draws), strict=True)
     return {
         "by": str(search),
         "on": search.on,
         "draws": len(contender.draws),
-        "diverged": sum(_score(draw, out, search) is None for draw in contender.draws),
+        "diverged": sum(outcome.code != 0 for outcome in outcomes),
         "rounds": sum(summary.get("rounds", 0) for summary in summaries),
         "seconds": round(sum(map(seconds, summaries)), 3),
     }

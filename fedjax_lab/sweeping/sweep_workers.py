@@ -1,6 +1,5 @@
 """Runs the cells of a sweep as commands in separate processes, several at a time."""
 
-import collections
 import os
 import subprocess
 import sys
@@ -41,17 +40,21 @@ def run_in_workers(
 ) -> Iterator[tuple[Cell, Outcome]]:
     """Runs cells as commands, `count` at a time; yields each cell with its outcome when it ends.
 
-    If the generator is closed early, the running cells save their state and stop.
+    A cell is taken when a process is free for it. If the generator is closed early, the running
+    cells save their state and stop.
     """
-    waiting, free = collections.deque(cells), _workers(count)
+    waiting, free = iter(cells), _workers(count)
     jobs: list[_Job] = []
+    more = True
     with interrupts.delayed(STOPPING) as stop:
         try:
-            while waiting or jobs:
+            while more or jobs:
                 if stop.is_set():
                     raise KeyboardInterrupt
-                while waiting and free:
-                    jobs.append(_begin(waiting.popleft(), free.pop(0), out, shared))
+                while free and more:
+                    cell = next(waiting, None)
+                    if more := cell is not None:
+                        jobs.append(_begin(cell, free.pop(0), out, shared))
                 time.sleep(POLL_SECONDS)
                 for job in [job for job in jobs if job.process.poll() is not None]:
                     jobs.remove(job)
