@@ -75,7 +75,8 @@ def run(
     if not quiet and processes.is_first():
         from fedjax_lab.commands import report  # imported only for this table
 
-        print(report.closing_table(result.summary))
+        summary = result.summary
+        print("\n".join([report.closing_table(summary), *summary.get("hints", [])]))
     return loading.of_result(built, result)
 
 

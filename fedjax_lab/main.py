@@ -345,7 +345,7 @@ def _show(result):
 
     summary = result.summary
     print()
-    print(report.closing_table(summary))
+    print("\n".join([report.closing_table(summary), *summary.get("hints", [])]))
     early = f", stopped by {summary['stopped']['rule']}," if "stopped" in summary else ""
     print(
         f"\n{summary['rounds']} rounds{early} in {summary['seconds']:.1f} s"

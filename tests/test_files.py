@@ -322,7 +322,7 @@ def test_a_damaged_cell_does_not_stop_the_other_cells(whole, monkeypatch):
     """The sweep's exit code is 1, and the other cell is shown."""
     _, shared, cells = whole
 
-    def run(job, folder, resume, quiet, log):
+    def run(job, folder, resume, **options):
         files.read_json(folder / "config.json", files.CONFIG)
         files.read_json(folder / "summary.json", files.FINISHED)
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 
 import pytest
 
@@ -57,6 +58,37 @@ def test_the_pace_of_a_resumed_run_counts_only_rounds_since_the_resume(clock, ca
         "round 5000/10000  accuracy 80.00 %  train loss 0.5000  2000 rounds/s  00:02 left",
         "round 5001/10000  0.0001 rounds/s  13886:06:40 left",
     ]
+
+
+def test_a_part_has_a_second_bar_on_a_terminal_and_no_lines(monkeypatch, capsys):
+    def play():
+        with progress.ProgressBar(4, 0, quiet=False, part="fedavg") as bar:
+            bar.tell("a remark")
+            bar.say("compiling")
+            bar.start_clock(0)
+            bar.rounds(2, evaluated_next=True)
+            bar.evaluated([row(2)])
+
+    play()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    play()  # the results go to a file
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    play()
+    out, err = capsys.readouterr()
+    assert not out and "fedavg, round 2/4" in err and "remark" not in err
+
+
+def test_a_slow_compilation_is_explained_in_one_line(monkeypatch, capsys):
+    for seconds, said in ((60.0, []), (0.0, ["compiling a model"])):
+        monkeypatch.setattr(progress, "SLOW_SECONDS", seconds)
+        with progress.ProgressBar(4, 0, quiet=False) as bar:
+            told = threading.Event()
+            tell = bar.tell
+            monkeypatch.setattr(bar, "tell", lambda text: (tell(text), told.set()))  # noqa: B023
+            with bar.telling_if_slow("compiling a model"):
+                assert told.wait(10) if said else not told.is_set()
+        assert lines(capsys) == said
 
 
 def test_a_terminal_shows_a_bar_and_a_quiet_run_prints_nothing(monkeypatch, capsys):

@@ -22,7 +22,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import transforming
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.experiment.joint import join
-from fedjax_lab.running import guaranteed, interrupts, loggers, stopping, warm_start
+from fedjax_lab.running import guaranteed, hints, interrupts, loggers, stopping, warm_start
 from fedjax_lab.running.loggers import followers
 from fedjax_lab.running.profile import Profile
 from fedjax_lab.running.progress import ProgressBar
@@ -63,6 +63,7 @@ def run(
     profile: int | None = None,
     log: loggers.Chosen = (),
     on_evaluation: OnEvaluation | None = None,
+    part: str = "",
 ) -> Result:
     """Runs an experiment to its last round, starting from the newest intact checkpoint, if any.
 
@@ -76,6 +77,7 @@ def run(
       profile: how many rounds to profile, see `running/profile.py`; does not change any result.
       log: the loggers, see `running/loggers`.
       on_evaluation: a function called after each evaluation, see `fedjax_lab.run`.
+      part: the name of the run in a sweep, see `ProgressBar`.
 
     Raises:
       Diverged: a loss or weight became non-finite.
@@ -84,11 +86,12 @@ def run(
         profiled, or there is no such logger.
     """
     begin, seeds = loggers.find(log), experiment.simulation.seeds
+    bar = functools.partial(ProgressBar, quiet=quiet, part=part)
     with owned(workdir, experiment.config, seeds, resume), Profile(profile, workdir) as recorder:
         recorder.check(experiment.simulation, 0)
         experiment = warm_start.warmed(experiment)
         with _closing(workdir, experiment) as folder:
-            return _run(experiment, folder, quiet, recorder, begin, on_evaluation)
+            return _run(experiment, folder, bar, recorder, begin, on_evaluation)
 
 
 def _closing(path, experiment):
@@ -96,7 +99,7 @@ def _closing(path, experiment):
     return contextlib.closing(Workdir(path, experiment)) if path else contextlib.nullcontext()
 
 
-def _run(experiment, folder, quiet, profile, begin, on_evaluation):
+def _run(experiment, folder, bar, profile, begin, on_evaluation):
     end, path = stopping.deadline(experiment.config.run.max_seconds), folder and folder.path
     new = functools.partial(Engine, experiment.simulation, folder=path)
     engine, rows = folder.restore(new) if folder else (new(), [])
@@ -109,7 +112,7 @@ def _run(experiment, folder, quiet, profile, begin, on_evaluation):
         summary = folder.summary() if folder and is_over(experiment, engine, rows) else None
         if summary is None:
             live = _Live(experiment, engine, [part], profile, end, on_evaluation)
-            (summary,) = _trained(live, quiet)
+            (summary,) = _trained(live, bar)
         following.end(summary)
     return Result(summary, rows, engine.final_states(), path, engine.stage_number)
 
@@ -141,7 +144,8 @@ def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Cho
             span = slice(end - len(part.simulation.seeds), end)
             each.append(_Part(part, folder, following, [], span))
         live = _Live(joint, engine, each, Profile(None, None))
-        for one, summary in zip(each, _trained(live, quiet=True), strict=True):
+        bar = functools.partial(ProgressBar, quiet=False, part=f"{len(parts)} cells together")
+        for one, summary in zip(each, _trained(live, bar), strict=True):
             one.following.end(summary)
 
 
@@ -191,14 +195,17 @@ class _Live(NamedTuple):
         return "" if self.is_whole else stopping.rule_met(self.experiment, self.rows)
 
 
-def _trained(live, quiet):
-    """Plays the remaining rounds, and writes the final files. Returns the summary of each part."""
+def _trained(live, bar):
+    """Plays the remaining rounds, and writes the final files. Returns the summary of each part.
+
+    bar: (rounds, rounds played) -> the `ProgressBar`.
+    """
     folder, engine = live.parts[0].folder, live.engine
     evaluations = times(folder and folder.path, live.experiment, engine)
     upcoming = [after for after in evaluations if after > engine.played]
     with guaranteed.told_in_rows(live.experiment, upcoming) as privacy:
         live = live._replace(times=evaluations, privacy=privacy)
-        rule = _play(live, quiet)
+        rule = _play(live, bar)
         return _finish(live, {"stopped": {"rule": rule, "round": engine.played}} if rule else {})
 
 
@@ -211,6 +218,7 @@ def _finish(live, more):
     summaries = []
     for part in live.parts:
         summary = {**_summary(live.engine, part.experiment, part.rows), **together, **more}
+        summary |= hints.of_run(part.experiment, live.engine.states[0], summary)
         summaries.append(part.folder.finish(summary, part.rows) if part.folder else summary)
     return summaries
 
@@ -222,18 +230,18 @@ def _save(live, force):
             part.folder.save(live.engine, force, part.snapshot)
 
 
-def _play(live, quiet):
+def _play(live, bar):
     """Plays the remaining rounds. Returns the rule that ended the run early, or ""."""
     simulation, engine = live.experiment.simulation, live.engine
     if live.is_whole or live.rule:
         return live.rule
-    with ProgressBar(simulation.plan.rounds, engine.played, quiet) as progress:
+    with bar(simulation.plan.rounds, engine.played) as progress:
         for line in live.experiment.remarks:
             progress.tell(line)
         if remark := guaranteed.remark(live.experiment):
             progress.tell(remark)
         progress.say("compiling")
-        engine.compile()
+        _compile(live, progress)
         progress.start_clock(engine.played)
         name = f"{live.experiment.config.method.name}{_clients(live.experiment)}"
         progress.say(f"{name}, {simulation.strategy.name}")
@@ -245,11 +253,24 @@ def _play(live, quiet):
             for part in live.parts:
                 if part.folder:
                     stage_facts.write(part.folder.path, engine.stage, facts)
-            engine.compile()
+            _compile(live, progress)
             progress.start_clock(engine.played)
             progress.say(f"stage {engine.stage.name}")
             rule = _play_stage(live, progress)
     return rule
+
+
+def _compile(live, progress):
+    """Compiles the programs of the stage; if that takes long, a line says what is compiled."""
+    config, engine = live.experiment.config, live.engine
+    text = (
+        f"still compiling the rounds and the evaluation of {config.method.name} (stage"
+        f" {engine.stage.name}): model {config.model.name}, batches of {config.local.batch_size}"
+        f" examples of shape {list(live.experiment.dataset.x.shape[1:])},"
+        f" {live.experiment.simulation.strategy.name}"
+    )
+    with progress.telling_if_slow(text):
+        engine.compile()
 
 
 def _clients(experiment):

@@ -113,6 +113,7 @@ FINISHED = {  # summary.json, as far as a run prints it at its end
     "seconds": NUMBER,
     "compile_seconds": NUMBER,
     "device": TEXT,
+    "hints?": [TEXT],
 }
 TUNED = {  # the cost of a search for the settings of a cell
     "by": TEXT,

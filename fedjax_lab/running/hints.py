@@ -1,0 +1,75 @@
+"""Hints at the end of a run: what a result may mean that a newcomer cannot know."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab.experiment.experiment import Experiment
+from fedjax_lab.experiment.federation import class_counts
+from fedjax_lab.running.storage import metric_rows
+from fedjax_lab.simulation.units import metric_of
+from fedjax_lab.types import State, Weights
+
+GOOD = 80.0  # accuracy in percent from which normalization needs no hint
+
+
+class Facts(NamedTuple):
+    """What the hints depend on."""
+
+    accuracy: float  # headline accuracy in percent after the last round; NaN if there is none
+    classes: int  # 0 if an example does not have one class
+    unlike_domains: bool  # some client lacks a domain that another one has
+    shared_norm: bool  # the server averages running statistics of normalization layers
+
+
+def lines(facts: Facts) -> list[str]:
+    """The hints that fit the facts, each a line."""
+    told = []
+    if facts.accuracy <= _just_above_chance(facts.classes):
+        told.append(
+            f"{facts.accuracy:.1f} % is chance level for {facts.classes} classes: the models have"
+            " learned nothing yet; try more rounds or another config.local.lr"
+        )
+    if facts.unlike_domains and facts.shared_norm and facts.accuracy < GOOD:
+        told.append(
+            "the clients' domains differ, and the server averages the statistics of the model's"
+            " BatchNorm layers, which then fit no domain: compare the method fedbn or a model"
+            " without BatchNorm (docs/faq.md)"
+        )
+    return told
+
+
+def _just_above_chance(classes):
+    """The accuracy in percent up to which a model is not better than guessing; NaN: unknown."""
+    if classes < 2:
+        return math.nan
+    chance = 100 / classes
+    return chance + min(0.5 * chance, 0.03 * (100 - chance))
+
+
+def of_run(experiment: Experiment, state: State, summary: dict) -> dict[str, list[str]]:
+    """The entry of summary.json with the hints, if there are any.
+
+    state: of one seed, of which only the structure matters.
+    """
+    measured, dataset = summary["last"]["mean"], experiment.dataset
+    measure = metric_rows.headline_measure(measured)
+    is_accuracy = measure is not None and metric_of(measure) == "accuracy"
+    value = metric_rows.value_of(measured, measure) if is_accuracy and measure else None
+    rows = experiment.simulation.training[0].train
+    held = class_counts(rows, np.asarray(dataset.domain), len(dataset.domains))
+    facts = Facts(
+        accuracy=math.nan if value is None else value,
+        classes=len(dataset.classes) if experiment.config.task.name == "classification" else 0,
+        unlike_domains=bool((held[:, held.any(0)] == 0).any()),
+        shared_norm=_has_statistics(state.server),
+    )
+    told = lines(facts)
+    return {"hints": told} if told else {}
+
+
+def _has_statistics(server):
+    parts = jax.tree.leaves(server, is_leaf=lambda part: isinstance(part, Weights))
+    return any(isinstance(part, Weights) and jax.tree.leaves(part.stats) for part in parts)

@@ -1,0 +1,55 @@
+"""The hints at the end of a run: from facts to lines, and the facts of a run."""
+
+import math
+
+import pytest
+import toys
+
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.running import hints
+from fedjax_lab.types import State, Weights
+
+CHANCE, NORM = "is chance level for", "fedbn"
+TABLE = [  # accuracy, classes, unlike domains, shared statistics -> the words of each hint
+    (91.6, 10, True, True, []),
+    (25.0, 10, True, True, [NORM]),
+    (25.0, 10, False, True, []),
+    (25.0, 10, True, False, []),
+    (12.0, 10, False, False, [CHANCE]),
+    (10.0, 10, True, True, [CHANCE, NORM]),
+    (13.0, 10, False, False, []),
+    (51.0, 2, False, False, [CHANCE]),
+    (53.0, 2, False, False, []),
+    (1.4, 100, False, False, [CHANCE]),
+    (4.0, 100, False, False, []),
+    (0.0, 0, False, False, []),  # of a task without classes
+    (math.nan, 10, True, True, []),
+]
+
+
+@pytest.mark.parametrize("accuracy, classes, unlike, shared, said", TABLE)
+def test_hints_follow_from_the_facts(accuracy, classes, unlike, shared, said):
+    told = hints.lines(hints.Facts(accuracy, classes, unlike, shared))
+    assert len(told) == len(said)
+    assert all(words in line for words, line in zip(said, told, strict=True))
+
+
+@pytest.mark.parametrize(
+    "partition, stats, accuracy, said",
+    [
+        ("by_domain", {"mean": 0.0}, 25.0, [NORM]),
+        ("by_domain", {"mean": None}, 25.0, []),  # they stay on the clients
+        ("iid", {"mean": 0.0}, 25.0, []),
+        ("iid", {}, 9.0, [CHANCE]),
+        ("iid", {}, None, []),
+    ],
+)
+def test_the_facts_of_a_run(partition, stats, accuracy, said):
+    overrides = [("partition.name", partition), ("model.name", "mlp")]
+    made = experiment.build(resolve(load_config("quickstart"), overrides), [0])
+    summary = {"last": {"mean": {**toys.SCORES, "accuracy": {"mean": accuracy}}}}
+    state = State(server=(Weights({}, stats), 1.0), private=())
+    told = hints.of_run(made, state, summary).get("hints", [])
+    assert len(told) == len(said) and all(w in t for w, t in zip(said, told, strict=True))
