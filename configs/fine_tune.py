@@ -1,6 +1,6 @@
 """A pretrained vision model, of which only the head and the last two blocks are trained.
 
-python -m fedjax_lab.main --config=configs/fine_tune.py --config.model.pretrained=resnet18.safetensors
+python -m fedjax_lab.main --config=configs/fine_tune.py --config.model.pretrained=FILE.safetensors
 python -m fedjax_lab.main --config=configs/fine_tune.py --config.model.name=vit \
     --config.adapter.name=lora --config.adapter.targets=qkv --config.adapter.rank=4
 
