@@ -11,6 +11,7 @@ from fedjax_lab.engine.width import client_bytes, width
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import nets
+from fedjax_lab.models.frozen import model_of
 from fedjax_lab.models.task import make_task
 
 MIB, GIB = 2**20, 2**30
@@ -120,13 +121,13 @@ def test_bytes_of_a_client_by_batch_and_type():
     task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
     weights, batch = 4 * (6 * 4 + 4), 4 * 8 * 6
     plan = toys.PLAN._replace(optimizer=optim.sgd(0.1))
-    assert client_bytes(task, plan) == 2 * weights + batch
+    assert client_bytes(model_of(task), plan) == 2 * weights + batch
     momentum = plan._replace(optimizer=optim.sgd(0.1, 0.9))
-    assert client_bytes(task, momentum) == 3 * weights + batch
+    assert client_bytes(model_of(task), momentum) == 3 * weights + batch
 
     def activations(batch, dtype=jnp.float32):
         task = make_task(nets.simple_cnn(4), (28, 28, 1), 4, compute_dtype=dtype)
-        return client_bytes(task, toys.PLAN._replace(batch_size=batch))
+        return client_bytes(model_of(task), toys.PLAN._replace(batch_size=batch))
 
     one, two, three = (activations(b) for b in (8, 16, 24))
     assert three - two == two - one > 8 * 4 * 24 * 24 * 6

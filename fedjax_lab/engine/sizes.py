@@ -103,20 +103,28 @@ def _beside_stream(division, state):
     return Choice("host", "examples are streamed")
 
 
-def check_model(method: Method, group: int, devices: Devices) -> None:
+def check_model(method: Method, group: int, devices: Devices, base: int = 0) -> None:
     """Raises BadInput if the server's state does not fit in the memory of a group of devices.
+
+    base: the bytes of the frozen weights of the model, which must fit beside it.
 
     The memory of a CPU is checked later, when the state is made.
     """
     if devices.of_host or not devices.memory or method.init is None:
         return
     state = jax.eval_shape(lambda: contract.first_state(method, jax.random.key(0), 1))
-    size = tree.num_bytes(state.server)
+    size = tree.num_bytes(state.server) + base
+    what, remedy = "the server's state needs", ""
+    if base:
+        what, remedy = (
+            "the frozen weights and the server's state need",
+            " or fewer config.adapter.bits",
+        )
     if size > group * devices.memory:
         raise BadInput(
-            f"the server's state needs {_amount(-(-size // group))} on each device, which has"
+            f"{what} {_amount(-(-size // group))} on each device, which has"
             f" {_amount(devices.memory)} free; use at least"
-            f" config.engine.fsdp={2 ** math.ceil(math.log2(size / devices.memory))}"
+            f" config.engine.fsdp={2 ** math.ceil(math.log2(size / devices.memory))}{remedy}"
         )
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.extend.core import Var, jaxprs_in_params
 
 from fedjax_lab import tree
-from fedjax_lab.types import Plan, Task
+from fedjax_lab.models.frozen import Model
+from fedjax_lab.types import Plan
 
 MIB = 2**20
 ALL_AT_ONCE = {"cpu": 12 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 100 * MIB}
@@ -65,28 +66,30 @@ def _even(line, limit):
     return max(divisors, default=limit)
 
 
-def client_bytes(task: Task, plan: Plan) -> int:
+def client_bytes(model: Model, plan: Plan) -> int:
     """The bytes that a step of one client uses, from shapes; nothing is compiled.
 
     They are the weights, their gradient, the optimizer's state, a batch of inputs, the values of
     the forward pass that the backward pass needs, and what a larger array of the forward pass needs
     in addition: the patches of a convolution that is a product of matrices. Additional arrays of a
-    method are not counted.
+    method are not counted, nor are frozen weights, which the clients share.
     """
-    key = jax.random.key(0)
+    key, task = jax.random.key(0), model.unbound
     weights = jax.eval_shape(task.init, key)
-    x = jax.ShapeDtypeStruct((plan.batch_size, *task.input_shape), jnp.float32)
+    size = plan.batch_size // plan.accumulate
+    x = jax.ShapeDtypeStruct((size, *task.input_shape), jnp.float32)
 
-    def backward(weights, x):
+    def backward(base, weights, x):
         def logits(params):
-            return task.apply(weights._replace(params=params), x, key).logits
+            return model.bind(base).apply(weights._replace(params=params), x, key).logits
 
         return jax.vjp(logits, weights.params)[1]
 
-    program = jax.make_jaxpr(backward)(weights, x).jaxpr
+    program = jax.make_jaxpr(backward)(model.base, weights, x).jaxpr
     kept = {a for a in program.outvars if isinstance(a, Var)} - set(program.invars)
     stacked = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), (weights, x))
-    batched = jax.make_jaxpr(jax.vmap(backward))(*stacked).jaxpr  # each client has its own kernels
+    each = jax.vmap(backward, (None, 0, 0))  # each client has its own kernels
+    batched = jax.make_jaxpr(each)(model.base, *stacked).jaxpr
     sizes = [tree.num_bytes(a.aval) for a in kept]
     patches = max(0, max(_sizes(batched), default=0) - max(sizes, default=0))
     moments = jax.eval_shape(plan.optimizer.init, weights.params)

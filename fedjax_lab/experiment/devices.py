@@ -6,19 +6,21 @@ from typing import Any
 import jax
 import ml_collections
 
+from fedjax_lab import tree
 from fedjax_lab.engine import parallel, sizes
 from fedjax_lab.engine.host.runs import Host
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput
+from fedjax_lab.models.frozen import Model
 from fedjax_lab.models.task import has_convolutions
-from fedjax_lab.types import Federation, Plan, Stage, Task
+from fedjax_lab.types import Federation, Plan, Stage
 
 
 def engine_fields(
     engine: ml_collections.ConfigDict,
     plan: Plan,
     stages: Sequence[Stage],
-    task: Task,
+    model: Model,
     federations: Sequence[Federation],
     devices: Sequence[jax.Device] | None,
     memory: int,
@@ -27,8 +29,8 @@ def engine_fields(
 
     devices, memory: as for `experiment.build`. Raises BadInput if the run does not allow a setting.
     """
-    convolutional = has_convolutions(task)
-    division = _divide(engine, plan, stages, task, federations, devices, memory)
+    convolutional = has_convolutions(model.unbound)
+    division = _divide(engine, plan, stages, model, federations, devices, memory)
     host = _host(division, engine, stages)
     together = vectorizes_seeds(engine.seeds, stages, convolutional, platform_of(devices), host)
     alone = engine.fsdp > 1 or parallel.jit_is_disabled()
@@ -39,7 +41,7 @@ def engine_fields(
         cohort=plan.cohort,
         convolutional=convolutional,
         equal_steps=plan.equal_steps or plan.steps > 0,
-        client_bytes=lambda: at_once * client_bytes(task, plan),
+        client_bytes=lambda: at_once * client_bytes(model, plan),
         chunk=engine.chunk,
         group=engine.fsdp,
         devices=devices,
@@ -65,7 +67,7 @@ def _check_jit(host, devices):
         )
 
 
-def _divide(engine, plan, stages, task, federations, devices, memory):
+def _divide(engine, plan, stages, model, federations, devices, memory):
     """Decides what is kept on every device, divided among the devices, or on the host."""
     chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
     lent = sizes.Devices(
@@ -73,11 +75,11 @@ def _divide(engine, plan, stages, task, federations, devices, memory):
         memory=memory or parallel.free_memory(devices),
         of_host=chosen[0].platform == "cpu",
     )
-    sizes.check_model(stages[0].method, engine.fsdp, lent)
+    sizes.check_model(stages[0].method, engine.fsdp, lent, tree.num_bytes(model.base))
     return sizes.divide(
         [stage.method for stage in stages],
         federations,
-        task.objective.num_classes,
+        plan.objective.num_classes,
         lent,
         state=engine.state,
         data=engine.data,

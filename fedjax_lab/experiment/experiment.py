@@ -110,7 +110,7 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
         variant=variant,
         base=model if jax.tree.leaves(model.base) else None,
         scheduled=variants.scheduled(config, [stage.rounds for stage in stages]),
-        **engine_fields(config.engine, plan, stages, task, federations, devices, memory),
+        **engine_fields(config.engine, plan, stages, model, federations, devices, memory),
     )
     check_fsdp(config, plan, stages)
     transforming.check_first_round(config, simulation)

@@ -37,6 +37,7 @@ from fedjax_lab.experiment.registry import look_up
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import conv, kernels
+from fedjax_lab.models.frozen import model_of
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.sampling import equal
@@ -104,7 +105,7 @@ def build(
         cohort=work.cohort,
         convolutional=has_convolutions(task),
         equal_steps=plan.equal_steps,
-        client_bytes=lambda: client_bytes(task, plan),
+        client_bytes=lambda: client_bytes(model_of(task), plan),
         chunk=int(chunk),
         group=int(fsdp),
         devices=devices,

@@ -38,6 +38,7 @@ from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import nets
+from fedjax_lab.models.frozen import model_of
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Rows, Stage
@@ -127,7 +128,7 @@ def simulate(federation, method, task, plan, state="auto", data="auto") -> Simul
         cohort=plan.cohort,
         convolutional=False,
         equal_steps=True,
-        client_bytes=lambda: client_bytes(task, plan),
+        client_bytes=lambda: client_bytes(model_of(task), plan),
         **division.divided,
     )
     stages = (Stage("train", method, plan.rounds),)

@@ -16,6 +16,7 @@ from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
+from fedjax_lab.models.frozen import model_of
 from fedjax_lab.testing.toy import needs_adapters
 
 pytestmark = [pytest.mark.compilers, pytest.mark.usefixtures("as_users_compile")]
@@ -105,5 +106,5 @@ def test_every_model_compiles_within_the_memory_limit(tmp_path, kind, name):
     (programs,) = Engine(job.simulation, abstract=True).lower().values()
     temporary = programs.play.compile().memory_analysis().temp_size_in_bytes
     plan = job.simulation.plan
-    assert 0 < temporary <= PADDED[kind] * plan.cohort * client_bytes(job.task, plan)
+    assert 0 < temporary <= PADDED[kind] * plan.cohort * client_bytes(model_of(job.task), plan)
     assert programs.score.compile().as_text()
