@@ -10,7 +10,7 @@ from fedjax_lab.engine import sizes
 from fedjax_lab.engine.width import client_bytes, width
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
-from fedjax_lab.models import nets
+from fedjax_lab.models import kernels, nets
 from fedjax_lab.models.frozen import model_of
 from fedjax_lab.models.task import make_task
 
@@ -132,3 +132,12 @@ def test_bytes_of_a_client_by_batch_and_type():
     one, two, three = (activations(b) for b in (8, 16, 24))
     assert three - two == two - one > 8 * 4 * 24 * 24 * 6
     assert activations(64, jnp.bfloat16) < 0.7 * activations(64)
+
+
+def test_bytes_of_a_client_count_the_patches_of_a_convolution_by_products():
+    def of(convolution):
+        net = nets.simple_cnn(4).clone(kernels=kernels.choose("gpu", convolution))
+        return client_bytes(model_of(make_task(net, (32, 32, 3), 4)), toys.PLAN)
+
+    patches, activations = (toys.PLAN.batch_size * 28 * 28 * n * 4 for n in (5 * 5 * 3, 6))
+    assert of("by_channels") - of("grouped") >= patches - activations

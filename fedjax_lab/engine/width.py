@@ -90,10 +90,10 @@ def client_bytes(model: Model, plan: Plan) -> int:
     stacked = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), (weights, x))
     each = jax.vmap(backward, (None, 0, 0))  # each client has its own kernels
     batched = jax.make_jaxpr(each)(model.base, *stacked).jaxpr
-    sizes = [tree.num_bytes(a.aval) for a in kept]
-    patches = max(0, max(_sizes(batched), default=0) - max(sizes, default=0))
+    sizes = [tree.num_bytes(a) for a in (x, *(a.aval for a in kept))]
+    patches = max(0, max(_sizes(batched), default=0) - max(sizes))
     moments = jax.eval_shape(plan.optimizer.init, weights.params)
-    return tree.num_bytes((weights, weights.params, moments, x)) + sum(sizes) + patches
+    return tree.num_bytes((weights, weights.params, moments)) + sum(sizes) + patches
 
 
 def _sizes(jaxpr) -> Iterator[int]:
