@@ -1,10 +1,12 @@
 """The accuracy of each client of a run, by its number of examples and its domain.
 
 python -m fedjax_lab.figures clients FOLDER [--measure=accuracy.mean] [--way=last] [--seed=0]
+                                    [--names=fedavg=Ours]
 
 --measure  the measure to show, as in fedjax_lab.report; default: the run's headline accuracy
 --way      which round the numbers are taken from, as in fedjax_lab.report
 --seed     the seed; default: the run's first seed
+--names    the names to show for the method, the data and the partition, as in fedjax_lab.report
 
 clients.png has a point for each client: its number of training examples and its accuracy, with a
 color for each domain if every client holds one. numbers.json has the numbers and names of all
@@ -31,7 +33,14 @@ DOMAINS = 28  # the most domains with a color and marker of their own
 WIDE = 20  # from this ratio of the largest to the smallest client on, the axis is logarithmic
 
 
-def draw(workdir: Path, *, measure: str = "", way: str = "last", seed: int | None = None) -> Drawn:
+def draw(
+    workdir: Path,
+    *,
+    measure: str = "",
+    way: str = "last",
+    seed: int | None = None,
+    names: str = "",
+) -> Drawn:
     """The values of a measure for the clients of one seed of a run."""
     if way not in WAYS:
         raise BadInput(f"--way={way}; {nearest(way, WAYS)}")
@@ -47,17 +56,23 @@ def draw(workdir: Path, *, measure: str = "", way: str = "last", seed: int | Non
     values = runs.of_clients(rows[seed], measure)
     if not values:
         raise BadInput(f"the run has no values of single clients for {measure}")
-    known = _known(workdir)["clients"].get(str(seed), {"names": []})
-    if {len(each) for each in known.values()} != {len(values)}:
-        raise files.Damaged(f"{workdir / 'names.json'} does not fit metrics.jsonl")
-    columns = {"client": range(len(values)), **known, "values": values}
-    keys = ("client", "name", "examples", "domain", "value")
-    told = [dict(zip(keys, each, strict=True)) for each in zip(*columns.values(), strict=True)]
-    title = f"{titles.of_run(run.config)}: {WAYS[way]}"
+    told = _told(workdir, seed, values)
+    title = f"{titles.of_run(run.config, titles.parse(names))}: {WAYS[way]}"
     how = {"measure": measure, "way": way, "seed": seed}
     text = formats.terminal(table(told, measure, title))
     picture = scatter(told, axis_label(measure), title)
     return Drawn({"clients": picture}, how | {"clients": told}, "\n".join([*notes, text]))
+
+
+def _told(workdir, seed, values):
+    """What is known of each client, with its value. Raises files.Damaged for another number."""
+    known = _known(workdir)["clients"].get(str(seed), {})
+    each = [known.get(key, []) for key in ("names", "examples", "domains")]
+    if {len(column) for column in each} != {len(values)}:
+        raise files.Damaged(f"{workdir / 'names.json'} does not fit metrics.jsonl")
+    keys = ("client", "name", "examples", "domain", "value")
+    rows = zip(range(len(values)), *each, values, strict=True)
+    return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
 def _known(workdir):

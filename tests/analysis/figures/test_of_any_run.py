@@ -54,6 +54,8 @@ def test_clients_are_listed_from_the_worst_on_and_drawn_by_size_and_domain(run):
     assert [text.get_text() for text in legend.get_texts()] == ["north", "south"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["Ann", "Bob", "Eve"]
     assert figure.axes[0].get_title() == "FedAvg, toy, IID: last round"
+    named = clients.draw(run, names="fedavg=Ours,toy=Toys").pictures["clients"].axes[0]
+    assert named.get_title() == "Ours, Toys, IID: last round"
     (best, *_) = clients.draw(run, way="max_over_rounds").numbers["clients"]
     assert best["value"] == 50
 
