@@ -9,19 +9,7 @@ from typing import NoReturn
 
 from fedjax_lab import __version__
 from fedjax_lab.commands import command
-
-COMMANDS = {  # name: (module, description)
-    "run": ("fedjax_lab.main", "trains one config"),
-    "sweep": ("fedjax_lab.sweep", "trains every method at every point of a grid"),
-    "report": ("fedjax_lab.report", "compares runs"),
-    "paper": ("fedjax_lab.paper", "reruns the published tables of five papers"),
-    "figures": ("fedjax_lab.figures", "draws learning curves and the analyses of five papers"),
-    "data": ("fedjax_lab.data", "fetches data sets and prepares large ones"),
-    "tensorboard": (
-        "fedjax_lab.tensorboard",
-        "exports runs to TensorBoard, also while they train",
-    ),
-}
+from fedjax_lab.commands.command import COMMANDS
 
 
 def main() -> NoReturn:

@@ -24,6 +24,7 @@ EXTRAS = {
     "pyarrow": "text",
     "qwix": "llm",
     "safetensors": "clip",
+    "shtab": "completion",
     "tensorboardX": "tensorboard",
     "tensorflow_datasets": "tfds",
     "tokenizers": "text",

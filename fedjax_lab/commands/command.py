@@ -22,6 +22,20 @@ from typing import Any, BinaryIO, NoReturn
 from fedjax_lab.data import limits
 from fedjax_lab.running import interrupts
 
+COMMANDS = {  # of the package, by name: (module, description)
+    "run": ("fedjax_lab.main", "trains one config"),
+    "sweep": ("fedjax_lab.sweep", "trains every method at every point of a grid"),
+    "report": ("fedjax_lab.report", "compares runs"),
+    "paper": ("fedjax_lab.paper", "reruns the published tables of five papers"),
+    "figures": ("fedjax_lab.figures", "draws learning curves and the analyses of five papers"),
+    "data": ("fedjax_lab.data", "fetches data sets and prepares large ones"),
+    "tensorboard": (
+        "fedjax_lab.tensorboard",
+        "exports runs to TensorBoard, also while they train",
+    ),
+    "completion": ("fedjax_lab.completion", "prints a script that completes commands in a shell"),
+}
+
 SIGNS = (  # of failures of the machine, in messages of libraries
     "RESOURCE_EXHAUSTED",
     "No space left on device",
