@@ -13,6 +13,7 @@ import result_tables
 from fedjax_lab import ranges
 from fedjax_lab.commands import descriptions
 from fedjax_lab.experiment import registry, titles
+from fedjax_lab.testing.toy import needs_adapters
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,11 +72,13 @@ def page(name: str, cost: Cost | None, numbers: list[result_tables.Row]) -> str:
     results.
     """
     first = " ".join(docstring(name).split("\n\n")[0].split())
+    adapters = " --config.adapter.name=lora --config.adapter.targets=Dense_0"
+    run = f"fedjax-lab run --config=quickstart:{name}{adapters if needs_adapters(name) else ''}"
     parts = [
         f"# {title(name)}",
         f"<p>{equations.inline(first, in_block=False)}</p>",
         equations.of_docstring(docstring(name)),
-        f"```bash\nfedjax-lab run --config=quickstart:{name}\nfedjax-lab run --help-method {name}"
+        f"```bash\n{run}\nfedjax-lab run --help-method {name}"
         f"   # its settings, in the terminal\n```",
         "## Settings\n\n" + settings(name),
         "## On the wire\n\n" + wire(cost),

@@ -37,7 +37,8 @@ def check_method(method: str | Callable, **settings) -> Method | Stages:
     time, or on the devices that divide the clients (all that exist, at most eight). The types of
     the state must not change, and messages must be arrays, so that their bytes can be counted. If
     libtpu is installed, a round must compile for four chips of a TPU. If the method has stages, all
-    of them are played, with fewer of these checks.
+    of them are played, with fewer of these checks. A method that refuses a model without low-rank
+    adapters (`NeedsAdapters`) gets one with them.
 
     Args:
       method: (task, *, settings) -> Method or Stages; or the name of a method, or a reference.

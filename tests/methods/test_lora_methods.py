@@ -1,5 +1,5 @@
 """The methods for low-rank adapters: what their servers compute, against NumPy in float64, and the
-identities between them. Names of formulas are those of the methods' files."""
+identities between them, by their numbers in the project's specification."""
 
 import re
 
@@ -21,7 +21,8 @@ from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair, Server
-from fedjax_lab.methods.flexlora import singular
+from fedjax_lab.methods.ffa_lora import orthogonal
+from fedjax_lab.methods.flexlora import best, singular
 from fedjax_lab.simulation import simulate
 from fedjax_lab.testing.toy import RANK, SCALE, adapted, as_rows, needs_adapters
 from fedjax_lab.types import Client, Weights
@@ -78,7 +79,7 @@ def aggregate(name, server, uploads, cohort, **settings):
     return method.round[0].aggregate(server, uploads, cohort)
 
 
-# What the server computes (identity 3 of the specification).
+# What the server computes (identity 3).
 
 
 def test_the_product_of_mean_factors_is_not_the_mean_product(in_float64):
@@ -124,8 +125,8 @@ def test_with_a_common_a_the_mean_of_b_is_exact(in_float64):
     a, b, p, uploads, cohort = uploads_of(in_float64)
     a = np.broadcast_to(a[0], a.shape)
     _, rest = tree.split(factors.is_a, uploads)
-    (w, key), _ = aggregate("ffa_lora", ((), KEYS.init), rest, cohort), None
-    assert key is KEYS.init and "kernel_lora_a" not in str(tree.names(w))
+    w, key = aggregate("ffa_lora", ((), KEYS.init), rest, cohort)
+    assert key is KEYS.init and not any(map(factors.is_a, tree.names(w)))
     got = SCALE * a[0] @ w.params["layer"]["kernel_lora_b"]
     np.testing.assert_allclose(got, SCALE * mean_product(p, a, b), rtol=1e-13, atol=1e-13)
     first = tree.take(uploads, 0)
@@ -158,11 +159,10 @@ def test_flexlora_is_the_truncated_svd_of_the_mean_update(in_float64, split, r, 
     if ranks == (2,) * M:
         assert relative(pair.A @ pair.B, full) < 1e-13
     grams = np.swapaxes(pair.A, -1, -2) @ pair.A, pair.B @ np.swapaxes(pair.B, -1, -2)
-    diagonal = sigma[:, :r, None] * np.eye(min(r, F))
-    kept = slice(None), slice(min(r, F)), slice(min(r, F))
-    squares = (np.eye(min(r, F)) + 0 * diagonal, diagonal**2) if split == "b" else (diagonal,) * 2
+    diagonal = sigma[:, :r, None] * np.eye(r)
+    squares = ([np.eye(r)] * LAYERS, diagonal**2) if split == "b" else (diagonal, diagonal)
     for gram, square in zip(grams, squares, strict=True):
-        np.testing.assert_allclose(gram[kept], square, atol=1e-9)
+        np.testing.assert_allclose(gram, square, atol=1e-9)
 
 
 def test_the_signs_of_singular_vectors_are_fixed(in_float64):
@@ -170,12 +170,18 @@ def test_the_signs_of_singular_vectors_are_fixed(in_float64):
     (pair,) = factors.pairs(uploads).values()
     stack = factors.stacked(jnp.asarray(p), pair)
     u, sigma, vt = singular(stack)
+    assert u.shape == (LAYERS, D, F) and vt.shape == (LAYERS, F, F)
     largest = np.take_along_axis(np.asarray(u), np.abs(u).argmax(-2)[:, None], -2)
     assert (largest > 0).all()
-    turned = singular(Pair(-stack.A[..., ::-1], -stack.B[:, ::-1]))
-    rank = slice(F)
-    for one, other in zip((u[..., rank], sigma, vt), turned, strict=True):
-        np.testing.assert_allclose(one, other[..., rank] if one is u else other, atol=1e-10)
+    turned = singular(Pair(-stack.A[..., ::-1], -stack.B[:, ::-1]))  # the same product
+    for one, other in zip((u, sigma, vt), turned, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-10)
+
+
+def test_flexlora_takes_a_rank_above_the_size_of_the_kernel():
+    pair = best(Pair(jnp.ones((2, 5)), jnp.ones((5, 4))), "b", rank=5)
+    assert pair.A.shape == (2, 5) and pair.B.shape == (5, 4)
+    np.testing.assert_allclose(pair.A @ pair.B, 5 * np.ones((2, 4)), rtol=1e-5)
 
 
 def test_hetlora_weighs_clients_by_the_norm_of_their_update(in_float64):
@@ -188,11 +194,8 @@ def test_hetlora_weighs_clients_by_the_norm_of_their_update(in_float64):
     np.testing.assert_allclose(pair.A, np.einsum("ml,mldr->ldr", q, a), rtol=1e-12)
     np.testing.assert_allclose(pair.B, np.einsum("ml,mlrf->lrf", q, b), rtol=1e-12)
     np.testing.assert_allclose(w.params["head"], np.einsum("m,mld->ld", p, a[..., 0]))
-    nothing = tree.zeros(uploads)._replace(params={**uploads.params, "layer": {}})
-    layer = {"kernel_lora_a": uploads.params["layer"]["kernel_lora_a"]}
-    layer["kernel_lora_b"] = jnp.zeros_like(uploads.params["layer"]["kernel_lora_b"])
-    nothing.params["layer"] = layer
-    w = aggregate("hetlora", None, (nothing, ranks), cohort)  # as after no step
+    untrained = factors.each(lambda pair: Pair(pair.A, 0 * pair.B), uploads)
+    w = aggregate("hetlora", None, (untrained, ranks), cohort)
     (pair,) = factors.pairs(w).values()
     np.testing.assert_allclose(pair.A, np.einsum("m,mldr->ldr", p, a), rtol=1e-12)
 
@@ -264,16 +267,12 @@ def test_the_clients_of_ffa_lora_draw_a_and_train_b():
     upload, _ = rounds.one_client(method.round[0].local, server, 0)
     assert tree.names(upload) == tree.names(server[0])
     assert np.any(upload.params["Dense_0"]["kernel_lora_b"])
-    orthogonal = toys.make("ffa_lora", a_init="orthogonal")
-    x, message = toys.example().x, orthogonal.init(KEYS.init, toys.C).server
-    message = (toys.random_weights(message[0]), message[1])
-    hidden = [m.predict(message, None, x) for m in (method, orthogonal)]
-    assert np.abs(hidden[0] - hidden[1]).max() > 1e-3
-    a = np.random.default_rng(0).normal(size=(2, 12, 3))
-    from fedjax_lab.methods.ffa_lora import orthogonal as columns
-
-    q = columns(Pair(jnp.asarray(a), None)).A
-    np.testing.assert_allclose(np.swapaxes(q, -1, -2) @ q, np.eye(3)[None].repeat(2, 0), atol=1e-6)
+    message = toys.random_weights(server[0]), server[1]
+    others = method, toys.make("ffa_lora", a_init="orthogonal")
+    logits = [each.predict(message, None, toys.example().x) for each in others]
+    assert np.abs(logits[0] - logits[1]).max() > 1e-3
+    q = orthogonal(Pair(toys.normal(0, LAYERS, D, R), None)).A
+    np.testing.assert_allclose(np.swapaxes(q, -1, -2) @ q, [np.eye(R)] * LAYERS, atol=1e-6)
 
 
 @pytest.mark.slow
