@@ -122,6 +122,7 @@ def with_base(experiment: Experiment) -> Experiment:
     simulation = experiment.simulation
     if simulation.base is None:
         return experiment
+    assert simulation.variant is not None  # a built experiment has it
     weights = simulation.base.load()
     stages, _ = simulation.variant({BASE: weights})
     task = simulation.base.bind(weights)

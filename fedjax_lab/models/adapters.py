@@ -162,11 +162,11 @@ def _check_names(key: str, chosen: tuple[str, ...], layers: tuple[str, ...]) -> 
 # Low-rank factors.
 
 
-def _first_factors(lora: Lora | None, shapes: Weights, published: dict) -> dict[str, Array]:
+def _first_factors(lora: Lora | None, shapes: Weights, published: dict) -> dict[str, Any]:
     """The initial factors that are in a folder, by name."""
     if lora is None or not lora.pretrained:
         return {}
-    return peft_files.read(lora.pretrained, shapes, Adapters(lora.scale, dict, published))
+    return peft_files.read(lora.pretrained, shapes, lora.scale, published)
 
 
 def _changeable(model: Model, lora: Lora, published: dict[str, str]) -> Model:

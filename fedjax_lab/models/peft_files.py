@@ -56,10 +56,12 @@ def write(folder: Path, weights: Weights, adapters: Adapters, base: str) -> None
     writing.replace(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
-def read(path: str, shapes: Weights, adapters: Adapters) -> dict[str, np.ndarray]:
+def read(path: str, shapes: Weights, own_scale: float, published: dict[str, str]) -> dict[str, Any]:
     """The factors in a folder by their names here.
 
-    shapes: those of the trained weights. Raises BadInput if the folder does not fit them.
+    shapes: those of the trained weights. own_scale, published: as in `Adapters`.
+
+    Raises BadInput if the folder does not fit them.
     """
     folder = Path(path).expanduser()
     with safe.reading(folder / CONFIG, REMEDY, extra="llm"):
@@ -67,16 +69,16 @@ def read(path: str, shapes: Weights, adapters: Adapters) -> dict[str, np.ndarray
         if config.get("peft_type") != "LORA":
             raise ValueError(f"its peft_type is {quoted(config.get('peft_type'))}")
         scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
-    if not np.isclose(scale, adapters.scale):
+    if not np.isclose(scale, own_scale):
         raise BadInput(
             f"{path}: the scale of its adapters is {scale:g}, but that of config.adapter is"
-            f" {adapters.scale:g}; set alpha to {config['lora_alpha']:g} and rank to {config['r']}"
+            f" {own_scale:g}; set alpha to {config['lora_alpha']:g} and rank to {config['r']}"
         )
     with safe.reading(folder / WEIGHTS, REMEDY, extra="llm"):
         tensors = safetensors().load_file(folder / WEIGHTS)
     leaves = zip(tree.names(shapes), jax.tree.leaves(shapes), strict=True)
     factors = {name: leaf for name, leaf in leaves if name.endswith(tuple(FACTORS))}
-    needed = {name: _tensor_names(name, a.shape, adapters.published) for name, a in factors.items()}
+    needed = {name: _tensor_names(name, a.shape, published) for name, a in factors.items()}
     _check(path, tensors, {each for names in needed.values() for each in names})
     made = {}
     for name, names in needed.items():

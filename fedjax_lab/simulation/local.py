@@ -271,13 +271,13 @@ def train(
     length, n = jnp.maximum(count, 1), jnp.minimum(examples.size, count * plan.batch_size)
     if total is None:
         free, stats, _, value = jax.lax.fori_loop(0, epochs, epoch, start)
-        done = value, epochs * count, epochs * n
+        done: tuple[Any, ...] = value, epochs * count, epochs * n
     else:
         free, stats, _, value = jax.lax.fori_loop(0, total, step_of_any_pass, start)
         last_pass = jnp.minimum(n, total % length * plan.batch_size)
         done = value, total, total // length * n + last_pass
-    done = (jnp.asarray(a, jnp.float32) for a in done)
-    return Weights(tree.join(free, fixed), stats), Training(*done)
+    numbers = (jnp.asarray(a, jnp.float32) for a in done)
+    return Weights(tree.join(free, fixed), stats), Training(*numbers)
 
 
 def _in_fresh_order(examples):

@@ -122,7 +122,7 @@ def _with_factors(task: Task, kernel: Array) -> Task:
         apply_at=lambda layer, w, *args, **options: task.apply_at(
             layer, whole(w), *args, **options
         ),
-        adapters=Adapters(SCALE, changed),
+        adapters=Adapters(SCALE, changed, {}),
     )
 
 
