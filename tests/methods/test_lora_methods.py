@@ -23,7 +23,12 @@ from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair, Server
 from fedjax_lab.methods.ffa_lora import orthogonal
 from fedjax_lab.methods.flexlora import best, singular
+from fedjax_lab.models import adapters
+from fedjax_lab.models.decoder import decoder
+from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import simulate
+from fedjax_lab.tasks import Labels
+from fedjax_lab.tasks.tokens import tokens
 from fedjax_lab.testing.toy import RANK, SCALE, adapted, as_rows, needs_adapters
 from fedjax_lab.types import Client, Weights
 
@@ -403,6 +408,32 @@ def test_a_run_with_adapters_by_qwix(name, settings):
     a, b, head = 4 * 60 * 3, 4 * 3 * 64, 4 * (64 * 10 + 10)
     up = {"ffa_lora": b + head, "fedsa_lora": a, "hetlora": a + b + head + 4}
     assert result.rows[-1]["bytes_up"] == 2 * 5 * up.get(name, a + b + head)
+
+
+@pytest.mark.slow
+def test_flora_adds_the_updates_of_a_loop_over_layers_to_the_base():
+    """A decoder with the factors of one client, and with their product added to its base."""
+    optional.module("qwix")
+    objective = tokens(Labels(np.arange(14, dtype=np.int32).reshape(2, 7) % 5, tuple("abcde")))
+
+    def make(net, pretrained):
+        return make_task(net, (7,), objective, pretrained_file=pretrained)
+
+    net = decoder(5, width=16, heads=2)
+    model = adapters.apply(adapters.lora(objective, rank=4), net, "", make)
+    task, x = model.bind(model.load()), jnp.ones((2, 7))
+    method = registry.make_method("flora", task)
+    server = method.init(KEYS.init, 1).server
+    shapes = {path: delta.shape for path, delta in server.delta.items()}
+    assert shapes == {"blocks/q/kernel": (2, 16, 16), "blocks/v/kernel": (2, 16, 16)}
+    w = toys.random_weights(server.w)
+    cohort = tree.take(toys.POPULATION, jnp.array([0]))._replace(weight=jnp.ones(1))
+    cohort = cohort._replace(key=jax.random.split(KEYS.init, 1))
+    uploads = jax.tree.map(lambda a: a[None], w)
+    after = method.round[0].aggregate(server, uploads, cohort)
+    got = method.predict(after, None, x)
+    toys.close(got, task.apply(w, x).logits, rtol=1e-4, atol=1e-5)
+    assert np.abs(got - task.apply(server.w, x).logits).max() > 1e-2
 
 
 @pytest.mark.slow
