@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optional
 import pytest
+from slow_cases import slow_but
 
 import fedjax_lab
 from fedjax_lab import losses, tree
@@ -94,7 +95,7 @@ def test_without_a_base_nothing_can_be_computed():
     assert np.isnan(task.apply(task.init(KEY), jnp.ones((2, 5))).logits).all()
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", slow_but([4], [16, 8, 4]))
 def test_a_base_of_fewer_bits_gives_nearly_the_same_logits(bits):
     net, x = transformer(10, width=64, depth=2, vocabulary=20), jnp.arange(24.0).reshape(2, 12) % 19
     outputs = {}
@@ -125,6 +126,7 @@ def test_no_array_of_the_program_has_clients_and_the_base():
     assert tree.num_bytes(engine.lanes[0].settings[BASE]) == tree.num_bytes(simulation.base.base)
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_resumes_loads_predicts_and_counts_bytes(tmp_path):
     whole = run(workdir=tmp_path / "whole", seeds=[0, 1])
     adapters_only = 4 * (60 * 3 + 3 * 64 + 64 * 10 + 10)
@@ -152,6 +154,7 @@ def test_a_run_with_adapters_resumes_loads_predicts_and_counts_bytes(tmp_path):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_clients_beyond_the_devices_use_the_same_base():
     method = {"name": "ditto"}
     plain = run(method=method)
@@ -159,6 +162,7 @@ def test_clients_beyond_the_devices_use_the_same_base():
     assert hosted.rows[-1]["train_loss"] == pytest.approx(plain.rows[-1]["train_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_every_layer_is_a_run_without_adapters():
     """FedAvg on the weights, and on those of a model whose frozen part is empty."""
     every = run({"name": "frozen", "layers": "Dense_0,head"})

@@ -12,6 +12,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.running import choices
 
 optional.module("qwix")
+pytestmark = pytest.mark.slow
 CONFIG = {
     "data": {"name": "generated_instructions", "users": 6, "records": 10, "length": 80},
     "task": {"name": "tokens"},
