@@ -1,5 +1,7 @@
 """A federated language model: adapters of a small decoder on generated instructions."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,10 @@ import pytest
 
 import fedjax_lab
 from fedjax_lab.data.formats import tokenizer_files
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.running import choices
 
 optional.module("qwix")
@@ -42,6 +47,24 @@ def test_only_the_adapters_are_sent_and_the_row_has_the_measures_of_text(trained
     assert 6 < bits < 8.2  # of a token: one of 261 at first
     assert bits < row["bits_per_byte"]["mean"] < 1.5 * bits  # the end of a turn has no bytes
     assert 0 <= row["accuracy"]["mean"] <= 100
+
+
+@pytest.mark.parametrize("bits", [32, 8, 4])
+def test_no_array_of_a_round_has_clients_and_the_base(bits):
+    """The clients share the base, quantized or not, in the loop over layers too."""
+    sizes = {"model": {"name": "decoder", "width": 64, "heads": 2, "hidden": 192, "depth": 3}}
+    config = {**changed("adapter", bits=bits), **sizes, "run": {"rounds": 1, "cohort": 5}}
+    config["engine"] = {"strategy": "vectorized"}
+    simulation = experiment.build(resolve(config), devices=jax.devices()[:1]).simulation
+    (programs,) = Engine(simulation).lower().values()
+    text = programs.play.as_text()
+    assert re.search(r"tensor<5x4x\d+x64xf32>", text)  # the values of five clients
+    matrices = [leaf for leaf in jax.tree.leaves(simulation.base.base) if leaf.size > 1000]
+    assert len(matrices) >= 9
+    for leaf in matrices:
+        shape = "x".join(map(str, leaf.shape))
+        assert f"tensor<{shape}x" in text
+        assert f"tensor<5x{shape}x" not in text
 
 
 def test_adapters_in_peft_format_start_another_run(trained, tmp_path):
