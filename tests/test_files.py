@@ -261,8 +261,9 @@ def check_same_measurements(path, first, other, key):
     path.write_text("\n".join([json.dumps(first), json.dumps(other | {"f1": {"mean": 1}}), ""]))
     error = complaint(metric_rows.read_metrics, path)
     assert "rounds 2 and 4 of one stage do not have the same measurements" in error
-    path.write_text("\n".join([json.dumps(first | {"f1": {"mean": 1}}), ""]))
-    assert len(metric_rows.read_metrics(path)) == 1
+    more = first | {"round": 4, "f1": {"mean": 1}}
+    path.write_text("\n".join([json.dumps(first), json.dumps(more), ""]))
+    assert len(metric_rows.read_metrics(path)) == 2
 
 
 def without_accuracy(row):

@@ -148,6 +148,7 @@ def test_peft_computes_the_same_logits_with_the_adapters(tmp_path):
         ([("a", ("b",), 1)], "answer cannot be 1"),
         ([("a" * 90, ("b",), 0)], "91 tokens, more than the"),
         ([("a", ("",), 0)], "question 0"),
+        ([("", ("A", "B C"), 1)], "no token of its own"),
     ],
 )
 def test_bad_questions_are_one_line(trained, questions, message):

@@ -6,7 +6,8 @@ from inputs import complaint
 from fedjax_lab.experiment import registry, titles
 
 UNNAMED = {  # readers of a user's own files
-    *("arrays", "huggingface", "idx", "image_folders", "image_table", "leaf", "mapped"),
+    *("arrays", "huggingface", "idx", "image_folders", "image_table", "instructions", "leaf"),
+    *("mapped",),
     *("records", "table", "text_files", "tfds", "tff_hdf5"),
 }
 TITLES = {  # one for each form

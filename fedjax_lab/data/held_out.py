@@ -6,6 +6,8 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.errors import BadInput
 
+FIFTH = 0.2  # the share of examples that sources draw if data have no test set
+
 
 def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset:
     """The dataset with a random share of its examples as test examples.
@@ -44,6 +46,20 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
             f"config.data.test={share} of {len(test)} examples gives no test example; increase it"
         )
     return dataset._replace(test=test)
+
+
+def with_fifth(dataset: Dataset) -> Dataset:
+    """The dataset with a random fifth of its examples as its test set, if there are enough."""
+    test = draw(dataset.strata, dataset.domain, dataset.client, FIFTH, seed=0)
+    return dataset._replace(test=test, test_is_drawn=True) if test.any() else dataset
+
+
+def remark(dataset: Dataset) -> str:
+    """A line on a test set that was drawn at random."""
+    return (
+        f"no test set is given: {np.sum(dataset.test)} of {len(dataset.test)} examples, drawn at"
+        " random, are the test set (data.test, data.test_seed)"
+    )
 
 
 def _of_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -> np.ndarray:

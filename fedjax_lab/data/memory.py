@@ -102,7 +102,12 @@ def from_hub(dataset: Any, **settings: Any) -> Section:
             raise BadInput(f"from_hub has no setting {quoted(key)}; {nearest(key, valid)}")
     made = hub.huggingface(dataset=dataset, **settings)
     if not made.test.any():
-        made = held_out.with_test(made, "from_hub", 0.2, seed=0)._replace(test_is_drawn=True)
+        made = held_out.with_fifth(made)
+        if not made.test.any():
+            raise BadInput(
+                f"from_hub: {len(made.y)} examples are too few to draw a test set; give a"
+                " DatasetDict with the splits train and test"
+            )
     return _section(made)
 
 

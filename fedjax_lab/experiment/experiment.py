@@ -180,6 +180,8 @@ def load_data(section: Mapping) -> Dataset:
         dataset = held_out.with_test(dataset, section["name"], share, section["test_seed"])
     if share or dataset.test_is_drawn or section["name"] not in NAMED["data"]:
         leaks.report(dataset)  # the package's readers of a user's files report by themselves
+    if dataset.test_is_drawn:
+        dataset = dataset._replace(remarks=(*dataset.remarks, held_out.remark(dataset)))
     from fedjax_lab.data.fetching import catalog  # the tables are read when they are needed
 
     return catalog.credited(dataset, section)

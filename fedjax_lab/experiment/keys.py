@@ -145,7 +145,8 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "local.accumulate": Key(
         1,
         "the number of equal parts of a batch whose gradients are computed one after another, which"
-        " takes less memory and gives the same step",
+        " takes less memory; the step is the same unless the model or the loss compares"
+        " examples of a batch, as BatchNorm does",
         "> 0",
     ),
     "run.rounds": Key(

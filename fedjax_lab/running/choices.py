@@ -14,11 +14,10 @@ import numpy as np
 import optax
 
 from fedjax_lab.data.formats import tokenizer_files
+from fedjax_lab.data.formats.conversations import NOT_COUNTED
 from fedjax_lab.data.formats.tokenizer_files import ModelTokenizer
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.types import Array
-
-NOT_COUNTED = -1  # the label of a token that does not count
 
 
 class Question(NamedTuple):
@@ -100,6 +99,11 @@ def _row(tokenizer: ModelTokenizer, context: str, choice: str, length: int):
     """The ids x [T] of a context and a choice, and labels y [T] of the tokens of the choice."""
     ids = tokenizer.encode(context + choice)[0]
     first = max(len(tokenizer.encode(context)[0]), 1)  # nothing predicts the first token
+    if len(ids) <= first:
+        raise BadInput(
+            f"the choice {quoted(choice)} after {quoted(context)} has no token of its own that"
+            " could be predicted; give a context, or a longer choice"
+        )
     if len(ids) > length:
         raise BadInput(
             f"the question {quoted(context)} with {quoted(choice)} has {len(ids)} tokens, more than"

@@ -360,14 +360,16 @@ def _accumulated(plan, gradient, objective, free, batch, key):
     count = plan.objective.num_labels or (lambda y: jnp.ones(len(y)))
     labels = jnp.sum(batch.mask * count(batch.y))
 
-    def one(total, part):
+    def one(total, entry):
+        part, key = entry
         share = jnp.sum(part.mask * count(part.y)) / jnp.maximum(labels, 1.0)
         (value, out), grads = gradient(objective, free, part, key)
         return tree.add(total, (value, grads), share), out.stats
 
     parts = jax.tree.map(lambda a: a.reshape(plan.accumulate, -1, *a.shape[1:]), batch)
     nothing = jnp.float32(0), tree.zeros(free)
-    (value, grads), stats = jax.lax.scan(one, nothing, parts)
+    keys = jax.random.split(key, plan.accumulate)
+    (value, grads), stats = jax.lax.scan(one, nothing, (parts, keys))
     return (value, Weights((), tree.take(stats, -1))), grads
 
 

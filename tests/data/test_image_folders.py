@@ -222,10 +222,11 @@ def test_folders_without_test_images_give_a_fifth_of_each_class(own, empty_cache
     data = load()
     assert np.bincount(data.y[data.test]).tolist() == [2, 2] and data.test_is_drawn
     assert np.array_equal(data.test, load().test)
-    assert len(data.remarks) == 1 and "4 of 20 images" in data.remarks[0]
-    section = {"name": "image_folders", "folder": str(own), "size": 8, "test": 0.4}
-    other = load_data(resolve({"data": section}).data)  # replaces the draw
-    assert other.test.sum() == 8
+    section = {"name": "image_folders", "folder": str(own), "size": 8}
+    for share, count in ((0.0, 4), (0.4, 8)):  # of data.test, which replaces the draw
+        drawn = load_data(resolve({"data": {**section, "test": share}}).data)
+        assert drawn.test.sum() == count
+        assert len(drawn.remarks) == 1 and f"{count} of 20 examples" in drawn.remarks[0]
     assert not load(unseen="x").test.any()  # then the unseen domain is the test set
 
 

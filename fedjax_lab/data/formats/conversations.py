@@ -15,7 +15,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.declared import one_of, within
 from fedjax_lab.data.formats import tokenizer_files
 from fedjax_lab.data.formats.tokenizer_files import ModelTokenizer
-from fedjax_lab.errors import BadInput, check_not_negative, message_of, missing
+from fedjax_lab.errors import BadInput, check_not_negative, message_of, missing, reason_of
 
 NOT_COUNTED = -1  # the label of a token after which none is to be predicted
 # The words of Alpaca's two prompts: PROMPT_DICT in train.py of
@@ -282,9 +282,9 @@ def _compiled(template: str) -> Any:
     environment.globals["raise_exception"] = fail
     try:
         return environment.from_string(template)
-    except TemplateError as error:
+    except Exception as error:  # Jinja compiles to Python, which may be nested too deeply
         remedy = tokenizer_files.OTHER
-        raise BadInput(f"the chat template is invalid ({error}): {remedy}") from error
+        raise BadInput(f"the chat template is invalid ({reason_of(error)}): {remedy}") from error
 
 
 TEMPLATES: dict[str, Callable] = {"chat": _chat, "alpaca": _alpaca, "vicuna": _vicuna}

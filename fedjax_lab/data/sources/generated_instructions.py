@@ -81,7 +81,9 @@ def generated_instructions(
     length: int = 128,
     vocabulary: int = 0,
 ) -> Dataset:
-    """x [R, T] int32, token ids, padded at the end; y [R, T], the token after each one, or -1.
+    """Generated instructions: x [R, T] int32, token ids; y [R, T], the next token, or -1.
+
+    Rows are padded at the end.
 
     The tasks are the domains, and each user is a natural client.
 

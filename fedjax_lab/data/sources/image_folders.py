@@ -125,19 +125,7 @@ def image_folders(
     holders = layouts.find(where, layout)
     domains = sorted({_domain(holder) for holder in holders})
     made = _read("image_folders", holders, domains, look, layouts.ENDINGS)
-    return made if made.test.any() or unseen else _with_drawn_test(made)
-
-
-def _with_drawn_test(made: Dataset, share: float = 0.2) -> Dataset:
-    """The dataset with a random share of the images as its test set, if there are enough."""
-    test = held_out.draw(made.strata, made.domain, made.client, share, seed=0)
-    if not test.any():
-        return made
-    said = (
-        f"image_folders: no folder of test images; {test.sum()} of {len(test)} images, drawn at"
-        " random, are the test set (data.test, data.test_seed)"
-    )
-    return made._replace(test=test, test_is_drawn=True, remarks=(said,))
+    return made if made.test.any() or unseen else held_out.with_fifth(made)
 
 
 def _published(published: Published, folder: str, size: int) -> Dataset:

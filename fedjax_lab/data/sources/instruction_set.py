@@ -46,7 +46,7 @@ def instruction_set(
     length: int = 512,
     vocabulary: int = 0,
 ) -> Dataset:
-    """A published set: x [R, T] token ids, y [R, T] the token after each one, or -1.
+    """Instructions dataset: x [R, T] token ids, y [R, T] the token after each one, or -1.
 
     dataset: alpaca, code_alpaca, dolly (with categories), fingpt_sentiment, gsm8k (with test
       records) or medical_flashcards.

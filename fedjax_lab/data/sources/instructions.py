@@ -63,8 +63,8 @@ def instructions(
       answer), or a list `messages` or `conversations` of messages with a role and content.
     test_path: a file with test records; empty: the file test in the folder, if there is one.
     fields: other fields, as INSTRUCTION,RESPONSE or INSTRUCTION,INPUT,RESPONSE.
-    client: the field with the user; empty: `client`, if the records have it.
-    category: the field with the domain; empty: `category`, if the records have it.
+    client: the field with the user; empty: `client`, if every record has text there.
+    category: the field with the domain; empty: `category`, if every record has text there.
     tokenizer: the model's tokenizer.json, or the folder that has it, with its
       tokenizer_config.json; its .gguf file; a model in the hub's cache; or bytes.
     template: chat, the tokenizer's own chat template; or the words of alpaca or vicuna.
@@ -135,7 +135,7 @@ def _records(file: Path, names: Names) -> list[Record]:
     """The records of a file."""
     rows = text_tables.objects(file)
     client, category = (
-        name or default * any(default in row for row in rows)
+        name or default * all(_has_text(row, default) for row in rows)
         for name, default in ((names.client, "client"), (names.category, "category"))
     )
     made = []
@@ -143,6 +143,10 @@ def _records(file: Path, names: Names) -> list[Record]:
         facts = [_field(file, number, row, name) for name in (client, category)]
         made.append(Record(_messages(file, number, row, names.forms), *facts))
     return made
+
+
+def _has_text(row, name):
+    return isinstance(row.get(name), str) and bool(row[name].strip())
 
 
 def _field(file, number, row, name):
