@@ -147,6 +147,7 @@ def test_categories_and_test_files(tmp_path):
     [
         ([{"text": "a"}], {}, "record 1 has the fields text, but needs instruction and output"),
         ([{**DOLLY, "category": ""}], {}, "record 1 has no 'category'"),
+        ([{**DOLLY, "category": None}], {}, "or --config.data.category=none"),
         ([DOLLY], {"client": "user"}, "record 1 has no 'user'; "),
         ([DOLLY], {"fields": "response"}, "config.data.fields must be INSTRUCTION,RESPONSE"),
         ([DOLLY], {"vocabulary": 260}, "config.data.vocabulary=260 is below the 261 tokens"),

@@ -21,6 +21,7 @@ FORMS = (
     ("question", "", "answer"),  # GSM8K
 )
 LISTS = ("messages", "conversations")  # fields with a list of messages
+NONE = "none"  # the name of no field
 ROLES = {
     "system": "system",
     "user": "user",
@@ -63,8 +64,8 @@ def instructions(
       answer), or a list `messages` or `conversations` of messages with a role and content.
     test_path: a file with test records; empty: the file test in the folder, if there is one.
     fields: other fields, as INSTRUCTION,RESPONSE or INSTRUCTION,INPUT,RESPONSE.
-    client: the field with the user; empty: `client`, if every record has text there.
-    category: the field with the domain; empty: `category`, if every record has text there.
+    client: the field with the user; empty: `client`, if the records have it; none: no field.
+    category: the field with the domain; empty: `category`, if the records have it; none: no field.
     tokenizer: the model's tokenizer.json, or the folder that has it, with its
       tokenizer_config.json; its .gguf file; a model in the hub's cache; or bytes.
     template: chat, the tokenizer's own chat template; or the words of alpaca or vicuna.
@@ -135,27 +136,32 @@ def _records(file: Path, names: Names) -> list[Record]:
     """The records of a file."""
     rows = text_tables.objects(file)
     client, category = (
-        name or default * all(_has_text(row, default) for row in rows)
-        for name, default in ((names.client, "client"), (names.category, "category"))
+        "" if name == NONE else name or key * any(key in row for row in rows)
+        for name, key in ((names.client, "client"), (names.category, "category"))
     )
     made = []
     for number, row in enumerate(rows, 1):
-        facts = [_field(file, number, row, name) for name in (client, category)]
+        facts = [
+            _field(file, number, row, name, key)
+            for name, key in ((client, "client"), (category, "category"))
+        ]
         made.append(Record(_messages(file, number, row, names.forms), *facts))
     return made
 
 
-def _has_text(row, name):
-    return isinstance(row.get(name), str) and bool(row[name].strip())
+def _field(file, number, row, name, key):
+    """The value of a field that a record must have, as text; "" if no field is named.
 
-
-def _field(file, number, row, name):
-    """The value of a field that a record must have, as text; "" if no field is named."""
+    key: the setting that names the field.
+    """
     if not name:
         return ""
-    value = text_tables.as_text(file, number, name, row.get(name, "")).strip()
+    value = _text(file, number, row, name).strip()
     if not value:
-        raise BadInput(f"{file}: record {number} has no {quoted(name)}; {nearest(name, row)}")
+        raise BadInput(
+            f"{file}: record {number} has no {quoted(name)}; {nearest(name, row)}, or"
+            f" --config.data.{key}={NONE}"
+        )
     return value
 
 
