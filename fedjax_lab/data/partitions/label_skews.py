@@ -43,7 +43,7 @@ def extended_dirichlet(
     classes: int = 2,
     alpha: float = 10.0,
 ) -> Parts:
-    """ExDir(classes, alpha): each class is divided among the owners of `classes` by Dir(alpha).
+    """ExDir(classes, alpha): `classes` classes a client, each divided by Dir(alpha).
 
     Li and Lyu, NeurIPS 2023. Classes are allocated to clients one after another: each client gets
     the classes with the fewest owners so far (ties at random), so that the numbers of owners differ

@@ -44,7 +44,7 @@ def dirichlet(
     min_size: int = 10,
     tries: int = 10_000,
 ) -> Parts:
-    """Dir(alpha): divides every class by such shares (NIID-Bench `noniid-labeldir`).
+    """Dir(alpha): the clients' shares of each class are drawn from it (NIID-Bench `noniid-labeldir`).
 
     As in NIID-Bench, a client that holds R / n examples gets no share of later classes (rounding
     can still give it one example). The draw is repeated until the smallest client has min_size
@@ -102,7 +102,9 @@ def classes_per_client(
 def client_dirichlet(
     y, domain, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.5
 ) -> Parts:
-    """Client Dir(alpha): clients of equal size floor(R / n) with such class mixtures (FedBR).
+    """Client Dir(alpha): each client's class mixture is drawn from Dir(alpha), as in FedBR.
+
+    Clients have the equal size floor(R / n).
 
     Clients choose one after another, so that some classes are exhausted for later clients. If a
     client's mixture has no mass on the remaining classes, the rest of its examples is drawn
@@ -132,7 +134,9 @@ def quantity(
     min_size: int = 10,
     tries: int = 200_000,
 ) -> Parts:
-    """Quantity Dir(alpha): IID examples, with such client sizes (NIID-Bench `iid-diff-quantity`).
+    """Quantity Dir(alpha): the sizes of the clients are drawn from Dir(alpha); classes are IID.
+
+    It is `iid-diff-quantity` of NIID-Bench.
 
     The shares are redrawn until the smallest one gives min_size examples, at most `tries` times and
     for a few seconds (MOST_DRAWN), and not at all if success is practically impossible.
