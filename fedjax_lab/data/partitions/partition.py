@@ -44,7 +44,7 @@ def dirichlet(
     min_size: int = 10,
     tries: int = 10_000,
 ) -> Parts:
-    """Dir(alpha): the clients' shares of each class are drawn from it (NIID-Bench `noniid-labeldir`).
+    """Dir(alpha): the shares of each class are drawn from it (NIID-Bench `noniid-labeldir`).
 
     As in NIID-Bench, a client that holds R / n examples gets no share of later classes (rounding
     can still give it one example). The draw is repeated until the smallest client has min_size
