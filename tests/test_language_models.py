@@ -1,6 +1,7 @@
 """A federated language model: adapters of a small decoder on generated instructions."""
 
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import choices
 
 optional.module("qwix")
@@ -164,3 +166,19 @@ def test_questions_need_a_tokenizer():
     )
     with pytest.raises(BadInput, match="config.task.name=tokens"):
         run.choose([question])
+
+
+@pytest.mark.parametrize("name", ["flowertune", "openfedllm", "pfl_alpaca"])
+def test_published_settings_trace_a_round_on_a_small_model(name):
+    """All settings but the sizes; building a run with adapters traces its first round."""
+    root = Path(__file__).parents[1]
+    small = {"width": 128, "depth": 2, "hidden": 256, "heads": 4, "kv_heads": 2}
+    overrides = [(f"model.{key}", str(value)) for key, value in small.items()]
+    source = str(root / "launch/speed/random_texts.py:random_texts")
+    overrides += [("data.name", source), ("data.length", "16"), ("data.vocabulary", "300")]
+    config = resolve(
+        load_config(str(root / f"configs/{name}.py")), [*overrides, ("data.rows", "6000")]
+    )
+    built = experiment.build(config)
+    assert "are frozen" in built.remarks[-1]
+    assert built.simulation.plan.objective.name == "tokens"

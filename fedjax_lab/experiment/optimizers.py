@@ -25,7 +25,7 @@ def make_optimizer(local: Mapping) -> optax.GradientTransformation:
     if not (hasattr(made, "init") and hasattr(made, "update")):
         name = local["optimizer"]
         raise BadInput(f"optimizer {name} must return a GradientTransformation, not {quoted(made)}")
-    factor = local["head_factor"]
+    factor = local.get("head_factor", 1.0)
     return made if factor == 1 else optim.scaled(made, "head", factor)
 
 
@@ -34,7 +34,7 @@ def check_optimizer(local: Mapping, task: Task) -> None:
 
     Also if the last layer has a rate of its own, but is frozen. Nothing is computed.
     """
-    if local["head_factor"] != 1:
+    if local.get("head_factor", 1.0) != 1:
         _ = task.head
     name = local["optimizer"]
     if name in NAMED["optimizer"]:

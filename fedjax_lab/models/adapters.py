@@ -121,7 +121,7 @@ def apply(adapter: Adapter | None, net: nn.Module, pretrained: str, make: MakeTa
     whole = make(net, pretrained)
     if adapter is None:
         return freezing.model_of(whole)
-    full = whole if adapter.lora is None else _with_factors(adapter.lora, net, make)
+    full = whole if adapter.lora is None else _with_factors(adapter.lora, net, make, whole.dense)
     _check_names("layers", adapter.layers, whole.layers)
     shapes = jax.eval_shape(full.init, jax.random.key(BASE_SEED))
     published = dict(net.published_names()[0]) if hasattr(net, "published_names") else {}
@@ -199,12 +199,15 @@ def _changed(base: Weights, changes: dict[str, Array], bits: int) -> Weights:
     return jax.tree.unflatten(jax.tree.structure(base), leaves)
 
 
-def _with_factors(lora: Lora, net: nn.Module, make: MakeTask) -> Task:
-    """The task of the module with factors A and B beside the kernels of the targets."""
-    evaluation = make(_wrapped(lora._replace(dropout=0.0), net), "")
+def _with_factors(lora: Lora, net: nn.Module, make: MakeTask, dense: tuple[str, ...]) -> Task:
+    """The task of the module with factors A and B beside the kernels of the targets.
+
+    dense: the paths of the dense layers.
+    """
+    evaluation = make(_wrapped(lora._replace(dropout=0.0), net, dense), "")
     _check_names("targets", lora.targets, evaluation.layers)
     _check_factors(lora.targets, evaluation)
-    training = make(_wrapped(lora, net), "") if lora.dropout else evaluation
+    training = make(_wrapped(lora, net, dense), "") if lora.dropout else evaluation
     shapes = _by_name(jax.eval_shape(evaluation.init, jax.random.key(BASE_SEED)))
 
     def init(key):
@@ -232,7 +235,7 @@ def _factors_as(weights: Weights, type_of: Callable[[str], Any]) -> Weights:
     return jax.tree.unflatten(jax.tree.structure(weights), leaves)
 
 
-def _wrapped(lora: Lora, net: nn.Module) -> nn.Module:
+def _wrapped(lora: Lora, net: nn.Module, dense: tuple[str, ...]) -> nn.Module:
     """The module with adapters, computed by qwix; the same weights with and without dropout."""
     try:
         import qwix
@@ -256,9 +259,8 @@ def _wrapped(lora: Lora, net: nn.Module) -> nn.Module:
     )
     rules = [factors]
     if quantized:
-        others = qwix.QuantizationRule(
-            module_path=f"(?!{HEAD}$).*", op_names=("dot_general",), **quantized
-        )
+        paths = "|".join(re.escape(path) for path in dense if path != HEAD)
+        others = qwix.QuantizationRule(module_path=paths, **quantized)
         rules.append(others)
     return qwix.apply_lora_to_model(net, qwix.LoraProvider(rules))
 

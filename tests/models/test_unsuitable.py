@@ -82,7 +82,7 @@ def vocabulary_size(x, **settings):
     config = resolve({"model": {"name": "fasttext", "width": 2, "buckets": 0, **settings}})
     zeros = np.zeros(len(x), np.int32)
     data = Dataset(x, zeros, zeros, zeros > 0, ("a", "b"), ("one",))
-    shapes = jax.eval_shape(make_model(config, data).init, KEY)
+    shapes = jax.eval_shape(make_model(config, data).unbound.init, KEY)
     return jax.tree.leaves(shapes.params["words"])[0].shape[0]
 
 
