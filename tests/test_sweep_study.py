@@ -1,7 +1,9 @@
 """Checks the search of a sweep by Optuna: its draws, its shares, and which draw is chosen."""
 
+import itertools
 import json
 import sys
+import time
 
 import finished_cells
 import optional
@@ -12,6 +14,7 @@ from inputs import complaint
 
 from fedjax_lab import STOP, ranges
 from fedjax_lab.commands import sweep
+from fedjax_lab.running.storage import lock
 from fedjax_lab.sweeping import sweep_folder, sweep_plan, sweep_study, sweep_tuning
 from fedjax_lab.sweeping.sweep_folder import DIVERGED, Outcome
 from fedjax_lab.sweeping.sweep_plan import Shared
@@ -68,7 +71,9 @@ def test_an_interrupted_draw_is_continued_and_a_failed_one_is_replaced(tmp_path)
     assert len(interrupted) == 2 and new == 0
     assert [c.name for c, _ in sweep_study.upcoming(again)][0] == cell.name
     sweep_study.tell(again, trial, cell, Outcome(1, "no memory"))
-    assert sweep_study.searched(again).missing == 2
+    contender = sweep_study.searched(again)
+    assert contender.missing == 1 and contender.draws == [cell]
+    assert sweep_tuning.waiting(contender, tmp_path) == 2
     assert [len(sweep_study.left(again)[0]), sweep_study.left(again)[1]] == [1, 1]
 
 
@@ -90,6 +95,83 @@ def test_a_draw_below_the_median_ends_early_and_is_not_chosen(tmp_path):
     assert contender.missing == 1 and study.trials.trials[5].state.name == "PRUNED"
     best = sweep_tuning.chosen(contender, tmp_path, QUICK, study.search)
     assert f"draws/{best.name}" != cell.name and best.note["tuned"]["diverged"] == 0
+
+
+SAME = "local.lr=choice:0.1"
+
+
+def ending(study, codes):
+    """A `Run` of two draws at a time, which end in their order with these codes."""
+
+    def run(cells, watch):
+        begun = list(itertools.islice(cells, 2))
+        for cell, code in zip(itertools.chain(begun, cells), codes, strict=False):
+            if code == 0:
+                finished_cells.finish(cell, study.out, {3: 0.0}, 50.0)
+            yield cell, Outcome(code)
+
+    return run
+
+
+def test_equal_draws_in_flight_are_one_run_whose_result_all_get(tmp_path):
+    study = begun(tmp_path, "tpe:6", given=["method.mu=choice:1,2", SAME])
+    results = list(sweep_study.play(study, ending(study, [0] * 6)))
+    assert len(results) == 6 and {outcome.code for _, outcome in results} == {0}
+    assert [trial.value for trial in study.trials.trials] == [50.0] * 6
+    assert len({cell.name for cell, _ in results}) == 2
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_draw_equal_to_one_that_another_share_runs_waits_for_it(killed, tmp_path, monkeypatch):
+    held, given = ["0/2", "1/2"], ["method.mu=choice:1", SAME]
+    monkeypatch.setattr(lock, "held_shares", lambda out: held)
+    study, other = (begun(tmp_path, "tpe:2", share, given) for share in ("0/2", "1/2"))
+    ((cell, trial),) = sweep_study.upcoming(other)
+    assert sweep_study._claim(other, cell, trial)
+    asleep = []
+
+    def sleep(seconds):
+        asleep.append(len(study.trials.trials))
+        if killed:
+            held.remove(other.share)
+        else:
+            sweep_study.tell(other, trial, cell, Outcome(DIVERGED))
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    results = list(sweep_study.play(study, ending(study, [0])))
+    assert results == [(cell, Outcome(0))] and asleep == [2]
+
+
+def test_share_0_continues_lost_draws_and_incomplete_ones_fail(tmp_path):
+    study = begun(tmp_path, "tpe:4")
+    lost = sweep_study._asked(study)
+    study.trials.ask()  # killed before a value was chosen
+    (_, own), *_ = sweep_study.upcoming(begun(tmp_path, "tpe:4", "1/2"))
+    states = [trial.state.name for trial in study.trials.trials]
+    assert states == ["RUNNING", "RUNNING", "RUNNING", "RUNNING"]
+    interrupted, new = sweep_study.left(begun(tmp_path, "tpe:4", "0/2"))
+    assert [trial.number for trial in interrupted] == [lost.number] and new == 1
+    assert study.trials.trials[1].state.name == "FAIL"
+    assert study.trials.trials[own.number].user_attrs["share"] == "1/2"
+
+
+def test_a_share_waits_only_for_running_commands_with_draws_left(tmp_path, monkeypatch):
+    held, waited = ["0/2", "1/2"], []
+    monkeypatch.setattr(lock, "held_shares", lambda out: held)
+    first, second = (begun(tmp_path, share=share) for share in ("0/2", "1/2"))
+    assert len(list(sweep_study.play(first, ending(first, [0, 1])))) == 2
+
+    def sleep(seconds):
+        waited.append(list(sweep_study.play(second, ending(second, [1, 0]))))
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    for study in (first, second):  # two draws have failed, but nobody waits for those
+        contender = sweep_study.searched(study)
+        assert contender.missing == 0 and len(contender.draws) == 4 and len(waited) == 1
+        assert sweep_tuning.waiting(contender, tmp_path) == 2
+    held.remove("1/2")  # killed, before it replaces its draw
+    again = begun(tmp_path, share="0/2"), begun(tmp_path, share="1/2")
+    assert sweep_study.searched(again[0]).missing == 0 and len(waited) == 1
 
 
 def test_other_ranges_are_another_study(tmp_path):
@@ -115,6 +197,21 @@ def test_a_search_trains_its_draws_and_the_best_one(toy, tmp_path, capsys):
     assert "0 of 2 draws to run" in capsys.readouterr().out
     assert sweep.main([*call, "--together"]) == 2
     assert sweep.main(["sweep", f"--config={toy}", "--out=gs://a/b", *arguments]) == 2
+
+
+@pytest.mark.exhaustive
+def test_workers_run_equal_draws_once_and_a_share_names_the_draws_not_made(toy, tmp_path, capsys):
+    arguments = ["--methods=fedprox", "--tune=tpe:4", "--config.partition.validation=0.2"]
+    arguments += ["--range=method.mu=choice:0.1,1", f"--range={SAME}", f"--out={tmp_path}"]
+    call = ["sweep", f"--config={toy}", "--workers=2", *arguments]
+    assert sweep.main([*call, "--share=0/2"]) == 1
+    said = "fedprox: 2 of 4 draws are not made yet; run the other shares, then repeat this command"
+    assert said in capsys.readouterr().out
+    assert sweep.main([*call, "--share=1/2"]) == 0
+    assert sweep.main([*call, "--share=0/2"]) == 0
+    plan = json.loads((tmp_path / "sweep.json").read_text())["cells"]
+    assert 1 <= sum(name.startswith("draws/") for name in plan) <= 2
+    assert "fedprox" in capsys.readouterr().out
 
 
 def test_a_search_without_optuna_names_the_extra(monkeypatch):

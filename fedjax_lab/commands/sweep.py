@@ -36,7 +36,8 @@ of each search.
 
 With --tune=tpe:20 (extra `tune`), Optuna chooses each draw from the results of the earlier ones.
 DIR/optuna.log has its studies, which optuna-dashboard shows. From a quarter of the rounds on, and
-after five draws, a draw below the median of the earlier ones in the same round ends early (not with
+after five completed draws, a draw ends early if its best score so far is below the median of the
+scores that the completed draws had in this round; draws that ended early do not count (not with
 --workers). A failed draw is replaced when the command is repeated.
 
 --status shows which cells are done, running, waiting or failed, and estimates when the sweep ends.
@@ -48,7 +49,8 @@ the cell first stops running it.
 
 With --share=I/N, only every N-th cell is run, starting with cell I (the first is 0), so that N
 commands on hosts that all see DIR can share a sweep. With --tune=random a share includes all draws
-of its cells; with tpe it has every N-th draw of each study, and waits for those of other shares.
+of its cells. With tpe it has every N-th draw of each study; then it waits for commands that run now
+and have draws of other shares left. If a share has not been started, repeat the command later.
 
 Exit codes: 0 done; 1 a cell failed, or the machine did (disk, memory); 2 a usage, config or data
 error, reported in one line before any cell runs; 130 interrupted, with the state of the running
@@ -62,6 +64,7 @@ if __name__ == "__main__":  # before the imports, during which an interrupt may 
 
 import argparse
 import contextlib
+import functools
 import gc
 import json
 import sys
@@ -295,7 +298,7 @@ def _main(argv):
         if search is None:
             return _run_and_show(work, cells, chosen)
         if search.by == "tpe":  # a share makes draws of all cells, and then runs its own ones
-            searched = {each.cell.name: _search(work, each) for each in contenders}
+            searched = {each.cell.name: each for each in _search(work, contenders)}
             own = [searched[each.cell.name] for each in own]
         tuned = _tune(work, own)
         best = as_begun(tuned.values(), out)
@@ -349,41 +352,39 @@ def _planned(work, planned, runs):
     return todo
 
 
-def _search(work, contender):
+def _search(work, contenders):
     """Runs the draws of this share, each chosen by the results of all earlier ones.
 
-    Returns the contender with all draws.
+    Returns the contenders with all draws, after those of all contenders have been made: shares that
+    are at different contenders do not wait for each other.
     """
     args, shared, search, out, load = work
-    check([contender.cell], load)
+    check([each.cell for each in contenders], load)
     _planned(work, {}, [])  # makes the folder that of a sweep
-    study = sweep_study.begin(contender, search, shared, out, args.share)
-    trials = {}
+    studies = [sweep_study.begin(each, search, shared, out, args.share) for each in contenders]
+    for study in studies:
+        interrupted, new = sweep_study.left(study)
+        todo, name = len(interrupted) + new, study.contender.cell.name
+        print(f"{name}: {todo} of {search.draws} draws to run in {out}", flush=True)
+        ends = sweep_study.play(study, functools.partial(_run_draws, work))
+        follow(ends, todo, todo, out)
+    return list(map(sweep_study.searched, studies))
 
-    def cells():
-        for cell, trials[cell.name] in sweep_study.upcoming(study):
-            _planned(work, {cell.name: cell}, [cell])
-            yield cell
 
-    def results():
-        if args.workers:
-            ends = run_in_workers(cells(), out, shared, args.workers)
-        else:
-            groups = ([cell] for cell in cells())
-            ends = run_here(groups, out, load, shared.log, watch)
-        with contextlib.closing(ends):
-            for cell, outcome in ends:
-                sweep_study.tell(study, trials[cell.name], cell, outcome)
-                yield cell, outcome
+def _run_draws(work, draws, watch):
+    """Runs draws, each taken when there is room for it."""
+    args, shared, _, out, load = work
+    planned = _added(work, draws)
+    if args.workers:
+        return run_in_workers(planned, out, shared, args.workers)
+    return run_here(([draw] for draw in planned), out, load, shared.log, watch)
 
-    def watch(cell):
-        return sweep_study.watch(study, trials[cell.name])
 
-    interrupted, new = sweep_study.left(study)
-    todo = len(interrupted) + new
-    print(f"{contender.cell.name}: {todo} of {search.draws} draws to run in {out}", flush=True)
-    follow(results(), todo, todo, out)
-    return sweep_study.searched(study)
+def _added(work, draws):
+    """Yields draws, each after it has been added to the plan."""
+    for draw in draws:
+        _planned(work, {draw.name: draw}, [draw])
+        yield draw
 
 
 def _tune(work, contenders):
@@ -399,7 +400,12 @@ def _tune(work, contenders):
     best = {}
     for each in contenders:
         name = each.cell.name
-        if left := sweep_tuning.waiting(each, out):
+        if each.missing:
+            print(
+                f"{name}: {each.missing} of {search.draws} draws are not made yet; run the other"
+                " shares, then repeat this command"
+            )
+        elif left := sweep_tuning.waiting(each, out):
             print(f"{name}: no draw is chosen, because {left} of {len(each.draws)} draws failed")
         elif (cell := sweep_tuning.chosen(each, out, shared, search)) is None:
             print(f"{name}: no draw is chosen, because all {len(each.draws)} draws diverged")

@@ -179,6 +179,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def show(out: Path) -> str:
     """The state of the sweep in a folder, as text."""
-    statuses, commands = read(out), lock.count_held(out, ".share-*-of-*.lock")
+    statuses, commands = read(out), len(lock.held_shares(out))
     measured = heading(out / status.name for status in statuses)
     return text(statuses, commands, time.time(), measured)

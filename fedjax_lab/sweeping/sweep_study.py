@@ -5,10 +5,11 @@ on several machines make draws of the same studies, and optuna-dashboard shows t
 https://optuna.readthedocs.io/en/stable/reference/storages.html
 """
 
+import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,9 @@ from fedjax_lab.sweeping.sweep_tuning import Contender, Search, gain_of, make_dr
 JOURNAL = "optuna.log"  # in the folder of the sweep
 STARTUP = 5  # draws that are completed before one is ended early
 POLL_SECONDS = 2.0
+
+Run = Callable[..., Generator[tuple[Cell, Outcome], None, None]]
+# (cells, watch of each cell) -> the cells as they end; takes a cell when there is room for it
 
 
 class Study(NamedTuple):
@@ -74,14 +78,46 @@ def begin(
             f" another stream, such as --tune={search._replace(stream=search.stream + 1)}"
         )
     trials.set_user_attr("ranges", ranges)
-    return Study(contender, search, shared, out, share, trials)
+    trials.set_user_attr(_made_by(share), False)
+    study = Study(contender, search, shared, out, share, trials)
+    _adopt(study)
+    return study
+
+
+def _made_by(share):
+    """The key under which a study says whether this share has made all its draws."""
+    return f"made by {share}"
+
+
+def _shares(study):
+    """The shares of the sweep, as I/N."""
+    count = int(study.share.split("/")[1])
+    return [f"{number}/{count}" for number in range(count)]
+
+
+def _adopt(study):
+    """Makes share 0 the owner of trials whose command was killed and belongs to no share of today.
+
+    A trial that was killed while its values were chosen fails.
+    """
+    from optuna.trial import Trial, TrialState
+
+    if study.share != _shares(study)[0]:
+        return
+    with lock.planning(study.out):  # in which the others ask for trials
+        known = {*_shares(study), *lock.held_shares(study.out)}
+        for each in study.trials.get_trials(states=[TrialState.RUNNING]):
+            if study.contender.ranges.keys() - each.params.keys():
+                study.trials.tell(each.number, state=TrialState.FAIL)
+            elif each.user_attrs.get("share") not in known:
+                Trial(study.trials, each._trial_id).set_user_attr("share", study.share)
 
 
 def left(study: Study) -> tuple[list[Any], int]:
     """This share's trials that an interrupt has ended, and the number of those it has to begin."""
     number, count = map(int, study.share.split("/"))
     trials = [each for each in study.trials.trials if each.state.name != "FAIL"]
-    own = [each for each in trials if count == 1 or each.user_attrs.get("share") == study.share]
+    own = _of_share(study, trials, study.share)
     new = len(range(number, study.search.draws, count)) - len(own)
     interrupted = [each for each in own if each.state.name == "RUNNING"]
     return interrupted, max(0, min(new, study.search.draws - len(trials)))
@@ -95,9 +131,69 @@ def upcoming(study: Study) -> Iterator[tuple[Cell, Any]]:
     for each in interrupted:
         yield _cell(study, each.params), Trial(study.trials, each._trial_id)
     for _ in range(new):
-        trial = _asked(study)
-        trial.set_user_attr("share", study.share)
+        with lock.planning(study.out):
+            trial = _asked(study)
+            trial.set_user_attr("share", study.share)
         yield _cell(study, trial.params), trial
+
+
+def play(study: Study, run: Run) -> Generator[tuple[Cell, Outcome], None, None]:
+    """Runs the draws that are `left` and yields the outcome of each.
+
+    A draw that equals one in flight, here or in another share, gets the result of that one.
+    """
+    twins = yield from _play(study, run, upcoming(study))
+    while twins:
+        if any(_is_free(study, cell) for cell, _ in twins):
+            twins = yield from _play(study, run, twins)
+        else:
+            time.sleep(POLL_SECONDS)
+    study.trials.set_user_attr(_made_by(study.share), True)
+
+
+def _play(study, run, draws):
+    """Runs draws like `play`; returns those that equal one that another share is running."""
+    trials: dict[str, list] = {}  # of the draws in flight here, by the names of their cells
+    twins = []
+
+    def cells():
+        for cell, trial in draws:
+            if cell.name in trials:
+                trials[cell.name].append(trial)
+            elif _claim(study, cell, trial):
+                trials[cell.name] = [trial]
+                yield cell
+            else:
+                twins.append((cell, trial))
+
+    ends = run(cells(), lambda cell: watch(study, trials[cell.name][0]))
+    with contextlib.closing(ends):
+        for cell, outcome in ends:
+            for trial in trials.pop(cell.name):
+                tell(study, trial, cell, outcome)
+                yield cell, outcome
+    return twins
+
+
+def _claim(study, cell, trial):
+    """Notes whether the draw runs in this share now, which it does if `_is_free`."""
+    with lock.planning(study.out):
+        free = _is_free(study, cell)
+        trial.set_user_attr("runs", free)
+    return free
+
+
+def _is_free(study, cell):
+    """Whether no other share is running an equal draw."""
+    from optuna.trial import TrialState
+
+    others = {*lock.held_shares(study.out)} - {study.share}
+    return not any(
+        each.user_attrs.get("runs")
+        and each.user_attrs.get("share") in others
+        and _cell(study, each.params).name == cell.name
+        for each in study.trials.get_trials(states=[TrialState.RUNNING])
+    )
 
 
 def _asked(study):
@@ -156,14 +252,39 @@ def _state(outcome):
 
 
 def searched(study: Study) -> Contender:
-    """The contender with the draws of all shares; waits for those that still run elsewhere."""
+    """The contender with the draws of all shares.
+
+    Waits while a command runs that has not made all draws of its share.
+    """
     for turn in itertools.count():
-        finished = [t for t in study.trials.trials if t.state.name in ("COMPLETE", "PRUNED")]
-        left = study.search.draws - len(finished)
-        if left <= 0 or lock.count_held(study.out, ".share-*-of-*.lock") < 2:
+        made = study.trials.user_attrs
+        others = {*lock.held_shares(study.out)} - {study.share}
+        finished, failed = _ended(study)
+        left = max(0, study.search.draws - len(finished))
+        if not left or all(made.get(_made_by(share)) for share in others):
             break
         if turn == 0:
             print(f"waiting for {left} draws of other shares", flush=True)
         time.sleep(POLL_SECONDS)
-    cells = {cell.name: cell for cell in (_cell(study, trial.params) for trial in finished)}
-    return study.contender._replace(draws=list(cells.values()), missing=max(left, 0))
+    cells = [_cell(study, trial.params) for trial in finished + failed]
+    draws = list({cell.name: cell for cell in cells}.values())
+    return study.contender._replace(draws=draws, missing=max(0, left - len(failed)))
+
+
+def _ended(study):
+    """The trials that have finished, and those that have failed and were not replaced."""
+    trials = study.trials.trials
+    finished = [each for each in trials if each.state.name in ("COMPLETE", "PRUNED")]
+    failed = []
+    for number, share in enumerate(shares := _shares(study)):
+        quota = len(range(number, study.search.draws, len(shares)))
+        owed = quota - len(_of_share(study, finished, share))
+        lost = [each for each in _of_share(study, trials, share) if each.state.name == "FAIL"]
+        failed += lost[::-1][: max(0, owed)]  # later draws have replaced the first ones
+    return finished, failed
+
+
+def _of_share(study, trials, share):
+    """Those of the trials that belong to a share; all of them, if it is the whole sweep."""
+    whole = len(_shares(study)) == 1
+    return [each for each in trials if whole or each.user_attrs.get("share") == share]

@@ -20,6 +20,7 @@ from fedjax_lab.errors import BadInput, warn
 from fedjax_lab.running.storage import metric_rows
 
 LOCK = ".lock"  # in the folder of a run
+SHARES = ".share-*-of-*.lock"  # in the folder of a sweep
 PATIENCE = 60.0  # seconds to wait for other commands that write the plan of a sweep
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 # the error codes of file systems without locks
@@ -49,9 +50,10 @@ def is_held(folder: Path) -> bool:
     return _is_held(folder / LOCK)
 
 
-def count_held(folder: Path, pattern: str) -> int:
-    """The number of lock files in a folder that match the pattern and are held. Changes no file."""
-    return sum(map(_is_held, folder.glob(pattern)))
+def held_shares(folder: Path) -> list[str]:
+    """The shares I/N of a sweep that running commands own. Changes no file."""
+    held = [path.name for path in sorted(folder.glob(SHARES)) if _is_held(path)]
+    return ["/".join(re.findall(r"\d+", name)) for name in held]
 
 
 def _is_held(path):
@@ -78,7 +80,7 @@ def owned_share(folder: Path, share: str = "0/1") -> Iterator[None]:
     number, count = map(int, share.split("/"))
     with _made(folder), contextlib.ExitStack() as until_the_end:
         with planning(folder):
-            for path in sorted(folder.glob(".share-*-of-*.lock")):
+            for path in sorted(folder.glob(SHARES)):
                 other, others = map(int, re.findall(r"\d+", path.name))
                 if (number - other) % math.gcd(count, others) == 0:
                     with _held(path):
