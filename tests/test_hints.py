@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import toys
 
@@ -37,18 +38,32 @@ def test_hints_follow_from_the_facts(accuracy, classes, unlike, shared, said):
 
 
 @pytest.mark.parametrize(
-    "partition, stats, accuracy, said",
+    "held, unlike",
     [
-        ("by_domain", {"mean": 0.0}, 25.0, [NORM]),
-        ("by_domain", {"mean": None}, 25.0, []),  # they stay on the clients
-        ("iid", {"mean": 0.0}, 25.0, []),
-        ("iid", {}, 9.0, [CHANCE]),
-        ("iid", {}, None, []),
+        ([[1, 0], [0, 1], [2, 2]], True),
+        ([[1, 1], [0, 1], [2, 2]], False),  # one client lacks a domain by chance
+        ([[1, 0], [0, 0], [0, 0], [1, 0]], False),  # nobody has the other one
+        ([[3, 1], [0, 0], [0, 0]], False),
     ],
 )
-def test_the_facts_of_a_run(partition, stats, accuracy, said):
+def test_domains_are_unlike_if_most_clients_lack_one(held, unlike):
+    assert hints.are_unlike(np.array(held)) == unlike
+
+
+@pytest.mark.parametrize(
+    "method, partition, stats, accuracy, said",
+    [
+        ("fedavg", "by_domain", {"mean": 0.0}, 25.0, [NORM]),
+        ("central", "by_domain", {"mean": 0.0}, 25.0, []),  # one client has all domains
+        ("fedavg", "by_domain", {"mean": None}, 25.0, []),  # they stay on the clients
+        ("fedavg", "iid", {"mean": 0.0}, 25.0, []),
+        ("fedavg", "iid", {}, 9.0, [CHANCE]),
+        ("fedavg", "iid", {}, None, []),
+    ],
+)
+def test_the_facts_of_a_run(method, partition, stats, accuracy, said):
     overrides = [("partition.name", partition), ("model.name", "mlp")]
-    made = experiment.build(resolve(load_config("quickstart"), overrides), [0])
+    made = experiment.build(resolve(load_config(f"quickstart:{method}"), overrides), [0])
     summary = {"last": {"mean": {**toys.SCORES, "accuracy": {"mean": accuracy}}}}
     state = State(server=(Weights({}, stats), 1.0), private=())
     told = hints.of_run(made, state, summary).get("hints", [])

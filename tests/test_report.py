@@ -248,6 +248,11 @@ def test_names_of_a_user_and_the_order_of_a_sweep(pair, capsys):
     rows = list(csv.DictReader(io.StringIO(call(capsys, *named, "--format=csv"))))
     assert [row["row"] for row in rows] == ["fedprox", "fedavg"]
     assert "is not NAME=TITLE" in refusal(capsys, pair, "--names=fedavg")
+    assert "did you mean 'fedprox'?" in refusal(capsys, pair, "--names=fedprx=Ours")
+    for names in ("fedprox=FedAvg", "fedavg=Ours,fedprox=Ours"):
+        for more in ("--format=html", "--pivot"):
+            said = refusal(capsys, pair, f"--names={names}", more)
+            assert "'fedprox' and 'fedavg' are both called" in said
 
 
 def test_the_heading_of_a_block_has_the_settings_in_which_blocks_differ(pair, tmp_path, capsys):

@@ -41,11 +41,15 @@ def test_every_built_in_part_has_a_name_of_its_own(kind):
 
 
 def test_a_user_gives_other_names():
-    names = titles.parse("fedavg=Ours, dirichlet=Skewed,own.py:f=F")
+    used = {"data": {"name": "own.py:f"}, "partition": {"name": "dirichlet"}}
+    configs = [{"method": {"name": "fedavg"}}, {"method": {"name": "fedprox"}, **used}]
+    names = titles.parse("fedavg=Ours, dirichlet=Skewed,own.py:f=F", configs)
     assert names == {"fedavg": "Ours", "dirichlet": "Skewed", "own.py:f": "F"}
+    message = complaint(titles.parse, "fedprx=Ours", configs)
+    assert message == "--names='fedprx=Ours': no run has 'fedprx'; did you mean 'fedprox'?"
     assert titles.of("partition", {"name": "dirichlet", "alpha": 0.3}, names) == ("Skewed", set())
     config = {"method": {"name": "fedavg"}, "data": {"name": "mnist"}, "partition": {"name": "iid"}}
     assert titles.of_run(config, names) == "Ours, MNIST, IID"
-    assert titles.parse(None) == titles.parse("") == {}
+    assert titles.parse(None, configs) == titles.parse("", configs) == {}
     for text in ("fedavg", "fedavg=", "=Ours", "a=b,"):
-        assert "is not NAME=TITLE,NAME=TITLE" in complaint(titles.parse, text)
+        assert "is not NAME=TITLE,NAME=TITLE" in complaint(titles.parse, text, configs)

@@ -54,8 +54,8 @@ def html(
     for section in sections:
         body += ["<section>", f"<h2>{_text(section.block.heading)}</h2>"]
         body += ['<div class="tables">', *map(_table, tables(section, choice)), "</div>"]
-        body += [*_curves(section, choice), *_distributions(section, choice)]
-        body += [*_configs(section), "</section>"]
+        body += [*_curves(section, choice), *_clients(section, choice)]
+        body += [*_domains(section, choice), *_configs(section), "</section>"]
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -160,11 +160,10 @@ def _of_strips(rows, measure):
     ]
 
 
-def _distributions(section, choice):
-    rows = section.block.rows
-    way = WAYS[choice.way]
+def _clients(section, choice):
+    """The values of single clients, if a row has some."""
+    rows, way, metric = section.block.rows, WAYS[choice.way], metric_of(choice.measure)
     clients = {r.title: runs.per_client(r, choice.way, choice.measure) for r in rows}
-    metric = metric_of(choice.measure)
     if any(map(len, clients.values())):
         yield '<h3>Clients</h3>\n<div class="grid">'
         figure = plots.draw_strips(clients, in_words(runs.shown(metric)), f"Clients, {way}", True)
@@ -175,7 +174,12 @@ def _distributions(section, choice):
             " the 5th and 95th percentiles; each client is also a point in rows with at most"
             f" {plots.DOTS} values.</p>"
         )
-    measured = {row.title: runs.measured(row, choice.way) for row in rows}
+
+
+def _domains(section, choice):
+    """The values of each seed by domain, if there are domains."""
+    way, metric = WAYS[choice.way], metric_of(choice.measure)
+    measured = {row.title: runs.measured(row, choice.way) for row in section.block.rows}
     prefix = f"{measure_of(metric, 'domains')}."
     each = (m for seeds in measured.values() for one in seeds.values() for m in one)
     domains = dict.fromkeys(m for m in each if m.startswith(prefix))

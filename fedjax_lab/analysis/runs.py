@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput, shown
+from fedjax_lab.errors import BadInput, quoted, shown
 from fedjax_lab.experiment import titles
 from fedjax_lab.experiment.keys import DEFAULTS
 from fedjax_lab.running import siblings
@@ -183,7 +183,8 @@ def arrange(
 
     names: display names of methods, data sources and partitions, see `titles.of`.
 
-    Raises BadInput if no run has been evaluated, or if two runs have the same config and seed.
+    Raises BadInput if no run has been evaluated, if two runs have the same config and seed, or if
+    the names give two rows of a block the same title.
     """
     notes = [shown(note) for run in runs if (note := _note(run))]
     runs = _completed([run for run in runs if run.rows])
@@ -310,7 +311,19 @@ def _rows(runs, titles_of):
     same = _groups(runs, lambda run: run.config)
     (names,) = _names([[flatten(group[0].config) for group in same]], "method.", titles_of)
     each = zip(names, same, strict=True)
-    return [row_of(name, group, title) for (name, title), group in each]
+    return _checked([row_of(name, group, title) for (name, title), group in each])
+
+
+def _checked(rows):
+    """The rows. Raises BadInput if two of them have the same title."""
+    of_title: dict[str, str] = {}
+    for row in rows:
+        if (other := of_title.setdefault(row.title, row.name)) != row.name:
+            raise BadInput(
+                f"the rows {quoted(other)} and {quoted(row.name)} are both called"
+                f" {quoted(row.title)}; choose other --names"
+            )
+    return rows
 
 
 def row_of(name: str, runs: list[Run], title: str = "") -> Row:
@@ -348,7 +361,7 @@ def named_alike(
         of_block = {method: next(of_method) for method, of_method in named.items()}
         each = [next(of_block[row.method]) for row in block.rows]
         rows = [row._replace(name=n, title=t) for row, (n, t) in zip(block.rows, each, strict=True)]
-        out.append(block._replace(rows=rows))
+        out.append(block._replace(rows=_checked(rows)))
         for old, new in zip(block.rows, rows, strict=True):
             told = [word for word in old.name.split(" ") if word not in new.name.split(" ")]
             if told:

@@ -172,7 +172,7 @@ def report(args) -> str:
     args: the parsed command line. Raises BadInput if the runs cannot be compared in this way.
     """
     whole, damaged = runs.read_all(runs.find(args.folders))
-    names = titles.parse(args.names)
+    names = titles.parse(args.names, [run.config for run in whole])
     blocks, told = runs.arrange(whole, names)
     told += [*notes.of_sweeps(whole), *damaged, *notes.of_data(whole)]
     if args.pivot:

@@ -13,9 +13,9 @@ def told(dataset: Dataset, federations: Sequence[Federation], seeds: Sequence[in
     """The content of names.json.
 
     It has the names of the classes, if there are some, and of the domains. For the training clients
-    of each seed, in the order of `per_client` in metrics.jsonl, it has their names, their numbers
-    of training examples and their domains ("" for a client with examples of several, and if there
-    is only one).
+    of each seed, in the order of `per_client` in metrics.jsonl, it has their numbers of training
+    examples, their names, unless these are the clients' numbers, and their domains ("" for a client
+    with examples of several), unless no client has one or there is only one.
     """
     of_seeds = zip(seeds, federations, strict=True)
     return ({"classes": list(dataset.classes)} if dataset.classes else {}) | {
@@ -25,12 +25,18 @@ def told(dataset: Dataset, federations: Sequence[Federation], seeds: Sequence[in
 
 
 def _of_seed(dataset, rows):
-    words = dataset.domains if len(dataset.domains) > 1 else ("",)
-    return {
-        "names": names(dataset, rows),
-        "examples": np.asarray(rows.count).tolist(),
-        "domains": [words[d] if d >= 0 else "" for d in only_one(dataset.domain, rows)],
-    }
+    known: dict[str, Any] = {"examples": np.asarray(rows.count).tolist()}
+    if (called := names(dataset, rows)) != numbers(len(rows)):
+        known["names"] = called
+    if len(words := dataset.domains) > 1:
+        domains = [words[d] if d >= 0 else "" for d in only_one(dataset.domain, rows)]
+        known |= {"domains": domains} if any(domains) else {}
+    return known
+
+
+def numbers(count: int) -> list[str]:
+    """The names of clients that have no others."""
+    return list(map(str, range(count)))
 
 
 def names(dataset: Dataset, rows: Rows) -> list[str]:
@@ -45,7 +51,7 @@ def names(dataset: Dataset, rows: Rows) -> list[str]:
         each = only_one(labels, rows)
         if (each >= 0).all() and len(np.unique(each)) == len(each):
             return [words[i] for i in each]
-    return [str(i) for i in range(len(rows))]
+    return numbers(len(rows))
 
 
 def only_one(labels: Any, rows: Rows) -> np.ndarray:

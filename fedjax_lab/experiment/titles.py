@@ -8,12 +8,13 @@ a user, whose files are not read here, the name is that of the config.
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_lab.errors import BadInput, quoted, shown
+from fedjax_lab.errors import BadInput, nearest, quoted, shown
 from fedjax_lab.experiment import registry
 
+KINDS = ("method", "data", "partition")  # the sections whose names have titles
 _NAME = re.compile(r"(\S+(?: \S+){0,2}?)(?::\s| \()")
 
 
@@ -24,13 +25,20 @@ class Title(NamedTuple):
     told: frozenset[str] = frozenset()
 
 
-def parse(text: str | None) -> dict[str, str]:
-    """{name in a config: display name} of a text such as "fedavg=Mine,dirichlet=Skewed"."""
+def parse(text: str | None, configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """{name in a config: display name} of a text such as "fedavg=Mine,dirichlet=Skewed".
+
+    Raises BadInput for a name that none of the configs has.
+    """
     pairs = [part.rpartition("=") for part in text.split(",")] if text else []
     for name, _, title in pairs:
         if not (name.strip() and title.strip()):
             raise BadInput(f"--names={quoted(text)} is not NAME=TITLE,NAME=TITLE")
-    return {name.strip(): title.strip() for name, _, title in pairs}
+    names = {name.strip(): title.strip() for name, _, title in pairs}
+    used = {shown(config.get(kind, {}).get("name", "")) for config in configs for kind in KINDS}
+    for name in [name for name in names if name not in used]:
+        raise BadInput(f"--names={quoted(text)}: no run has {quoted(name)}; {nearest(name, used)}")
+    return names
 
 
 def of(kind: str, section: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Title:
@@ -62,5 +70,4 @@ def beginning(kind: str, name: str) -> str:
 
 def of_run(config: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
     """What a run trains on what, such as "FedAvg, Fashion-MNIST, Dir(0.3)"."""
-    kinds = ("method", "data", "partition")
-    return ", ".join(of(kind, config[kind], names).text for kind in kinds)
+    return ", ".join(of(kind, config[kind], names).text for kind in KINDS)

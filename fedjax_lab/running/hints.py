@@ -20,7 +20,7 @@ class Facts(NamedTuple):
 
     accuracy: float  # headline accuracy in percent after the last round; NaN if there is none
     classes: int  # 0 if an example does not have one class
-    unlike_domains: bool  # some client lacks a domain that another one has
+    unlike_domains: bool  # most clients lack a domain that another one has
     shared_norm: bool  # the server averages running statistics of normalization layers
 
 
@@ -58,16 +58,32 @@ def of_run(experiment: Experiment, state: State, summary: dict) -> dict[str, lis
     measure = metric_rows.headline_measure(measured)
     is_accuracy = measure is not None and metric_of(measure) == "accuracy"
     value = metric_rows.value_of(measured, measure) if is_accuracy and measure else None
-    rows = experiment.simulation.training[0].train
-    held = class_counts(rows, np.asarray(dataset.domain), len(dataset.domains))
     facts = Facts(
         accuracy=math.nan if value is None else value,
         classes=len(dataset.classes) if experiment.config.task.name == "classification" else 0,
-        unlike_domains=bool((held[:, held.any(0)] == 0).any()),
+        unlike_domains=_unlike_domains(experiment),
         shared_norm=_has_statistics(state.server),
     )
     told = lines(facts)
     return {"hints": told} if told else {}
+
+
+def _unlike_domains(experiment):
+    simulation, dataset = experiment.simulation, experiment.dataset
+    if len(dataset.domains) < 2 or simulation.stages[0].method.extra.pooled:
+        return False
+    rows = simulation.training[0].train
+    return are_unlike(class_counts(rows, np.asarray(dataset.domain), len(dataset.domains)))
+
+
+def are_unlike(held: np.ndarray) -> bool:
+    """Whether most clients lack a domain that another one has.
+
+    held: the number of examples of each client by domain; one without examples does not count.
+    """
+    held = held[held.any(1)]
+    lacking = (held[:, held.any(0)] == 0).any(1)
+    return 2 * int(lacking.sum()) > len(held)
 
 
 def _has_statistics(server):

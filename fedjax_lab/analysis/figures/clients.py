@@ -25,7 +25,7 @@ from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.experiment import clients, titles
 from fedjax_lab.running import loading, plots
 from fedjax_lab.running.storage import files
-from fedjax_lab.simulation.units import LOWER_IS_BETTER, PER_CLIENT, measure_of, metric_of
+from fedjax_lab.simulation.units import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, measure_of, metric_of
 
 PRINTED = 20  # the most clients in the printed table
 NAMED = 20  # the most clients whose names stand beside their points
@@ -47,17 +47,20 @@ def draw(
     run = runs.read(workdir)
     blocks, notes = runs.arrange([run])
     measure = compare.choose(blocks, way, measure or None)
+    metric = metric_of(measure)
+    if measure in {measure_of(metric, form) for form in OF_NEW}:
+        raise BadInput(f"--measure={measure} is of new clients; this figure shows those that train")
     rows = runs.picked(blocks[0].rows[0], way)
     seed = run.seeds[0] if seed is None else seed
     if seed not in rows:
         raise BadInput(f"{workdir} has no seed {seed} with an evaluation; valid: {list(rows)}")
     if f"{measure}{PER_CLIENT}" not in rows[seed]:
-        measure = measure_of(metric_of(measure), "mean")
+        measure = measure_of(metric, "mean")
     values = runs.of_clients(rows[seed], measure)
-    if not values:
+    if all(value is None for value in values):
         raise BadInput(f"the run has no values of single clients for {measure}")
     told = _told(workdir, seed, values)
-    title = f"{titles.of_run(run.config, titles.parse(names))}: {WAYS[way]}"
+    title = f"{titles.of_run(run.config, titles.parse(names, [run.config]))}: {WAYS[way]}"
     how = {"measure": measure, "way": way, "seed": seed}
     text = formats.terminal(table(told, measure, title))
     picture = scatter(told, axis_label(measure), title)
@@ -66,8 +69,9 @@ def draw(
 
 def _told(workdir, seed, values):
     """What is known of each client, with its value. Raises files.Damaged for another number."""
-    known = _known(workdir)["clients"].get(str(seed), {})
-    each = [known.get(key, []) for key in ("names", "examples", "domains")]
+    absent = {"names": clients.numbers(len(values)), "examples": [], "domains": [""] * len(values)}
+    known = absent | _known(workdir)["clients"].get(str(seed), {})
+    each = [known[key] for key in ("names", "examples", "domains")]
     if {len(column) for column in each} != {len(values)}:
         raise files.Damaged(f"{workdir / 'names.json'} does not fit metrics.jsonl")
     keys = ("client", "name", "examples", "domain", "value")
@@ -115,7 +119,8 @@ def scatter(told: list[dict], ylabel: str, title: str) -> Figure:
         axes.plot(*points, **plots.look(i) | {"linestyle": "none", "alpha": 0.8})
     sizes = np.array([client["examples"] for client in measured])
     if sizes.max() > WIDE * max(sizes.min(), 1):
-        axes.set_xscale("log")
+        with_zero = {"value": "symlog", "linthresh": 1}
+        axes.set_xscale(**({"value": "log"} if sizes.min() else with_zero))
     else:
         axes.set_xlim(0, 1.05 * sizes.max())
     plots.set_labels(axes, "training examples of the client", ylabel, title)

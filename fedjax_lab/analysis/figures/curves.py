@@ -27,7 +27,7 @@ from fedjax_lab.running import plots
 def draw(*workdirs: Path, measure: str = "", names: str = "") -> Drawn:
     """The learning curves of all runs in the folders. Raises BadInput if no run has the measure."""
     whole, damaged = runs.read_all(runs.find(workdirs))
-    called = titles.parse(names)
+    called = titles.parse(names, [run.config for run in whole])
     blocks, notes = runs.arrange(whole, called)
     measure = compare.choose(blocks, "last", measure or None)
     pictures: dict[str, Figure] = {}

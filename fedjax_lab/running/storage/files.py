@@ -60,7 +60,7 @@ PER_CLIENT = {  # the values of single clients, for measures that are one number
 NAMES = {  # names.json
     "classes?": [TEXT],
     "domains": [TEXT],
-    "clients": {"*": {"names": [TEXT], "examples": [COUNT], "domains": [TEXT]}},
+    "clients": {"*": {"names?": [TEXT], "examples": [COUNT], "domains?": [TEXT]}},
 }
 EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may add any keys
     "round": POSITIVE,

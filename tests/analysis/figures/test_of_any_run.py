@@ -66,6 +66,7 @@ def test_clients_are_listed_from_the_worst_on_and_drawn_by_size_and_domain(run):
         ({"way": "lst"}, "did you mean 'last'?"),
         ({"seed": 7}, "has no seed 7"),
         ({"measure": "globl"}, "did you mean 'global'?"),
+        ({"names": "fedavgg=Ours"}, "did you mean 'fedavg'?"),
     ],
 )
 def test_bad_settings_are_one_line(settings, message, run):
@@ -80,6 +81,41 @@ def test_a_measure_without_values_of_clients(run):
     drawn = clients.draw(run, measure="global")
     assert drawn.numbers["measure"] == "accuracy.mean"
     assert drawn.pictures["clients"].axes[0].get_ylabel() == "Accuracy, %"
+
+
+@pytest.mark.parametrize("key", ["new", "new_tuned_loss"])
+def test_a_measure_of_new_clients_is_refused(key, run):
+    new = {key: 50.0, f"{key}_per_client": [50.0, 50.0]}
+    write_rows(run, [row | new for row in rows_of(run)])
+    message = complaint(clients.draw, run, measure=key)
+    assert message == f"--measure={key} is of new clients; this figure shows those that train"
+
+
+def test_clients_without_any_value_are_one_line(run):
+    without = {"mean": 50.0, "per_client": [None] * 3}
+    write_rows(run, [row | {"accuracy": row["accuracy"] | without} for row in rows_of(run)])
+    assert "no values of single clients" in complaint(clients.draw, run)
+
+
+def test_a_client_without_examples_is_on_the_logarithmic_axis():
+    told = [
+        {"name": str(size), "examples": size, "domain": "", "value": 50.0} for size in (0, 1, 900)
+    ]
+    figure = clients.scatter(told, "Accuracy, %", "title")
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    assert axes.get_xscale() == "symlog" and low < 0 and high > 900
+    at = axes.transData.transform([(0, 50.0), (1, 50.0), (900, 50.0)])[:, 0]
+    assert np.isfinite(at).all() and (np.diff(at) > 20).all()
+    (axes,) = clients.scatter(told[1:], "Accuracy, %", "title").axes
+    assert axes.get_xscale() == "log"
+
+
+def test_clients_without_names_have_their_numbers(run):
+    (run / "names.json").write_text(json.dumps(NAMES | {"clients": {"0": {"examples": [3, 2, 1]}}}))
+    told = clients.draw(run).numbers["clients"]
+    assert [(client["name"], client["domain"]) for client in told] == [(n, "") for n in "012"]
 
 
 def test_names_that_do_not_fit_are_reported(run):
@@ -117,12 +153,14 @@ def test_a_client_has_the_name_of_its_user_or_domain(client, domain, names):
     assert told["clients"]["5"]["examples"] == [2, 2]
     each = {0: "a", 1: "b"}
     mixed = [{each[d] for d in domain[i : i + 2]} for i in (2, 0)]
-    assert told["clients"]["5"]["domains"] == ["".join(d) if len(d) == 1 else "" for d in mixed]
+    domains = ["".join(d) if len(d) == 1 else "" for d in mixed]
+    assert told["clients"]["5"].get("domains", ["", ""]) == domains
+    assert told["clients"]["5"].get("names", ["0", "1"]) == names
 
 
 def test_a_single_domain_is_no_name():
     told = named.told(users([0] * 4, [0] * 4, 1), [toys.FEDERATION._replace(train=ROWS)], [0])
-    assert told["clients"]["0"]["domains"] == ["", ""]
+    assert told["clients"]["0"] == {"examples": [2, 2]}  # no copies of numbers
 
 
 def test_names_without_classes_are_read(run):
