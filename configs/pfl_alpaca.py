@@ -4,7 +4,8 @@ python -m fedjax_lab.main --config=configs/pfl_alpaca.py --config.model.pretrain
     --config.data.tokenizer=FOLDER --config.data.path=alpaca_data.json
 
 FOLDER has the model in the hub's format. There, a user has Poisson(16) rows; here, the rows are
-divided evenly among as many clients. Its server warms up for 50 rounds, then follows a cosine.
+divided evenly among as many clients. Its server warms up for 50 rounds, then follows a cosine;
+its Adam corrects the bias of the first rounds, which `fedopt` does not.
 """
 
 

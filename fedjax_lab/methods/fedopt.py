@@ -2,14 +2,22 @@
 
   send    w_t
   local   as FedAvg
-  server  Delta_t = sum_i n_i/n w_i - w_t;  w_{t+1} = w_t + ServerOpt(Delta_t)     (Alg. 1)
+  server  Delta_t = sum_i n_i/n w_i - w_t;  m_t = beta1 m_{t-1} + (1 - beta1) Delta_t
+          adam     v_t = beta2 v_{t-1} + (1 - beta2) Delta_t^2
+          yogi     v_t = v_{t-1} - (1 - beta2) Delta_t^2 sign(v_{t-1} - Delta_t^2)
+          adagrad  v_t = v_{t-1} + Delta_t^2
+          w_{t+1} = w_t + server_lr m_t / (sqrt(v_t) + tau)                        (Alg. 2)
 
-The server optimizers are those of optax. Adam's moments start at 0 and Yogi's at 1e-6, both with
-bias correction; the paper's second moments start at tau^2 and have no bias correction. Adagrad
-divides by sqrt(tau^2 + sum Delta^2), to which the paper adds tau, and has no betas. The paper's
-mean is uniform. Running statistics are averaged.
+m_{-1} = 0 and v_{-1} = tau^2, without the bias correction of optax and PyTorch: with beta1 = 0.9
+and updates far below tau, the first step is a twentieth of server_lr Delta_t / tau. Adagrad has
+beta1 = 0, as in the paper's experiments. The paper's mean is uniform. Running statistics are
+averaged.
 """
 
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree
@@ -37,7 +45,7 @@ def with_server_optimizer(method: Method, optimizer: optax.GradientTransformatio
         mean = exchange.aggregate(w_t, uploads, cohort)
         gradient = tree.sub(w_t.params, mean.params)  # -Delta_t: optax descends
         updates, moments = optimizer.update(gradient, moments, w_t.params)
-        params = optax.apply_updates(w_t.params, updates)  # Alg. 1
+        params = optax.apply_updates(w_t.params, updates)  # Alg. 2
         return Weights(params, mean.stats), moments
 
     newcomer = method.newcomer
@@ -63,15 +71,33 @@ def fedopt(
     server_lr: the learning rate of the server optimizer.
     beta1: decay of the first moment, below 1; adagrad ignores it.
     beta2: decay of the second moment, below 1; adagrad ignores it.
-    tau: the degree of adaptivity, the epsilon of the server optimizer.
+    tau: the degree of adaptivity; steps along updates far below it are plain momentum.
     """
-    rules = {
-        "adam": lambda: optax.adam(server_lr, beta1, beta2, tau),
-        "yogi": lambda: optax.yogi(server_lr, beta1, beta2, tau),
-        "adagrad": lambda: optax.adagrad(server_lr, tau**2, eps=0.0),
-    }
     check_positive("method.tau", tau)
     check_below_one("method.beta1", beta1)
     check_below_one("method.beta2", beta2)
+    rules = {
+        "adam": lambda v, square: beta2 * v + (1 - beta2) * square,
+        "yogi": lambda v, square: v - (1 - beta2) * square * jnp.sign(v - square),
+        "adagrad": lambda v, square: v + square,
+    }
     check_choice("method.server_optimizer", server_optimizer, rules)
-    return with_server_optimizer(fedavg(task), rules[server_optimizer]())
+    decay = 0.0 if server_optimizer == "adagrad" else beta1
+    optimizer = adaptive(rules[server_optimizer], server_lr, decay, tau)
+    return with_server_optimizer(fedavg(task), optimizer)
+
+
+def adaptive(rule: Callable, server_lr, beta1, tau) -> optax.GradientTransformation:
+    """The paper's server optimizer. rule: (v_{t-1}, the squared gradient) -> v_t."""
+
+    def init(params):
+        return tree.zeros(params), jax.tree.map(lambda a: jnp.full_like(a, tau**2), params)
+
+    def update(gradient, moments, params=None):
+        m, v = moments
+        m = jax.tree.map(lambda a, g: beta1 * a + (1 - beta1) * g, m, gradient)
+        v = jax.tree.map(lambda a, g: rule(a, g**2), v, gradient)
+        step = jax.tree.map(lambda a, b: -server_lr * a / (jnp.sqrt(b) + tau), m, v)
+        return step, (m, v)
+
+    return optax.GradientTransformation(init, update)
