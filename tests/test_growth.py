@@ -229,12 +229,14 @@ def test_a_missing_key_with_a_new_default_has_the_earlier_value(toy, begun, monk
 
 
 @pytest.mark.parametrize("key", ["name", "base"])
-def test_scaffold_of_version_0_1_averages_by_size(key):
+def test_methods_of_earlier_versions_keep_their_defaults(key):
     saved = {"method": {"name": "client2vec"} | {key: "scaffold"}, "local": {"lr": 0.1}}
     by_size = {**saved["method"], "weights": "size"}
     assert aliases.current_saved(saved) == {"method": by_size, "local": {"lr": 0.1}}
     saved["method"]["weights"] = "uniform"
     assert aliases.current_saved(saved) == saved
+    momentum = {"method": {"name": "client2vec", key: "fedavgm"}}
+    assert aliases.current_saved(momentum)["method"]["nesterov"] is False
     other = {"method": {"name": "fedgma"}}
     assert aliases.current_saved(other) == other
 

@@ -79,9 +79,12 @@ def _read(name):
 
 _TABLES = tomllib.loads(_read("published.toml"))
 RULES = {paper: tuple(Rule(**r) for r in rules) for paper, rules in _TABLES["rules"].items()}
-CLIENT2VEC_BASES: dict[str, dict[str, str]] = _TABLES["client2vec_bases"]
+CLIENT2VEC_BASES: dict[str, dict[str, str | bool]] = _TABLES["client2vec_bases"]
 RULES["client2vec"] += tuple(
-    Rule(f"method={base};index=federated|global", {f"method.{k}": v for k, v in settings.items()})
+    Rule(
+        f"method={base};index=federated|global",
+        {f"method.{k}": str(v) for k, v in settings.items()},
+    )
     for base, settings in CLIENT2VEC_BASES.items()
 )
 

@@ -19,6 +19,8 @@ REMOVED: dict[str, Any] = {"engine.sampling": "exact"}
 ADDED: dict[str, dict[str, Any]] = {
     "method.name=scaffold": {"weights": "size"},
     "method.base=scaffold": {"weights": "size"},
+    "method.name=fedavgm": {"nesterov": False},
+    "method.base=fedavgm": {"nesterov": False},
 }
 # {SECTION or SECTION.KEY=VALUE: {key: value}} of the keys that an earlier version lacked and whose
 # current default differs from what that version did; the value reproduces the earlier behavior.

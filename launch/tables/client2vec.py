@@ -63,7 +63,7 @@ def _improved(out, data, config, base, kind, step, length):
     index = f"{data}/index-{kind}"
     settings = {"index": kind, "index_of": str(out / index), "base": base}
     settings |= CLIENT2VEC_BASES.get(base, {}) | dict.fromkeys(STEPS[step], "False")
-    overrides = length | {f"method.{key}": value for key, value in settings.items()}
+    overrides = length | {f"method.{key}": str(value) for key, value in settings.items()}
     name = f"{data}/{base}/{kind}{step}"
     made = records.cell(name, f"{config}:client2vec", (0,), **overrides)
     return made._replace(note={"needs": [index]})

@@ -13,6 +13,8 @@ and aggregation; w=0.1, 1, 5: also local training with this weight (the paper's 
 import records
 from records import GridRow
 
+from fedjax_lab.analysis.published import CLIENT2VEC_BASES
+
 PAGE = "results_client2vec.md"
 SETS = {"digits": "configs/client2vec_digits.py", "fashion": "configs/client2vec_fmnist.py"}
 EPOCHS = {"digits": "16", "fashion": "2"}  # of training the index network; 500 in the paper
@@ -50,7 +52,8 @@ def cells(out):
 
 def _improved(out, data, base, name):
     """The cell of a base method with a reading, which needs the index of its data set."""
-    settings = SHORT | {"method.base": base} | READINGS[name]
+    of_base = {f"method.{k}": str(v) for k, v in CLIENT2VEC_BASES.get(base, {}).items()}
+    settings = SHORT | {"method.base": base} | of_base | READINGS[name]
     return _with_index(out, f"{data}-{base}-{name}", data, f"{data}-index", (0,), settings)
 
 
