@@ -1,12 +1,13 @@
 """FedNTD (Lee et al., NeurIPS 2022, arXiv:2106.03097): distillation of the not-true classes.
 
   send    w_t
-  local   SGD on F_i(w) + beta KL(q_t || q)
+  local   SGD on F_i(w) + beta tau^2 KL(q_t || q)
   server  as FedAvg
 
 q and q_t are the softmax of the logits of w and of w_t, divided by tau, both without the logit of
-the true class. As in the authors' code, the term is not multiplied by tau^2. The logits of w_t are
-computed in evaluation mode and get no gradient.
+the true class. The paper's formula has no tau^2, and its tau is 1; the authors' code has multiplied
+the term by tau^2 since its release of November 2022. The logits of w_t are computed in evaluation
+mode and get no gradient.
 """
 
 import jax
@@ -42,7 +43,7 @@ def fedntd(task: Task, *, beta: float = 1.0, tau: float = 1.0) -> Method:
             log_q = log_others(out.logits, batch.y)
             kl = optax.losses.kl_divergence_with_log_targets(log_q, batch.references)
             distilled = losses.masked_mean(kl, batch.mask)
-            return losses.cross_entropy(out.logits, batch) + beta * distilled, out
+            return losses.cross_entropy(out.logits, batch) + beta * tau**2 * distilled, out
 
         return work.train(w_t, loss, references=references), client.private
 

@@ -14,7 +14,7 @@ def others(logits, y, tau):
 
 
 def test_fedntd_against_numpy():
-    """The gradient of KL(q_t || q) with respect to the logits is (q - q_t) / tau."""
+    """The gradient of tau^2 KL(q_t || q) with respect to the logits is tau (q - q_t)."""
     beta, tau = 1.5, 2.0
     method = toys.make("fedntd", toys.TASK, beta=beta, tau=tau)
 
@@ -23,7 +23,7 @@ def test_fedntd_against_numpy():
 
         def gradient_of(v):
             d = others(naive.logits(v, x), y, tau) - q_t
-            distilled = naive.backward(v, x, d * beta / tau / len(y))
+            distilled = naive.backward(v, x, d * beta * tau / len(y))
             return naive.add(naive.gradient(v, x, y)[1], distilled)
 
         return naive.descend(w, gradient_of)
