@@ -237,6 +237,8 @@ def test_methods_of_earlier_versions_keep_their_defaults(key):
     assert aliases.current_saved(saved) == saved
     momentum = {"method": {"name": "client2vec", key: "fedavgm"}}
     assert aliases.current_saved(momentum)["method"]["nesterov"] is False
+    models = {"method": {"name": "fedfomo"}}
+    assert aliases.current_saved(models)["method"]["reference"] == "last"
     other = {"method": {"name": "fedgma"}}
     assert aliases.current_saved(other) == other
 

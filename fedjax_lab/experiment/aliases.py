@@ -21,6 +21,7 @@ ADDED: dict[str, dict[str, Any]] = {
     "method.base=scaffold": {"weights": "size"},
     "method.name=fedavgm": {"nesterov": False},
     "method.base=fedavgm": {"nesterov": False},
+    "method.name=fedfomo": {"reference": "last"},
 }
 # {SECTION or SECTION.KEY=VALUE: {key: value}} of the keys that an earlier version lacked and whose
 # current default differs from what that version did; the value reproduces the earlier behavior.

@@ -2,17 +2,18 @@
 
   send    the last models w_n of M others: with probability 1 - epsilon those of the largest P_in,
           otherwise random ones
-  local   v_n = (L_i(w_i) - L_i(w_n)) / ||w_n - w_i||, L_i the loss on validation examples
-          w_i <- w_i + sum_n max(v_n, 0) / sum_m max(v_m, 0) (w_n - w_i), then SGD on F_i
+  local   v_n = (L_i(w_i') - L_i(w_n)) / ||w_n - w_i'||, L_i the loss on validation examples
+          w_i <- sum_n max(v_n, 0) / sum_m max(v_m, 0) w_n, then SGD on F_i
           upload w_i and the v_n
   server  keeps the models apart;  P_in <- P_in + v_n
 
-Ties between equal P_in are broken at random. In the paper, w_i in v_n is the client's model of the
-previous round, and its new model is among the w_n. Here w_i is its last model after training, so
-that a client that receives no models trains alone. The paper's epsilon decreases; here it is
-constant. Running statistics are mixed like the parameters, but are not part of the norm. A client
-without validation examples gives all other models the weight 0. The server keeps C models and, in
-memory O(C^2), P. A client receives M models and sends one.
+The reference w_i' is the client's model of the round before, and its last model w_i is among the
+w_n without being sent. Without a positive v_n, or without validation examples, the client trains
+w_i, as in PFLlib; the paper's formula goes back to w_i'. With reference=last, w_i' is w_i, and the
+client needs no second model. Ties between equal P_in are broken at random. The paper's epsilon
+decreases; here it is constant. Running statistics are mixed like the parameters, but are not part
+of the norm. The server keeps C models and, in memory O(C^2), P. A client receives M models and
+sends one.
 """
 
 from typing import NamedTuple
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree, wire
-from fedjax_lab.errors import check_not_negative, check_pairs, check_share
+from fedjax_lab.errors import check_choice, check_not_negative, check_pairs, check_share
 from fedjax_lab.ranges import choice, uniform
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
@@ -52,12 +53,17 @@ class Upload(NamedTuple):
     ids: Array  # [M] the clients that v is about
 
 
-def fedfomo(task: Task, *, models: int = 5, epsilon: float = 0.3) -> Method:
+def fedfomo(
+    task: Task, *, models: int = 5, epsilon: float = 0.3, reference: str = "previous"
+) -> Method:
     """models: M, the number of models of other clients that a client receives; with 0 it is Local,
     but with sampled clients.
 
     epsilon: the probability that a client receives randomly chosen models.
+    reference: previous, other models are compared with the client's model of the round before; or
+        last, with its last model.
     """
+    check_choice("method.reference", reference, ("previous", "last"))
     check_not_negative("method.models", models)
     check_share("method.epsilon", epsilon)
     risk = losses.risk(task)
@@ -66,21 +72,24 @@ def fedfomo(task: Task, *, models: int = 5, epsilon: float = 0.3) -> Method:
         check_pairs("fedfomo", num_clients)
         w = tree.repeat(task.init(key), num_clients)
         trained, P = jnp.zeros(num_clients, bool), jnp.zeros((num_clients, num_clients))
-        return State(Server(w, trained, P, streams.extra(key)), w)
+        private = (w, w) if reference == "previous" else (w,)
+        return State(Server(w, trained, P, streams.extra(key)), private)
 
     def send(server, id):
         return chosen(server, id, models, epsilon)
 
     def local(message, client, work):
-        w_i = client.private
-        v = usefulness(risk, message, w_i, work)
-        share = jnp.maximum(v, 0) / jnp.maximum(jnp.sum(jnp.maximum(v, 0)), 1e-12)
-        w = tree.add(w_i, tree.mix(share, tree.sub(message.models, w_i)))
-        w = work.train(w, risk)
-        return Upload(w, v, message.ids), w
+        w_i, before = client.private[0], client.private[-1]
+        each = with_own(message, client.id, w_i)
+        v = usefulness(risk, each, before, work)
+        total = jnp.sum(jnp.maximum(v, 0))
+        mixed = tree.mix(jnp.maximum(v, 0) / jnp.maximum(total, 1e-12), each.models)
+        w = work.train(tree.where(total > 0, mixed, w_i), risk)
+        kept = (w, w_i) if reference == "previous" else (w,)
+        return Upload(w, v[:-1], message.ids), kept
 
     def predict(nothing, client, x):
-        return task.apply(client.private, x).logits
+        return task.apply(client.private[0], x).logits
 
     exchange = Exchange(send, local, aggregate, updates=updates, alike=False)
     return Method(
@@ -105,8 +114,14 @@ def chosen(server: Server, id: Array, models: int, epsilon: float) -> Message:
     return Message(tree.take(server.models, ids), jnp.where(others[ids], ids, -1))
 
 
+def with_own(message: Message, id: Array, w_i: Weights) -> Message:
+    """Adds the client's own model to those that it has received."""
+    models = jax.tree.map(lambda a, own: jnp.concatenate([a, own[None]]), message.models, w_i)
+    return Message(models, jnp.append(message.ids, id))
+
+
 def usefulness(risk: losses.Loss, message: Message, w_i: Weights, work) -> Array:
-    """Returns v [M] of the models that a client has received; 0 for models without a client."""
+    """Returns v [M] of models, beside the reference w_i; 0 for models without a client."""
 
     def both(batch):
         each = jax.vmap(lambda w: risk(w, batch, None)[0])(message.models)

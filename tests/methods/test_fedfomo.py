@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 from naive import KEYS
 
@@ -14,42 +15,50 @@ from fedjax_lab.simulation import simulate
 FEDERATION = toys.with_validation(toys.FEDERATION)
 
 
-def by_hand(method, count):
-    """The clients' models and P after rounds in which clients receive all other models."""
+def by_hand(method, count, last):
+    """The clients' models and P after rounds in which clients receive all other models.
+
+    last: whether the reference is a client's last model instead of the one before.
+    """
     first = naive.first_weights()
     models, trained, P = [first] * toys.C, set(), np.zeros((toys.C, toys.C))
+    before = models
     rows = np.asarray(FEDERATION.validation)
     for t in range(count):
         new = {}
         for i in naive.cohort(method, t):
             x, y = (np.asarray(a)[rows[i][rows[i] >= 0]] for a in (FEDERATION.x, FEDERATION.y))
-            L_i = naive.gradient(models[i], x, y)[0]
+            reference = models[i] if last else before[i]
+            L_i = naive.gradient(reference, x, y)[0]
             v = {}
-            for n in trained - {i}:
-                difference = naive.sub(models[n], models[i])
+            for n in trained if reference is not models[i] else trained - {i}:
+                difference = naive.sub(models[n], reference)
                 length = np.sqrt(sum((a**2).sum() for a in difference))
                 v[n] = (L_i - naive.gradient(models[n], x, y)[0]) / length
-                P[i, n] += v[n]
-            total, start = sum(max(a, 0) for a in v.values()), models[i]
+                P[i, n] += v[n] * (n != i)
+            total, start = sum(max(a, 0) for a in v.values()), reference
             for n in v:
                 if v[n] > 0:
-                    start = naive.add(start, naive.sub(models[n], models[i]), v[n] / total)
+                    start = naive.add(start, naive.sub(models[n], reference), v[n] / total)
+            start = start if total > 0 else models[i]
             new[i] = naive.sgd(start, *naive.data_of(i, FEDERATION))
         trained |= new.keys()
+        before = [models[i] if i in new else model for i, model in enumerate(before)]
         models = [new.get(i, model) for i, model in enumerate(models)]
     return models, P
 
 
-def test_fedfomo_against_numpy():
-    method = toys.make("fedfomo", toys.TASK, models=toys.C - 1)
-    models, P = by_hand(method, 3)
-    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 3)
+@pytest.mark.parametrize("reference", ["previous", "last"])
+def test_fedfomo_against_numpy(reference):
+    method = toys.make("fedfomo", toys.TASK, models=toys.C - 1, reference=reference)
+    models, P = by_hand(method, 4, reference == "last")
+    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 4)
     assert (P > 0).any() and (P < 0).any() and (P == 0).any()
     np.testing.assert_allclose(state.server.P, P, rtol=2e-4, atol=1e-5)
     for i in range(toys.C):
-        naive.close(tree.take(state.private, i), models[i])
+        naive.close(tree.take(state.private[0], i), models[i])
     kept = jnp.flatnonzero(state.server.trained)
-    toys.same(tree.take(state.server.models, kept), tree.take(state.private, kept))
+    toys.same(tree.take(state.server.models, kept), tree.take(state.private[0], kept))
 
 
 def server(P, trained):

@@ -116,7 +116,7 @@ def test_fedfomo_without_other_models_is_local_training():
     """The validation rows are left out in both."""
     one, _ = toys.player(toys.make("fedfomo", models=0), plan=ALL_CLIENTS)(KEYS, 0, 3)
     alone = toys.make("local")._replace(validation=True)
-    toys.same(one.private, toys.player(alone)(KEYS, 0, 3)[0].private)
+    toys.same(one.private[0], toys.player(alone)(KEYS, 0, 3)[0].private)
 
 
 @pytest.mark.parametrize(
