@@ -75,11 +75,14 @@ def equal_shares(drawn: Array) -> Array:
 
 
 def room(m: int, count: int) -> int:
-    """The length of a Poisson sample: m plus three standard deviations, at most `count`.
+    """The length of a Poisson sample: m plus six standard deviations, at most `count`.
+
+    With six, the epsilon of a private run is that of unbounded samples within 0.1 percent. With
+    three, as in versions up to 0.2.0, it may be three times as large.
 
     m: the expected number of clients. count: the number of all clients.
     """
-    return min(count, m + math.ceil(3 * math.sqrt(m * max(0, 1 - m / count))))
+    return min(count, m + math.ceil(6 * math.sqrt(m * max(0, 1 - m / count))))
 
 
 def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:

@@ -61,7 +61,7 @@ def batch_size(setup: Setup) -> int:
 
 
 def places(setup: Setup) -> int:
-    """Returns the capacity of a batch: B plus three standard deviations of a Poisson sample."""
+    """Returns the capacity of a batch: B plus six standard deviations of a Poisson sample."""
     size = batch_size(setup)
     return sampling.room(size, size * _batches(max(setup.sizes), size))
 

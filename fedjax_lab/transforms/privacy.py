@@ -83,7 +83,7 @@ def central(
     sampling: poisson, each client takes part in a round with probability m / C; or fixed, m of the
         C clients take part.
     capacity: the largest number of clients in a round under Poisson sampling; if more are drawn, a
-        random subset takes part. 0: m plus three standard deviations.
+        random subset takes part. 0: m plus six standard deviations.
     """
     first, cohort = _checked_clip(clip), setup.cohort
     method = _guaranteed(method, setup, noise, float(epsilon), delta, sampling, capacity)
@@ -130,7 +130,7 @@ def adaptive(
     count_noise: sigma_b / m, the standard deviation of the noise in the measured share of updates
         that are not clipped.
     sampling: poisson or fixed, as in `central`.
-    capacity: the largest number of clients in a round under Poisson sampling; 0: m plus three
+    capacity: the largest number of clients in a round under Poisson sampling; 0: m plus six
         standard deviations.
     """
     clip, cohort = _checked_clip(clip), setup.cohort

@@ -1,11 +1,13 @@
 """Compares epsilon with published values."""
 
+import math
 import sys
 
 import optional
 import pytest
 from inputs import complaint
 
+from fedjax_lab import sampling
 from fedjax_lab.transforms import accounting, libraries
 from fedjax_lab.transforms.accounting import Run
 
@@ -26,6 +28,27 @@ PUBLISHED = [  # a run, its noise and rounds, and the delta at which epsilon is 
 @pytest.mark.parametrize(("run", "noise", "rounds", "delta"), PUBLISHED)
 def test_epsilon_of_poisson_cohorts_equals_published_examples(run, noise, rounds, delta):
     assert accounting.epsilon(run, noise, rounds, delta) == pytest.approx(1, abs=2e-3)
+
+
+SETTINGS = [  # C, m, sigma, rounds, delta
+    (1000, 100, 1.0, 200, 1e-4),
+    (10_000, 50, 0.8, 1000, 1e-5),
+    (100, 10, 2.0, 100, 1e-2),
+    (300, 30, 1.5, 50, 2e-3),
+    pytest.param(3400, 100, 0.7, 1000, 1e-4, marks=pytest.mark.slow),
+    pytest.param(342_477, 1000, 0.6, 500, 1e-6, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("C", "m", "noise", "rounds", "delta"), SETTINGS)
+def test_the_default_capacity_hardly_costs_epsilon(C, m, noise, rounds, delta):
+    sd = math.sqrt(m * (1 - m / C))
+    room, three = sampling.room(m, C), m + math.ceil(3 * sd)
+    unbounded, bounded, narrow = (
+        accounting.epsilon(Run(C, m, "poisson", capacity), noise, rounds, delta)
+        for capacity in (0, room, three)
+    )
+    assert unbounded * (1 - 1e-6) <= bounded < 1.01 * unbounded < narrow
 
 
 @pytest.mark.slow

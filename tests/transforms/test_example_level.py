@@ -204,6 +204,26 @@ def test_an_account_counts_the_steps_of_all_trainings_of_a_round():
     assert each == tuple(Account(b, 8, places, 2 * b + 6, 0.5) for b in (2, 3, 4, 5))
 
 
+@pytest.mark.parametrize(
+    ("n", "size", "noise", "steps", "delta"),
+    [
+        (600, 32, 1.0, 60, 1e-3),
+        (64, 32, 1.5, 200, 1e-2),
+        (100, 10, 0.8, 100, 1e-3),
+        (320, 8, 1.0, 1000, 1e-4),
+        pytest.param(6400, 64, 0.7, 300, 1e-5, marks=pytest.mark.slow),
+        pytest.param(60_000, 100, 0.6, 3000, 1e-6, marks=pytest.mark.slow),
+    ],
+)
+def test_the_places_of_a_batch_hardly_cost_epsilon(n, size, noise, steps, delta):
+    setup = Setup(1, 1, 1, (n,), size, 1)
+    (account,) = accounting.accounts(setup, [Training(1, steps)])
+    account = account._replace(steps=steps)
+    unbounded = account._replace(places=account.batches * size)
+    bounded, without = (accounting.epsilon(a, noise, 1, delta) for a in (account, unbounded))
+    assert account.places < unbounded.places and bounded < 1.01 * without
+
+
 @pytest.mark.exhaustive
 def test_the_worst_client_has_the_fewest_batches_only_over_many_rounds():
     def accounts(steps, probability):

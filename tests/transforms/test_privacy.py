@@ -252,7 +252,7 @@ def test_a_poisson_cohort_draws_each_client_with_the_same_probability():
     assert np.abs(frequency - binomial.mean() / C).max() < 5 * (frequency.mean() / count) ** 0.5
     assert all(len(set(row)) == capacity for row in ids[:50])
     np.testing.assert_allclose(np.asarray(shares).sum(1)[k > 0], 1, rtol=1e-6)
-    assert sampling.room(100, 1000) == 129 and sampling.room(9, 10) == 10
+    assert sampling.room(100, 1000) == 157 and sampling.room(9, 10) == 10
 
 
 @pytest.mark.slow
