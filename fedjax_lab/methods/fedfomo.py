@@ -7,13 +7,14 @@
           upload w_i and the v_n
   server  keeps the models apart;  P_in <- P_in + v_n
 
-The reference w_i' is the client's model of the round before, and its last model w_i is among the
-w_n without being sent. Without a positive v_n, or without validation examples, the client trains
-w_i, as in PFLlib; the paper's formula goes back to w_i'. With reference=last, w_i' is w_i, and the
-client needs no second model. Ties between equal P_in are broken at random. The paper's epsilon
-decreases; here it is constant. Running statistics are mixed like the parameters, but are not part
-of the norm. The server keeps C models and, in memory O(C^2), P. A client receives M models and
-sends one.
+The reference w_i' is the client's model of the round before: as in the commands of the authors'
+code (NVlabs/FedFomo, `first_model`) and in PFLlib, the model from which its last training began.
+Its last model w_i is among the w_n without being sent. Without a positive v_n, or without
+validation examples, the client trains w_i, as in PFLlib; the paper's formula goes back to w_i'.
+With reference=last, w_i' is w_i, and the client needs no second model. Ties between equal P_in are
+broken at random. The paper's epsilon decreases; here it is constant. Running statistics are mixed
+like the parameters, but are not part of the norm. The server keeps C models and, in memory O(C^2),
+P. A client receives M models and sends one.
 """
 
 from typing import NamedTuple
@@ -60,8 +61,8 @@ def fedfomo(
     but with sampled clients.
 
     epsilon: the probability that a client receives randomly chosen models.
-    reference: previous, other models are compared with the client's model of the round before; or
-        last, with its last model.
+    reference: previous, other models are compared with the model from which the client's last
+        training began; or last, with the model in which it ended.
     """
     check_choice("method.reference", reference, ("previous", "last"))
     check_not_negative("method.models", models)
@@ -84,8 +85,9 @@ def fedfomo(
         v = usefulness(risk, each, before, work)
         total = jnp.sum(jnp.maximum(v, 0))
         mixed = tree.mix(jnp.maximum(v, 0) / jnp.maximum(total, 1e-12), each.models)
-        w = work.train(tree.where(total > 0, mixed, w_i), risk)
-        kept = (w, w_i) if reference == "previous" else (w,)
+        start = tree.where(total > 0, mixed, w_i)
+        w = work.train(start, risk)
+        kept = (w, start) if reference == "previous" else (w,)
         return Upload(w, v[:-1], message.ids), kept
 
     def predict(nothing, client, x):

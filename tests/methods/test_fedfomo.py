@@ -18,14 +18,14 @@ FEDERATION = toys.with_validation(toys.FEDERATION)
 def by_hand(method, count, last):
     """The clients' models and P after rounds in which clients receive all other models.
 
-    last: whether the reference is a client's last model instead of the one before.
+    last: whether the reference is a client's last model instead of the one that it started from.
     """
     first = naive.first_weights()
     models, trained, P = [first] * toys.C, set(), np.zeros((toys.C, toys.C))
     before = models
     rows = np.asarray(FEDERATION.validation)
     for t in range(count):
-        new = {}
+        new, begun = {}, {}
         for i in naive.cohort(method, t):
             x, y = (np.asarray(a)[rows[i][rows[i] >= 0]] for a in (FEDERATION.x, FEDERATION.y))
             reference = models[i] if last else before[i]
@@ -40,10 +40,10 @@ def by_hand(method, count, last):
             for n in v:
                 if v[n] > 0:
                     start = naive.add(start, naive.sub(models[n], reference), v[n] / total)
-            start = start if total > 0 else models[i]
-            new[i] = naive.sgd(start, *naive.data_of(i, FEDERATION))
+            begun[i] = start if total > 0 else models[i]
+            new[i] = naive.sgd(begun[i], *naive.data_of(i, FEDERATION))
         trained |= new.keys()
-        before = [models[i] if i in new else model for i, model in enumerate(before)]
+        before = [begun.get(i, model) for i, model in enumerate(before)]
         models = [new.get(i, model) for i, model in enumerate(models)]
     return models, P
 
