@@ -105,7 +105,14 @@ def is_key(a: Any) -> bool:
 
 def num_bytes(a: PyTree) -> int:
     """The number of bytes of all leaves, which are arrays or `ShapeDtypeStruct`s."""
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(a))
+    return sum(-(-x.size * _bits(x.dtype) // 8) for x in jax.tree.leaves(a))
+
+
+def _bits(dtype) -> int:
+    """The bits of a number; some integers have fewer than a byte."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits
+    return 8 * dtype.itemsize
 
 
 def names(a: PyTree) -> list[str]:

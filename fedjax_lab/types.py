@@ -78,6 +78,7 @@ class Adapters(NamedTuple):
     changed: Callable[[dict[str, Array]], "Task"]
     # {path of a kernel: what is added to it} -> the task with these frozen weights
     published: dict[str, str]  # the names of layers on the hub, {} for the number of a block
+    given: bool = False  # whether the first factors are those of a file or of another run
 
 
 class Task(NamedTuple):

@@ -74,7 +74,7 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
     state = run.states[i]
     return Finished(
         seed=run.seeds[i],
-        experiment=experiment.with_base(run.experiment),
+        experiment=run.experiment,
         hyper=run.config.method.to_dict(),
         federation=federation,
         state=state,

@@ -47,7 +47,7 @@ def of_stage(
     view = stage.view or View()
     if view.batch_size:
         size = min(view.batch_size, lanes[0].training.federation.train.longest)
-        plan = viewed.plan._replace(batch_size=size, equal_steps=False)
+        plan = viewed.plan._replace(batch_size=size, equal_steps=False, accumulate=1)
         viewed = viewed._replace(plan=plan)
     if view.embedded:
         assert simulation.embeddings is not None  # a simulation with embedded stages has them

@@ -75,7 +75,10 @@ def _divide(engine, plan, stages, model, federations, devices, memory):
         memory=memory or parallel.free_memory(devices),
         of_host=chosen[0].platform == "cpu",
     )
-    sizes.check_model(stages[0].method, engine.fsdp, lent, tree.num_bytes(model.base))
+    base = tree.num_bytes(model.base)
+    sizes.check_model(stages[0].method, engine.fsdp, lent, base)
+    if lent.memory:
+        lent = lent._replace(memory=max(1, lent.memory - base // engine.fsdp))
     return sizes.divide(
         [stage.method for stage in stages],
         federations,
@@ -132,6 +135,11 @@ def vectorizes_seeds(
 def check_fsdp(config: ml_collections.ConfigDict, plan: Plan, stages: Sequence[Stage]) -> None:
     """Raises BadInput if a group of devices cannot share a client's work."""
     group = config.engine.fsdp
+    if group > 1 and config.adapter.name == "lora":
+        raise BadInput(
+            f"config.engine.fsdp={group} does not go with config.adapter.name=lora: the layers of a"
+            " group of devices would compute without their adapters; use 1"
+        )
     if plan.batch_size % group:
         raise BadInput(
             f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"

@@ -26,7 +26,8 @@ def make_optimizer(local: Mapping) -> optax.GradientTransformation:
         name = local["optimizer"]
         raise BadInput(f"optimizer {name} must return a GradientTransformation, not {quoted(made)}")
     factor = local.get("head_factor", 1.0)
-    return made if factor == 1 else optim.scaled(made, "head", factor)
+    is_one = isinstance(factor, (int, float)) and factor == 1  # not a traced number
+    return made if is_one else optim.scaled(made, "head", factor)
 
 
 def check_optimizer(local: Mapping, task: Task) -> None:
@@ -35,7 +36,13 @@ def check_optimizer(local: Mapping, task: Task) -> None:
     Also if the last layer has a rate of its own, but is frozen. Nothing is computed.
     """
     if local.get("head_factor", 1.0) != 1:
-        _ = task.head
+        try:
+            _ = task.head
+        except BadInput:
+            raise BadInput(
+                "config.local.head_factor is for the last layer, which is frozen; add head to"
+                " config.adapter.layers"
+            ) from None
     name = local["optimizer"]
     if name in NAMED["optimizer"]:
         return

@@ -53,6 +53,8 @@ def variant(
     if (weights := settings.get(FIRST_WEIGHTS)) is not None:
         new = task.init
         task = task._replace(init=lambda key: tree.join(weights, new(key)))
+        if task.adapters is not None:
+            task = task._replace(adapters=task.adapters._replace(given=True))
     method, local = (_section(config, name, settings) for name in ("method", "local"))
     stages = lay_out(make_method(task=task, **method), config.run.rounds)
     transforming.check_private(config, stages)

@@ -67,7 +67,7 @@ def ccvr(
 
     def init(key, num_clients):
         state = plain.init(key, num_clients)
-        D, K = state.server.params["head"]["kernel"].shape
+        D, K = state.server.params[task.head]["kernel"].shape
         check_uploads("ccvr", num_clients, 4 * K * (D * D + D + 1))
         return state
 

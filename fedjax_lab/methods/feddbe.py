@@ -28,7 +28,7 @@ def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
 
     def init(key, num_clients):
         w = task.init(key)
-        p = jnp.zeros(w.params["head"]["kernel"].shape[0])
+        p = jnp.zeros(w.params[task.head]["kernel"].shape[0])
         return State((w, p, jnp.float32(0)), tree.repeat(p, num_clients))
 
     def local(message, client, work):

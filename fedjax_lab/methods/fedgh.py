@@ -29,7 +29,7 @@ def fedgh(task: Task, *, server_lr: float = 0.1, server_steps: int = 10) -> Meth
 
     server_steps: the steps of the server in a round; with 0 the head keeps its first weights.
     """
-    in_head, K = tree.within(("head",)), task.num_classes
+    in_head, K = tree.within((task.head,)), task.num_classes
     method = partly_private(task, lambda name: not in_head(name))
     (plain,) = method.round
 

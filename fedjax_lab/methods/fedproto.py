@@ -39,7 +39,7 @@ def fedproto(
     second last of three).
     """
     check_choice("method.prediction", prediction, ("classifier", "prototype"))
-    K, layer = task.num_classes, "head" if head_layers == 1 else head(task, head_layers)[0]
+    K, layer = task.num_classes, task.head if head_layers == 1 else head(task, head_layers)[0]
     apply = task.apply if head_layers == 1 else partial(task.apply_at, layer)
     if head_layers > 1:
         check_vector(task, apply, f"config.method.head_layers={head_layers}: {layer}")

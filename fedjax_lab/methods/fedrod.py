@@ -23,7 +23,7 @@ def fedrod(task: Task) -> Method:
 
     def init(key, num_clients):
         w = task.init(key)
-        return State(w, tree.repeat(w.params["head"], num_clients))
+        return State(w, tree.repeat(w.params[task.head], num_clients))
 
     def personal(phi_i, out):
         """Returns phi_G h + phi_i h."""

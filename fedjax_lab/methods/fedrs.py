@@ -35,7 +35,7 @@ def fedrs(task: Task, *, alpha: float = 0.5, continuous: bool = False) -> Method
 
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
-            bias = w.params["head"].get("bias", 0.0)
+            bias = w.params[task.head].get("bias", 0.0)
             restricted = scale * out.logits + (1 - scale) * bias
             return losses.cross_entropy(restricted, batch), out
 

@@ -42,7 +42,8 @@ class Representation(NamedTuple):
 def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 1) -> Method:
     """l2r: weight of R_2. cmi: weight of R_c. l2r_power: the power of ||z|| in R_2, 1 or 2."""
     check_choice("method.l2r_power", str(l2r_power), ("1", "2"))
-    layer = task.dense[-2] if len(task.dense) > 1 else "head"
+    layer = task.dense[-2] if len(task.dense) > 1 else task.head
+    _ = task.head
 
     def loss(w, batch, key):
         mu, sigma, stats = represent(task, layer, w, batch.x, key, batch.mask)

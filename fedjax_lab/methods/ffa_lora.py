@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, streams, tree, wire
-from fedjax_lab.errors import check_choice
+from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
@@ -23,7 +23,10 @@ def ffa_lora(task: Task, *, a_init: str = "uniform") -> Method:
     """a_init: how A_0 is drawn: uniform, as in other methods, or orthogonal, with columns of norm 1
     that are orthogonal to each other.
     """
-    factors.adapters_of(task)
+    if factors.adapters_of(task).given:
+        raise BadInput(
+            "method ffa_lora draws its own A and cannot start from given adapters; use fedit"
+        )
     check_choice("method.a_init", a_init, ("uniform", "orthogonal"))
     risk = losses.risk(task)
     shapes = jax.eval_shape(task.init, jax.random.key(0))
@@ -55,6 +58,12 @@ def ffa_lora(task: Task, *, a_init: str = "uniform") -> Method:
 
 def orthogonal(pair: factors.Pair) -> factors.Pair:
     """The factors with columns of a random A made orthogonal, of norm 1."""
+    inputs, rank = pair.A.shape[-2:]
+    if rank > inputs:
+        raise BadInput(
+            f"config.method.a_init=orthogonal needs config.adapter.rank up to the {inputs} inputs"
+            f" of each adapted layer, got {rank}"
+        )
     return pair._replace(A=jnp.linalg.qr(pair.A)[0])
 
 

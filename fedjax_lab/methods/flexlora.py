@@ -52,7 +52,7 @@ def flexlora(task: Task, *, ranks: tuple = (), split: str = "b") -> Method:
         new = {path: of_kernel(pair) for path, pair in factors.pairs(uploads).items()}
         return factors.with_pairs(tree.mix(cohort.weight, uploads), new)
 
-    return fedavg(task)._replace(round=(Exchange(send, local, aggregate),))
+    return fedavg(task)._replace(round=(Exchange(send, local, aggregate, alike=False),))
 
 
 def singular(pair: Pair) -> tuple[Array, Array, Array]:

@@ -44,4 +44,4 @@ def flora(task: Task, *, ranks: tuple = ()) -> Method:
         w = factors.fresh(tree.mix(cohort.weight, uploads), cohort.key[0])
         return factors.Server(w, factors.added(server.delta, s, change))
 
-    return factors.changing_the_base(task, Exchange(send, local, aggregate))
+    return factors.changing_the_base(task, Exchange(send, local, aggregate, alike=False))

@@ -20,7 +20,7 @@ from functools import partial
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.errors import check_below_one, check_choice
+from fedjax_lab.errors import check_below_one, check_choice, check_not_negative
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair
 from fedjax_lab.methods.fedavg import fedavg, send
@@ -48,6 +48,7 @@ def hetlora(
     """
     check_choice("method.weights", weights, ("norm", "size"))
     check_below_one("method.gamma", gamma)
+    check_not_negative("method.lam", lam)
     factors.adapters_of(task)
     first, risk = factors.of_clients(task, ranks), losses.risk(task)
 
@@ -76,7 +77,7 @@ def hetlora(
 
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(send, local, aggregate, updates=updates),),
+        round=(Exchange(send, local, aggregate, updates, alike=False),),
         predict=lambda w, client, x: task.apply(factors.truncated(w, client.private), x).logits,
         newcomer=lambda state: (state.server, largest(state.server)),
     )

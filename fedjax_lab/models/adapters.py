@@ -90,7 +90,8 @@ def lora(
       config.task.name=tokens, whose head is that of the language model.
     dropout: the rate of dropout on the adapters' input.
     rslora: whether s is alpha / sqrt(r) instead.
-    bits: of the numbers of frozen matrices: 32 (float32), 16 (bfloat16), 8 (int8) or 4 (nf4).
+    bits: of the numbers of frozen kernels of dense layers: 32 (as in the model), 16 (bfloat16), 8
+      (int8) or 4 (nf4); with 8 and 4 the head is bfloat16. Embeddings and norms keep their type.
     start: a folder of PEFT with the initial adapters, as a run exports them; empty: A is random.
     """
     check_positive("adapter.rank", rank)
@@ -176,7 +177,8 @@ def _changeable(model: Model, lora: Lora, published: dict[str, str]) -> Model:
         def changed(changes):
             return bind(_changed(base, changes, lora.bits))
 
-        return model.bind(base)._replace(adapters=Adapters(lora.scale, changed, published))
+        made = Adapters(lora.scale, changed, published, given=bool(lora.pretrained))
+        return model.bind(base)._replace(adapters=made)
 
     return model._replace(bind=bind)
 

@@ -44,8 +44,7 @@ def freeze(task: Task, load: Callable[[], PyTree], trained: Callable[[str], bool
 
     load: () -> all weights of the task; those of the frozen part are used.
 
-    Layers without trained weights compute as in evaluation: a frozen BatchNorm normalizes with its
-    running statistics, which do not change.
+    A BatchNorm without trained weights normalizes with its running statistics, which do not change.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     of_trained, _ = tree.split(trained, shapes)
@@ -81,13 +80,25 @@ def freeze(task: Task, load: Callable[[], PyTree], trained: Callable[[str], bool
             dense=_layers_of(of_trained, task.dense),
         )
 
-    return Model(bind, jax.eval_shape(frozen_part), functools.cache(frozen_part))
+    return Model(
+        bind, jax.eval_shape(frozen_part), functools.cache(functools.partial(_on_host, frozen_part))
+    )
+
+
+def _on_host(make: Callable[[], PyTree]) -> PyTree:
+    """The arrays, which are computed on the host if JAX may use it."""
+    try:
+        (host, *_) = jax.local_devices(backend="cpu")
+    except RuntimeError:  # JAX_PLATFORMS names only an accelerator
+        return jax.device_get(make())
+    with jax.default_device(host):
+        return jax.device_get(make())
 
 
 def as_array(leaf: Any) -> Array:
     """The leaf; for a shape NaN, or 0 for integers."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
+        return jnp.asarray(leaf)
     return jnp.full(
         leaf.shape, jnp.nan if jnp.issubdtype(leaf.dtype, jnp.floating) else 0, leaf.dtype
     )

@@ -68,6 +68,9 @@ def read(path: str, shapes: Weights, own_scale: float, published: dict[str, str]
         config = json.loads(safe.content(folder / CONFIG))
         if config.get("peft_type") != "LORA":
             raise ValueError(f"its peft_type is {quoted(config.get('peft_type'))}")
+        for key in ("rank_pattern", "alpha_pattern"):
+            if config.get(key):
+                raise ValueError(f"it has a {key}, but all its adapters must have one rank")
         scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
     if not np.isclose(scale, own_scale):
         raise BadInput(
@@ -82,12 +85,14 @@ def read(path: str, shapes: Weights, own_scale: float, published: dict[str, str]
     _check(path, tensors, {each for names in needed.values() for each in names})
     made = {}
     for name, names in needed.items():
+        needed_shape = factors[name].shape[-2:][::-1]
+        for each in names:
+            if tensors[each].shape != needed_shape:
+                raise BadInput(
+                    f"{path}: its tensor {each} is {list(tensors[each].shape)}, but the model needs"
+                    f" {list(needed_shape)}; config.adapter.rank is the rank"
+                )
         matrices = np.stack([np.asarray(tensors[each], np.float32).T for each in names])
-        if matrices.size != factors[name].size:
-            raise BadInput(
-                f"{path}: its tensor {names[0]} is {list(tensors[names[0]].shape)}, but the model"
-                f" needs {[*factors[name].shape[-2:]][::-1]}; config.adapter.rank is the rank"
-            )
         made[name] = matrices.reshape(factors[name].shape)
     return made
 

@@ -165,10 +165,12 @@ def match(tensors: Mapping[str, np.ndarray], shapes: Weights, head: str = HEAD) 
     given = {_as_head(_plain(name), head, names): array for name, array in tensors.items()}
     _check_names(given, names)
     leaves, structure = jax.tree.flatten(shapes)
-    kernel, needed = (
-        a[f"{HEAD}/kernel"].shape for a in (given, dict(zip(names, leaves, strict=True)))
-    )
-    other_classes = kernel[:-1] == needed[:-1] and kernel != needed
+    other_classes = False
+    if f"{HEAD}/kernel" in names:  # not if the head is frozen
+        kernel, needed = (
+            a[f"{HEAD}/kernel"].shape for a in (given, dict(zip(names, leaves, strict=True)))
+        )
+        other_classes = kernel[:-1] == needed[:-1] and kernel != needed
     fitted = [
         None
         if other_classes and name.startswith(f"{HEAD}/")

@@ -3,7 +3,7 @@
 The score of a choice c is the sum of log P(token | context, earlier tokens of c) over the tokens of
 c, which are those of context + c without the first len(tokens(context)). Spaces at the end of a
 context belong to the choices. `acc` takes the choice with the largest score, and `acc_norm` that
-with the largest score divided by the choice's number of bytes.
+with the largest score divided by the choice's number of bytes (there, of characters).
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ def answer(
     scores = np.asarray(log_likelihoods(*(np.stack(part) for part in zip(*rows, strict=True))))
     ends = np.cumsum([len(question.choices) for question in asked])
     by_question = np.split(scores.astype(float), ends[:-1])
-    sizes = np.split(np.array([len(choice.encode()) for _, choice in pairs]), ends[:-1])
+    sizes = [[len(choice.encode()) for choice in question.choices] for question in asked]
     right = [question.answer for question in asked]
     best = [np.argmax(each) for each in by_question]
     best_norm = [np.argmax(each / n) for each, n in zip(by_question, sizes, strict=True)]
@@ -78,6 +78,11 @@ def answer(
 
 
 def _checked(number, question):
+    if not isinstance(question, tuple) or len(question) != 3 or isinstance(question[1], str):
+        raise BadInput(
+            f"question {number} must be (context, choices, number of the right one), not"
+            f" {quoted(question)}"
+        )
     context, choices, right = question
     if not isinstance(context, str) or not all(isinstance(c, str) and c for c in choices):
         raise BadInput(f"question {number}: the context and the choices must be text, not empty")

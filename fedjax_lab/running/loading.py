@@ -22,7 +22,7 @@ from fedjax_lab.engine.programs import make_program
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import experiment, titles
 from fedjax_lab.experiment.config import resolve
-from fedjax_lab.experiment.experiment import Experiment
+from fedjax_lab.experiment.experiment import Experiment, with_base
 from fedjax_lab.running import choices, exporting, growth, results, resuming
 from fedjax_lab.running.models import model_of, no_model
 from fedjax_lab.running.storage import cloud, files, provenance
@@ -97,6 +97,7 @@ def _look(folder, built, rounds):
         engine, rows = resuming.read(folder, built, checkpoints, new(), new, rounds)
     states, number = engine.final_states(), engine.stage_number
     summary = files.read_json(folder / "summary.json", files.SUMMARY)
+    built = with_base(built)
     return Run(folder, built.config, built, engine.played, rows, states, number, summary)
 
 
@@ -104,7 +105,7 @@ def of_result(experiment: Experiment, result: Any) -> "Run":
     """The run that has just ended, as `load` returns it; result: a `runner.Result`."""
     rounds = result.metrics[-1]["round"]
     rest = result.metrics, result.states, result.stage, result.summary
-    return Run(result.workdir, experiment.config, experiment, rounds, *rest)
+    return Run(result.workdir, experiment.config, with_base(experiment), rounds, *rest)
 
 
 def _check_saved(folder, numbers, rounds):
@@ -277,7 +278,8 @@ class Run:
         """Writes a model to a new file or folder, in the format of its suffix.
 
         A .safetensors file, or without a suffix a folder of Orbax, has the weights of `model`,
-        named `params/LAYER/kernel`; `config.model.pretrained` reads both. A .stablehlo file has the
+        named `params/LAYER/kernel`; `config.model.pretrained` reads both, unless a part of the
+        model is frozen: they have only the weights that are trained. A .stablehlo file has the
         program of `predict`, of examples x [B, ...] float32 in the format of the run's dataset, for
         CPUs, GPUs and TPUs: `jax.export.deserialize(content).call(x)`. A .peft folder has low-rank
         adapters, which the package PEFT and config.adapter.start read.

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
+from fedjax_lab.methods._factors import Server
 from fedjax_lab.transforms import private_state
 from fedjax_lab.types import Client, Method, PyTree, State, Task, Weights
 
@@ -25,6 +26,11 @@ def global_model(name: str, method: Method, state: State) -> Weights:
     if method.newcomer is None:
         raise BadInput(f"method {name} has no global model")
     message, private = method.newcomer(state)
+    if isinstance(message, Server):
+        raise BadInput(
+            f"the model of {name} is more than its adapters: it has changed the frozen weights too;"
+            " config.run.start_with=state continues it"
+        )
     parts = jax.tree.leaves((message, private), is_leaf=lambda a: isinstance(a, Weights))
     models = [part for part in parts if isinstance(part, Weights)]
     if models and all(_covers(models[0], other) for other in models):

@@ -269,9 +269,16 @@ def train(
 
     start = free, weights.stats, optimizer.init(free), jnp.float32(0)
     length, n = jnp.maximum(count, 1), jnp.minimum(examples.size, count * plan.batch_size)
-    if total is None:
+    if isinstance(total, int) and isinstance(count, int):  # all clients have the same passes
+        passes, rest = divmod(total, count)
+        carry = jax.lax.fori_loop(0, passes, epoch, start)
+        k_order, k_steps = streams.epoch(key, jnp.int32(passes))
+        last = partial(step, by.draw(k_order), k_steps)
+        free, stats, _, value = jax.lax.fori_loop(0, rest, last, carry)
+        done: tuple[Any, ...] = value, total, passes * n + jnp.minimum(n, rest * plan.batch_size)
+    elif total is None:
         free, stats, _, value = jax.lax.fori_loop(0, epochs, epoch, start)
-        done: tuple[Any, ...] = value, epochs * count, epochs * n
+        done = value, epochs * count, epochs * n
     else:
         free, stats, _, value = jax.lax.fori_loop(0, total, step_of_any_pass, start)
         last_pass = jnp.minimum(n, total % length * plan.batch_size)
