@@ -58,19 +58,7 @@ def begin(
 
     Raises BadInput if it has been begun with other ranges.
     """
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    rounds = contender.cell.config.run.rounds
-    what = f"{search.by}, stream {search.stream}, {search.on}, {rounds} rounds"
-    trials = optuna.create_study(
-        study_name=f"{contender.cell.name} ({what})",
-        storage=JournalStorage(JournalFileBackend(str(out / JOURNAL))),
-        direction="maximize",
-        pruner=optuna.pruners.MedianPruner(STARTUP, n_warmup_steps=rounds // 4),
-        load_if_exists=True,
-    )
+    trials = _opened(contender, search, out)
     ranges = {key: str(each) for key, each in contender.ranges.items()}
     if trials.user_attrs.get("ranges", ranges) != ranges:
         raise BadInput(
@@ -82,6 +70,22 @@ def begin(
     study = Study(contender, search, shared, out, share, trials)
     _adopt(study)
     return study
+
+
+def _opened(contender, search, out):
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    rounds = contender.cell.config.run.rounds
+    what = f"{search.by}, stream {search.stream}, {search.on}, {rounds} rounds"
+    return optuna.create_study(
+        study_name=f"{contender.cell.name} ({what})",
+        storage=JournalStorage(JournalFileBackend(str(out / JOURNAL))),
+        direction="maximize",
+        pruner=optuna.pruners.MedianPruner(STARTUP, n_warmup_steps=rounds // 4),
+        load_if_exists=True,
+    )
 
 
 def _made_by(share):

@@ -47,15 +47,13 @@ def draw(
     run = runs.read(workdir)
     blocks, notes = runs.arrange([run])
     measure = compare.choose(blocks, way, measure or None)
-    metric = metric_of(measure)
-    if measure in {measure_of(metric, form) for form in OF_NEW}:
-        raise BadInput(f"--measure={measure} is of new clients; this figure shows those that train")
+    _check(measure)
     rows = runs.picked(blocks[0].rows[0], way)
     seed = run.seeds[0] if seed is None else seed
     if seed not in rows:
         raise BadInput(f"{workdir} has no seed {seed} with an evaluation; valid: {list(rows)}")
     if f"{measure}{PER_CLIENT}" not in rows[seed]:
-        measure = measure_of(metric, "mean")
+        measure = measure_of(metric_of(measure), "mean")
     values = runs.of_clients(rows[seed], measure)
     if all(value is None for value in values):
         raise BadInput(f"the run has no values of single clients for {measure}")
@@ -65,6 +63,12 @@ def draw(
     text = formats.terminal(table(told, measure, title))
     picture = scatter(told, axis_label(measure), title)
     return Drawn({"clients": picture}, how | {"clients": told}, "\n".join([*notes, text]))
+
+
+def _check(measure):
+    """Raises BadInput if the measure has values of new clients, which names.json does not name."""
+    if measure in {measure_of(metric_of(measure), form) for form in OF_NEW}:
+        raise BadInput(f"--measure={measure} is of new clients; this figure shows those that train")
 
 
 def _told(workdir, seed, values):
