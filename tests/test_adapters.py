@@ -16,6 +16,7 @@ from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.registry import METHODS
 from fedjax_lab.models import adapters, nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.models.transformer import transformer
@@ -98,16 +99,15 @@ def test_without_a_base_nothing_can_be_computed():
 @pytest.mark.parametrize("bits", slow_but([4], [16, 8, 4]))
 def test_a_base_of_fewer_bits_gives_nearly_the_same_logits(bits):
     net, x = transformer(10, width=64, depth=2, vocabulary=20), jnp.arange(24.0).reshape(2, 12) % 19
-    outputs = {}
-    for each in (32, bits):
-        model = model_of(net, (12,), targets="qkv", bits=each)
-        outputs[each] = model.bind(model.load())
-        size = tree.num_bytes(model.base)
+    models = {each: model_of(net, (12,), targets="qkv", bits=each) for each in (32, bits)}
+    outputs = {each: model.bind(model.load()) for each, model in models.items()}
+    size = tree.num_bytes(models[bits].base)
     w = outputs[32].init(KEY)
     exact, coarse = (outputs[each].apply(w, x).logits for each in (32, bits))
     error = np.abs(exact - coarse).max() / np.abs(exact).max()
     assert 0 < error < {16: 0.02, 8: 0.05, 4: 0.3}[bits]
-    assert size < tree.num_bytes(w) + 4 * 10**5
+    kernels = 4 * 2 * (3 + 1 + 4 + 4) * 64 * 64
+    assert size < tree.num_bytes(models[32].base) - (1 - bits / 32 - 0.07) * kernels
     if bits < 16:
         with pytest.raises(BadInput, match="bits=.*quantized"):
             outputs[bits].adapters.changed({})
@@ -209,7 +209,50 @@ def test_bad_settings_are_one_line(adapter, culprit, message):
     assert culprit in text and message in text and "\n" not in text
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedc2i", "fediir"])
+OF_THE_HEAD = ["fedper", "fedrep", "fedc2i", "fediir", "feddbe", "fedproto", "fedsr", "fedrod"]
+
+
+@pytest.mark.parametrize("method", slow_but(OF_THE_HEAD[:2], OF_THE_HEAD))
 def test_methods_of_the_head_need_a_trained_head(method):
     with pytest.raises(BadInput, match="head.*frozen"):
         experiment.build(resolve(config({**LORA, "layers": ""}, method={"name": method})))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("layers", ["", "head"])
+def test_every_method_trains_adapters_or_refuses_them_in_one_line(method, layers):
+    section = {"name": method}
+    try:
+        built = experiment.build(resolve(config({**LORA, "layers": layers}, method=section)))
+        Engine(built.simulation).lower()
+    except BadInput as error:
+        assert "\n" not in str(error)
+
+
+def test_a_group_of_devices_and_a_frozen_last_layer_are_refused():
+    frozen_head = {**LORA, "layers": ""}
+    for adapter, sections, message in (
+        (LORA, {"engine": {"fsdp": 2}}, "fsdp=2 does not go with config.adapter.name=lora"),
+        (frozen_head, {"local": {"head_factor": 2.0}}, "local.head_factor"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            experiment.build(resolve(config(adapter, **sections)))
+
+
+@pytest.mark.slow
+def test_a_run_starts_from_the_adapters_of_another(tmp_path):
+    """Also with a quantized base, and without a trained head; FFA-LoRA and FLoRA refuse."""
+    adapter = {**LORA, "layers": "", "bits": 8}
+    first = run(adapter, workdir=tmp_path / "first", run={"rounds": 2})
+    start = {"rounds": 1, "eval_every": 1, "start_from": str(tmp_path / "first")}
+    again = run(adapter, run=start, local={"lr": 1e-12})
+    both = (jax.tree.leaves(each.states[0].server) for each in (again, first))
+    for ours, theirs in zip(*both, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    with pytest.raises(BadInput, match="ffa_lora.*given adapters"):
+        run(adapter, run=start, method={"name": "ffa_lora"})
+    flora = {**adapter, "bits": 32}
+    run(flora, workdir=tmp_path / "flora", run={"rounds": 2}, method={"name": "flora"})
+    with pytest.raises(BadInput, match="changed the frozen weights"):
+        run(flora, run={**start, "start_from": str(tmp_path / "flora")})
