@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 GROUPS = {
     "Bounds": "central local",
     "Averaging and optimization": "fedavg fedprox fedavgm fedopt scaffold fednova feddyn fedadmm"
-    " fedsam fedcm mimelite fedexp fedgma elastic feddecorr feddisco moon",
+    " fedsam fedcm mimelite fedexp fedgma elastic feddecorr feddisco moon q_ffl afl",
     "Skewed labels": "fedlc fedrs fedntd fedetf ccvr fedconcat fedconcat_id",
     "Personal models": "finetune per_fedavg ditto apfl pfedme fedphp fedala fedamp fedfomo fedcac"
     " fml knn_per",

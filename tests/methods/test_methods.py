@@ -113,6 +113,7 @@ def message_bytes():
     return {
         **{name: (same.get(name, model),) * 2 for name in PLAIN},
         "fedc2i": (model, toys.C * (model + 4)),
+        "afl": (model + 4, model),
         "fedcac": (model + params // 4, model),  # each mask is a byte a parameter
         "fedcm": (model + 4, model + params),
         "feddbe": (model + 4 * 16, model + 4 * 16 + 4),
@@ -126,6 +127,7 @@ def message_bytes():
         "elastic": (model + params, model),
         "ifca": (model + 4, 2 * model),
         "mimelite": (model + params, model + params + 4),
+        "q_ffl": (model + 2 * 4, model),
         **dict.fromkeys("fedex_lora flora".split(), (adapted, adapted + kernel)),
         "ffa_lora": (adapted - factor, adapted - factor + 8),  # a random key
         "hetlora": (adapted + 4, adapted),  # the rank
