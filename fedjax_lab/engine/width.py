@@ -88,7 +88,7 @@ def client_bytes(model: Model, plan: Plan) -> int:
     program = jax.make_jaxpr(backward)(model.base, weights, x).jaxpr
     of_base = {leaf.shape for leaf in jax.tree.leaves(model.base)}  # in any type
     kept = {a for a in program.outvars if isinstance(a, Var)} - set(program.invars)
-    kept = {a for a in kept if a.aval.shape not in of_base}
+    kept = {a for a in kept if getattr(a.aval, "shape", None) not in of_base}
     stacked = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), (weights, x))
     each = jax.vmap(backward, (None, 0, 0))  # each client has its own kernels
     batched = jax.make_jaxpr(each)(model.base, *stacked).jaxpr
