@@ -2,7 +2,7 @@
 
 A kernel W [..., d, f] has the factors A [..., d, r] and B [..., r, f], and the model computes with
 W + s A B. Leading axes are those of a loop over layers. The numbers of formulas (L1, L2, ...) are
-those of the project's specification.
+this package's own.
 
 Clients may have ranks r_i below r. The arrays of a client then have rank r as well, and are 0
 beyond the first r_i columns of A and rows of B. The scale s is the same for all ranks: alpha_i is

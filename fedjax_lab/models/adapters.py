@@ -4,8 +4,8 @@ LoRA (Hu et al., ICLR 2022, arXiv:2106.09685), for a matrix W [d, f] that is app
 
   y = x W + s (x A) B,  A [d, r],  B [r, f],  s = alpha / r                     (L1)
 
-A starts at random, B at 0. The numbers of formulas are those of the project's specification.
-The products are computed by qwix, which also quantizes the frozen matrices.
+A starts at random, B at 0. The numbers L1, L2, ... are this package's own. The products are computed
+by qwix, which also quantizes the frozen matrices.
 """
 
 import functools
@@ -53,7 +53,7 @@ class Lora(NamedTuple):
     targets: tuple[str, ...]
     dropout: float
     bits: int
-    pretrained: str = ""
+    start: str
 
 
 def none(objective: Objective) -> None:
@@ -165,9 +165,9 @@ def _check_names(key: str, chosen: tuple[str, ...], layers: tuple[str, ...]) -> 
 
 def _first_factors(lora: Lora | None, shapes: Weights, published: dict) -> dict[str, Any]:
     """The initial factors that are in a folder, by name."""
-    if lora is None or not lora.pretrained:
+    if lora is None or not lora.start:
         return {}
-    return peft_files.read(lora.pretrained, shapes, lora.scale, published)
+    return peft_files.read(lora.start, shapes, lora.scale, published)
 
 
 def _changeable(model: Model, lora: Lora, published: dict[str, str]) -> Model:
@@ -177,7 +177,7 @@ def _changeable(model: Model, lora: Lora, published: dict[str, str]) -> Model:
         def changed(changes):
             return bind(_changed(base, changes, lora.bits))
 
-        made = Adapters(lora.scale, changed, published, given=bool(lora.pretrained))
+        made = Adapters(lora.scale, changed, published, given=bool(lora.start))
         return model.bind(base)._replace(adapters=made)
 
     return model._replace(bind=bind)

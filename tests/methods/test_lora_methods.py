@@ -1,5 +1,5 @@
 """The methods for low-rank adapters: what their servers compute, against NumPy in float64, and the
-identities between them, by their numbers in the project's specification."""
+identities between them, by the package's numbers of formulas."""
 
 import re
 
