@@ -4,8 +4,8 @@ LoRA (Hu et al., ICLR 2022, arXiv:2106.09685), for a matrix W [d, f] that is app
 
   y = x W + s (x A) B,  A [d, r],  B [r, f],  s = alpha / r                     (L1)
 
-A starts at random, B at 0. The numbers L1, L2, ... are this package's own. The products are computed
-by qwix, which also quantizes the frozen matrices.
+A starts at random, B at 0. Numbers of formulas such as L1 are this package's own. The products are
+computed by qwix, which also quantizes the frozen matrices.
 """
 
 import functools
