@@ -2,7 +2,7 @@
 
 A folder has adapter_model.safetensors, with the factors A [r, inputs] and B [outputs, r] of each
 layer under its name on the hub, and adapter_config.json, with the rank and the scale. The format is
-that of peft 0.17 (https://huggingface.co/docs/peft/developer_guides/checkpoint).
+that of peft 0.21 (https://huggingface.co/docs/peft/developer_guides/checkpoint).
 """
 
 import json
