@@ -157,9 +157,11 @@ def settings_of(config, out: Path) -> Settings:
 
 
 def _named(value, out):
-    """The value; a folder of another cell inside `out` becomes OUT/NAME."""
-    inside = isinstance(value, str) and Path(value).is_relative_to(out)
-    return f"OUT/{Path(value).relative_to(out)}" if inside else value
+    """The value; a folder of another cell inside `out` becomes OUT/NAME, another path its name."""
+    if not isinstance(value, str) or not Path(value).is_absolute():
+        return value
+    inside = Path(value).is_relative_to(out)
+    return f"OUT/{Path(value).relative_to(out)}" if inside else Path(value).name
 
 
 def digest(settings: Settings) -> str:

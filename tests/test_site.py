@@ -64,7 +64,15 @@ def test_rows_of_result_tables_are_found_by_method(tmp_path):
 def test_the_pages_of_all_methods_have_a_row_for_each(page):
     rows = result_tables.rows([repository_links.ROOT / "docs" / page])
     missing = {*registry.METHODS} - {*rows} - {"client2vec"}
-    assert all(map(needs_adapters, missing))
+    text = (repository_links.ROOT / "docs" / page).read_text()
+    told = {name for line in text.split("Not shown, because")[1:] for name in _names(line)}
+    assert all(map(needs_adapters, missing - told))
+
+
+def _names(line):
+    """The methods that a table says it lacks."""
+    lacking = line.partition(":")[2].partition(".")[0].replace("\\_", "_")
+    return {name.strip() for name in lacking.split(",")}
 
 
 def test_the_page_of_a_paper_has_all_accuracy_tables():

@@ -17,6 +17,7 @@ like the parameters, but are not part of the norm. The server keeps C models and
 P. A client receives M models and sends one.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -76,15 +77,12 @@ def fedfomo(
         private = (w, w) if reference == "previous" else (w,)
         return State(Server(w, trained, P, streams.extra(key)), private)
 
-    def send(server, id):
-        return chosen(server, id, models, epsilon)
-
     def local(message, client, work):
         w_i, before = client.private[0], client.private[-1]
         each = with_own(message, client.id, w_i)
         v = usefulness(risk, each, before, work)
-        total = jnp.sum(jnp.maximum(v, 0))
-        mixed = tree.mix(jnp.maximum(v, 0) / jnp.maximum(total, 1e-12), each.models)
+        positive, total = jnp.maximum(v, 0), jnp.sum(jnp.maximum(v, 0))
+        mixed = tree.mix(positive / jnp.maximum(total, 1e-12), each.models)
         start = tree.where(total > 0, mixed, w_i)
         w = work.train(start, risk)
         kept = (w, start) if reference == "previous" else (w,)
@@ -93,10 +91,10 @@ def fedfomo(
     def predict(nothing, client, x):
         return task.apply(client.private[0], x).logits
 
-    exchange = Exchange(send, local, aggregate, updates=updates, alike=False)
+    send = partial(chosen, models=models, epsilon=epsilon)
     return Method(
         init=init,
-        round=(exchange,),
+        round=(Exchange(send, local, aggregate, updates=updates, alike=False),),
         predict=predict,
         newcomer=None,
         sample=sampling.by_size,

@@ -83,18 +83,20 @@ def read(path: str, shapes: Weights, own_scale: float, published: dict[str, str]
     factors = {name: leaf for name, leaf in leaves if name.endswith(tuple(FACTORS))}
     needed = {name: _tensor_names(name, a.shape, published) for name, a in factors.items()}
     _check(path, tensors, {each for names in needed.values() for each in names})
-    made = {}
-    for name, names in needed.items():
-        needed_shape = factors[name].shape[-2:][::-1]
-        for each in names:
-            if tensors[each].shape != needed_shape:
-                raise BadInput(
-                    f"{path}: its tensor {each} is {list(tensors[each].shape)}, but the model needs"
-                    f" {list(needed_shape)}; config.adapter.rank is the rank"
-                )
-        matrices = np.stack([np.asarray(tensors[each], np.float32).T for each in names])
-        made[name] = matrices.reshape(factors[name].shape)
-    return made
+    return {
+        name: _stacked(path, tensors, names, factors[name].shape) for name, names in needed.items()
+    }
+
+
+def _stacked(path, tensors, names, shape):
+    """The factor of this shape from the tensors of these names. BadInput if they do not fit."""
+    for name in names:
+        if tensors[name].shape != shape[-2:][::-1]:
+            raise BadInput(
+                f"{path}: its tensor {name} is {list(tensors[name].shape)}, but the model needs"
+                f" {list(shape[-2:][::-1])}; config.adapter.rank is the rank"
+            )
+    return np.stack([np.asarray(tensors[name], np.float32).T for name in names]).reshape(shape)
 
 
 def _check(path: str, tensors: Mapping[str, Any], needed: set[str]) -> None:

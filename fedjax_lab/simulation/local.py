@@ -259,32 +259,40 @@ def train(
         k_step = jax.random.fold_in(k_steps, s)
         return update(carry, batch_at(draw(s), k_step), k_step)
 
-    def epoch(e, carry):
-        k_order, k_steps = streams.epoch(key, e)
-        return jax.lax.fori_loop(0, count, partial(step, by.draw(k_order), k_steps), carry)
-
-    def step_of_any_pass(s, carry):  # no client waits for another one's shorter passes
-        k_order, k_steps = streams.epoch(key, s // length)
-        return step(by.draw(k_order), k_steps, s % length, carry)
-
     start = free, weights.stats, optimizer.init(free), jnp.float32(0)
-    length, n = jnp.maximum(count, 1), jnp.minimum(examples.size, count * plan.batch_size)
-    if isinstance(total, int) and isinstance(count, int):  # all clients have the same passes
-        passes, rest = divmod(total, count)
-        carry = jax.lax.fori_loop(0, passes, epoch, start)
-        k_order, k_steps = streams.epoch(key, jnp.int32(passes))
-        last = partial(step, by.draw(k_order), k_steps)
-        free, stats, _, value = jax.lax.fori_loop(0, rest, last, carry)
-        done: tuple[Any, ...] = value, total, passes * n + jnp.minimum(n, rest * plan.batch_size)
-    elif total is None:
-        free, stats, _, value = jax.lax.fori_loop(0, epochs, epoch, start)
+    free, stats, _, value = _all_steps(by.draw, key, step, count, epochs, total, start)
+    n = jnp.minimum(examples.size, count * plan.batch_size)
+    if total is None:
         done = value, epochs * count, epochs * n
     else:
-        free, stats, _, value = jax.lax.fori_loop(0, total, step_of_any_pass, start)
-        last_pass = jnp.minimum(n, total % length * plan.batch_size)
-        done = value, total, total // length * n + last_pass
-    numbers = (jnp.asarray(a, jnp.float32) for a in done)
-    return Weights(tree.join(free, fixed), stats), Training(*numbers)
+        passes, rest = total // jnp.maximum(count, 1), total % jnp.maximum(count, 1)
+        done = value, total, passes * n + jnp.minimum(n, rest * plan.batch_size)
+    totals = (jnp.asarray(a, jnp.float32) for a in done)
+    return Weights(tree.join(free, fixed), stats), Training(*totals)
+
+
+def _all_steps(draw, key, step, count, epochs, total, start):
+    """The carry after all steps: of `epochs` passes of `count` steps, or else `total` steps.
+
+    draw: as in `Stepping`. step: (draw of a pass, its key, number of the step, carry) -> carry.
+    """
+
+    def of_pass(e, carry, length=count):
+        k_order, k_steps = streams.epoch(key, e)
+        return jax.lax.fori_loop(0, length, partial(step, draw(k_order), k_steps), carry)
+
+    if total is None:
+        return jax.lax.fori_loop(0, epochs, of_pass, start)
+    if isinstance(total, int) and isinstance(count, int):  # all clients have the same passes
+        passes, rest = divmod(total, count)
+        return of_pass(jnp.int32(passes), jax.lax.fori_loop(0, passes, of_pass, start), rest)
+
+    def of_any_pass(s, carry):  # no client waits for another one's longer passes
+        e, place = s // jnp.maximum(count, 1), s % jnp.maximum(count, 1)
+        k_order, k_steps = streams.epoch(key, e)
+        return step(draw(k_order), k_steps, place, carry)
+
+    return jax.lax.fori_loop(0, total, of_any_pass, start)
 
 
 def _in_fresh_order(examples):
