@@ -158,10 +158,11 @@ def settings_of(config, out: Path) -> Settings:
 
 def _named(value, out):
     """The value; a folder of another cell inside `out` becomes OUT/NAME, another path its name."""
-    if not isinstance(value, str) or not Path(value).is_absolute():
+    if not isinstance(value, str):
         return value
-    inside = Path(value).is_relative_to(out)
-    return f"OUT/{Path(value).relative_to(out)}" if inside else Path(value).name
+    if Path(value).is_relative_to(out):
+        return f"OUT/{Path(value).relative_to(out)}"
+    return Path(value).name if Path(value).is_absolute() else value
 
 
 def digest(settings: Settings) -> str:

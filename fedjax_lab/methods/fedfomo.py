@@ -85,17 +85,13 @@ def fedfomo(
         mixed = tree.mix(positive / jnp.maximum(total, 1e-12), each.models)
         start = tree.where(total > 0, mixed, w_i)
         w = work.train(start, risk)
-        kept = (w, start) if reference == "previous" else (w,)
-        return Upload(w, v[:-1], message.ids), kept
-
-    def predict(nothing, client, x):
-        return task.apply(client.private[0], x).logits
+        return Upload(w, v[:-1], message.ids), (w, start)[: len(client.private)]
 
     send = partial(chosen, models=models, epsilon=epsilon)
     return Method(
         init=init,
         round=(Exchange(send, local, aggregate, updates=updates, alike=False),),
-        predict=predict,
+        predict=lambda nothing, client, x: task.apply(client.private[0], x).logits,
         newcomer=None,
         sample=sampling.by_size,
         scored=lambda server, id: (),
