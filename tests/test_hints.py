@@ -50,6 +50,7 @@ def test_domains_are_unlike_if_most_clients_lack_one(held, unlike):
     assert hints.are_unlike(np.array(held)) == unlike
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, partition, stats, accuracy, said",
     [

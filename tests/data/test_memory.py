@@ -108,6 +108,7 @@ def test_a_dataset_of_hugging_face_from_its_columns(hub):
     assert "which has a length" in complaint(from_hub, stream)
 
 
+@pytest.mark.slow
 def test_texts_of_hugging_face_train(hub):
     texts = [f"{word} film {i}" for i in range(10) for word in ("good", "bad")]
     table = hub.Dataset.from_dict({"text": texts, "label": ["up", "down"] * 10})

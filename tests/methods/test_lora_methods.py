@@ -148,6 +148,7 @@ def test_with_a_common_a_the_mean_of_b_is_exact(in_float64):
 KEY_OF = {"A": "kernel_lora_a", "B": "kernel_lora_b"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["b", "root"])
 @pytest.mark.parametrize("r, ranks", [(M * 2, (2,) * M), (M * 2, (1, 2, 3, 8)), (3, None)])
 def test_flexlora_is_the_truncated_svd_of_the_mean_update(in_float64, split, r, ranks):
@@ -183,6 +184,7 @@ def test_the_signs_of_singular_vectors_are_fixed(in_float64):
         np.testing.assert_allclose(one, other, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_flexlora_takes_a_rank_above_the_size_of_the_kernel():
     pair = best(Pair(jnp.ones((2, 5)), jnp.ones((5, 4))), "b", rank=5)
     assert pair.A.shape == (2, 5) and pair.B.shape == (5, 4)
@@ -218,6 +220,7 @@ def effective(server):
     return delta["Dense_0/kernel"] + SCALE * pair.A @ pair.B
 
 
+@pytest.mark.slow
 def test_the_toy_computes_l1_and_its_first_gradient_of_a_is_0():
     """Identities 1 and 5."""
     w, batch = TASK.init(KEYS.init), toys.example()

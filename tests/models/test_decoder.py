@@ -16,6 +16,7 @@ import pytest
 import toys
 from flax import nnx
 from inputs import complaint
+from slow_cases import slow_but
 
 from fedjax_lab.models import decoder, language_models
 from fedjax_lab.models.language_models import Sizes
@@ -167,7 +168,7 @@ def write(folder, name, parts=1, config=(), change=()):
     return str(folder)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", slow_but(["llama3"], KINDS))
 def test_a_published_model_gives_the_logits_of_numpy(tmp_path, name):
     path = write(tmp_path / name, name, parts=2 if name == "mistral" else 1)
     net = decoder.decoder(WORDS, pretrained=path, remat=name == "mistral")
@@ -264,6 +265,7 @@ def test_weights_of_bfloat16_stay_what_they_are(tmp_path):
         np.testing.assert_allclose(logits, expected, atol=0.05 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_a_step_changes_all_weights_and_remat_nothing():
     sizes = {"width": 8, "kv_heads": 2, "bias": True}
     nets = [decoder.decoder(WORDS, **sizes, remat=remat) for remat in (False, True)]
