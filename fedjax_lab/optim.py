@@ -158,11 +158,12 @@ def scaled(
 ) -> optax.GradientTransformation:
     """The optimizer with a learning rate of its own, `factor` times the other one, for a layer."""
 
+    def one(name, update):
+        return factor * update if f"/{layer}/" in f"/{name}" else update
+
     def update(gradient, state, params=None):
         updates, state = optimizer.update(gradient, state, params)
-        each = zip(tree.names(updates), jax.tree.leaves(updates), strict=True)
-        leaves = [factor * u if f"/{layer}/" in f"/{name}" else u for name, u in each]
-        return jax.tree.unflatten(jax.tree.structure(updates), leaves), state
+        return tree.map_named(one, updates), state
 
     return optax.GradientTransformation(optimizer.init, update)
 

@@ -120,12 +120,22 @@ def names(a: PyTree) -> list[str]:
     return [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(a)]
 
 
+def by_name(a: PyTree) -> dict[str, Any]:
+    """The leaves by their paths, in their order."""
+    return dict(zip(names(a), jax.tree.leaves(a), strict=True))
+
+
+def map_named(change: Callable[[str, Any], Any], a: PyTree) -> PyTree:
+    """The tree with the leaves change(path, leaf)."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: change(_name(path), leaf), a)
+
+
 def split(which: Callable[[str], bool], a: PyTree) -> tuple[PyTree, PyTree]:
     """Two trees of the same structure: the leaves whose name `which` selects, and the others.
 
     The leaves of the other tree are None in each. `join` is the inverse.
     """
-    chosen = jax.tree_util.tree_map_with_path(lambda path, _: bool(which(_name(path))), a)
+    chosen = map_named(lambda name, _: bool(which(name)), a)
 
     def part(keep):
         return jax.tree.map(lambda flag, x: x if flag == keep else None, chosen, a)

@@ -115,16 +115,16 @@ def _curves(section, choice):
     for axis, label in runs.AXES.items():
         points = [(curve[axis], curve["values"]) for curve in curves]
         figure = plots.draw_curves(points, label, axis_label(choice.measure))
-        told = [
-            (x, *_told(row.title, _AT.get(axis, "{:.4g}").format(x), values, choice.measure))
+        points_with_text = [
+            (x, *_point(row.title, _AT.get(axis, "{:.4g}").format(x), values, choice.measure))
             for row, curve in zip(rows, curves, strict=True)
             for x, values in zip(curve[axis].tolist(), curve["values"].T, strict=True)
         ]
-        yield _figure(figure, f"{choice.measure} against {label}", told)
+        yield _figure(figure, f"{choice.measure} against {label}", points_with_text)
     yield '</div>\n<p class="how">Means over seeds, shaded from the lowest seed to the highest.</p>'
 
 
-def _told(name, at, values, measure):
+def _point(name, at, values, measure):
     """The mean of a curve's point over seeds, and a text with its values."""
     form = f".{digits(measure)}f"
     mean, low, high = (format(f(), form) for f in (values.mean, values.min, values.max))
@@ -137,16 +137,19 @@ def _key(i):
     return drawn.replace('role="img" aria-label=""', 'aria-hidden="true"', 1)
 
 
-def _figure(figure, label, told=()):
-    """A picture; told: points (x, y, text) of its first axes whose text the pointer shows."""
+def _figure(figure, label, points_with_text=()):
+    """A picture.
+
+    points_with_text: points (x, y, text) of its first axes; the pointer shows their text.
+    """
     drawn = plots.svg(figure, label)
-    places = plots.places(figure, [(x, y) for x, y, _ in told])
+    places = plots.places(figure, [(x, y) for x, y, _ in points_with_text])
     points = [
         [round(x, 4), round(y, 4), printable(text)]
-        for (x, y), (_, _, text) in zip(places, told, strict=True)
+        for (x, y), (_, _, text) in zip(places, points_with_text, strict=True)
     ]
     listed = json.dumps(points, ensure_ascii=False).replace("<", "\\u003c")
-    script = f'<script type="application/json">{listed}</script>' if told else ""
+    script = f'<script type="application/json">{listed}</script>' if points_with_text else ""
     return f"<figure>{drawn}{script}</figure>"
 
 
@@ -167,8 +170,8 @@ def _clients(section, choice):
     if any(map(len, clients.values())):
         yield '<h3>Clients</h3>\n<div class="grid">'
         figure = plots.draw_strips(clients, in_words(runs.shown(metric)), f"Clients, {way}", True)
-        told = _of_strips(clients, choice.measure)
-        yield _figure(figure, f"{metric} of each client by row, {way}", told)
+        points_with_text = _of_strips(clients, choice.measure)
+        yield _figure(figure, f"{metric} of each client by row, {way}", points_with_text)
         yield (
             '</div>\n<p class="how">Clients of all seeds: boxes show median and quartiles, whiskers'
             " the 5th and 95th percentiles; each client is also a point in rows with at most"
@@ -192,8 +195,8 @@ def _domains(section, choice):
             }
             name = runs.shown(domain.removeprefix(prefix))
             figure = plots.draw_strips(values, in_words(runs.shown(metric)), name)
-            told = _of_strips(values, choice.measure)
-            yield _figure(figure, f"{metric} on {name} by row, {way}", told)
+            points_with_text = _of_strips(values, choice.measure)
+            yield _figure(figure, f"{metric} on {name} by row, {way}", points_with_text)
         yield '</div>\n<p class="how">Each point is a seed; the bar is their mean.</p>'
 
 

@@ -437,7 +437,7 @@ def _with_title(parts, config, short, titles_of):
         return parts.values()
     section = {key.removeprefix(short): value for key, value in config.items()}
     title = titles.of(short.removesuffix("."), section, titles_of)
-    told = {f"{short}{key}" for key in ("name", *title.told)}
+    told = {f"{short}{key}" for key in ("name", *title.stated)}
     return [title.text, *(text for key, text in parts.items() if key not in told)]
 
 

@@ -11,6 +11,8 @@ from fedjax_lab.data.cache import checksum
 
 TYPES = ("uint8", "int8", "int16", "int32", "float32", "float16")  # of examples; uint8: pixels
 
+IGNORED = -1  # the label of a token or pixel that does not count
+
 
 class Dataset(NamedTuple):
     """R training and test examples with their labels.

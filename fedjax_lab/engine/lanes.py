@@ -113,9 +113,11 @@ def axes_of_settings(settings: dict[str, PyTree]) -> dict[str, Any]:
 
 def settings_of_seeds(lanes: Sequence[Lanes], seeds: int) -> list[dict[str, PyTree]]:
     """The settings of each seed."""
-    shared = [{k: v for k, v in of_lane.settings.items() if k == BASE} for of_lane in lanes][0]
-    own = [{k: v for k, v in of_lane.settings.items() if k != BASE} for of_lane in lanes]
-    return [of_seed | shared for of_seed in each_seed(own, seeds)]
+    base = {key: lanes[0].settings[key] for key in lanes[0].settings.keys() & {BASE}}
+    differing = [
+        {key: value for key, value in of_lane.settings.items() if key != BASE} for of_lane in lanes
+    ]
+    return [of_seed | base for of_seed in each_seed(differing, seeds)]
 
 
 def one_seed(a: PyTree, seeds: int) -> PyTree:

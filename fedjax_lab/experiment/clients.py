@@ -9,7 +9,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.types import Federation, Rows
 
 
-def told(dataset: Dataset, federations: Sequence[Federation], seeds: Sequence[int]) -> dict:
+def names_of_run(dataset: Dataset, federations: Sequence[Federation], seeds: Sequence[int]) -> dict:
     """The content of names.json.
 
     It has the names of the classes, if there are some, and of the domains. For the training clients

@@ -13,7 +13,7 @@ from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.frozen import Model
 from fedjax_lab.models.task import has_convolutions
-from fedjax_lab.types import Federation, Plan, Stage
+from fedjax_lab.types import Federation, Plan, Stage, Task
 
 
 def engine_fields(
@@ -132,13 +132,16 @@ def vectorizes_seeds(
     return platform != "cpu" or not convolutional
 
 
-def check_fsdp(config: ml_collections.ConfigDict, plan: Plan, stages: Sequence[Stage]) -> None:
+def check_fsdp(
+    config: ml_collections.ConfigDict, plan: Plan, stages: Sequence[Stage], task: Task
+) -> None:
     """Raises BadInput if a group of devices cannot share a client's work."""
     group = config.engine.fsdp
-    if group > 1 and config.adapter.name == "lora":
+    if group > 1 and task.adapters is not None:
         raise BadInput(
-            f"config.engine.fsdp={group} does not go with config.adapter.name=lora: the layers of a"
-            " group of devices would compute without their adapters; use 1"
+            f"config.engine.fsdp={group} does not go with"
+            f" config.adapter.name={config.adapter.name}: the layers of a group of devices would"
+            " compute without their adapters; use 1"
         )
     if plan.batch_size % group:
         raise BadInput(

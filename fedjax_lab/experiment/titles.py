@@ -22,7 +22,7 @@ class Title(NamedTuple):
     """A display name, and the settings whose values it states."""
 
     text: str
-    told: frozenset[str] = frozenset()
+    stated: frozenset[str] = frozenset()
 
 
 def parse(text: str | None, configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -53,9 +53,9 @@ def of(kind: str, section: Mapping[str, Any], names: Mapping[str, str] | None = 
     if names and name in names:
         return Title(names[name])
     words = beginning(kind, name)
-    told = {word for word in re.findall(r"\w+", words) if word in section}
+    stated = {word for word in re.findall(r"\w+", words) if word in section}
     text = re.sub(r"\w+", lambda word: shown(section.get(word[0], word[0])), words)
-    return Title(text, frozenset(told))
+    return Title(text, frozenset(stated))
 
 
 def beginning(kind: str, name: str) -> str:

@@ -58,7 +58,7 @@ def is_a(name: str) -> bool:
 
 def pairs(w: Weights) -> dict[str, Pair]:
     """{path of a kernel: its factors}."""
-    named = dict(zip(tree.names(w.params), jax.tree.leaves(w.params), strict=True))
+    named = tree.by_name(w.params)
     paths = [name.removesuffix(A) for name in named if is_a(name)]
     return {path: Pair(named[path + A], named[path + B]) for path in paths}
 
@@ -67,9 +67,7 @@ def with_pairs(w: Weights, new: dict[str, Pair]) -> Weights:
     """The weights with these factors."""
     named = {path + A: pair.A for path, pair in new.items()}
     named |= {path + B: pair.B for path, pair in new.items()}
-    leaves, structure = jax.tree.flatten(w.params)
-    made = map(named.get, tree.names(w.params), leaves)
-    return w._replace(params=jax.tree.unflatten(structure, made))
+    return w._replace(params=tree.map_named(named.get, w.params))
 
 
 def each(change: Callable[[Pair], Pair], w: Weights) -> Weights:
@@ -109,6 +107,11 @@ def fresh(w: Weights, key: Array) -> Weights:
         )
 
     return each(one, w)
+
+
+def updates(message: tuple[Weights, Array], id: Array, upload: Weights) -> Weights:
+    """The references of an upload whose message begins with the weights."""
+    return wire.of_model(message[0], upload)
 
 
 # Ranks of clients.
@@ -161,11 +164,6 @@ class Server(NamedTuple):
 def on_base(task: Task, delta: dict[str, Array]) -> Task:
     """The task whose frozen kernels have the delta added. BadInput if they are quantized."""
     return adapters_of(task).changed(delta)
-
-
-def added(delta: dict[str, Array], scale: float, change: dict[str, Array]) -> dict[str, Array]:
-    """The delta plus a multiple of changes."""
-    return {path: delta[path] + scale * change[path] for path in delta}
 
 
 def changing_the_base(task: Task, exchange: Exchange) -> Method:

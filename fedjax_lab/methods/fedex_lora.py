@@ -29,7 +29,7 @@ def fedex_lora(task: Task, *, uniform: bool = False) -> Method:
 
     def aggregate(server, uploads, cohort):
         w = tree.mix(cohort.weight, uploads)  # L9
-        return factors.Server(w, factors.added(server.delta, s, residual(w, uploads, cohort)))
+        return factors.Server(w, tree.add(server.delta, residual(w, uploads, cohort), s))
 
     method = factors.changing_the_base(task, Exchange(send, local, aggregate, alike=False))
     return method._replace(sample=sampling.equal if uniform else sampling.by_size)

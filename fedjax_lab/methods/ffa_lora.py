@@ -12,11 +12,11 @@ which a client draws it, 8 bytes. Other weights that are trained, such as a head
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, streams, tree, wire
+from fedjax_lab import losses, streams, tree
 from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
+from fedjax_lab.types import Exchange, Method, State, Task
 
 
 def ffa_lora(task: Task, *, a_init: str = "uniform") -> Method:
@@ -51,7 +51,7 @@ def ffa_lora(task: Task, *, a_init: str = "uniform") -> Method:
 
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(send, local, aggregate, updates=updates),),
+        round=(Exchange(send, local, aggregate, updates=factors.updates),),
         predict=lambda message, client, x: task.apply(whole(*message), x).logits,
     )
 
@@ -65,8 +65,3 @@ def orthogonal(pair: factors.Pair) -> factors.Pair:
             f" of each adapted layer, got {rank}"
         )
     return pair._replace(A=jnp.linalg.qr(pair.A)[0])
-
-
-def updates(message: tuple[Weights, Array], id: Array, upload: Weights) -> Weights:
-    """The references of an upload: the weights that were sent."""
-    return wire.of_model(message[0], upload)

@@ -42,6 +42,6 @@ def flora(task: Task, *, ranks: tuple = ()) -> Method:
         stack = {path: factors.stacked(cohort.weight, pair) for path, pair in of_clients}  # L8
         change = {path: factors.product(pair) for path, pair in stack.items()}
         w = factors.fresh(tree.mix(cohort.weight, uploads), cohort.key[0])
-        return factors.Server(w, factors.added(server.delta, s, change))
+        return factors.Server(w, tree.add(server.delta, change, s))
 
     return factors.changing_the_base(task, Exchange(send, local, aggregate, alike=False))

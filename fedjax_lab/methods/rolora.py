@@ -16,7 +16,7 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from fedjax_lab import losses, tree, wire
+from fedjax_lab import losses, tree
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
@@ -33,7 +33,7 @@ def rolora(task: Task) -> Method:
 
     return fedavg(task)._replace(
         init=lambda key, num_clients: State((task.init(key), jnp.int32(0)), ()),
-        round=(Exchange(send, local, aggregate, updates=updates),),
+        round=(Exchange(send, local, aggregate, updates=factors.updates),),
         predict=lambda message, client, x: task.apply(message[0], x).logits,
     )
 
@@ -54,8 +54,3 @@ def aggregate(server, w, cohort):
     """Averages all weights; those that are not trained are the same for all clients."""
     w_t, t = server
     return held(w_t, t, tree.mix(cohort.weight, w)), t + 1
-
-
-def updates(message, id, upload):
-    """The references of an upload: the weights that were sent."""
-    return wire.of_model(message[0], upload)

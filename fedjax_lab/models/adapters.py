@@ -11,7 +11,7 @@ computed by qwix, which also quantizes the frozen matrices.
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -27,7 +27,7 @@ from fedjax_lab.models.frozen import Model
 from fedjax_lab.models.head import HEAD
 from fedjax_lab.types import Adapters, Array, Objective, Task, Weights
 
-A, B = "_lora_a", "_lora_b"  # how the names of the factors end, as in qwix
+A, B = peft_files.FACTORS  # how the names of the factors end
 BASE_SEED = 0  # of the frozen weights of a model without pretrained ones
 TYPES = {32: "float32", 16: "bfloat16", 8: "int8", 4: "nf4"}
 NF4_BLOCK = 64  # numbers that share a scale, as in QLoRA
@@ -125,16 +125,16 @@ def apply(adapter: Adapter | None, net: nn.Module, pretrained: str, make: MakeTa
     full = whole if adapter.lora is None else _with_factors(adapter.lora, net, make, whole.dense)
     _check_names("layers", adapter.layers, whole.layers)
     shapes = jax.eval_shape(full.init, jax.random.key(BASE_SEED))
-    published = dict(net.published_names()[0]) if hasattr(net, "published_names") else {}
+    published = net.module_names() if hasattr(net, "module_names") else {}
     first = _first_factors(adapter.lora, shapes, published)
 
     def init(key: Array) -> Weights:
-        return _taken(shapes, {**_by_name(whole.init(key)), **first}, full.init(key))
+        return _taken(shapes, {**tree.by_name(whole.init(key)), **first}, full.init(key))
 
     def load() -> Weights:
         key = jax.random.key(BASE_SEED)
         weights = whole.init(key) if pretrained else jax.jit(whole.init)(key)
-        return _taken(shapes, _by_name(_in_bits(adapter.lora, weights, shapes)))
+        return _taken(shapes, tree.by_name(_in_bits(adapter.lora, weights, shapes)))
 
     trained = functools.partial(_is_trained, adapter.layers)
     model = freezing.freeze(full._replace(init=init), load, trained)
@@ -197,8 +197,7 @@ def _changed(base: Weights, changes: dict[str, Array], bits: int) -> Weights:
             return leaf
         return freezing.as_array(leaf).astype(jnp.float32) + change.reshape(leaf.shape)
 
-    leaves = map(one, tree.names(base), jax.tree.leaves(base))
-    return jax.tree.unflatten(jax.tree.structure(base), leaves)
+    return tree.map_named(one, base)
 
 
 def _with_factors(lora: Lora, net: nn.Module, make: MakeTask, dense: tuple[str, ...]) -> Task:
@@ -208,9 +207,9 @@ def _with_factors(lora: Lora, net: nn.Module, make: MakeTask, dense: tuple[str, 
     """
     evaluation = make(_wrapped(lora._replace(dropout=0.0), net, dense), "")
     _check_names("targets", lora.targets, evaluation.layers)
-    _check_factors(lora.targets, evaluation)
+    shapes = tree.by_name(jax.eval_shape(evaluation.init, jax.random.key(BASE_SEED)))
+    _check_factors(lora.targets, shapes, dense)
     training = make(_wrapped(lora, net, dense), "") if lora.dropout else evaluation
-    shapes = _by_name(jax.eval_shape(evaluation.init, jax.random.key(BASE_SEED)))
 
     def init(key):
         return _factors_as(evaluation.init(key), lambda name: jnp.float32)
@@ -230,11 +229,11 @@ def _with_factors(lora: Lora, net: nn.Module, make: MakeTask, dense: tuple[str, 
 
 def _factors_as(weights: Weights, type_of: Callable[[str], Any]) -> Weights:
     """The weights with the factors in the type that their name has."""
-    leaves = [
-        leaf.astype(type_of(name)) if name.endswith((A, B)) else leaf
-        for name, leaf in _by_name(weights).items()
-    ]
-    return jax.tree.unflatten(jax.tree.structure(weights), leaves)
+
+    def one(name, leaf):
+        return leaf.astype(type_of(name)) if name.endswith((A, B)) else leaf
+
+    return tree.map_named(one, weights)
 
 
 def _wrapped(lora: Lora, net: nn.Module, dense: tuple[str, ...]) -> nn.Module:
@@ -267,30 +266,27 @@ def _wrapped(lora: Lora, net: nn.Module, dense: tuple[str, ...]) -> nn.Module:
     return qwix.apply_lora_to_model(net, qwix.LoraProvider(rules))
 
 
-def _check_factors(targets: tuple[str, ...], task: Task) -> None:
-    """Raises BadInput unless a layer of each target has factors."""
-    names = tree.names(jax.eval_shape(task.init, jax.random.key(0)))
+def _check_factors(targets: tuple[str, ...], names: Iterable[str], dense: tuple[str, ...]) -> None:
+    """Raises BadInput unless a layer of each target has factors.
+
+    names: of all weights. dense: the paths of the dense layers.
+    """
     having = [name for name in names if name.endswith(A)]
     for target in targets:
         if not any(_is_in(target, name) for name in having):
             raise BadInput(
                 f"config.adapter.targets: the layer {target!r} has no matrix; name dense layers,"
-                f" such as {', '.join(task.dense[:3])}"
+                f" such as {', '.join(dense[:3])}"
             )
 
 
 # The frozen weights.
 
 
-def _by_name(weights: Weights) -> dict[str, Array]:
-    return dict(zip(tree.names(weights), jax.tree.leaves(weights), strict=True))
-
-
 def _taken(shapes: Weights, first: dict[str, Array], rest: Weights | None = None) -> Weights:
     """Weights of this structure: those of `first` by their names, or else those of `rest`."""
-    given = {**({} if rest is None else _by_name(rest)), **first}
-    leaves = [given.get(name) for name in tree.names(shapes)]
-    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    given = {**({} if rest is None else tree.by_name(rest)), **first}
+    return tree.map_named(lambda name, _: given.get(name), shapes)
 
 
 def _quantized(params: dict, like: dict) -> dict:
@@ -329,5 +325,4 @@ def _in_bits(lora: Lora | None, weights: Weights, shapes: Weights) -> Weights:
         is_dense = name.endswith("/kernel") and x.ndim < 4  # a convolution's kernel has four axes
         return x.astype(jnp.bfloat16) if is_dense else x
 
-    leaves = map(smaller, tree.names(weights), jax.tree.leaves(weights))
-    return jax.tree.unflatten(jax.tree.structure(weights), leaves)
+    return tree.map_named(smaller, weights)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.errors import BadInput, check_choice, check_not_negative
-from fedjax_lab.models import language_models, tokens
+from fedjax_lab.models import language_models, layers, tokens
 from fedjax_lab.models.language_models import Sizes
 from fedjax_lab.types import Array
 
@@ -146,6 +146,10 @@ class Decoder(nn.Module):
         z = nn.RMSNorm(sizes.epsilon, name="norm")(z)
         return logits(z, self.num_classes, dtype), z
 
+    def module_names(self) -> dict[str, str]:
+        """The names of the layers in the hub's own implementation, by path."""
+        return language_models.HUB
+
     def published_names(self) -> tuple[dict[str, str], ...]:
         """The names of the layers on the hub and in GGUF, by path."""
         both = language_models.HUB, language_models.GGUF
@@ -224,10 +228,8 @@ def _small(given: Sizes) -> Sizes:
         if value != ():
             check_not_negative(f"model.{key}", value)
     sizes = given._replace(**{k: v for k, v in SMALL.items() if not getattr(given, k)})
-    if not sizes.head_dim and sizes.width % sizes.heads:
-        raise BadInput(
-            f"config.model.heads={sizes.heads} does not divide config.model.width={sizes.width}"
-        )
+    if not sizes.head_dim:
+        layers.check_heads(sizes.width, sizes.heads)
     sizes = sizes._replace(
         kv_heads=sizes.kv_heads or sizes.heads,
         head_dim=sizes.head_dim or sizes.width // sizes.heads,

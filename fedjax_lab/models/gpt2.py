@@ -12,8 +12,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.errors import BadInput, check_choice, check_not_negative
-from fedjax_lab.models import hub, language_models, tokens
+from fedjax_lab.errors import check_choice, check_not_negative
+from fedjax_lab.models import hub, language_models, layers, tokens
 from fedjax_lab.models.decoder import FIRST, PARAM_DTYPES, check_source, dense, logits, repeated
 from fedjax_lab.models.language_models import Published
 from fedjax_lab.types import Array
@@ -137,10 +137,7 @@ def gpt2(
     for key, value in given._asdict().items():
         check_not_negative(f"model.{key}", value)
     sizes = Sizes(width or 64, depth or 2, heads or 4, positions)
-    if sizes.width % sizes.heads:
-        raise BadInput(
-            f"config.model.heads={sizes.heads} does not divide config.model.width={sizes.width}"
-        )
+    layers.check_heads(sizes.width, sizes.heads)
     return made.clone(sizes=sizes)
 
 

@@ -98,6 +98,12 @@ class Conv(nn.Module):
         return self.kernels.layer(x, kernel, bias, pads, self.pool)
 
 
+def check_heads(width: int, heads: int) -> None:
+    """Raises BadInput unless the width of a token can be divided among attention heads."""
+    if width % heads:
+        raise BadInput(f"config.model.heads={heads} does not divide config.model.width={width}")
+
+
 def check_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
     """Raises BadInput unless `shape` is that of images [H, W, C] of at least `smallest` pixels."""
     shown = "x".join(map(str, shape))

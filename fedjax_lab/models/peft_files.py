@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_lab import tree
@@ -19,7 +18,7 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.models.pretrained import safetensors
 from fedjax_lab.types import Adapters, Weights
 
-FACTORS = {"_lora_a": "lora_A", "_lora_b": "lora_B"}  # the names in qwix and in PEFT
+FACTORS = {"_lora_a": "lora_A", "_lora_b": "lora_B"}  # how names end in qwix, and those in PEFT
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 REMEDY = "name a folder of PEFT with LoRA adapters"
 
@@ -31,7 +30,7 @@ def write(folder: Path, weights: Weights, adapters: Adapters, base: str) -> None
     """
     tensors: dict[str, np.ndarray] = {}
     rank = 0
-    for name, leaf in zip(tree.names(weights), jax.tree.leaves(weights), strict=True):
+    for name, leaf in tree.by_name(weights).items():
         names = _tensor_names(name, leaf.shape, adapters.published)
         matrices = np.asarray(leaf, np.float32).reshape(len(names), *leaf.shape[-2:])
         rank = leaf.shape[-1] if name.endswith("_lora_a") else rank
@@ -79,8 +78,7 @@ def read(path: str, shapes: Weights, own_scale: float, published: dict[str, str]
         )
     with safe.reading(folder / WEIGHTS, REMEDY, extra="llm"):
         tensors = safetensors().load_file(folder / WEIGHTS)
-    leaves = zip(tree.names(shapes), jax.tree.leaves(shapes), strict=True)
-    factors = {name: leaf for name, leaf in leaves if name.endswith(tuple(FACTORS))}
+    factors = {name: a for name, a in tree.by_name(shapes).items() if name.endswith(tuple(FACTORS))}
     needed = {name: _tensor_names(name, a.shape, published) for name, a in factors.items()}
     _check(path, tensors, {each for names in needed.values() for each in names})
     return {

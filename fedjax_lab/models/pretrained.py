@@ -120,17 +120,13 @@ def _read_orbax(folder):
         raise BadInput(f"not a folder written by Orbax ({reason})") from None
     if isinstance(whole, Mapping) and "params" in whole:  # of a training state
         whole = {key: whole[key] for key in COLLECTIONS if whole.get(key)}
-    return {
-        name: np.asarray(leaf)
-        for name, leaf in zip(tree.names(whole), jax.tree.leaves(whole), strict=True)
-    }
+    return {name: np.asarray(leaf) for name, leaf in tree.by_name(whole).items()}
 
 
 def write(path: Path, weights: Weights) -> None:
     """Writes weights to a .safetensors file, or else to a folder of Orbax; `read` reads both."""
     variables = {"params": weights.params, "batch_stats": weights.stats}
-    arrays = map(np.asarray, jax.tree.leaves(variables))
-    tensors = dict(zip(tree.names(variables), arrays, strict=True))
+    tensors = {name: np.asarray(leaf) for name, leaf in tree.by_name(variables).items()}
     if path.suffix == ".safetensors":
         contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         writing.replace(path, safetensors().save(contiguous))
@@ -271,7 +267,7 @@ def _tensor_names(layers, shapes, most):
     Of a leaf that stacks blocks it is a tuple, of at most `most` names.
     """
     names: dict[str, str | tuple[str, ...]] = {}
-    for path, leaf in zip(tree.names(shapes), jax.tree.leaves(shapes), strict=True):
+    for path, leaf in tree.by_name(shapes).items():
         layer, kind = path.split("/", 1)[1].rsplit("/", 1)
         name = f"{layers[layer]}.{TENSORS[kind]}"
         blocks = range(min(leaf.shape[0], most)) if "{}" in name else ()

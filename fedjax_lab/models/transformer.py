@@ -8,8 +8,7 @@ from it and the words before it. Weights are initialized as in `vit`; there is n
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.errors import BadInput
-from fedjax_lab.models import tokens
+from fedjax_lab.models import layers, tokens
 from fedjax_lab.models.cct import Positions, dense, layer_norm
 from fedjax_lab.models.vit import Block
 from fedjax_lab.types import Array
@@ -78,5 +77,4 @@ def causal_transformer(
 
 def _check_sizes(width, depth, heads):
     tokens.check_sizes(width=width, depth=depth, heads=heads)
-    if width % heads:
-        raise BadInput(f"config.model.heads={heads} does not divide config.model.width={width}")
+    layers.check_heads(width, heads)

@@ -90,6 +90,5 @@ def vit(
     """
     for name, value in {"width": width, "depth": depth, "heads": heads, "patch": patch}.items():
         check_positive(f"model.{name}", value)
-    if width % heads:
-        raise BadInput(f"config.model.heads={heads} does not divide config.model.width={width}")
+    layers.check_heads(width, heads)
     return ViT(num_classes, width, depth, heads, patch, remat, name="vit")

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_lab.data.dataset import IGNORED
 from fedjax_lab.data.formats import tokenizer_files
-from fedjax_lab.data.formats.conversations import NOT_COUNTED
 from fedjax_lab.data.formats.tokenizer_files import ModelTokenizer
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.types import Array
@@ -39,7 +39,7 @@ class Answers(NamedTuple):
 def log_likelihood(logits: Array, y: Array) -> Array:
     """The sum of the log-probabilities of labels y [B, T] that count, for logits [B, T, K]: [B]."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(y, 0))
-    return -jnp.sum(jnp.where(y == NOT_COUNTED, 0, losses), 1)
+    return -jnp.sum(jnp.where(y == IGNORED, 0, losses), 1)
 
 
 def answer(
@@ -115,7 +115,7 @@ def _row(tokenizer: ModelTokenizer, context: str, choice: str, length: int):
             f" the {length} of the run's rows (config.data.length)"
         )
     x = np.full(length, tokenizer.pad, np.int32)
-    y = np.full(length, NOT_COUNTED, np.int32)
+    y = np.full(length, IGNORED, np.int32)
     x[: len(ids)] = ids
     y[first - 1 : len(ids) - 1] = ids[first:]
     return x, y

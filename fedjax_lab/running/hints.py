@@ -26,19 +26,19 @@ class Facts(NamedTuple):
 
 def lines(facts: Facts) -> list[str]:
     """The hints that fit the facts, each a line."""
-    told = []
+    hints = []
     if facts.accuracy <= _just_above_chance(facts.classes):
-        told.append(
+        hints.append(
             f"{facts.accuracy:.1f} % is chance level for {facts.classes} classes: the models have"
             " learned nothing yet; try more rounds or another config.local.lr"
         )
     if facts.unlike_domains and facts.shared_norm and facts.accuracy < GOOD:
-        told.append(
+        hints.append(
             "the clients' domains differ, and the server averages the statistics of the model's"
             " BatchNorm layers, which then fit no domain: compare the method fedbn or a model"
             " without BatchNorm (docs/faq.md)"
         )
-    return told
+    return hints
 
 
 def _just_above_chance(classes):
@@ -64,8 +64,8 @@ def of_run(experiment: Experiment, state: State, summary: dict) -> dict[str, lis
         unlike_domains=_unlike_domains(experiment),
         shared_norm=_has_statistics(state.server),
     )
-    told = lines(facts)
-    return {"hints": told} if told else {}
+    hints = lines(facts)
+    return {"hints": hints} if hints else {}
 
 
 def _unlike_domains(experiment):

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_lab import streams, tree
 from fedjax_lab.data import lazy, normalize, rescaling
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.dataset import IGNORED, Dataset
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host.runs import BASE
@@ -190,10 +190,7 @@ class Run:
         """
         x = rescaling.like(x, self._known)
         message, who = self.of_client(client, seed)
-        pool, size = self._unlabeled(x, seed), self._plan.eval_batch
-        batches = [np.arange(i, min(i + size, len(x))) for i in range(0, len(x), size)]
-        of_client = self._settings, pool, message, who
-        return np.concatenate([self._predict(*of_client, rows) for rows in batches])
+        return self._in_batches(self._predict, self._unlabeled(x, seed), message, who)
 
     def score(self, data: Dataset | tuple[Any, Any], seed: int | None = None) -> dict:
         """Evaluates the run's models on all examples of another dataset.
@@ -263,13 +260,10 @@ class Run:
         if "tokenizer" not in self.config.data or self._plan.objective.name != "tokens":
             raise BadInput("questions need a language model: a run with config.task.name=tokens")
         message, who = self.of_client(client, seed)
-        size = self._plan.eval_batch
 
         def log_likelihoods(x, y):
             pool = self._pool(x, y, np.zeros(len(x), np.int32), self.index(seed))
-            batches = [np.arange(i, min(i + size, len(x))) for i in range(0, len(x), size)]
-            of_client = self._settings, pool, message, who
-            return np.concatenate([self._log_likelihood(*of_client, rows) for rows in batches])
+            return self._in_batches(self._log_likelihood, pool, message, who)
 
         length = self.experiment.dataset.x.shape[1]
         return choices.answer(questions, self.config.data.tokenizer, length, log_likelihoods)
@@ -397,25 +391,28 @@ class Run:
     @functools.cached_property
     def _predict(self):
         read = self._plan.objective.predict or (lambda logits: logits)
-
-        def predict(settings, pool, message, client, rows):
-            program = self._program(settings)
-            batch = fetch(pool, rows, program.plan)
-            return read(program.method.predict(message, client, batch.x))
-
-        return jax.jit(predict)
+        return self._reading(lambda logits, y: read(logits))
 
     @functools.cached_property
     def _log_likelihood(self):
-        """The sum of the log-probabilities of the labels of rows; those of -1 do not count."""
+        return self._reading(choices.log_likelihood)
+
+    def _reading(self, read):
+        """The jitted function of a client's logits and the labels of rows: read(logits, y)."""
 
         def of_rows(settings, pool, message, client, rows):
             program = self._program(settings)
             batch = fetch(pool, rows, program.plan)
-            logits = program.method.predict(message, client, batch.x)
-            return choices.log_likelihood(logits, batch.y)
+            return read(program.method.predict(message, client, batch.x), batch.y)
 
         return jax.jit(of_rows)
+
+    def _in_batches(self, of_rows, pool, message, client):
+        """The results of a function from `_reading` for all examples of a pool."""
+        count, size = len(pool.y), self._plan.eval_batch
+        batches = [np.arange(i, min(i + size, count)) for i in range(0, count, size)]
+        of_client = self._settings, pool, message, client
+        return np.concatenate([of_rows(*of_client, rows) for rows in batches])
 
     @functools.cached_property
     def _send(self):
@@ -481,6 +478,6 @@ def _check_labels(y, count, like, objective):
             f" {y.dtype}{list(y.shape)}"
         )
     positions = label.shape and label.shape == objective.outputs[:-1]
-    low, high = (-1 if positions else 0), max(len(like.classes), 2) - 1
+    low, high = (IGNORED if positions else 0), max(len(like.classes), 2) - 1
     if whole and len(y) and not low <= y.min() <= y.max() <= high:
         raise BadInput(f"labels must be {low} .. {high}, not {y.min()} .. {y.max()}")

@@ -88,11 +88,7 @@ def _own_models(was, state):
 def _fitted(experiment, model):
     """A model as weights of the experiment's task. Raises BadInput if the shapes differ."""
     shapes = jax.eval_shape(experiment.task.init, jax.random.key(0))
-    return pretrained.match(_by_name(processes.on_host(model)), shapes)
-
-
-def _by_name(model):
-    return dict(zip(tree.names(model), jax.tree.leaves(model), strict=True))
+    return pretrained.match(tree.by_name(processes.on_host(model)), shapes)
 
 
 def _with_part(method, models, private):
@@ -102,7 +98,7 @@ def _with_part(method, models, private):
 
 def _part(method, models, private):
     """The part of the models that the private state has. Raises BadInput if it has no such part."""
-    of_model, of_client = _by_name(models), _by_name(private)
+    of_model, of_client = tree.by_name(models), tree.by_name(private)
     if not of_client or not of_client.keys() <= of_model.keys():
         raise BadInput(
             f"the clients of {method} do not keep a part of a model; use"

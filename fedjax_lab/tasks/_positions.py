@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_lab.data.dataset import IGNORED
 from fedjax_lab.errors import BadInput
 from fedjax_lab.tasks import Labels
 from fedjax_lab.types import Array, Objective
-
-IGNORED = -1  # the label of a position that does not count
 
 
 def objective(name: str, labels: Labels, **fields) -> Objective:

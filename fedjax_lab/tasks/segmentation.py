@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.data.dataset import IGNORED
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.tasks import Labels, _positions, check_labels
 from fedjax_lab.types import Objective
@@ -25,7 +26,7 @@ def segmentation(labels: Labels) -> Objective:
 def _areas(logits, y, mask):
     """The pixels of each class that are predicted, actual, and both, of each example [B, K]."""
     K = logits.shape[-1]
-    predicted = jnp.where(y == _positions.IGNORED, K, jnp.argmax(logits, -1))
+    predicted = jnp.where(y == IGNORED, K, jnp.argmax(logits, -1))
     areas = {"predicted": predicted, "actual": y, "both": jnp.where(predicted == y, y, K)}
     return {name: jnp.sum(jax.nn.one_hot(a, K), (1, 2)) for name, a in areas.items()}
 

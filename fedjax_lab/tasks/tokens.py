@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.data.dataset import IGNORED
 from fedjax_lab.errors import check_choice
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.tasks import Labels, _positions, check_labels
@@ -54,7 +55,7 @@ def _bits_per_byte(class_bytes):
 
     def sums(logits, y, mask):
         sizes = jnp.asarray(class_bytes, jnp.float32)[jnp.maximum(y, 0)]
-        counted = jnp.sum(jnp.where(y == _positions.IGNORED, 0, sizes), 1)
+        counted = jnp.sum(jnp.where(y == IGNORED, 0, sizes), 1)
         return {"losses": _positions.losses(logits, y), "bytes": counted}
 
     def value(sums, total):

@@ -57,12 +57,12 @@ def draw(
     values = runs.of_clients(rows[seed], measure)
     if all(value is None for value in values):
         raise BadInput(f"the run has no values of single clients for {measure}")
-    told = _told(workdir, seed, values)
+    described = _described(workdir, seed, values)
     title = f"{titles.of_run(run.config, titles.parse(names, [run.config]))}: {WAYS[way]}"
     how = {"measure": measure, "way": way, "seed": seed}
-    text = formats.terminal(table(told, measure, title))
-    picture = scatter(told, axis_label(measure), title)
-    return Drawn({"clients": picture}, how | {"clients": told}, "\n".join([*notes, text]))
+    text = formats.terminal(table(described, measure, title))
+    picture = scatter(described, axis_label(measure), title)
+    return Drawn({"clients": picture}, how | {"clients": described}, "\n".join([*notes, text]))
 
 
 def _check(measure):
@@ -71,7 +71,7 @@ def _check(measure):
         raise BadInput(f"--measure={measure} is of new clients; this figure shows those that train")
 
 
-def _told(workdir, seed, values):
+def _described(workdir, seed, values):
     """What is known of each client, with its value. Raises files.Damaged for another number."""
     absent = {"names": clients.numbers(len(values)), "examples": [], "domains": [""] * len(values)}
     known = absent | _known(workdir)["clients"].get(str(seed), {})
@@ -89,30 +89,31 @@ def _known(workdir):
     if known is None:
         built = loading.build(workdir)
         simulation = built.simulation
-        known = clients.told(built.dataset, simulation.federations, simulation.seeds)
+        known = clients.names_of_run(built.dataset, simulation.federations, simulation.seeds)
     return known
 
 
-def table(told: list[dict], measure: str, title: str) -> formats.Table:
+def table(described: list[dict], measure: str, title: str) -> formats.Table:
     """The clients with the worst values, worst first; those without a value are left out."""
     sign = -1 if metric_of(measure) in LOWER_IS_BETTER else 1
-    measured = [client for client in told if client["value"] is not None]
+    measured = [client for client in described if client["value"] is not None]
     worst = sorted(measured, key=lambda client: sign * client["value"])[:PRINTED]
-    with_domain = ["domain"] if any(client["domain"] for client in told) else []
+    with_domain = ["domain"] if any(client["domain"] for client in described) else []
     keys, form = ["name", "examples", *with_domain], f".{digits(measure)}f"
     cells = [
         [*(str(client[key]) for key in keys), formats.number(client["value"], form)]
         for client in worst
     ]
     header = ["client", *keys[1:], axis_label(measure)]
-    count = f"the {len(worst)} worst of {len(told)} clients" if len(worst) < len(told) else ""
+    some = len(worst) < len(described)
+    count = f"the {len(worst)} worst of {len(described)} clients" if some else ""
     return formats.Table(", ".join(filter(None, (title, count))), header, cells)
 
 
 @plots.in_style
-def scatter(told: list[dict], ylabel: str, title: str) -> Figure:
+def scatter(described: list[dict], ylabel: str, title: str) -> Figure:
     """Draws the values of clients against their numbers of examples, by domain."""
-    measured = [client for client in told if client["value"] is not None]
+    measured = [client for client in described if client["value"] is not None]
     domains = list(dict.fromkeys(client["domain"] for client in measured))
     single = "" in domains or not 1 < len(domains) <= DOMAINS
     figure = Figure((6.0, 3.6), layout="constrained")

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.data import safe
+from fedjax_lab.data.dataset import IGNORED
 from fedjax_lab.data.declared import one_of, within
 from fedjax_lab.data.formats import tokenizer_files
 from fedjax_lab.data.formats.tokenizer_files import ModelTokenizer
 from fedjax_lab.errors import BadInput, check_not_negative, message_of, missing, reason_of
 
-NOT_COUNTED = -1  # the label of a token after which none is to be predicted
 # The words of Alpaca's two prompts: PROMPT_DICT in train.py of
 # https://github.com/tatsu-lab/stanford_alpaca (15b51ae).
 ALPACA = "Below is an instruction that describes a task"
@@ -117,18 +117,18 @@ def _arrays(chosen, pad, train_on):
     length = max(len(ids) for ids, _ in chosen)
     safe.check_fits(8 * len(chosen) * length, "the token ids", "lower --config.data.length")
     x = np.full((len(chosen), length), pad, np.int32)
-    y = np.full((len(chosen), length), NOT_COUNTED, np.int32)
+    y = np.full((len(chosen), length), IGNORED, np.int32)
     for row, labels, (ids, counted) in zip(x, y, chosen, strict=True):
         row[: len(ids)] = ids
         wanted = counted[1:] | (train_on == "all")
-        labels[: len(ids) - 1] = np.where(wanted, ids[1:], NOT_COUNTED)
+        labels[: len(ids) - 1] = np.where(wanted, ids[1:], IGNORED)
     return x, y
 
 
 def _remarks(kept, longer, chosen, y):
     """What a user should know about the rows."""
     lengths = np.array([len(ids) for ids, _ in chosen])
-    counted = (y != NOT_COUNTED).sum(1)
+    counted = (y != IGNORED).sum(1)
     lines = [
         f"tokens: {lengths.mean():.1f} a record (the longest has {lengths.max()}), of which"
         f" {counted.mean():.1f} are predicted"
