@@ -13,6 +13,7 @@ seed
     round, client
       loss        whether the client's uploads are lost
       delay       whether it is a straggler, and how many passes it then makes
+      speed       how fast it is in this round
       exchange    if a round has several; the last one has the client's stream itself
         training    if `local` trains several times; the first has the exchange's stream itself
           epoch       one stream for the order of the examples, one for the steps
@@ -50,7 +51,7 @@ TRAINING = 1 << 31  # folded into an exchange; larger than a training's epochs. 
 EXCHANGE = 3 << 30  # folded into a client's round; larger than its trainings
 GOLDEN = 0x9E3779B9  # 2**32 / golden ratio, whose multiples are spread over all bits
 UPLOAD = TRAINING - 1  # folded into an exchange; larger than the epochs of the first training
-LOSS, DELAY = EXCHANGE - 1, EXCHANGE - 2  # folded into a client's round
+LOSS, DELAY, SPEED = EXCHANGE - 1, EXCHANGE - 2, EXCHANGE - 3  # folded into a client's round
 
 
 class Keys(NamedTuple):
@@ -101,6 +102,15 @@ def clients(key: Array, t: Array, ids: Array) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, t), ids)
 
 
+def tasks(key: Array, versions: Array, ids: Array) -> Array:
+    """The streams of clients `ids` [M] that train from versions [M] of the server's state.
+
+    Version t is the state at the beginning of round t: these are the streams of `clients` if all
+    clients start from the same version.
+    """
+    return jax.vmap(lambda t, id: jax.random.fold_in(jax.random.fold_in(key, t), id))(versions, ids)
+
+
 def exchange(clients: Array, left: int) -> Array:
     """The streams of clients [M] in an exchange.
 
@@ -118,6 +128,11 @@ def loss(clients: Array) -> Array:
 def delay(clients: Array) -> Array:
     """The streams [M] that decide which clients are stragglers in a round."""
     return _each(clients, DELAY)
+
+
+def speed(clients: Array) -> Array:
+    """The streams [M] that decide how fast clients are in a round."""
+    return _each(clients, SPEED)
 
 
 def training(key: Array, call: int) -> Array:

@@ -178,6 +178,9 @@ class Client(NamedTuple):
     attacks: Any = None  # [] bool, whether the client attacks in this round; None: no client does
     key: Any = None  # [] key of the server's random numbers in this exchange, the same for the
     # whole cohort: for `aggregate` only
+    staleness: Any = None  # [] float32, number of the server's updates since the message from which
+    # the client has trained, 0 in synchronous rounds: for `aggregate` only
+    pace: Any = None  # `clock.Pace`; None: the run has no clock
 
 
 class Work(NamedTuple):
@@ -251,6 +254,7 @@ class Extra(NamedTuple):
     guarantee: Any = None  # `guarantee.Guarantee`, the privacy guarantee of the method
     private_sum: bool = False  # `aggregate` releases a noisy sum, even if all uploads are lost
     empty_places: bool = False  # samples may have entries with share 0, whose clients do not train
+    weighs_staleness: bool = False  # `aggregate` uses `Client.staleness`
 
 
 class Method(NamedTuple):
@@ -447,6 +451,7 @@ class Plan(NamedTuple):
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: no limit
     dropout: float = 0.0  # probability that a client's uploads of a round are lost
     straggler: float = 0.0  # probability that a client makes only some of its passes in a round
+    clock: Any = None  # `clock.Clock`; None: time is not simulated
     attackers: float = 0.0  # share of the clients that attack: `Client.attacks`
     num_domains: int = 1
     num_clients: int | None = None  # without padding, if the population is padded; else None

@@ -31,6 +31,7 @@ GROUPS = {
     "Hypernetworks": "pfedhn hfedf",
     "Unseen domains": "fedsr fediir",
     "Low-rank adapters": "fedit ffa_lora fedsa_lora rolora flora fedex_lora flexlora hetlora",
+    "Asynchronous updates": "fedbuff fedasync ca2fl",
     "Improving another method": "client2vec",
 }
 

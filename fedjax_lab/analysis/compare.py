@@ -39,6 +39,7 @@ class Cost(NamedTuple):
     rounds: float
     bytes: float
     seconds: float
+    virtual_seconds: float | None = None  # None: the run has no clock
 
     @property
     def megabytes(self) -> float:
@@ -258,7 +259,9 @@ def privacy(evaluations: Sequence[dict]) -> Privacy | None:
 
 def _cost(rows):
     sums = [(r["round"], r["bytes_up"] + r["bytes_down"], r["seconds"]) for r in rows]
-    return Cost(*np.mean(sums, 0).tolist())
+    virtual = [r.get("virtual_seconds") for r in rows]
+    of_clock = [] if None in virtual else [float(np.mean(virtual))]
+    return Cost(*np.mean(sums, 0).tolist(), *of_clock)
 
 
 def _pace(row):

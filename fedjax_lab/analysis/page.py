@@ -28,7 +28,12 @@ _STYLE, _SCRIPT = (
     resources.files("fedjax_lab.analysis").joinpath(name).read_text(encoding="utf-8")
     for name in ("page.css", "page.js")
 )
-_AT = {"rounds": "round {:g}", "megabytes": "{:.4g} MB", "seconds": "{:.4g} s"}  # of runs.AXES
+_AT = {
+    "rounds": "round {:g}",
+    "megabytes": "{:.4g} MB",
+    "seconds": "{:.4g} s",
+    "virtual_seconds": "{:.4g} virtual s",
+}  # of runs.AXES
 
 
 def html(
@@ -112,7 +117,7 @@ def _curves(section, choice):
     curves = [runs.curve(row, choice.measure) for row in rows]
     keys = [f"<li>{_key(i)}{_text(row.title)}</li>" for i, row in enumerate(rows)]
     yield f'<h3>Curves</h3>\n<ul class="key">{"".join(keys)}</ul>\n<div class="grid">'
-    for axis, label in runs.AXES.items():
+    for axis, label in runs.axes(curves).items():
         points = [(curve[axis], curve["values"]) for curve in curves]
         figure = plots.draw_curves(points, label, axis_label(choice.measure))
         points_with_text = [

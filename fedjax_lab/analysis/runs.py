@@ -40,6 +40,7 @@ AXES = {  # the labels of the x axes of curves, by the names in `curve`
     "rounds": "round",
     "megabytes": "megabytes of all clients, both ways",
     "seconds": "seconds of training, one seed",
+    "virtual_seconds": "virtual seconds",
 }
 
 
@@ -523,7 +524,8 @@ def curve(row: Row, measure: str) -> dict[str, np.ndarray]:
     """The curve of a measure over the E evaluations that every seed has.
 
     Returns:
-      `rounds`, `megabytes` and `seconds` [E] as means over seeds, and `values` [seeds, E].
+      `rounds`, `megabytes`, `seconds` and, if all runs have a clock, `virtual_seconds` [E] as means
+      over seeds, and `values` [seeds, E].
     """
     points = [
         {r["round"]: r for r in rows if measure in measures(r)} for rows in row.seeds.values()
@@ -531,12 +533,20 @@ def curve(row: Row, measure: str) -> dict[str, np.ndarray]:
     rounds = sorted(set.intersection(*(set(p) for p in points)))
     at = [[p[r] for r in rounds] for p in points]
     sent = [[(r["bytes_up"] + r["bytes_down"]) / 1e6 for r in rows] for rows in at]
-    return {
+    timed = all("virtual_seconds" in r for rows in at for r in rows)
+    virtual = [[r["virtual_seconds"] for r in rows] for rows in at] if timed else None
+    return ({} if virtual is None else {"virtual_seconds": np.mean(virtual, 0)}) | {
         "rounds": np.array(rounds),
         "megabytes": np.mean(sent, 0),
         "seconds": np.mean([[r["seconds"] for r in rows] for rows in at], 0),
         "values": np.array([[measures(r)[measure] for r in rows] for rows in at]),
     }
+
+
+def axes(curves: Iterable[dict[str, np.ndarray]]) -> dict[str, str]:
+    """The entries of AXES that all curves have."""
+    shared = set.intersection(set(AXES), *map(set, curves))
+    return {axis: label for axis, label in AXES.items() if axis in shared}
 
 
 def per_client(row: Row, way: str, measure: str) -> list[float]:

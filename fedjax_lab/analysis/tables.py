@@ -189,21 +189,26 @@ def _costs(section, choice):
         "cost of a seed: MB that all clients sent and received, seconds of training; ms a round:"
         " median and quartiles after a warm-up"
     )
-    columns = _of_cost(lambda entry: entry.cost)
+    timed = any(entry.cost.virtual_seconds is not None for entry in section.entries)
+    title += "; virtual s by the clock of the run" if timed else ""
+    columns = _of_cost(lambda entry: entry.cost, timed)
     columns.append(Column("ms a round", lambda entry: _milliseconds(entry.pace)))
     if any(entry.pace.flops is not None for entry in section.entries):
         columns.append(Column("TFLOP", lambda entry: _tera(entry.pace.flops)))
         title += "; TFLOP of training as XLA counts them"
     if choice.target is not None:
         reached = Column("reached", lambda entry: f"{entry.goal.reached} of {entry.goal.n}")
-        columns += [reached, *_of_cost(lambda entry: entry.goal.cost, " to")]
+        columns += [reached, *_of_cost(lambda entry: entry.goal.cost, timed, " to")]
         unit = " %" if is_percent(choice.measure) else ""
         title += f"; until {choice.measure} is {choice.target:g}{unit} in the last stage"
     return _table(section, choice, title, columns)
 
 
-def _of_cost(cost_of, to=""):
-    """Three columns with the costs of each entry; `-` for a cost that is None."""
+def _of_cost(cost_of, timed, to=""):
+    """Columns with the costs of each entry; `-` for a cost that is None.
+
+    timed: whether there is a column for the clock of a run.
+    """
 
     def column(header, field, form):
         return Column(header + to, lambda entry: number(getattr(cost_of(entry), field, None), form))
@@ -212,6 +217,7 @@ def _of_cost(cost_of, to=""):
         column("rounds", "rounds", ".4g"),
         column("MB", "megabytes", ".4g"),
         column("s", "seconds", ".1f"),
+        *([column("virtual s", "virtual_seconds", ".4g")] if timed else []),
     ]
 
 

@@ -37,7 +37,8 @@ def block_length(session: Session, begun: Session, at_most: int) -> int:
 
 
 def of_seeds(sums: Sequence[Progress]) -> Progress:
-    """The sums of all lanes as NumPy arrays, [seeds] each."""
+    """The sums of all lanes as NumPy arrays, [seeds] each; without histories, which are large."""
+    sums = [of._replace(virtual=of.virtual and of.virtual._replace(history=None)) for of in sums]
     each = [jax.tree.map(np.atleast_1d, of_lane) for of_lane in jax.device_get(sums)]
     return jax.tree.map(lambda *a: np.concatenate(a), *each)
 

@@ -149,6 +149,8 @@ class Engine:
         self.states = self._first_states(facts)
         if self.stage_number == 0 and self.simulation.start is not None:
             self._begin_with(self.simulation.start)
+        if self.stage_number == 0 and self.simulation.schedules is not None:
+            self.sums = starting.with_history(self.simulation, self._jit, self.states, self.sums)
         of_stage = self.simulation, self.stage_number
         sizes = [views.frozen_bytes(*of_stage, state, self.place.seeds) for state in self.states]
         self.bytes = self.bytes + [[0, self.place.num_clients * size] for size in sizes]
@@ -209,7 +211,9 @@ class Engine:
         """Scores each seed after the rounds played so far, and resets the sums."""
         totals = self.session.totals + counts.work_of(self.sums)
         self.session = self.session._replace(totals=totals)
-        self.sums = no_progress(self.simulation, self.place)
+        carried = [sums.virtual for sums in self.sums]
+        new = no_progress(self.simulation, self.place)
+        self.sums = [of._replace(virtual=v) for of, v in zip(new, carried, strict=True)]
         began = time.perf_counter()
         scores = []
         for lanes, state, player in zip(self.lanes, self.states, self._players, strict=True):

@@ -149,7 +149,7 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
         run = simulate.one_client(exchange, program.plan)
         upload, _, _ = jax.eval_shape(run, state.server, federation, rows, (client, *others))
         uploads, cohort = _shapes((upload, client), lambda shape: (size, *shape))
-        cohort = cohort._replace(arrived=arrived, key=key)
+        cohort = cohort._replace(arrived=arrived, key=key, staleness=cohort.n)
         total += times * count(jax.make_jaxpr(exchange.aggregate)(state.server, uploads, cohort))
     if (alone := extra.alone) is not None:
         train = jax.make_jaxpr(lambda server: alone(server, lambda rows: rows))

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.host.runs import Host
 from fedjax_lab.models.frozen import Model
+from fedjax_lab.simulation.asynchronous import Schedule, Tasks
+from fedjax_lab.simulation.clock import Pace
 from fedjax_lab.types import Array, Federation, Plan, PyTree, Stage, State
 
 
@@ -36,3 +38,6 @@ class Simulation(NamedTuple):
     # (number of the stage, settings of a seed, round) -> the settings in that round; None: no
     # setting depends on the round
     host: Host | None = None  # what is kept on the host; None: everything is on the devices
+    paces: list[Pace] | None = None  # [seed] of all clients, in NumPy; None: there is no clock
+    schedules: list[Schedule] | None = None  # [seed] of an asynchronous run, in NumPy
+    tasks: list[Tasks] | None = None  # [seed] what became of its clients' tasks

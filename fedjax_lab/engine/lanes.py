@@ -42,11 +42,30 @@ def make_lanes(simulation: Simulation, place: Placement) -> list[Lanes]:
     each = partial(_each_lane, simulation, place, _make_pool(simulation, place, scoring[0]), groups)
     scored = list(each(scoring))
     trained = scored if alike else each(training)
+    schedules = _put_schedules(simulation.schedules, place, groups)
     base = {} if simulation.base is None else {BASE: place.put_base(simulation.base)}
     return [
-        Lanes(settings | base, *(Lane(keys=keys, **of_lane) for of_lane in both))
-        for (settings, keys), *both in zip(map(place.put, of_seeds), trained, scored, strict=True)
+        Lanes(
+            settings | base,
+            training=Lane(keys=keys, schedule=schedule, **to_train),
+            scoring=Lane(keys=keys, **to_score),
+        )
+        for (settings, keys), schedule, to_train, to_score in zip(
+            map(place.put, of_seeds), schedules, trained, scored, strict=True
+        )
     ]
+
+
+def _put_schedules(schedules, place, groups):
+    """The schedule of each lane, or None."""
+    if schedules is None:
+        return [None for _ in groups]
+    typed = [jax.tree.map(_on_device, schedule) for schedule in schedules]
+    return [place.put(stacked(typed[group], place.seeds)[0]) for group in groups]
+
+
+def _on_device(a):
+    return a.astype(np.float32) if a.dtype.kind == "f" else a
 
 
 def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[str, Any]]:
@@ -55,16 +74,19 @@ def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[st
     if simulation.host is None:  # else rows stay in NumPy, and there is one seed per lane
         dealt, put = place.dealt(federations), place.put_rows
 
-    def put_people(of, federations):
-        people = [of(federation, simulation.num_classes) for federation in federations]
+    def put_people(of, group, paces=None):
+        people = [of(federation, simulation.num_classes) for federation in federations[group]]
+        if paces is not None:
+            each = zip(people, paces[group], strict=True)
+            people = [of_seed._replace(pace=pace) for of_seed, pace in each]
         return None if people[0] is None else place.put_clients(people)
 
     for group in groups:
         rows = {name: put([getattr(f, name) for f in dealt[group]]) for name in CLIENT_ROWS}
         yield {
             "federation": pool._replace(**rows),
-            "population": put_people(simulate.population_on_host, federations[group]),
-            "new": put_people(simulate.new_on_host, federations[group]),
+            "population": put_people(simulate.population_on_host, group, simulation.paces),
+            "new": put_people(simulate.new_on_host, group),
         }
 
 
@@ -82,9 +104,11 @@ def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
     methods = [stage.method for stage in simulation.stages]
     places = any(method.extra.empty_places for method in methods)
     own = any(sampling.is_own(method.sample) for method in methods)
+    timed, counted = simulation.plan.clock is not None, simulation.schedules is not None
+    losses = simulation.plan.dropout > 0 or timed
 
     def one():  # a separate copy per lane, since their buffers are donated
-        none = simulate.no_progress(simulation.plan.dropout > 0, places, own)
+        none = simulate.no_progress(losses, places or counted, own, timed)
         if place.seeds:
             none = jax.tree.map(lambda a: jnp.stack([a] * place.seeds), none)
         return place.put(none)
@@ -102,7 +126,7 @@ def axes_of(lane: Lane, differing: Sequence[str] = ()) -> Lane:
     """
     each = zip(lane.federation, _AXES, strict=True)
     federation: Any = Federation._make(None if a is None else axis for a, axis in each)
-    others: Any = dict.fromkeys(("population", "keys", "new"), 0)
+    others: Any = dict.fromkeys(("population", "keys", "new", "schedule"), 0)
     return Lane(federation._replace(**dict.fromkeys(differing, 0)), **others)
 
 
@@ -132,8 +156,9 @@ def lane_of_one_seed(lane: Lane, axes: Lane, state: State, seeds: int) -> tuple[
         one_seed(a, seeds if axis == 0 else 0)
         for a, axis in zip(lane.federation, axes.federation, strict=True)
     ]
-    population, keys, state = one_seed((lane.population, lane.keys, state), seeds)
-    return Lane(Federation(*federation), population, keys), state
+    of_seeds = lane.population, lane.keys, lane.schedule, state
+    population, keys, schedule, state = one_seed(of_seeds, seeds)
+    return Lane(Federation(*federation), population, keys, schedule=schedule), state
 
 
 def each_seed(trees: Sequence[PyTree], seeds: int) -> list[PyTree]:

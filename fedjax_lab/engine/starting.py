@@ -19,6 +19,8 @@ from fedjax_lab.engine.programs import make_program, shapes_of, varied
 from fedjax_lab.engine.views import plan_of_images
 from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.asynchronous import first_history, num_places
+from fedjax_lab.simulation.simulate import Progress
 from fedjax_lab.types import Plan, State
 
 
@@ -95,6 +97,22 @@ def from_given(given: Sequence[State], jit: Jit, like: State) -> list[State]:
 
     run = jit.runner(begin, (0,), jit.place.of_state(like))
     return [run(state) for state in stacked(bits, jit.place.seeds)]
+
+
+def with_history(
+    simulation: Simulation, jit: Jit, states: Sequence[State], sums: Sequence[Progress]
+) -> list[Progress]:
+    """The first sums of an asynchronous run, whose history has the first states of the server."""
+    method, places = simulation.stages[0].method, num_places(simulation.schedules or [])
+
+    def first(server):
+        return first_history(method, server, places)
+
+    run = jit.runner(first, (0,))
+    return [
+        of_lane._replace(virtual=of_lane.virtual._replace(history=run(state.server)))
+        for state, of_lane in zip(states, sums, strict=True)
+    ]
 
 
 def make_hosted(

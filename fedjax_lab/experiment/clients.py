@@ -6,26 +6,35 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.simulation.clock import Pace
 from fedjax_lab.types import Federation, Rows
 
 
-def names_of_run(dataset: Dataset, federations: Sequence[Federation], seeds: Sequence[int]) -> dict:
+def names_of_run(
+    dataset: Dataset,
+    federations: Sequence[Federation],
+    seeds: Sequence[int],
+    paces: Sequence[Pace] | None = None,
+) -> dict:
     """The content of names.json.
 
     It has the names of the classes, if there are some, and of the domains. For the training clients
     of each seed, in the order of `per_client` in metrics.jsonl, it has their numbers of training
     examples, their names, unless these are the clients' numbers, and their domains ("" for a client
-    with examples of several), unless no client has one or there is only one.
+    with examples of several), unless no client has one or there is only one. With a clock it has
+    their seconds of a pass over their examples, or of a step (`paces`).
     """
-    of_seeds = zip(seeds, federations, strict=True)
+    of_seeds = zip(seeds, federations, paces or [None for _ in seeds], strict=True)
     return ({"classes": list(dataset.classes)} if dataset.classes else {}) | {
         "domains": list(dataset.domains),
-        "clients": {str(seed): _of_seed(dataset, f.train) for seed, f in of_seeds},
+        "clients": {str(seed): _of_seed(dataset, f.train, pace) for seed, f, pace in of_seeds},
     }
 
 
-def _of_seed(dataset, rows):
+def _of_seed(dataset, rows, pace):
     known: dict[str, Any] = {"examples": np.asarray(rows.count).tolist()}
+    if pace is not None:
+        known["seconds"] = np.asarray(pace.compute).tolist()
     if (called := names(dataset, rows)) != numbers(len(rows)):
         known["names"] = called
     if len(words := dataset.domains) > 1:

@@ -19,7 +19,7 @@ from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.errors import BadInput, check_seeds, quoted
-from fedjax_lab.experiment import checks, transforming, variants
+from fedjax_lab.experiment import checks, clocks, transforming, variants
 from fedjax_lab.experiment.devices import check_fsdp, engine_fields, platform_of
 from fedjax_lab.experiment.federation import (
     class_counts,
@@ -100,6 +100,7 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     training = pool(federations) if stages[0].method.extra.pooled else federations
     plan = _plan(config, training, stages, of_step, dataset, task.objective)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
+    plan, of_clock = clocks.timed(config, plan, stages, federations, seeds)
     simulation = Simulation(
         seeds=seeds,
         federations=federations,
@@ -109,6 +110,7 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
         plan=plan,
         variant=variant,
         base=model if jax.tree.leaves(model.base) else None,
+        **of_clock,
         scheduled=variants.scheduled(config, [stage.rounds for stage in stages]),
         **engine_fields(config.engine, plan, stages, model, federations, devices, memory),
     )

@@ -8,6 +8,9 @@ from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.experiment.variants import FIRST_WEIGHTS
 from fedjax_lab.types import Weights
 
+# The fields of a simulation with an entry for each seed.
+OF_SEEDS = ("seeds", "federations", "training", "paces", "schedules", "tasks")
+
 
 def join(parts: Sequence[Experiment]) -> Experiment:
     """Combines runs whose configs differ only in numbers of `method` and `local`.
@@ -26,10 +29,9 @@ def join(parts: Sequence[Experiment]) -> Experiment:
     ]
     configs = [part.config for part in parts for _ in part.simulation.seeds]
     settings = [{key: value_at(config, key) for key in differing} for config in configs]
+    of_seeds = {name: [getattr(each, name) for each in simulations] for name in OF_SEEDS}
     together = first.simulation._replace(
-        seeds=[seed for each in simulations for seed in each.seeds],
-        federations=[federation for each in simulations for federation in each.federations],
-        training=[federation for each in simulations for federation in each.training],
+        **{name: sum(each, []) for name, each in of_seeds.items() if None not in each},
         vectorized_seeds=True,
         settings=settings,
     )

@@ -1,6 +1,6 @@
 """The keys that every config has: their defaults, meanings, choices and limits.
 
-A config has fifteen sections. Each of them except `local`, `run` and `engine` has a key `name`,
+A config has sixteen sections. Each of them except `local`, `run` and `engine` has a key `name`,
 the name of a function in the registry, whose settings are further keys of the section. Other keys
 name functions too. This module imports nothing heavy, so that reports of runs start quickly.
 """
@@ -113,6 +113,55 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     ),
     "compression.name": Key("none", "how uploads are compressed"),
     "downlink.name": Key("none", "how messages from the server to the clients are compressed"),
+    "clock.name": Key(
+        "none",
+        "the law of the clients' speeds, with which a run measures its time in virtual seconds",
+    ),
+    "clock.availability": Key(
+        "always", "when clients are available for training", kind="availability"
+    ),
+    "clock.over_selection": Key(
+        1.0,
+        "the factor by which more clients are drawn in a synchronous round than run.cohort, whose"
+        " uploads alone are used: those that arrive first",
+        "> 0",
+    ),
+    "clock.deadline": Key(
+        0.0,
+        "the virtual seconds after which a synchronous round ends without the late clients; 0: it"
+        " waits for all",
+        ">= 0",
+    ),
+    "clock.late": Key(
+        "lost",
+        "what becomes of uploads after the deadline: lost; partial, clients upload what they have"
+        " trained by then",
+        choices=("lost", "partial"),
+    ),
+    "clock.concurrency": Key(
+        0,
+        "the number of clients that train at a time without waiting for each other; the server is"
+        " updated after each run.cohort uploads, which is a round; 0: rounds are synchronous",
+        ">= 0",
+    ),
+    "clock.max_staleness": Key(
+        0,
+        "the number of updates of the server during a client's training above which its upload is"
+        " dropped; 0: no upload is",
+        ">= 0",
+    ),
+    "clock.start_rate": Key(
+        0.0,
+        "the number of clients that begin to train per virtual second, at random, while fewer than"
+        " clock.concurrency do; 0: one begins when another one ends",
+        ">= 0",
+    ),
+    "clock.exponent": Key(
+        0.5,
+        "a in the weight (1 + staleness)^-a of an update in asynchronous runs of methods that do"
+        " not define one themselves",
+        ">= 0",
+    ),
     "local.optimizer": Key("sgd", "the clients' optimizer", kind="optimizer"),
     "local.lr": Key(0.01, "the clients' learning rate", "> 0"),
     "local.head_factor": Key(

@@ -99,6 +99,8 @@ MODULES = {  # other modules, with the names of their functions
         "transforms.compression": "top_k random_k qsgd sign low_rank",
     },
     "downlink": {"transforms": "none", "transforms.downlink": "qsgd"},
+    "clock": {"experiment.speeds": "none constant log_normal half_normal exponential trace"},
+    "availability": {"experiment.availability": "always on_off trace"},
 }
 
 
@@ -145,6 +147,7 @@ TAKES = {  # the arguments of a function of each kind, without its settings
     "schedule": ("rounds",),
     "sampling": ("key", "server", "population", "m"),
     "privacy": ("method", "task", "setup"),
+    **dict.fromkeys(("clock", "availability"), ("num_clients", "rng")),
     **dict.fromkeys(("attack", "aggregator", "compression", "downlink"), ("method", "task")),
 }
 

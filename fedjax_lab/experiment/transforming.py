@@ -16,8 +16,9 @@ from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.simulation import contract, simulate
+from fedjax_lab.simulation.asynchronous import Virtual, first_history, num_places
 from fedjax_lab.simulation.simulate import Lane, Program
-from fedjax_lab.transforms import private_state
+from fedjax_lab.transforms import private_state, staleness
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Federation, NeedsClasses, Stage, Task
 
@@ -36,15 +37,22 @@ def as_configured(
     stage = _with_sampling(stage, config.run)
     method = stage.method
     named = [key for key in TRANSFORMS if config[key].name != "none"]
-    if not named:
+    weighted = config.clock.concurrency > 0 and not method.extra.weighs_staleness
+    if not named and not weighted:
         return stage
     task = _as_seen(stage, task)
-    words = " and ".join(f"{key} {config[key].name}" for key in named)
+    words = " and ".join(f"{key} {config[key].name}" for key in named or ["clock"])
     naming = functools.partial(_naming, f"method {config.method.name} with {words}")
     with naming():
         if method.extra.pooled:
             raise BadInput("it trains on the examples of all clients at once and has no uploads")
+        if weighted:  # before compression, which is nearer to the network
+            named.insert(len(named) - ("compression" in named), "clock")
         for key in named:
+            if key == "clock":
+                method = staleness.weighted(stage.method, exponent=config.clock.exponent)
+                stage = stage._replace(method=method)
+                continue
             takes = (task, setup) if key == "privacy" else (task,)
             stage = private_state.in_stage(
                 stage, functools.partial(_wrap, bind(key, config[key]), takes)
@@ -120,15 +128,22 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
     if is_plain or stage.method.init is None or stage.view is not None:
         return
     program = Program(stage.method, plan, parallel.vectorized())
+    schedules = simulation.schedules
 
     def first_round(federation, population, seed):
         keys = streams.make_keys(seed)
         state = simulate.init(stage.method, keys, len(federation.train))
-        lane = Lane(federation, population, keys)
-        return simulate.play_round(program, lane, state, jnp.int32(0))
+        schedule = schedules and jax.tree.map(jnp.asarray, schedules[0])
+        lane = Lane(federation, population, keys, schedule=schedule)
+        virtual = plan.clock and Virtual(jnp.zeros(()))
+        if schedules:
+            history = first_history(stage.method, state.server, num_places(schedules))
+            virtual = virtual._replace(history=history)
+        return simulate.play_round(program, lane, state, jnp.int32(0), virtual)
 
     federation = simulation.training[0]
     population = simulate.population_on_host(federation, simulation.num_classes)
+    population = population._replace(pace=simulation.paces and simulation.paces[0])
     shapes = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (federation, population)
     )

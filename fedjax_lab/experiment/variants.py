@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import schedules, transforming
+from fedjax_lab.experiment import clocks, schedules, transforming
 from fedjax_lab.experiment.config import value_at
 from fedjax_lab.experiment.optimizers import make_optimizer
 from fedjax_lab.experiment.registry import METHODS, bind, keyword_defaults, look_up, make_method
@@ -58,6 +58,7 @@ def variant(
     method, local = (_section(config, name, settings) for name in ("method", "local"))
     stages = lay_out(make_method(task=task, **method), config.run.rounds)
     transforming.check_private(config, stages)
+    clocks.check_method(config, stages)
     stages = tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)
     return stages, {"optimizer": make_optimizer(local), "clip": local["clip"]}
 

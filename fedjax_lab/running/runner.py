@@ -22,7 +22,15 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import transforming
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.experiment.joint import join
-from fedjax_lab.running import guaranteed, hints, interrupts, loggers, stopping, warm_start
+from fedjax_lab.running import (
+    guaranteed,
+    hints,
+    interrupts,
+    loggers,
+    stopping,
+    tasks,
+    warm_start,
+)
 from fedjax_lab.running.loggers import followers
 from fedjax_lab.running.profile import Profile
 from fedjax_lab.running.progress import ProgressBar
@@ -407,6 +415,7 @@ def _rows(live, since):
                 "bytes_up": int(up),
                 "bytes_down": int(down),
                 "seconds": engine.seconds,
+                **({"virtual_seconds": float(sums.virtual.clock[i])} if sums.virtual else {}),
                 **live.privacy(engine.played),
                 **({} if operations is None else {"flops": operations}),
                 **({"recorded": recorded} if recorded else {}),
@@ -469,6 +478,7 @@ def _summary(engine, experiment, rows):
         "strategy": experiment.simulation.strategy.name,
         "seeds_vectorised": engine.together,
         **guaranteed.in_summary(experiment, rows, engine.played),
+        **tasks.in_summary(experiment.simulation),
         "data": _data(experiment),
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "versions": _versions(),

@@ -1,10 +1,11 @@
-"""Clients that fail: their uploads are lost, they are stragglers, or they attack.
+"""Clients that fail: their uploads are lost or late, they are stragglers, or they attack.
 
 Which clients fail depends only on the seed, the round and the client, so that it is the same for
 every method. An attacker attacks in every round.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -12,11 +13,36 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import streams, tree
-from fedjax_lab.simulation import contract
+from fedjax_lab.simulation import clock, contract
+from fedjax_lab.simulation.clock import Outcome
 from fedjax_lab.types import Array, Client, Plan, PyTree
 
 NOBODY = np.iinfo(np.int32).max  # an id beyond all clients: JAX drops scattered updates to it
 ALIKE = "where uploads may be lost, each `aggregate` of a method must return the server's state"
+
+
+def outcome(
+    plan: Plan,
+    clients: Array,
+    cohort: Client,
+    sent: Callable[[], int],
+    time: Array | None,
+    in_turn: bool = False,
+) -> Outcome:
+    """Whose uploads of a round are used, and how much work the clients do.
+
+    Args:
+      plan: has the probabilities, and the clock of the run.
+      clients: the random streams [M] of the clients in this round.
+      cohort: the clients [M].
+      sent: () -> the bytes of the messages of a client.
+      time: [] seconds of the clock at the beginning of the round, if there is one.
+      in_turn: whether the clients train one after another.
+    """
+    plain = Outcome(arrivals(plan, clients), None, passes(plan, clients))
+    if plan.clock is None or time is None:
+        return plain
+    return clock.outcome(plan.clock, clients, cohort, plain, plan.work, sent(), time, in_turn)
 
 
 def arrivals(plan: Plan, clients: Array) -> Array | None:

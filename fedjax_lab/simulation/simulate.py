@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import streams, tree
-from fedjax_lab.simulation import contract, failures
+from fedjax_lab.simulation import asynchronous, contract, failures
+from fedjax_lab.simulation.asynchronous import Schedule, Virtual
 from fedjax_lab.simulation.local import fetch, make_work, num_batches, of_client, work_rows
 from fedjax_lab.simulation.strategies import Strategy
 from fedjax_lab.streams import Keys
@@ -50,6 +51,7 @@ class Lane(NamedTuple):
     keys: Keys
     held: Array | None = None  # [U] int32, ascending; None: all clients
     new: Client | None = None  # [N] the new clients, which are only scored; None: there are none
+    schedule: Schedule | None = None  # of an asynchronous run; None: rounds are synchronous
 
 
 class Progress(NamedTuple):
@@ -64,6 +66,7 @@ class Progress(NamedTuple):
     drawn: Array | None = None  # clients that took part; None: cohorts have no empty places
     misdrawn: Array | None = None  # the first round with invalid clients or shares, or -1; None:
     # the samplings are those of this package
+    virtual: Virtual | None = None  # is not reset; None: there is no clock
 
 
 def population(federation: Federation, num_classes: int) -> Client:
@@ -128,12 +131,15 @@ def _label_counts(rows, y, num_classes):
 
 
 def no_progress(
-    losses: bool = False, empty_places: bool = False, own_sampling: bool = False
+    losses: bool = False,
+    empty_places: bool = False,
+    own_sampling: bool = False,
+    clock: bool = False,
 ) -> Progress:
     """The sums before the first round after an evaluation.
 
     losses: whether uploads may be lost. empty_places: `Extra.empty_places`. own_sampling: whether
-        samples are checked, see `sampling.is_own`.
+        samples are checked, see `sampling.is_own`. clock: whether the run has a clock.
     """
     zero = jnp.zeros(4)
     return Progress(
@@ -145,6 +151,7 @@ def no_progress(
         arrived=jnp.int32(0) if losses else None,
         drawn=jnp.int32(0) if empty_places else None,
         misdrawn=jnp.int32(-1) if own_sampling else None,
+        virtual=Virtual(jnp.zeros(())) if clock else None,
     )
 
 
@@ -164,7 +171,7 @@ def play(
 
     def one(t, carry):
         state, sums = carry
-        after, measured = play_round(program, lane, state, t)
+        after, measured = play_round(program, lane, state, t, sums.virtual)
 
         def first(round_before, fails):
             return jnp.where((round_before < 0) & fails, t, round_before)
@@ -179,6 +186,7 @@ def play(
             arrived=None if sums.arrived is None else sums.arrived + measured.arrived,
             drawn=None if sums.drawn is None else sums.drawn + measured.drawn,
             misdrawn=None if misdrawn is None else first(misdrawn, ~measured.is_cohort),
+            virtual=measured.virtual,
         )
 
     return jax.lax.fori_loop(start, start + count, one, (state, sums))
@@ -195,17 +203,22 @@ class Round(NamedTuple):
     arrived: Array  # uploads that were not lost
     drawn: Array  # clients that took part
     is_cohort: Array  # `contract.is_cohort`
+    virtual: Virtual | None  # after the round; None: there is no clock
 
 
-def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[State, Round]:
-    """Runs round t: samples a cohort, then carries out every exchange of the method."""
+def play_round(
+    program: Program, lane: Lane, state: State, t: Array, virtual: Virtual | None = None
+) -> tuple[State, Round]:
+    """Runs round t: samples a cohort, then carries out every exchange of the method.
+
+    virtual: that at the beginning of the round; None: there is no clock.
+    """
     program = in_round(program, t)
     (exchanges, extra), server = (program.method.round, program.method.extra), state.server
     with jax.named_scope("sample"):
-        cohort, rows, places, is_cohort = _sample(program, lane, state, t)
-    k_clients = streams.clients(lane.keys.local, t, cohort.id)
-    arrived = failures.arrivals(program.plan, k_clients)
-    passes = _passes(program, k_clients, cohort.weight)
+        cohort, rows, places, is_cohort, update = _sample(program, lane, state, t)
+    k_clients = _streams(lane, t, cohort, update)
+    arrived, passes, virtual = _outcome(program, lane, state, k_clients, cohort, update, virtual)
     before = cohort.private
     trainings, lane_steps = [], 0
     for left, exchange in zip(reversed(range(len(exchanges))), exchanges, strict=True):
@@ -213,7 +226,8 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
         carry_out = _in_turn if extra.one_by_one else _at_once
         k_server = streams.server(lane.keys.cohort, t, left)
         with_whom = lane.federation, rows, stacked, arrived, k_server
-        server, private, done, executed = carry_out(program, exchange, server, *with_whom)
+        past = () if update is None else ((virtual.history, update),)
+        server, private, done, executed = carry_out(program, exchange, server, *with_whom, *past)
         cohort = cohort._replace(private=private)
         trainings += done
         lane_steps += executed
@@ -222,8 +236,19 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
     contract.check_alike(AGGREGATED, server, state.server)
     if extra.empty_places:
         cohort = cohort._replace(private=tree.where(cohort.weight > 0, cohort.private, before))
-    measured = _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort)
-    return State(server, program.strategy.put(state.private, places, cohort.private)), measured
+    measured = _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual)
+    private = program.strategy.put(state.private, places, cohort.private)
+    if update is not None:
+        measured = _of_update(measured, update.facts, exchanges[0], server)
+    return State(server, private), measured
+
+
+def _of_update(measured, facts, exchange, server):
+    """The measurements of an asynchronous round, with the server's state in the history."""
+    history = measured.virtual.history
+    history = asynchronous.in_history(history, exchange, server, facts.new_place)
+    virtual = measured.virtual._replace(history=history)
+    return measured._replace(drawn=facts.started, arrived=facts.received, virtual=virtual)
 
 
 def in_round(program: Program, t: Array) -> Program:
@@ -239,31 +264,58 @@ def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array,
     method, plan, *_ = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
     clients = _who_train(program, lane.population)
-    drawn = method.sample(k_cohort, server, clients, plan.cohort)
-    return contract.check_sample(drawn)
+    if lane.schedule is None:
+        return contract.check_sample(method.sample(k_cohort, server, clients, plan.cohort))
+    ids = lane.schedule.ids[t]  # the sampling takes all of these clients, and gives them shares
+    _, shares = method.sample(k_cohort, server, tree.take(clients, ids), len(ids))
+    return contract.check_sample((ids, shares))
 
 
 def _sample(program, lane, state, t):
     """The cohort of round t, in the strategy's order of clients.
 
-    Returns the clients [M], their `WorkRows` [M, N], the positions [M] of their private state, and
-    whether the sample is a cohort.
+    Returns the clients [M], their `WorkRows` [M, N], the positions [M] of their private state,
+    whether the sample is a cohort, and the update of an asynchronous run, or None.
     """
     method, plan, strategy, _ = program
     ids, share = strategy.whole(draw(program, lane, state.server, t))
     number = 1 if method.extra.pooled else plan.num_clients or len(lane.population.id)
     is_cohort = contract.is_cohort(ids, share, number)
+    update = None if lane.schedule is None else asynchronous.of_update(lane.schedule, t)
     extra, unequal = method.extra, plan.straggler or not plan.equal_steps
     if not extra.one_by_one and (unequal or extra.empty_places):
         order = strategy.deal(_batches(program, lane, ids, share, t))
         ids, share = ids[order], share[order]
+        update = update and update.reordered(order)
     places = ids if lane.held is None else jnp.searchsorted(lane.held, ids).astype(ids.dtype)
     clients = strategy.take(lane.population, ids)
     rows = work_rows(method, lane.federation)
     rows, private = strategy.take((rows, state.private), places)
     attacks = failures.attacks(plan, lane.keys.cohort, ids, number)
     clients = clients._replace(weight=share, private=private, attacks=attacks)
-    return clients, rows, places, is_cohort
+    return clients, rows, places, is_cohort, update
+
+
+def _streams(lane, t, cohort, update):
+    """The random streams of the cohort's clients [M] in round t."""
+    if update is None:
+        return streams.clients(lane.keys.local, t, cohort.id)
+    return streams.tasks(lane.keys.local, update.uploads["version"], cohort.id)
+
+
+def _outcome(program, lane, state, k_clients, cohort, update, virtual):
+    """Whose uploads are used [M], their work as in `_passes` [M], and the time after the round."""
+    if update is not None:
+        return None, update.uploads["work"], virtual._replace(clock=update.facts.time)
+
+    def sent():
+        return sum(message_bytes(program, lane, state))
+
+    in_turn, plan = program.method.extra.one_by_one, program.plan
+    time = None if virtual is None else virtual.clock
+    arrived, seconds, passes = failures.outcome(plan, k_clients, cohort, sent, time, in_turn)
+    passes = _without_empty(program, passes, cohort.weight)
+    return arrived, passes, virtual and Virtual(time + seconds)
 
 
 def _batches(program, lane, ids, share, t):
@@ -278,7 +330,11 @@ def _batches(program, lane, ids, share, t):
 
 def _passes(program, k_clients, share):
     """The work of each client as in `Plan.work`, [M], 0 in empty places; None: the plan's."""
-    passes = failures.passes(program.plan, k_clients)
+    return _without_empty(program, failures.passes(program.plan, k_clients), share)
+
+
+def _without_empty(program, passes, share):
+    """The work of each client [M], which is 0 in empty places."""
     if not program.method.extra.empty_places:
         return passes
     return jnp.where(share > 0, program.plan.work if passes is None else passes, 0)
@@ -298,15 +354,23 @@ def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
     return stacked if count is None else jax.tree.map(lambda a: a[:count], stacked)
 
 
-def _at_once(program, exchange, server, federation, rows, stacked, arrived, key):
-    """Carries out an exchange in which all clients start from the same server state.
+def _at_once(program, exchange, server, federation, rows, stacked, arrived, key, past=None):
+    """Carries out an exchange in which no client waits for another one's upload.
+
+    past: the history and the update of an asynchronous run; None: all clients start from `server`.
 
     Returns the server, the clients' private state, the trainings and the number of executed steps.
     """
-    each = program.strategy.each(one_client(exchange, program.plan))
-    uploads, private, trainings = each(server, federation, rows, stacked)
+    run, shared, entries = one_client(exchange, program.plan), server, stacked
+    staleness = jnp.zeros(stacked[0].id.shape)
+    if past is not None:
+        history, (of_uploads, _) = past
+        run, shared = asynchronous.from_version(exchange, run), (server, history)
+        entries, staleness = (of_uploads["place"], stacked), of_uploads["staleness"]
+    uploads, private, trainings = program.strategy.each(run)(shared, federation, rows, entries)
     uploads, cohort = failures.received(uploads, stacked[0], arrived)
-    cohort = cohort._replace(key=jnp.broadcast_to(key, cohort.id.shape))
+    key = jnp.broadcast_to(key, cohort.id.shape)
+    cohort = cohort._replace(key=key, staleness=staleness)
     with jax.named_scope("aggregate"):
         after = exchange.aggregate(server, uploads, cohort)
     server = after if program.method.extra.private_sum else failures.learned(after, server, arrived)
@@ -325,7 +389,8 @@ def _in_turn(program, exchange, server, federation, rows, stacked, arrived, key)
         upload, private, trainings = run(server, federation, rows, entry)
         uploads, cohort = jax.tree.map(lambda a: a[None], (upload, entry[0]))
         k_client = jax.random.fold_in(key, entry[0].id)[None]
-        cohort = cohort._replace(weight=jnp.ones(1), arrived=jnp.ones(1, bool), key=k_client)
+        one = jnp.ones(1)
+        cohort = cohort._replace(weight=one, arrived=one > 0, key=k_client, staleness=0 * one)
         with jax.named_scope("aggregate"):
             after = exchange.aggregate(server, uploads, cohort)
         contract.check_alike(AGGREGATED, after, server)
@@ -357,7 +422,7 @@ def one_client(exchange, plan):
     return run
 
 
-def _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort):
+def _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual):
     """The `Round` of these trainings, one for each call of `train`, with leaves [M]."""
     is_drawn = jnp.ones_like(cohort.id, bool)
     if program.method.extra.empty_places:
@@ -375,6 +440,7 @@ def _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort)
         arrived=jnp.sum(is_drawn if arrived is None else is_drawn & arrived, dtype=jnp.int32),
         drawn=jnp.sum(is_drawn, dtype=jnp.int32),
         is_cohort=is_cohort,
+        virtual=virtual,
     )
 
 

@@ -20,6 +20,7 @@ NO_MEASURES = (  # keys of a row for its origin and its costs
     "bytes_up",
     "bytes_down",
     "seconds",
+    "virtual_seconds",
     "flops",
     "epsilon",
     "delta",

@@ -48,7 +48,8 @@ def _learned(exchange: Exchange, server, upload, client, num_clients):
     """The server's state after an exchange in which all clients have sent the same upload."""
     uploads, cohort = tree.repeat((upload, client._replace(private=())), num_clients)
     keys = tree.repeat(jax.random.key(0), num_clients)
-    cohort = cohort._replace(arrived=jnp.ones(num_clients, bool), key=keys)
+    arrived = jnp.ones(num_clients, bool)
+    cohort = cohort._replace(arrived=arrived, key=keys, staleness=jnp.zeros(num_clients))
     return exchange.aggregate(server, uploads, cohort)
 
 

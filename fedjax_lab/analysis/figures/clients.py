@@ -10,7 +10,8 @@ python -m fedjax_lab.figures clients FOLDER [--measure=accuracy.mean] [--way=las
 
 clients.png has a point for each client: its number of training examples and its accuracy, with a
 color for each domain if every client holds one. numbers.json has the numbers and names of all
-clients, and the printed table those with the lowest accuracy. The run need not be finished.
+clients, and the printed table those with the lowest accuracy, followed, for a run with a clock, by
+the means of five groups of clients from the fastest to the slowest. The run need not be finished.
 """
 
 from pathlib import Path
@@ -25,6 +26,7 @@ from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.experiment import clients, titles
 from fedjax_lab.running import loading, plots
 from fedjax_lab.running.storage import files
+from fedjax_lab.running.tasks import fifths
 from fedjax_lab.simulation.units import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, measure_of, metric_of
 
 PRINTED = 20  # the most clients in the printed table
@@ -62,6 +64,7 @@ def draw(
     how = {"measure": measure, "way": way, "seed": seed}
     text = formats.terminal(table(described, measure, title))
     picture = scatter(described, axis_label(measure), title)
+    text += _by_speed(workdir, seed, measure, values)
     return Drawn({"clients": picture}, how | {"clients": described}, "\n".join([*notes, text]))
 
 
@@ -89,8 +92,21 @@ def _known(workdir):
     if known is None:
         built = loading.build(workdir)
         simulation = built.simulation
-        known = clients.names_of_run(built.dataset, simulation.federations, simulation.seeds)
+        known = clients.names_of_run(
+            built.dataset, simulation.federations, simulation.seeds, simulation.paces
+        )
     return known
+
+
+def _by_speed(workdir, seed, measure, values):
+    """A line with the means of five groups of clients by speed; "" if the run has no clock."""
+    seconds = _known(workdir)["clients"].get(str(seed), {}).get("seconds")
+    if seconds is None:
+        return ""
+    numbers = np.array([np.nan if value is None else value for value in values])
+    means = [np.nanmean(group) for group in fifths(np.array(seconds), numbers) if len(group)]
+    words = "  ".join(format(mean, f".{digits(measure)}f") for mean in means)
+    return f"\n{axis_label(measure)} by speed, from the fastest to the slowest fifth: {words}"
 
 
 def table(described: list[dict], measure: str, title: str) -> formats.Table:

@@ -5,9 +5,10 @@ python -m fedjax_lab.figures curves FOLDER... [--measure=accuracy.mean] [--names
 --measure  the measure to draw, as in fedjax_lab.report; default: the runs' headline accuracy
 --names    the names to show for methods, data sources and partitions, as in fedjax_lab.report
 
-rounds.png, megabytes.png and seconds.png have a line for each config: the mean over seeds, shaded
-from the lowest to the highest seed. FOLDER may be a run, or a folder that contains runs, such as a
-sweep. Each data set and partition has separate pictures, whose names end in a number.
+rounds.png, megabytes.png, seconds.png and, for runs with a clock, virtual_seconds.png have a line
+for each config: the mean over seeds, shaded from the lowest to the highest seed. FOLDER may be a
+run, or a folder that contains runs, such as a sweep. Each data set and partition has separate
+pictures, whose names end in a number.
 
 learning_curve.png is drawn if there is a single run, as in the run's folder `plots`. It also shows
 the accuracy by domain and the training loss.
@@ -51,5 +52,5 @@ def _curves(block, measure):
         axis: plots.draw_curves(
             [(curve[axis], curve["values"]) for curve in curves], label, value, names, block.heading
         )
-        for axis, label in runs.AXES.items()
+        for axis, label in runs.axes(curves).items()
     }

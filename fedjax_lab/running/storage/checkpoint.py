@@ -122,7 +122,10 @@ class Checkpoints:
         for rounds in processes.of_first(self.numbers) if only is None else [only]:
             description, reason = self._attempt(self._described, rounds)
             if not reason:
-                leaves, treedef = jax.tree.flatten(like(rounds))
+                expected = like(rounds)
+                leaves, treedef = jax.tree.flatten(expected)
+                if not _fits(description["arrays"], leaves, _history(expected)):
+                    raise self._of_another_run(rounds, "its arrays differ in shape or type")
                 leaves, reason = self._try_to_read(rounds, description["arrays"], leaves)
             if reason:
                 damaged[rounds] = reason
@@ -147,8 +150,6 @@ class Checkpoints:
 
     def _try_to_read(self, rounds, saved, like):
         """The leaves of a checkpoint and "", or None and the reason why it cannot be read."""
-        if not _fits(saved, like):
-            raise self._of_another_run(rounds, "its arrays differ in shape or type")
         folder = self._folder.absolute() / str(rounds)
         arrays, reason = self._attempt(self._read_arrays, folder, like)
         if reason:
@@ -230,17 +231,27 @@ def numbers(leaf: Any) -> Array | np.ndarray:
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
-def _fits(saved, like):
-    """Whether saved arrays have these types and shapes, except for lengths of axes of clients."""
+def _history(state):
+    """Whether each leaf is one of a `Virtual.history`, which is longer in a run of more rounds."""
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    return [any(getattr(key, "name", "") == "history" for key in path) for path, _ in leaves]
+
+
+def _fits(saved, like, history):
+    """Whether saved arrays have these types and shapes.
+
+    The lengths of axes of clients, and of the versions in a history, may differ.
+    """
     shapes = [jax.eval_shape(numbers, a) if isinstance(a, jax.Array) else a for a in like]
-    return len(saved) == len(like) and all(map(_fits_one, saved, shapes, like))
+    return len(saved) == len(like) and all(map(_fits_one, saved, shapes, like, history))
 
 
-def _fits_one(saved, shape, like):
+def _fits_one(saved, shape, like, is_history):
     if saved["dtype"] != str(shape.dtype) or len(saved["shape"]) != len(shape.shape):
         return False
     lengths = zip(saved["shape"], shape.shape, strict=True)
-    return {i for i, (a, b) in enumerate(lengths) if a != b} <= {saved["clients"], _clients(like)}
+    different = {i for i, (a, b) in enumerate(lengths) if a != b}
+    return different <= {saved["clients"], _clients(like)} or (is_history and len(different) == 1)
 
 
 def _divided(like):

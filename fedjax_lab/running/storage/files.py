@@ -60,7 +60,9 @@ PER_CLIENT = {  # the values of single clients, for measures that are one number
 NAMES = {  # names.json
     "classes?": [TEXT],
     "domains": [TEXT],
-    "clients": {"*": {"names?": [TEXT], "examples": [COUNT], "domains?": [TEXT]}},
+    "clients": {
+        "*": {"names?": [TEXT], "examples": [COUNT], "domains?": [TEXT], "seconds?": [NUMBER]}
+    },
 }
 EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may add any keys
     "round": POSITIVE,
@@ -72,6 +74,7 @@ EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may add a
     "bytes_up": NUMBER,
     "bytes_down": NUMBER,
     "seconds": NUMBER,
+    "virtual_seconds?": NUMBER,
     "epsilon?": SCORE,  # null: infinite
     "delta?": NUMBER,
 }

@@ -30,6 +30,7 @@ TAGS = {
     "train_loss": "train/loss",
     "bytes_up": "bytes/up",
     "bytes_down": "bytes/down",
+    "virtual_seconds": "time/virtual_seconds",
     "epsilon": "privacy/epsilon",
 }
 

@@ -1,0 +1,69 @@
+"""When clients are available: the functions that config.clock.availability names.
+
+They take the number of clients and a generator, and return an `Availability` [C], or None: always.
+"""
+
+import json
+
+import numpy as np
+
+from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.experiment.speeds import check_clients, to_read
+from fedjax_lab.simulation.clock import Availability
+
+CYCLES = 32  # times that `on_off` draws before they repeat
+
+
+def always(num_clients: int, rng: np.random.Generator) -> None:
+    """Every client is always available."""
+
+
+def on_off(
+    num_clients: int, rng: np.random.Generator, *, on: float = 600.0, off: float = 600.0
+) -> Availability:
+    """Clients become available and unavailable after exponential times, independently.
+
+    on, off: the mean seconds for which a client is available, and unavailable.
+    """
+    check_positive("config.clock.on", on)
+    check_positive("config.clock.off", off)
+    lengths = rng.standard_exponential((num_clients, CYCLES, 2)) * (off, on)
+    ends = np.cumsum(lengths.reshape(num_clients, -1), axis=1)
+    period = ends[:, -1] + rng.standard_exponential(num_clients) * off
+    return Availability(ends, period, rng.random(num_clients) * period)
+
+
+def trace(num_clients: int, rng: np.random.Generator, *, sessions: str = "") -> Availability:
+    """The availability in a JSON file, with the names of FedScale's trace.
+
+    sessions: the file: for the number of each client an object with the lists `active` and
+    `inactive` of the seconds at which it becomes available and unavailable, in turn, and
+    `finish_time`, after which they repeat.
+    """
+    key = "config.clock.sessions"
+    try:
+        content = json.loads(to_read("clock.sessions", sessions).read_text())
+        of_clients = {int(client): _changes(each) for client, each in content.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"{key}: {sessions} must be a JSON object that has for each client the ascending lists"
+            " active and inactive, in turn, and their finish_time, all of at least 0"
+        ) from error
+    check_clients("clock.sessions", sessions, list(of_clients), num_clients)
+    changes, period = zip(*(of_clients[i] for i in range(num_clients)), strict=True)
+    longest = max(map(len, changes))
+    padded = [
+        np.pad(a, (0, longest - len(a)), constant_values=a[0] + end)
+        for a, end in zip(changes, period, strict=True)
+    ]
+    return Availability(np.stack(padded), np.array(period), np.zeros(num_clients))
+
+
+def _changes(session):
+    """The changes of a client, in turn, and the period. Raises ValueError unless they ascend."""
+    active, inactive = session["active"], session["inactive"]
+    changes = np.array(list(zip(active, inactive, strict=True)), float).ravel()
+    end = float(session["finish_time"])
+    if not len(changes) or not (np.diff([-1e-9, *changes, end + 1e-9]) > 0).all():
+        raise ValueError
+    return changes, end

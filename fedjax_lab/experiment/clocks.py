@@ -1,0 +1,202 @@
+"""The clock of a run, and the schedule of an asynchronous one: the config's section `clock`."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from fedjax_lab import sampling, streams
+from fedjax_lab.engine import parallel
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment.registry import bind
+from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.asynchronous import Rules, make_schedule
+from fedjax_lab.simulation.clock import Clock, Pace, durations
+from fedjax_lab.simulation.simulate import Lane, Program
+from fedjax_lab.types import Federation, Plan, Stage
+
+ASYNCHRONOUS = "config.clock.concurrency"  # the key with which a run is asynchronous
+TAKEN = (sampling.by_size, sampling.equal)  # samplings that can give shares to given clients
+
+
+def is_asynchronous(config: ml_collections.ConfigDict) -> bool:
+    """Whether the clients of a run do not wait for each other."""
+    return config.clock.concurrency > 0
+
+
+def check_clock(config: ml_collections.ConfigDict) -> None:
+    """Raises BadInput if keys of config.clock contradict each other."""
+    clock = config.clock
+    needs = {
+        "availability": clock.availability != "always",
+        "over_selection": clock.over_selection != 1,
+        "deadline": clock.deadline > 0,
+        "concurrency": is_asynchronous(config),
+    }
+    for key in (key for key, is_set in needs.items() if is_set and clock.name == "none"):
+        raise BadInput(
+            f"config.clock.{key}={clock[key]} needs the speeds of the clients; set"
+            " config.clock.name=log_normal, constant, half_normal, exponential or trace"
+        )
+    if clock.over_selection < 1:
+        raise BadInput(
+            f"config.clock.over_selection must be at least 1, got {clock.over_selection}"
+        )
+    for key in ("over_selection", "deadline"):
+        if is_asynchronous(config) and needs[key]:
+            raise BadInput(
+                f"config.clock.{key} is for synchronous rounds; with {ASYNCHRONOUS} no client waits"
+                " for another one, and config.clock.max_staleness drops old uploads"
+            )
+    for key in ("max_staleness", "start_rate"):
+        if clock[key] and not is_asynchronous(config):
+            raise BadInput(f"config.clock.{key}={clock[key]} needs {ASYNCHRONOUS}")
+
+
+def timed(
+    config: ml_collections.ConfigDict,
+    plan: Plan,
+    stages: Sequence[Stage],
+    federations: Sequence[Federation],
+    seeds: Sequence[int],
+) -> tuple[Plan, dict[str, Any]]:
+    """The plan of a run with its clock, and the fields of the simulation that depend on the clock.
+
+    federations: [seed]. A method that trains on pooled examples has no clients, and so no clock.
+
+    Raises BadInput if the clock does not fit the run.
+    """
+    check_clock(config)
+    pooled = stages[0].method.extra.pooled
+    if config.clock.name == "none" or pooled:
+        return plan, {}
+    each = [_of_seed(config, plan, *of) for of in zip(federations, seeds, strict=True)]
+    clock, paces = each[0][0], [pace for _, pace in each]
+    sent = _message_bytes(plan, stages[0], federations[0])
+    _check_deadline(config, clock, paces, plan, sent)
+    if not is_asynchronous(config):
+        return _synchronous(config, plan._replace(clock=clock), len(paces[0].compute)), {
+            "paces": paces
+        }
+    rules = _rules(config, plan, len(paces[0].compute))
+    made = [
+        make_schedule(clock, pace, rules, sent, seed)
+        for pace, seed in zip(paces, seeds, strict=True)
+    ]
+    schedules, tasks = map(list, zip(*made, strict=True))
+    plan = plan._replace(clock=clock, dropout=0.0, straggler=0.0)  # the schedule has both
+    return plan, {"paces": paces, "schedules": schedules, "tasks": tasks}
+
+
+def _of_seed(config, plan, federation, seed):
+    """The clock of a run, and the paces of the clients of one seed."""
+    settings, n = config.clock, np.asarray(federation.train.count)
+    rng = np.random.default_rng([seed, 3, 1])
+    speeds = bind("clock", settings)(len(n), rng)
+    available = bind("availability", settings, "availability")(len(n), rng)
+    if speeds.of_tasks:
+        compute = speeds.seconds / plan.work
+    else:
+        compute = speeds.seconds * (plan.batch_size if plan.steps else n)
+    pace = Pace(compute, 1 / speeds.bandwidth, available)
+    clock = Clock(
+        factor=speeds.factor,
+        minimum=speeds.minimum,
+        first=plan.cohort if settings.over_selection > 1 else 0,
+        deadline=settings.deadline,
+        partial=settings.late == "partial",
+    )
+    return clock, jax.tree.map(np.float32, pace)
+
+
+def _message_bytes(plan, stage, federation):
+    """The bytes of the messages of a client in a round of the first stage, up and down."""
+    if stage.method.init is None:
+        return 0
+    population = simulate.population_on_host(federation, plan.objective.num_classes)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), federation)
+    init = functools.partial(simulate.init, stage.method, num_clients=len(federation.train))
+    state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
+    program = Program(stage.method, plan, parallel.vectorized())
+    return sum(simulate.message_bytes(program, Lane(shapes, population, None), state))
+
+
+def _check_deadline(config, clock, paces, plan, sent):
+    """Raises BadInput if even the fastest client would be late."""
+    work, xi = 1 if clock.partial else plan.work, float(clock.factor(jnp.zeros(())))
+    fastest = min(np.min(sum(durations(clock, pace, xi, work, sent))) for pace in paces)
+    if 0 < clock.deadline < fastest:
+        what = "one pass" if clock.partial else "its work"
+        raise BadInput(
+            f"config.clock.deadline={clock.deadline}: nobody would be in time, since the fastest"
+            f" client needs {fastest:.4g} s for {what} and its messages"
+        )
+
+
+def _synchronous(config, plan, num_clients):
+    """The plan with a larger sample, of which the first uploads are used."""
+    sample = math.ceil(config.clock.over_selection * plan.cohort - 1e-9)
+    if sample > num_clients:
+        raise BadInput(
+            f"config.clock.over_selection={config.clock.over_selection} draws {sample} clients in a"
+            f" round, but there are {num_clients}; use at most {num_clients / plan.cohort:.4g}"
+        )
+    return plan._replace(cohort=sample)
+
+
+def _rules(config, plan, num_clients):
+    """The rules of an asynchronous run. Raises BadInput if they cannot be met."""
+    clock, buffer = config.clock, plan.cohort
+    if clock.concurrency > num_clients:
+        raise BadInput(
+            f"config.clock.concurrency={clock.concurrency} is more than the {num_clients} clients"
+        )
+    if buffer > clock.concurrency:
+        raise BadInput(
+            f"config.run.cohort={config.run.cohort}: an update of the server waits for {buffer}"
+            f" uploads, the buffer, more than the {clock.concurrency} clients that train at a time"
+            " (config.clock.concurrency)"
+        )
+    return Rules(
+        updates=plan.rounds,
+        buffer=buffer,
+        concurrency=clock.concurrency,
+        max_staleness=clock.max_staleness,
+        start_rate=clock.start_rate,
+        lost=plan.dropout,
+        straggler=plan.straggler,
+        work=plan.work,
+    )
+
+
+def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:
+    """Raises BadInput unless the clients of a method can train asynchronously, if they are to."""
+    if not is_asynchronous(config):
+        return
+    for key in ("run.sampling", "privacy.name"):
+        section, entry = key.split(".")
+        if config[section][entry] not in ("", "none"):
+            raise BadInput(
+                f"{ASYNCHRONOUS} does not go with config.{key}={config[section][entry]}, which"
+                " needs the rounds of synchronous runs"
+            )
+    (first, *others), name = stages, config.method.name
+    method, extra = first.method, first.method.extra
+    reasons = {
+        "has stages": others or first.prepare or first.start or first.view,
+        "trains on pooled examples": extra.pooled,
+        "has several exchanges in a round": len(method.round) > 1,
+        "lets clients take turns": extra.one_by_one,
+        "trains on the server after each round": extra.alone is not None,
+        "draws its clients itself": method.sample not in TAKEN,
+    }
+    for reason in (reason for reason, is_so in reasons.items() if is_so):
+        raise BadInput(
+            f"{ASYNCHRONOUS}: method {name} {reason}, so its clients cannot train asynchronously;"
+            " methods for it are fedbuff, fedasync and ca2fl"
+        )

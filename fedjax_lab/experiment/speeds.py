@@ -1,0 +1,152 @@
+"""The laws of the clients' speeds that config.clock.name names.
+
+A law takes the number of clients and a generator, and returns `Speeds`. In all of them `bandwidth`
+is in bytes per second, up and down; 0: messages take no time.
+"""
+
+import collections
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import jax.scipy.special
+import numpy as np
+
+from fedjax_lab.errors import BadInput, check_not_negative
+from fedjax_lab.types import Array
+
+
+class Speeds(NamedTuple):
+    """The speeds of all clients [C]."""
+
+    seconds: np.ndarray  # [C] of computation: for an example, or for a task if `of_tasks`
+    bandwidth: np.ndarray  # [C] bytes per second; infinite: messages take no time
+    factor: Callable[[Array], Array] = jnp.ones_like  # xi of `clock`, from a uniform number
+    minimum: float = 0.0  # seconds that a task computes at least
+    of_tasks: bool = False
+
+
+def none(num_clients: int, rng: np.random.Generator) -> None:
+    """Time is not simulated."""
+
+
+def constant(
+    num_clients: int, rng: np.random.Generator, *, seconds: float = 0.005, bandwidth: float = 0.0
+) -> Speeds:
+    """All clients take the same time for an example. seconds: for an example."""
+    return _alike(seconds, bandwidth, num_clients)
+
+
+def log_normal(
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    seconds: float = 0.005,
+    sigma: float = 0.6,
+    bandwidth: float = 0.0,
+    bandwidth_sigma: float = 0.6,
+) -> Speeds:
+    """Each client has its own speed and bandwidth, drawn once from log-normal laws.
+
+    seconds, bandwidth: the medians over the clients; seconds are those of an example. sigma,
+    bandwidth_sigma: the standard deviations of the logarithms.
+    """
+    speed, link = rng.standard_normal((2, num_clients))
+    same = _alike(seconds, bandwidth, num_clients)
+    return same._replace(
+        seconds=same.seconds * np.exp(sigma * speed),
+        bandwidth=same.bandwidth * np.exp(bandwidth_sigma * link),
+    )
+
+
+def half_normal(
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    minimum: float = 0.0,
+    sigma: float = 1.0,
+    bandwidth: float = 0.0,
+) -> Speeds:
+    """Each task takes minimum + |N(0, sigma^2)| seconds, whatever the client and its examples."""
+    check_not_negative("config.clock.minimum", minimum)
+
+    def factor(u):
+        return jnp.sqrt(2.0) * jax.scipy.special.erfinv(u)
+
+    same = _alike(sigma, bandwidth, num_clients)
+    return same._replace(factor=factor, minimum=minimum, of_tasks=True)
+
+
+def exponential(
+    num_clients: int, rng: np.random.Generator, *, seconds: float = 0.005, bandwidth: float = 0.0
+) -> Speeds:
+    """The time of each task is exponential. seconds: its mean for an example."""
+    return _alike(seconds, bandwidth, num_clients)._replace(factor=lambda u: -jnp.log1p(-u))
+
+
+def trace(num_clients: int, rng: np.random.Generator, *, speeds: str = "") -> Speeds:
+    """The speeds of a CSV file with the columns client, seconds and bandwidth, a row per client.
+
+    speeds: the file. The seconds are those of an example, the bandwidth is in bytes per second; 0:
+    messages take no time.
+    """
+    rows = _read(speeds)
+    check_clients("clock.speeds", speeds, [client for client, *_ in rows], num_clients)
+    _, seconds, bandwidth = np.array(sorted(rows)).T
+    return Speeds(seconds, np.where(bandwidth > 0, bandwidth, np.inf))
+
+
+def _alike(seconds, bandwidth, num_clients):
+    """The speeds of clients that are alike."""
+    check_not_negative("config.clock.bandwidth", bandwidth)
+    return Speeds(np.full(num_clients, seconds), np.full(num_clients, bandwidth or np.inf))
+
+
+def _read(path):
+    """The rows (client, seconds, bandwidth) of a file of speeds."""
+    with open(to_read("clock.speeds", path), newline="") as file:
+        reader = csv.DictReader(file)
+        for name in ("client", "seconds", "bandwidth"):
+            if name not in (reader.fieldnames or ()):
+                raise BadInput(f"config.clock.speeds: {path} has no column {name}")
+        return [_row(path, reader.line_num, row) for row in reader]
+
+
+def _row(path, line, row):
+    try:
+        numbers = int(row["client"]), float(row["seconds"]), float(row["bandwidth"])
+    except (TypeError, ValueError):
+        numbers = (-1,)
+    if not (np.isfinite(numbers).all() and min(numbers) >= 0):
+        raise BadInput(
+            f"config.clock.speeds: line {line} of {path} must have the number of a client, and its"
+            f" seconds and bandwidth of at least 0, not {','.join(map(str, row.values()))}"
+        )
+    return numbers
+
+
+def to_read(key: str, path: str) -> Path:
+    """The file that a key of the config names. Raises BadInput if there is none."""
+    if not path:
+        raise BadInput(f"config.{key} must name a file, because config.clock uses a trace")
+    if not (file := Path(path).expanduser()).is_file():
+        raise BadInput(f"config.{key}: there is no file {path}")
+    return file
+
+
+def check_clients(key: str, path: str, clients: Sequence[int], num_clients: int) -> None:
+    """Raises BadInput unless a file has each client once."""
+    counts = collections.Counter(clients)
+    found = {
+        "does not exist": counts.keys() - range(num_clients),
+        "is missing": range(num_clients) - counts.keys(),
+        "is repeated": {client for client, count in counts.items() if count > 1},
+    }
+    for how, wrong in found.items():
+        if wrong:
+            raise BadInput(
+                f"config.{key}: client {min(wrong)} {how} in {path}; the clients of this run are"
+                f" 0 .. {num_clients - 1}"
+            )

@@ -1,0 +1,324 @@
+"""Asynchronous rounds: who trains when, from which version of the server's state.
+
+Durations do not depend on what is learned. The host therefore simulates all events before training
+and writes down, for each update of the server, whose uploads it uses and from which versions of the
+server's state these clients have started. Training is then a sequence of ordinary rounds whose
+cohorts come from this `Schedule`.
+
+A client has at most one task in flight, and at most one upload in an update: after its task it
+waits for the update. Tasks that end at the same time arrive together, before new tasks start.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Var
+
+from fedjax_lab.simulation.clock import Clock, Pace, durations, until_available
+from fedjax_lab.types import Array, Exchange, Method, PyTree
+
+DRAWS = 1 << 12  # tasks whose random numbers are drawn at a time
+TRIES = 32  # clients that are drawn to find an available one, before all are examined
+
+
+class Schedule(NamedTuple):
+    """The uploads of every update t, in the order of the clients, [T, K]; facts of updates, [T]."""
+
+    ids: Any  # [T, K] int32, the clients
+    version: Any  # [T, K] int32, the update after which each of them has started
+    place: Any  # [T, K] int32, where `Virtual.history` has that version
+    new_place: Any  # [T] int32, where it stores the version that the update makes
+    time: Any  # [T] seconds since the beginning of the run
+    started: Any  # [T] int32, tasks that have started since the update before
+    received: Any  # [T] int32, uploads that the server has received since then, with dropped ones
+    work: Any = None  # [T, K] int32, how much of `Plan.work` each client did; None: all of it
+
+
+class Rules(NamedTuple):
+    """What determines an asynchronous schedule besides the clients' paces."""
+
+    updates: int  # T
+    buffer: int  # K, uploads of an update
+    concurrency: int  # tasks in flight
+    max_staleness: int = 0  # uploads from older versions are dropped; 0: none
+    start_rate: float = 0.0  # tasks that start per second; 0: one starts when another one ends
+    lost: float = 0.0  # probability that an upload is lost
+    straggler: float = 0.0  # probability that a client does only some of its work
+    work: int = 1  # `Plan.work`
+
+
+class Tasks(NamedTuple):
+    """What became of the tasks that have started, in numbers."""
+
+    started: int
+    lost: int
+    dropped: int  # their uploads were older than `max_staleness`
+    unfinished: int  # in flight, or in an incomplete buffer, at the end
+    busy: float  # share of the time, averaged over the clients, in which a client has a task
+    of_clients: np.ndarray  # [C] uploads of each client that the server has used
+
+
+def make_schedule(
+    clock: Clock, pace: Pace, rules: Rules, sent: int, seed: int
+) -> tuple[Schedule, Tasks]:
+    """Simulates the events of a run on the host.
+
+    The schedule of more updates begins with that of fewer.
+
+    Args:
+      clock: the law of durations.
+      pace: that of all clients, arrays [C] in NumPy.
+      rules: see `Rules`; the buffer is at most C.
+      sent: the bytes of the messages of a client, up and down.
+      seed: of the run.
+    """
+    queue = _Queue(clock, pace, rules, sent, seed)
+    while len(queue.rows) < rules.updates:
+        queue.start_tasks()
+        queue.advance()
+    schedule = _tabulated(queue.rows)
+    return schedule if rules.straggler else schedule._replace(work=None), queue.tasks()
+
+
+class _Queue:
+    """The events of a run: tasks in flight, uploads in the buffer, and places of versions."""
+
+    def __init__(self, clock, pace, rules, sent, seed):
+        self._available, self._rules = pace.available, rules
+        self._paces = list(map(Pace, pace.compute.tolist(), pace.per_byte.tolist()))
+        self._seconds = partial(durations, clock, sent=sent)
+        self._picks, self._draws, gaps = _random(clock, seed)
+        self._starts = itertools.accumulate(gap / (rules.start_rate or 1) for gap in gaps)
+        self._next_start = next(self._starts)
+        self._in_flight = []  # heap of (end, number, client, version, work)
+        self._idle = list(range(len(self._paces)))
+        self._buffer = []  # (client, version, place, work)
+        self._time, self._busy = 0.0, 0.0
+        self._users, self._place, self._free = {0: 0}, {0: 0}, []  # of the versions in use
+        self._counts = dict.fromkeys(("started", "received", "lost", "dropped"), 0)
+        self._before = dict(self._counts)  # at the last update
+        self.rows = []  # of the schedule
+
+    def start_tasks(self):
+        """Starts the tasks that are due."""
+        if self._rules.start_rate:
+            if self._time == self._next_start:
+                self._next_start = next(self._starts)
+                self._start()
+            return
+        while self._start():
+            pass
+
+    def advance(self):
+        """Goes on to the next time at which tasks end, or one is to start."""
+        end = self._in_flight[0][0] if self._in_flight else np.inf
+        if self._rules.start_rate and self._next_start <= end:
+            self._time = self._next_start
+            return
+        self._time = end
+        while self._in_flight and self._in_flight[0][0] == end:
+            self._arrive(*heapq.heappop(self._in_flight)[2:])
+
+    def _start(self):
+        """Starts a task of a random idle client. Returns whether there is room for it."""
+        if len(self._in_flight) >= self._rules.concurrency or not self._idle:
+            return False
+        j, wait = self._pick()
+        client, self._idle[j] = self._idle[j], self._idle[-1]
+        self._idle.pop()
+        xi, lost, late, fewer = next(self._draws)
+        rules, work = self._rules, self._rules.work
+        if late < rules.straggler:
+            work = 1 + int(fewer * (work - 1))
+        seconds = wait + sum(self._seconds(self._paces[client], xi, work))
+        number, version = self._counts["started"], len(self.rows)
+        is_lost = lost < rules.lost
+        heapq.heappush(
+            self._in_flight, (self._time + seconds, number, client, version, work, is_lost)
+        )
+        self._counts["started"] += 1
+        self._users[version] += 1
+        self._busy += seconds
+        return True
+
+    def _pick(self):
+        """The position of an idle client that is available, and the seconds until it is."""
+        for u in itertools.islice(self._picks, TRIES):
+            j = int(u * len(self._idle))
+            if self._available is None or not self._wait([self._idle[j]]):
+                return j, 0.0
+        waits = self._wait(self._idle)
+        j = int(np.argmin(waits))
+        return j, waits[j]
+
+    def _wait(self, clients):
+        of_clients = jax.tree.map(lambda a: a[clients], self._available)
+        return until_available(of_clients, self._time, np)
+
+    def _arrive(self, client, version, work, is_lost):
+        """Puts the upload of a task that ends into the buffer, unless it is lost or too old."""
+        self._counts["received"] += not is_lost
+        place, is_old = self._place.get(version), version not in self._place
+        if not is_old:
+            self._users[version] -= 1
+            self._release(version)
+        if is_lost or is_old:
+            self._counts["lost" if is_lost else "dropped"] += 1
+            self._idle.append(client)
+            return
+        self._buffer.append((client, version, place, work))
+        if len(self._buffer) == self._rules.buffer:
+            self._update()
+
+    def _update(self):
+        """The server uses the buffer; its clients become idle."""
+        now = len(self.rows)
+        new = {key: self._counts[key] - self._before[key] for key in ("started", "received")}
+        self.rows.append([sorted(self._buffer), self._time, *new.values()])
+        self._before = dict(self._counts)
+        self._release(now)
+        if (oldest := self._rules.max_staleness) and now - oldest in self._users:
+            self._users[now - oldest] = 0
+            self._release(now - oldest)
+        place = heapq.heappop(self._free) if self._free else len(self._place)
+        self._users[now + 1], self._place[now + 1] = 0, place
+        self.rows[-1].append(place)
+        self._idle += [client for client, *_ in self._buffer]
+        self._buffer = []
+
+    def _release(self, version):
+        """Frees the place of a version from which no task will start or end in an update."""
+        if version < len(self.rows) and not self._users[version]:
+            del self._users[version]
+            heapq.heappush(self._free, self._place.pop(version))
+
+    def tasks(self):
+        """What became of the tasks."""
+        uploads = [upload for of_update, *_ in self.rows for upload in of_update]
+        late = sum(end - self._time for end, *_ in self._in_flight)
+        num_clients, counts = len(self._paces), self._counts
+        ended = len(uploads) + counts["lost"] + counts["dropped"]
+        return Tasks(
+            started=counts["started"],
+            lost=counts["lost"],
+            dropped=counts["dropped"],
+            unfinished=counts["started"] - ended,
+            busy=(self._busy - late) / max(self._time * num_clients, 1e-30),
+            of_clients=np.bincount([client for client, *_ in uploads], minlength=num_clients),
+        )
+
+
+def _random(clock, seed):
+    """Random numbers: of picks, of tasks (xi, lost, late, fewer), and gaps between starts."""
+    picks, tasks, gaps = (np.random.default_rng([seed, 3, n]) for n in (2, 3, 4))
+    return (
+        _each(lambda: picks.random(DRAWS)),
+        _each(partial(_of_tasks, clock, tasks)),
+        _each(lambda: gaps.standard_exponential(DRAWS)),
+    )
+
+
+def _of_tasks(clock, rng):
+    u = rng.random((DRAWS, 4))
+    u[:, 0] = clock.factor(jnp.asarray(u[:, 0], jnp.float32))
+    return u
+
+
+def _each(draw):
+    """The entries of all results of `draw`, one after another, as Python numbers."""
+    while True:
+        yield from draw().tolist()
+
+
+def _tabulated(rows):
+    """The schedule of the updates that a queue has made."""
+    uploads, time, started, received, new_place = zip(*rows, strict=True)
+    ids, version, place, work = np.moveaxis(np.array(uploads, np.int32), -1, 0)
+    numbers = (np.array(a, np.int32) for a in (new_place, started, received))
+    new_place, started, received = numbers
+    time = np.array(time)
+    return Schedule(ids, version, place, new_place, time, started, received, work)
+
+
+# In a round.
+
+
+def num_places(schedules: list[Schedule]) -> int:
+    """The number of versions that `Virtual.history` must hold."""
+    return 1 + max(int(schedule.new_place.max()) for schedule in schedules)
+
+
+class Virtual(NamedTuple):
+    """What a run with a clock carries from round to round."""
+
+    clock: Array  # [] virtual seconds since the beginning of the run
+    history: list[Array] | None = None  # [P, ...] versions of what `send` reads of the server's
+    # state, as long as clients train from them; None: rounds are synchronous
+
+
+class Update(NamedTuple):
+    """One update of a schedule: the entries [K] of its uploads, and its facts []."""
+
+    uploads: dict[str, Any]  # ids, version, place, staleness and work
+    facts: Schedule  # only the fields [T]
+
+    def reordered(self, order: Array) -> "Update":
+        """The update with its uploads in another order."""
+        return self._replace(uploads=jax.tree.map(lambda a: a[order], self.uploads))
+
+
+def of_update(schedule: Schedule, t: Array) -> Update:
+    """Update t of a schedule."""
+    at_t = jax.tree.map(lambda a: a[t], schedule)
+    uploads = {name: getattr(at_t, name) for name in ("ids", "version", "place", "work")}
+    uploads["staleness"] = (t - at_t.version).astype(jnp.float32)
+    return Update(uploads, at_t)
+
+
+def first_history(method: Method, server: PyTree, places: int) -> list[Array]:
+    """The history of a run that begins with this server's state, which is in all places."""
+    (exchange,) = method.round
+    return [jnp.stack([a] * places) for a in _read(exchange, server)]
+
+
+def in_history(history: list[Array], exchange: Exchange, server: PyTree, place: Array):
+    """The history with this server's state in one place."""
+    pairs = zip(history, _read(exchange, server), strict=True)
+    return [past.at[place].set(a) for past, a in pairs]
+
+
+def from_version(exchange: Exchange, run: Callable) -> Callable:
+    """The function `simulate.one_client` of a client that starts from a version in the history.
+
+    Its shared argument is (server, history), and its entry is (place, entry).
+    """
+
+    def of_version(shared, federation, rows, entry):
+        (server, history), (place, entry) = shared, entry
+        leaves, structure = jax.tree.flatten(server)
+        past = iter(history)
+        is_read = _is_read(exchange, server)
+        leaves = [next(past)[place] if r else a for a, r in zip(leaves, is_read, strict=True)]
+        return run(jax.tree.unflatten(structure, leaves), federation, rows, entry)
+
+    return of_version
+
+
+def _read(exchange, server):
+    """The arrays of the server's state that `send` reads."""
+    leaves = zip(jax.tree.leaves(server), _is_read(exchange, server), strict=True)
+    return [a for a, is_read in leaves if is_read]
+
+
+def _is_read(exchange, server):
+    """Whether `send` reads each array of the server's state."""
+    jaxpr = jax.make_jaxpr(exchange.send)(server, jnp.int32(0)).jaxpr
+    used = [*jaxpr.outvars, *(v for equation in jaxpr.eqns for v in equation.invars)]
+    used = {v for v in used if isinstance(v, Var)}
+    return [v in used for v in jaxpr.invars[:-1]]

@@ -1,0 +1,135 @@
+"""The virtual clock: how long the work and the messages of a client take.
+
+  d_i = wait_i + d_down + d_compute + d_up                                          (Y1)
+  d_compute = minimum + E s_i xi,   d_down + d_up = (bytes_down + bytes_up) b_i
+
+s_i are the seconds of a pass of client i over its examples (or of a step, if the number of steps is
+fixed), b_i its seconds per byte, xi a random factor of the task, and wait_i the time until the
+client is available. E is the number of passes, whatever the method does in them.
+
+A synchronous round ends when the last upload has arrived (Y2). Of a larger sample only the first
+`Clock.first` uploads are used (over-selection), and uploads after the deadline are late: they are
+lost, or the client uploads what it has trained by then.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import streams
+from fedjax_lab.types import Array, Client
+
+
+class Availability(NamedTuple):
+    """When a client is available; several clients have a leading axis [C]."""
+
+    changes: Any  # [2 L] instants of a period, ascending, at which the client becomes available,
+    # unavailable, available, ...
+    period: Any  # [] seconds after which the changes repeat
+    phase: Any  # [] seconds of the period at the beginning of the run
+
+
+class Pace(NamedTuple):
+    """How fast a client is; several have a leading axis [C]."""
+
+    compute: Array  # [] s_i, seconds of a pass, or of a step
+    per_byte: Array  # [] b_i, seconds
+    available: Any = None  # `Availability`; None: always
+
+
+class Clock(NamedTuple):
+    """The rules of a run's clock: static values and functions."""
+
+    factor: Callable[[Array], Array]  # xi from a number that is uniform in 0..1
+    minimum: float = 0.0  # seconds that a client computes at least
+    first: int = 0  # number of uploads that a synchronous round waits for; 0: all
+    deadline: float = 0.0  # seconds of a synchronous round at most; 0: no limit
+    partial: bool = False  # whether a late client uploads what it has trained by the deadline
+
+
+class Outcome(NamedTuple):
+    """What becomes of the clients of a round."""
+
+    arrived: Array | None  # [M] bool, whose upload is used; None: those of all
+    seconds: Array | None  # [] duration of the round; None: there is no clock
+    work: Array | None  # [M] how much of `Plan.work` each client does; None: all of it
+
+
+def until_available(of: Availability, time: Any, numpy: Any = jnp) -> Any:
+    """The seconds from `time` until clients are available, 0 if they are: [M].
+
+    of: of the clients [M]. numpy: the library of the arrays.
+    """
+    changes, period, _ = of
+    phase = numpy.asarray((time + of.phase) % period)
+    past = numpy.sum(changes <= phase[..., None], -1)  # the number of changes before
+    later = numpy.concatenate([changes, (changes[..., :1] + period[..., None])], -1)
+    upcoming = numpy.take_along_axis(later, past[..., None], -1)[..., 0]
+    return numpy.where(past % 2 == 1, 0, upcoming - phase)
+
+
+def durations(clock: Clock, pace: Pace, xi: Array, work: Any, sent: int) -> tuple[Any, Any]:
+    """The seconds of the clients' computation and of their messages, [M] each.          (Y1)
+
+    xi: [M] factors. work: passes or steps. sent: bytes of the messages of a client.
+    """
+    return clock.minimum + pace.compute * work * xi, pace.per_byte * sent
+
+
+def outcome(
+    clock: Clock,
+    clients: Array,
+    cohort: Client,
+    before: Outcome,
+    work: int,
+    sent: int,
+    time: Array,
+    in_turn: bool = False,
+) -> Outcome:
+    """What becomes of the clients of a synchronous round that begins at `time`.
+
+    Args:
+      clock: the rules.
+      clients: the random streams [M] of the clients in this round.
+      cohort: the clients [M], with their `pace`.
+      before: their uploads that arrive, and their work, without a clock.
+      work: `Plan.work`.
+      sent: the bytes of the messages of a client.
+      time: [] seconds since the beginning of the run.
+      in_turn: whether clients train one after another.
+    """
+    pace, planned = cohort.pace, work if before.work is None else before.work
+    xi = clock.factor(jax.vmap(jax.random.uniform)(streams.speed(clients)))
+    compute, other = durations(clock, pace, xi, planned, sent)
+    if pace.available is not None:
+        other = other + until_available(pace.available, time)
+    seconds = compute + other
+    arrived = jnp.ones(seconds.shape, bool) if before.arrived is None else before.arrived
+    if not clock.deadline:
+        return Outcome(*_waited(clock, arrived, seconds, in_turn), before.work)
+    in_time, done = seconds <= clock.deadline, before.work
+    if clock.partial:
+        left = clock.deadline - other - clock.minimum
+        of_one = jnp.maximum((compute - clock.minimum) / planned, 1e-30)
+        fewer = jnp.clip(jnp.floor(left / of_one), 0, planned).astype(jnp.int32)
+        done = jnp.where(in_time, planned, jnp.maximum(fewer, 1))
+        in_time = in_time | (fewer >= 1)
+    seconds = jnp.minimum(seconds, clock.deadline)
+    return Outcome(*_waited(clock, arrived & in_time, seconds, in_turn), done)
+
+
+def _waited(clock, arrived, seconds, in_turn):
+    """Whose uploads are used [M], and the duration of the round [].                     (Y2)
+
+    The server learns of a lost upload when it should have arrived.
+    """
+    whole = jnp.sum(seconds) if in_turn else jnp.max(seconds)
+    if not 0 < clock.first < len(seconds):
+        return arrived, whole
+    ends = jnp.where(arrived, seconds, jnp.inf)
+    order = jnp.argsort(ends, stable=True)
+    last = ends[order[clock.first - 1]]
+    is_first = jnp.zeros_like(arrived).at[order[: clock.first]].set(True)
+    return arrived & is_first, jnp.where(jnp.isfinite(last), last, whole)

@@ -1,0 +1,401 @@
+"""Asynchronous rounds against an event queue in NumPy, and what a schedule promises."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+from naive import KEYS
+
+from fedjax_lab import sampling
+from fedjax_lab.experiment import availability, speeds
+from fedjax_lab.methods import _staleness
+from fedjax_lab.running.runner import run
+from fedjax_lab.simulation import asynchronous, simulate
+from fedjax_lab.simulation.asynchronous import Rules, Virtual, make_schedule
+from fedjax_lab.simulation.clock import Clock, Pace, until_available
+from fedjax_lab.transforms import staleness
+
+PLAIN = Clock(factor=jnp.ones_like)
+UPDATES = 12
+SECONDS = np.linspace(1.0, 3.1, toys.C) ** 2  # of a task of each client
+EVERYONE = Rules(updates=UPDATES, buffer=1, concurrency=toys.C)
+
+
+def schedule_of(rules, seconds=SECONDS, clock=PLAIN, seed=0, **fields):
+    pace = Pace(np.asarray(seconds, np.float32), np.zeros(len(seconds), np.float32), **fields)
+    return make_schedule(clock, pace, rules, 0, seed)
+
+
+def played(method, schedule, plan=naive.FULL):
+    """The state after all updates of a schedule."""
+    schedule = jax.tree.map(jnp.asarray, schedule)
+    program = simulate.Program(method, plan, toys.VECTORIZED)
+    state = simulate.init(method, KEYS, toys.C)
+    history = asynchronous.first_history(method, state.server, asynchronous.num_places([schedule]))
+    sums = simulate.no_progress()._replace(virtual=Virtual(jnp.zeros(()), history))
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS, schedule=schedule)
+    play = jax.jit(functools.partial(simulate.play, program))
+    count = len(schedule.ids)
+    return play(lane, state, sums, jnp.int32(0), jnp.int32(count))
+
+
+def queue(buffer, use, train=naive.sgd, max_staleness=0):
+    """Processes one arrival after another. All clients train all the time.
+
+    use(w, uploads [(client, start, trained, staleness)]) -> the server's new weights. Returns
+    them after UPDATES updates, the stalenesses of the used uploads, and the time.
+    """
+    w, version, waiting, used = naive.first_weights(), 0, [], []
+    events = [(SECONDS[i], i, w, 0) for i in range(toys.C)]
+    while version < UPDATES:
+        time, i, start, began = min(events, key=lambda event: event[0])
+        events = [event for event in events if event[1] != i]
+        if max_staleness and version - began > max_staleness:
+            events.append((time + SECONDS[i], i, w, version))
+            continue
+        waiting.append((i, start, train(start, *naive.data_of(i)), version - began))
+        if len(waiting) == buffer:
+            w, version = use(w, waiting), version + 1
+            used += [tau for *_, tau in waiting]
+            events += [(time + SECONDS[j], j, w, version) for j, *_ in waiting]
+            waiting = []
+    return w, used, time
+
+
+def s(tau):
+    return (1 + tau) ** -0.5
+
+
+def buffered(w, uploads):
+    """Y5 with eta_g = 0.7."""
+    for _, start, trained, tau in uploads:
+        w = naive.add(w, naive.sub(trained, start), 0.7 / len(uploads) * s(tau))
+    return w
+
+
+def test_fedbuff_is_an_event_queue():
+    rules = EVERYONE._replace(buffer=3)
+    schedule, tasks = schedule_of(rules)
+    w, used, time = queue(3, buffered)
+    state, sums = played(toys.make("fedbuff", toys.TASK, server_lr=0.7), schedule)
+    naive.close(state.server, w)
+    lag = np.arange(UPDATES)[:, None] - schedule.version
+    assert sorted(lag.ravel()) == sorted(used)
+    assert lag.max() >= 3
+    np.testing.assert_allclose(float(sums.virtual.clock), time, rtol=1e-6)
+    assert tasks.started == 3 * UPDATES + tasks.unfinished
+    everywhere = schedule._replace(place=schedule.version, new_place=np.arange(1, UPDATES + 1))
+    again, _ = played(toys.make("fedbuff", toys.TASK, server_lr=0.7), everywhere)
+    toys.close(again.server, state.server, rtol=0, atol=0)  # places do not change numbers
+    assert len(sums.virtual.history[0]) < UPDATES
+
+
+def test_fedasync_is_an_event_queue_that_drops_old_uploads():
+    def mixed(w, uploads):
+        ((_, _, trained, tau),) = uploads
+        return naive.mean([1 - 0.6 * s(tau), 0.6 * s(tau)], [w, trained])
+
+    def near(start, x, y):
+        return naive.sgd(start, x, y, extra=lambda w: [0.5 * a for a in naive.sub(w, start)])
+
+    schedule, tasks = schedule_of(EVERYONE._replace(max_staleness=4))
+    w, used, _ = queue(1, mixed, near, max_staleness=4)
+    state, _ = played(toys.make("fedasync", toys.TASK, rho=0.5), schedule)
+    naive.close(state.server, w)
+    assert tasks.dropped > 0
+    assert max(used) <= 4
+
+
+def test_ca2fl_is_an_event_queue():
+    h = {i: [0 * a for a in naive.first_weights()] for i in range(toys.C)}
+
+    def cached(w, uploads):
+        v = naive.mean(np.full(toys.C, 1 / toys.C), list(h.values()))
+        for i, start, trained, _ in uploads:
+            v = naive.add(v, naive.sub(naive.sub(trained, start), h[i]), 1 / len(uploads))
+        h.update({i: naive.sub(trained, start) for i, start, trained, _ in uploads})
+        return naive.add(w, v, 0.8)
+
+    schedule, _ = schedule_of(EVERYONE._replace(buffer=2))
+    w, *_ = queue(2, cached)
+    state, _ = played(toys.make("ca2fl", toys.TASK, server_lr=0.8), schedule)
+    (model, mean), private = state.server, state.private
+    naive.close(model, w)
+    toys.close(mean, jax.tree.map(lambda a: a.mean(0), private))
+
+
+# Schedules.
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        EVERYONE,
+        Rules(60, buffer=4, concurrency=12),
+        Rules(60, buffer=5, concurrency=5),
+        Rules(60, buffer=3, concurrency=20, max_staleness=4, lost=0.2, straggler=0.4, work=5),
+        Rules(60, buffer=4, concurrency=9, start_rate=2.0),
+        Rules(60, buffer=25, concurrency=25),
+    ],
+)
+@pytest.mark.parametrize("on_and_off", [False, True])
+def test_a_schedule_keeps_its_rules(rules, on_and_off):
+    rng = np.random.default_rng(7)
+    of_clients = {"seconds": rng.lognormal(size=25)}
+    if on_and_off:
+        of_clients["available"] = availability.on_off(25, rng, on=3.0, off=2.0)
+    if rules is EVERYONE:
+        of_clients = {}
+    schedule, tasks = schedule_of(rules, **of_clients)
+    T, K = rules.updates, rules.buffer
+    assert schedule.ids.shape == (T, K)
+    assert (np.diff(schedule.ids, axis=1) > 0).all()  # a client at most once
+    assert (np.diff(schedule.time) >= 0).all()
+    assert (schedule.version <= np.arange(T)[:, None]).all()
+    staleness = np.arange(T)[:, None] - schedule.version
+    stored = {0: 0}
+    for t in range(T):  # the history has the versions that are asked for
+        assert [stored[place] for place in schedule.place[t]] == list(schedule.version[t])
+        stored[int(schedule.new_place[t])] = t + 1
+    assert len(stored) == asynchronous.num_places([schedule])
+    assert len(stored) <= min(rules.concurrency, staleness.max()) + 2
+    ended = T * K + tasks.lost + tasks.dropped
+    assert tasks.started == ended + tasks.unfinished
+    assert 0 <= tasks.unfinished <= rules.concurrency + K
+    assert schedule.received.sum() == T * K + tasks.dropped
+    assert 0 < tasks.busy <= 1
+    assert tasks.of_clients.sum() == T * K
+    if rules.max_staleness:
+        assert staleness.max() <= rules.max_staleness < 10 < tasks.lost
+        assert 1 <= schedule.work.min() < schedule.work.max() == rules.work
+    else:
+        assert schedule.work is None
+    shorter, _ = schedule_of(rules._replace(updates=T // 2), **of_clients)
+    for a, b in zip(jax.tree.leaves(shorter), jax.tree.leaves(schedule), strict=True):
+        np.testing.assert_array_equal(a, b[: T // 2])
+
+
+def test_equal_clients_make_synchronous_rounds():
+    """FedBuff is then FedBuff in synchronous rounds bit for bit, and FedAvg with equal shares."""
+    rules = Rules(4, buffer=3, concurrency=3)
+    schedule, _ = schedule_of(rules, np.ones(toys.C))
+    assert (schedule.version == np.arange(4)[:, None]).all()
+    assert list(schedule.time) == [1, 2, 3, 4]
+    ids = jnp.asarray(schedule.ids)
+
+    def same(key, server, population, m):
+        is_round = jnp.all(key_data == jax.random.key_data(key), axis=-1)
+        return ids[jnp.argmax(is_round)], jnp.full(3, 1 / 3)
+
+    each = jax.vmap(jax.random.fold_in, (None, 0))(KEYS.cohort, jnp.arange(4))
+    key_data = jax.random.key_data(each)
+    method = toys.make("fedbuff", toys.TASK)
+    state, _ = played(method, schedule, toys.PLAN)
+    synchronous = toys.player(method._replace(sample=same))(KEYS, 0, 4)[0]
+    toys.close(state.server, synchronous.server, rtol=0, atol=0)
+    averaged = toys.player(toys.make("fedavg", toys.TASK)._replace(sample=same))(KEYS, 0, 4)[0]
+    toys.close(state.server, averaged.server)
+    plain = toys.make("fedavg", toys.TASK)._replace(sample=sampling.equal)
+    rebased, _ = played(staleness.weighted(plain, 0.5), schedule, toys.PLAN)
+    toys.close(rebased.server, averaged.server)
+
+
+def test_updates_of_a_method_without_staleness_are_those_of_fedbuff():
+    schedule, _ = schedule_of(EVERYONE._replace(buffer=3))
+    plain = toys.make("fedavg", toys.TASK)._replace(sample=sampling.equal)
+    ours, _ = played(staleness.weighted(plain, 0.5), schedule)
+    w, *_ = queue(3, lambda w, uploads: _with_rate_of_one(w, uploads))
+    naive.close(ours.server, w)
+
+
+def _with_rate_of_one(w, uploads):
+    return naive.add(w, naive.sub(buffered(w, uploads), w), 1 / 0.7)
+
+
+def test_one_client_after_another():
+    """K = 1 and one task at a time with alpha = 1: each client continues from the one before."""
+    schedule, _ = schedule_of(Rules(5, buffer=1, concurrency=1))
+    state, _ = played(toys.make("fedasync", toys.TASK, alpha=1.0, rho=0.0), schedule)
+    w = naive.first_weights()
+    for i in schedule.ids[:, 0]:
+        w = naive.sgd(w, *naive.data_of(i))
+    naive.close(state.server, w)
+
+
+def test_weights_of_staleness():
+    tau = jnp.arange(8.0)
+    np.testing.assert_allclose(_staleness.weight("hinge", tau, 10, 4)[3:6], [1, 1, 1 / 11])
+    np.testing.assert_allclose(_staleness.weight("polynomial", tau, 0.5, 4)[3], 0.5)
+    np.testing.assert_allclose(_staleness.weight("constant", tau, 0.5, 4), 1)
+
+
+# Runs.
+
+SECTIONS = {
+    "partition": {"name": "iid", "num_clients": 8},
+    "local": {"lr": 0.1, "batch_size": 16},
+    "clock": {"name": "log_normal", "concurrency": 6, "bandwidth": 1e5},
+}
+
+
+def rows_of(result):
+    """The rows of a run without the times of this machine."""
+    return [{**row, "seconds": 0} for row in result.metrics]
+
+
+def built(folder, rounds, seeds=(0, 1), method="fedbuff", **engine):
+    return toys.build(
+        folder,
+        seeds,
+        **SECTIONS,
+        method={"name": method},
+        run={"rounds": rounds, "cohort": 2, "eval_every": 3},
+        engine=engine,
+    )
+
+
+def test_an_asynchronous_run_is_resumed_with_more_rounds(tmp_path):
+    """Its numbers, on vectorized seeds and with a longer history, are those of one run."""
+    whole = run(built(tmp_path, 18), tmp_path / "whole", quiet=True)
+    run(built(tmp_path, 6), tmp_path / "twice", quiet=True)
+    twice = run(built(tmp_path, 18), tmp_path / "twice", resume=True, quiet=True)
+    assert rows_of(twice) == rows_of(whole)
+    first = [row for row in whole.metrics if row["seed"] == 0]
+    times = [row["virtual_seconds"] for row in first]
+    assert (np.diff(times) > 0).all()
+    simulation = built(tmp_path, 18).simulation
+    np.testing.assert_allclose(times, simulation.schedules[0].time[2::3], rtol=1e-6)
+    tasks = whole.summary["tasks"]["0"]
+    _, sent = simulate.message_bytes(*_round_of(simulation))
+    assert first[-1]["bytes_up"] == 36 * sent
+    assert first[-1]["bytes_down"] == simulation.schedules[0].started.sum() * sent
+    assert tasks["used"] == 36 <= tasks["started"] - tasks["unfinished"]
+    assert 0 < tasks["used_of_slowest_fifth"] < tasks["used_of_fastest_fifth"] < 1
+
+
+def _round_of(simulation):
+    method = simulation.stages[0].method
+    population = simulate.population_on_host(simulation.federations[0], simulation.num_classes)
+    program = simulate.Program(method, simulation.plan, toys.VECTORIZED)
+    state = jax.eval_shape(lambda: simulate.init(method, KEYS, 8))
+    return program, simulate.Lane(simulation.federations[0], population, KEYS), state
+
+
+@pytest.mark.slow
+def test_strategies_and_hosts_give_an_asynchronous_run_the_same_numbers(tmp_path):
+    """Also with private state, under which a client has one task at a time."""
+
+    def accuracies(seeds=(0,), **engine):
+        result = run(built(tmp_path, 9, seeds, "ca2fl", **engine), quiet=True)
+        return [row["loss"]["mean"] for row in result.metrics if row["seed"] == 0]
+
+    alone = accuracies(strategy="sequential")
+    assert alone[-1] < alone[0]
+    for engine in ({"state": "host"}, {"state": "sharded"}, {"strategy": "chunked", "chunk": 1}):
+        np.testing.assert_allclose(accuracies(**engine), alone, rtol=1e-4)
+    np.testing.assert_allclose(accuracies((1, 0)), alone, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method, sections",
+    [
+        ("scaffold", {}),
+        ("fedprox", {"compression": {"name": "top_k"}}),
+        ("fedopt", {"aggregator": {"name": "median"}}),
+        ("moon", {"attack": {"name": "sign_flip"}}),
+    ],
+)
+def test_other_methods_and_transforms_run_asynchronously(tmp_path, method, sections):
+    experiment = toys.build(
+        tmp_path,
+        **SECTIONS,
+        **sections,
+        method={"name": method},
+        run={"rounds": 6, "cohort": 3, "eval_every": 6},
+    )
+    (row,) = run(experiment, quiet=True).metrics
+    assert np.isfinite(row["train_loss"])
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"clock": {"concurrency": 3}}, "config.clock.concurrency=3 needs the speeds"),
+        ({"run": {"cohort": 7}}, "waits for 7 uploads"),
+        ({"clock": {**SECTIONS["clock"], "concurrency": 9}}, "more than the 8 clients"),
+        ({"clock": {**SECTIONS["clock"], "deadline": 3.0}}, "is for synchronous rounds"),
+        ({"clock": {"name": "constant", "deadline": 1e-4}}, "nobody would be in time"),
+        ({"clock": {"name": "constant", "over_selection": 0.5}}, "at least 1, got 0.5"),
+        ({"clock": {"name": "constant", "over_selection": 9.0}}, "use at most 4"),
+        ({"clock": {"name": "constant", "max_staleness": 2}}, "needs config.clock.concurrency"),
+        ({"method": {"name": "fedconcat"}}, "has stages"),
+        ({"method": {"name": "pfedhn"}}, "take turns"),
+        ({"method": {"name": "central"}}, "pooled examples"),
+        ({"method": {"name": "local"}}, "draws its clients itself"),
+        (
+            {"method": {"name": "fediir"}},
+            "several exchanges in a round, so its clients cannot train",
+        ),
+        ({"privacy": {"name": "central"}}, "config.privacy.name=central"),
+        ({"run": {"sampling": "all_clients"}}, "config.run.sampling=all_clients"),
+        ({"clock": {"name": "lognormal"}}, "log_normal"),
+        ({"clock": {"name": "trace"}}, "config.clock.speeds must name a file"),
+    ],
+)
+def test_settings_of_the_clock_that_contradict_each_other(tmp_path, changes, words):
+    sections = {**SECTIONS, "run": {"cohort": 2}, **changes}
+    assert words in complaint(toys.build, tmp_path, **sections)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("client,seconds\n0,1\n", "no column bandwidth"),
+        ("client,seconds,bandwidth\n0,1,0\n1,-2,0\n", "line 3"),
+        ("client,seconds,bandwidth\n0,1,0\n1,,0\n", "line 3"),
+        ("client,seconds,bandwidth\n0,1,0\n1,1,0\n2,1,0\n", "client 2 does not exist"),
+        ("client,seconds,bandwidth\n0,1,0\n", "client 1 is missing"),
+        ("client,seconds,bandwidth\n0,1,0\n1,1,0\n1,1,0\n", "client 1 is repeated"),
+    ],
+)
+def test_a_file_of_speeds_that_is_wrong(tmp_path, text, words):
+    (tmp_path / "speeds.csv").write_text(text)
+    path = str(tmp_path / "speeds.csv")
+    assert words in complaint(speeds.trace, 2, None, speeds=path)
+
+
+def test_traces(tmp_path):
+    (tmp_path / "speeds.csv").write_text("bandwidth,client,seconds\n0,1,2.5\n8,0,1\n")
+    read = speeds.trace(2, None, speeds=str(tmp_path / "speeds.csv"))
+    assert list(read.seconds) == [1, 2.5]
+    assert list(read.bandwidth) == [8, np.inf]
+    file = tmp_path / "sessions.json"
+    each = {
+        "0": {"active": [0], "inactive": [4], "finish_time": 10},
+        "1": {"active": [2, 7], "inactive": [3, 9], "finish_time": 12},
+    }
+    file.write_text(json.dumps(each))
+    sessions = availability.trace(2, None, sessions=str(file))
+    for library in (np, jnp):
+        for time, waits in (
+            (0, [0, 2]),
+            (2.5, [0, 0]),
+            (5, [5, 2]),
+            (9.5, [0.5, 4.5]),
+            (13, [0, 1]),
+        ):
+            of = jax.tree.map(library.asarray, sessions)
+            np.testing.assert_allclose(until_available(of, time, library), waits, rtol=1e-6)
+    each["1"]["inactive"] = [1, 9]
+    file.write_text(json.dumps(each))
+    assert "ascending" in complaint(availability.trace, 2, None, sessions=str(file))
