@@ -109,10 +109,12 @@ def with_history(
         return first_history(method, server, places)
 
     run = jit.runner(first, (0,))
-    return [
-        of_lane._replace(virtual=of_lane.virtual._replace(history=run(state.server)))
-        for state, of_lane in zip(states, sums, strict=True)
-    ]
+    new = []
+    for state, of_lane in zip(states, sums, strict=True):
+        assert of_lane.virtual is not None  # a run with schedules has a clock
+        virtual = of_lane.virtual._replace(history=run(state.server))
+        new.append(of_lane._replace(virtual=virtual))
+    return new
 
 
 def make_hosted(

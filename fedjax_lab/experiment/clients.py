@@ -24,7 +24,8 @@ def names_of_run(
     with examples of several), unless no client has one or there is only one. With a clock it has
     their seconds of a pass over their examples, or of a step (`paces`).
     """
-    of_seeds = zip(seeds, federations, paces or [None for _ in seeds], strict=True)
+    of_clock: Sequence[Pace | None] = paces or [None] * len(seeds)
+    of_seeds = zip(seeds, federations, of_clock, strict=True)
     return ({"classes": list(dataset.classes)} if dataset.classes else {}) | {
         "domains": list(dataset.domains),
         "clients": {str(seed): _of_seed(dataset, f.train, pace) for seed, f, pace in of_seeds},

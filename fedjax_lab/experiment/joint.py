@@ -1,6 +1,8 @@
 """Experiments whose seeds differ in settings, which the compiled functions take as arguments."""
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.config import value_at
@@ -29,9 +31,12 @@ def join(parts: Sequence[Experiment]) -> Experiment:
     ]
     configs = [part.config for part in parts for _ in part.simulation.seeds]
     settings = [{key: value_at(config, key) for key in differing} for config in configs]
-    of_seeds = {name: [getattr(each, name) for each in simulations] for name in OF_SEEDS}
+    each = {name: [getattr(each, name) for each in simulations] for name in OF_SEEDS}
+    of_seeds: dict[str, Any] = {
+        name: [*itertools.chain(*fields)] for name, fields in each.items() if None not in fields
+    }
     together = first.simulation._replace(
-        **{name: sum(each, []) for name, each in of_seeds.items() if None not in each},
+        **of_seeds,
         vectorized_seeds=True,
         settings=settings,
     )

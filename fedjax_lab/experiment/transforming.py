@@ -18,7 +18,7 @@ from fedjax_lab.experiment.registry import bind
 from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.simulation.asynchronous import Virtual, first_history, num_places
 from fedjax_lab.simulation.simulate import Lane, Program
-from fedjax_lab.transforms import private_state, staleness
+from fedjax_lab.transforms import private_state
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Federation, NeedsClasses, Stage, Task
 
@@ -35,28 +35,17 @@ def as_configured(
     setup: the facts on which epsilon depends; None for a run without privacy.
     """
     stage = _with_sampling(stage, config.run)
-    method = stage.method
-    named = [key for key in TRANSFORMS if config[key].name != "none"]
-    weighted = config.clock.concurrency > 0 and not method.extra.weighs_staleness
-    if not named and not weighted:
+    named = _named(config, stage.method)
+    if not named:
         return stage
     task = _as_seen(stage, task)
-    words = " and ".join(f"{key} {config[key].name}" for key in named or ["clock"])
+    words = " and ".join(f"{key} {config[key].name}" for key in named)
     naming = functools.partial(_naming, f"method {config.method.name} with {words}")
     with naming():
-        if method.extra.pooled:
+        if stage.method.extra.pooled:
             raise BadInput("it trains on the examples of all clients at once and has no uploads")
-        if weighted:  # before compression, which is nearer to the network
-            named.insert(len(named) - ("compression" in named), "clock")
         for key in named:
-            if key == "clock":
-                method = staleness.weighted(stage.method, exponent=config.clock.exponent)
-                stage = stage._replace(method=method)
-                continue
-            takes = (task, setup) if key == "privacy" else (task,)
-            stage = private_state.in_stage(
-                stage, functools.partial(_wrap, bind(key, config[key]), takes)
-            )
+            stage = private_state.in_stage(stage, _transform(key, config, task, setup))
             contract.check_stages((stage,))
     method = stage.method
     each = (
@@ -66,6 +55,24 @@ def as_configured(
     init = method.init and naming()(method.init)
     method = method._replace(init=init, round=tuple(each))
     return stage._replace(method=method, start=stage.start and naming()(stage.start))
+
+
+def _named(config, method):
+    """The sections of the transforms of a method, in the order of wrapping."""
+    named = [key for key in TRANSFORMS if config[key].name != "none"]
+    if config.clock.concurrency and not method.extra.weighs_staleness:
+        named.insert(len(named) - ("compression" in named), "clock")
+    return named
+
+
+def _transform(key, config, task, setup):
+    """The transform of a section, as a function of the method."""
+    if key == "clock":
+        from fedjax_lab.transforms import staleness  # other runs do not need it
+
+        return functools.partial(staleness.weighted, exponent=config.clock.exponent)
+    takes = (task, setup) if key == "privacy" else (task,)
+    return functools.partial(_wrap, bind(key, config[key]), takes)
 
 
 def is_private(config: Mapping) -> bool:

@@ -1,4 +1,4 @@
-"""CA2FL (Wang et al., ICLR 2024): cached updates against the bias to fast clients.
+"""CA2FL (Wang, Cao, Wu, Chen, Chen, ICLR 2024, proceedings.iclr.cc): cached updates.
 
   send    w_t
   local   w_k <- SGD on F_k from w_{t - tau_k};  Delta_k = w_k - w_{t - tau_k}

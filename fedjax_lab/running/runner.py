@@ -460,11 +460,7 @@ def _summary(engine, experiment, rows):
         "seeds": seeds,
         "rounds": engine.played,
         **metric_rows.summarize(rows, seeds),
-        "lower_is_better": [
-            metric.name
-            for metric in evaluate.all_metrics(experiment.simulation.plan)
-            if metric.lower_is_better
-        ],
+        "lower_is_better": _lower_is_better(experiment.simulation.plan),
         "seconds": engine.seconds,
         "evaluate_seconds": engine.evaluate_seconds,
         "compile_seconds": engine.compile_seconds,
@@ -483,6 +479,11 @@ def _summary(engine, experiment, rows):
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "versions": _versions(),
     }
+
+
+def _lower_is_better(plan):
+    """The names of the metrics of which a low value is good."""
+    return [metric.name for metric in evaluate.all_metrics(plan) if metric.lower_is_better]
 
 
 def _data(experiment):

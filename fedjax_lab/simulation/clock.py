@@ -108,7 +108,8 @@ def outcome(
     seconds = compute + other
     arrived = jnp.ones(seconds.shape, bool) if before.arrived is None else before.arrived
     if not clock.deadline:
-        return Outcome(*_waited(clock, arrived, seconds, in_turn), before.work)
+        used, whole = _waited(clock, arrived, seconds, in_turn)
+        return Outcome(used, whole, before.work)
     in_time, done = seconds <= clock.deadline, before.work
     if clock.partial:
         left = clock.deadline - other - clock.minimum
@@ -117,7 +118,8 @@ def outcome(
         done = jnp.where(in_time, planned, jnp.maximum(fewer, 1))
         in_time = in_time | (fewer >= 1)
     seconds = jnp.minimum(seconds, clock.deadline)
-    return Outcome(*_waited(clock, arrived & in_time, seconds, in_turn), done)
+    used, whole = _waited(clock, arrived & in_time, seconds, in_turn)
+    return Outcome(used, whole, done)
 
 
 def _waited(clock, arrived, seconds, in_turn):
