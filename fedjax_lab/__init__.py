@@ -4,7 +4,12 @@
 repository.
 """
 
+import sys
+
 __version__ = "0.2.0"
+
+if sys.platform == "win32":
+    raise ImportError("fedjax_lab does not run on Windows, which lacks fcntl; use WSL 2")
 
 # `python -m fedjax_lab.sweep` and the other commands are modules of the folder commands.
 __path__ = [*__path__, f"{__path__[0]}/commands"]

@@ -52,6 +52,19 @@ def test_symbols_are_typeset(text, shown):
     assert re.sub(r"<[^>]*>", "", out) == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("w <- sum_i p_i w_i", "w~← ∑i pi wi"),
+        ("send (theta_i, phi_i), i = 1 .. M", "send (θi,~φi), i~= 1~..~M"),
+        ("loss of (w with the row of class c from v)", "loss of (w with the row of class c from v)"),
+    ],
+)
+def test_lines_end_neither_before_operators_nor_in_short_parentheses(text, shown):
+    out = equations.unbroken(equations.inline(text, in_block=True)).replace("&nbsp;", "~")
+    assert re.sub(r"<[^>]*>", "", out) == shown
+
+
 def test_rows_of_result_tables_are_found_by_method(tmp_path):
     page = "# Results\n\n## Digits, `x`\n\n| | mean |\n|---|---|\n| **`fedavg`** | 87.5 |\n"
     (tmp_path / "results.md").write_text(page)

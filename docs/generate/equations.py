@@ -16,6 +16,9 @@ GREEK = {
 }
 GREEK["lambda"] = GREEK.pop("lambda_")
 OPERATORS = {"sum": "∑", "grad": "∇"}
+OPERATOR = re.compile(r" ([←→=≤≥+−·/]) ")
+GROUP = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|‖[^‖]*‖|\|[^|]*\|")
+SHORT = 24  # the most signs in parentheses that stay on one line
 UPRIGHT = {"max", "min", "mean", "argmax", "argmin", "cos", "softmax", "log", "exp", "sqrt", "clip"}
 SIGNS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "!=": "≠", "||": "‖", "...": "…"}
 
@@ -62,14 +65,15 @@ def block(text: str) -> str:
 def _row(line, column):
     label, rest = line[:column], line[column:]
     if label.strip() and not label.endswith(" "):  # a line without columns
-        return f'<tr><td colspan="3">{inline(line.strip(), in_block=True)}</td></tr>'
+        return f'<tr><td colspan="3">{unbroken(inline(line.strip(), in_block=True))}</td></tr>'
     body, note = with_note(rest.strip())
     indent = len(rest) - len(rest.lstrip()) if not label.strip() else 0
     style = f' style="padding-left:{indent * 0.5:g}em"' if indent else ""
     inside = len(label) - len(label.lstrip())
     name = "&nbsp;" * max(inside - 2, 0) + html.escape(re.sub(r" {2,}", "  ", label.strip()))
+    name = name if label.strip() else ""
     return (
-        f"<tr><td>{name}</td><td{style}>{inline(body, in_block=True)}</td>"
+        f"<tr><td>{name}</td><td{style}>{unbroken(inline(body, in_block=True))}</td>"
         f"<td>{inline(note, in_block=False)}</td></tr>"
     )
 
@@ -104,6 +108,17 @@ def inline(text: str, in_block: bool) -> str:
         out.append(_token(match, text, in_block))
         at = match.end()
     return "".join([*out, html.escape(text[at:], quote=False)])
+
+
+def unbroken(equation: str) -> str:
+    """An equation in HTML whose lines end neither before operators nor in short parentheses."""
+    equation = OPERATOR.sub("&nbsp;\\1 ", equation).replace(" .. ", "&nbsp;..&nbsp;")
+    return GROUP.sub(lambda group: _short(group[0]), equation)
+
+
+def _short(group):
+    is_short = len(re.sub("<[^>]*>|&nbsp;", "", group)) <= SHORT
+    return group.replace(" ", "&nbsp;") if is_short and "<a " not in group else group
 
 
 def _token(match, text, in_block):
