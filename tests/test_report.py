@@ -617,3 +617,23 @@ def test_epsilon_is_listed_with_the_accuracy(tmp_path, capsys):
         assert ("2.5,1e-05" if form == "csv" else "2.5 (1e-05)") in out and "inf" in out
         assert "epsilon.mean" not in out  # it is not a measure
     assert "FedProx has epsilon (delta) inf" in call(capsys, tmp_path, "--pivot")
+
+
+def test_clients_with_names_have_a_table_and_are_named_in_the_page(capsys, tmp_path):
+    folder = write(tmp_path / "a", {0: (50, 60, 70), 1: (52, 62, 72)})
+    named = {"names": ["Berlin", "Oslo", "Rome"], "examples": [1, 2, 3]}
+    known = {"domains": ["north", "south"], "clients": {"0": named, "1": named}}
+    (folder / "names.json").write_text(json.dumps(known))
+    lines = call(capsys, tmp_path).splitlines()
+    at = lines.index("accuracy, %, by client, last round")
+    assert lines[at + 1].split() == ["Berlin", "Oslo", "Rome"]
+    assert "61.00 +- 1.41" in lines[at + 3]
+    assert "FedAvg, client Oslo: 70.00" in call(capsys, tmp_path, "--format=html")
+
+
+def test_clients_with_the_names_of_domains_have_no_table_of_their_own(capsys, tmp_path):
+    folder = write(tmp_path / "a", {0: (50, 60, 70)})
+    named = {"names": ["north", "south", "south"], "examples": [1, 2, 3]}
+    known = {"domains": ["north", "south"], "clients": {"0": named}}
+    (folder / "names.json").write_text(json.dumps(known))
+    assert "by client" not in call(capsys, tmp_path)

@@ -57,7 +57,7 @@ def test_symbols_are_typeset(text, shown):
     [
         ("w <- sum_i p_i w_i", "w~← ∑i pi wi"),
         ("send (theta_i, phi_i), i = 1 .. M", "send (θi,~φi), i~= 1~..~M"),
-        ("loss of (w with the row of class c from v)", "loss of (w with the row of class c from v)"),
+        ("loss of (w with the row of one class)", "loss of (w with the row of one class)"),
     ],
 )
 def test_lines_end_neither_before_operators_nor_in_short_parentheses(text, shown):

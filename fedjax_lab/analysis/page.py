@@ -159,23 +159,31 @@ def _figure(figure, label, points_with_text=()):
 
 
 def _of_strips(rows, measure):
-    """The points (x, y, text) of a picture of `plots.draw_strips`."""
+    """The points (x, y, text) of a picture of `plots.draw_strips`.
+
+    rows: by row, the pairs of a point's name, which may be empty, and its value.
+    """
     form = f".{digits(measure)}f"
     return [
-        (value, i, f"{name}: {value:{form}}")
-        for i, (name, values) in enumerate(rows.items())
-        for value in (values if len(values) <= plots.DOTS else [])
+        (value, i, f"{row}{', ' * bool(name)}{name}: {value:{form}}")
+        for i, (row, pairs) in enumerate(rows.items())
+        for name, value in (pairs if len(pairs) <= plots.DOTS else [])
     ]
 
 
 def _clients(section, choice):
     """The values of single clients, if a row has some."""
     rows, way, metric = section.block.rows, WAYS[choice.way], metric_of(choice.measure)
-    clients = {r.title: runs.per_client(r, choice.way, choice.measure) for r in rows}
+    named = {r.title: runs.named_clients(r, choice.way, choice.measure) for r in rows}
+    clients = {title: [value for _, value in pairs] for title, pairs in named.items()}
     if any(map(len, clients.values())):
         yield '<h3>Clients</h3>\n<div class="grid">'
         figure = plots.draw_strips(clients, in_words(runs.shown(metric)), f"Clients, {way}", True)
-        points_with_text = _of_strips(clients, choice.measure)
+        named = {
+            title: [(f"client {runs.shown(name)}", value) for name, value in pairs]
+            for title, pairs in named.items()
+        }
+        points_with_text = _of_strips(named, choice.measure)
         yield _figure(figure, f"{metric} of each client by row, {way}", points_with_text)
         yield (
             '</div>\n<p class="how">Clients of all seeds: boxes show median and quartiles, whiskers'
@@ -200,7 +208,8 @@ def _domains(section, choice):
             }
             name = runs.shown(domain.removeprefix(prefix))
             figure = plots.draw_strips(values, in_words(runs.shown(metric)), name)
-            points_with_text = _of_strips(values, choice.measure)
+            unnamed = {title: [("", value) for value in each] for title, each in values.items()}
+            points_with_text = _of_strips(unnamed, choice.measure)
             yield _figure(figure, f"{metric} on {name} by row, {way}", points_with_text)
         yield '</div>\n<p class="how">Each point is a seed; the bar is their mean.</p>'
 

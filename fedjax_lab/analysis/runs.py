@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ class Run(NamedTuple):
     seeds: tuple[int, ...]
     rows: list[dict]  # the evaluations that all seeds have; `seconds` is for one seed
     summary: dict  # {} if the run is unfinished
+    clients: Mapping[str, Sequence[str]] = MappingProxyType({})  # names by seed, if they have some
 
 
 class Row(NamedTuple):
@@ -161,7 +163,9 @@ def read(folder: Path) -> Run:
         if row["seed"] in seeds and all((row["round"], seed) in evaluated for seed in seeds)
     ]
     summary = files.read_json(folder / "summary.json", files.SUMMARY)
-    return Run(folder=folder, config=config, seeds=tuple(seeds), rows=rows, summary=summary or {})
+    known = files.read_json(folder / "names.json", files.NAMES) or {"clients": {}}
+    named = {seed: of["names"] for seed, of in known["clients"].items() if "names" in of}
+    return Run(folder, config, tuple(seeds), rows, summary or {}, named)
 
 
 def comparable(config: dict) -> dict:
@@ -551,8 +555,20 @@ def axes(curves: Iterable[dict[str, np.ndarray]]) -> dict[str, str]:
 
 def per_client(row: Row, way: str, measure: str) -> list[float]:
     """The values of a measure for single clients of all seeds, in the round chosen by `way`."""
-    each = [of_clients(evaluation, measure) for evaluation in picked(row, way).values()]
-    return [value for values in each for value in values if value is not None]
+    return [value for _, value in named_clients(row, way, measure)]
+
+
+def named_clients(row: Row, way: str, measure: str) -> list[tuple[str, float]]:
+    """The values of `per_client`, each with the client's name, or its number if it has none."""
+    names = {int(seed): named for run in row.runs for seed, named in run.clients.items()}
+    out = []
+    for seed, evaluation in picked(row, way).items():
+        values = of_clients(evaluation, measure)
+        named = names.get(seed, [])
+        called = named if len(named) == len(values) else map(str, range(len(values)))
+        pairs = zip(called, values, strict=True)
+        out += [(name, value) for name, value in pairs if value is not None]
+    return out
 
 
 def of_clients(evaluation: dict, measure: str) -> list[float | None]:

@@ -3,11 +3,18 @@
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from fedjax_lab.analysis import formats, runs
+from fedjax_lab.analysis import compare, formats, runs
 from fedjax_lab.analysis.compare import Cost, Entry, Privacy, Spread
 from fedjax_lab.analysis.formats import NONE, Table, mean_std, number
 from fedjax_lab.analysis.runs import Block, shown
-from fedjax_lab.simulation.units import LOWER_IS_BETTER, ONE_NUMBER, in_words, is_percent, metric_of
+from fedjax_lab.simulation.units import (
+    LOWER_IS_BETTER,
+    ONE_NUMBER,
+    WORDS,
+    in_words,
+    is_percent,
+    metric_of,
+)
 
 WAYS = {
     "last": "last round",
@@ -24,6 +31,7 @@ MEASURES = {  # of the accuracy: in words, and in a header
     "new": ("new clients", "new"),
     "new_tuned": ("new clients, tuned", "new, tuned"),
 }
+CLIENTS = 12  # the most clients in a table by client
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -101,6 +109,9 @@ def tables(section: Section, choice: Choice) -> list[Table]:
         title = f"{metric} by domain{', %' * is_percent(metric)}, {way}"
         columns = [_of_measure(m, shown(m.removeprefix(prefix))) for m in domains]
         made["domains"] = _table(section, choice, title, columns)
+    if columns := _of_clients(section, choice, {m.removeprefix(prefix) for m in domains}):
+        title = f"{in_words(metric)}, by client, {way}"
+        made["clients"] = _table(section, choice, title, columns)
     if others := [m for name, m in runs.headlines(_shared(section)).items() if name != metric]:
         columns = [_of_measure(m, with_unit(shown(m))) for m in others]
         made["metrics"] = _table(section, choice, f"other metrics, {way}", columns)
@@ -127,6 +138,29 @@ def _table(section, choice, title, columns, entries=None):
     return Table(title, ["", *(column.header for column in columns)], cells, bold)
 
 
+def _of_clients(section, choice, domains):
+    """Columns of clients with names, unless these are many, or the domains' names."""
+    if not any(run.clients for row in section.block.rows for run in row.runs):
+        return []
+    of_rows: dict[str, dict[str, list[float]]] = {}
+    for row in section.block.rows:
+        of_row = of_rows.setdefault(row.name, {})
+        for name, value in runs.named_clients(row, choice.way, choice.measure):
+            of_row.setdefault(name, []).append(value)
+    names = dict.fromkeys(name for of_row in of_rows.values() for name in of_row)
+    if len(names) > CLIENTS or domains.issuperset(names):
+        return []
+
+    def column(name):
+        def text(entry):
+            values = of_rows[entry.row.name].get(name, [])
+            return spread_text(compare.spread(values, choice.ddof), choice.measure)
+
+        return Column(shown(name), text)
+
+    return [column(name) for name in names]
+
+
 def _of_measure(measure, header):
     return Column(header, lambda entry: spread_text(entry.spread(measure), measure), measure)
 
@@ -137,7 +171,7 @@ def forms_of(metric: str) -> dict[str, tuple[str, str]]:
         return MEASURES
     names = [f"{metric}.mean", f"{metric}.worst10", *(f"{form}_{metric}" for form in ONE_NUMBER)]
     (words, _), *others = MEASURES.values()
-    return dict(zip(names, [(words, metric), *others], strict=True))
+    return dict(zip(names, [(words, WORDS.get(metric, metric)), *others], strict=True))
 
 
 def described(measure: str) -> str:
@@ -164,7 +198,7 @@ def _compared(section, choice, metric):
     ]
     if any(entry.privacy for entry in section.entries):
         columns.append(Column("epsilon (delta)", lambda entry: privacy_text(entry.privacy)))
-    return _table(section, choice, f"{with_unit(metric)}, {WAYS[choice.way]}", columns)
+    return _table(section, choice, f"{in_words(metric)}, {WAYS[choice.way]}", columns)
 
 
 def _paired(section, choice):

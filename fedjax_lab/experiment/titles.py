@@ -3,12 +3,14 @@
 A docstring that begins with `NAME:` or `NAME (PAPER)`, where NAME has at most three words, gives
 the name: for a method that of its file, otherwise that of the function. A word that is a setting
 stands for its value: "Dir(alpha)" is shown as Dir(0.3). Without such a beginning, and for parts of
-a user, whose files are not read here, the name is that of the config.
+a user, whose files are not read here, the name is that of the config, or for data that of their
+file: "stays" for data.path=tables/stays.csv.
 """
 
 import inspect
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from fedjax_lab.errors import BadInput, nearest, quoted, shown
@@ -53,6 +55,8 @@ def of(kind: str, section: Mapping[str, Any], names: Mapping[str, str] | None = 
     if names and name in names:
         return Title(names[name])
     words = beginning(kind, name)
+    if words == name and section.get("path"):
+        return Title(shown(PurePath(str(section["path"])).stem))
     stated = {word for word in re.findall(r"\w+", words) if word in section}
     text = re.sub(r"\w+", lambda word: shown(section.get(word[0], word[0])), words)
     return Title(text, frozenset(stated))
