@@ -91,7 +91,9 @@ def table(held: Held) -> str:
     A second table for new clients follows if there are some.
     """
     names, first = (held.class_names, held.domain_names), len(held.classes) - held.num_new
-    text = partition.table(held.classes[:first], names[0], held.domains[:first], names[1])
+    text = partition.table(
+        held.classes[:first], names[0], held.domains[:first], names[1], held.named[:first]
+    )
     if held.tests_of_nobody:
         text += (
             f"\n{held.tests_of_nobody} of {held.tests} test examples belong to no client; they are"
@@ -99,8 +101,11 @@ def table(held: Held) -> str:
         )
     if not held.num_new:
         return text
-    new = partition.table(held.classes[first:], names[0], held.domains[first:], names[1])
-    return f"{text}\n\nnew clients, which take no part in training:\n{new}"
+    new = [name.removeprefix("new ") for name in held.named[first:]]
+    text_of_new = partition.table(
+        held.classes[first:], names[0], held.domains[first:], names[1], new
+    )
+    return f"{text}\n\nnew clients, which take no part in training:\n{text_of_new}"
 
 
 def write(held: Held, path: Path) -> None:
@@ -158,7 +163,9 @@ def draw(held: Held, images: dict[str, np.ndarray] | None = None) -> Figure:
         places = np.linspace(0, len(sizes) - 1, CLIENTS).round().astype(int)
         order, cuts = np.argsort(sizes, kind="stable")[places], []
         label = f"{CLIENTS} of {len(sizes)} clients, by size"
-    maps = [(held.classes[order], plots.Side("class", held.class_names))]
+    maps = []
+    if len(held.class_names) > 1:
+        maps.append((held.classes[order], plots.Side("class", held.class_names)))
     if held.domain_names:
         maps.append((held.domains[order], plots.Side("domain", held.domain_names)))
     rows = plots.Side(label, [names[int(i)] for i in order], cuts)
@@ -168,7 +175,7 @@ def draw(held: Held, images: dict[str, np.ndarray] | None = None) -> Figure:
 def _drawn(maps, sizes, rows, images):
     height = np.clip(FIELD * len(sizes), 1.7, 8)
     widths = [np.clip(FIELD * counts.shape[1], 1.2, 6) for counts, _ in maps]
-    longest = max(len(str(name)) for _, columns in maps for name in columns.names)
+    longest = max((len(str(name)) for _, columns in maps for name in columns.names), default=0)
     tall, of_images = 1.3 + 0.08 * longest + height, 1.1 * (len(images) > 0)
     beside = 0.5 + 0.08 * max(map(len, rows.names))
     figure = Figure((beside + sum(widths) + 1.5, tall + of_images), layout="constrained")
@@ -176,7 +183,8 @@ def _drawn(maps, sizes, rows, images):
     if images:
         above, last = figure.subfigures(2, 1, height_ratios=[tall, of_images])
         _draw_images(last, images)
-    panels = above.subplots(1, len(maps) + 1, sharey=True, width_ratios=[*widths, 1.2])
+    grid = {"sharey": True, "width_ratios": [*widths, 1.2], "squeeze": False}
+    (panels,) = above.subplots(1, len(maps) + 1, **grid)
     for axes, (counts, columns), width in zip(panels, maps, widths, strict=False):
         shares = 100 * counts / np.maximum(sizes, 1)[:, None]
         image = axes.imshow(shares, "cividis", aspect="auto", vmin=0)
@@ -188,6 +196,9 @@ def _drawn(maps, sizes, rows, images):
         above.colorbar(image, ax=axes, label="Share, %", **bar)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
+    if not maps:
+        plots.name_fields(panels[0].yaxis, rows, len(sizes), height / len(sizes), panels[0].axhline)
+        panels[0].invert_yaxis()
     for axes in panels[1:]:
         axes.set_ylabel("")
         axes.tick_params(labelleft=False, left=False)

@@ -153,7 +153,8 @@ def read(folder: Path) -> Run:
     """Reads a run, finished or not. Raises files.Damaged if a file is missing or damaged."""
     config = files.read_config(folder / "config.json")
     if config is None:
-        raise files.Damaged(f"{folder} holds no run: there is no config.json in it")
+        inside = files.or_run_inside(folder)
+        raise files.Damaged(f"{folder} holds no run: there is no config.json in it{inside}")
     config, seeds = comparable(config), config["seeds"]
     rows = metric_rows.read_metrics(folder / "metrics.jsonl")
     evaluated = {(row["round"], row["seed"]) for row in rows}

@@ -63,7 +63,8 @@ def build(folder: Path) -> Experiment:
     """
     config = files.read_config(folder / "config.json")
     if config is None:
-        raise BadInput(f"{folder} holds no run: it has no config.json")
+        inside = files.or_run_inside(folder)
+        raise BadInput(f"{folder} holds no run: it has no config.json{inside}")
     growth.check_removed(folder, config)
     seeds = config.pop("seeds")
     resolved = resolve(provenance.recalled(config))
@@ -135,6 +136,11 @@ class Run:
     states: list[State]  # the state of each seed; parts that were kept on the host are NumPy arrays
     number: int  # the index of the stage of the method at the checkpoint
     summary: dict | None = None  # the content of summary.json; None: the run is not finished
+
+    def __repr__(self) -> str:
+        """What was trained on what, for how many rounds, and the folder."""
+        at = f" in {self.folder}" if self.folder else ""
+        return f"<Run: {titles.of_run(self.config)}, {self.rounds} rounds{at}>"
 
     @property
     def metrics(self) -> list[dict]:
@@ -459,7 +465,7 @@ def _as_dataset(data, like, objective):
         _check_labels(np.asarray(data.y), len(data.x), like, objective)
         return data
     if not isinstance(data, (tuple, list)) or len(data) != 2:
-        raise BadInput("data must be a Dataset, or a pair of examples and labels")
+        raise BadInput("data must be a Dataset, or a pair of examples and labels: score((x, y))")
     x, y = map(np.asarray, data)
     _check_labels(y, len(x), like, objective)
     nothing = np.zeros(len(y), np.int32)

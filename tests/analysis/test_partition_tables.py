@@ -62,6 +62,20 @@ def test_domains_are_shown_after_the_classes():
     assert text[-1] == "domains: EMD to the global domains 0.889 (max 2), 1.0 domains per client"
 
 
+def test_labels_without_classes_leave_only_names_and_sizes():
+    made = held(clients=3, classes=1)._replace(named=["Berlin", "Oslo", "2"])
+    (bars,) = partition_tables.draw(made).axes
+    assert rows_of(bars) == ["Berlin", "Oslo", "2"]
+    assert bars.get_ylim()[0] > bars.get_ylim()[1]  # the first client is at the top
+    header, first, _, last, *_, skew = partition_tables.table(made).splitlines()
+    assert [line.split() for line in (header, first, last)] == [
+        ["client", "all"],
+        ["0", "Berlin", "1"],
+        ["2", "3"],
+    ]
+    assert skew == "skew: Gini of sizes 0.222"
+
+
 def test_the_test_examples_that_belong_to_no_client_are_counted():
     client = np.array([0, 0, 1, 1, 1, 0, 1, 2, 2, 2])
     test = np.arange(10) >= 5

@@ -345,22 +345,28 @@ def table(
     class_names: Sequence[str],
     of_domains: np.ndarray | None = None,
     domain_names: Sequence[str] = (),
+    named: Sequence[str] = (),
 ) -> str:
     """The counts [C, K] as text: the first clients and classes, totals, and statistics of sizes.
 
+    A single class is left out, because it has all examples.
+
     of_domains: the counts by domain [C, D], shown after the classes; None: left out.
+    named: the names of the clients, shown beside their numbers; empty: they have none.
     """
     clients, classes = counts.shape
     sizes = counts.sum(1)
-    shown = counts[:, :SHOWN_CLASSES]
-    names = [printable(name)[:CLASS_WIDTH] for name in class_names[:SHOWN_CLASSES]]
+    columns = SHOWN_CLASSES if classes > 1 else 0
+    shown = counts[:, :columns]
+    names = [printable(name)[:CLASS_WIDTH] for name in class_names[:columns]]
     names += [printable(name)[:DOMAIN_WIDTH] for name in domain_names[:SHOWN_DOMAINS]]
     if domain_names:
         assert of_domains is not None
         shown = np.concatenate([shown, of_domains[:, :SHOWN_DOMAINS]], axis=1)
     rows: list[list] = [["client", *names, "all"]]
     for i in range(min(clients, SHOWN_CLIENTS)):
-        rows.append([i, *shown[i], sizes[i]])
+        name = printable(named[i])[:DOMAIN_WIDTH] if named else str(i)
+        rows.append([i if name == str(i) else f"{i} {name}", *shown[i], sizes[i]])
     rows.append(["all", *shown.sum(0), sizes.sum()])
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
     lines = [
@@ -374,8 +380,9 @@ def table(
     if len(domain_names) > SHOWN_DOMAINS:
         lines.append(f"... and {len(domain_names) - SHOWN_DOMAINS} more domains")
     spread = f"min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}"
-    lines += [f"examples per client: {spread}", f"skew: {_skew_line('labels', 'classes', counts)}"]
-    lines[-1] += f", Gini of sizes {skew(counts).gini:.3f}"
+    labels = f"{_skew_line('labels', 'classes', counts)}, " if classes > 1 else ""
+    lines.append(f"examples per client: {spread}")
+    lines.append(f"skew: {labels}Gini of sizes {skew(counts).gini:.3f}")
     if domain_names:
         lines.append(f"domains: {_skew_line('domains', 'domains', of_domains)}")
     return "\n".join(lines)

@@ -161,6 +161,12 @@ def read_config(path: Path) -> dict | None:
     return None if config is None else current_saved(config)
 
 
+def or_run_inside(folder: Path) -> str:
+    """The end of a message that a folder holds no run: a run inside of it, if it has one."""
+    inside = next((path.parent for path in sorted(folder.glob("*/config.json"))), None)
+    return f"; name one of the runs inside of it, such as {inside}" if inside else ""
+
+
 def read_plan(path: Path) -> dict[str, dict]:
     """Reads the cells of a sweep.json, with renamed config keys updated.
 
