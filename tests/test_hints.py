@@ -38,6 +38,15 @@ def test_hints_follow_from_the_facts(accuracy, classes, unlike, shared, said):
 
 
 @pytest.mark.parametrize(
+    "accuracy, miou, one_class", [(87.86, 29.29, True), (92.65, 60.0, False), (87.86, 31.0, False)]
+)
+def test_pixels_of_one_class_are_known_by_the_miou(accuracy, miou, one_class):
+    assert hints.is_one_class(accuracy, miou, 3) == one_class
+    told = hints.lines(hints.Facts(accuracy, 0, False, False, one_class))
+    assert [("one class for every pixel" in line) for line in told] == [True] * one_class
+
+
+@pytest.mark.parametrize(
     "held, unlike",
     [
         ([[1, 0], [0, 1], [2, 2]], True),

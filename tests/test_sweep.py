@@ -20,6 +20,7 @@ from fedjax_lab.commands import report, sweep
 from fedjax_lab.commands.sweep import Outcome, Shared
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import aliases, experiment, registry
+from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.running import runner
 from fedjax_lab.running.storage import metric_rows
@@ -395,6 +396,18 @@ def cells_of(commands, monkeypatch):
     program = lambda cell, *_: [sys.executable, "-c", commands[cell.name]]  # noqa: E731
     monkeypatch.setattr(sweep_workers, "_command", program)
     return [sweep.Cell(name, "", {}, None, [0]) for name in commands]
+
+
+def test_the_progress_of_workers_is_the_round_in_the_last_line_of_their_files(tmp_path):
+    config = resolve({})
+    cells = [sweep.Cell(name, "", {}, config, [0]) for name in "abc"]
+    for name, lines in {
+        "a": '{"round": 2, "seed": 0}\n{"round": 14, "seed": 0}\n',
+        "b": "",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(lines)
+    assert sweep_workers.told(cells, tmp_path) == f"a 14/{config.run.rounds}, b, c"
 
 
 def test_workers_divide_the_cores_and_fail_separately(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ class Facts(NamedTuple):
     classes: int  # 0 if an example does not have one class
     unlike_domains: bool  # most clients lack a domain that another one has
     shared_norm: bool  # the server averages running statistics of normalization layers
+    one_class: bool = False  # all pixels are predicted to be of one class
 
 
 def lines(facts: Facts) -> list[str]:
@@ -31,6 +32,11 @@ def lines(facts: Facts) -> list[str]:
         hints.append(
             f"{facts.accuracy:.1f} % is chance level for {facts.classes} classes: the models have"
             " learned nothing yet; try more rounds or another config.local.lr"
+        )
+    if facts.one_class:
+        hints.append(
+            f"an accuracy of {facts.accuracy:.1f} % with this mIoU is one class for every pixel:"
+            " the models have learned nothing yet; try more rounds or local.optimizer=adam"
         )
     if facts.unlike_domains and facts.shared_norm and facts.accuracy < GOOD:
         hints.append(
@@ -49,6 +55,14 @@ def _just_above_chance(classes):
     return chance + min(0.5 * chance, 0.03 * (100 - chance))
 
 
+def is_one_class(accuracy: float, miou: float, classes: int) -> bool:
+    """Whether pixels of `classes` classes are predicted to be of one class, from percentages.
+
+    The intersection over union of this class is then the accuracy, and that of the others is 0.
+    """
+    return miou <= 1.01 * accuracy / classes
+
+
 def of_run(experiment: Experiment, state: State, summary: dict) -> dict[str, list[str]]:
     """The entry of summary.json with the hints, if there are any.
 
@@ -58,11 +72,15 @@ def of_run(experiment: Experiment, state: State, summary: dict) -> dict[str, lis
     measure = metric_rows.headline_measure(measured)
     is_accuracy = measure is not None and metric_of(measure) == "accuracy"
     value = metric_rows.value_of(measured, measure) if is_accuracy and measure else None
+    miou = measured.get("miou", {}).get("mean")
     facts = Facts(
         accuracy=math.nan if value is None else value,
         classes=len(dataset.classes) if experiment.config.task.name == "classification" else 0,
         unlike_domains=_unlike_domains(experiment),
         shared_norm=_has_statistics(state.server),
+        one_class=value is not None
+        and miou is not None
+        and is_one_class(value, miou, len(dataset.classes)),
     )
     hints = lines(facts)
     return {"hints": hints} if hints else {}

@@ -1,6 +1,9 @@
 """Runs the cells of a sweep as commands in separate processes, several at a time."""
 
+import contextlib
+import mmap
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -9,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from fedjax_lab.errors import BadInput
+from tqdm import tqdm
+
+from fedjax_lab.errors import BadInput, printable
 from fedjax_lab.running import interrupts
 from fedjax_lab.running.storage import cloud
 from fedjax_lab.sweeping.sweep_folder import Outcome, make_ready, tail
@@ -45,8 +50,9 @@ def run_in_workers(
     """
     waiting, free = iter(cells), _workers(count)
     jobs: list[_Job] = []
-    more = True
-    with interrupts.delayed(STOPPING) as stop:
+    more, hidden = True, not sys.stderr.isatty()
+    bar = tqdm(bar_format="{desc}", position=1, leave=False, disable=hidden, dynamic_ncols=True)
+    with interrupts.delayed(STOPPING) as stop, bar:
         try:
             while more or jobs:
                 if stop.is_set():
@@ -56,6 +62,8 @@ def run_in_workers(
                     if more := cell is not None:
                         jobs.append(_begin(cell, free.pop(0), out, shared))
                 time.sleep(POLL_SECONDS)
+                if not hidden:
+                    bar.set_description_str(told([job.cell for job in jobs], out))
                 for job in [job for job in jobs if job.process.poll() is not None]:
                     jobs.remove(job)
                     free.append(job.worker)
@@ -63,6 +71,25 @@ def run_in_workers(
                     yield job.cell, _end(job)
         finally:
             _stop(jobs)
+
+
+def told(cells: Iterable[Cell], out: Path) -> str:
+    """The running cells, and the last evaluated round of each one, as far as its file has one."""
+    texts = []
+    for cell in cells:
+        played = played_in(out / cell.name / "metrics.jsonl")
+        texts.append(f"{cell.name} {played}/{cell.config.run.rounds}" if played else cell.name)
+    return printable(", ".join(texts))
+
+
+def played_in(metrics: Path) -> int:
+    """The round in the last line of a metrics.jsonl; 0 if there is none. Reads only its end."""
+    with contextlib.suppress(OSError, ValueError), open(metrics, "rb") as opened:
+        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            at = max(text.rfind(b'{"round": '), 0)
+            found = re.match(rb'{"round": (\d+),', text[at : at + 40])
+            return int(found[1]) if found else 0
+    return 0
 
 
 def _begin(cell, worker, out, shared):
