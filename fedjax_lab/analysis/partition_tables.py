@@ -196,16 +196,21 @@ def _drawn(maps, sizes, rows, images):
         above.colorbar(image, ax=axes, label="Share, %", **bar)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
-    if not maps:
-        plots.name_fields(panels[0].yaxis, rows, len(sizes), height / len(sizes), panels[0].axhline)
-        panels[0].invert_yaxis()
     for axes in panels[1:]:
         axes.set_ylabel("")
         axes.tick_params(labelleft=False, left=False)
-    panels[-1].barh(np.arange(len(sizes)), sizes, height=0.9, color=plots.COLORS[0])
-    panels[-1].set(xlabel="Examples", xlim=(0, None))
-    panels[-1].grid(visible=False)
+    _draw_sizes(panels[-1], sizes, None if maps else rows, height)
     return figure
+
+
+def _draw_sizes(axes, sizes, rows, height):
+    """Draws a bar for each size. rows: the labels; None: those of the heat map beside them."""
+    if rows is not None:
+        plots.name_fields(axes.yaxis, rows, len(sizes), height / len(sizes), axes.axhline)
+        axes.invert_yaxis()
+    axes.barh(np.arange(len(sizes)), sizes, height=0.9, color=plots.COLORS[0])
+    axes.set(xlabel="Examples", xlim=(0, None))
+    axes.grid(visible=False)
 
 
 def _draw_images(figure, images):

@@ -276,7 +276,19 @@ def describe_examples(
     if not tokens.takes_ids(bind("model", config.model)(max(len(dataset.classes), 1)), x):
         rows = _training_rows(data, dataset)
         lines += filter(None, [normalize.remark(x, data.normalize, scale, rows)])
-    return tuple(lines)
+    return (*lines, *_unused_users(config, dataset))
+
+
+def _unused_users(config, dataset):
+    """A line if the user has named the client of each example, and the partition ignores it."""
+    name = config.partition.name
+    named = config.data.get("client") or callable(config.data.name)
+    if dataset.client is not None and named and name in NAMED["partition"].keys() - {"by_client"}:
+        count = len(dataset.users)
+        yield (
+            f"the partition {name} makes the clients, and not the {count} users whom the data name:"
+            " choose --config.partition.name=by_client for those"
+        )
 
 
 def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.ndarray, Dataset]:

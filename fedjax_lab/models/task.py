@@ -16,6 +16,8 @@ from fedjax_lab.models import calls, head, layers, mixed_precision, modules, pre
 from fedjax_lab.models.head import HEAD, Head
 from fedjax_lab.types import Array, Objective, Output, Task, Weights
 
+FITTING = {"segmentation": "unet", "tokens": "causal_transformer"}  # models by task
+
 
 def make_task(
     module: nn.Module,
@@ -149,9 +151,11 @@ def _check_outputs(name, outputs, last, layer, objective):
     if logits != tuple(expected) or not floats:
         shown = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", outputs)
         what = f"{K} classes" if objective.has_classes else f"task {objective.name}"
+        fitting = FITTING.get(objective.name)
+        hint = f": choose --config.model.name={fitting}" if fitting else ""
         raise BadInput(
             f"model {name} must return logits, float32{expected} for 2 examples of {what}, alone or"
-            f" with features; it returns {quoted(shown, 200)}"
+            f" with features; it returns {quoted(shown, 200)}{hint}"
         )
     width, gives = layer["kernel"].shape[-2:]
     if layer["kernel"].ndim != 2 or gives != K:

@@ -47,6 +47,7 @@ def test_numbers_stay_and_categories_are_those_of_the_training_rows(path):
 def test_targets_are_classes_numbers_or_several_columns(path):
     of_text = table(path=path, target="hospital", drop=("split",), test=0.25)
     assert of_text.classes == ("north", "south") and of_text.y.tolist() == [0, 0, 1, 1]
+    assert of_text.remarks[1] == "hospital: the classes are north, south, numbered from 0"
     assert of_text.test.sum() == 1 and of_text.test_is_drawn
     flags = table(path=path, target="smokes", categories=("stay",), split="split")
     assert flags.classes == ("False", "True") and flags.y.tolist() == [1, 0, 1, 0]
@@ -85,6 +86,10 @@ def test_a_run_standardizes_by_training_rows_and_says_what_was_done(path):
     x = (np.asarray(federation.x) - federation.center) * federation.scale
     np.testing.assert_allclose(x[:3].mean(0), 0, atol=1e-6)
     assert "stays.csv: 4 rows" in made.remarks[0] and "standard" in made.remarks[1]
+    assert not any("by_client" in line for line in made.remarks)
+    sections["data"]["client"] = "hospital"
+    line = experiment.build(resolve(sections), [0]).remarks[-1]
+    assert "partition iid makes the clients, and not the 2 users" in line and "by_client" in line
 
 
 def test_unusable_tables_are_refused(path, tmp_path):

@@ -364,9 +364,7 @@ def table(
         assert of_domains is not None
         shown = np.concatenate([shown, of_domains[:, :SHOWN_DOMAINS]], axis=1)
     rows: list[list] = [["client", *names, "all"]]
-    for i in range(min(clients, SHOWN_CLIENTS)):
-        name = printable(named[i])[:DOMAIN_WIDTH] if named else str(i)
-        rows.append([i if name == str(i) else f"{i} {name}", *shown[i], sizes[i]])
+    rows += [[_called(i, named), *shown[i], sizes[i]] for i in range(min(clients, SHOWN_CLIENTS))]
     rows.append(["all", *shown.sum(0), sizes.sum()])
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
     lines = [
@@ -380,12 +378,18 @@ def table(
     if len(domain_names) > SHOWN_DOMAINS:
         lines.append(f"... and {len(domain_names) - SHOWN_DOMAINS} more domains")
     spread = f"min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}"
-    labels = f"{_skew_line('labels', 'classes', counts)}, " if classes > 1 else ""
+    labels = f"{_skew_line('labels', 'classes', counts)}, " * (classes > 1)
     lines.append(f"examples per client: {spread}")
     lines.append(f"skew: {labels}Gini of sizes {skew(counts).gini:.3f}")
     if domain_names:
         lines.append(f"domains: {_skew_line('domains', 'domains', of_domains)}")
     return "\n".join(lines)
+
+
+def _called(i, named):
+    """The number of a client, followed by its name if it has one."""
+    name = printable(named[i])[:DOMAIN_WIDTH] if named else str(i)
+    return str(i) if name == str(i) else f"{i} {name}"
 
 
 def _skew_line(what, kinds, counts):

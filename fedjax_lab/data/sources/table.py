@@ -18,7 +18,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.places import path_of
 from fedjax_lab.data.sources import arrays
-from fedjax_lab.errors import BadInput, check_below_one, missing, nearest, quoted
+from fedjax_lab.errors import BadInput, check_below_one, cut, missing, nearest, printable, quoted
 
 ENDINGS = {".csv": ",", ".tsv": "\t", ".parquet": ""}  # with their separators
 REMEDY = "write it as a CSV, TSV or Parquet file"
@@ -79,16 +79,16 @@ def table(
             " set config.data.test, split or unseen so that there are some of both"
         )
     used = set(columns) - {*targets, *roles.values(), *drop}
-    of_columns = [
+    encoded = [
         _encoded(file, name, columns[name], name in categories, training)
         for name in columns
         if name in used
     ]
-    if not of_columns:
+    if not encoded:
         raise BadInput(f"{file} has no columns besides the target; a model needs some")
-    x = np.concatenate([each.values for each in of_columns], 1)
+    x = np.concatenate([each.values for each in encoded], 1)
     made = arrays.dataset_of(file, x, members, "split", arrays.is_test)
-    return made._replace(test_is_drawn=not split, remarks=_remarks(file, rows, of_columns))
+    return made._replace(test_is_drawn=not split, remarks=_remarks(file, members, encoded, target))
 
 
 def _check_names(file, columns, used, categories):
@@ -256,8 +256,9 @@ def _of_category(file, name, column, training):
     return Encoded(name, indicators, f"{len(known)} categories", int(column.null_count))
 
 
-def _remarks(file, rows, columns):
-    """What was done with the columns, in one line."""
+def _remarks(file, members, columns, target):
+    """What was done with the columns, and with a target that is text or true and false."""
+    rows = len(members["y"])
     numbers = sum(each.what == "numbers" for each in columns)
     text = f"{file.name}: {rows} rows; {numbers} columns of numbers"
     for each in columns:
@@ -265,5 +266,10 @@ def _remarks(file, rows, columns):
             text += f", {each.name} as {each.what}"
     lacking = [f"{each.missing} in {each.name}" for each in columns if each.missing]
     if lacking:
-        text += f"; missing values ({', '.join(lacking)}) are the mean of the training rows, or 0"
-    return (text,)
+        text += f"; missing values ({', '.join(lacking)}) are the mean of the training rows"
+        if any(each.missing and each.what != "numbers" for each in columns):
+            text += ", and zeros in categories"
+    if "classes" not in members or members["y"].ndim > 1:
+        return (text,)
+    names = cut(printable(", ".join(members["classes"])), 80)
+    return text, f"{printable(target)}: the classes are {names}, numbered from 0"
