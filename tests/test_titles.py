@@ -23,6 +23,7 @@ TITLES = {  # one for each form
     ("partition", "extended_dirichlet", ("classes", 2), ("alpha", 10.0)): "ExDir(2, 10.0)",
     ("partition", "by_client"): "By user",
     ("data", "own.py:mine"): "own.py:mine",
+    ("data", "fedjax_lab.data.memory:<arrays>"): "Arrays in memory",
     ("method", 3): "3",
 }
 
@@ -32,6 +33,13 @@ def test_a_docstring_begins_with_the_display_name(part):
     kind, name, *settings = part
     title = titles.of(kind, {"name": name, **dict(settings)})
     assert title == (TITLES[part], {key for key, _ in settings})
+
+
+def test_data_of_a_file_of_ones_own_are_called_by_it():
+    assert titles.of("data", {"name": "table", "path": "tables/stays.csv"}) == (
+        "stays",
+        frozenset(),
+    )
 
 
 @pytest.mark.parametrize("kind", ["method", "data", "partition"])

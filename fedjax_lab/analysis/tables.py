@@ -31,7 +31,7 @@ MEASURES = {  # of the accuracy: in words, and in a header
     "new": ("new clients", "new"),
     "new_tuned": ("new clients, tuned", "new, tuned"),
 }
-CLIENTS = 12  # the most clients in a table by client
+CLIENTS = 8  # the most clients in a table by client
 Key = TypeVar("Key", bound=Hashable)
 
 

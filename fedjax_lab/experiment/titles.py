@@ -54,6 +54,8 @@ def of(kind: str, section: Mapping[str, Any], names: Mapping[str, str] | None = 
     name = shown(section.get("name", ""))
     if names and name in names:
         return Title(names[name])
+    if name.endswith(":<arrays>"):  # of fedjax_lab.data.memory
+        return Title("Arrays in memory")
     words = beginning(kind, name)
     if words == name and section.get("path"):
         return Title(shown(PurePath(str(section["path"])).stem))
