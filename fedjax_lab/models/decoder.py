@@ -36,18 +36,18 @@ SMALL: dict[str, Any] = {  # of random weights, where no other size is given
 }
 
 
-def rotations(sizes: Sizes, length: int) -> tuple[Array, Array]:
-    """The cosines and sines of the angles of positions 0 to length - 1, [length, head_dim / 2]."""
+def rotations(sizes: Sizes, places: Array) -> tuple[Array, Array]:
+    """The cosines and sines of the angles of these positions [...], [..., head_dim / 2] each."""
     waves = sizes.rope_base ** (np.arange(0, sizes.head_dim, 2) / sizes.head_dim)
     if sizes.rope_factors:
         waves = waves * np.array(sizes.rope_factors)
-    angles = jnp.arange(length, dtype=jnp.float32)[:, None] / jnp.asarray(waves, jnp.float32)
+    angles = places.astype(jnp.float32)[..., None] / jnp.asarray(waves, jnp.float32)
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotated(x: Array, turns: tuple[Array, Array]) -> Array:
     """Rotates the pairs (i, i + H / 2) of x [B, T, N, H] by the angles of their positions."""
-    cos, sin = (each[:, None] for each in turns)
+    cos, sin = (each[..., None, :] for each in turns)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
@@ -88,14 +88,14 @@ class Block(nn.Module):
     param_dtype: Any
 
     @nn.compact
-    def __call__(self, x: Array, turns: tuple[Array, Array]) -> tuple[Array, None]:
-        """x [B, T, D] -> [B, T, D], as the step of a loop."""
-        s = x + self._attention(self._norm(x, "attention_norm"), turns).astype(x.dtype)
+    def __call__(self, x: Array, places: tuple[Any, Array | None]) -> tuple[Array, None]:
+        """x [B, T, D] -> [B, T, D], as the step of a loop. places: turns, and visible tokens."""
+        s = x + self._attention(self._norm(x, "attention_norm"), *places).astype(x.dtype)
         y = self._norm(s, "mlp_norm")
         gate, up = (self._dense(y, self.sizes.hidden, name) for name in ("gate", "up"))
         return s + self._dense(nn.silu(gate) * up, x.shape[-1], "down").astype(x.dtype), None
 
-    def _attention(self, y, turns):
+    def _attention(self, y, turns, visible):
         sizes, outputs = self.sizes, y.shape[-1]
 
         def heads(name, count):
@@ -109,6 +109,7 @@ class Block(nn.Module):
             rotated(q, turns),
             rotated(k, turns),
             heads("v", sizes.kv_heads),
+            mask=visible,
             is_causal=True,
             local_window_size=(sizes.window - 1, 0) if sizes.window else None,
         )
@@ -131,6 +132,7 @@ class Decoder(nn.Module):
     param_dtype: str = "float32"  # of embeddings and kernels; norms are float32
     pretrained: str = ""  # with the initial weights; see models/pretrained.py
     tied: bool = False  # whether these have no head apart from the embedding
+    packed: bool = False  # whether a row has several records: see `tokens.of_records`
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
@@ -138,11 +140,14 @@ class Decoder(nn.Module):
         ids, sizes = tokens.ids_of(self.name or "Decoder", x), self.sizes
         dtype, count = jnp.dtype(self.param_dtype), self.vocabulary or self.num_classes
         tokens.check_length(x, sizes.positions)
+        places, visible = jnp.arange(x.shape[1]), None
+        if self.packed:
+            ids, places, visible = tokens.of_records(ids)
         words = nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name="embed")(
             ids
         )
         blocks = repeated(Block, sizes.depth, self.remat)
-        z, _ = blocks(sizes, dtype, name="blocks")(words, rotations(sizes, x.shape[1]))
+        z, _ = blocks(sizes, dtype, name="blocks")(words, (rotations(sizes, places), visible))
         z = nn.RMSNorm(sizes.epsilon, name="norm")(z)
         return logits(z, self.num_classes, dtype), z
 

@@ -38,14 +38,14 @@ class Block(nn.Module):
     dtype: Any  # of the weights
 
     @nn.compact
-    def __call__(self, x: Array, _: None) -> tuple[Array, None]:
+    def __call__(self, x: Array, visible: Array | None) -> tuple[Array, None]:
         """x [B, T, D] -> [B, T, D], as the step of a loop."""
         width, kind = x.shape[-1], x.dtype
         y = norm(x, self.sizes, "attention_norm").astype(kind)
         qkv = dense(y, 3 * width, "qkv", self.dtype, bias=True)
         heads = (*x.shape[:2], 3, self.sizes.heads, width // self.sizes.heads)
         q, k, v = jnp.moveaxis(qkv.reshape(heads), 2, 0)
-        y = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
+        y = jax.nn.dot_product_attention(q, k, v, mask=visible, is_causal=True).reshape(x.shape)
         x = x + dense(y, width, "o", self.dtype, bias=True).astype(kind)
         y = dense(norm(x, self.sizes, "mlp_norm").astype(kind), 4 * width, "up", self.dtype, True)
         return x + dense(nn.gelu(y), width, "down", self.dtype, True).astype(kind), None
@@ -65,6 +65,7 @@ class GPT2(nn.Module):
     remat: bool = False  # recompute the activations of blocks in the backward pass
     param_dtype: str = "float32"  # of embeddings and kernels; norms are float32
     pretrained: str = ""  # with the initial weights; see models/pretrained.py
+    packed: bool = False  # whether a row has several records: see `tokens.of_records`
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
@@ -72,14 +73,17 @@ class GPT2(nn.Module):
         ids, sizes = tokens.ids_of(self.name or "GPT2", x), self.sizes
         tokens.check_length(x, sizes.positions)
         dtype = jnp.dtype(self.param_dtype)
+        places, visible = jnp.arange(x.shape[1]), None
+        if self.packed:
+            ids, places, visible = tokens.of_records(ids)
 
         def embedding(count, name):
             return nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name=name)
 
         words = embedding(self.vocabulary or self.num_classes, "embed")(ids)
-        places = embedding(sizes.positions or x.shape[1], "positions")(jnp.arange(x.shape[1]))
+        at = embedding(sizes.positions or x.shape[1], "positions")(places)
         blocks = repeated(Block, sizes.depth, self.remat)
-        z, _ = blocks(sizes, dtype, name="blocks")(words + places, None)
+        z, _ = blocks(sizes, dtype, name="blocks")(words + at, visible)
         z = norm(z, sizes, "norm")
         return logits(z, self.num_classes, dtype), z
 

@@ -7,6 +7,7 @@ Such a module has a field `vocabulary`, the number of token ids that it embeds. 
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from fedjax_lab.errors import BadInput, check_positive
@@ -31,6 +32,18 @@ def check_length(x: Array, positions: int) -> None:
             f"rows of {x.shape[1]} tokens are longer than the {positions} positions of the model;"
             " cut the texts"
         )
+
+
+def of_records(ids: Array) -> tuple[Array, Array, Array]:
+    """Rows of several records [B, T], where the first token of each is -1 - id, or a row begins.
+
+    Returns the ids, the place of each token in its record [B, T], and which tokens are of the same
+    record [B, 1, T, T].
+    """
+    place = jnp.arange(ids.shape[1])
+    first = jax.lax.cummax(jnp.where(ids < 0, place, 0), axis=1)
+    same = first[:, None, :, None] == first[:, None, None, :]
+    return jnp.where(ids < 0, -1 - ids, ids), place - first, same
 
 
 def mean_of_real(values: Array, real: Array) -> Array:
@@ -62,20 +75,24 @@ def with_vocabulary(
 
     limits: the lowest and highest number that the model sees; None: some are not whole numbers. The
     vocabulary becomes the number of token ids, or of classes if that is larger; a value set in a
-    config is kept. Modules without that field are unchanged.
+    config is kept. A field `packed` becomes whether rows have several records, that is ids below 0.
+    Modules without `vocabulary` are unchanged.
 
     Raises BadInput if the value in a config is too small, or if x has no token ids.
     """
     if not takes_ids(net, x):
         return net
     vocabulary, name = net.vocabulary, modules.name_of(net)
-    if limits is None or limits[0] < 0:
+    packed = limits is not None and limits[0] < 0
+    if limits is None or (packed and not hasattr(net, "packed")):
         what = "fractions" if limits is None else f"from {limits[0]:g} to {limits[1]:g}"
         raise BadInput(
             f"model {name} needs texts, rows of token ids; the data hold other numbers"
-            f" ({x.dtype}, {what})"
+            f" ({x.dtype}, {what})" + "; packed rows are for decoder and gpt2" * packed
         )
-    high = int(limits[1])
+    if packed:
+        net = net.clone(packed=True)
+    high = int(max(limits[1], -1 - limits[0]))
     if not vocabulary:
         return net.clone(vocabulary=max(high + 1, num_classes))
     if vocabulary <= high:

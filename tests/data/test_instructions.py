@@ -1,6 +1,7 @@
 """Tests instructions with responses: files, templates, labels, and the generated set."""
 
 import functools
+import itertools
 import json
 
 import chat_tokenizers
@@ -181,6 +182,30 @@ def test_published_sets_map_their_fields(tmp_path):
     assert text_and_labels(made)[0] == ["<|user|>What is a cell?<|end|><|assistant|>A unit<|end|>"]
     said = complaint(instruction_set, dataset="doly", folder=str(tmp_path))
     assert "did you mean 'dolly'?" in said
+
+
+def test_packing_puts_whole_records_of_a_user_into_common_rows(tmp_path):
+    """A row begins each record with -1 - id; a test record is never beside a training record."""
+    make = functools.partial(generated_instructions, users=4, records=12, length=120)
+    alone, made = make(), make(packing=True)
+
+    def records(dataset):
+        found = []
+        for x, y, *facts in zip(*(dataset[:4]), dataset.client, strict=True):
+            starts = [*np.flatnonzero(x < 0), len(x)] if (x < 0).any() else [0, len(x)]
+            for first, end in itertools.pairwise(starts):
+                used = first + np.flatnonzero(y[first:end] >= 0)[-1] + 1
+                ids = np.where(x < 0, -1 - x, x)[first:used]
+                found.append((*map(int, facts), tuple(ids), tuple(y[first:used])))
+        return sorted(found)
+
+    assert records(made) == records(alone)
+    assert len(made.x) < 0.7 * len(alone.x) and made.x.shape[1] <= 120
+    assert (made.x[:, 0] < 0).all() and made.x.max() < len(made.classes)
+    assert made.remarks[-1].startswith(f"packed: {len(alone.x)} records in {len(made.x)} rows, ")
+    path = write(tmp_path / "a.json", [DOLLY, {**DOLLY, "category": "chat"}, DOLLY, DOLLY])
+    made = instructions(path=path, packing=True, length=40)
+    assert (made.x < 0).sum(1).tolist() == [2, 1, 1] and made.domain.tolist() == [1, 0, 1]
 
 
 # Chat templates.

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import re
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -18,7 +18,8 @@ from flax import nnx
 from inputs import complaint
 from slow_cases import slow_but
 
-from fedjax_lab.models import decoder, language_models
+from fedjax_lab.data.formats import packing
+from fedjax_lab.models import decoder, gpt2, language_models
 from fedjax_lab.models.language_models import Sizes
 from fedjax_lab.models.task import make_task
 from fedjax_lab.tasks import Labels
@@ -263,6 +264,39 @@ def test_weights_of_bfloat16_stay_what_they_are(tmp_path):
         logits = jax.jit(each.apply)(task.init(KEY), jnp.asarray(IDS)).logits
         assert logits.dtype == jnp.float32 and (logits != logits.astype(jnp.bfloat16)).any()
         np.testing.assert_allclose(logits, expected, atol=0.05 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", slow_but(["mistral"], ["mistral", "qwen3", "gpt2"]))
+def test_packed_records_have_the_losses_of_records_alone(name):
+    """No token sees another record, and positions restart: losses per token, and gradients."""
+    sizes = {"width": 8, "heads": 2, "depth": 1}
+    nets = {"mistral": {"window": 3}, "qwen3": {"qk_norm": True, "kv_heads": 1}}
+    make = partial(gpt2.gpt2, positions=8)
+    if name != "gpt2":
+        make = partial(decoder.decoder, **nets[name])
+    net = make(WORDS, vocabulary=WORDS, **sizes)
+    x = np.random.default_rng(0).integers(0, WORDS, (3, LENGTH)).astype(np.int32)
+    y = np.roll(x, -1, 1)
+    for labels, used in zip(y, (4, 5, 3), strict=True):
+        labels[used:] = -1
+    made = packing.packed(x, y, np.zeros(3, int), LENGTH + 1)
+    assert made.x[1].tolist() == [-1 - x[1, 0], *x[1, 1:5], -1 - x[2, 0], *x[2, 1:3]]
+    weights = jax.jit(task_of(net, 8).init)(KEY)
+
+    def of_tokens(net, x, y):
+        task, at = task_of(net, x.shape[1]), (*np.nonzero(y >= 0), y[y >= 0])
+
+        def value(params):
+            logits = task.apply(weights._replace(params=params), jnp.asarray(x)).logits
+            each = jax.nn.log_softmax(logits)[at]
+            return (each**2).sum(), each
+
+        return jax.jit(jax.value_and_grad(value, has_aux=True))(weights.params)
+
+    (_, alone), slope = of_tokens(net, x, y)
+    (_, each), slope_packed = of_tokens(net.clone(packed=True), made.x, made.y)
+    toys.close(slope_packed, slope)
+    np.testing.assert_allclose(each, alone, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ class Form(NamedTuple):
     join_input: bool
     length: int
     vocabulary: int
+    packing: bool = False  # several records in a row: see `packing`
 
 
 class Rows(NamedTuple):

@@ -80,6 +80,7 @@ def generated_instructions(
     train_on: str = "response",
     length: int = 128,
     vocabulary: int = 0,
+    packing: bool = False,
 ) -> Dataset:
     """Generated instructions: x [R, T] int32, token ids; y [R, T], the next token, or -1.
 
@@ -92,7 +93,7 @@ def generated_instructions(
     alpha: the concentration of the Dirichlet distribution of the users' mixtures of tasks; a
       smaller one makes users differ more.
     seed: the random seed.
-    tokenizer, template, train_on, length, vocabulary: as in `instructions`.
+    tokenizer, template, train_on, length, vocabulary, packing: as in `instructions`.
 
     Every fifth record of each user is for testing. Raises BadInput for an invalid setting.
     """
@@ -107,5 +108,5 @@ def generated_instructions(
         messages = [Message("user", asked), Message("assistant", answer)]
         made.append(Record(messages, f"user{user:0{width}d}", names[number]))
     place = np.arange(len(client)) - np.searchsorted(client, client)  # within its user
-    form = Form(tokenizer, template, train_on, False, length, vocabulary)
+    form = Form(tokenizer, template, train_on, False, length, vocabulary, packing)
     return dataset_of(made, place % TESTS == TESTS - 1, form, "generated_instructions")

@@ -45,13 +45,15 @@ def instruction_set(
     join_input: bool = False,
     length: int = 512,
     vocabulary: int = 0,
+    packing: bool = False,
 ) -> Dataset:
     """Instructions dataset: x [R, T] token ids, y [R, T] the token after each one, or -1.
 
     dataset: alpaca, code_alpaca, dolly (with categories), fingpt_sentiment, gsm8k (with test
       records) or medical_flashcards.
     folder: the folder with the files; empty: ~/.cache/fedjax_lab and data/ are searched.
-    tokenizer, template, train_on, join_input, length, vocabulary: as in `instructions`.
+    tokenizer, template, train_on, join_input, length, vocabulary, packing: as in
+      `instructions`.
     """
     check_choice("data.dataset", dataset, SETS)
     release = SETS[dataset]
@@ -67,6 +69,7 @@ def instruction_set(
             join_input=join_input,
             length=length,
             vocabulary=vocabulary,
+            packing=packing,
         )
 
 

@@ -12,6 +12,7 @@ from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import conversations, text_tables
 from fedjax_lab.data.formats.columns import numbered
 from fedjax_lab.data.formats.conversations import Form, Message
+from fedjax_lab.data.formats.packing import packed
 from fedjax_lab.errors import BadInput, nearest, quoted
 
 # The fields of the instruction, of what it is for, and of the response, in the published sets.
@@ -53,6 +54,7 @@ def instructions(
     join_input: bool = False,
     length: int = 512,
     vocabulary: int = 0,
+    packing: bool = False,
 ) -> Dataset:
     """x [R, T] int32, token ids, padded at the end; y [R, T], the token after each one, or -1.
 
@@ -73,11 +75,13 @@ def instructions(
     join_input: whether an instruction and its input are joined by a space, as in OpenFedLLM.
     length: the largest number of tokens of a record; longer ones lose their end.
     vocabulary: the number of classes; 0: the tokenizer's tokens. Some models have a few more.
+    packing: whether records of the same user and category share a row of up to `length` tokens,
+      where no token sees another record. An example is then such a row. For decoder and gpt2.
 
     Records without a response in their tokens are left out, which the run's first lines say.
     Raises BadInput if anything is missing or invalid.
     """
-    form = Form(tokenizer, template, train_on, join_input, length, vocabulary)
+    form = Form(tokenizer, template, train_on, join_input, length, vocabulary, packing)
     train, test = text_tables.splits(path, test_path, text_tables.OBJECTS)
     names = _names(fields, client, category)
     records = _records(train, names)
@@ -110,7 +114,22 @@ def dataset_of(records: Sequence[Record], test: np.ndarray, form: Form, where: s
     if dataset.test.all():
         raise BadInput(f"{where} has no training records with a response")
     leaks.report(dataset)
-    return dataset
+    return _packed(dataset, form.length) if form.packing else dataset
+
+
+def _packed(dataset, length):
+    """The Dataset with several records of a user, a domain and a split in each row."""
+    client = np.zeros(len(dataset.y), int) if dataset.client is None else dataset.client
+    group = (client * len(dataset.domains) + dataset.domain) * 2 + dataset.test
+    made = packed(dataset.x, dataset.y, group, length)
+    return dataset._replace(
+        x=made.x,
+        y=made.y,
+        domain=dataset.domain[made.first],
+        test=dataset.test[made.first],
+        client=None if dataset.client is None else client[made.first],
+        remarks=(*dataset.remarks, made.remark),
+    )
 
 
 class Names(NamedTuple):
