@@ -81,7 +81,13 @@ def risk(task: Task) -> Loss:
     """
 
     def value(w, batch, key=None):
-        out = task.apply(w, batch.x, key, batch.mask)
-        return task.loss(out.logits, batch), out
+        out, losses_at = task.apply(w, batch.x, key, batch.mask), task.objective.losses_at
+        if losses_at is None:
+            return task.loss(out.logits, batch), out
+
+        def head(z):
+            return task.apply_at("head", w, batch.x, z, key, batch.mask).logits
+
+        return task.mean(losses_at(head, out.features, batch.y), batch), out
 
     return value

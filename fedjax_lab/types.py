@@ -64,6 +64,9 @@ class Objective(NamedTuple):
     metrics: tuple[Any, ...] = ()  # `metrics.Metric`s that every evaluation measures
     optional: tuple[str, ...] = ()  # names of other metrics that can be measured
     has_classes: bool = False  # an example has one label, which is one of K classes
+    losses_at: Callable[[Callable[[Array], Array], Array, Array], Array] | None = None
+    # (head: features [B, T', D] -> logits, features [B, T, D], y) -> `losses` of the logits, of
+    # which a part is held at a time; None: `losses` gets all
 
     @property
     def num_classes(self) -> int:
@@ -120,10 +123,13 @@ class Task(NamedTuple):
 
     def loss(self, logits: Array, batch: Batch) -> Array:
         """The mean loss [] over the labels of a batch that count; logits [B, *outputs]."""
+        return self.mean(self.objective.losses(logits, batch.y), batch)
+
+    def mean(self, losses: Array, batch: Batch) -> Array:
+        """The losses of examples [B] as their mean [] over the labels that count."""
         objective, mask = self.objective, batch.mask
         labels = mask if objective.num_labels is None else mask * objective.num_labels(batch.y)
-        total = jnp.sum(objective.losses(logits, batch.y) * mask)
-        return total / jnp.maximum(jnp.sum(labels), 1.0)
+        return jnp.sum(losses * mask) / jnp.maximum(jnp.sum(labels), 1.0)
 
 
 class NeedsClasses(BadInput):

@@ -13,6 +13,7 @@ from sklearn import metrics as reference
 from slow_cases import exhaustive_but
 
 import fedjax_lab
+from fedjax_lab import losses
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
@@ -110,6 +111,47 @@ def test_losses_against_numpy(name):
     padded = np.concatenate([logits, outputs(name)[:3]]), np.concatenate([y, y[:3]])
     batch = Batch(None, jnp.asarray(padded[1]), jnp.asarray(np.arange(N + 3) < N, jnp.float32))
     assert task.loss(jnp.asarray(padded[0]), batch) == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.parametrize("loss_mean", ["token", "example"])
+def test_losses_in_blocks_are_those_of_all_logits(loss_mean):
+    """Three blocks of 3 tokens for rows of 8; also the gradients of the features and the head."""
+    made = tokens(Labels(WORDS, NAMES), loss_mean=loss_mean, block=3)
+    z, kernel = RNG.normal(size=(N, 8, 5)), RNG.normal(size=(5, 7))
+    given = jnp.asarray(z, jnp.float32), jnp.asarray(kernel, jnp.float32)
+    weight = jnp.arange(1.0, N + 1)
+
+    def whole(z, kernel):
+        return weight @ made.losses(z @ kernel, WORDS)
+
+    def in_blocks(z, kernel):
+        return weight @ made.losses_at(lambda part: part @ kernel, z, WORDS)
+
+    expected, found = (jax.value_and_grad(f, (0, 1))(*given) for f in (whole, in_blocks))
+    toys.close(found, expected)
+
+
+@pytest.mark.slow
+def test_a_training_in_blocks_never_has_all_logits():
+    net = transformer.causal_transformer(7, width=4, depth=1, heads=1, vocabulary=7)
+    batch = Batch(jnp.asarray(np.abs(WORDS)), jnp.asarray(WORDS), 1.0 * (jnp.arange(N) < N - 3))
+
+    def found(block):
+        task = make_task(net, (8,), tokens(Labels(WORDS, NAMES), block=block))
+        weights = task.init(jax.random.key(0))
+        gradient = jax.value_and_grad(losses.risk(task), has_aux=True)
+
+        def value(params):
+            (of_batch, _), grads = gradient(weights._replace(params=params), batch)
+            return of_batch, grads.params
+
+        program = jax.jit(value).lower(weights.params).compile()
+        text = program.as_text()
+        return f"[{N},8,7]" in text or f"[{N * 8},7]" in text, program(weights.params)
+
+    (has_all, whole), (has_all_in_blocks, in_blocks) = found(0), found(3)
+    assert has_all and not has_all_in_blocks
+    toys.close(in_blocks, whole)
 
 
 def test_metrics_against_scikit_learn():

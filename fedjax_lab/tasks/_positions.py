@@ -1,5 +1,8 @@
 """A class of each position of an example, such as a token or a pixel."""
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -36,6 +39,27 @@ def losses(logits: Array, y: Array) -> Array:
     """The sum of the cross-entropies of the positions of each example that count [B]."""
     each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(y, 0))
     return _summed(jnp.where(y == IGNORED, 0, each))
+
+
+def losses_in_blocks(size: int, head: Callable[[Array], Array], features: Array, y: Array) -> Array:
+    """The `losses` of head(features [B, T, D]), without logits of more than `size` positions.
+
+    The backward pass computes the logits of each block of positions again.
+    """
+    count = -(-y.shape[1] // size)
+    rest = (0, 0), (0, count * size - y.shape[1])
+
+    def blocks(a):  # [B, T, ...] -> [count, B, size, ...]
+        return jnp.moveaxis(a.reshape(len(a), count, size, *a.shape[2:]), 1, 0)
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def one(total, block):
+        z, labels = block
+        return total + losses(head(z), labels), None
+
+    z = blocks(jnp.pad(features, (*rest, (0, 0))))
+    labels = blocks(jnp.pad(y, rest, constant_values=IGNORED))
+    return jax.lax.scan(one, jnp.zeros(len(y)), (z, labels))[0]
 
 
 def correct(logits: Array, y: Array) -> Array:

@@ -10,13 +10,13 @@ With loss_mean=example the accuracy is a mean over examples, too. Perplexity and
 those of all tokens with both losses.
 """
 
-from typing import Any
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data.dataset import IGNORED
-from fedjax_lab.errors import check_choice
+from fedjax_lab.errors import check_choice, check_not_negative
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.tasks import Labels, _positions, check_labels
 from fedjax_lab.types import Array, Objective
@@ -24,16 +24,21 @@ from fedjax_lab.types import Array, Objective
 MEANS = ("token", "example")
 
 
-def tokens(labels: Labels, *, loss_mean: str = "token") -> Objective:
+def tokens(labels: Labels, *, loss_mean: str = "token", block: int = 0) -> Objective:
     """Labels y [N, T] are classes, or -1 for tokens that do not count, such as padding.
 
     loss_mean: token: all tokens of a batch weigh the same; example: all examples do.
+    block: of how many tokens of an example a training step holds the logits at a time, which it
+      then computes twice; 0: of all. It saves memory where there are many classes.
     """
     check_choice("task.loss_mean", loss_mean, MEANS)
+    check_not_negative("task.block", block)
     check_labels("tokens", labels.y, "iu", (2,), "a sequence of whole numbers for each example")
     made = _positions.objective("tokens", labels)
-    measured = (PERPLEXITY, *_bits_per_byte(labels.class_bytes))
-    return made._replace(metrics=measured, **(BY_EXAMPLE if loss_mean == "example" else {}))
+    made = made._replace(metrics=(PERPLEXITY, *_bits_per_byte(labels.class_bytes)))
+    if block:
+        made = made._replace(losses_at=partial(_positions.losses_in_blocks, block))
+    return _of_examples(made) if loss_mean == "example" else made
 
 
 def _sums(logits: Array, y: Array, mask: Array) -> dict[str, Array]:
@@ -70,9 +75,15 @@ def _by_example(values: Array, y: Array) -> Array:
     return values / jnp.maximum(_positions.count(y), 1)
 
 
-# The fields of an objective in which each example with tokens that count has one label.
-BY_EXAMPLE: dict[str, Any] = {
-    "losses": lambda logits, y: _by_example(_positions.losses(logits, y), y),
-    "correct": lambda logits, y: _by_example(_positions.correct(logits, y), y),
-    "num_labels": lambda y: jnp.minimum(_positions.count(y), 1),
-}
+def _of_examples(made: Objective) -> Objective:
+    """The objective in which each example with tokens that count has one label."""
+
+    def mean(of_sums):
+        return lambda *args: _by_example(of_sums(*args), args[-1])
+
+    return made._replace(
+        losses=mean(made.losses),
+        correct=mean(made.correct),
+        num_labels=lambda y: jnp.minimum(_positions.count(y), 1),
+        losses_at=None if made.losses_at is None else mean(made.losses_at),
+    )
