@@ -250,6 +250,8 @@ class Extra(NamedTuple):
     `pooled`: training sees one client that holds the examples of all clients (centralized
     training).
     `metrics` are evaluated in addition to those that a config names.
+    `model` returns the weights with which a client predicts, if they are not simply in its message
+    or its private state.
     """
 
     one_by_one: bool = False
@@ -261,6 +263,7 @@ class Extra(NamedTuple):
     private_sum: bool = False  # `aggregate` releases a noisy sum, even if all uploads are lost
     empty_places: bool = False  # samples may have entries with share 0, whose clients do not train
     weighs_staleness: bool = False  # `aggregate` uses `Client.staleness`
+    model: Callable[[PyTree, PyTree], Weights] | None = None  # (message, private) -> weights
 
 
 class Method(NamedTuple):

@@ -26,11 +26,8 @@ def global_model(name: str, method: Method, state: State) -> Weights:
     if method.newcomer is None:
         raise BadInput(f"method {name} has no global model")
     message, private = method.newcomer(state)
-    if isinstance(message, Server):
-        raise BadInput(
-            f"the model of {name} is more than its adapters: it has changed the frozen weights too;"
-            " config.run.start_with=state continues it"
-        )
+    if (own := _stated(name, method, message, private)) is not None:
+        return own
     parts = jax.tree.leaves((message, private), is_leaf=lambda a: isinstance(a, Weights))
     models = [part for part in parts if isinstance(part, Weights)]
     if models and all(_covers(models[0], other) for other in models):
@@ -54,6 +51,8 @@ def model_of(name: str, method: Method, task: Task, message: PyTree, client: Cli
       BadInput: the client does not have exactly one model.
     """
     parts = message, private_state.plain(client.private)
+    if (own := _stated(name, method, *parts)) is not None:
+        return own
     if not all(isinstance(part, Weights) for part in parts) or not _covers(*parts):
         return _joined(name, parts)
     x = jnp.zeros((1, *task.input_shape))
@@ -70,6 +69,17 @@ def model_of(name: str, method: Method, task: Task, message: PyTree, client: Cli
     if len(read) != 1:
         raise no_model(name)
     return read[0]
+
+
+def _stated(name, method, message, private):
+    """The model that the method itself names, or None. BadInput if the base has changed too."""
+    if isinstance(message, Server):
+        raise BadInput(
+            f"the model of {name} is more than its adapters: it has changed the frozen weights too;"
+            " config.run.start_with=state continues it"
+        )
+    model = method.extra.model
+    return None if model is None else model(message, private_state.plain(private))
 
 
 def _joined(name, parts):

@@ -26,6 +26,7 @@ from fedjax_lab.methods.flexlora import best, singular
 from fedjax_lab.models import adapters
 from fedjax_lab.models.decoder import decoder
 from fedjax_lab.models.task import make_task
+from fedjax_lab.running import models
 from fedjax_lab.simulation import simulate
 from fedjax_lab.tasks import Labels
 from fedjax_lab.tasks.tokens import tokens
@@ -84,6 +85,28 @@ def aggregate(name, server, uploads, cohort, **settings):
     return method.round[0].aggregate(server, uploads, cohort)
 
 
+@pytest.mark.parametrize("name", ["fedit", "ffa_lora", "rolora", "flexlora", "hetlora"])
+def test_the_model_of_a_client_is_the_one_that_predicts(name):
+    """So that its adapters can be exported; hetlora's have the client's rank."""
+    method = toys.make(name, **({"ranks": (1, 2)} if name == "hetlora" else {}))
+    state = method.init(jax.random.key(2), 2)
+    ones = jax.tree.map(lambda a: a + 1 if a.dtype == jnp.float32 else a, state.server)
+    message, private = method.round[0].send(ones, jnp.int32(0)), tree.take(state.private, 0)
+    client = Client(jnp.int32(0), *(None,) * 3, private, None, None)
+    x = jnp.ones((2, *TASK.input_shape))
+    model = models.model_of(name, method, TASK, message, client)
+    expected = method.predict(message, client, x)
+    np.testing.assert_array_equal(TASK.apply(model, x).logits, expected)
+    assert set(tree.names(model)) == set(tree.names(TASK.init(jax.random.key(0))))
+
+
+@pytest.mark.parametrize("name", ["flora", "fedex_lora"])
+def test_a_changed_base_is_more_than_adapters(name):
+    state = METHOD[name].init(jax.random.key(2), 2)
+    said = complaint(models.model_of, name, METHOD[name], TASK, state.server, Client(*(None,) * 7))
+    assert "is more than its adapters" in said
+
+
 # What the server computes (identity 3).
 
 
@@ -113,6 +136,19 @@ def test_flora_and_fedex_lora_add_the_mean_update_exactly(in_float64, name):
         np.testing.assert_allclose(pair.A, np.einsum("m,mldr->ldr", p, a), rtol=1e-14)
         rank = np.linalg.matrix_rank(after.delta[PATH] - delta, tol=1e-9)
         assert (rank <= (M + 1) * R).all()
+
+
+def test_a_residual_of_fedex_lora_can_be_cut_to_a_rank(in_float64):
+    """Against NumPy's SVD of the whole residual; a rank of (M + 1) r cuts nothing."""
+    _, _, _, uploads, cohort = uploads_of(in_float64)
+    delta, server = server_of(in_float64)
+    whole = aggregate("fedex_lora", server, uploads, cohort).delta[PATH] - delta
+    u, sigma, vt = np.linalg.svd(whole)
+    for rank in (2, (M + 1) * R):
+        after = aggregate("fedex_lora", server, uploads, cohort, residual_rank=rank)
+        kept = sigma * (np.arange(F) < rank)
+        expected = np.einsum("ldk,lk,lkf->ldf", u[:, :, :F], kept, vt)
+        np.testing.assert_allclose(after.delta[PATH] - delta, expected, atol=1e-12)
 
 
 def test_a_weight_on_both_stacked_factors_would_be_wrong(in_float64):
