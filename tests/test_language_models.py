@@ -70,6 +70,20 @@ def test_no_array_of_a_round_has_clients_and_the_base(bits):
         assert f"tensor<5x{shape}x" not in text
 
 
+@pytest.mark.exhaustive
+def test_packed_test_records_have_the_measures_of_records_alone():
+    """By user and category too, of a model that has not been trained yet."""
+    untrained = {"run": {"rounds": 1, "eval_every": 1}, "local": {"lr": 1e-12}, "task": {}}
+    untrained["task"] = {"name": "tokens", "block": 32}
+    rows = []
+    for packing in (False, True):
+        config = {**changed("data", packing=packing), **untrained}
+        rows.append(fedjax_lab.run(config, quiet=True).rows[-1])
+    for measure in ("perplexity", "bits_per_byte", "accuracy"):
+        alone, packed = (row[measure]["per_client"] for row in rows)
+        np.testing.assert_allclose(packed, alone, rtol=1e-5)
+
+
 def test_adapters_in_peft_format_start_another_run(trained, tmp_path):
     folder = tmp_path / "adapters.peft"
     trained.export(folder)
@@ -114,24 +128,15 @@ def test_choices_are_scored_by_the_sum_of_their_tokens_log_probabilities(trained
     assert trained.choose([("Copy: ", ("a",), 0)]).acc == 100
 
 
-def test_peft_computes_the_same_logits_with_the_adapters(tmp_path):
+@pytest.mark.parametrize("name", ["decoder", "gpt2"])
+def test_peft_computes_the_same_logits_with_the_adapters(tmp_path, name):
     """A published model in PyTorch, adapted by the package PEFT, against the run's own model."""
     torch, peft = optional.module("torch"), optional.module("peft")
-    transformers = optional.module("transformers")
-    torch.manual_seed(0)
-    sizes = transformers.LlamaConfig(
-        vocab_size=261,
-        hidden_size=16,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-    )
-    published = transformers.LlamaForCausalLM(sizes).eval()
+    published = of_transformers(name, optional.module("transformers"), torch)
     published.save_pretrained(tmp_path / "base")
-    model = {"name": "decoder", "pretrained": str(tmp_path / "base")}
-    run = fedjax_lab.run({**CONFIG, "model": model}, quiet=True)
+    config = {**CONFIG, "model": {"name": name, "pretrained": str(tmp_path / "base")}}
+    config["adapter"] = {**CONFIG["adapter"], "targets": TARGETS[name]}
+    run = fedjax_lab.run(config, quiet=True)
     run.export(tmp_path / "adapters.peft")
     adapted = peft.PeftModel.from_pretrained(published, tmp_path / "adapters.peft")
     ids = run.experiment.dataset.x[:3]
@@ -142,6 +147,24 @@ def test_peft_computes_the_same_logits_with_the_adapters(tmp_path):
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
     named = zip(tree.names(run.model()), jax.tree.leaves(run.model()), strict=True)
     assert min(np.abs(b).max() for name, b in named if name.endswith("_lora_b")) > 0.001
+    count = sum(leaf.size for leaf in jax.tree.leaves(run.model()))
+    assert count == sum(p.numel() for n, p in adapted.named_parameters() if "lora_" in n)
+
+
+TARGETS = {"decoder": "q,v,down", "gpt2": "qkv,down"}  # not the other layer named c_proj
+
+
+def of_transformers(name, transformers, torch):
+    """A small random model of the package transformers."""
+    torch.manual_seed(0)
+    if name == "gpt2":
+        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 128}
+        given = transformers.GPT2Config(vocab_size=261, **sizes)
+        return transformers.GPT2LMHeadModel(given).eval()
+    sizes = {"hidden_size": 16, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    given = transformers.LlamaConfig(vocab_size=261, max_position_embeddings=128, **sizes, **heads)
+    return transformers.LlamaForCausalLM(given).eval()
 
 
 @pytest.mark.parametrize(

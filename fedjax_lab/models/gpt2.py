@@ -87,6 +87,12 @@ class GPT2(nn.Module):
         z = norm(z, sizes, "norm")
         return logits(z, self.num_classes, dtype), z
 
+    def module_names(self) -> dict[str, str]:
+        """The names of the layers in the hub's own implementation, by path."""
+        return {
+            path: name if path == "head" else f"transformer.{name}" for path, name in HUB.items()
+        }
+
     def published_names(self) -> tuple[dict[str, str], ...]:
         """The names of the layers on the hub, by path."""
         return language_models.with_tied(HUB)

@@ -6,7 +6,7 @@ that of peft 0.21 (https://huggingface.co/docs/peft/developer_guides/checkpoint)
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from fedjax_lab.types import Adapters, Weights
 
 FACTORS = {"_lora_a": "lora_A", "_lora_b": "lora_B"}  # how names end in qwix, and those in PEFT
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PREFIX = "base_model.model."  # of all names in a file
+TRANSPOSED = "c_attn", "c_proj", "c_fc"  # the dense layers of GPT-2, whose matrices are [in, out]
 REMEDY = "name a folder of PEFT with LoRA adapters"
 
 
@@ -36,7 +38,8 @@ def write(folder: Path, weights: Weights, adapters: Adapters, base: str) -> None
         rank = leaf.shape[-1] if name.endswith("_lora_a") else rank
         each = zip(names, matrices, strict=True)
         tensors |= {name: np.ascontiguousarray(matrix.T) for name, matrix in each}
-    modules = {name.rsplit(".", 3)[1] for name in tensors}
+    layers = {name.removeprefix(PREFIX).rsplit(".", 2)[0] for name in tensors}
+    modules = {_module(layer, adapters.published.values()) for layer in layers}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -46,13 +49,20 @@ def write(folder: Path, weights: Weights, adapters: Adapters, base: str) -> None
         "lora_dropout": 0.0,
         "target_modules": sorted(modules),
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(module.endswith(TRANSPOSED) for module in modules),
         "use_rslora": False,
         "inference_mode": True,
     }
     folder.mkdir()
     writing.replace(folder / WEIGHTS, safetensors().save(tensors))
     writing.replace(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def _module(layer: str, all_layers: Iterable[str]) -> str:
+    """The end of a layer's name by which PEFT selects it and no layer of another kind."""
+    last = layer.rsplit(".", 1)[-1]
+    of_kinds = [name for name in all_layers if name.endswith(f".{last}")]
+    return ".".join(layer.rsplit(".", 2)[-2:]) if len(of_kinds) > 1 else last
 
 
 def read(path: str, shapes: Weights, own_scale: float, published: dict[str, str]) -> dict[str, Any]:
@@ -119,7 +129,7 @@ def _tensor_names(name: str, shape: tuple[int, ...], published: dict[str, str]) 
     if layer not in published:
         raise BadInput(
             f"the layer {layer} has no name on the hub, which a folder of PEFT needs; use another"
-            " format, or the model decoder"
+            " format, or the model decoder or gpt2"
         )
-    pattern = f"base_model.model.{published[layer]}.{FACTORS[ending]}.weight"
+    pattern = f"{PREFIX}{published[layer]}.{FACTORS[ending]}.weight"
     return [pattern.format(i) for i in range(shape[0])] if "{}" in pattern else [pattern]
