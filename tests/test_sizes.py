@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import toys
 from inputs import complaint
 
@@ -10,9 +11,11 @@ from fedjax_lab.engine import sizes
 from fedjax_lab.engine.width import client_bytes, width
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
-from fedjax_lab.models import kernels, nets
+from fedjax_lab.models import kernels, nets, transformer
 from fedjax_lab.models.frozen import model_of
 from fedjax_lab.models.task import make_task
+from fedjax_lab.tasks import Labels
+from fedjax_lab.tasks.tokens import tokens
 
 MIB, GIB = 2**20, 2**30
 EIGHT = sizes.Devices(8, 16 * GIB)
@@ -80,6 +83,14 @@ def test_a_model_larger_than_a_device_is_an_error_with_a_remedy():
     sizes.check_model(method, 1, sizes.Devices(4, 100, of_host=True))
 
 
+def test_a_run_says_how_much_memory_a_step_needs_and_what_to_change():
+    words = sizes.step_words(10, 300 * MIB, 4 * GIB)
+    assert words == "a step of 10 clients: about 2.9 GiB"
+    words = sizes.step_words(10, 300 * MIB, 2 * GIB)
+    assert "which may not fit in 2.0 GiB: lower config.engine.chunk, config.local.batch" in words
+    assert "chunk" not in sizes.step_words(1, 3 * GIB, 2 * GIB)
+
+
 # How many clients a device trains at a time, and the memory that a client needs.
 
 
@@ -132,6 +143,19 @@ def test_bytes_of_a_client_by_batch_and_type():
     one, two, three = (activations(b) for b in (8, 16, 24))
     assert three - two == two - one > 8 * 4 * 24 * 24 * 6
     assert activations(64, jnp.bfloat16) < 0.7 * activations(64)
+
+
+def test_bytes_of_a_client_count_one_block_of_logits():
+    """Rows of 16 tokens of 500 classes, all of them or 4 at a time."""
+    y = np.zeros((8, 16), np.int32)
+    net = transformer.causal_transformer(500, width=4, depth=1, heads=1, vocabulary=500)
+
+    def of(block):
+        made = tokens(Labels(y, tuple(map(str, range(500)))), block=block)
+        return client_bytes(model_of(make_task(net, (16,), made)), toys.PLAN)
+
+    logits = toys.PLAN.batch_size * 16 * 500 * 4
+    assert 0.7 * logits < of(0) - of(4) < logits
 
 
 def test_bytes_of_a_client_count_the_patches_of_a_convolution_by_products():

@@ -55,6 +55,7 @@ def on_mesh(
         split=lambda rows: jax.lax.with_sharding_constraint(rows, clients),
         whole=lambda drawn: jax.lax.with_sharding_constraint(drawn, everywhere),
         sharding=everywhere,
+        at_a_time=inner.at_a_time,
     )
     if (group := fsdp.group_size(mesh)) > 1:
         name = f"mesh({devices} x fsdp {group}) x {inner.name}"

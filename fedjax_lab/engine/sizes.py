@@ -128,6 +128,23 @@ def check_model(method: Method, group: int, devices: Devices, base: int = 0) -> 
         )
 
 
+def step_words(number: int, client: int, memory: int) -> str:
+    """The memory that a step needs, in words, and what to change if it may not fit.
+
+    number: of clients at a time. client: the bytes of a step of one client. memory: the bytes of a
+    device that are free beside frozen weights.
+    """
+    needed = number * client
+    words = f"a step of {number} client{'s' * (number > 1)}: about {_amount(needed)}"
+    if needed <= memory:
+        return words
+    return (
+        f"{words}, which may not fit in {_amount(memory)}: lower"
+        + " config.engine.chunk," * (number > 1)
+        + " config.local.batch_size or config.task.block, or raise config.local.accumulate"
+    )
+
+
 def state_bytes(method: Method, federation: Federation, num_classes: int) -> int:
     """The bytes of all arrays of clients: their descriptions, rows and private states.
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Var, jaxprs_in_params
+from jax.interpreters.partial_eval import dce_jaxpr
 
-from fedjax_lab import tree
+from fedjax_lab import losses, tree
 from fedjax_lab.models.frozen import Model
-from fedjax_lab.types import Plan
+from fedjax_lab.types import Batch, Plan
 
 MIB = 2**20
 ALL_AT_ONCE = {"cpu": 12 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 100 * MIB}
@@ -71,19 +72,25 @@ def client_bytes(model: Model, plan: Plan) -> int:
 
     They are the weights, their gradient, the optimizer's state, a batch of inputs, the values of
     the forward pass that the backward pass needs, and what a larger array of the forward pass needs
-    in addition: the patches of a convolution that is a product of matrices. Additional arrays of a
-    method are not counted, nor are frozen weights, which the clients share.
+    in addition: the patches of a convolution that is a product of matrices, or the logits, of which
+    a loss in blocks holds one block. Additional arrays of a method are not counted, nor are frozen
+    weights, which the clients share.
     """
     key, task = jax.random.key(0), model.unbound
+    label, in_blocks = task.objective.label, task.objective.losses_at is not None
     weights = jax.eval_shape(task.init, key)
     size = plan.batch_size // plan.accumulate
     x = jax.ShapeDtypeStruct((size, *task.input_shape), jnp.float32)
 
     def backward(base, weights, x):
-        def logits(params):
-            return model.bind(base).apply(weights._replace(params=params), x, key).logits
+        def outputs(params):
+            w, of_base = weights._replace(params=params), model.bind(base)
+            if not in_blocks:
+                return of_base.apply(w, x, key).logits
+            batch = Batch(x, jnp.zeros((size, *label.shape), label.dtype), jnp.ones(size))
+            return losses.risk(of_base)(w, batch, key)[0]
 
-        return jax.vjp(logits, weights.params)[1]
+        return jax.vjp(outputs, weights.params)[1]
 
     program = jax.make_jaxpr(backward)(model.base, weights, x).jaxpr
     of_base = {leaf.shape for leaf in jax.tree.leaves(model.base)}  # in any type
@@ -92,6 +99,8 @@ def client_bytes(model: Model, plan: Plan) -> int:
     stacked = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), (weights, x))
     each = jax.vmap(backward, (None, 0, 0))  # each client has its own kernels
     batched = jax.make_jaxpr(each)(model.base, *stacked).jaxpr
+    if in_blocks:  # the logits of the whole batch, which the loss does not use, are traced too
+        batched, _ = dce_jaxpr(batched, [True] * len(batched.outvars))
     sizes = [tree.num_bytes(a) for a in (x, *(a.aval for a in kept))]
     patches = max(0, max(_sizes(batched), default=0) - max(sizes))
     moments = jax.eval_shape(plan.optimizer.init, weights.params)

@@ -1,5 +1,6 @@
 """How a run uses the devices: the config's section `engine`."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,18 +31,20 @@ def engine_fields(
     devices, memory: as for `experiment.build`. Raises BadInput if the run does not allow a setting.
     """
     convolutional = has_convolutions(model.unbound)
-    division = _divide(engine, plan, stages, model, federations, devices, memory)
+    lent = _lent(engine, plan, stages, model, devices, memory)
+    division = _divide(engine, plan, stages, federations, lent)
     host = _host(division, engine, stages)
     together = vectorizes_seeds(engine.seeds, stages, convolutional, platform_of(devices), host)
     alone = engine.fsdp > 1 or parallel.jit_is_disabled()
     together = together and (not alone or engine.seeds == "vectorized")
     at_once = len(federations) if together else 1
+    of_client = functools.cache(lambda: at_once * client_bytes(model, plan))
     strategy = parallel.choose(
         engine.strategy,
         cohort=plan.cohort,
         convolutional=convolutional,
         equal_steps=plan.equal_steps or plan.steps > 0,
-        client_bytes=lambda: at_once * client_bytes(model, plan),
+        client_bytes=of_client,
         chunk=engine.chunk,
         group=engine.fsdp,
         devices=devices,
@@ -53,7 +56,7 @@ def engine_fields(
         "strategy": strategy,
         "vectorized_seeds": together,
         "precision": precision,
-        "placement": division.words,
+        "placement": "; ".join((division.words, *_step(strategy, plan, of_client, lent))),
         "host": host,
     }
 
@@ -67,18 +70,8 @@ def _check_jit(host, devices):
         )
 
 
-def _divide(engine, plan, stages, model, federations, devices, memory):
+def _divide(engine, plan, stages, federations, lent):
     """Decides what is kept on every device, divided among the devices, or on the host."""
-    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
-    lent = sizes.Devices(
-        number=len(chosen) // engine.fsdp,
-        memory=memory or parallel.free_memory(devices),
-        of_host=chosen[0].platform == "cpu",
-    )
-    base = tree.num_bytes(model.base)
-    sizes.check_model(stages[0].method, engine.fsdp, lent, base)
-    if lent.memory:
-        lent = lent._replace(memory=max(1, lent.memory - base // engine.fsdp))
     return sizes.divide(
         [stage.method for stage in stages],
         federations,
@@ -87,6 +80,30 @@ def _divide(engine, plan, stages, model, federations, devices, memory):
         state=engine.state,
         data=engine.data,
     )
+
+
+def _step(strategy, plan, of_client, lent):
+    """Words on the memory that a step needs on an accelerator whose memory is known."""
+    if lent.of_host or not lent.memory:
+        return
+    line = -(-plan.cohort // lent.number)
+    number = min(line, strategy.at_a_time or line)
+    yield sizes.step_words(number, of_client() // strategy.group, lent.memory)
+
+
+def _lent(engine, plan, stages, model, devices, memory):
+    """The devices, with the memory that is free beside the frozen weights. BadInput if none is."""
+    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
+    lent = sizes.Devices(
+        number=len(chosen) // engine.fsdp,
+        memory=memory or parallel.free_memory(devices),
+        of_host=chosen[0].platform == "cpu",
+    )
+    base = tree.num_bytes(model.base)
+    sizes.check_model(stages[0].method, engine.fsdp, lent, base)
+    if not lent.memory:
+        return lent
+    return lent._replace(memory=max(1, lent.memory - base // engine.fsdp))
 
 
 def _host(division, engine, stages):

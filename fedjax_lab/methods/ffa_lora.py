@@ -49,15 +49,12 @@ def ffa_lora(task: Task, *, a_init: str = "uniform") -> Method:
     def aggregate(server, uploads, cohort):
         return tree.mix(cohort.weight, uploads), server[1]  # L6
 
-    return (
-        fedavg(task)
-        ._replace(
-            init=init,
-            round=(Exchange(send, local, aggregate, updates=factors.updates),),
-            predict=lambda message, client, x: task.apply(whole(*message), x).logits,
-        )
-        .having(model=lambda message, private: whole(*message))
+    method = fedavg(task)._replace(
+        init=init,
+        round=(Exchange(send, local, aggregate, updates=factors.updates),),
+        predict=lambda message, client, x: task.apply(whole(*message), x).logits,
     )
+    return method.having(model=lambda message, private: whole(*message))
 
 
 def orthogonal(pair: factors.Pair) -> factors.Pair:

@@ -75,16 +75,13 @@ def hetlora(
         new = {path: by_norm(pair, cohort.weight) for path, pair in factors.pairs(w).items()}
         return factors.with_pairs(mean, new)
 
-    return (
-        fedavg(task)
-        ._replace(
-            init=init,
-            round=(Exchange(send, local, aggregate, updates, alike=False),),
-            predict=lambda w, client, x: task.apply(factors.truncated(w, client.private), x).logits,
-            newcomer=lambda state: (state.server, largest(state.server)),
-        )
-        .having(model=factors.truncated)
+    method = fedavg(task)._replace(
+        init=init,
+        round=(Exchange(send, local, aggregate, updates, alike=False),),
+        predict=lambda w, client, x: task.apply(factors.truncated(w, client.private), x).logits,
+        newcomer=lambda state: (state.server, largest(state.server)),
     )
+    return method.having(model=factors.truncated)
 
 
 def largest(w: Weights) -> Array:

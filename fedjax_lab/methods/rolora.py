@@ -31,15 +31,12 @@ def rolora(task: Task) -> Method:
         w_t, t = message
         return factors.train(risk, w_t, work, partial(held, w_t, t)), client.private
 
-    return (
-        fedavg(task)
-        ._replace(
-            init=lambda key, num_clients: State((task.init(key), jnp.int32(0)), ()),
-            round=(Exchange(send, local, aggregate, updates=factors.updates),),
-            predict=lambda message, client, x: task.apply(message[0], x).logits,
-        )
-        .having(model=lambda message, private: message[0])
+    method = fedavg(task)._replace(
+        init=lambda key, num_clients: State((task.init(key), jnp.int32(0)), ()),
+        round=(Exchange(send, local, aggregate, updates=factors.updates),),
+        predict=lambda message, client, x: task.apply(message[0], x).logits,
     )
+    return method.having(model=lambda message, private: message[0])
 
 
 def held(w_t: Weights, t: Array, w: Weights) -> Weights:

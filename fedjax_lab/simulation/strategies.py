@@ -41,6 +41,7 @@ class Strategy(NamedTuple):
     by_client: NamedSharding | None = None  # of arrays of clients; None: as `sharding`
     by_row: NamedSharding | None = None  # of the pool of examples; None: as `sharding`
     group: int = 1  # number of devices that hold a model together: see `fsdp`
+    at_a_time: int = 0  # the most clients that a device, or a group, trains at a time; 0: all
 
 
 def _take(stacked, ids):
@@ -69,7 +70,8 @@ def sequential() -> Strategy:
         return run
 
     everyone = in_groups(each)
-    return Strategy("sequential", each, everyone, _as_they_come, jnp.sum, one_by_one=True)
+    strategy = Strategy("sequential", each, everyone, _as_they_come, jnp.sum, one_by_one=True)
+    return strategy._replace(at_a_time=1)
 
 
 def chunked(size: int) -> Strategy:
@@ -86,6 +88,7 @@ def chunked(size: int) -> Strategy:
         everyone=lambda fn, at_most: everyone(fn, min(size, at_most)),
         deal=longest_first,
         lane_steps=lane_steps,
+        at_a_time=size,
     )
 
 
