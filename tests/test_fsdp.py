@@ -76,6 +76,19 @@ def test_groups_of_devices_give_the_results_of_one_device(name, group):
 
 
 @pytest.mark.exhaustive
+def test_the_input_of_a_layer_can_be_replaced_in_a_group():
+    """Which a loss in blocks does with the head's."""
+    task = make_task(*NETS["mlp"], toys.K)
+    weights, x, z = task.init(KEYS.init), jnp.ones((2, 6, 6, 1)), jnp.ones((4, 16))
+
+    def logits(weights):
+        return task.apply_at("head", weights, x, z).logits
+
+    with jax.set_mesh(parallel.make_mesh(8, 2)):
+        found = jax.jit(fsdp.in_group(logits, 2))(weights)
+    toys.close(found, logits(weights))
+
+
 def test_clients_of_a_group_may_run_in_parallel():
     _, alone = player("mlp", toys.VECTORIZED)
     _, together = player("mlp", on_groups(2, parallel.chunked(2)))

@@ -17,6 +17,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedjax_lab.models import calls
 from fedjax_lab.types import Array, PyTree
 
 AXIS = "fsdp"
@@ -87,7 +88,8 @@ def _gathered(group, call, args, kwargs, context):
         return call(*args, **kwargs)
     whole = jax.tree.map(lambda w: jax.lax.with_sharding_constraint(w, P()), layer.variables)
     x = _by_row(args[0], group)
-    return layer.clone(parent=None, name=None).apply(whole, x, *args[1:], **kwargs)
+    with calls.renamed({"": calls.named(layer.path)}):  # other hooks know the copy by its layer
+        return layer.clone(parent=None, name=None).apply(whole, x, *args[1:], **kwargs)
 
 
 def _by_row(x: Array, group: int) -> Array:

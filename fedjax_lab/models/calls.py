@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache, partial
 from types import MappingProxyType
@@ -34,7 +34,7 @@ def intercepted(hook: Hook) -> Iterator[None]:
     """
 
     def of_linen(call, args, kwargs, context):
-        layer = Layer(_named(context.module.path), context.module, context.method_name)
+        layer = Layer(named(context.module.path), context.module, context.method_name)
         return hook(layer, call, args, kwargs)
 
     token = _HOOKS.set((*_HOOKS.get(), hook))
@@ -55,7 +55,8 @@ def renamed(names: dict[str, str]) -> Iterator[None]:
         _NAMES.reset(token)
 
 
-def _named(path):
+def named(path: Sequence[Any]) -> str:
+    """The path of a layer as hooks see it."""
     joined = "/".join(map(str, path))
     return _NAMES.get().get(joined, joined)
 
@@ -82,7 +83,7 @@ def _tapped(cls, path):
         call = partial(cls.__call__, self)
         if not path:
             kwargs = taken(cls.__call__, kwargs)
-        layer = Layer(_named(path), self, "__call__")
+        layer = Layer(named(path), self, "__call__")
         for hook in _HOOKS.get():
             call = partial(_through, hook, layer, call)
         return call(*args, **kwargs)
