@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_lab.errors import BadInput, check_positive
 from fedjax_lab.models import modules
@@ -75,16 +76,17 @@ def with_vocabulary(
 
     limits: the lowest and highest number that the model sees; None: some are not whole numbers. The
     vocabulary becomes the number of token ids, or of classes if that is larger; a value set in a
-    config is kept. A field `packed` becomes whether rows have several records, that is ids below 0.
-    Modules without `vocabulary` are unchanged.
+    config is kept. A field `packed` becomes whether rows have several records, the first token of
+    each below 0. Modules without `vocabulary` are unchanged.
 
     Raises BadInput if the value in a config is too small, or if x has no token ids.
     """
     if not takes_ids(net, x):
         return net
     vocabulary, name = net.vocabulary, modules.name_of(net)
-    packed = limits is not None and limits[0] < 0
-    if limits is None or (packed and not hasattr(net, "packed")):
+    below = limits is not None and limits[0] < 0
+    packed = below and bool(np.all(x[:, 0] < 0))
+    if limits is None or (below and not (packed and hasattr(net, "packed"))):
         what = "fractions" if limits is None else f"from {limits[0]:g} to {limits[1]:g}"
         raise BadInput(
             f"model {name} needs texts, rows of token ids; the data hold other numbers"

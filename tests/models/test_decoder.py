@@ -19,7 +19,8 @@ from inputs import complaint
 from slow_cases import slow_but
 
 from fedjax_lab.data.formats import packing
-from fedjax_lab.models import decoder, gpt2, language_models
+from fedjax_lab.models import decoder, gpt2, language_models, transformer
+from fedjax_lab.models import tokens as tokens_of_models
 from fedjax_lab.models.language_models import Sizes
 from fedjax_lab.models.task import make_task
 from fedjax_lab.tasks import Labels
@@ -297,6 +298,17 @@ def test_packed_records_have_the_losses_of_records_alone(name):
     (_, each), slope_packed = of_tokens(net.clone(packed=True), made.x, made.y)
     toys.close(slope_packed, slope)
     np.testing.assert_allclose(each, alone, rtol=1e-4)
+
+
+def test_models_that_cannot_read_packed_rows_are_refused():
+    x, limits = np.int32([[-4, 5, -9, 1], [-1, 2, 2, 0]]), (-9, 5)
+    net = tokens_of_models.with_vocabulary(decoder.decoder(7), x, limits, 7)
+    assert net.packed and net.vocabulary == 9
+    other = transformer.causal_transformer(7)
+    said = complaint(tokens_of_models.with_vocabulary, other, x, limits, 7)
+    assert said.endswith("(int32, from -9 to 5); packed rows are for decoder and gpt2")
+    said = complaint(tokens_of_models.with_vocabulary, decoder.decoder(7), x[:, 1:], limits, 7)
+    assert said.endswith("(int32, from -9 to 5)")  # -1 is no padding
 
 
 @pytest.mark.slow
