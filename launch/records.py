@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.analysis import formats, runs
+from fedjax_lab.experiment import registry
 from fedjax_lab.experiment.aliases import REMOVED
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
@@ -26,6 +27,7 @@ from fedjax_lab.sweeping.sweep_plan import Cell
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
+NOTHING = object()  # no default
 DIVERGED = "diverged"  # the only measure of a run that diverged: in which round, 0 if unknown
 PLACES = "data.folder", "data.path"  # the location of the data does not change the numbers
 
@@ -180,11 +182,18 @@ def same(old: Settings, today: Settings) -> bool:
     now = {**REMOVED, **today}
     if any(key not in now or now[key] != value for key, value in old.items()):
         return False
-    for key in today.keys() - old.keys():
-        section, _, rest = key.partition(".")
-        if section == "method" or DEFAULTS.get(section, {}).get(rest, DEFAULTS) != today[key]:
-            return False
-    return True
+    new = today.keys() - old.keys()
+    return all(not key.startswith("method.") and _default(key, today) == today[key] for key in new)
+
+
+def _default(key, settings):
+    """The default value of a setting, or of one of the part that its section names; or NOTHING."""
+    section, _, rest = key.partition(".")
+    of_section = DEFAULTS.get(section, {})
+    if rest in of_section or f"{section}.name" not in settings:
+        return of_section.get(rest, NOTHING)
+    part = registry.look_up(section, settings[f"{section}.name"])
+    return registry.keyword_defaults(part).get(rest, NOTHING)
 
 
 def current(
