@@ -31,6 +31,17 @@ def dot(a: PyTree, b: PyTree) -> Array:
     return total
 
 
+def inner_products(trees: PyTree) -> Array:
+    """Returns the inner products [M, M] of all pairs of trees, from leaves [M, ...]."""
+
+    def of_leaf(a):
+        rows = a.reshape(len(a), -1)
+        return jnp.dot(rows, rows.T, precision=jax.lax.Precision.HIGHEST)
+
+    total: Any = sum(map(of_leaf, jax.tree.leaves(trees)))
+    return total
+
+
 def sq_norm(a: PyTree) -> Array:
     """Squared Euclidean norm over all leaves; its gradient is finite at 0."""
     return dot(a, a)

@@ -40,13 +40,7 @@ def mimelite(
     beta: decay of the base optimizer's first moment; momentum with a beta of 0 is FedAvg.
     beta2: decay of adam's second moment. eps: a constant added to the root of the second moment.
     """
-    check_below_one("method.beta", beta)
-    check_below_one("method.beta2", beta2)
-    check_positive("method.eps", eps)
-    check_choice("method.base_optimizer", base_optimizer, ("momentum", "adam"))
-    base = optax.ema(beta, debias=False)
-    if base_optimizer == "adam":
-        base = optax.scale_by_adam(beta, beta2, eps)
+    base = optimizer(base_optimizer, beta, beta2, eps)
     risk = losses.risk(task)
 
     def init(key, num_clients):
@@ -55,15 +49,8 @@ def mimelite(
 
     def local(message, client, work):
         w_t, s = message
-        U = optax.stateless(lambda g, _: base.update(g, s)[0])
-        y = work.train(w_t, risk, optimizer=optax.chain(U, work.optimizer))
-
-        key = streams.extra(work.upload_key(), GRADIENT)
-
-        def gradient(batch):
-            return jax.grad(lambda w: risk(w_t._replace(params=w), batch, key)[0])(w_t.params)
-
-        return (y, work.mean(gradient)), client.private
+        y = work.train(w_t, risk, optimizer=fixed(base, s, work))
+        return (y, full_gradient(risk, w_t, work)), client.private
 
     def step(server, uploads, cohort):
         (w_t, s), (y, g) = server, uploads
@@ -76,6 +63,33 @@ def mimelite(
         predict=lambda message, client, x: task.apply(message[0], x).logits,
         newcomer=lambda state: (state.server, ()),
     )
+
+
+def optimizer(name: str, beta: float, beta2: float, eps: float) -> optax.GradientTransformation:
+    """The base optimizer; settings as in `mimelite`."""
+    check_below_one("method.beta", beta)
+    check_below_one("method.beta2", beta2)
+    check_positive("method.eps", eps)
+    check_choice("method.base_optimizer", name, ("momentum", "adam"))
+    if name == "momentum":
+        return optax.ema(beta, debias=False)
+    return optax.scale_by_adam(beta, beta2, eps)
+
+
+def fixed(base, s, work):
+    """The clients' optimizer along U, with the state s of the base optimizer, which stays fixed."""
+    U = optax.stateless(lambda g, _: base.update(g, s)[0])
+    return optax.chain(U, work.optimizer)
+
+
+def full_gradient(risk, w_t, work):
+    """Returns g_i."""
+    key = streams.extra(work.upload_key(), GRADIENT)
+
+    def gradient(batch):
+        return jax.grad(lambda w: risk(w_t._replace(params=w), batch, key)[0])(w_t.params)
+
+    return work.mean(gradient)
 
 
 def updates(message, id, upload):

@@ -188,12 +188,7 @@ def check_minority(key: str, share: float) -> None:
 
 def squared_distances(updates: Updates) -> Array:
     """Returns ||u_i - u_j||^2 for all pairs of updates, [M, M]."""
-
-    def gram(u):
-        rows = u.reshape(len(u), -1)
-        return jnp.dot(rows, rows.T, precision=jax.lax.Precision.HIGHEST)
-
-    products = sum(gram(u) for u in updates)
+    products = tree.inner_products(updates)
     squares = jnp.diag(products)
     return jnp.maximum(squares[:, None] + squares - 2 * products, 0)
 

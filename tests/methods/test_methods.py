@@ -126,6 +126,7 @@ def message_bytes():
         "fedsoft": (model + 2 * 4, 2 * model + 1),  # two shares; whether to compute them
         "elastic": (model + params, model),
         "ifca": (model + 4, 2 * model),
+        "mime": (model + params, 2 * model + 2 * params + 4),
         "mimelite": (model + params, model + params + 4),
         "q_ffl": (model + 2 * 4, model),
         **dict.fromkeys("fedex_lora flora".split(), (adapted, adapted + kernel)),

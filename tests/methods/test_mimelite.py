@@ -1,4 +1,4 @@
-"""Tests MimeLite against FedAvg and NumPy."""
+"""Tests MimeLite and Mime against FedAvg and NumPy."""
 
 import jax
 import naive
@@ -60,3 +60,36 @@ def test_mimelite_against_numpy(rule):
         g = naive.mean_by_size(ids, [naive.gradient(w, *xy)[1] for xy in data])
         w, (_, state) = naive.mean_by_size(ids, models), state.after(g)
     naive.close(rounds(method, 3, PLAIN).server[0], w)
+
+
+@pytest.mark.slow
+def test_mime_against_numpy():
+    method = toys.make("mime", toys.TASK, beta=0.7)
+    w = naive.first_weights()
+    state = Averages("momentum", w)
+    for t in range(3):
+        ids = naive.cohort(method, t)
+        data = [naive.data_of(i) for i in ids]
+        c = naive.mean_by_size(ids, [naive.gradient(w, *xy)[1] for xy in data])
+
+        def direction(v, xy, w=w, c=c, s=state):
+            change = naive.sub(naive.gradient(v, *xy)[1], naive.gradient(w, *xy)[1])
+            return s.after(naive.add(change, c))[0]
+
+        models = [naive.descend(w, lambda v, xy=xy: direction(v, xy), momentum=0.0) for xy in data]
+        w, state = naive.mean_by_size(ids, models), state.after(c)[1]
+    naive.close(rounds(method, 3, PLAIN).server[0], w)
+
+
+@pytest.mark.exhaustive
+def test_one_full_step_of_mime_and_mimelite_move_the_server_alike():
+    """After one step the mean is that of c, if all of a client's examples are in one batch."""
+    plan = PLAIN._replace(epochs=1)
+    for beta in (0.0, 0.7):
+        one, other = (
+            toys.player(toys.make(name, toys.TASK, beta=beta), plan=plan)(KEYS, 0, 1)[0].server
+            for name in ("mime", "mimelite")
+        )
+        toys.close(one[0].params, other[0].params, rtol=1e-5, atol=1e-6)
+    start = simulate.init(toys.make("mime", toys.TASK), KEYS, toys.C).server[0]
+    assert float(tree.sq_norm(tree.sub(one[0].params, start.params))) > 1e-6
