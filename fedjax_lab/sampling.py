@@ -1,7 +1,8 @@
 """Functions that draw the clients of a round and their shares in the server's mean.
 
 A sampling function takes (key, server, population [C], m) and returns the ids [M] and the shares
-[M] of the drawn clients; M is m unless its docstring says otherwise.
+[M] of the drawn clients; M is m unless its docstring says otherwise. With a fifth argument `losses`
+it also gets the latest loss of each client [C] (config.run.sampling only).
 """
 
 import functools
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams
+from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, Client, PyTree
 
 
@@ -88,6 +90,26 @@ def room(m: int, count: int) -> int:
 def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
     """All clients, whatever m is; share n_i / sum_j n_j."""
     return jnp.arange(population.n.shape[0]), population.n / jnp.sum(population.n)
+
+
+def power_of_choice(
+    key: Array, server: PyTree, population: Client, m: int, losses: Array, *, candidates: int = 0
+) -> tuple[Array, Array]:
+    """The m candidates with the highest latest losses; share 1/m.
+
+    Cho et al., AISTATS 2022, arXiv:2010.01243: rpow-d. Candidates are drawn without replacement, in
+    proportion to n_i. Those that have not yet taken part come first. A client's latest loss is that
+    of the model that it got when it last took part.
+
+    candidates: d, the number of candidates, at least m; 0: 2 m.
+    """
+    count = population.n.shape[0]
+    if 0 < candidates < m:
+        raise BadInput(f"config.run.candidates must be at least {m}, the cohort, got {candidates}")
+    scores = jnp.log(population.n) + jax.random.gumbel(key, (count,))
+    _, drawn = jax.lax.top_k(scores, min(candidates or 2 * m, count))
+    _, highest = jax.lax.top_k(losses[drawn], m)
+    return drawn[highest], jnp.full(m, 1 / m)
 
 
 AT_RANDOM = (by_size, equal, shuffled)  # each client is drawn with probability m / C

@@ -76,7 +76,7 @@ MODULES = {  # other modules, with the names of their functions
     "adapter": {"models.adapters": "none frozen lora"},
     "optimizer": {"optim": "sgd nesterov adam adamw nadam radam rmsprop adagrad lion"},
     "schedule": {"experiment.schedules": "constant exponential step multistep linear cosine"},
-    "sampling": {"sampling": "by_size equal shuffled all_clients"},
+    "sampling": {"sampling": "by_size equal shuffled all_clients power_of_choice"},
     "attack": {
         "transforms": "none",
         "transforms.attacks": "sign_flip gaussian inner_product little_is_enough label_flip",
@@ -231,6 +231,7 @@ def _checked(kind, name, function):
     wraps = kind == "method" and is_wrapper(function)
     takes = (*TAKES[kind], "make_base") if wraps else TAKES[kind]
     signature = _signature(function)
+    takes = (*takes, "losses") if kind == "sampling" and "losses" in signature.parameters else takes
     named: tuple[str, ...] = ()  # those of the arguments that are passed by name
     if kind == "partition" and takes_examples(function):
         takes, named = OF_EXAMPLES, OF_EXAMPLES[1:]

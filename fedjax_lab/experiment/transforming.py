@@ -18,7 +18,7 @@ from fedjax_lab.experiment.registry import bind
 from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.simulation.asynchronous import Virtual, first_history, num_places
 from fedjax_lab.simulation.simulate import Lane, Program
-from fedjax_lab.transforms import private_state
+from fedjax_lab.transforms import latest_losses, private_state
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Federation, NeedsClasses, Stage, Task
 
@@ -34,7 +34,8 @@ def as_configured(
 
     setup: the facts on which epsilon depends; None for a run without privacy.
     """
-    stage = _with_sampling(stage, config.run)
+    with _naming(f"method {config.method.name} with config.run.sampling={config.run.sampling}"):
+        stage = _with_sampling(stage, task, config.run)
     named = _named(config, stage.method)
     if not named:
         return stage
@@ -191,12 +192,14 @@ def sampling_name(config: ml_collections.ConfigDict) -> str:
     return f"the sampling of method {config.method.name}"
 
 
-def _with_sampling(stage, run):
+def _with_sampling(stage, task, run):
     """The stage with the sampling of config.run.sampling, if that is set."""
     if not run["sampling"] or stage.method.extra.pooled:
         return stage
-    method = stage.method._replace(sample=bind("sampling", run, "sampling"))
-    return stage._replace(method=method)
+    sample = bind("sampling", run, "sampling")
+    if latest_losses.are_seen(sample):
+        return stage._replace(method=latest_losses.sampled(stage.method, task, sample))
+    return stage._replace(method=stage.method._replace(sample=sample))
 
 
 def _as_seen(stage, task):
