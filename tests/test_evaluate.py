@@ -47,6 +47,8 @@ def test_scores_against_numpy(with_all_metrics):
         "worst10": near(min(each)),
         "min": near(min(each)),
         "max": near(max(each)),
+        "variance": near(np.var(each)),
+        "gini": near(np.abs(np.subtract.outer(each, each)).mean() / (2 * np.mean(each))),
         "per_client": [near(of(r)) if len(r) else None for r in each_rows],
     }
     assert got["domains"] == {name: near(of(every[every % 2 == i])) for i, name in enumerate("ab")}
@@ -64,6 +66,11 @@ def test_worst10_is_the_mean_over_the_worst_tenth_of_the_clients():
     assert got["accuracy"]["worst10"] == 0.5  # the two lowest: 0 and 1
     assert got["loss"]["worst10"] == pytest.approx(0.235)  # the two highest: 0.23 and 0.24
     assert "domains" not in got and "global" not in got
+    right = np.zeros((25, 1))  # nothing to divide among the clients
+    unfair = evaluate.summarize(
+        evaluate.Scores(None, hits._replace(correct=right), None, None), ("all",)
+    )["accuracy"]
+    assert unfair["gini"] is None and unfair["variance"] == 0
 
 
 def test_global_score_of_a_personal_method_is_the_mean_over_clients():

@@ -45,7 +45,8 @@ def test_a_run_writes_its_files(toy, tmp_path, capsys):
     rows = metric_rows.read_metrics(tmp_path / "a/metrics.jsonl")
     assert [(r["round"], r["seed"]) for r in rows] == [(r, s) for r in (3, 6, 8) for s in (0, 1)]
     row = rows[-1]
-    assert set(row["accuracy"]) == {"mean", "weighted", "worst10", "min", "max", "per_client"}
+    spread = {"mean", "weighted", "worst10", "min", "max", "variance", "gini", "per_client"}
+    assert set(row["accuracy"]) == spread
     assert set(row["loss"]) == set(row["accuracy"])
     assert set(row["domains"]) == set(row["domains_loss"]) == {"north", "south"}
     assert 0 < row["global_loss"] < 2 and 0 < row["id_loss"] < 2

@@ -577,6 +577,7 @@ def test_a_loss_is_compared_and_lower_is_better(losses, capsys):
         ("rmse.worst10", "RMSE, worst 10 % of clients"),
         ("ood_macro_f1", "macro F1, %, unseen domain (ood)"),
         ("brier.mean", "brier, mean over clients"),
+        ("accuracy.gini", "gini over clients of the accuracy"),
     ],
 )
 def test_a_measure_is_described_in_words(measure, words):

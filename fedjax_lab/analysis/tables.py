@@ -11,7 +11,9 @@ from fedjax_lab.simulation.units import (
     LOWER_IS_BETTER,
     ONE_NUMBER,
     WORDS,
+    falls,
     in_words,
+    is_inequality,
     is_percent,
     metric_of,
 )
@@ -48,7 +50,7 @@ class Choice(NamedTuple):
     @property
     def descends(self) -> bool:
         """Whether lower values of the measure are better."""
-        return metric_of(self.measure) in self.lower_is_better
+        return falls(self.measure, self.lower_is_better)
 
 
 class Section(NamedTuple):
@@ -177,6 +179,8 @@ def forms_of(metric: str) -> dict[str, tuple[str, str]]:
 def described(measure: str) -> str:
     """A measure in words, such as "accuracy, %, global test set"."""
     metric = metric_of(measure)
+    if is_inequality(measure):
+        return f"{measure.rpartition('.')[2]} over clients of the {shown(metric)}"
     form = forms_of(metric).get(measure, ("", ""))[0] or shown(measure.partition(".")[2])
     return ", ".join(filter(None, (in_words(shown(metric)), form)))
 
@@ -276,7 +280,7 @@ def ranked(
 ) -> list[set[Key]]:
     """The keys of the best means, of the second best, and so on; equal if they print the same."""
     printed = {key: round(mean, digits(measure)) for key, mean in means.items()}
-    order = sorted(set(printed.values()), reverse=metric_of(measure) not in lower_is_better)
+    order = sorted(set(printed.values()), reverse=not falls(measure, lower_is_better))
     return [{key for key, mean in printed.items() if mean == value} for value in order]
 
 

@@ -410,8 +410,22 @@ def _spread(each, weighted, lower_is_better=False):
         "mean": _mean(defined),
         "weighted": _finite(weighted),
         **{name: _mean(values) for name, values in parts.items()},
+        "variance": _finite(defined.var()) if len(defined) else None,
+        "gini": _gini(ascending),
         "per_client": np.where(np.isfinite(each), each, None).tolist(),
     }
+
+
+def _gini(ascending):
+    """Half the mean difference between two clients, relative to the mean; None if one is below 0.
+
+    It is 0 if all clients have the same value, and nearly 1 if one has everything.
+    """
+    total = ascending.sum()
+    if not total > 0 or ascending[0] < 0:
+        return None
+    rank = 2 * np.arange(1, len(ascending) + 1) - len(ascending) - 1
+    return _finite((rank * ascending).sum() / (len(ascending) * total))
 
 
 def _mean(values):

@@ -1,12 +1,14 @@
 """The names of measures: the metric of each, its unit, and whether lower values are better.
 
-Reports of runs use this module without starting JAX, so it imports nothing.
+Reports of runs use this module without starting JAX, so it imports nothing that does.
 
 A row of metrics.jsonl has the accuracy under `accuracy`, `domains`, `global`, `id` and `ood`, and
 every other metric in the same forms: `loss`, `domains_loss`, `global_loss`, `id_loss`, `ood_loss`.
 Measures of new clients have the form `new`, or `new_tuned` after the method has adapted the model
 to the client's own data.
 """
+
+from collections.abc import Collection
 
 OF_NEW = ("new", "new_tuned")  # forms of a metric that are measured on new clients
 ONE_NUMBER = ("global", "id", "ood", *OF_NEW)  # forms that are one number
@@ -69,9 +71,19 @@ TESTED = ("mean", "global", "ood")  # forms that are measured on test examples
 HEADLINES = tuple(measure_of(m, form) for m in HEADLINE_METRICS for form in (*TESTED, "id"))
 
 
+def is_inequality(measure: str) -> bool:
+    """Whether a measure says how much a metric differs between clients: the lower, the fairer."""
+    return measure in [f"{metric_of(measure)}.{form}" for form in ("variance", "gini")]
+
+
+def falls(measure: str, lower_is_better: Collection[str]) -> bool:
+    """Whether lower values of a measure are better; lower_is_better: metrics for which they are."""
+    return is_inequality(measure) or metric_of(measure) in lower_is_better
+
+
 def is_percent(measure: str) -> bool:
     """Whether a measure is in percent."""
-    return metric_of(measure) in PERCENT
+    return metric_of(measure) in PERCENT and not is_inequality(measure)
 
 
 def in_words(metric: str) -> str:
