@@ -3,8 +3,17 @@
 python -m fedjax_lab.main --config=configs/digit_domains.py:fedbn --seeds=0,1,2
 
 The data are generated at the first use, without a download. They have the structure of Digits-Five:
-the clients differ in the style of their images, not in their labels.
+the clients differ in the style of their images, not in their labels. The settings of some methods
+are for 50 rounds, which are fewer than those of their papers.
 """
+
+SETTINGS = {
+    "fedcm": {"alpha": 0.5},
+    "hfedf": {"server_lr": 0.01},
+    "mime": {"beta": 0.1},
+    "mimelite": {"beta": 0.1},
+    "pfedhn": {"server_lr": 0.1},
+}
 
 
 def get_config(method="fedavg"):
@@ -13,7 +22,7 @@ def get_config(method="fedavg"):
         "data": {"name": "digit_domains"},
         "partition": {"name": "by_domain", "num_clients": 5, "validation": 0.1},
         "model": {"name": "digit_cnn"},
-        "method": {"name": method},
+        "method": {"name": method, **SETTINGS.get(method, {})},
         "local": {"lr": 0.01, "momentum": 0.5, "batch_size": 32, "epochs": 1},
         "run": {"rounds": 50, "eval_every": 5},
     }

@@ -28,7 +28,7 @@ RANGES = {"inner_lr": log_uniform(1e-3, 0.3)}
 def per_fedavg(
     task: Task,
     *,
-    inner_lr: float = 0.01,
+    inner_lr: float = 0.001,
     hessian: str = "first_order",
     delta: float = 1e-3,
     inner_batch: int = 32,

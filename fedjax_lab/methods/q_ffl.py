@@ -6,10 +6,11 @@
   server  w_{t+1} = w_t - sum_i F_i^q Delta_i / sum_i h_i                          (Alg. 2)
 
 This is q-FedAvg. eta is the length of the first step of config.local along a gradient of norm 1;
-the factor L cancels except in the first term of h_i. F_i is a mean over all examples of the client
-in evaluation mode, at least 1e-10. The paper draws clients in proportion to n_i; here each is drawn
-with the same probability. Running statistics are averaged uniformly. A client sends two numbers in
-addition to the model.
+the factor L cancels except in the first term of h_i, which shortens the step. With many local steps
+||Delta_i|| is much larger than a gradient, so that a large q leaves only a short step; the paper's
+q are from 0.001 to 5. F_i is a mean over all examples of the client in evaluation mode, at least
+1e-10. The paper draws clients in proportion to n_i; here each is drawn with the same probability.
+Running statistics are averaged uniformly. A client sends two numbers in addition to the model.
 """
 
 import jax
@@ -24,7 +25,7 @@ from fedjax_lab.types import Exchange, Method, Task, Weights
 RANGES = {"q": log_uniform(1e-3, 5.0)}
 
 
-def q_ffl(task: Task, *, q: float = 1.0) -> Method:
+def q_ffl(task: Task, *, q: float = 0.01) -> Method:
     """q: fairness; 0 is FedAvg with equal shares, and a large q minimizes the highest loss."""
     check_not_negative("method.q", q)
     risk = losses.risk(task)
