@@ -90,7 +90,7 @@ MODULES = {  # other modules, with the names of their functions
     },
     "aggregator": {
         "transforms": "none",
-        "transforms.aggregators": "median trimmed_mean krum multi_krum geometric_median"
+        "transforms.aggregators": "median trimmed_mean krum multi_krum bulyan geometric_median"
         " centered_clipping norm_bound",
         "transforms.secure": "secure_sum",
     },

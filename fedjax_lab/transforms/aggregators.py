@@ -64,6 +64,19 @@ def multi_krum(method: Method, task: Task, *, attackers: float = 0.2, chosen: in
     return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=chosen))
 
 
+def bulyan(method: Method, task: Task, *, attackers: float = 0.2) -> Method:
+    """The mean of each coordinate's values nearest to its median, over updates that Krum chooses.
+
+    Bulyan (El Mhamdi et al., ICML 2018, arXiv:1802.07927): Krum chooses m - 2f updates, one after
+    another among those that are left. Of these, m - 4f values of each coordinate enter the mean.
+
+    attackers: the share of a round's clients that may be attackers, f of M, rounded down; M must be
+        at least 4f + 3.
+    """
+    check_minority("attackers", attackers)
+    return cohort.replaced(method, partial(mean_near_median, attackers=attackers))
+
+
 def geometric_median(
     method: Method, task: Task, *, iterations: int = 4, smoothing: float = 1e-6
 ) -> Method:
@@ -151,26 +164,68 @@ def mean_of_best(updates: Updates, cohort: Client, *, attackers: float, chosen: 
     chosen: the number of updates in the mean; 0: m - f - 2.
     """
     f = most_attackers(len(cohort.id), attackers, chosen)
-    m, place = jnp.sum(cohort.arrived), jnp.arange(len(cohort.id))
-    neighbors = jnp.maximum(m - f - 2, 1)
-    is_pair = cohort.arrived[:, None] & cohort.arrived & (place[:, None] != place)
-    ordered = jnp.sort(jnp.where(is_pair, squared_distances(updates), jnp.inf))
-    score = jnp.sum(jnp.where(place < neighbors, ordered, 0), 1)
-    rank = jnp.argsort(jnp.argsort(jnp.where(cohort.arrived, score, jnp.inf)))
+    score = krum_scores(squared_distances(updates), cohort.arrived, f)
+    rank = jnp.argsort(jnp.argsort(score))
+    neighbors = jnp.maximum(jnp.sum(cohort.arrived) - f - 2, 1)
     best = cohort.arrived & (rank < (chosen or neighbors))
     return mean_of(updates, best)
 
 
-def most_attackers(clients: int, attackers: float, chosen: int) -> int:
+def mean_near_median(updates: Updates, cohort: Client, *, attackers: float) -> Updates:
+    """Returns the aggregate of Bulyan.
+
+    Of lost uploads, m - 2f and m - 4f are taken with the m that arrived, and are at least 1.
+
+    attackers: the share of attackers among the clients of the round, which gives f.
+    """
+    f = most_attackers(len(cohort.id), attackers, name="Bulyan", factor=4)
+    apart, m = squared_distances(updates), jnp.sum(cohort.arrived)
+    count, kept = (jnp.maximum(m - factor * f, 1) for factor in (2, 4))
+
+    def choose(i, chosen):
+        left = cohort.arrived & ~chosen
+        best = jnp.argsort(krum_scores(apart, left, f))[0]  # nan comes last
+        return chosen.at[best].set(chosen[best] | (i < count))
+
+    chosen = jax.lax.fori_loop(0, len(cohort.id), choose, jnp.zeros_like(cohort.arrived))
+    middles = trimmed(updates, cohort._replace(arrived=chosen), share=0.5)
+
+    def one(u, middle):
+        far = jnp.where(chosen.reshape(-1, *(1,) * middle.ndim), jnp.abs(u - middle), jnp.inf)
+        nearest = jnp.argsort(far, 0)
+        place = jnp.arange(len(u)).reshape(-1, *(1,) * middle.ndim)
+        return jnp.sum(jnp.where(place < kept, jnp.take_along_axis(u, nearest, 0), 0), 0) / kept
+
+    return [one(u, middle) for u, middle in zip(updates, middles, strict=True)]
+
+
+def krum_scores(apart: Array, present: Array, f: int) -> Array:
+    """The sum of squared distances of each update to its m - f - 2 nearest others, [M].
+
+    apart: the squared distances [M, M]. present: which m updates count; the others get infinity.
+    """
+    place = jnp.arange(len(present))
+    is_pair = present[:, None] & present & (place[:, None] != place)
+    ordered = jnp.sort(jnp.where(is_pair, apart, jnp.inf))
+    neighbors = jnp.maximum(jnp.sum(present) - f - 2, 1)
+    score = jnp.sum(jnp.where(place < neighbors, ordered, 0), 1)
+    return jnp.where(present, score, jnp.inf)
+
+
+def most_attackers(
+    clients: int, attackers: float, chosen: int = 0, name: str = "Krum", factor: int = 2
+) -> int:
     """Returns f, the largest number of attackers among the clients of a round.
 
-    Raises BadInput where the guarantee of Krum needs more clients, or fewer chosen updates.
+    Raises BadInput where the guarantee of an aggregator needs `factor` f + 3 clients, or Krum fewer
+    chosen updates.
     """
     f = math.floor(attackers * clients + 1e-6)
-    if clients < 2 * f + 3:
+    if clients < factor * f + 3:
         raise BadInput(
-            f"Krum needs at least 2f + 3 = {2 * f + 3} clients in a round for f={f} attackers, but"
-            f" a round has {clients} clients (config.aggregator.attackers={attackers})"
+            f"{name} needs at least {factor}f + 3 = {factor * f + 3} clients in a round for f={f}"
+            f" attackers, but a round has {clients} clients"
+            f" (config.aggregator.attackers={attackers})"
         )
     if chosen > clients - f - 2:
         raise BadInput(

@@ -38,6 +38,7 @@ SENT = {  # all other transforms send what FedAvg sends
     # Each chip receives the updates of all clients, to compute the distances of all pairs.
     "krum": Sent(2, gathered=CLIENTS),
     "multi_krum": Sent(2, gathered=CLIENTS),
+    "bulyan": Sent(3, gathered=CLIENTS, exchanged=2 * 3 * CLIENTS / 4),  # and sorts twice
     # It sends what FedAvg sends, but the server's state, with the last noise, is twice as large.
     "banded": Sent(1 / 2),
     # The sum of the words. Its mean needs no other sum, since every chip knows the shares.
@@ -80,7 +81,8 @@ TRANSFORMS = [
     for name in registry.NAMED[section]
     if name not in ("none", "backdoor")  # backdoor needs images; otherwise it is like others
 ]
-ALIKE = {"little_is_enough", "multi_krum", "trimmed_mean"}  # as inner_product, krum and median
+# These are like inner_product, krum and median.
+ALIKE = {"bulyan", "little_is_enough", "multi_krum", "trimmed_mean"}
 
 
 @pytest.mark.parametrize(("name", "section"), in_ci({*SENT, "top_k"} - ALIKE, TRANSFORMS))

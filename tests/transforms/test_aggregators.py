@@ -55,6 +55,18 @@ def by_hand_krum(u, share, f, chosen):
     return u[np.argsort(scores)[: chosen or m - f - 2]].mean(0)
 
 
+def by_hand_bulyan(u, share, f):
+    left, chosen = list(range(len(u))), []
+    while len(chosen) < len(u) - 2 * f:
+        apart = {i: sorted(((u[i] - u[j]) ** 2).sum() for j in left if j != i) for i in left}
+        scores = {i: sum(each[: max(len(left) - f - 2, 1)]) for i, each in apart.items()}
+        chosen.append(min(scores, key=scores.get))
+        left.remove(chosen[-1])
+    u = u[chosen]
+    nearest = np.argsort(abs(u - np.median(u, 0)), 0)[: len(u) - 2 * f]
+    return np.take_along_axis(u, nearest, 0).mean(0)
+
+
 def by_hand_geometric(u, share, iterations, nu):
     z = share @ u
     for _ in range(iterations):
@@ -78,6 +90,10 @@ REDUCED = {  # our aggregator, and the same in NumPy on the arrived updates and 
     "trimmed": (partial(trimmed, share=0.3), partial(by_hand_trimmed, beta=0.3)),
     "krum": (partial(best, attackers=0.3, chosen=1), partial(by_hand_krum, f=3, chosen=1)),
     "multi_krum": (partial(best, attackers=0.2, chosen=0), partial(by_hand_krum, f=2, chosen=0)),
+    "bulyan": (
+        partial(aggregators.mean_near_median, attackers=0.2),
+        partial(by_hand_bulyan, f=2),
+    ),
     "geometric": (
         partial(aggregators.weiszfeld, **AVERAGED),
         partial(by_hand_geometric, **AVERAGED),
@@ -92,6 +108,10 @@ def test_an_aggregator_matches_its_formula_over_the_arrived_uploads(name):
     u = updates_of(0)
     expected = by_hand(np.float64(u[ARRIVED]), SHARE[ARRIVED])
     np.testing.assert_allclose(aggregated(ours, u), expected, rtol=1e-4, atol=1e-5)
+    if name == "bulyan":  # with fewer attackers more than one value of a coordinate is left
+        fewer = partial(aggregators.mean_near_median, attackers=0.1)
+        expected = by_hand_bulyan(np.float64(u[ARRIVED]), SHARE, 1)
+        np.testing.assert_allclose(aggregated(fewer, u), expected, rtol=1e-4, atol=1e-5)
     if name == "median":  # of an even number: the mean of the two in the middle
         arrived = ARRIVED & (np.arange(M) > 0)
         expected = np.median(u[arrived], 0)
@@ -135,6 +155,8 @@ def test_bad_settings_are_rejected():
     assert "2f + 3 = 7 clients in a round for f=2" in complaint(of.most_attackers, 6, 0.4, 0)
     assert "at most M - f - 2 = 3 for f=2" in complaint(of.most_attackers, 7, 0.3, 4)
     assert of.most_attackers(7, 0.3, 3) == 2
+    too_few = complaint(of.most_attackers, 10, 0.2, name="Bulyan", factor=4)
+    assert "Bulyan needs at least 4f + 3 = 11 clients in a round for f=2" in too_few
     one_by_one = complaint(of.norm_bound, toys.make("pfedhn"), toys.TASK)
     assert one_by_one == "its server never sees the updates of several clients at once"
     assert "models of their own" in complaint(of.median, toys.make("ifca"), toys.TASK)
