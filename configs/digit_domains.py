@@ -10,8 +10,8 @@ are for 50 rounds, which are fewer than those of their papers.
 SETTINGS = {
     "fedcm": {"alpha": 0.5},
     "hfedf": {"server_lr": 0.01},
-    "mime": {"beta": 0.1},
-    "mimelite": {"beta": 0.1},
+    "mime": {"beta": 0.2},
+    "mimelite": {"beta": 0.2},
     "pfedhn": {"server_lr": 0.1},
 }
 
