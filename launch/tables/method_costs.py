@@ -21,7 +21,7 @@ OTHERS: dict[str, dict[str, str]] = {
         "local.lr": "0.1",
         "local.momentum": "0",
     },
-    "fedmgda_plus,server_lr=1": {"method.server_lr": "1"},
+    "fedmgda_plus,server_lr=3": {"method.server_lr": "3"},
     "fedsam,rho=0.01": {"method.rho": "0.01"},
     "hfedf,server_lr=0.001": {"method.server_lr": "0.001"},
     "mimelite,beta=0.9": {"method.beta": "0.9"},
