@@ -1,8 +1,11 @@
 """Rounds of a method on the toy federation, and rounds of FedAvg to compare them with."""
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import naive
 import toys
 from naive import KEYS
@@ -10,6 +13,7 @@ from naive import KEYS
 from fedjax_lab import optim, tree
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.local import make_work
+from fedjax_lab.types import Batch, Weights
 
 FIRST_CLIENT = tree.take(toys.POPULATION, 0)
 PLAIN = naive.FULL._replace(optimizer=optim.sgd(naive.LR, 0.0, naive.DECAY))
@@ -60,6 +64,45 @@ def loss_of(method, state=None):
     client = FIRST_CLIENT._replace(private=tree.take(state.private, 0))
     method.round[-1].local(state.server, client, Work())
     return caught[0]
+
+
+class Call(NamedTuple):
+    """A call of `Work.train`."""
+
+    loss: Callable
+    weights: Weights
+    options: dict
+
+
+def local_work(method, message, private=(), i=0, federation=toys.SKEWED, moved=0.125):
+    """The local work of client i without a compilation, with full batches.
+
+    Returns what it uploads and keeps if each training adds `moved` to every parameter, the calls of
+    `Work.train`, and the client's batch.
+    """
+    x, y = naive.data_of(i, federation)
+    batch, calls = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(y))), []
+
+    class Work:
+        optimizer = optim.sgd(naive.LR)
+
+        def train(self, weights, loss, **options):
+            calls.append(Call(loss, weights, options))
+            return weights._replace(params=jax.tree.map(lambda a: a + moved, weights.params))
+
+        def mean(self, fn, **_):
+            return fn(batch)
+
+    client = tree.take(simulate.population(federation, toys.K), i)._replace(private=private)
+    upload, kept = method.round[-1].local(message, client, Work())
+    return upload, kept, calls, batch
+
+
+def different_models():
+    """Random models of all clients: stacked, and as lists of arrays."""
+    shape = toys.TASK.init(KEYS.init)
+    models = [toys.random_weights(shape, seed) for seed in range(5, 5 + toys.C)]
+    return jax.tree.map(lambda *a: jnp.stack(a), *models), [naive.weights_of(w) for w in models]
 
 
 def scores(method, state, federation=toys.FEDERATION, plan=toys.PLAN, new=None):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, tree, wire
+from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.methods.fedproto import prototypes
 from fedjax_lab.ranges import choice, log_uniform
@@ -57,8 +58,7 @@ def with_trained_head(
     """Returns w with its head trained for `steps` steps on all features of a batch, x [B, D]."""
 
     def loss(head):
-        logits = jnp.dot(batch.x, head["kernel"], precision="highest") + head.get("bias", 0.0)
-        return losses.cross_entropy(logits, batch)
+        return losses.cross_entropy(_heads.logits(head, batch.x), batch)
 
     def step(_, carry):
         head, moments = carry
