@@ -277,8 +277,9 @@ def write(folder, name):
 
 
 OF_CLASSES = set(
-    "ccvr client2vec fd fedconcat fedconcat_id feddisco fedem fedetf fedgh fediir fedlc fedntd"
-    " fedpac fedpick fedproto fedrod fedrs fedsr fml knn_per".split()
+    "ccvr client2vec fd fedconcat fedconcat_id feddisco fedem fedetf fedgen fedgh"
+    " fediir fedlc fedntd fedpac fedpick fedproto fedrod fedrs fedsr fml"
+    " knn_per".split()
 ) | {"fedc2i", "fedphp"}  # at their defaults
 TASKS = "binary", "multilabel", "regression", "tokens", "segmentation"
 PAIRS = [(task, method) for task in TASKS for method in sorted(registry.METHODS)]

@@ -53,6 +53,7 @@ FEDAVG_UP_TO_ROUNDING = [
     ("feddecorr", {"beta": 0.0}, whole),
     ("feddisco", {"a": 0.0, "b": 0.0}, whole),
     ("fedem", {"num_components": 1}, one_of_several),
+    ("fedgen", {"alpha": 0.0}, first),
     ("fedgma", {"tau": 0.0}, whole),
     ("fedntd", {"beta": 0.0}, whole),
     ("fedphp", {"lam": 0.0, "transfer": "kd"}, whole),

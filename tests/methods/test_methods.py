@@ -95,12 +95,16 @@ def message_bytes():
     features, count = 4 * toys.K * 16, 4 * toys.K
     outputs = 4 * toys.K * toys.K
     factor, kernel = 4 * toys.D * toy.RANK, 4 * toys.D * 16
+    body = model - head
+    policy = 4 * (16 * 32 + 3 * 32)
+    generic = 4 * (toys.K * 16 + 2 * (16 * 16 + 3 * 16))
+    generator = 4 * ((toys.K + 32 + 1) * 256 + (256 + 1) * 16)
     adapted = model - kernel + factor + 4 * toy.RANK * 16
     same = {
         **dict.fromkeys("central local".split(), 0),
-        **dict.fromkeys("fedper fedrep fedbabu".split(), model - head),
+        **dict.fromkeys("fedper fedrep fedbabu".split(), body),
         **dict.fromkeys("fedbn fedpick".split(), model - norm),
-        "lg_fedavg": head,
+        **dict.fromkeys("lg_fedavg".split(), head),
         "fedetf": model + 4,
         "fedem": 3 * model,
         "scaffold": model + params,
@@ -119,6 +123,7 @@ def message_bytes():
         "feddbe": (model + 4 * 16, model + 4 * 16 + 4),
         "feddisco": (model + 4, model),
         "fedfomo": (model + 5 * 8, 5 * (model + 4)),
+        "fedgen": (model + count, model + generator + count),
         "fedgh": (features + count, head),
         "fediir": (model + head + 4, 2 * model + head),
         "fednova": (model + 4, model),
@@ -177,7 +182,9 @@ class NoBias(nn.Module):
 NO_BIAS = make_task(NoBias(), (toys.D,), toys.K)
 
 
-HEAD_USERS = "ccvr cfl fedc2i feddbe fedetf fedgh fedpac fedrod fedrs".split()
+HEAD_USERS = """
+    ccvr cfl fedc2i feddbe fedetf fedgen fedgh fedpac fedrod fedrs
+""".split()
 
 
 @pytest.mark.parametrize("name", in_ci(["ccvr", "fedpac", "fedrs"], HEAD_USERS))
