@@ -105,6 +105,7 @@ def message_bytes():
         **dict.fromkeys("fedper fedrep fedbabu".split(), body),
         **dict.fromkeys("fedbn fedpick".split(), model - norm),
         **dict.fromkeys("lg_fedavg".split(), head),
+        "fedcp": model + policy,
         "fedetf": model + 4,
         "fedem": 3 * model,
         "scaffold": model + params,
@@ -183,7 +184,7 @@ NO_BIAS = make_task(NoBias(), (toys.D,), toys.K)
 
 
 HEAD_USERS = """
-    ccvr cfl fedc2i feddbe fedetf fedgen fedgh fedpac fedrod fedrs
+    ccvr cfl fedc2i fedcp feddbe fedetf fedgen fedgh fedpac fedrod fedrs
 """.split()
 
 
