@@ -114,6 +114,7 @@ def message_bytes():
         "fedsa_lora": factor,
         **dict.fromkeys("fedit flexlora".split(), adapted),
         "fd": outputs + count,
+        "gpfl": body + generic,
     }
     return {
         **{name: (same.get(name, model),) * 2 for name in PLAIN},
@@ -184,7 +185,7 @@ NO_BIAS = make_task(NoBias(), (toys.D,), toys.K)
 
 
 HEAD_USERS = """
-    ccvr cfl fedc2i fedcp feddbe fedetf fedgen fedgh fedpac fedrod fedrs
+    ccvr cfl fedc2i fedcp feddbe fedetf fedgen fedgh fedpac fedrod fedrs gpfl
 """.split()
 
 
