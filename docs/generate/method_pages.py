@@ -25,7 +25,7 @@ GROUPS = {
     "Without a server": "d_psgd dfedavgm",
     "Skewed labels": "fedlc fedrs fedntd fedetf ccvr fedconcat fedconcat_id",
     "Personal models": "finetune per_fedavg ditto apfl pfedme fedphp fedala fedamp fedfomo fedcac"
-    " fml fedkd knn_per",
+    " fml fedkd fedmtl knn_per",
     "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedrod feddbe fedpick"
     " fedc2i fedcp gpfl",
     "Prototypes and distillation": "fedproto fedpac fedgh fedgen fd",

@@ -69,6 +69,7 @@ FEDAVG_UP_TO_ROUNDING = [
 EXACTLY_LOCAL = [("fd", {"gamma": 0.0}), ("fedamp", {"pull": 0.0})]  # method, its settings
 LOCAL_UP_TO_ROUNDING = [
     ("apfl", {"alpha": 1.0, "adaptive": False}),
+    ("fedmtl", {"lam": 0.0}),
     ("fedproto", {"lam": 0.0}),
     ("fml", {"alpha": 1.0, "beta": 1.0}),
 ]

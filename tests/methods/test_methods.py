@@ -128,6 +128,7 @@ def message_bytes():
         "fedgen": (model + count, model + generator + count),
         "fedgh": (features + count, head),
         "fediir": (model + head + 4, 2 * model + head),
+        "fedmtl": (params, params + 4),
         "fednova": (model + 4, model),
         "fedpac": (model + 2 * features + count + 4, model + features + count),
         "fedsoft": (model + 2 * 4, 2 * model + 1),  # two shares; whether to compute them
