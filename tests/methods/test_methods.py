@@ -120,6 +120,7 @@ def message_bytes():
         **{name: (same.get(name, model),) * 2 for name in PLAIN},
         "fedc2i": (model, toys.C * (model + 4)),
         "afl": (model + 4, model),
+        "fedas": (body + 4, body),
         "fedcac": (model + params // 4, model),  # each mask is a byte a parameter
         "fedcm": (model + 4, model + params),
         "feddbe": (model + 4 * 16, model + 4 * 16 + 4),
