@@ -28,7 +28,7 @@ GROUPS = {
     " fml fedkd fedmtl knn_per",
     "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedrod feddbe fedpick"
     " fedc2i fedas fedcp gpfl",
-    "Prototypes and distillation": "fedproto fedpac fedgh fedgen fd",
+    "Prototypes and distillation": "fedproto fedpac fedpcl fedgh fedgen fd",
     "Clusters and mixtures": "ifca fesem fedsoft cfl fedem",
     "Hypernetworks": "pfedhn hfedf",
     "Unseen domains": "fedsr fediir",

@@ -132,6 +132,7 @@ def message_bytes():
         "fedmtl": (params, params + 4),
         "fednova": (model + 4, model),
         "fedpac": (model + 2 * features + count + 4, model + features + count),
+        "fedpcl": (outputs + count, (toys.C + 1) * (outputs + count)),
         "fedsoft": (model + 2 * 4, 2 * model + 1),  # two shares; whether to compute them
         "elastic": (model + params, model),
         "ifca": (model + 4, 2 * model),
