@@ -277,7 +277,7 @@ def write(folder, name):
 
 
 OF_CLASSES = set(
-    "ccvr client2vec fd fedas fedconcat fedconcat_id fedcp feddisco fedem fedetf fedgen fedgh"
+    "ccvr client2vec fd fedas fedconcat fedconcat_id fedcp feddisco fedem fedetf fedgc fedgen fedgh"
     " fediir fedkd fedlc fedntd fedpac fedpcl fedpick fedproto fedrod fedrs fedsr fml gpfl"
     " knn_per".split()
 ) | {"fedc2i", "fedphp"}  # at their defaults

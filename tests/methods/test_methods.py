@@ -126,6 +126,7 @@ def message_bytes():
         "feddbe": (model + 4 * 16, model + 4 * 16 + 4),
         "feddisco": (model + 4, model),
         "fedfomo": (model + 5 * 8, 5 * (model + 4)),
+        "fedgc": (body + features + toys.K, body + features),  # whether it has each class
         "fedgen": (model + count, model + generator + count),
         "fedgh": (features + count, head),
         "fediir": (model + head + 4, 2 * model + head),
@@ -188,7 +189,7 @@ NO_BIAS = make_task(NoBias(), (toys.D,), toys.K)
 
 
 HEAD_USERS = """
-    ccvr cfl fedc2i fedcp feddbe fedetf fedgen fedgh fedpac fedrod fedrs gpfl
+    ccvr cfl fedc2i fedcp feddbe fedetf fedgc fedgen fedgh fedpac fedrod fedrs gpfl
 """.split()
 
 
