@@ -104,7 +104,7 @@ def message_bytes():
         **dict.fromkeys("central local".split(), 0),
         **dict.fromkeys("fedper fedrep fedbabu".split(), body),
         **dict.fromkeys("fedbn fedpick".split(), model - norm),
-        **dict.fromkeys("lg_fedavg".split(), head),
+        **dict.fromkeys("lg_fedavg pfl_da".split(), head),
         "fedcp": model + policy,
         "fedetf": model + 4,
         "fedem": 3 * model,
