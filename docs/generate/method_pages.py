@@ -27,7 +27,7 @@ GROUPS = {
     "Personal models": "finetune per_fedavg ditto apfl pfedme fedphp fedala fedamp fedfomo fedcac"
     " fml fedkd fedmtl knn_per",
     "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedrod feddbe fedpick"
-    " fedc2i fedas fedcp fedgc gpfl pfedsim pfl_da",
+    " fedc2i fedah fedas fedcp fedgc gpfl pfedsim pfl_da",
     "Prototypes and distillation": "fedproto fedpac fedpcl fedgh fedgen fd",
     "Clusters and mixtures": "ifca fesem fedsoft cfl fedem",
     "Hypernetworks": "pfedhn hfedf",
