@@ -73,7 +73,7 @@ def gpfl(task: Task, *, lam: float = 0.01, mu: float = 0.1) -> Method:
 def first_parts(key: Array, K: int, D: int) -> PyTree:
     """Returns the first E [K, D] and valve."""
     k_E, *keys = jax.random.split(key, 5)
-    layers = (first_affine(*keys[i : i + 2], D, D) for i in (0, 2))
+    layers = (first_affine(keys[i], keys[i + 1], D, D) for i in (0, 2))
     gamma, beta = ({"dense": layer, "norm": _heads.first_norm(D)} for layer in layers)
     return {"E": jax.random.normal(k_E, (K, D)), "gamma": gamma, "beta": beta}
 
