@@ -13,9 +13,9 @@ paired by seed.
             max_per_domain; the two maxima are chosen on the test set, if there is one
 --measure   what is compared: accuracy.mean (the default if the runs have it), accuracy.worst10,
             accuracy.variance, accuracy.gini (over clients), global, ood, id, new, new_tuned,
-            domains.NAME, ..., loss.mean, global_loss, ood_top5, ...; lower is better for variance,
-            gini, the loss, ece, perplexity, and metrics of your own with the attribute
-            lower_is_better
+            domains.NAME, levels.0.5, ..., loss.mean, global_loss, ood_top5, ...; lower is better
+            for variance, gini, the loss, ece, perplexity, and metrics of your own with the
+            attribute lower_is_better
 --baseline  the name of a row or of a method
 --target    a value of the measure; adds the rounds, bytes and seconds until it was first reached
 --ddof      0: the population standard deviation, which some published tables use
