@@ -187,6 +187,8 @@ class Client(NamedTuple):
     staleness: Any = None  # [] float32, number of the server's updates since the message from which
     # the client has trained, 0 in synchronous rounds: for `aggregate` only
     pace: Any = None  # `clock.Pace`; None: the run has no clock
+    capacity: Any = None  # [] float32, the share of the model's channels or layers that the client
+    # can train; 0 for a client that has no limit; None: no client has one
 
 
 class Work(NamedTuple):
@@ -264,6 +266,8 @@ class Extra(NamedTuple):
     empty_places: bool = False  # samples may have entries with share 0, whose clients do not train
     weighs_staleness: bool = False  # `aggregate` uses `Client.staleness`
     model: Callable[[PyTree, PyTree], Weights] | None = None  # (message, private) -> weights
+    absent: Callable[[Array], Array] | None = None
+    # `Client.capacity` -> bytes of a message, and of an upload, that the client does not need
 
 
 class Method(NamedTuple):
@@ -436,6 +440,7 @@ class Federation(NamedTuple):
     new_test: Rows | None = None  # test rows of each new client [N]
     frozen: PyTree = ()  # the result of `View.frozen`, used by `Plan.view` and `Work`
     skews: Skew | None = None  # of the clients, then of the new clients [C + N]: `Client.skew`
+    capacities: Any = None  # [C + N] of the clients, then of the new clients: `Client.capacity`
     skew: Skew | None = None  # of the client whose examples are fetched; None: no feature skew
 
 
@@ -444,6 +449,7 @@ POPULATION_ROWS = ("train", "validation", "test")  # the fields with rows of eac
 NEW_ROWS = ("new_train", "new_test")  # the fields with rows of each new client [N]
 CLIENT_ROWS = (*POPULATION_ROWS, *NEW_ROWS)
 ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # all fields with rows
+TRAITS = ("skews", "capacities")  # the fields that become fields of a `Client`
 
 
 class Plan(NamedTuple):

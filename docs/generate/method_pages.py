@@ -31,6 +31,7 @@ GROUPS = {
     "Prototypes and distillation": "fedproto fedpac fedpcl fedgh fedgen fd",
     "Clusters and mixtures": "ifca fesem fedsoft cfl fedem",
     "Hypernetworks": "pfedhn hfedf",
+    "Parts of a model": "heterofl fedrolex federated_dropout fjord depthfl",
     "Unseen domains": "fedsr fediir",
     "Low-rank adapters": "fedit ffa_lora fedsa_lora rolora flora fedex_lora flexlora hetlora",
     "Asynchronous updates": "fedbuff fedasync ca2fl",

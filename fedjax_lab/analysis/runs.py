@@ -32,7 +32,8 @@ from fedjax_lab.simulation.units import (
     metric_of,
 )
 
-_ACCURACY = ("accuracy", "domains", "global", "ood", "id", *OF_NEW)  # keys of an evaluation
+# Keys of an evaluation.
+_ACCURACY = ("accuracy", "domains", "levels", "global", "ood", "id", *OF_NEW)
 _FREE = {"data.normalize", "data.augment"}  # data settings that do not change the federation
 _SKEW = {"partition.alpha", "partition.classes", "partition.domains"}
 # Titles tell these sections, and the engine does not change the numbers.

@@ -15,6 +15,7 @@ from fedjax_lab.simulation.units import (
     in_words,
     is_inequality,
     is_percent,
+    measure_of,
     metric_of,
 )
 
@@ -101,17 +102,21 @@ def deviation(choice: Choice) -> str:
 
 def tables(section: Section, choice: Choice) -> list[Table]:
     """The tables of a section: the comparison, and if available the differences to the baseline,
-    the domains, other metrics and costs. `label` identifies each; it is empty for the first."""
+    the domains, capacities, other metrics and costs. `label` identifies each; it is empty for the
+    first."""
     metric, way = metric_of(choice.measure), WAYS[choice.way]
     made = {"": _compared(section, choice, metric)}
     if section.baseline:
         made["differences"] = _paired(section, choice)
-    prefix = "domains." if metric == "accuracy" else f"domains_{metric}."
-    if domains := _shared(section, prefix):
-        title = f"{metric} by domain{', %' * is_percent(metric)}, {way}"
-        columns = [_of_measure(m, shown(m.removeprefix(prefix))) for m in domains]
-        made["domains"] = _table(section, choice, title, columns)
-    if columns := _of_clients(section, choice, {m.removeprefix(prefix) for m in domains}):
+    named: set[str] = set()
+    for form, words in (("domains", "domain"), ("levels", "capacity of clients")):
+        prefix = f"{measure_of(metric, form)}."
+        if found := _shared(section, prefix):
+            title = f"{metric} by {words}{', %' * is_percent(metric)}, {way}"
+            columns = [_of_measure(m, shown(m.removeprefix(prefix))) for m in found]
+            made[form] = _table(section, choice, title, columns)
+            named |= {m.removeprefix(prefix) for m in found}
+    if columns := _of_clients(section, choice, named):
         title = f"{in_words(metric)}, by client, {way}"
         made["clients"] = _table(section, choice, title, columns)
     if others := [m for name, m in runs.headlines(_shared(section)).items() if name != metric]:

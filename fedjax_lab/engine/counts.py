@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.programs import Programs
 from fedjax_lab.simulation.simulate import Progress
+from fedjax_lab.types import Federation, Method
 
 Messages = tuple[Any, Any]  # (clients that took part, uploads that arrived), [seeds] each
 BLOCK_SECONDS = 1.0  # duration of a block of rounds, between which interrupts are checked
@@ -65,10 +66,12 @@ def bytes_of(
     rounds: int,
     before: Messages,
     after: Messages,
+    absent: np.ndarray,
 ) -> np.ndarray:
     """Bytes up and down [seeds, 2] in these rounds of a stage.
 
-    programs: of each lane. before, after: `messages_of` before and after the rounds.
+    programs: of each lane. before, after: `messages_of` before and after the rounds. absent: see
+    `absent_bytes`.
     """
     each = [(of_lane.clients, *of_lane.message_bytes) for of_lane in programs]
     clients, up, down = np.array(each).T  # per lane; vectorized seeds send equally many bytes
@@ -76,4 +79,17 @@ def bytes_of(
     drawn, arrived = (None if then is None else now - then for now, then in pairs)
     sent = rounds * clients if drawn is None else drawn
     arrived = sent if arrived is None else arrived
+    up, down = up - absent, down - absent
     return np.stack(np.broadcast_arrays(arrived * up, sent * down), axis=-1)
+
+
+def absent_bytes(method: Method, federations: Sequence[Federation]) -> np.ndarray:
+    """The mean over all clients of the bytes that `Extra.absent` counts, [seeds]."""
+    of_client, capacities = method.extra.absent, [f.capacities for f in federations]
+    if of_client is None or capacities[0] is None:
+        return np.zeros(len(federations))
+    means = []
+    for each, federation in zip(capacities, federations, strict=True):
+        levels, counts = np.unique(each[: len(federation.train)], return_counts=True)
+        means.append(np.average([float(of_client(level)) for level in levels], weights=counts))
+    return np.array(means)

@@ -193,8 +193,9 @@ class Engine:
         self.session = self.session.after(count, took)
         self.played += count
         self.seconds += took
-        sent = counts.bytes_of(self.programs, count, before, counts.messages_of(self.sums))
-        self.bytes = self.bytes + sent
+        absent = counts.absent_bytes(self.stage.method, self.simulation.training)
+        after = counts.messages_of(self.sums)
+        self.bytes = self.bytes + counts.bytes_of(self.programs, count, before, after, absent)
 
     def _play(self, count):
         numbers = np.int32(self.played), np.int32(count)

@@ -18,7 +18,7 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.placement import Placement
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.simulate import Lane, Progress
-from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
+from fedjax_lab.types import CLIENT_ROWS, POOL, TRAITS, Federation, PyTree, State
 
 
 class Lanes(NamedTuple):
@@ -92,7 +92,7 @@ def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[st
 
 def _make_pool(simulation, place, federation):
     """The federation without the clients' rows; in NumPy if examples are streamed."""
-    shared = federation._replace(**dict.fromkeys((*CLIENT_ROWS, "skews")))
+    shared = federation._replace(**dict.fromkeys((*CLIENT_ROWS, *TRAITS)))
     if simulation.host is not None and simulation.host.stream:
         return shared
     pool = {name: place.put_pool(getattr(federation, name)) for name in POOL}

@@ -297,6 +297,12 @@ def _check_values(full):
 
 def _check_clients(partition, cohort):
     num_clients = partition["num_clients"]
+    for capacity in partition["capacity"]:
+        if type(capacity) not in (int, float) or not 0 < capacity <= 1:
+            raise BadInput(
+                "config.partition.capacity must be numbers above 0 and at most 1, got"
+                f" {quoted(capacity)}"
+            )
     may_be_0 = default_values("partition", partition)["num_clients"] == 0
     (check_not_negative if may_be_0 else check_positive)("partition.num_clients", num_clients)
     if num_clients == 0:

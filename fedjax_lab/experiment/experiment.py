@@ -249,6 +249,7 @@ def deal_dataset(
         shots_per=config.data.shots_per,
         new_clients=config.partition.new_clients,
         skewed=config.partition.feature_skew != "none",
+        capacity=config.partition.capacity,
     )
 
 

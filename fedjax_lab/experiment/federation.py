@@ -29,6 +29,7 @@ def make_federations(
     shots_per: str = "client",
     new_clients: float = 0.0,
     skewed: bool = False,
+    capacity: tuple[float, ...] = (),
 ) -> list[Federation]:
     """Makes one federation per seed over one pool of examples, as NumPy arrays of equal shapes.
 
@@ -45,6 +46,8 @@ def make_federations(
         all examples are divided, so that the other clients have the same examples as without new
         clients. The remaining clients are renumbered.
     skewed: whether the clients' examples have a feature skew, which adds `skews` to federations.
+    capacity: those of all clients in the order in which they are dealt, or fewer levels, which
+        equally many clients have, at random; (): no client has a limit.
     """
     in_unseen = is_of_domain(dataset, unseen)
     unseen_rows = np.flatnonzero(in_unseen)
@@ -70,9 +73,10 @@ def make_federations(
     pool = _make_pool(dataset, scale, test, np.setdiff1d(unseen_rows, shot_rows))
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
     skews = [_skews(*each) if skewed else None for each in zip(orders, seeds, strict=True)]
+    levels = [_capacities(capacity, *each) for each in zip(orders, seeds, strict=True)]
     return [
-        pool._replace(**dict(zip(CLIENT_ROWS, of_seed, strict=True)), skews=skew)
-        for of_seed, skew in zip(rows, skews, strict=True)
+        pool._replace(**dict(zip(CLIENT_ROWS, of_seed, strict=True)), skews=skew, capacities=level)
+        for of_seed, skew, level in zip(rows, skews, levels, strict=True)
     ]
 
 
@@ -80,6 +84,21 @@ def _skews(order, seed):
     """The skews of the clients in the order of their ids; order: their numbers when dealt."""
     drawn = np.random.default_rng([seed, 1]).integers(2**32, size=len(order), dtype=np.uint32)
     return Skew(order.astype(np.int32), drawn[order])
+
+
+def _capacities(levels, order, seed):
+    """The capacities of the clients in the order of their ids; None: there are no levels."""
+    if not levels:
+        return None
+    if len(levels) > len(order):
+        raise BadInput(
+            f"config.partition.capacity has {len(levels)} numbers, but there are {len(order)}"
+            " clients"
+        )
+    dealt = np.resize(np.array(levels, np.float32), len(order))
+    if len(levels) != len(order):
+        dealt = np.random.default_rng([seed, 3]).permutation(dealt)
+    return dealt[order]
 
 
 def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:

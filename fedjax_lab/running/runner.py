@@ -409,9 +409,7 @@ def _rows(live, since):
                 "seed": seed,
                 "stage": engine.stage.name,
                 "train_loss": float(sums.train_loss[i] / since),
-                **evaluate.summarize(
-                    scores, experiment.dataset.domains, experiment.simulation.plan.metrics
-                ),
+                **_measured(experiment, scores, i),
                 "bytes_up": int(up),
                 "bytes_down": int(down),
                 "seconds": engine.seconds,
@@ -422,6 +420,15 @@ def _rows(live, since):
             }
         )
     return rows
+
+
+def _measured(experiment, scores, i):
+    """The numbers of an evaluation of seed i, and the accuracy by capacity if clients have any."""
+    simulation = experiment.simulation
+    found = evaluate.summarize(scores, experiment.dataset.domains, simulation.plan.metrics)
+    capacities = simulation.federations[i].capacities
+    levels = evaluate.by_level(found.get("accuracy"), capacities)
+    return found | ({"levels": levels} if levels else {})
 
 
 def _check_cohorts(experiment, engine):

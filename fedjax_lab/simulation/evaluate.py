@@ -462,6 +462,19 @@ def _summarize_metric(metric, scores, split, domains):
     return out
 
 
+def by_level(accuracy: dict | None, capacities: np.ndarray | None) -> dict[str, float]:
+    """The mean accuracy of the clients of each capacity, largest first; {} if there are none.
+
+    accuracy: of clients, as in `summarize`; capacities: of at least these clients.
+    """
+    if accuracy is None or capacities is None:
+        return {}
+    each = np.array(accuracy["per_client"], float)
+    of_clients = np.asarray(capacities)[: len(each)]
+    means = {level: _mean(each[(of_clients == level) & ~np.isnan(each)]) for level in of_clients}
+    return {f"{level:g}": means[level] for level in sorted(means, reverse=True) if means[level]}
+
+
 def _metric_of_clients(metric, counts):
     total = np.asarray(counts.total, float).sum(-1)
     if isinstance(metric, Summed):

@@ -90,6 +90,7 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
         "num_clients": np.full_like(n, len(n)),
         "mean_n": np.full_like(n, count.mean()),
         "skew": jax.tree.map(lambda a: a[: len(n)], federation.skews),
+        "capacity": jax.tree.map(lambda a: a[: len(n)], federation.capacities),
     }
     return Client(**fields)
 
@@ -110,6 +111,7 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
         "num_clients": np.full_like(new.n, len(count)),
         "mean_n": np.full_like(new.n, count.mean()),
         "skew": jax.tree.map(lambda a: a[len(count) :], federation.skews),
+        "capacity": jax.tree.map(lambda a: a[len(count) :], federation.capacities),
     }
     return new._replace(**fields)
 

@@ -144,6 +144,11 @@ def message_bytes():
         "ffa_lora": (adapted - factor, adapted - factor + 8),  # a random key
         "hetlora": (adapted + 4, adapted),  # the rank
         "rolora": (adapted, adapted + 4),  # the number of the round
+        "heterofl": (model + 4, model),  # of a client with all channels, and its capacity
+        "fedrolex": (model + 4, model + 4),  # the number of the round
+        "federated_dropout": (model + 4, model + 8),  # a random key
+        "fjord": (model + 4 * norm + 4, model + 4 * norm),  # normalizations of five widths
+        "depthfl": (model + 4, model + 4),  # the depth; the number of the round
     }
 
 
@@ -222,6 +227,7 @@ def test_nan_settings_are_rejected(name):
     ("name", "settings", "words"),
     [
         ("cfl", {"gamma": 1.0}, "must be at least 0 and below 1, got 1.0"),
+        ("depthfl", {"exits": ("Dense_9",)}, "no layer 'Dense_9'"),
         ("elastic", {"tau": 1.5}, "must be from 0 to 1"),
         ("fedala", {"share": 0.0}, "must be above 0 and at most 1"),
         ("fedbabu", {"tuned": "heads"}, "did you mean 'head'"),
@@ -233,6 +239,8 @@ def test_nan_settings_are_rejected(name):
         ("fedproto", {"prediction": "nearest"}, "cannot be 'nearest'"),
         ("fedrep", {"head_epochs": 0, "body_epochs": 0}, "body_epochs cannot both be 0"),
         ("fedsr", {"l2r_power": 3}, "cannot be '3'"),
+        ("fjord", {"widths": (0.5, 0.2)}, "must ascend from above 0 to at most 1"),
+        ("heterofl", {"weights": "sizes"}, "did you mean 'size'"),
         ("hfedf", {"embedding": "randm"}, "did you mean 'random'"),
         ("knn_per", {"weight": "test"}, "test"),
         ("lg_fedavg", {"head_layers": 0}, "must be from 1 to 2"),

@@ -1,0 +1,141 @@
+"""What the methods share whose clients train parts of one model.
+
+A client with the capacity rho trains ceil(rho n) of the n channels of each layer: the full model
+with weights of 0 outside of its part, where they stay 0 (`models.widths`). Its part follows from
+rho, its id, and a number or key of the server that every client gets.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import losses, sampling, tree, wire
+from fedjax_lab.errors import check_choice
+from fedjax_lab.methods.fedavg import fedavg, send
+from fedjax_lab.models import widths
+from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
+
+
+class Rule(NamedTuple):
+    """Which units of a model a client trains in a round."""
+
+    of_group: Callable[..., Array]
+    # (rho, what the server keeps, id, number of a group, its size n) -> which units, [n]
+    first: Callable[[Array], PyTree] = lambda key: ()  # what the server keeps before round 0
+    after: Callable[[PyTree], PyTree] = lambda kept: kept  # and after each round
+
+
+class Upload(NamedTuple):
+    """What a client sends."""
+
+    w: Weights  # 0 outside of its part
+    rho: Array  # []
+    classes: Any  # [K] bool, those that it has; None: all take part
+
+
+def of_parts(
+    task: Task,
+    rule: Rule,
+    *,
+    weights: str = "uniform",
+    scaler: bool = False,
+    masked_loss: bool = False,
+) -> Method:
+    """FedAvg of the parts that a rule chooses.
+
+    weights: of the clients in the mean of a number: uniform, or size.
+    scaler: in training, the output of each layer but the head is divided by rho.
+    masked_loss: logits of classes that the client lacks are 0 in training, and the weights of these
+        outputs of the head do not take part in the mean.
+    """
+    check_choice("method.weights", weights, ("uniform", "size"))
+    known = widths.of_task(task)
+    choose, cut = partial(units, known, rule), partial(widths.masked, known)
+
+    def local(message, client, work):
+        (w_t, kept), rho = message, rate(client)
+        classes = client.label_count > 0 if masked_loss else None
+        part = choose(rho, kept, client.id, classes)
+        w = work.train(cut(part, w_t), loss_of_part(task, rho, scaler, classes))
+        return Upload(cut(part, w), rho, classes), client.private
+
+    def aggregate(server, uploads, cohort):
+        (w_t, kept), (w, rho, classes) = server, uploads
+        part = jax.vmap(choose, (0, None, 0, 0))(rho, kept, cohort.id, classes)
+        w = mean_of_holders(partial(widths.total, known, part, w_t), cohort.weight, w, w_t)
+        return w, rule.after(kept)
+
+    def updates(message, id, upload):
+        start = cut(choose(upload.rho, message[1], id, upload.classes), message[0])
+        return Upload(wire.of_model(start, upload.w), *wire.kept(upload[1:]))
+
+    def predict(message, client, x):
+        w, kept = message
+        return task.apply(cut(choose(rate(client), kept, client.id), w), x).logits
+
+    return (
+        fedavg(task)
+        ._replace(
+            init=lambda key, num_clients: State((task.init(key), rule.first(key)), ()),
+            round=(Exchange(send, local, aggregate, updates, alike=False),),
+            predict=predict,
+            sample=sampling.equal if weights == "uniform" else sampling.by_size,
+        )
+        .having(absent=partial(absent, known, jax.eval_shape(task.init, jax.random.key(0))))
+    )
+
+
+def units(known, rule, rho, kept, id, classes=None) -> Array:
+    """The vector of units of a client's part; classes: as in `widths.kept`."""
+    return widths.kept(known, lambda i, n: rule.of_group(rho, kept, id, i, n), classes)
+
+
+def rate(client: Client) -> Array:
+    """The share rho of the channels that the client trains."""
+    if client.capacity is None:
+        return jnp.float32(1)
+    return jnp.where(client.capacity > 0, client.capacity, 1)
+
+
+def loss_of_part(task: Task, rho: Array, scaler: bool, classes: Any) -> losses.Loss:
+    """The loss of a client's part; see `of_parts`. classes: [K] bool; None: all."""
+    unscaled = tree.within((*task.batch_norms, task.dense[-1]))
+
+    def divided(name, leaf):
+        return leaf if unscaled(f"params/{name}") else leaf / rho
+
+    def loss(w, batch, key):
+        if scaler:
+            w = w._replace(params=tree.map_named(divided, w.params))
+        out = task.apply(w, batch.x, key, batch.mask)
+        logits = out.logits if classes is None else jnp.where(classes, out.logits, 0)
+        return task.loss(logits, batch), out
+
+    return loss
+
+
+def mean_of_holders(
+    held: Callable[[Array], Weights], share: Array, w: Weights, w_t: Weights
+) -> Weights:
+    """The mean of each number over the clients that have it; the old one if there are none.
+
+    held: shares [M] -> for each number, the sum of the shares of the clients that have it.
+    share: [M], which sum to 1. w: [M, ...], 0 where a client does not have a number.
+    """
+    took_part = (share > 0).astype(share.dtype)
+
+    def mean(old, summed, held, holders):
+        held = jnp.where(holders < jnp.sum(took_part), held, 1)  # exactly 1 where all have it
+        return jnp.where(holders > 0, summed / jnp.where(holders > 0, held, 1), old)
+
+    return jax.tree.map(mean, w_t, tree.mix(share, w), held(share), held(took_part))
+
+
+def absent(known: widths.Widths, shapes: Weights, rho: Array) -> Array:
+    """The bytes of a model that a client with this capacity does not need; 0: it needs all."""
+    rho = jnp.where(rho > 0, rho, 1)
+    part = widths.kept(known, lambda i, size: widths.window(rho, 0, size))
+    return tree.num_bytes(shapes) - widths.num_bytes(known, part, shapes)

@@ -1,0 +1,33 @@
+"""FedRolex (Alam et al., NeurIPS 2022, arXiv:2212.01548): windows of channels that move.
+
+  send    the weights of W_t in the client's part m_i
+  local   w_i <- SGD on F_i from m_i W_t, whose hidden layers have the channels
+          (t + j) mod n, j = 0 .. ceil(rho_i n) - 1, of n
+  server  W_{t+1} = sum_i m_i w_i / sum_i m_i, entry by entry; W_t where nobody has the entry
+
+rho_i is the client's capacity (config.partition.capacity). The window of a layer moves by one
+channel per round, so that each channel is trained equally often. A client is scored with the part
+of the next round, and a new client with the whole model.
+"""
+
+import jax.numpy as jnp
+
+from fedjax_lab.methods._parts import Rule, of_parts
+from fedjax_lab.models.widths import window
+from fedjax_lab.types import Method, Task
+
+RULE = Rule(
+    of_group=lambda rho, t, id, i, n: window(rho, t, n),
+    first=lambda key: jnp.int32(0),
+    after=lambda t: t + 1,
+)
+
+
+def fedrolex(
+    task: Task, *, weights: str = "uniform", scaler: bool = False, masked_loss: bool = False
+) -> Method:
+    """weights: of the clients that have an entry, in its mean: uniform, or size.
+
+    scaler, masked_loss: as in `heterofl`.
+    """
+    return of_parts(task, RULE, weights=weights, scaler=scaler, masked_loss=masked_loss)

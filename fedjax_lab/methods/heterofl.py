@@ -1,0 +1,30 @@
+"""HeteroFL (Diao, Ding, Tarokh, ICLR 2021, arXiv:2010.01264): clients train narrower models.
+
+  send    the weights of W_t in the client's part m_i
+  local   w_i <- SGD on F_i from m_i W_t, whose hidden layers have the first ceil(rho_i n) channels
+  server  W_{t+1} = sum_i m_i w_i / sum_i m_i, entry by entry; W_t where nobody has the entry
+
+rho_i is the client's capacity (config.partition.capacity), which it keeps in all rounds. The
+paper's mean is uniform. Its scaler divides the output of each hidden layer by rho_i in training,
+before a normalization, without which it diverges. Its static batch norm is not implemented:
+running statistics are averaged like weights, over the clients that have the channel. A client is
+scored with its own part, and a new client with the whole model.
+"""
+
+from fedjax_lab.methods._parts import Rule, of_parts
+from fedjax_lab.models.widths import window
+from fedjax_lab.types import Method, Task
+
+RULE = Rule(lambda rho, kept, id, i, n: window(rho, 0, n))
+
+
+def heterofl(
+    task: Task, *, weights: str = "uniform", scaler: bool = False, masked_loss: bool = False
+) -> Method:
+    """weights: of the clients that have an entry, in its mean: uniform, or size.
+
+    scaler: whether outputs of layers are divided by rho in training.
+    masked_loss: whether logits of classes that a client lacks are 0 in training; the weights of
+    these classes are then averaged over the other clients.
+    """
+    return of_parts(task, RULE, weights=weights, scaler=scaler, masked_loss=masked_loss)
