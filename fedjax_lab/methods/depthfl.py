@@ -43,7 +43,8 @@ def depthfl(task: Task, *, exits: tuple = (), distill: float = 1.0) -> Method:
     check_not_negative("method.distill", distill)
     losses.check_classes(task)
     exits = exits_of(task, exits)
-    first, run, has = (partial(f, task, exits) for f in (with_classifiers, outputs, has_leaf))
+    first, run = partial(with_classifiers, task, exits), partial(outputs, task, exits)
+    has = partial(has_leaf, task, exits)
     depth_of, cut = partial(depth_with, len(exits) + 1), partial(cut_by, has)
 
     def local(message, client, work):
@@ -154,8 +155,8 @@ def with_classifiers(task: Task, exits: tuple[str, ...], key: Array) -> Weights:
     sizes = jax.eval_shape(lambda: _features(task, exits, w, x)[0])
     side = {}
     for j, z in enumerate(sizes):
-        keys = jax.random.split(jax.random.fold_in(key, 2 + j))
-        side[str(j)] = layers.first_affine(*keys, z.shape[-1], task.num_classes)
+        k_kernel, k_bias = jax.random.split(jax.random.fold_in(key, 2 + j))
+        side[str(j)] = layers.first_affine(k_kernel, k_bias, z.shape[-1], task.num_classes)
     return w._replace(params={**w.params, SIDE: side}) if side else w
 
 

@@ -98,7 +98,7 @@ def index(nested: Nested, rate: Array) -> Array:
     return jnp.maximum(jnp.sum(fits, -1) - 1, 0)
 
 
-def part(nested: Nested, q: Array) -> Array:
+def part(nested: Nested, q: Array | int) -> Array:
     """The vector of units of width P[q]."""
     width = jnp.array(nested.widths)[q]
     return units.kept(nested.known, lambda i, size: units.window(width, 0, size))

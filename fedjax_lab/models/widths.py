@@ -98,14 +98,14 @@ def _numbered(joined, sizes, sources, head, outputs):
 
     def made(layer, given):
         if layer == head:
-            return whole + 1 + np.arange(outputs)
+            return whole + 1 + np.arange(outputs, dtype=np.int32)
         if layer not in sizes:
             return given
-        return np.array([place(layer, channel) for channel in range(sizes[layer])])
+        return np.array([place(layer, channel) for channel in range(sizes[layer])], np.int32)
 
     axes = {}
     for layer, units in sources.items():
-        given = np.array([place(*unit[0]) for unit in units])
+        given = np.array([place(*unit[0]) for unit in units], np.int32)
         axes[layer] = given, made(layer, given)
     return Widths(tuple(sizes[name] for name in groups), outputs, axes)
 
@@ -221,7 +221,7 @@ def kept(widths: Widths, of_group, classes: Array | None = None) -> Array:
     return jnp.concatenate([*groups, jnp.ones(1), outputs]).astype(jnp.float32)
 
 
-def window(rate: Array, start: Array, size: int) -> Array:
+def window(rate: Array, start: Array | int, size: int) -> Array:
     """The first ceil(rate * size) units [size] from `start` on, in a circle."""
     return (jnp.arange(size) - start) % size < number(rate, size)
 
