@@ -66,16 +66,13 @@ def depthfl(task: Task, *, exits: tuple = (), distill: float = 1.0) -> Method:
         return jnp.sum(jnp.where(active[:, None, None], z, 0), 0) / jnp.sum(active)
 
     shapes = jax.eval_shape(first, jax.random.key(0))
-    return (
-        fedavg(task)
-        ._replace(
-            init=lambda key, num_clients: State((first(key), jnp.int32(0)), ()),
-            round=(Exchange(send, local, aggregate, updates, alike=False),),
-            predict=predict,
-            sample=sampling.equal,
-        )
-        .having(absent=lambda capacity: absent(has(depth_of(capacity), shapes), shapes))
+    method = fedavg(task)._replace(
+        init=lambda key, num_clients: State((first(key), jnp.int32(0)), ()),
+        round=(Exchange(send, local, aggregate, updates, alike=False),),
+        predict=predict,
+        sample=sampling.equal,
     )
+    return method.having(absent=lambda capacity: absent(has(depth_of(capacity), shapes), shapes))
 
 
 def ramp(t: Array) -> Array:
