@@ -6,7 +6,7 @@
 
 rho_i is the client's capacity (config.partition.capacity), which it keeps in all rounds. The
 paper's mean is uniform. Its scaler divides the output of each hidden layer by rho_i in training,
-before a normalization, without which it diverges. Its static batch norm is not implemented:
+before a normalization; it is off by default here. Its static batch norm is not implemented:
 running statistics are averaged like weights, over the clients that have the channel. A client is
 scored with its own part, and a new client with the whole model.
 """
