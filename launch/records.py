@@ -187,7 +187,15 @@ def same(old: Settings, today: Settings) -> bool:
 
 
 def _default(key, settings):
-    """The default value of a setting, or of one of the part that its section names; or NOTHING."""
+    """The default value of a setting, or of one of the part that its section names; or NOTHING.
+
+    It is as JSON gives it back: a list for a tuple.
+    """
+    value = _default_of(key, settings)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _default_of(key, settings):
     section, _, rest = key.partition(".")
     of_section = DEFAULTS.get(section, {})
     if rest in of_section or f"{section}.name" not in settings:

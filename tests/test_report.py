@@ -76,7 +76,7 @@ def test_the_numbers_of_the_last_round(tmp_path):
             "global": expected / 2,
         }.items():
             np.testing.assert_allclose(entry.measures[name].mean, value.mean())
-        assert entry.cost == (15, 15e6, 30.0)
+        assert entry.cost == (15, 15e6, 30.0, None)
     pairs = got["fedprox"].paired
     assert got["fedavg"].paired is None
     np.testing.assert_allclose(pairs.difference.mean, (b - a).mean())
@@ -167,9 +167,9 @@ def test_only_maxima_over_a_test_set_are_marked_as_chosen_on_it(measured, peeks,
 
 def test_rounds_bytes_and_seconds_to_a_target(pair, capsys):
     got = entries_of(pair, target=69.0)
-    assert got["fedavg"].goal == (3, 3, (15, 15e6, 30))  # first reached with 70, 71, 75
+    assert got["fedavg"].goal == (3, 3, (15, 15e6, 30, None))  # first reached with 70, 71, 75
     rounds = np.mean([10, 10, 10])
-    assert got["fedprox"].goal == (3, 3, (rounds, 1e6 * rounds, 2 * rounds))
+    assert got["fedprox"].goal == (3, 3, (rounds, 1e6 * rounds, 2 * rounds, None))
     some = entries_of(pair, target=74.0)["fedavg"].goal
     assert some == (1, 3, None)  # a mean over only the seeds that reached it would flatter
     lines = call(capsys, pair, "--target=99").splitlines()
