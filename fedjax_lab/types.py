@@ -265,6 +265,7 @@ class Extra(NamedTuple):
     private_sum: bool = False  # `aggregate` releases a noisy sum, even if all uploads are lost
     empty_places: bool = False  # samples may have entries with share 0, whose clients do not train
     weighs_staleness: bool = False  # `aggregate` uses `Client.staleness`
+    acknowledged: bool = False  # a client whose upload is not used keeps its private state
     model: Callable[[PyTree, PyTree], Weights] | None = None  # (message, private) -> weights
     absent: Callable[[Array], Array] | None = None
     # `Client.capacity` -> bytes of a message, and of an upload, that the client does not need
@@ -335,7 +336,8 @@ class Stage(NamedTuple):
     When a run is resumed, `start` also runs on untrained states to determine shapes.
 
     With a `view` the method gets other inputs instead of the examples. A `reliable` stage needs the
-    upload of every client, so config.run.dropout does not apply to it.
+    upload of every client, so config.run.dropout, clock.over_selection and clock.deadline do not
+    apply to it.
     """
 
     name: str

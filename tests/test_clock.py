@@ -21,11 +21,18 @@ FOR_EVERYONE = Clock(factor=jnp.ones_like, minimum=0.5)
 SECONDS = 0.5 + COMPUTE * WORK + PER_BYTE * SENT
 
 
-def outcome_of(clock, arrived=None, work=None, in_turn=False, **fields):
+def outcome_of(clock, arrived=None, work=None, in_turn=False, absent=None, **fields):
     pace = jax.tree.map(jnp.asarray, Pace(COMPUTE, PER_BYTE, **fields))
     cohort = jax.tree.map(lambda a: a[:M], toys.POPULATION)._replace(pace=pace)
     given = Outcome(arrived, None, work)
-    return outcome(clock, CLIENTS, cohort, given, WORK, SENT, jnp.float32(TIME), in_turn)
+    facts = (
+        WORK,
+        SENT,
+        jnp.float32(TIME),
+        jnp.arange(M) != (M if absent is None else absent),
+        in_turn,
+    )
+    return outcome(clock, CLIENTS, cohort, given, *facts)
 
 
 def test_a_round_lasts_until_the_last_upload():
@@ -51,6 +58,16 @@ def test_over_selection_uses_the_uploads_that_arrive_first(first):
     too_few = outcome_of(FOR_EVERYONE._replace(first=5), jnp.arange(M) < 3)
     np.testing.assert_allclose(too_few.seconds, SECONDS.max(), rtol=1e-6)
     assert too_few.arrived.sum() == 3
+
+
+def test_an_empty_place_of_a_cohort_takes_no_time_and_is_not_waited_for():
+    slowest, fastest = int(np.argmax(SECONDS)), int(np.argmin(SECONDS))
+    result = outcome_of(FOR_EVERYONE, absent=slowest)
+    np.testing.assert_allclose(result.seconds, np.delete(SECONDS, slowest).max(), rtol=1e-6)
+    result = outcome_of(FOR_EVERYONE._replace(first=2), absent=fastest)
+    used = [i for i in np.argsort(SECONDS) if i != fastest][:2]
+    assert sorted(np.flatnonzero(result.arrived)) == sorted([*used, fastest])
+    np.testing.assert_allclose(result.seconds, SECONDS[used].max(), rtol=1e-6)
 
 
 def test_a_deadline_loses_late_uploads_or_takes_partial_work():

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.host.runs import Host
 from fedjax_lab.models.frozen import Model
@@ -39,5 +41,6 @@ class Simulation(NamedTuple):
     # setting depends on the round
     host: Host | None = None  # what is kept on the host; None: everything is on the devices
     paces: list[Pace] | None = None  # [seed] of all clients, in NumPy; None: there is no clock
+    task_seconds: list[np.ndarray] | None = None  # [seed] of each client [C], if xi = 1
     schedules: list[Schedule] | None = None  # [seed] of an asynchronous run, in NumPy
     tasks: list[Tasks] | None = None  # [seed] what became of its clients' tasks

@@ -43,7 +43,7 @@ def of_stage(
     number: of the stage. lanes: those of the run. states: those with which the stage starts.
     """
     stage, plan = simulation.stages[number], plan_of_images(simulation, jit.place)
-    viewed = Viewed(lanes, plan._replace(dropout=0.0) if stage.reliable else plan)
+    viewed = Viewed(lanes, _reliable(plan) if stage.reliable else plan)
     view = stage.view or View()
     if view.batch_size:
         size = min(view.batch_size, lanes[0].training.federation.train.longest)
@@ -61,6 +61,12 @@ def of_stage(
         lanes = _changed(viewed.lanes, [{"frozen": freeze(state)} for state in states])
         viewed = Viewed(lanes, viewed.plan, ("frozen",))
     return viewed if view.transform is None else _transformed(view, simulation, number, viewed, jit)
+
+
+def _reliable(plan):
+    """The plan of a stage in which no upload is lost or late."""
+    clock = plan.clock and plan.clock._replace(first=0, deadline=0.0)
+    return plan._replace(dropout=0.0, clock=clock)
 
 
 def frozen_bytes(simulation: Simulation, number: int, state: State, seeds: int) -> int:

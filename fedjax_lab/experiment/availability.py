@@ -25,8 +25,8 @@ def on_off(
 
     on, off: the mean seconds for which a client is available, and unavailable.
     """
-    check_positive("config.clock.on", on)
-    check_positive("config.clock.off", off)
+    check_positive("clock.on", on)
+    check_positive("clock.off", off)
     lengths = rng.standard_exponential((num_clients, CYCLES, 2)) * (off, on)
     ends = np.cumsum(lengths.reshape(num_clients, -1), axis=1)
     period = ends[:, -1] + rng.standard_exponential(num_clients) * off
@@ -40,17 +40,19 @@ def trace(num_clients: int, rng: np.random.Generator, *, sessions: str = "") -> 
     `inactive` of the seconds at which it becomes available and unavailable, in turn, and
     `finish_time`, after which they repeat.
     """
-    key = "config.clock.sessions"
+    key, text = "config.clock.sessions", to_read("clock.sessions", sessions)
     try:
-        content = json.loads(to_read("clock.sessions", sessions).read_text())
-        of_clients = {int(client): _changes(each) for client, each in content.items()}
+        content = json.loads(text, object_pairs_hook=list)  # a client may be repeated
+        of_clients = [(int(client), _changes(dict(each))) for client, each in content]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadInput(
             f"{key}: {sessions} must be a JSON object that has for each client the ascending lists"
             " active and inactive, in turn, and their finish_time, all of at least 0"
         ) from error
-    check_clients("clock.sessions", sessions, list(of_clients), num_clients)
-    changes, period = zip(*(of_clients[i] for i in range(num_clients)), strict=True)
+    check_clients("clock.sessions", sessions, [i for i, _ in of_clients], num_clients)
+    changes, period = zip(
+        *(each for _, each in sorted(of_clients, key=lambda of: of[0])), strict=True
+    )
     longest = max(map(len, changes))
     padded = [
         np.pad(a, (0, longest - len(a)), constant_values=a[0] + end)
@@ -64,6 +66,10 @@ def _changes(session):
     active, inactive = session["active"], session["inactive"]
     changes = np.array(list(zip(active, inactive, strict=True)), float).ravel()
     end = float(session["finish_time"])
-    if not len(changes) or not (np.diff([-1e-9, *changes, end + 1e-9]) > 0).all():
+    if (
+        not len(changes)
+        or not np.isfinite(end)
+        or not (np.diff([-1e-9, *changes, end + 1e-9]) > 0).all()
+    ):
         raise ValueError
     return changes, end

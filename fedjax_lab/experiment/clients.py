@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.simulation.clock import Pace
 from fedjax_lab.types import Federation, Rows
 
 
@@ -14,7 +13,7 @@ def names_of_run(
     dataset: Dataset,
     federations: Sequence[Federation],
     seeds: Sequence[int],
-    paces: Sequence[Pace] | None = None,
+    task_seconds: Sequence[np.ndarray] | None = None,
 ) -> dict:
     """The content of names.json.
 
@@ -22,20 +21,20 @@ def names_of_run(
     of each seed, in the order of `per_client` in metrics.jsonl, it has their numbers of training
     examples, their names, unless these are the clients' numbers, and their domains ("" for a client
     with examples of several), unless no client has one or there is only one. With a clock it has
-    their seconds of a pass over their examples, or of a step (`paces`).
+    the seconds of a task of each.
     """
-    of_clock: Sequence[Pace | None] = paces or [None] * len(seeds)
+    of_clock: Sequence[np.ndarray | None] = task_seconds or [None] * len(seeds)
     of_seeds = zip(seeds, federations, of_clock, strict=True)
     return ({"classes": list(dataset.classes)} if dataset.classes else {}) | {
         "domains": list(dataset.domains),
-        "clients": {str(seed): _of_seed(dataset, f.train, pace) for seed, f, pace in of_seeds},
+        "clients": {str(seed): _of_seed(dataset, f.train, t) for seed, f, t in of_seeds},
     }
 
 
-def _of_seed(dataset, rows, pace):
+def _of_seed(dataset, rows, seconds):
     known: dict[str, Any] = {"examples": np.asarray(rows.count).tolist()}
-    if pace is not None:
-        known["seconds"] = np.asarray(pace.compute).tolist()
+    if seconds is not None:
+        known["seconds"] = seconds.tolist()
     if (called := names(dataset, rows)) != numbers(len(rows)):
         known["names"] = called
     if len(words := dataset.domains) > 1:

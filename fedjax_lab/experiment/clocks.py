@@ -43,16 +43,20 @@ def check_clock(config: ml_collections.ConfigDict) -> None:
             f"config.clock.{key}={clock[key]} needs the speeds of the clients; set"
             " config.clock.name=log_normal, constant, half_normal, exponential or trace"
         )
-    if clock.over_selection < 1:
-        raise BadInput(
-            f"config.clock.over_selection must be at least 1, got {clock.over_selection}"
-        )
     for key in ("over_selection", "deadline"):
         if is_asynchronous(config) and needs[key]:
             raise BadInput(
                 f"config.clock.{key} is for synchronous rounds; with {ASYNCHRONOUS} no client waits"
                 " for another one, and config.clock.max_staleness drops old uploads"
             )
+    if needs["over_selection"] and config.privacy.name != "none":
+        raise BadInput(
+            f"config.clock.over_selection={clock.over_selection} does not go with"
+            f" config.privacy.name={config.privacy.name}: fast clients would take part more often"
+            " than epsilon assumes"
+        )
+    if clock.late != "lost" and not clock.deadline:
+        raise BadInput(f"config.clock.late={clock.late} needs config.clock.deadline")
     for key in ("max_staleness", "start_rate"):
         if clock[key] and not is_asynchronous(config):
             raise BadInput(f"config.clock.{key}={clock[key]} needs {ASYNCHRONOUS}")
@@ -75,14 +79,18 @@ def timed(
     pooled = stages[0].method.extra.pooled
     if config.clock.name == "none" or pooled:
         return plan, {}
+    _check_turns(config, stages)
     each = [_of_seed(config, plan, *of) for of in zip(federations, seeds, strict=True)]
     clock, paces = each[0][0], [pace for _, pace in each]
-    sent = _message_bytes(plan, stages[0], federations[0])
-    _check_deadline(config, clock, paces, plan, sent)
     if not is_asynchronous(config):
-        return _synchronous(config, plan._replace(clock=clock), len(paces[0].compute)), {
-            "paces": paces
-        }
+        plan = _over_selected(config, plan._replace(clock=clock), len(paces[0].compute))
+    sent, drawn = _message_bytes(plan, stages[0], federations[0])
+    of_tasks = [sum(durations(clock, pace, 1, plan.work, sent)) for pace in paces]
+    fields: dict[str, Any] = {"paces": paces, "task_seconds": of_tasks}
+    if not is_asynchronous(config):
+        _check_over_selection(config, plan, drawn)
+        _check_deadline(config, clock, paces, plan, sent)
+        return plan, fields
     rules = _rules(config, plan, len(paces[0].compute))
     made = [
         make_schedule(clock, pace, rules, sent, seed)
@@ -90,7 +98,7 @@ def timed(
     ]
     schedules, tasks = map(list, zip(*made, strict=True))
     plan = plan._replace(clock=clock, dropout=0.0, straggler=0.0)  # the schedule has both
-    return plan, {"paces": paces, "schedules": schedules, "tasks": tasks}
+    return plan, fields | {"schedules": schedules, "tasks": tasks}
 
 
 def _of_seed(config, plan, federation, seed):
@@ -115,15 +123,16 @@ def _of_seed(config, plan, federation, seed):
 
 
 def _message_bytes(plan, stage, federation):
-    """The bytes of the messages of a client in a round of the first stage, up and down."""
+    """The bytes of a client's messages in a round of the first stage, and the size of a cohort."""
     if stage.method.init is None:
-        return 0
+        return 0, plan.cohort
     population = simulate.population_on_host(federation, plan.objective.num_classes)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), federation)
     init = functools.partial(simulate.init, stage.method, num_clients=len(federation.train))
     state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
     program = Program(stage.method, plan, parallel.vectorized())
-    return sum(simulate.message_bytes(program, Lane(shapes, population, None), state))
+    of_round = program, Lane(shapes, population, None), state
+    return sum(simulate.message_bytes(*of_round)), simulate.cohort_size(*of_round)
 
 
 def _check_deadline(config, clock, paces, plan, sent):
@@ -138,7 +147,28 @@ def _check_deadline(config, clock, paces, plan, sent):
         )
 
 
-def _synchronous(config, plan, num_clients):
+def _check_turns(config, stages):
+    """Raises BadInput if a round of clients that take turns would end without some of them."""
+    if not any(stage.method.extra.one_by_one for stage in stages):
+        return
+    for key, without in (("over_selection", 1), ("deadline", 0)):
+        if config.clock[key] != without:
+            raise BadInput(
+                f"config.clock.{key}={config.clock[key]} is for clients that train at the same"
+                f" time; those of method {config.method.name} take turns"
+            )
+
+
+def _check_over_selection(config, plan, drawn):
+    """Raises BadInput if the number of clients in a round does not depend on run.cohort."""
+    if config.clock.over_selection > 1 and drawn != plan.cohort:
+        raise BadInput(
+            f"config.clock.over_selection={config.clock.over_selection} needs a sampling that draws"
+            f" a given number of clients, not one that always draws {drawn}"
+        )
+
+
+def _over_selected(config, plan, num_clients):
     """The plan with a larger sample, of which the first uploads are used."""
     sample = math.ceil(config.clock.over_selection * plan.cohort - 1e-9)
     if sample > num_clients:

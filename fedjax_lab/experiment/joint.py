@@ -11,7 +11,7 @@ from fedjax_lab.experiment.variants import FIRST_WEIGHTS
 from fedjax_lab.types import Weights
 
 # The fields of a simulation with an entry for each seed.
-OF_SEEDS = ("seeds", "federations", "training", "paces", "schedules", "tasks")
+OF_SEEDS = ("seeds", "federations", "training", "paces", "task_seconds", "schedules", "tasks")
 
 
 def join(parts: Sequence[Experiment]) -> Experiment:

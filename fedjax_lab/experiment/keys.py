@@ -5,16 +5,19 @@ the name of a function in the registry, whose settings are further keys of the s
 name functions too. This module imports nothing heavy, so that reports of runs start quickly.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from fedjax_lab.errors import (
     check_below_one,
     check_not_negative,
     check_positive,
+    check_range,
     check_share,
 )
 
 LIMITS = {
+    ">= 1": partial(check_range, low=1),
     "> 0": check_positive,
     ">= 0": check_not_negative,
     "0..1": check_share,
@@ -130,7 +133,7 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         1.0,
         "the factor by which more clients are drawn in a synchronous round than run.cohort, whose"
         " uploads alone are used: those that arrive first",
-        "> 0",
+        ">= 1",
     ),
     "clock.deadline": Key(
         0.0,

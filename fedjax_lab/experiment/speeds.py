@@ -6,6 +6,7 @@ is in bytes per second, up and down; 0: messages take no time.
 
 import collections
 import csv
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +54,8 @@ def log_normal(
     seconds, bandwidth: the medians over the clients; seconds are those of an example. sigma,
     bandwidth_sigma: the standard deviations of the logarithms.
     """
+    check_not_negative("clock.sigma", sigma)
+    check_not_negative("clock.bandwidth_sigma", bandwidth_sigma)
     speed, link = rng.standard_normal((2, num_clients))
     same = _alike(seconds, bandwidth, num_clients)
     return same._replace(
@@ -70,13 +73,13 @@ def half_normal(
     bandwidth: float = 0.0,
 ) -> Speeds:
     """Each task takes minimum + |N(0, sigma^2)| seconds, whatever the client and its examples."""
-    check_not_negative("config.clock.minimum", minimum)
+    check_not_negative("clock.minimum", minimum)
 
     def factor(u):
         return jnp.sqrt(2.0) * jax.scipy.special.erfinv(u)
 
-    same = _alike(sigma, bandwidth, num_clients)
-    return same._replace(factor=factor, minimum=minimum, of_tasks=True)
+    same = _alike(sigma, bandwidth, num_clients, of_tasks=True)
+    return same._replace(factor=factor, minimum=minimum)
 
 
 def exponential(
@@ -98,15 +101,18 @@ def trace(num_clients: int, rng: np.random.Generator, *, speeds: str = "") -> Sp
     return Speeds(seconds, np.where(bandwidth > 0, bandwidth, np.inf))
 
 
-def _alike(seconds, bandwidth, num_clients):
+def _alike(seconds, bandwidth, num_clients, of_tasks=False):
     """The speeds of clients that are alike."""
-    check_not_negative("config.clock.bandwidth", bandwidth)
-    return Speeds(np.full(num_clients, seconds), np.full(num_clients, bandwidth or np.inf))
+    check_not_negative("clock.bandwidth", bandwidth)
+    check_not_negative("clock.sigma" if of_tasks else "clock.seconds", seconds)
+    speeds = Speeds(np.full(num_clients, seconds), np.full(num_clients, bandwidth or np.inf))
+    return speeds._replace(of_tasks=of_tasks)
 
 
 def _read(path):
     """The rows (client, seconds, bandwidth) of a file of speeds."""
-    with open(to_read("clock.speeds", path), newline="") as file:
+    text = to_read("clock.speeds", path)
+    with io.StringIO(text, newline="") as file:
         reader = csv.DictReader(file)
         for name in ("client", "seconds", "bandwidth"):
             if name not in (reader.fieldnames or ()):
@@ -127,13 +133,16 @@ def _row(path, line, row):
     return numbers
 
 
-def to_read(key: str, path: str) -> Path:
-    """The file that a key of the config names. Raises BadInput if there is none."""
+def to_read(key: str, path: str) -> str:
+    """The text of the file that a key of the config names. Raises BadInput if it has none."""
     if not path:
         raise BadInput(f"config.{key} must name a file, because config.clock uses a trace")
     if not (file := Path(path).expanduser()).is_file():
         raise BadInput(f"config.{key}: there is no file {path}")
-    return file
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"config.{key}: {path} is not a text in UTF-8") from error
 
 
 def check_clients(key: str, path: str, clients: Sequence[int], num_clients: int) -> None:

@@ -60,10 +60,9 @@ def as_configured(
 
 def _named(config, method):
     """The sections of the transforms of a method, in the order of wrapping."""
-    named = [key for key in TRANSFORMS if config[key].name != "none"]
-    if config.clock.concurrency and not method.extra.weighs_staleness:
-        named.insert(len(named) - ("compression" in named), "clock")
-    return named
+    weighted = config.clock.concurrency > 0 and not method.extra.weighs_staleness
+    given = {key: config[key].name != "none" for key in TRANSFORMS} | {"clock": weighted}
+    return [key for key in (*TRANSFORMS[:-1], "clock", TRANSFORMS[-1]) if given[key]]
 
 
 def _transform(key, config, task, setup):

@@ -6,11 +6,10 @@
   server  v_t = h_t + 1/K sum_k (Delta_k - h_k),  w_{t+1} = w_t + eta_g v_t             (Alg. 2)
           h_{t+1} = h_t + 1/C sum_k (Delta_k - h_k)
 
-h_k is the last update of client k, 0 before the first one, and h_t the mean over all C clients. The
-paper's server keeps every h_k; here the client keeps its own, so that the cache is divided among
-devices like other private state, and the upload is as large. A client cannot know that an upload of
-a synchronous round was lost (config.run.dropout): h_t then is off by its change. Running statistics
-move by the mean of the clients' changes.
+h_k is the last update of client k that the server has used, 0 before the first one, and h_t the
+mean over all C clients. The paper's server keeps every h_k; here the client keeps its own, so that
+the cache is divided among devices like other private state, and the upload is as large. Running
+statistics move by the mean of the clients' changes.
 """
 
 import jax.numpy as jnp
@@ -55,4 +54,4 @@ def ca2fl(task: Task, *, server_lr: float = 1.0) -> Method:
     )
     method = fedavg(task)._replace(init=init, round=(exchange,), sample=sampling.equal)
     newcomer = lambda state: (state.server[0], ())  # noqa: E731
-    return method._replace(newcomer=newcomer).having(weighs_staleness=True)
+    return method._replace(newcomer=newcomer).having(weighs_staleness=True, acknowledged=True)

@@ -481,7 +481,7 @@ def _summary(engine, experiment, rows):
         "strategy": experiment.simulation.strategy.name,
         "seeds_vectorised": engine.together,
         **guaranteed.in_summary(experiment, rows, engine.played),
-        **tasks.in_summary(experiment.simulation),
+        **tasks.in_summary(experiment.simulation, engine.played),
         "data": _data(experiment),
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "versions": _versions(),

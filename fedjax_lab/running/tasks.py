@@ -5,40 +5,49 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.engine.input import Simulation
-from fedjax_lab.simulation.asynchronous import Schedule, Tasks, num_places
-from fedjax_lab.simulation.clock import Pace
+from fedjax_lab.simulation.asynchronous import Schedule, Tasks
 
 
-def in_summary(simulation: Simulation) -> dict[str, Any]:
-    """The entry `tasks` of a summary, by seed; {} if rounds are synchronous."""
-    if simulation.schedules is None or simulation.tasks is None or simulation.paces is None:
+def in_summary(simulation: Simulation, played: int) -> dict[str, Any]:
+    """The entry `tasks` of a summary after the rounds played, by seed; {} for synchronous runs."""
+    of_run = simulation.schedules, simulation.tasks, simulation.task_seconds
+    if None in of_run or not played:
         return {}
-    each = zip(simulation.schedules, simulation.tasks, simulation.paces, strict=True)
-    of_seeds = [_of_seed(*of_seed) for of_seed in each]
-    return {"tasks": {str(seed): of for seed, of in zip(simulation.seeds, of_seeds, strict=True)}}
+    each = zip(simulation.seeds, *(of_seeds or [] for of_seeds in of_run), strict=True)
+    return {"tasks": {str(seed): _of_seed(*of_seed, played) for seed, *of_seed in each}}
 
 
-def _of_seed(schedule: Schedule, tasks: Tasks, pace: Pace) -> dict[str, Any]:
-    staleness = np.arange(len(schedule.ids))[:, None] - schedule.version
-    of_fastest, *_, of_slowest = fifths(np.asarray(pace.compute), tasks.of_clients)
+def _of_seed(schedule: Schedule, tasks: Tasks, seconds: np.ndarray, played: int) -> dict[str, Any]:
+    ids = schedule.ids[:played]
+    staleness = np.arange(played)[:, None] - schedule.version[:played]
+    started, received, lost = (
+        int(counts[:played].sum()) for counts in (schedule.started, schedule.received, tasks.lost)
+    )
+    time = schedule.time[played - 1] * len(seconds)
+    used = fifths(seconds, np.bincount(ids.ravel(), minlength=len(seconds)))
+    by_speed = [float(group.sum() / ids.size) for group in used]
     return {
-        "started": tasks.started,
-        "used": int(schedule.ids.size),
-        "lost": tasks.lost,
-        "dropped": tasks.dropped,
-        "unfinished": tasks.unfinished,
+        "started": started,
+        "used": ids.size,
+        "lost": lost,
+        "dropped": received - ids.size,
+        "unfinished": started - received - lost,
         "staleness": {
             "mean": float(staleness.mean()),
             "p90": float(np.percentile(staleness, 90)),
             "max": int(staleness.max()),
         },
-        "versions_stored": num_places([schedule]),
-        "busy": tasks.busy,
-        "used_of_fastest_fifth": float(of_fastest.sum() / schedule.ids.size),
-        "used_of_slowest_fifth": float(of_slowest.sum() / schedule.ids.size),
+        "versions_stored": 1 + int(schedule.new_place[:played].max()),
+        "busy": float(tasks.busy[played - 1] / time) if time else None,
+        **({"used_by_speed": by_speed} if by_speed else {}),
     }
 
 
 def fifths(seconds: np.ndarray, values: np.ndarray) -> list[np.ndarray]:
-    """The clients' values in five groups of about equal size, from the fastest to the slowest."""
+    """The clients' values in five groups of about equal size, from the fastest to the slowest.
+
+    [] if all clients are equally fast. seconds: of a task of each client.
+    """
+    if np.ptp(seconds) <= 1e-6 * np.max(seconds):
+        return []
     return np.array_split(np.asarray(values)[np.argsort(seconds, kind="stable")], 5)

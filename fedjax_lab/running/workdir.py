@@ -130,7 +130,7 @@ class Workdir:
             built, simulation = self._experiment, self._experiment.simulation
             config = growth.saved_config(built.config, simulation.seeds)
             names = clients.names_of_run(
-                built.dataset, simulation.federations, simulation.seeds, simulation.paces
+                built.dataset, simulation.federations, simulation.seeds, simulation.task_seconds
             )
             metric_rows.write_text(self.path / "names.json", json.dumps(names) + "\n")
             metric_rows.write_json(self.path / "fingerprint.json", self._fingerprint)

@@ -20,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from fedjax_lab.simulation.clock import Clock, Pace, durations, until_available
+from fedjax_lab import tree
+from fedjax_lab.simulation.clock import Availability, Clock, Pace, durations, until_available
 from fedjax_lab.types import Array, Exchange, Method, PyTree
 
 DRAWS = 1 << 12  # tasks whose random numbers are drawn at a time
-TRIES = 32  # clients that are drawn to find an available one, before all are examined
+TRIES = 64  # clients that are drawn to find an available one, before all are examined
 
 
 class Schedule(NamedTuple):
@@ -54,14 +55,10 @@ class Rules(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """What became of the tasks that have started, in numbers."""
+    """What became of the tasks that an update does not use: facts of the updates, [T]."""
 
-    started: int
-    lost: int
-    dropped: int  # their uploads were older than `max_staleness`
-    unfinished: int  # in flight, or in an incomplete buffer, at the end
-    busy: float  # share of the time, averaged over the clients, in which a client has a task
-    of_clients: np.ndarray  # [C] uploads of each client that the server has used
+    lost: np.ndarray  # [T] tasks whose uploads were lost since the update before
+    busy: np.ndarray  # [T] seconds that all clients have spent on tasks since the beginning
 
 
 def make_schedule(
@@ -79,11 +76,34 @@ def make_schedule(
       seed: of the run.
     """
     queue = _Queue(clock, pace, rules, sent, seed)
-    while len(queue.rows) < rules.updates:
+    while len(queue.made) < rules.updates:
         queue.start_tasks()
         queue.advance()
-    schedule = _tabulated(queue.rows)
-    return schedule if rules.straggler else schedule._replace(work=None), queue.tasks()
+    schedule, tasks = _tabulated(queue.made[: rules.updates])
+    return schedule if rules.straggler else schedule._replace(work=None), tasks
+
+
+class _Task(NamedTuple):
+    """A task in flight; tasks that end at the same time are in the order of their numbers."""
+
+    end: float
+    number: int
+    client: int
+    version: int
+    work: int
+    is_lost: bool
+
+
+class _Made(NamedTuple):
+    """One update of the server, as a row of the schedule."""
+
+    uploads: list  # (client, version, place, work), in the order of the clients
+    new_place: int
+    time: float
+    started: int
+    received: int
+    lost: int
+    busy: float
 
 
 class _Queue:
@@ -93,42 +113,55 @@ class _Queue:
         self._available, self._rules = pace.available, rules
         self._paces = list(map(Pace, pace.compute.tolist(), pace.per_byte.tolist()))
         self._seconds = partial(durations, clock, sent=sent)
-        self._picks, self._draws, gaps = _random(clock, seed)
-        self._starts = itertools.accumulate(gap / (rules.start_rate or 1) for gap in gaps)
-        self._next_start = next(self._starts)
-        self._in_flight = []  # heap of (end, number, client, version, work)
+        self._picks, self._draws, self._gaps = _random(clock, seed)
+        self._next_start = self._gap()
+        self._in_flight: list[_Task] = []  # a heap
         self._idle = list(range(len(self._paces)))
-        self._buffer = []  # (client, version, place, work)
-        self._time, self._busy = 0.0, 0.0
+        self._buffer: list[tuple] = []  # (client, version, place, work)
+        self._time, self._busy, self._number = 0.0, 0.0, 0
         self._users, self._place, self._free = {0: 0}, {0: 0}, []  # of the versions in use
-        self._counts = dict.fromkeys(("started", "received", "lost", "dropped"), 0)
-        self._before = dict(self._counts)  # at the last update
-        self.rows = []  # of the schedule
+        self._started = self._received = self._lost = 0  # since the last update
+        self.made: list[_Made] = []
+
+    def _gap(self):
+        """The seconds between two tasks that begin at random."""
+        return next(self._gaps) / (self._rules.start_rate or 1)
+
+    def _has_room(self):
+        return len(self._in_flight) < self._rules.concurrency and bool(self._idle)
 
     def start_tasks(self):
         """Starts the tasks that are due."""
-        if self._rules.start_rate:
-            if self._time == self._next_start:
-                self._next_start = next(self._starts)
+        if not self._rules.start_rate:
+            while self._has_room():
                 self._start()
-            return
-        while self._start():
-            pass
+        elif self._time == self._next_start:
+            self._next_start += self._gap()
+            self._start()
 
     def advance(self):
-        """Goes on to the next time at which tasks end, or one is to start."""
-        end = self._in_flight[0][0] if self._in_flight else np.inf
-        if self._rules.start_rate and self._next_start <= end:
-            self._time = self._next_start
+        """Goes on to the next time at which tasks end, or one is to start.
+
+        Random starts that find no room are skipped: the time until the next one after an event has
+        the same law whatever was before.
+        """
+        end = self._in_flight[0].end if self._in_flight else np.inf
+        has_room = self._has_room()
+        if self._rules.start_rate and has_room and self._next_start <= end:
+            self._go_to(self._next_start)
             return
-        self._time = end
-        while self._in_flight and self._in_flight[0][0] == end:
-            self._arrive(*heapq.heappop(self._in_flight)[2:])
+        self._go_to(end)
+        while self._in_flight and self._in_flight[0].end == end:
+            self._arrive(heapq.heappop(self._in_flight))
+        if not has_room:
+            self._next_start = end + self._gap()
+
+    def _go_to(self, time):
+        self._busy += len(self._in_flight) * (time - self._time)
+        self._time = time
 
     def _start(self):
-        """Starts a task of a random idle client. Returns whether there is room for it."""
-        if len(self._in_flight) >= self._rules.concurrency or not self._idle:
-            return False
+        """Starts a task of a random idle client."""
         j, wait = self._pick()
         client, self._idle[j] = self._idle[j], self._idle[-1]
         self._idle.pop()
@@ -137,81 +170,70 @@ class _Queue:
         if late < rules.straggler:
             work = 1 + int(fewer * (work - 1))
         seconds = wait + sum(self._seconds(self._paces[client], xi, work))
-        number, version = self._counts["started"], len(self.rows)
-        is_lost = lost < rules.lost
-        heapq.heappush(
-            self._in_flight, (self._time + seconds, number, client, version, work, is_lost)
-        )
-        self._counts["started"] += 1
+        version, is_lost = len(self.made), lost < rules.lost
+        task = _Task(self._time + seconds, self._number, client, version, work, is_lost)
+        heapq.heappush(self._in_flight, task)
+        self._number += 1
+        self._started += 1
         self._users[version] += 1
-        self._busy += seconds
-        return True
 
     def _pick(self):
         """The position of an idle client that is available, and the seconds until it is."""
+        if self._available is None:
+            return int(next(self._picks) * len(self._idle)), 0.0
         for u in itertools.islice(self._picks, TRIES):
             j = int(u * len(self._idle))
-            if self._available is None or not self._wait([self._idle[j]]):
+            if not self._wait([self._idle[j]])[0]:
                 return j, 0.0
         waits = self._wait(self._idle)
-        j = int(np.argmin(waits))
-        return j, waits[j]
+        soonest = np.flatnonzero(waits == waits.min())
+        j = int(soonest[int(next(self._picks) * len(soonest))])
+        return j, float(waits[j])
 
     def _wait(self, clients):
-        of_clients = jax.tree.map(lambda a: a[clients], self._available)
+        of_clients = Availability(*(a[clients] for a in self._available))
         return until_available(of_clients, self._time, np)
 
-    def _arrive(self, client, version, work, is_lost):
+    def _arrive(self, task):
         """Puts the upload of a task that ends into the buffer, unless it is lost or too old."""
-        self._counts["received"] += not is_lost
-        place, is_old = self._place.get(version), version not in self._place
-        if not is_old:
-            self._users[version] -= 1
-            self._release(version)
-        if is_lost or is_old:
-            self._counts["lost" if is_lost else "dropped"] += 1
-            self._idle.append(client)
+        self._received += not task.is_lost
+        self._lost += task.is_lost
+        place = self._place.get(task.version)
+        if place is not None:
+            self._users[task.version] -= 1
+            self._release(task.version)
+        if task.is_lost or place is None:
+            self._idle.append(task.client)
             return
-        self._buffer.append((client, version, place, work))
+        self._buffer.append((task.client, task.version, place, task.work))
         if len(self._buffer) == self._rules.buffer:
             self._update()
 
     def _update(self):
         """The server uses the buffer; its clients become idle."""
-        now = len(self.rows)
-        new = {key: self._counts[key] - self._before[key] for key in ("started", "received")}
-        self.rows.append([sorted(self._buffer), self._time, *new.values()])
-        self._before = dict(self._counts)
-        self._release(now)
-        if (oldest := self._rules.max_staleness) and now - oldest in self._users:
-            self._users[now - oldest] = 0
-            self._release(now - oldest)
-        place = heapq.heappop(self._free) if self._free else len(self._place)
-        self._users[now + 1], self._place[now + 1] = 0, place
-        self.rows[-1].append(place)
+        facts = self._time, self._started, self._received, self._lost, self._busy
+        self._started = self._received = self._lost = 0
+        new_place = self._new_place(len(self.made))
+        self.made.append(_Made(sorted(self._buffer), new_place, *facts))
         self._idle += [client for client, *_ in self._buffer]
         self._buffer = []
 
-    def _release(self, version):
+    def _new_place(self, now):
+        """The place of the version after `now`; those of versions that nobody needs become free."""
+        oldest = now - self._rules.max_staleness
+        if self._rules.max_staleness and oldest in self._users:
+            self._release(oldest, even_if_used=True)
+        if not self._users[now]:
+            self._release(now, even_if_used=True)
+        place = heapq.heappop(self._free) if self._free else len(self._place)
+        self._users[now + 1], self._place[now + 1] = 0, place
+        return place
+
+    def _release(self, version, even_if_used=False):
         """Frees the place of a version from which no task will start or end in an update."""
-        if version < len(self.rows) and not self._users[version]:
+        if even_if_used or (version < len(self.made) and not self._users[version]):
             del self._users[version]
             heapq.heappush(self._free, self._place.pop(version))
-
-    def tasks(self):
-        """What became of the tasks."""
-        uploads = [upload for of_update, *_ in self.rows for upload in of_update]
-        late = sum(end - self._time for end, *_ in self._in_flight)
-        num_clients, counts = len(self._paces), self._counts
-        ended = len(uploads) + counts["lost"] + counts["dropped"]
-        return Tasks(
-            started=counts["started"],
-            lost=counts["lost"],
-            dropped=counts["dropped"],
-            unfinished=counts["started"] - ended,
-            busy=(self._busy - late) / max(self._time * num_clients, 1e-30),
-            of_clients=np.bincount([client for client, *_ in uploads], minlength=num_clients),
-        )
 
 
 def _random(clock, seed):
@@ -226,7 +248,8 @@ def _random(clock, seed):
 
 def _of_tasks(clock, rng):
     u = rng.random((DRAWS, 4))
-    u[:, 0] = clock.factor(jnp.asarray(u[:, 0], jnp.float32))
+    below_one = np.minimum(np.float32(u[:, 0]), np.nextafter(np.float32(1), np.float32(0)))
+    u[:, 0] = clock.factor(jnp.asarray(below_one))
     return u
 
 
@@ -236,14 +259,14 @@ def _each(draw):
         yield from draw().tolist()
 
 
-def _tabulated(rows):
-    """The schedule of the updates that a queue has made."""
-    uploads, time, started, received, new_place = zip(*rows, strict=True)
+def _tabulated(made):
+    """The schedule of these updates, and what became of the other tasks."""
+    uploads, new_place, time, started, received, lost, busy = zip(*made, strict=True)
     ids, version, place, work = np.moveaxis(np.array(uploads, np.int32), -1, 0)
-    numbers = (np.array(a, np.int32) for a in (new_place, started, received))
-    new_place, started, received = numbers
-    time = np.array(time)
-    return Schedule(ids, version, place, new_place, time, started, received, work)
+    facts = {"new_place": new_place, "started": started, "received": received}
+    facts = {name: np.array(values, np.int32) for name, values in facts.items()}
+    schedule = Schedule(ids, version, place, time=np.array(time), work=work, **facts)
+    return schedule, Tasks(np.array(lost), np.array(busy))
 
 
 # In a round.
@@ -282,9 +305,10 @@ def of_update(schedule: Schedule, t: Array) -> Update:
 
 
 def first_history(method: Method, server: PyTree, places: int) -> list[Array]:
-    """The history of a run that begins with this server's state, which is in all places."""
+    """The history of a run that begins with this server's state; other places are zero."""
     (exchange,) = method.round
-    return [jnp.stack([a] * places) for a in _read(exchange, server)]
+    read = _read(exchange, server)
+    return in_history(tree.repeat(tree.zeros(read), places), exchange, server, jnp.int32(0))
 
 
 def in_history(history: list[Array], exchange: Exchange, server: PyTree, place: Array):

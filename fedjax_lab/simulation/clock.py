@@ -86,6 +86,7 @@ def outcome(
     work: int,
     sent: int,
     time: Array,
+    drawn: Array,
     in_turn: bool = False,
 ) -> Outcome:
     """What becomes of the clients of a synchronous round that begins at `time`.
@@ -98,6 +99,7 @@ def outcome(
       work: `Plan.work`.
       sent: the bytes of the messages of a client.
       time: [] seconds since the beginning of the run.
+      drawn: [M] whether each entry of the cohort is a client that takes part.
       in_turn: whether clients train one after another.
     """
     pace, planned = cohort.pace, work if before.work is None else before.work
@@ -105,10 +107,10 @@ def outcome(
     compute, other = durations(clock, pace, xi, planned, sent)
     if pace.available is not None:
         other = other + until_available(pace.available, time)
-    seconds = compute + other
+    seconds = jnp.where(drawn, compute + other, 0)
     arrived = jnp.ones(seconds.shape, bool) if before.arrived is None else before.arrived
     if not clock.deadline:
-        used, whole = _waited(clock, arrived, seconds, in_turn)
+        used, whole = _waited(clock, arrived, seconds, drawn, in_turn)
         return Outcome(used, whole, before.work)
     in_time, done = seconds <= clock.deadline, before.work
     if clock.partial:
@@ -118,11 +120,11 @@ def outcome(
         done = jnp.where(in_time, planned, jnp.maximum(fewer, 1))
         in_time = in_time | (fewer >= 1)
     seconds = jnp.minimum(seconds, clock.deadline)
-    used, whole = _waited(clock, arrived & in_time, seconds, in_turn)
+    used, whole = _waited(clock, arrived & in_time, seconds, drawn, in_turn)
     return Outcome(used, whole, done)
 
 
-def _waited(clock, arrived, seconds, in_turn):
+def _waited(clock, arrived, seconds, drawn, in_turn):
     """Whose uploads are used [M], and the duration of the round [].                     (Y2)
 
     The server learns of a lost upload when it should have arrived.
@@ -130,8 +132,8 @@ def _waited(clock, arrived, seconds, in_turn):
     whole = jnp.sum(seconds) if in_turn else jnp.max(seconds)
     if not 0 < clock.first < len(seconds):
         return arrived, whole
-    ends = jnp.where(arrived, seconds, jnp.inf)
+    ends = jnp.where(arrived & drawn, seconds, jnp.inf)
     order = jnp.argsort(ends, stable=True)
     last = ends[order[clock.first - 1]]
     is_first = jnp.zeros_like(arrived).at[order[: clock.first]].set(True)
-    return arrived & is_first, jnp.where(jnp.isfinite(last), last, whole)
+    return arrived & (is_first | ~drawn), jnp.where(jnp.isfinite(last), last, whole)

@@ -27,6 +27,7 @@ def outcome(
     cohort: Client,
     sent: Callable[[], int],
     time: Array | None,
+    drawn: Array,
     in_turn: bool = False,
 ) -> Outcome:
     """Whose uploads of a round are used, and how much work the clients do.
@@ -37,12 +38,14 @@ def outcome(
       cohort: the clients [M].
       sent: () -> the bytes of the messages of a client.
       time: [] seconds of the clock at the beginning of the round, if there is one.
+      drawn: [M] whether each entry of the cohort is a client that takes part.
       in_turn: whether the clients train one after another.
     """
     plain = Outcome(arrivals(plan, clients), None, passes(plan, clients))
     if plan.clock is None or time is None:
         return plain
-    return clock.outcome(plan.clock, clients, cohort, plain, plan.work, sent(), time, in_turn)
+    facts = plan.work, sent(), time, drawn, in_turn
+    return clock.outcome(plan.clock, clients, cohort, plain, *facts)
 
 
 def arrivals(plan: Plan, clients: Array) -> Array | None:

@@ -236,8 +236,11 @@ def play_round(
     if extra.alone is not None:
         server = extra.alone(server, program.strategy.split)
     contract.check_alike(AGGREGATED, server, state.server)
-    if extra.empty_places:
-        cohort = cohort._replace(private=tree.where(cohort.weight > 0, cohort.private, before))
+    keeps = _is_drawn(program, cohort) if extra.empty_places else None
+    if extra.acknowledged and arrived is not None:
+        keeps = arrived
+    if keeps is not None:
+        cohort = cohort._replace(private=tree.where(keeps, cohort.private, before))
     measured = _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual)
     private = program.strategy.put(state.private, places, cohort.private)
     if update is not None:
@@ -315,7 +318,8 @@ def _outcome(program, lane, state, k_clients, cohort, update, virtual):
 
     in_turn, plan = program.method.extra.one_by_one, program.plan
     time = None if virtual is None else virtual.clock
-    arrived, seconds, passes = failures.outcome(plan, k_clients, cohort, sent, time, in_turn)
+    facts = cohort, sent, time, _is_drawn(program, cohort), in_turn
+    arrived, seconds, passes = failures.outcome(plan, k_clients, *facts)
     passes = _without_empty(program, passes, cohort.weight)
     return arrived, passes, virtual and Virtual(time + seconds)
 
@@ -424,11 +428,16 @@ def one_client(exchange, plan):
     return run
 
 
+def _is_drawn(program, cohort):
+    """Whether each entry of a cohort is a client that takes part, [M] bool."""
+    if program.method.extra.empty_places:
+        return cohort.weight > 0
+    return jnp.ones_like(cohort.id, bool)
+
+
 def _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual):
     """The `Round` of these trainings, one for each call of `train`, with leaves [M]."""
-    is_drawn = jnp.ones_like(cohort.id, bool)
-    if program.method.extra.empty_places:
-        is_drawn = cohort.weight > 0
+    is_drawn = _is_drawn(program, cohort)
     loss, steps, examples = jnp.zeros((3, 1))
     if trainings:
         loss, steps, examples = (sum(a) for a in zip(*trainings, strict=True))

@@ -59,12 +59,13 @@ def draw(
     values = runs.of_clients(rows[seed], measure)
     if all(value is None for value in values):
         raise BadInput(f"the run has no values of single clients for {measure}")
-    described = _described(workdir, seed, values)
+    known = _known(workdir)["clients"].get(str(seed), {})
+    described = _described(workdir, known, values)
     title = f"{titles.of_run(run.config, titles.parse(names, [run.config]))}: {WAYS[way]}"
     how = {"measure": measure, "way": way, "seed": seed}
     text = formats.terminal(table(described, measure, title))
     picture = scatter(described, axis_label(measure), title)
-    text += _by_speed(workdir, seed, measure, values)
+    text += _by_speed(known, measure, values)
     return Drawn({"clients": picture}, how | {"clients": described}, "\n".join([*notes, text]))
 
 
@@ -74,10 +75,10 @@ def _check(measure):
         raise BadInput(f"--measure={measure} is of new clients; this figure shows those that train")
 
 
-def _described(workdir, seed, values):
+def _described(workdir, known, values):
     """What is known of each client, with its value. Raises files.Damaged for another number."""
     absent = {"names": clients.numbers(len(values)), "examples": [], "domains": [""] * len(values)}
-    known = absent | _known(workdir)["clients"].get(str(seed), {})
+    known = absent | known
     each = [known[key] for key in ("names", "examples", "domains")]
     if {len(column) for column in each} != {len(values)}:
         raise files.Damaged(f"{workdir / 'names.json'} does not fit metrics.jsonl")
@@ -93,18 +94,18 @@ def _known(workdir):
         built = loading.build(workdir)
         simulation = built.simulation
         known = clients.names_of_run(
-            built.dataset, simulation.federations, simulation.seeds, simulation.paces
+            built.dataset, simulation.federations, simulation.seeds, simulation.task_seconds
         )
     return known
 
 
-def _by_speed(workdir, seed, measure, values):
-    """A line with the means of five groups of clients by speed; "" if the run has no clock."""
-    seconds = _known(workdir)["clients"].get(str(seed), {}).get("seconds")
-    if seconds is None:
-        return ""
+def _by_speed(known, measure, values):
+    """A line with the means of five groups of clients by speed; "" without unequal speeds."""
     numbers = np.array([np.nan if value is None else value for value in values])
-    means = [np.nanmean(group) for group in fifths(np.array(seconds), numbers) if len(group)]
+    groups = fifths(np.array(known["seconds"]), numbers) if "seconds" in known else []
+    if not groups:
+        return ""
+    means = [np.nanmean(group) for group in groups if len(group)]
     words = "  ".join(format(mean, f".{digits(measure)}f") for mean in means)
     return f"\n{axis_label(measure)} by speed, from the fastest to the slowest fifth: {words}"
 

@@ -27,6 +27,7 @@ START = "start of seed"  # the state that the seed takes from config.run.start_f
 def of(experiment: Experiment) -> dict[str, str]:
     """A digest of each part of the data: examples, labels, users, partition and embeddings.
 
+    With a clock, there are also digests of the clients' speeds and availability.
     If a part of the model is frozen, there is also a digest of its weights.
     If the run starts from another run, there is also a digest of the state that it takes from it.
     """
@@ -41,6 +42,9 @@ def of(experiment: Experiment) -> dict[str, str]:
     if simulation.base is not None:
         leaves = jax.tree.leaves(simulation.base.load())
         parts[BASE] = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
+    for seed, pace in zip(simulation.seeds, simulation.paces or [], strict=False):
+        leaves = jax.tree.leaves(pace)
+        parts[f"speeds of seed {seed}"] = {str(i): leaf for i, leaf in enumerate(leaves)}
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = experiment.dataset.digests()
     digests |= {name: checksum(arrays) for name, arrays in parts.items()}
