@@ -129,6 +129,9 @@ def test_ca2fl_is_an_event_queue():
     (model, mean), private = state.server, state.private
     naive.close(model, w)
     toys.close(mean, jax.tree.map(lambda a: a.mean(0), private))
+    plan = naive.FULL._replace(dropout=0.5)  # a lost upload does not change the cache
+    state, _ = toys.player(toys.make("ca2fl", toys.TASK), plan=plan)(KEYS, 0, 5)
+    toys.close(state.server[1], jax.tree.map(lambda a: a.mean(0), state.private))
 
 
 # Schedules.

@@ -1,5 +1,6 @@
 """The names of classes, domains and clients, which a run keeps once in its names.json."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +24,8 @@ def names_of_run(
     with examples of several), unless no client has one or there is only one. With a clock it has
     the seconds of a task of each.
     """
-    of_clock: Sequence[np.ndarray | None] = task_seconds or [None] * len(seeds)
-    of_seeds = zip(seeds, federations, of_clock, strict=True)
+    of_clock = itertools.repeat(None) if task_seconds is None else task_seconds
+    of_seeds = zip(seeds, federations, of_clock, strict=False)
     return ({"classes": list(dataset.classes)} if dataset.classes else {}) | {
         "domains": list(dataset.domains),
         "clients": {str(seed): _of_seed(dataset, f.train, t) for seed, f, t in of_seeds},

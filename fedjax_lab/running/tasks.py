@@ -11,13 +11,13 @@ from fedjax_lab.simulation.asynchronous import Schedule, Tasks
 def in_summary(simulation: Simulation, played: int) -> dict[str, Any]:
     """The entry `tasks` of a summary after the rounds played, by seed; {} for synchronous runs."""
     of_run = simulation.schedules, simulation.tasks, simulation.task_seconds
-    if None in of_run or not played:
+    if simulation.schedules is None or not played:
         return {}
     each = zip(simulation.seeds, *(of_seeds or [] for of_seeds in of_run), strict=True)
-    return {"tasks": {str(seed): _of_seed(*of_seed, played) for seed, *of_seed in each}}
+    return {"tasks": {str(seed): _of_seed(played, *of_seed) for seed, *of_seed in each}}
 
 
-def _of_seed(schedule: Schedule, tasks: Tasks, seconds: np.ndarray, played: int) -> dict[str, Any]:
+def _of_seed(played: int, schedule: Schedule, tasks: Tasks, seconds: np.ndarray) -> dict[str, Any]:
     ids = schedule.ids[:played]
     staleness = np.arange(played)[:, None] - schedule.version[:played]
     started, received, lost = (

@@ -70,7 +70,7 @@ def until_available(of: Availability, time: Any, numpy: Any = jnp) -> Any:
     return numpy.where(past % 2 == 1, 0, upcoming - phase)
 
 
-def durations(clock: Clock, pace: Pace, xi: Array, work: Any, sent: int) -> tuple[Any, Any]:
+def durations(clock: Clock, pace: Pace, xi: Any, work: Any, sent: int) -> tuple[Any, Any]:
     """The seconds of the clients' computation and of their messages, [M] each.          (Y1)
 
     xi: [M] factors. work: passes or steps. sent: bytes of the messages of a client.
