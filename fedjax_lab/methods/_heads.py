@@ -1,8 +1,8 @@
-"""Linear heads and layer normalization outside of the model, for methods that add their own."""
+"""Linear heads, and layer normalization outside of the model, for methods that add their own."""
 
 import jax.numpy as jnp
 
-from fedjax_lab.types import Array, PyTree
+from fedjax_lab.types import Array, PyTree, Weights
 
 EPSILON = 1e-5  # of PyTorch's LayerNorm
 
@@ -10,6 +10,11 @@ EPSILON = 1e-5  # of PyTorch's LayerNorm
 def logits(head: PyTree, h: Array) -> Array:
     """Returns the logits [B, K] of features h [B, D]; the head may have no bias."""
     return jnp.dot(h, head["kernel"], precision="highest") + head.get("bias", 0.0)
+
+
+def with_head(w: Weights, head: PyTree) -> Weights:
+    """Returns w with another head."""
+    return w._replace(params={**w.params, "head": head})
 
 
 def first_norm(features: int) -> dict[str, Array]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
 from fedjax_lab.errors import check_not_negative
+from fedjax_lab.methods import _heads
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.methods.fedala import learn
 from fedjax_lab.ranges import choice, log_uniform
@@ -30,9 +31,6 @@ def fedah(task: Task, *, eta: float = 1.0, head_epochs: int = 1) -> Method:
     check_not_negative("method.eta", eta)
     in_head, risk = tree.within((task.head,)), losses.risk(task)
 
-    def with_head(w, h):
-        return w._replace(params={**w.params, "head": h})
-
     def start(w):
         return w.params["head"], jax.tree.map(jnp.ones_like, w.params["head"])
 
@@ -41,7 +39,7 @@ def fedah(task: Task, *, eta: float = 1.0, head_epochs: int = 1) -> Method:
         h_t = w_t.params["head"]
 
         def mixed(W):
-            return with_head(w_t, jax.tree.map(lambda a, b, c: a + (b - a) * c, h_i, h_t, W))
+            return _heads.with_head(w_t, jax.tree.map(lambda a, b, c: a + (b - a) * c, h_i, h_t, W))
 
         W_i = learn(work, lambda W, *at: risk(mixed(W), *at), W_i, eta, 1.0, 1)
         w = work.train(mixed(W_i), risk, only=in_head, epochs=head_epochs)
@@ -49,5 +47,5 @@ def fedah(task: Task, *, eta: float = 1.0, head_epochs: int = 1) -> Method:
         return w, (w.params["head"], W_i)
 
     return with_personal_models(
-        task, local, start, model=lambda w, private: with_head(w, private[0])
+        task, local, start, model=lambda w, private: _heads.with_head(w, private[0])
     )

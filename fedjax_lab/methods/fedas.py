@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, tree, wire
 from fedjax_lab.errors import check_not_negative
+from fedjax_lab.methods.fedavg import send
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.methods.fedproto import prototypes
 from fedjax_lab.ranges import log_uniform
@@ -32,6 +33,9 @@ def fedas(task: Task, *, align_lr: float = 0.01, align_epochs: int = 1) -> Metho
     check_not_negative("method.align_lr", align_lr)
     in_head, K, risk = tree.within((task.head,)), task.num_classes, losses.risk(task)
     sgd = optim.sgd(align_lr)
+
+    def in_body(name):
+        return not in_head(name)
 
     def init(key, num_clients):
         w = task.init(key)
@@ -49,8 +53,7 @@ def fedas(task: Task, *, align_lr: float = 0.01, align_epochs: int = 1) -> Metho
             return tree.sq_norm(jax.grad(lambda w: risk(w, batch, None)[0], allow_int=True)(w))
 
         w = tree.join(b_t, tree.split(in_head, last)[0])
-        body = {"only": lambda name: not in_head(name)}
-        w = work.train(w, align, epochs=align_epochs, optimizer=sgd, **body)
+        w = work.train(w, align, epochs=align_epochs, optimizer=sgd, only=in_body)
         w = work.train(w, risk)
         T = client.n * work.mean(squared)
         return (tree.split(in_head, w)[1], T), w
@@ -59,16 +62,18 @@ def fedas(task: Task, *, align_lr: float = 0.01, align_epochs: int = 1) -> Metho
         b, T = uploads
         return tree.mix(T / jnp.maximum(jnp.sum(T), 1e-30), b)
 
-    def updates(b_t, id, upload):
-        b, T = upload
-        return wire.of_model(b_t, b), wire.kept(T)
-
     return partly_private(task, in_head)._replace(
         init=init,
-        round=(Exchange(lambda b_t, id: b_t, local, step, updates=updates),),
+        round=(Exchange(send, local, step, updates=updates),),
         predict=lambda nothing, client, x: task.apply(client.private, x).logits,
         scored=lambda server, id: (),
     )
+
+
+def updates(b_t, id, upload):
+    """The references of an upload: b_t for the body; T_i is kept."""
+    b, T = upload
+    return wire.of_model(b_t, b), wire.kept(T)
 
 
 def distance(h: Array, P: Array, batch: Batch) -> Array:

@@ -24,7 +24,7 @@ from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.models.layers import affine, first_affine
 from fedjax_lab.ranges import log_uniform
-from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
+from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"lam": log_uniform(0.01, 10.0)}
 WIDTHS = 10.0, 15.0, 20.0, 50.0  # variances of the Gaussian kernels of MMD
@@ -37,15 +37,9 @@ def fedcp(task: Task, *, lam: float = 0.1) -> Method:
 
     def init(key, num_clients):
         w = task.init(key)
-        D = w.params[task.head]["kernel"].shape[0]
-        W = first_affine(*jax.random.split(streams.extra(key)), D, 2 * D)
-        policy = {"W": W, "norm": _heads.first_norm(2 * D)}
+        policy = first_policy(streams.extra(key), w.params[task.head]["kernel"].shape[0])
         server = w._replace(params={**w.params, "policy": policy})
         return State(server, tree.repeat(w.params["head"], num_clients))
-
-    def separated(w, h, g, v, key=None):
-        r = selected(w.params["policy"], h * v, key)
-        return _heads.logits(w.params["head"], r * h) + _heads.logits(g, (1 - r) * h)
 
     def local(w_t, client, work):
         g, v = w_t.params["head"], direction(client.private)
@@ -57,14 +51,13 @@ def fedcp(task: Task, *, lam: float = 0.1) -> Method:
             apart = discrepancy(out.features, shared, batch.mask)
             return losses.cross_entropy(logits, batch) + lam * apart, out
 
-        start = w_t._replace(params={**w_t.params, "head": client.private})
-        w = work.train(start, loss)
+        w = work.train(_heads.with_head(w_t, client.private), loss)
         g_i = w.params["head"]
         half = tree.scale(0.5, tree.add(g_i, g))
-        return w._replace(params={**w.params, "head": half}), g_i
+        return _heads.with_head(w, half), g_i
 
     def predict(w, client, x):
-        own = w._replace(params={**w.params, "head": client.private})
+        own = _heads.with_head(w, client.private)
         h = task.apply(w, x).features
         return separated(own, h, w.params["head"], direction(client.private))
 
@@ -74,6 +67,12 @@ def fedcp(task: Task, *, lam: float = 0.1) -> Method:
         predict=predict,
         newcomer=lambda state: (state.server, state.server.params["head"]),
     )
+
+
+def first_policy(key: Array, D: int) -> PyTree:
+    """Returns the first policy for D features."""
+    W = first_affine(*jax.random.split(key), D, 2 * D)
+    return {"W": W, "norm": _heads.first_norm(2 * D)}
 
 
 def direction(g_i: PyTree) -> Array:
@@ -87,6 +86,12 @@ def selected(policy: PyTree, context: Array, key: Array | None = None) -> Array:
     for_r, for_s = jnp.split(a, 2, -1)
     noise = 0.0 if key is None else jax.random.logistic(key, for_r.shape)  # of two Gumbel draws
     return jax.nn.sigmoid(for_r - for_s + noise)
+
+
+def separated(w: Weights, h: Array, g: PyTree, v: Array, key: Array | None = None) -> Array:
+    """Returns the logits g_i (r h) + g (s h) of features h [B, D], by the client's model w."""
+    r = selected(w.params["policy"], h * v, key)
+    return _heads.logits(w.params["head"], r * h) + _heads.logits(g, (1 - r) * h)
 
 
 def discrepancy(a: Array, b: Array, mask: Array) -> Array:

@@ -22,7 +22,7 @@ from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import check_not_negative, check_pairs
 from fedjax_lab.methods.fedavg import aggregate
 from fedjax_lab.ranges import log_uniform
-from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
+from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(1e-4, 1.0)}
 
@@ -46,24 +46,13 @@ def fedgc(task: Task, *, server_lr: float = 0.01) -> Method:
         W = tree.repeat(w.params["head"]["kernel"].T, num_clients)
         return State(Server(tree.split(in_head, w)[1], W, jnp.zeros((num_clients, K))), ())
 
-    def send(server, id):
-        return server.theta, server.W[id]
-
-    def logits(out, W_i, client):
-        return jnp.where(client.label_count > 0, out.features @ W_i.T, -1e9)
-
-    def whole(message):
-        theta, W_i = message
-        empty, _ = tree.split(in_head, tree.zeros(jax.eval_shape(task.init, jax.random.key(0))))
-        w = tree.join(theta, empty)
-        return w._replace(params={**w.params, "embeddings": W_i})
-
     def local(message, client, work):
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
-            return losses.cross_entropy(logits(out, w.params["embeddings"], client), batch), out
+            over_own = logits(out.features, w.params["embeddings"], client)
+            return losses.cross_entropy(over_own, batch), out
 
-        w = work.train(whole(message), loss)
+        w = work.train(whole(task, message), loss)
         params = {name: a for name, a in w.params.items() if name != "embeddings"}
         theta = tree.split(in_head, w._replace(params=params))[1]
         return (theta, w.params["embeddings"], client.label_count > 0), ()
@@ -75,16 +64,37 @@ def fedgc(task: Task, *, server_lr: float = 0.01) -> Method:
         return Server(aggregate(None, theta, cohort), W, has)
 
     def predict(message, client, x):
-        return logits(task.apply(whole(message), x), message[1], client)
-
-    def updates(message, id, upload):
-        theta, W_i, has = upload
-        return wire.of_model(message[0], theta), message[1], wire.kept(has)
+        h = task.apply(whole(task, message), x).features
+        return logits(h, message[1], client)
 
     exchange = Exchange(send, local, step, updates=updates, alike=False)
     return Method(
         init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.by_size
     )
+
+
+def send(server: Server, id: Array) -> tuple[Weights, Array]:
+    """Sends theta and W_i."""
+    return server.theta, server.W[id]
+
+
+def whole(task: Task, message: tuple[Weights, Array]) -> Weights:
+    """Returns theta with the embeddings W_i, and a head of zeros that is not used."""
+    theta, W_i = message
+    zeros = tree.zeros(jax.eval_shape(task.init, jax.random.key(0)))
+    w = tree.join(theta, tree.split(tree.within((task.head,)), zeros)[0])
+    return w._replace(params={**w.params, "embeddings": W_i})
+
+
+def logits(h: Array, W_i: Array, client: Client) -> Array:
+    """Returns the logits [B, K] of features h [B, D], in which only the client's classes count."""
+    return jnp.where(client.label_count > 0, h @ W_i.T, -1e9)
+
+
+def updates(message, id, upload):
+    """The references of an upload: the message for theta and W_i; which classes exist is kept."""
+    theta, _, has = upload
+    return wire.of_model(message[0], theta), message[1], wire.kept(has)
 
 
 def regularizer(W: Array, s: Array, has: Array) -> Array:

@@ -15,6 +15,7 @@ The first round, in which G is not trained, has no z. p counts the examples of t
 participants; for it, a client sends its K counts.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -69,11 +70,7 @@ def fedgen(
     def init(key, num_clients):
         w = task.init(key)
         D = w.params[task.head]["kernel"].shape[0]
-        keys = jax.random.split(streams.extra(key), 4)
-        G = {
-            "hidden": first_affine(*keys[:2], K + noise, hidden),
-            "out": first_affine(*keys[2:], hidden, D),
-        }
+        G = first_generator(streams.extra(key), K + noise, hidden, D)
         return State(Server(w, G, jnp.zeros(K), adam.init(G)), ())
 
     def local(message, client, work):
@@ -93,14 +90,7 @@ def fedgen(
         w, count = tree.mix(cohort.weight, w), jnp.sum(counts, 0)
         p = count / jnp.maximum(jnp.sum(count), 1)
         loss = partial(generator_loss, w.params["head"], p, diversity, noise)
-
-        def of_step(k, carry):
-            G, moments = carry
-            grads = jax.grad(loss)(G, jax.random.fold_in(cohort.key[0], k))
-            updates, moments = adam.update(grads, moments, G)
-            return optax.apply_updates(G, updates), moments
-
-        G, moments = jax.lax.fori_loop(0, server_steps, of_step, (server.G, server.moments))
+        G, moments = trained(adam, loss, server_steps, (server.G, server.moments), cohort.key[0])
         return Server(w, G, p, moments)
 
     return fedavg(task)._replace(
@@ -109,6 +99,15 @@ def fedgen(
         predict=lambda message, client, x: task.apply(message[0], x).logits,
         newcomer=lambda state: (tuple(state.server[:3]), ()),
     )
+
+
+def first_generator(key: Array, inputs: int, hidden: int, D: int) -> PyTree:
+    """Returns the first G, with `hidden` entries of its hidden layer, for D features."""
+    keys = jax.random.split(key, 4)
+    return {
+        "hidden": first_affine(*keys[:2], inputs, hidden),
+        "out": first_affine(*keys[2:], hidden, D),
+    }
 
 
 def generated(G: PyTree, p: Array, noise: int, key: Array, count: int) -> tuple[Batch, Array]:
@@ -130,6 +129,24 @@ def generator_loss(
     far = jnp.mean((eps[:, None] - eps) ** 2, -1)
     D = jnp.exp(-jnp.mean(apart * far))
     return losses.cross_entropy(_heads.logits(head, made.x), made) + diversity * D  # eq. 3
+
+
+def trained(
+    adam: optax.GradientTransformation,
+    loss: Callable[[PyTree, Array], Array],
+    steps: int,
+    start: tuple[PyTree, Any],
+    key: Array,
+) -> tuple[PyTree, Any]:
+    """Returns G and the moments of Adam after `steps` steps from `start`. loss: of G and a key."""
+
+    def step(k, carry):
+        G, moments = carry
+        grads = jax.grad(loss)(G, jax.random.fold_in(key, k))
+        updates, moments = adam.update(grads, moments, G)
+        return optax.apply_updates(G, updates), moments
+
+    return jax.lax.fori_loop(0, steps, step, start)
 
 
 def updates(message, id, upload):

@@ -67,4 +67,4 @@ def with_trained_head(
 
     head = w.params["head"]
     head, _ = jax.lax.fori_loop(0, steps, step, (head, optimizer.init(head)))
-    return w._replace(params={**w.params, "head": head})
+    return _heads.with_head(w, head)

@@ -25,7 +25,7 @@ from fedjax_lab.errors import check_share
 from fedjax_lab.methods._personal import train_together, with_personal_models
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.ranges import uniform
-from fedjax_lab.types import Array, Exchange, Method, PyTree, Task
+from fedjax_lab.types import Array, Exchange, Method, Task, Weights
 
 RANGES = {"energy": uniform(0.8, 1.0)}
 
@@ -61,13 +61,13 @@ def fedkd(task: Task, *, energy: float = 0.95) -> Method:
     return method._replace(round=(Exchange(send, local, step),))
 
 
-def moved(start, w, energy):
+def moved(start: Weights, w: Weights, energy: float) -> Weights:
     """Returns start + svd(w - start), with the running statistics of w."""
     change = jax.tree.map(lambda a: truncated(a, energy), tree.sub(w.params, start.params))
     return w._replace(params=tree.add(start.params, change))
 
 
-def truncated(a: Array, energy: float) -> PyTree:
+def truncated(a: Array, energy: float) -> Array:
     """Returns a kernel with only its first singular values; biases are returned as they are."""
     if a.ndim < 2:
         return a

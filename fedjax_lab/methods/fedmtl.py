@@ -52,10 +52,6 @@ def fedmtl(
         w = tree.repeat(task.init(key), num_clients)
         return State(Server(w.params, mean_relation(num_clients)), w)
 
-    def send(server, id):
-        row = server.Omega[id]
-        return tree.mix(row.at[id].set(0), server.W), row[id]
-
     def local(message, client, work):
         u_i, own = message
         pull = optax.stateless(
@@ -79,6 +75,12 @@ def fedmtl(
         sample=sampling.by_size,
         scored=lambda server, id: (),
     )
+
+
+def send(server: Server, id: Array) -> tuple[PyTree, Array]:
+    """Sends u_i and Omega_ii."""
+    row = server.Omega[id]
+    return tree.mix(row.at[id].set(0), server.W), row[id]
 
 
 def mean_relation(num_clients: int) -> Array:

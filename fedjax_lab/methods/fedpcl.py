@@ -15,6 +15,7 @@ PFLlib. The losses are the paper's and PFLlib's; the authors' code contrasts a p
 features of a batch instead. A client sends K (K + 1) numbers and receives C + 1 times as many.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -45,6 +46,9 @@ def fedpcl(task: Task, *, tau: float = 0.07) -> Method:
     check_positive("method.tau", tau)
     K = task.num_classes
 
+    def vectors(w, x):
+        return losses.unit(task.apply(w, x).logits)
+
     def init(key, num_clients):
         w = task.init(key)
         C, exists = jnp.zeros((K, K)), jnp.zeros(K)
@@ -61,9 +65,7 @@ def fedpcl(task: Task, *, tau: float = 0.07) -> Method:
             return jnp.sum(share * each), out
 
         w = work.train(client.private, loss)
-        return fedproto.prototypes(
-            lambda x: losses.unit(task.apply(w, x).logits), K, client, work
-        ), w
+        return fedproto.prototypes(partial(vectors, w), K, client, work), w
 
     def aggregate(server, uploads, cohort):
         C, exists = fedproto.aggregate(None, uploads, cohort)
@@ -72,7 +74,7 @@ def fedpcl(task: Task, *, tau: float = 0.07) -> Method:
 
     def predict(message, client, x):
         C_i = all_padded(message)[client.id]
-        cosines = losses.unit(task.apply(client.private, x).logits) @ C_i.T
+        cosines = vectors(client.private, x) @ C_i.T
         return jnp.where(client.label_count > 0, cosines, -jnp.inf)
 
     exchange = Exchange(send, local, aggregate, updates=fedproto.updates)

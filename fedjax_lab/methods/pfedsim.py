@@ -12,6 +12,7 @@ client predicts with its last (b_i, h_i). Running statistics are mixed like para
 The server keeps C bodies and, in memory O(C^2), phi.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -44,10 +45,6 @@ def pfedsim(task: Task, *, warmup: float = 0.5) -> Stages:
         own = tree.repeat(w, num_clients)
         return State(Server(tree.split(in_head, own)[1], OWN * jnp.eye(num_clients)), own)
 
-    def send(server, id):
-        psi = -jnp.log(1 - server.phi[id])
-        return tree.mix(psi / jnp.sum(psi), server.bodies)
-
     def local(u_i, client, work):
         own, _ = tree.split(in_head, client.private)
         w = work.train(tree.join(u_i, own), risk)
@@ -60,13 +57,9 @@ def pfedsim(task: Task, *, warmup: float = 0.5) -> Stages:
             phi=with_similarities(server.phi, cohort.id, heads.params["head"]["kernel"]),
         )
 
-    def updates(u_i, id, w):
-        head, body = tree.split(in_head, w)
-        return tree.join(wire.of_model(u_i, body), wire.of_pseudo_gradient(head))
-
     method = Method(
         init=None,
-        round=(Exchange(send, local, aggregate, updates=updates, alike=False),),
+        round=(Exchange(send, local, aggregate, updates=partial(updates, in_head), alike=False),),
         predict=lambda message, client, x: task.apply(client.private, x).logits,
         newcomer=None,
         sample=sampling.by_size,
@@ -79,6 +72,18 @@ def pfedsim(task: Task, *, warmup: float = 0.5) -> Stages:
         return (Stage("warmup", fedavg(task), first), second) if first else (second,)
 
     return stages
+
+
+def send(server: Server, id: Array) -> Weights:
+    """Sends u_i."""
+    psi = -jnp.log(1 - server.phi[id])
+    return tree.mix(psi / jnp.sum(psi), server.bodies)
+
+
+def updates(in_head, u_i, id, w):
+    """The references of an upload: u_i for the body; the head is sent as it is."""
+    head, body = tree.split(in_head, w)
+    return tree.join(wire.of_model(u_i, body), wire.of_pseudo_gradient(head))
 
 
 def with_similarities(phi: Array, ids: Array, kernels: Array) -> Array:
