@@ -2,7 +2,7 @@
 
   send    the global prototypes C_c, and those of each client, C_jc
   local   w_i <- SGD on L_g + L_p,  z = h / ||h||
-          L_g = CE(z^T C / tau, y);  L_p = 1/C sum_j CE(z^T C_j / tau, y)
+          L_g = CE(z^T C / tau, y);  L_p = mean_j CE(z^T C_j / tau, y)
           C_ic = mean of z over the client's examples of class c
   server  C_c = mean of C_ic over the participants that have class c; keeps the last C_ic
 
@@ -12,7 +12,8 @@ be frozen by config.adapter, and without that FedPCL trains all of them, as in P
 a client does not have are padded by C_c in its C_j. In the first round there are no prototypes, and
 no training. A client predicts, among its own classes, the one with the largest z^T C_ic, as in
 PFLlib. The losses are the paper's and PFLlib's; the authors' code contrasts a prototype with the
-features of a batch instead. A client sends K (K + 1) numbers and receives C + 1 times as many.
+features of a batch instead. For K classes a client sends K (K + 1) numbers; it receives as many
+for each client, and the global ones.
 """
 
 from functools import partial
