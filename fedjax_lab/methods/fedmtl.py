@@ -90,9 +90,9 @@ def mean_relation(num_clients: int) -> Array:
 
 def inverse_root(W: PyTree, floor: float) -> Array:
     """Returns the inverse of (W^T W)^{1/2} / tr (W^T W)^{1/2}, [C, C]."""
-    flat = (a.reshape(len(a), -1).astype(jnp.float32) for a in jax.tree.leaves(W))
-    gram = sum(jnp.matmul(a, a.T, precision="highest") for a in flat)
-    values, vectors = jnp.linalg.eigh(gram)
-    root = jnp.sqrt(jnp.maximum(values, 0))
+    flat = [a.reshape(len(a), -1).astype(jnp.float32) for a in jax.tree.leaves(W)]
+    fewest = jnp.zeros((len(flat[0]), len(flat[0])))  # there may be fewer parameters than clients
+    R = jnp.concatenate([fewest, *(jnp.linalg.qr(a.T, mode="r") for a in flat)])
+    _, root, rows = jnp.linalg.svd(R, full_matrices=False)  # more exact than eigh(W^T W = R^T R)
     S = jnp.maximum(root / jnp.maximum(jnp.sum(root), 1e-12), floor)
-    return jnp.matmul(vectors / S, vectors.T, precision="highest")
+    return jnp.matmul(rows.T / S, rows, precision="highest")
