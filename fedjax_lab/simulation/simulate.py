@@ -236,16 +236,22 @@ def play_round(
     if extra.alone is not None:
         server = extra.alone(server, program.strategy.split)
     contract.check_alike(AGGREGATED, server, state.server)
-    keeps = _is_drawn(program, cohort) if extra.empty_places else None
-    if extra.acknowledged and arrived is not None:
-        keeps = arrived
-    if keeps is not None:
-        cohort = cohort._replace(private=tree.where(keeps, cohort.private, before))
+    cohort = cohort._replace(private=_private(program, cohort, before, arrived))
     measured = _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual)
     private = program.strategy.put(state.private, places, cohort.private)
     if update is not None:
         measured = _of_update(measured, update.facts, exchanges[0], server)
     return State(server, private), measured
+
+
+def _private(program, cohort, before, arrived):
+    """The private state [M] after a round, which clients that took no part have as before."""
+    extra, changes = program.method.extra, None
+    if extra.empty_places:
+        changes = _is_drawn(program, cohort)
+    if extra.acknowledged and arrived is not None:
+        changes = arrived if changes is None else changes & arrived
+    return cohort.private if changes is None else tree.where(changes, cohort.private, before)
 
 
 def _of_update(measured, facts, exchange, server):
