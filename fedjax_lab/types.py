@@ -189,13 +189,14 @@ class Client(NamedTuple):
     pace: Any = None  # `clock.Pace`; None: the run has no clock
     capacity: Any = None  # [] float32, the share of the model's channels or layers that the client
     # can train; 0 for a client that has no limit; None: no client has one
+    public: Any = None  # as `Work.public`: for `aggregate` only
 
 
 class Work(NamedTuple):
     """The operations of a client on its own data. The simulator passes it to `Exchange.local`."""
 
     train: Callable[..., Weights]
-    # (weights, loss, *, only, epochs, steps, optimizer, references, stepping) -> weights:
+    # (weights, loss, *, only, epochs, steps, optimizer, references, stepping, public) -> weights:
     # `local.train`
     mean: Callable[..., PyTree]  # (fn: Batch -> tree, when=True) -> mean of fn over the examples;
     # with rows="validation" over the validation examples, if `Method.validation` is true
@@ -206,6 +207,7 @@ class Work(NamedTuple):
     upload_key: Any = None  # () -> key of the random numbers for the upload: for its transforms
     outputs: Any = None  # (fn: Batch -> arrays [B, ...]) -> (outputs of fn for each example
     # [N, ...], mask [N]), where N is the size of the largest client; `rows` as in `mean`
+    public: Any = None  # `local.Public`, the examples that the server and all clients have
 
 
 class Exchange(NamedTuple):
@@ -444,6 +446,8 @@ class Federation(NamedTuple):
     skews: Skew | None = None  # of the clients, then of the new clients [C + N]: `Client.skew`
     capacities: Any = None  # [C + N] of the clients, then of the new clients: `Client.capacity`
     skew: Skew | None = None  # of the client whose examples are fetched; None: no feature skew
+    public: tuple[Array, Array] | None = None  # (x [P, D], y [P, *label]), examples that no client
+    # holds, and that the server and all clients have: a copy on each device, beside the pool
 
 
 POOL = ("x", "y", "domain")  # the fields of a federation with an entry for each example

@@ -18,7 +18,7 @@ from fedjax_lab.engine.host.runs import Host
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import registry
 from fedjax_lab.simulation import failures, simulate
-from fedjax_lab.simulation.local import WorkRows, make_work, work_rows
+from fedjax_lab.simulation.local import Public, WorkRows, make_work, work_rows
 from fedjax_lab.types import Exchange, Method
 
 LOSSY = toys.PLAN._replace(dropout=0.4)
@@ -102,6 +102,7 @@ def check_a_round(method, plan, federation, population, state):
     entry, rng = (client, KEYS.local, None), np.random.default_rng(0)
     cohort = tree.take(population, jnp.array([5, 0, 3, 1, 4]))
     cohort = cohort._replace(weight=cohort.n / cohort.n.sum(), key=tree.repeat(KEYS.init, 5))
+    cohort = cohort._replace(public=Public(federation, plan))
     rows = WorkRows(*(a if a is None else a[0] for a in work_rows(method, federation)))
     positions = np.flatnonzero(ARRIVED)
     few = tree.take(cohort, positions)

@@ -140,3 +140,14 @@ def test_new_clients_differ_between_seeds_and_are_scored_also_without_a_test_set
     assert sorted(map(sorted, [*sets(f.new_test), *sets(f.validation)])) == held_out
     error = complaint(dealt, validation=0.0)
     assert "new clients of seed 0" in error and "--config.partition.validation=0.1" in error
+
+
+def test_public_examples_are_held_by_no_client_and_the_same_for_all_seeds():
+    first, second = make(seeds=(0, 1), public=0.1, validation=0.25)
+    x, y = first.public
+    assert len(x) == 24 and second.public is first.public
+    rows = [held(rows) for rows in (first.train, first.validation, first.global_test)]
+    left = np.setdiff1d(np.arange(300), np.concatenate(rows))
+    np.testing.assert_array_equal(x, first.x[left])
+    np.testing.assert_array_equal(y, DATASET.y[left])
+    assert make()[0].public is None

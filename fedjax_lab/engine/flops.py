@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import partial_eval
 
 from fedjax_lab.simulation import simulate
-from fedjax_lab.simulation.local import WorkRows, work_sets
+from fedjax_lab.simulation.local import Public, WorkRows, work_sets
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import POOL, ROWS, State
 
@@ -150,11 +150,18 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
         upload, _, _ = jax.eval_shape(run, state.server, federation, rows, (client, *others))
         uploads, cohort = _shapes((upload, client), lambda shape: (size, *shape))
         cohort = cohort._replace(arrived=arrived, key=key, staleness=cohort.n)
-        total += times * count(jax.make_jaxpr(exchange.aggregate)(state.server, uploads, cohort))
+        aggregate = partial(_aggregate, exchange, program.plan)
+        traced = jax.make_jaxpr(aggregate)(state.server, uploads, cohort, federation)
+        total += times * count(traced)
     if (alone := extra.alone) is not None:
         train = jax.make_jaxpr(lambda server: alone(server, lambda rows: rows))
         total += count(train(state.server))
     return total
+
+
+def _aggregate(exchange, plan, server, uploads, cohort, federation):
+    public = Public(federation, plan)
+    return exchange.aggregate(server, uploads, cohort._replace(public=public))
 
 
 def _shapes(tree, of=lambda shape: shape):

@@ -248,6 +248,7 @@ def deal_dataset(
         shots=config.data.shots,
         shots_per=config.data.shots_per,
         new_clients=config.partition.new_clients,
+        public=config.partition.public,
         skewed=config.partition.feature_skew != "none",
         capacity=config.partition.capacity,
     )

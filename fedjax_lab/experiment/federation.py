@@ -28,6 +28,7 @@ def make_federations(
     shots: int = 0,
     shots_per: str = "client",
     new_clients: float = 0.0,
+    public: float = 0.0,
     skewed: bool = False,
     capacity: tuple[float, ...] = (),
 ) -> list[Federation]:
@@ -45,6 +46,8 @@ def make_federations(
     new_clients: the share of the clients that are never trained on. They are chosen at random after
         all examples are divided, so that the other clients have the same examples as without new
         clients. The remaining clients are renumbered.
+    public: the share of the training examples that no client gets, and that become public; they
+        are the same for all seeds.
     skewed: whether the clients' examples have a feature skew, which adds `skews` to federations.
     capacity: those of all clients in the order in which they are dealt, or fewer levels, which
         equally many clients have, at random; (): no client has a limit.
@@ -56,7 +59,7 @@ def make_federations(
             f"config.data.shots={shots} needs an unseen domain with examples; set"
             " config.data.unseen"
         )
-    train = np.flatnonzero(~in_unseen & ~dataset.test)
+    train, public_rows = _without_public(np.flatnonzero(~in_unseen & ~dataset.test), public)
     test = np.flatnonzero(~in_unseen & dataset.test)
     rngs = [np.random.default_rng([seed, 0]) for seed in seeds]  # used only by the partition
     examples = _examples(dataset, train, embed)
@@ -71,6 +74,8 @@ def make_federations(
     parts, orders = zip(*rows_of_seeds, strict=True)
     scale = scale_of(dataset.x, "unit") if scale is None else scale
     pool = _make_pool(dataset, scale, test, np.setdiff1d(unseen_rows, shot_rows))
+    if public:
+        pool = pool._replace(public=(np.asarray(pool.x[public_rows]), pool.y[public_rows]))
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
     skews = [_skews(*each) if skewed else None for each in zip(orders, seeds, strict=True)]
     levels = [_capacities(capacity, *each) for each in zip(orders, seeds, strict=True)]
@@ -78,6 +83,17 @@ def make_federations(
         pool._replace(**dict(zip(CLIENT_ROWS, of_seed, strict=True)), skews=skew, capacities=level)
         for of_seed, skew, level in zip(rows, skews, levels, strict=True)
     ]
+
+
+def _without_public(train, share):
+    """The training rows that clients may get, and the public ones, in ascending order."""
+    if not share:
+        return train, train[:0]
+    count = max(1, round(share * len(train)))
+    is_public = np.isin(
+        np.arange(len(train)), np.random.default_rng(0).permutation(len(train))[:count]
+    )
+    return train[~is_public], train[is_public]
 
 
 def _skews(order, seed):

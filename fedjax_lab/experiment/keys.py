@@ -79,6 +79,12 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "partition.new_clients": Key(
         0.0, "the share of clients that are scored, but never trained on", "0..<1"
     ),
+    "partition.public": Key(
+        0.0,
+        "the share of the training examples that no client holds, and that the server and all"
+        " clients have",
+        "0..<1",
+    ),
     "partition.feature_skew": Key(
         "none",
         "how the examples of one client differ from those of another; it changes training,"

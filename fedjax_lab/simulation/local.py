@@ -63,6 +63,51 @@ def num_batches(n: Array, batch_size: int) -> Array:
     return (jnp.asarray(n, jnp.int32) + batch_size - 1) // batch_size
 
 
+@jax.tree_util.register_static
+class Public:
+    """The public examples 0 .. P - 1 of a run, for clients and the server: `Work.public`.
+
+    They are inputs of the model like other examples, without augmentation and feature skew. Their
+    labels are in the batches; a method that takes them for unlabeled leaves them alone. Without
+    public examples, any use raises BadInput.
+    """
+
+    def __init__(self, federation: Federation, plan: Plan):
+        self._federation, self._plan = federation, plan._replace(equal_steps=False)
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self._examples()[1].shape[0]
+
+    def batch(self, places: Array) -> Batch:
+        """The examples at these places [B]."""
+        return fetch(self._pool(), places, self._plan)
+
+    def outputs(self, fn: Callable[[Batch], PyTree], places: Array | None = None) -> PyTree:
+        """The outputs of fn for the examples at these places, [A, ...]; None: for all, [P, ...].
+
+        fn: Batch -> arrays [B, ...].
+        """
+        return outputs(self.at(jnp.arange(self.size) if places is None else places), fn)[0]
+
+    def at(self, places: Array) -> "Examples":
+        """The examples at these places [A], divided into batches."""
+        return make_examples(self._pool(), places, self._plan)
+
+    def _examples(self):
+        if self._federation.public is None:
+            raise BadInput(
+                "the method uses examples that the server and all clients have, and there are none;"
+                " take some of the training examples with --config.partition.public=0.1"
+            )
+        return self._federation.public
+
+    def _pool(self):
+        x, y = self._examples()
+        return self._federation._replace(x=x, y=y, skew=None)
+
+
 class WorkRows(NamedTuple):
     """The rows that a client's `Work` uses, of one client [N] or of many (`Rows`)."""
 
@@ -83,9 +128,10 @@ def work_rows(method: Method, federation: Federation) -> WorkRows:
 class Training(NamedTuple):
     """Totals of one call of `Work.train`."""
 
-    loss: Array  # sum over steps
+    loss: Array  # sum over the steps on the client's own examples
     steps: Array
     examples: Array
+    own: Array  # number of the steps on its own examples
 
 
 class Examples(NamedTuple):
@@ -150,8 +196,9 @@ def make_work(
     trainings: list[Training] = []
     done = partial(_done, plan, passes)
     steps = done(plan.steps) if plan.steps else done(plan.epochs) * examples.batches
+    public = Public(federation, plan)
     work = Work(
-        train=_recorded(examples, key, done, trainings),
+        train=_recorded(examples, public, key, done, trainings),
         mean=_on_sets(mean, sets),
         draw=partial(draw, examples, key),
         steps=jnp.asarray(steps, jnp.int32),
@@ -159,6 +206,7 @@ def make_work(
         frozen=federation.frozen,
         upload_key=partial(streams.upload, key),
         outputs=_on_sets(outputs, sets),
+        public=public,
     )
     return work, trainings
 
@@ -168,11 +216,16 @@ def _done(plan, passes, amount):
     return amount if passes is None else -(-amount * passes // plan.work)
 
 
-def _recorded(examples, key, done, trainings):
-    """`Work.train`, which adds an entry to `trainings` in each call. done: see `_done`."""
-    plan, level = examples.plan, get_opaque_trace_state()
+def _recorded(own, shared, key, done, trainings):
+    """`Work.train`, which adds an entry to `trainings` in each call. done: see `_done`.
 
-    def train_once(weights, loss, *, epochs=None, steps=None, **options):
+    own: the client's examples. shared: `Work.public`; the option `public` has places among them, on
+    whose examples the client then trains instead of its own.
+    """
+    plan, level = own.plan, get_opaque_trace_state()
+
+    def train_once(weights, loss, *, epochs=None, steps=None, public=None, **options):
+        examples = own if public is None else shared.at(public)
         if get_opaque_trace_state() != level:
             raise BadInput(INSIDE)
         options |= {"key": streams.training(key, len(trainings)), "steps": steps}
@@ -181,6 +234,8 @@ def _recorded(examples, key, done, trainings):
         else:
             options["epochs"] = done(plan.epochs if epochs is None else epochs)
         weights, training = train(examples, weights=weights, loss=loss, **options)
+        if public is not None:
+            training = training._replace(loss=0 * training.loss, own=0 * training.own)
         trainings.append(training)
         return weights
 
@@ -219,7 +274,7 @@ def train(
     steps: int | Array | None = None,
     total: int | Array | None = None,
     optimizer: optax.GradientTransformation | None = None,
-    references: Callable[[Batch], PyTree] | None = None,
+    references: Callable[[Batch], PyTree] | PyTree | None = None,
     stepping: Callable[[Examples], Stepping] | None = None,
 ) -> tuple[Weights, Training]:
     """Trains weights for several passes, each in a new random order of the examples.
@@ -238,7 +293,8 @@ def train(
       optimizer: an optax.GradientTransformation; None: `plan.optimizer`.
       references: Batch -> arrays [B, ...]: values of each example that do not depend on the trained
         weights; the loss gets them as `batch.references`. They are computed once per call, or in
-        every step if training images are augmented.
+        every step if training images are augmented. Or these values themselves, [N, ...] in the
+        order of the examples.
       stepping: examples -> `Stepping`: how each step draws its examples and computes their
         gradient. The number of steps does not change. None: each pass uses every example once, in a
         new random order, with the gradient of the loss.
@@ -268,7 +324,8 @@ def train(
         passes, rest = total // jnp.maximum(count, 1), total % jnp.maximum(count, 1)
         done = value, total, passes * n + jnp.minimum(n, rest * plan.batch_size)
     totals = (jnp.asarray(a, jnp.float32) for a in done)
-    return Weights(tree.join(free, fixed), stats), Training(*totals)
+    value, steps, n = totals
+    return Weights(tree.join(free, fixed), stats), Training(value, steps, n, own=steps)
 
 
 def _all_steps(draw, key, step, count, epochs, total, start):
@@ -320,8 +377,8 @@ def _batches_of_a_pass(examples, steps):
 def _batches_with(references, examples):
     """A function (positions [B] among the rows, -1: padding; key of the step) -> batch."""
     federation, rows, plan = examples.federation, examples.rows, examples.plan
-    table = None
-    if references is not None and plan.augment is None:
+    table = None if callable(references) else references
+    if callable(references) and plan.augment is None:
         table = _of_each(references, examples)
 
     def batch_at(positions, key):

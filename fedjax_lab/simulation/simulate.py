@@ -10,7 +10,14 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.simulation import asynchronous, contract, failures
 from fedjax_lab.simulation.asynchronous import Schedule, Virtual
-from fedjax_lab.simulation.local import fetch, make_work, num_batches, of_client, work_rows
+from fedjax_lab.simulation.local import (
+    Public,
+    fetch,
+    make_work,
+    num_batches,
+    of_client,
+    work_rows,
+)
 from fedjax_lab.simulation.strategies import Strategy
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import (
@@ -382,7 +389,8 @@ def _at_once(program, exchange, server, federation, rows, stacked, arrived, key,
     uploads, private, trainings = program.strategy.each(run)(shared, federation, rows, entries)
     uploads, cohort = failures.received(uploads, stacked[0], arrived)
     key = jnp.broadcast_to(key, cohort.id.shape)
-    cohort = cohort._replace(key=key, staleness=staleness)
+    public = Public(federation, program.plan)
+    cohort = cohort._replace(key=key, staleness=staleness, public=public)
     with jax.named_scope("aggregate"):
         after = exchange.aggregate(server, uploads, cohort)
     server = after if program.method.extra.private_sum else failures.learned(after, server, arrived)
@@ -395,6 +403,7 @@ def _in_turn(program, exchange, server, federation, rows, stacked, arrived, key)
     run = one_client(exchange, program.plan)
     federation, train = program.strategy.collect(federation, rows.train)
     rows = rows._replace(train=train)  # no validation rows: `contract.check_stages`
+    public = Public(federation, program.plan)
 
     def step(server, one_client):
         rows, entry, arrived = one_client
@@ -403,6 +412,7 @@ def _in_turn(program, exchange, server, federation, rows, stacked, arrived, key)
         k_client = jax.random.fold_in(key, entry[0].id)[None]
         one = jnp.ones(1)
         cohort = cohort._replace(weight=one, arrived=one > 0, key=k_client, staleness=0 * one)
+        cohort = cohort._replace(public=public)
         with jax.named_scope("aggregate"):
             after = exchange.aggregate(server, uploads, cohort)
         contract.check_alike(AGGREGATED, after, server)
@@ -444,10 +454,10 @@ def _is_drawn(program, cohort):
 def _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual):
     """The `Round` of these trainings, one for each call of `train`, with leaves [M]."""
     is_drawn = _is_drawn(program, cohort)
-    loss, steps, examples = jnp.zeros((3, 1))
+    loss, steps, examples, own = jnp.zeros((4, 1))
     if trainings:
-        loss, steps, examples = (sum(a) for a in zip(*trainings, strict=True))
-    train_loss = jnp.sum(cohort.weight * loss / jnp.maximum(steps, 1))
+        loss, steps, examples, own = (sum(a) for a in zip(*trainings, strict=True))
+    train_loss = jnp.sum(cohort.weight * loss / jnp.maximum(own, 1))
     return Round(
         train_loss=train_loss,
         examples=jnp.sum(examples),

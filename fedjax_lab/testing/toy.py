@@ -25,6 +25,7 @@ from fedjax_lab.types import (
 )
 
 C, N, K, D = 8, 37, 4, 6  # clients, examples of the largest client, classes, features
+P = 200  # public examples
 ADAPTED = "Dense_0"  # the layer that has low-rank factors in an adapted task
 RANK, SCALE = 3, 0.5  # of these factors
 PLAN = Plan(
@@ -53,6 +54,7 @@ def make_federation(seed: int = 0) -> Federation:
     for row, n in zip(train, sizes, strict=True):
         row[:n] = rng.choice(400, n, replace=False)
     test = 400 + np.stack([rng.choice(200, 20, replace=False) for _ in range(C)])
+    public = rng.integers(0, K, P)
     return Federation(
         jnp.asarray(x, jnp.float32),
         jnp.asarray(y, jnp.int32),
@@ -64,6 +66,10 @@ def make_federation(seed: int = 0) -> Federation:
         test=as_rows(test),
         global_test=jnp.arange(400, 600),
         unseen=None,
+        public=(
+            jnp.asarray(2 * rng.normal(size=(P, D)), jnp.float32),
+            jnp.asarray(public, jnp.int32),
+        ),
     )
 
 

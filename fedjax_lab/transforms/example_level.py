@@ -126,6 +126,8 @@ def trainings_of_a_round(method: Method, task: Task, setup: Setup) -> list[Train
                 "its clients make a number of passes that is not known before the run, so that"
                 " epsilon cannot be computed"
             )
+        if "public" in options:
+            raise BadInput("its clients also train on examples that are not their own")
         trainings.append(Training(epochs, steps if isinstance(steps, int) else None))
         return weights
 

@@ -1,6 +1,7 @@
 """The shapes of the clients' uploads, determined before there are any data."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ from fedjax_lab.types import (
     Task,
     Work,
 )
+
+MANY = 1 << 20  # public examples of a stand-in, more than a method uses
 
 
 def updates(method: Method, task: Task, state: State, num_clients: int) -> list[PyTree]:
@@ -86,5 +89,9 @@ def stand_in(task: Task) -> Work:
     def upload_key() -> Array:
         return jax.random.key(0)
 
-    others = {"upload_key": upload_key, "outputs": outputs}
+    def of_public(fn: Callable[[Batch], PyTree], places: Array) -> PyTree:
+        return fn(draw(len(places)))
+
+    public = SimpleNamespace(size=MANY, outputs=of_public, batch=lambda places: draw(len(places)))
+    others = {"upload_key": upload_key, "outputs": outputs, "public": public}
     return Work(train, mean, draw, jnp.int32(1), optax.sgd(1.0), **others)
