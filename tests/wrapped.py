@@ -79,7 +79,9 @@ def may_learn(name, transforms):
     mostly 0, nor if prototypes, which are not updates, are compressed."""
     kinds, names = zip(*transforms, strict=True)
     sparse = {"top_k", "random_k"} & set(names)
-    inexact = name in ("fd", "fedgh", "fedpac", "fedpcl", "fedproto") and "compression" in kinds
+    inexact = (
+        name in ("fd", "fedgh", "fedmd", "fedpac", "fedpcl", "fedproto") and "compression" in kinds
+    )
     return "attack" not in kinds and not inexact and not ("aggregator" in kinds and sparse)
 
 

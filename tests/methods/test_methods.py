@@ -139,6 +139,7 @@ def message_bytes():
         "ifca": (model + 4, 2 * model),
         "mime": (model + params, 2 * model + 2 * params + 4),
         "mimelite": (model + params, model + params + 4),
+        "fedmd": (4 * toys.K * 200, 4 * toys.K * 200 + 2 * 8),  # keys of the subsets
         "q_ffl": (model + 2 * 4, model),
         **dict.fromkeys("fedex_lora flora".split(), (adapted, adapted + kernel)),
         "ffa_lora": (adapted - factor, adapted - factor + 8),  # a random key
