@@ -73,9 +73,7 @@ def make_federations(
     rows_of_seeds = [_deal_rows(train, test, shot_rows, *of_seed, **shares) for of_seed in each]
     parts, orders = zip(*rows_of_seeds, strict=True)
     scale = scale_of(dataset.x, "unit") if scale is None else scale
-    pool = _make_pool(dataset, scale, test, np.setdiff1d(unseen_rows, shot_rows))
-    if public:
-        pool = pool._replace(public=(np.asarray(pool.x[public_rows]), pool.y[public_rows]))
+    pool = _make_pool(dataset, scale, test, np.setdiff1d(unseen_rows, shot_rows), public_rows)
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
     skews = [_skews(*each) if skewed else None for each in zip(orders, seeds, strict=True)]
     levels = [_capacities(capacity, *each) for each in zip(orders, seeds, strict=True)]
@@ -160,17 +158,20 @@ def parts_of(rows: Rows) -> partition.Parts:
     return [held[begin : begin + n] for begin, n in zip(start, count, strict=True)]
 
 
-def _make_pool(dataset, scale, test, unseen):
+def _make_pool(dataset, scale, test, unseen, public):
     """A federation with the pool of examples, but without the rows of clients."""
+    x = dataset.x.reshape(len(dataset.x), -1)
+    y = np.asarray(dataset.y, np.float32 if dataset.y.dtype.kind == "f" else np.int32)
     return Federation(
-        x=dataset.x.reshape(len(dataset.x), -1),
-        y=np.asarray(dataset.y, np.float32 if dataset.y.dtype.kind == "f" else np.int32),
+        x=x,
+        y=y,
         domain=np.asarray(dataset.domain, np.int32),
         center=scale.center,
         scale=scale.scale,
         **dict.fromkeys(CLIENT_ROWS),
         global_test=test.astype(np.int32) if len(test) else None,
         unseen=unseen.astype(np.int32) if len(unseen) else None,
+        public=(np.asarray(x[public]), y[public]) if len(public) else None,
     )
 
 
