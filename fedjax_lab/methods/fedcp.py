@@ -71,7 +71,8 @@ def fedcp(task: Task, *, lam: float = 0.1) -> Method:
 
 def first_policy(key: Array, D: int) -> PyTree:
     """Returns the first policy for D features."""
-    W = first_affine(*jax.random.split(key), D, 2 * D)
+    k_kernel, k_bias = jax.random.split(key)
+    W = first_affine(k_kernel, k_bias, D, 2 * D)
     return {"W": W, "norm": _heads.first_norm(2 * D)}
 
 

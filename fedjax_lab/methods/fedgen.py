@@ -105,8 +105,8 @@ def first_generator(key: Array, inputs: int, hidden: int, D: int) -> PyTree:
     """Returns the first G, with `hidden` entries of its hidden layer, for D features."""
     keys = jax.random.split(key, 4)
     return {
-        "hidden": first_affine(*keys[:2], inputs, hidden),
-        "out": first_affine(*keys[2:], hidden, D),
+        "hidden": first_affine(keys[0], keys[1], inputs, hidden),
+        "out": first_affine(keys[2], keys[3], hidden, D),
     }
 
 
