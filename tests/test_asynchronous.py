@@ -211,6 +211,7 @@ def test_equal_clients_make_synchronous_rounds():
     toys.close(rebased.server, averaged.server)
 
 
+@pytest.mark.slow
 def test_updates_of_a_method_without_staleness_are_those_of_fedbuff():
     schedule, _ = schedule_of(EVERYONE._replace(buffer=3))
     plain = toys.make("fedavg", toys.TASK)._replace(sample=sampling.equal)
@@ -223,6 +224,7 @@ def _with_rate_of_one(w, uploads):
     return naive.add(w, naive.sub(buffered(w, uploads), w), 1 / 0.7)
 
 
+@pytest.mark.slow
 def test_one_client_after_another():
     """K = 1 and one task at a time with alpha = 1: each client continues from the one before."""
     schedule, _ = schedule_of(Rules(5, buffer=1, concurrency=1))
@@ -265,6 +267,7 @@ def built(folder, rounds, seeds=(0, 1), method="fedbuff", target=0.0, **engine):
     )
 
 
+@pytest.mark.slow
 def test_an_asynchronous_run_is_resumed_with_more_rounds(tmp_path):
     """Its numbers, on vectorized seeds and with a longer history, are those of one run."""
     whole = run(built(tmp_path, 18), tmp_path / "whole", quiet=True)

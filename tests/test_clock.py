@@ -114,6 +114,7 @@ def test_laws_of_speeds():
     np.testing.assert_allclose(shares, 0.75, atol=0.05)
 
 
+@pytest.mark.slow
 def test_a_clock_changes_no_other_number(tmp_path):
     """Rounds of the clock's duration are counted from row to row, for every seed."""
     sections = {

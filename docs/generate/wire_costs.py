@@ -41,8 +41,10 @@ def costs() -> dict[str, Cost]:
 def _cost(method, task):
     model = tree.num_bytes(jax.eval_shape(task.init, jax.random.key(0)))
     toy = make_federation()
-    images = jnp.zeros((len(toy.x), SHAPE[0] * SHAPE[1] * SHAPE[2]))
-    federation, _, plan = pooled(method, toy._replace(x=images))
+    size = SHAPE[0] * SHAPE[1] * SHAPE[2]
+    images, (x, y) = jnp.zeros((len(toy.x), size)), toy.public
+    toy = toy._replace(x=images, public=(jnp.zeros((len(x), size)), y))
+    federation, _, plan = pooled(method, toy)
     population = simulate.population(federation, K)
     keys = streams.make_keys(jax.random.key(0))
     state = jax.eval_shape(lambda: simulate.init(method, keys, C))
