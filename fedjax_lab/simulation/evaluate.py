@@ -421,9 +421,9 @@ def _gini(ascending):
 
     It is 0 if all clients have the same value, and nearly 1 if one has everything.
     """
-    total = ascending.sum()
-    if not total > 0 or ascending[0] < 0:
+    if not len(ascending) or ascending[0] < 0:
         return None
+    total = ascending.sum() or 1.0  # if all values are 0, so is the coefficient
     rank = 2 * np.arange(1, len(ascending) + 1) - len(ascending) - 1
     return _finite((rank * ascending).sum() / (len(ascending) * total))
 
