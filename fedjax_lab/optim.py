@@ -5,6 +5,7 @@ weights are multiplied by 1 - lr * weight_decay.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -175,6 +176,32 @@ def clip(gradient: PyTree, norm: float | Array) -> PyTree:
     largest = jnp.where(norm > 0, norm, jnp.inf)  # in joint runs the norm is traced
     factor = jnp.minimum(1, largest / (optax.tree.norm(gradient) + 1e-6))
     return jax.tree.map(lambda g: (factor * g).astype(g.dtype), gradient)
+
+
+def minimize(
+    optimizer: optax.GradientTransformation,
+    loss: Callable[[PyTree, Array], Array],
+    start: tuple[PyTree, PyTree],
+    steps: int | Array,
+) -> tuple[PyTree, PyTree]:
+    """Takes steps of an optimizer on a loss; clients train with `Work.train` instead.
+
+    Args:
+      optimizer: an optax.GradientTransformation.
+      loss: (parameters, number of the step) -> the loss [].
+      start: the parameters, and the state of the optimizer.
+      steps: how many steps it takes.
+
+    Returns:
+      The parameters and the state of the optimizer after these steps.
+    """
+
+    def step(s, carry):
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(params, s), state, params)
+        return optax.apply_updates(params, updates), state
+
+    return jax.lax.fori_loop(0, steps, step, start)
 
 
 def reach(optimizer: optax.GradientTransformation, steps: int | Array) -> Array:

@@ -9,7 +9,7 @@ import fnmatch
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +61,16 @@ def cell(name: str, config: str, seeds: Sequence[int], **overrides: str) -> Cell
     path = str(ROOT / config)
     resolved = resolve(load_config(path), list(overrides.items()))
     return Cell(name, resolved.method.name, dict(overrides), resolved, list(seeds))
+
+
+def cells_of_rows(
+    config: str, rows: Mapping[str, tuple[str, dict[str, str]]], seeds: Sequence[int]
+) -> list[Cell]:
+    """Make a cell for each row of a table, {label: (method, overrides)}, from one config file."""
+    return [
+        cell(label, f"{config}:{method}", seeds, **overrides)
+        for label, (method, overrides) in rows.items()
+    ]
 
 
 def in_rounds(*ways: str, measures: Sequence[str] = ("*",)) -> Callable[[runs.Row], Measured]:

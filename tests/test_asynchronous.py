@@ -73,7 +73,7 @@ def s(tau):
 
 
 def buffered(w, uploads):
-    """Y5 with eta_g = 0.7."""
+    """The update of FedBuff with a server's learning rate of 0.7."""
     for _, start, trained, tau in uploads:
         w = naive.add(w, naive.sub(trained, start), 0.7 / len(uploads) * s(tau))
     return w

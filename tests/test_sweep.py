@@ -407,7 +407,7 @@ def test_the_progress_of_workers_is_the_round_in_the_last_line_of_their_files(tm
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text(lines)
-    assert sweep_workers.told(cells, tmp_path) == f"a 14/{config.run.rounds}, b, c"
+    assert sweep_workers.described(cells, tmp_path) == f"a 14/{config.run.rounds}, b, c"
 
 
 def test_workers_divide_the_cores_and_fail_separately(tmp_path, monkeypatch):

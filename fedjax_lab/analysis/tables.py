@@ -111,11 +111,11 @@ def tables(section: Section, choice: Choice) -> list[Table]:
     named: set[str] = set()
     for form, words in (("domains", "domain"), ("levels", "capacity of clients")):
         prefix = f"{measure_of(metric, form)}."
-        if found := _shared(section, prefix):
+        if measures := _shared(section, prefix):
             title = f"{metric} by {words}{', %' * is_percent(metric)}, {way}"
-            columns = [_of_measure(m, shown(m.removeprefix(prefix))) for m in found]
+            columns = [_of_measure(m, shown(m.removeprefix(prefix))) for m in measures]
             made[form] = _table(section, choice, title, columns)
-            named |= {m.removeprefix(prefix) for m in found}
+            named |= {m.removeprefix(prefix) for m in measures}
     if columns := _of_clients(section, choice, named):
         title = f"{in_words(metric)}, by client, {way}"
         made["clients"] = _table(section, choice, title, columns)

@@ -99,6 +99,7 @@ class Engine:
         for hosted, each in zip(self._hosted, self.programs, strict=False):
             hosted.use(each.play, each.score)
         self._players: Sequence[Any] = self._hosted or self.programs
+        self._absent = counts.absent_bytes(self.stage.method, self.simulation.training)
         self.round_cost = flops.of_round(*self.programs[0].of_round)
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
@@ -193,9 +194,9 @@ class Engine:
         self.session = self.session.after(count, took)
         self.played += count
         self.seconds += took
-        absent = counts.absent_bytes(self.stage.method, self.simulation.training)
         after = counts.messages_of(self.sums)
-        self.bytes = self.bytes + counts.bytes_of(self.programs, count, before, after, absent)
+        sent = counts.bytes_of(self.programs, count, before, after, self._absent)
+        self.bytes = self.bytes + sent
 
     def _play(self, count):
         numbers = np.int32(self.played), np.int32(count)

@@ -50,9 +50,8 @@ def trace(num_clients: int, rng: np.random.Generator, *, sessions: str = "") -> 
             " active and inactive, in turn, and their finish_time, all of at least 0"
         ) from error
     check_clients("clock.sessions", sessions, [i for i, _ in of_clients], num_clients)
-    changes, period = zip(
-        *(each for _, each in sorted(of_clients, key=lambda of: of[0])), strict=True
-    )
+    of_clients.sort(key=lambda of_client: of_client[0])
+    changes, period = zip(*(of_client for _, of_client in of_clients), strict=True)
     longest = max(map(len, changes))
     padded = [
         np.pad(a, (0, longest - len(a)), constant_values=a[0] + end)
@@ -66,10 +65,7 @@ def _changes(session):
     active, inactive = session["active"], session["inactive"]
     changes = np.array(list(zip(active, inactive, strict=True)), float).ravel()
     end = float(session["finish_time"])
-    if (
-        not len(changes)
-        or not np.isfinite(end)
-        or not (np.diff([-1e-9, *changes, end + 1e-9]) > 0).all()
-    ):
+    ascend = (np.diff([-1e-9, *changes, end + 1e-9]) > 0).all()
+    if not (len(changes) and ascend and np.isfinite(end)):
         raise ValueError
     return changes, end

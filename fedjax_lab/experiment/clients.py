@@ -1,6 +1,5 @@
 """The names of classes, domains and clients, which a run keeps once in its names.json."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,11 +23,13 @@ def names_of_run(
     with examples of several), unless no client has one or there is only one. With a clock it has
     the seconds of a task of each.
     """
-    of_clock = itertools.repeat(None) if task_seconds is None else task_seconds
-    of_seeds = zip(seeds, federations, of_clock, strict=False)
+    of_seeds = enumerate(zip(seeds, federations, strict=True))
     return ({"classes": list(dataset.classes)} if dataset.classes else {}) | {
         "domains": list(dataset.domains),
-        "clients": {str(seed): _of_seed(dataset, f.train, t) for seed, f, t in of_seeds},
+        "clients": {
+            str(seed): _of_seed(dataset, f.train, None if task_seconds is None else task_seconds[i])
+            for i, (seed, f) in of_seeds
+        },
     }
 
 

@@ -21,7 +21,7 @@ from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import Federation, Plan, Stage
 
 ASYNCHRONOUS = "config.clock.concurrency"  # the key with which a run is asynchronous
-TAKEN = (sampling.by_size, sampling.equal)  # samplings that can give shares to given clients
+OF_GIVEN = (sampling.by_size, sampling.equal)  # samplings that can give shares to given clients
 
 
 def is_asynchronous(config: ml_collections.ConfigDict) -> bool:
@@ -84,19 +84,17 @@ def timed(
     clock, paces = each[0][0], [pace for _, pace in each]
     if not is_asynchronous(config):
         plan = _over_selected(config, plan._replace(clock=clock), len(paces[0].compute))
-    sent, drawn = _message_bytes(plan, stages[0], federations[0])
-    of_tasks = [sum(durations(clock, pace, 1, plan.work, sent)) for pace in paces]
-    fields: dict[str, Any] = {"paces": paces, "task_seconds": of_tasks}
+    sent, drawn = _first_round(plan, stages[0], federations[0])
+    seconds = [sum(durations(clock, pace, 1, plan.work, sent)) for pace in paces]
+    fields: dict[str, Any] = {"paces": paces, "task_seconds": seconds}
     if not is_asynchronous(config):
         _check_over_selection(config, plan, drawn)
         _check_deadline(config, clock, paces, plan, sent)
         return plan, fields
     rules = _rules(config, plan, len(paces[0].compute))
-    made = [
-        make_schedule(clock, pace, rules, sent, seed)
-        for pace, seed in zip(paces, seeds, strict=True)
-    ]
-    schedules, tasks = map(list, zip(*made, strict=True))
+    of_seeds = zip(paces, seeds, strict=True)
+    each = [make_schedule(clock, pace, rules, sent, seed) for pace, seed in of_seeds]
+    schedules, tasks = map(list, zip(*each, strict=True))
     plan = plan._replace(clock=clock, dropout=0.0, straggler=0.0)  # the schedule has both
     return plan, fields | {"schedules": schedules, "tasks": tasks}
 
@@ -122,7 +120,7 @@ def _of_seed(config, plan, federation, seed):
     return clock, jax.tree.map(np.float32, pace)
 
 
-def _message_bytes(plan, stage, federation):
+def _first_round(plan, stage, federation):
     """The bytes of a client's messages in a round of the first stage, and the size of a cohort."""
     if stage.method.init is None:
         return 0, plan.cohort
@@ -223,7 +221,7 @@ def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
         "has several exchanges in a round": len(method.round) > 1,
         "lets clients take turns": extra.one_by_one,
         "trains on the server after each round": extra.alone is not None,
-        "draws its clients itself": method.sample not in TAKEN,
+        "draws its clients itself": method.sample not in OF_GIVEN,
     }
     for reason in (reason for reason, is_so in reasons.items() if is_so):
         raise BadInput(

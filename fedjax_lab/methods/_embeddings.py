@@ -9,7 +9,6 @@ The paper takes the mean over validation images; here a client uses its training
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_lab import losses, optim, sampling, wire
 from fedjax_lab.errors import BadInput
@@ -85,11 +84,8 @@ def fit(error, params, batch) -> PyTree:
     x = jnp.pad(batch.x, ((0, pad), *((0, 0),) * (batch.x.ndim - 1)))
     mask = jnp.pad(batch.mask, (0, pad))
 
-    def step(i, carry):
-        params, state = carry
-        start = i % count * BATCH
-        now = (jax.lax.dynamic_slice_in_dim(a, start, BATCH) for a in (x, mask))
-        updates, state = adam.update(jax.grad(error)(params, *now), state, params)
-        return optax.apply_updates(params, updates), state
+    def loss(params, s):
+        start = s % count * BATCH
+        return error(params, *(jax.lax.dynamic_slice_in_dim(a, start, BATCH) for a in (x, mask)))
 
-    return jax.lax.fori_loop(0, EPOCHS * count, step, (params, adam.init(params)))[0]
+    return optim.minimize(adam, loss, (params, adam.init(params)), EPOCHS * count)[0]

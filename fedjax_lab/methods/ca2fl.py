@@ -40,7 +40,7 @@ def ca2fl(task: Task, *, server_lr: float = 1.0) -> Method:
     def step(server, change, cohort):
         w_t, h_t = server
         K = jnp.maximum(jnp.sum(cohort.arrived), 1)
-        mean = tree.mix(cohort.arrived / K, change)
+        mean = tree.mix(sampling.equal_shares(cohort.arrived), change)
         v_t = tree.add(h_t, mean.params)
         params = tree.add(w_t.params, v_t, server_lr)  # Alg. 2
         h = tree.add(h_t, mean.params, K / cohort.num_clients[0])
@@ -52,6 +52,10 @@ def ca2fl(task: Task, *, server_lr: float = 1.0) -> Method:
         aggregate=step,
         updates=lambda w_t, id, change: wire.of_pseudo_gradient(change),
     )
-    method = fedavg(task)._replace(init=init, round=(exchange,), sample=sampling.equal)
-    newcomer = lambda state: (state.server[0], ())  # noqa: E731
-    return method._replace(newcomer=newcomer).having(weighs_staleness=True, acknowledged=True)
+    method = fedavg(task)._replace(
+        init=init,
+        round=(exchange,),
+        newcomer=lambda state: (state.server[0], ()),
+        sample=sampling.equal,
+    )
+    return method.having(weighs_staleness=True, acknowledged=True)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput, check_not_negative, nearest
-from fedjax_lab.methods._parts import mean_of_holders, rate
+from fedjax_lab.methods._submodels import mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import layers
 from fedjax_lab.models.task import inputs_of
@@ -93,7 +93,7 @@ def total(has: Weights, share: Array) -> Weights:
 def absent(has: Weights, shapes: Weights) -> Array:
     """The bytes of the leaves that a client does not have."""
     sizes = jax.tree.map(tree.num_bytes, shapes)
-    return tree.dot(jax.tree.map(lambda kept: 1 - kept, has), sizes)
+    return tree.dot(jax.tree.map(lambda of_client: 1 - of_client, has), sizes)
 
 
 def depth_with(depths: int, capacity: Array) -> Array:

@@ -33,7 +33,7 @@ def fedasync(
 ) -> Method:
     """alpha: weight of a fresh upload, 0..1. rho: weight of the proximal term.
 
-    staleness: the law of s. a: its exponent, or slope. b: where the hinge begins.
+    staleness: the law of s. a: its exponent, or slope (10 in the paper). b: where the hinge begins.
     """
     check_share("method.alpha", alpha)
     risk = losses.risk(task)
@@ -47,7 +47,7 @@ def fedasync(
 
     def mix(w_t, w, cohort):
         s = _staleness.weight(staleness, cohort.staleness, a, b)
-        alpha_t = alpha * s * cohort.arrived / jnp.maximum(jnp.sum(cohort.arrived), 1)
+        alpha_t = alpha * s * sampling.equal_shares(cohort.arrived)
         left = tree.scale(1 - jnp.sum(alpha_t), w_t)
         return tree.add(left, tree.mix(alpha_t, w))  # Alg. 1
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab import tree
+from fedjax_lab import optim, sampling, tree
 from fedjax_lab.methods import fedavg as averaging
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, log_uniform
@@ -44,20 +44,13 @@ def feddf(
         public, key = cohort.public, cohort.key[0]
         z = public.outputs(lambda batch: teach(task, w, cohort.arrived, batch.x))  # [P, K]
 
-        def loss(params, places):
+        def loss(params, s):
+            places = jax.random.randint(jax.random.fold_in(key, s), (server_batch,), 0, public.size)
             logits = task.apply(mean._replace(params=params), public.batch(places).x).logits
-            return divergence(z[places], logits)
-
-        def step(s, carry):  # Alg. 1
-            params, moments = carry
-            key_s = jax.random.fold_in(key, s)
-            places = jax.random.randint(key_s, (server_batch,), 0, public.size)
-            gradient = jax.grad(loss)(params, places)
-            updates, moments = optimizer.update(gradient, moments, params)
-            return optax.apply_updates(params, updates), moments
+            return divergence(z[places], logits)  # Alg. 1
 
         start = mean.params, optimizer.init(mean.params)
-        params, _ = jax.lax.fori_loop(0, server_steps, step, start)
+        params, _ = optim.minimize(optimizer, loss, start, server_steps)
         return mean._replace(params=params)
 
     exchange = Exchange(plain.send, plain.local, aggregate, updates=plain.updates)
@@ -67,7 +60,7 @@ def feddf(
 def teach(task: Task, w, arrived, x):
     """The mean of the logits of the models [M] that have arrived, [B, K]."""
     z = jax.vmap(lambda w_i: task.apply(w_i, x).logits)(w)  # [M, B, K]
-    return tree.mix(arrived / jnp.maximum(jnp.sum(arrived), 1), z)
+    return tree.mix(sampling.equal_shares(arrived), z)
 
 
 def divergence(z, logits):

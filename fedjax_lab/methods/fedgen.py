@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import losses, optim, streams, tree, wire
 from fedjax_lab.errors import check_not_negative
@@ -87,10 +86,10 @@ def fedgen(
 
     def step(server, uploads, cohort):
         w, counts = uploads
-        w, count = tree.mix(cohort.weight, w), jnp.sum(counts, 0)
-        p = count / jnp.maximum(jnp.sum(count), 1)
+        w, p = tree.mix(cohort.weight, w), shares(jnp.sum(counts, 0))
         loss = partial(generator_loss, w.params["head"], p, diversity, noise)
-        G, moments = trained(adam, loss, server_steps, (server.G, server.moments), cohort.key[0])
+        loss = partial(loss_of_step, loss, cohort.key[0])
+        G, moments = optim.minimize(adam, loss, (server.G, server.moments), server_steps)
         return Server(w, G, p, moments)
 
     return fedavg(task)._replace(
@@ -99,6 +98,11 @@ def fedgen(
         predict=lambda message, client, x: task.apply(message[0], x).logits,
         newcomer=lambda state: (tuple(state.server[:3]), ()),
     )
+
+
+def shares(counts: Array) -> Array:
+    """Returns the share of each class in the counts [K]; all are 0 if there are no examples."""
+    return counts / jnp.maximum(jnp.sum(counts), 1)
 
 
 def first_generator(key: Array, inputs: int, hidden: int, D: int) -> PyTree:
@@ -131,22 +135,9 @@ def generator_loss(
     return losses.cross_entropy(_heads.logits(head, made.x), made) + diversity * D  # eq. 3
 
 
-def trained(
-    adam: optax.GradientTransformation,
-    loss: Callable[[PyTree, Array], Array],
-    steps: int,
-    start: tuple[PyTree, Any],
-    key: Array,
-) -> tuple[PyTree, Any]:
-    """Returns G and the moments of Adam after `steps` steps from `start`. loss: of G and a key."""
-
-    def step(k, carry):
-        G, moments = carry
-        grads = jax.grad(loss)(G, jax.random.fold_in(key, k))
-        updates, moments = adam.update(grads, moments, G)
-        return optax.apply_updates(G, updates), moments
-
-    return jax.lax.fori_loop(0, steps, step, start)
+def loss_of_step(loss: Callable[[PyTree, Array], Array], key: Array, G: PyTree, s: Array) -> Array:
+    """Returns the loss of G and a key for step s of the server's training with this key."""
+    return loss(G, jax.random.fold_in(key, s))
 
 
 def updates(message, id, upload):

@@ -11,7 +11,6 @@ of them, so that their order does not matter. A client receives the head and sen
 numbers, for K classes and D features; no model is sent.
 """
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -57,14 +56,9 @@ def with_trained_head(
 ) -> Weights:
     """Returns w with its head trained for `steps` steps on all features of a batch, x [B, D]."""
 
-    def loss(head):
+    def loss(head, _):
         return losses.cross_entropy(_heads.logits(head, batch.x), batch)
 
-    def step(_, carry):
-        head, moments = carry
-        updates, moments = optimizer.update(jax.grad(loss)(head), moments, head)
-        return optax.apply_updates(head, updates), moments
-
     head = w.params["head"]
-    head, _ = jax.lax.fori_loop(0, steps, step, (head, optimizer.init(head)))
+    head, _ = optim.minimize(optimizer, loss, (head, optimizer.init(head)), steps)
     return _heads.with_head(w, head)

@@ -31,8 +31,8 @@ class Server(NamedTuple):
     """The consensus on a subset of the public examples, and the key of the next subset."""
 
     z: Array  # [|D|, K]
-    of: Array  # the key of its subset
-    following: Array
+    key: Array  # of this subset
+    next_key: Array
 
 
 def fedmd(task: Task, *, subset: int = 200, align_epochs: int = 1) -> Method:
@@ -54,8 +54,8 @@ def fedmd(task: Task, *, subset: int = 200, align_epochs: int = 1) -> Method:
         return work.public.outputs(fn, drawn(key, work.public.size, subset)), client.private
 
     def agree(server, uploads, cohort):
-        share = cohort.arrived / jnp.maximum(jnp.sum(cohort.arrived), 1)
-        return Server(tree.mix(share, uploads), server.following, cohort.key[0])
+        share = sampling.equal_shares(cohort.arrived)
+        return Server(tree.mix(share, uploads), server.next_key, cohort.key[0])
 
     def learn(message, client, work):
         (z, key), w = message, client.private
@@ -69,10 +69,10 @@ def fedmd(task: Task, *, subset: int = 200, align_epochs: int = 1) -> Method:
         return task.apply(client.private, x).logits
 
     scoring = Exchange(
-        lambda server, id: server.following, score, agree, lambda key, id, z: wire.itself(z)
+        lambda server, id: server.next_key, score, agree, lambda key, id, z: wire.itself(z)
     )
     learning = Exchange(
-        lambda server, id: (server.z, server.of), learn, lambda server, *_: server, lambda *_: ()
+        lambda server, id: (server.z, server.key), learn, lambda server, *_: server, lambda *_: ()
     )
     return Method(init, (scoring, learning), predict, newcomer=None, sample=sampling.all_clients)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import _parts as parts
+from fedjax_lab.methods._submodels import mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import widths as units
 from fedjax_lab.types import Array, Batch, Exchange, Method, Output, State, Task, Weights
@@ -36,21 +36,21 @@ def fjord(task: Task, *, widths: tuple = (0.2, 0.4, 0.6, 0.8, 1.0), distill: boo
     apply, init = partial(of_width, nested, task), partial(first, nested, task)
 
     def local(w_t, client, work):
-        largest = index(nested, parts.rate(client))
+        largest = index(nested, rate(client))
         loss = partial(loss_of_widths, task, apply, largest, distill)
         w = work.train(held(nested, w_t, largest), loss)
         return (held(nested, w, largest), largest), client.private
 
     def aggregate(w_t, uploads, cohort):
         w, largest = uploads
-        return parts.mean_of_holders(partial(total, nested, largest, w_t), cohort.weight, w, w_t)
+        return mean_of_holders(partial(total, nested, largest, w_t), cohort.weight, w, w_t)
 
     def updates(w_t, id, upload):
         w, largest = upload
         return wire.of_model(held(nested, w_t, largest), w), wire.KEPT
 
     def predict(w, client, x):
-        return apply(w, index(nested, parts.rate(client)), x).logits
+        return apply(w, index(nested, rate(client)), x).logits
 
     return (
         fedavg(task)
@@ -92,16 +92,16 @@ class Nested(NamedTuple):
     widths: tuple[float, ...]  # [P]
 
 
-def index(nested: Nested, rate: Array) -> Array:
+def index(nested: Nested, capacity: Array) -> Array:
     """The place in P of the largest width up to a rate, or else of the smallest."""
-    fits = jnp.array(nested.widths) <= rate[..., None] + 1e-6
+    fits = jnp.array(nested.widths) <= capacity[..., None] + 1e-6
     return jnp.maximum(jnp.sum(fits, -1) - 1, 0)
 
 
 def part(nested: Nested, q: Array | int) -> Array:
     """The vector of units of width P[q]."""
     width = jnp.array(nested.widths)[q]
-    return units.kept(nested.known, lambda i, size: units.window(width, 0, size))
+    return units.of_part(nested.known, lambda i, size: units.window(width, 0, size))
 
 
 def first(nested: Nested, task: Task, key: Array) -> Weights:
@@ -148,8 +148,8 @@ def absent(nested: Nested, shapes: Weights, capacity: Array) -> Array:
     """The bytes of the model that a client does not need."""
     norms, body = tree.split(nested.is_norm, shapes)
     largest = index(nested, jnp.where(capacity > 0, capacity, 1))
-    kept = units.num_bytes(nested.known, part(nested, largest), body)
+    size = units.num_bytes(nested.known, part(nested, largest), body)
     of_one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), norms)
     for q in range(len(nested.widths)):
-        kept += jnp.where(q <= largest, units.num_bytes(nested.known, part(nested, q), of_one), 0)
-    return tree.num_bytes(shapes) - kept
+        size += jnp.where(q <= largest, units.num_bytes(nested.known, part(nested, q), of_one), 0)
+    return tree.num_bytes(shapes) - size

@@ -11,11 +11,11 @@ running statistics are averaged like weights, over the clients that have the cha
 scored with its own part, and a new client with the whole model.
 """
 
-from fedjax_lab.methods._parts import Rule, of_parts
+from fedjax_lab.methods._submodels import Rule, of_parts
 from fedjax_lab.models.widths import window
 from fedjax_lab.types import Method, Task
 
-RULE = Rule(lambda rho, kept, id, i, n: window(rho, 0, n))
+RULE = Rule(lambda rho, state, id, i, n: window(rho, 0, n))
 
 
 def heterofl(

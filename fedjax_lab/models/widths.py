@@ -178,17 +178,17 @@ def _sources(layer, numbers, sizes, names):
     *of_layers, of_inputs, of_nothing = np.asarray(numbers, float)
     if of_nothing:
         raise unknown(f"the inputs of layer {layer} are not 0 if the layers before it output 0")
-    found = [("", 0)] if of_inputs else []
+    sources = [("", 0)] if of_inputs else []
     for name, number in zip(names, of_layers, strict=True):
         channel = round(number - FIRST)
         if number and (
             not 0 <= channel < sizes.get(name, 0) or abs(number - FIRST - channel) > 0.1
         ):
             raise unknown(f"layer {layer} does not see the channels of layer {name} as they are")
-        found += [(name, channel)] if number else []
-    if not found:
+        sources += [(name, channel)] if number else []
+    if not sources:
         raise unknown(f"layer {layer} sees no channel as it is")
-    return found
+    return sources
 
 
 def _join(joined, units):
@@ -210,7 +210,7 @@ def _group(joined, name):
 # Parts of a model.
 
 
-def kept(widths: Widths, of_group, classes: Array | None = None) -> Array:
+def of_part(widths: Widths, of_group, classes: Array | None = None) -> Array:
     """The vector of all units, 1 if they are in a part and else 0.
 
     of_group: (number of the group, its size n) -> which of its units are in the part, [n].
@@ -232,7 +232,7 @@ def number(rate: Array, size: int) -> Array:
 
 
 def masked(widths: Widths, units: Array, weights: Weights) -> Weights:
-    """The weights with 0 outside of a part; units: as from `kept`."""
+    """The weights with 0 outside of a part; units: as from `of_part`."""
 
     def one(name, leaf):
         for axis, places in zip((-1, -2), reversed(widths.of_leaf(name, leaf.ndim)), strict=False):

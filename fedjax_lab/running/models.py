@@ -26,8 +26,8 @@ def global_model(name: str, method: Method, state: State) -> Weights:
     if method.newcomer is None:
         raise BadInput(f"method {name} has no global model")
     message, private = method.newcomer(state)
-    if (own := _stated(name, method, message, private)) is not None:
-        return own
+    if (stated := _stated(name, method, message, private)) is not None:
+        return stated
     parts = jax.tree.leaves((message, private), is_leaf=lambda a: isinstance(a, Weights))
     models = [part for part in parts if isinstance(part, Weights)]
     if models and all(_covers(models[0], other) for other in models):
@@ -51,8 +51,8 @@ def model_of(name: str, method: Method, task: Task, message: PyTree, client: Cli
       BadInput: the client does not have exactly one model.
     """
     parts = message, private_state.plain(client.private)
-    if (own := _stated(name, method, *parts)) is not None:
-        return own
+    if (stated := _stated(name, method, *parts)) is not None:
+        return stated
     if not all(isinstance(part, Weights) for part in parts) or not _covers(*parts):
         return _joined(name, parts)
     x = jnp.zeros((1, *task.input_shape))

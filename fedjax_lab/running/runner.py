@@ -425,10 +425,10 @@ def _rows(live, since):
 def _measured(experiment, scores, i):
     """The numbers of an evaluation of seed i, and the accuracy by capacity if clients have any."""
     simulation = experiment.simulation
-    found = evaluate.summarize(scores, experiment.dataset.domains, simulation.plan.metrics)
+    measured = evaluate.summarize(scores, experiment.dataset.domains, simulation.plan.metrics)
     capacities = simulation.federations[i].capacities
-    levels = evaluate.by_level(found.get("accuracy"), capacities)
-    return found | ({"levels": levels} if levels else {})
+    levels = evaluate.by_level(measured.get("accuracy"), capacities)
+    return measured | ({"levels": levels} if levels else {})
 
 
 def _check_cohorts(experiment, engine):

@@ -76,10 +76,10 @@ def make_schedule(
       seed: of the run.
     """
     queue = _Queue(clock, pace, rules, sent, seed)
-    while len(queue.made) < rules.updates:
+    while len(queue.rows) < rules.updates:
         queue.start_tasks()
         queue.advance()
-    schedule, tasks = _tabulated(queue.made[: rules.updates])
+    schedule, tasks = _tabulated(queue.rows[: rules.updates])
     return schedule if rules.straggler else schedule._replace(work=None), tasks
 
 
@@ -94,7 +94,7 @@ class _Task(NamedTuple):
     is_lost: bool
 
 
-class _Made(NamedTuple):
+class _Row(NamedTuple):
     """One update of the server, as a row of the schedule."""
 
     uploads: list  # (client, version, place, work), in the order of the clients
@@ -121,7 +121,7 @@ class _Queue:
         self._time, self._busy, self._number = 0.0, 0.0, 0
         self._users, self._place, self._free = {0: 0}, {0: 0}, []  # of the versions in use
         self._started = self._received = self._lost = 0  # since the last update
-        self.made: list[_Made] = []
+        self.rows: list[_Row] = []
 
     def _gap(self):
         """The seconds between two tasks that begin at random."""
@@ -170,7 +170,7 @@ class _Queue:
         if late < rules.straggler:
             work = 1 + int(fewer * (work - 1))
         seconds = wait + sum(self._seconds(self._paces[client], xi, work))
-        version, is_lost = len(self.made), lost < rules.lost
+        version, is_lost = len(self.rows), lost < rules.lost
         task = _Task(self._time + seconds, self._number, client, version, work, is_lost)
         heapq.heappush(self._in_flight, task)
         self._number += 1
@@ -213,8 +213,8 @@ class _Queue:
         """The server uses the buffer; its clients become idle."""
         facts = self._time, self._started, self._received, self._lost, self._busy
         self._started = self._received = self._lost = 0
-        new_place = self._new_place(len(self.made))
-        self.made.append(_Made(sorted(self._buffer), new_place, *facts))
+        new_place = self._new_place(len(self.rows))
+        self.rows.append(_Row(sorted(self._buffer), new_place, *facts))
         self._idle += [client for client, *_ in self._buffer]
         self._buffer = []
 
@@ -231,7 +231,7 @@ class _Queue:
 
     def _release(self, version, even_if_used=False):
         """Frees the place of a version from which no task will start or end in an update."""
-        if even_if_used or (version < len(self.made) and not self._users[version]):
+        if even_if_used or (version < len(self.rows) and not self._users[version]):
             del self._users[version]
             heapq.heappush(self._free, self._place.pop(version))
 
@@ -259,9 +259,9 @@ def _each(draw):
         yield from draw().tolist()
 
 
-def _tabulated(made):
+def _tabulated(rows):
     """The schedule of these updates, and what became of the other tasks."""
-    uploads, new_place, time, started, received, lost, busy = zip(*made, strict=True)
+    uploads, new_place, time, started, received, lost, busy = zip(*rows, strict=True)
     ids, version, place, work = np.moveaxis(np.array(uploads, np.int32), -1, 0)
     facts = {"new_place": new_place, "started": started, "received": received}
     facts = {name: np.array(values, np.int32) for name, values in facts.items()}

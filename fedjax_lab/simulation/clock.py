@@ -109,19 +109,28 @@ def outcome(
         other = other + until_available(pace.available, time)
     seconds = jnp.where(drawn, compute + other, 0)
     arrived = jnp.ones(seconds.shape, bool) if before.arrived is None else before.arrived
-    if not clock.deadline:
-        used, whole = _waited(clock, arrived, seconds, drawn, in_turn)
-        return Outcome(used, whole, before.work)
-    in_time, done = seconds <= clock.deadline, before.work
+    done = before.work
+    if clock.deadline:
+        in_time, done = _in_time(clock, seconds, compute, other, planned, done)
+        arrived, seconds = arrived & in_time, jnp.minimum(seconds, clock.deadline)
+    used, whole = _waited(clock, arrived, seconds, drawn, in_turn)
+    return Outcome(used, whole, done)
+
+
+def _in_time(clock, seconds, compute, other, planned, done):
+    """Whose uploads arrive by the deadline [M], and how much work these clients do, [M] or None.
+
+    seconds: of each task, which are those of its computation and the other ones. planned: its work.
+    done: the work that is planned, as in `Outcome.work`.
+    """
+    in_time = seconds <= clock.deadline
     if clock.partial:
         left = clock.deadline - other - clock.minimum
         of_one = jnp.maximum((compute - clock.minimum) / planned, 1e-30)
         fewer = jnp.clip(jnp.floor(left / of_one), 0, planned).astype(jnp.int32)
         done = jnp.where(in_time, planned, jnp.maximum(fewer, 1))
         in_time = in_time | (fewer >= 1)
-    seconds = jnp.minimum(seconds, clock.deadline)
-    used, whole = _waited(clock, arrived & in_time, seconds, drawn, in_turn)
-    return Outcome(used, whole, done)
+    return in_time, done
 
 
 def _waited(clock, arrived, seconds, drawn, in_turn):

@@ -131,7 +131,7 @@ class Training(NamedTuple):
     loss: Array  # sum over the steps on the client's own examples
     steps: Array
     examples: Array
-    own: Array  # number of the steps on its own examples
+    own_steps: Array  # those on its own examples
 
 
 class Examples(NamedTuple):
@@ -235,7 +235,7 @@ def _recorded(own, shared, key, done, trainings):
             options["epochs"] = done(plan.epochs if epochs is None else epochs)
         weights, training = train(examples, weights=weights, loss=loss, **options)
         if public is not None:
-            training = training._replace(loss=0 * training.loss, own=0 * training.own)
+            training = training._replace(loss=0 * training.loss, own_steps=0 * training.steps)
         trainings.append(training)
         return weights
 
@@ -323,9 +323,8 @@ def train(
     else:
         passes, rest = total // jnp.maximum(count, 1), total % jnp.maximum(count, 1)
         done = value, total, passes * n + jnp.minimum(n, rest * plan.batch_size)
-    totals = (jnp.asarray(a, jnp.float32) for a in done)
-    value, steps, n = totals
-    return Weights(tree.join(free, fixed), stats), Training(value, steps, n, own=steps)
+    value, steps, n = (jnp.asarray(a, jnp.float32) for a in done)
+    return Weights(tree.join(free, fixed), stats), Training(value, steps, n, own_steps=steps)
 
 
 def _all_steps(draw, key, step, count, epochs, total, start):

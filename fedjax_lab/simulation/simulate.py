@@ -454,10 +454,10 @@ def _is_drawn(program, cohort):
 def _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual):
     """The `Round` of these trainings, one for each call of `train`, with leaves [M]."""
     is_drawn = _is_drawn(program, cohort)
-    loss, steps, examples, own = jnp.zeros((4, 1))
+    loss, steps, examples, own_steps = jnp.zeros((4, 1))
     if trainings:
-        loss, steps, examples, own = (sum(a) for a in zip(*trainings, strict=True))
-    train_loss = jnp.sum(cohort.weight * loss / jnp.maximum(own, 1))
+        loss, steps, examples, own_steps = (sum(a) for a in zip(*trainings, strict=True))
+    train_loss = jnp.sum(cohort.weight * loss / jnp.maximum(own_steps, 1))
     return Round(
         train_loss=train_loss,
         examples=jnp.sum(examples),

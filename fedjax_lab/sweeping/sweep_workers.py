@@ -63,7 +63,7 @@ def run_in_workers(
                         jobs.append(_begin(cell, free.pop(0), out, shared))
                 time.sleep(POLL_SECONDS)
                 if not hidden:
-                    bar.set_description_str(told([job.cell for job in jobs], out))
+                    bar.set_description_str(described([job.cell for job in jobs], out))
                 for job in [job for job in jobs if job.process.poll() is not None]:
                     jobs.remove(job)
                     free.append(job.worker)
@@ -73,7 +73,7 @@ def run_in_workers(
             _stop(jobs)
 
 
-def told(cells: Iterable[Cell], out: Path) -> str:
+def described(cells: Iterable[Cell], out: Path) -> str:
     """The running cells, and the last evaluated round of each one, as far as its file has one."""
     texts = []
     for cell in cells:

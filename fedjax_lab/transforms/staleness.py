@@ -32,25 +32,30 @@ def weighted(method: Method, exponent: float) -> Method:
 
 def _local(exchange: Exchange, message: PyTree, client: Client, work: Work):
     upload, private = exchange.local(message, client, work)
-    references = wire.references(exchange, message, client.id, upload)
-    leaves = zip(jax.tree.leaves(references), jax.tree.leaves(upload), strict=True)
-    moved = [u if r is wire.ITSELF or r is wire.KEPT else u - r for r, u in leaves]
-    return jax.tree.unflatten(jax.tree.structure(upload), moved), private
+    return _each_leaf(_update, exchange, message, client.id, upload), private
 
 
 def _aggregate(exchange: Exchange, exponent, server: PyTree, uploads: PyTree, cohort: Client):
     def present(id, upload, tau):
-        references = wire.references(exchange, exchange.send(server, id), id, upload)
-        leaves = zip(jax.tree.leaves(references), jax.tree.leaves(upload), strict=True)
-        made = [_present(r, u, polynomial(tau, exponent)) for r, u in leaves]
-        return jax.tree.unflatten(jax.tree.structure(upload), made)
+        change = partial(_present, polynomial(tau, exponent))
+        return _each_leaf(change, exchange, exchange.send(server, id), id, upload)
 
-    return exchange.aggregate(
-        server, jax.vmap(present)(cohort.id, uploads, cohort.staleness), cohort
-    )
+    uploads = jax.vmap(present)(cohort.id, uploads, cohort.staleness)
+    return exchange.aggregate(server, uploads, cohort)
 
 
-def _present(reference, u, s):
+def _each_leaf(change, exchange, message, id, upload):
+    """The upload with each leaf u replaced by change(its reference, u); see `wire`."""
+    references = wire.references(exchange, message, id, upload)
+    pairs = zip(jax.tree.leaves(references), jax.tree.leaves(upload), strict=True)
+    return jax.tree.unflatten(jax.tree.structure(upload), [change(r, u) for r, u in pairs])
+
+
+def _update(reference, u):
+    return u if isinstance(reference, wire.Leaf) else u - reference
+
+
+def _present(s, reference, u):
     if reference is wire.KEPT:
         return u
     return s * u if reference is wire.ITSELF else reference + s * u

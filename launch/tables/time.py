@@ -40,10 +40,7 @@ SEEDS = 0, 1, 2
 
 def cells(out):
     """One cell for each row."""
-    return [
-        records.cell(label, f"{CONFIG}:{method}", SEEDS, **settings)
-        for label, (method, settings) in ROWS.items()
-    ]
+    return records.cells_of_rows(CONFIG, ROWS, SEEDS)
 
 
 def measured(row):

@@ -50,7 +50,7 @@ def trained(monkeypatch):
     """The names and seeds of the cells that were run; their final accuracy is 80 + seed."""
     cells = []
 
-    def run_one(cell, folder, load, log):
+    def run_one(cell, folder, load, log, on_evaluation):
         cells.append((cell.name, cell.seeds))
         if "fails" in (folder.parent / "what").read_text():
             return Outcome(1, "no memory")

@@ -29,7 +29,7 @@ def test_a_round_of_fedmd_against_numpy():
     first = simulate.init(method, KEYS, toys.C)._replace(private=models)
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 1, first)
     x, _ = toys.FEDERATION.public
-    x = np.asarray(x)[np.asarray(fedmd.drawn(first.server.following, len(x), COUNT))]
+    x = np.asarray(x)[np.asarray(fedmd.drawn(first.server.next_key, len(x), COUNT))]
     z = sum(naive.logits(w, x) for w in lists) / toys.C
     np.testing.assert_allclose(state.server.z, z, rtol=1e-4, atol=1e-4)
     for i, w in enumerate(lists):

@@ -80,7 +80,7 @@ def test_masked_weights_train_as_a_narrower_model(optimizer, start):
         first = task.init(jax.random.key(0))
         first = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), first)
         known = widths.of_task(task)
-        units = widths.kept(known, lambda i, n: widths.window(0.5, start, n))
+        units = widths.of_part(known, lambda i, n: widths.window(0.5, start, n))
         assert sorted(known.sizes) == [4, 5, 6]  # the stream is one group
         x, y = rng.normal(size=(7, *shape)), rng.integers(0, K, 7)
         masked = trained(task, widths.masked(known, units, first), optimizer, x, y)

@@ -25,7 +25,7 @@ class Rule(NamedTuple):
     of_group: Callable[..., Array]
     # (rho, what the server keeps, id, number of a group, its size n) -> which units, [n]
     first: Callable[[Array], PyTree] = lambda key: ()  # what the server keeps before round 0
-    after: Callable[[PyTree], PyTree] = lambda kept: kept  # and after each round
+    after: Callable[[PyTree], PyTree] = lambda state: state  # and after each round
 
 
 class Upload(NamedTuple):
@@ -56,25 +56,25 @@ def of_parts(
     choose, cut = partial(units, known, rule), partial(widths.masked, known)
 
     def local(message, client, work):
-        (w_t, kept), rho = message, rate(client)
+        (w_t, state), rho = message, rate(client)
         classes = client.label_count > 0 if masked_loss else None
-        part = choose(rho, kept, client.id, classes)
+        part = choose(rho, state, client.id, classes)
         w = work.train(cut(part, w_t), loss_of_part(task, rho, scaler, classes))
         return Upload(cut(part, w), rho, classes), client.private
 
     def aggregate(server, uploads, cohort):
-        (w_t, kept), (w, rho, classes) = server, uploads
-        part = jax.vmap(choose, (0, None, 0, 0))(rho, kept, cohort.id, classes)
+        (w_t, state), (w, rho, classes) = server, uploads
+        part = jax.vmap(choose, (0, None, 0, 0))(rho, state, cohort.id, classes)
         w = mean_of_holders(partial(widths.total, known, part, w_t), cohort.weight, w, w_t)
-        return w, rule.after(kept)
+        return w, rule.after(state)
 
     def updates(message, id, upload):
         start = cut(choose(upload.rho, message[1], id, upload.classes), message[0])
         return Upload(wire.of_model(start, upload.w), *wire.kept(upload[1:]))
 
     def predict(message, client, x):
-        w, kept = message
-        return task.apply(cut(choose(rate(client), kept, client.id), w), x).logits
+        w, state = message
+        return task.apply(cut(choose(rate(client), state, client.id), w), x).logits
 
     return (
         fedavg(task)
@@ -88,9 +88,9 @@ def of_parts(
     )
 
 
-def units(known, rule, rho, kept, id, classes=None) -> Array:
-    """The vector of units of a client's part; classes: as in `widths.kept`."""
-    return widths.kept(known, lambda i, n: rule.of_group(rho, kept, id, i, n), classes)
+def units(known, rule, rho, state, id, classes=None) -> Array:
+    """The vector of units of a client's part; classes: as in `widths.of_part`."""
+    return widths.of_part(known, lambda i, n: rule.of_group(rho, state, id, i, n), classes)
 
 
 def rate(client: Client) -> Array:
@@ -137,5 +137,5 @@ def mean_of_holders(
 def absent(known: widths.Widths, shapes: Weights, rho: Array) -> Array:
     """The bytes of a model that a client with this capacity does not need; 0: it needs all."""
     rho = jnp.where(rho > 0, rho, 1)
-    part = widths.kept(known, lambda i, size: widths.window(rho, 0, size))
+    part = widths.of_part(known, lambda i, size: widths.window(rho, 0, size))
     return tree.num_bytes(shapes) - widths.num_bytes(known, part, shapes)

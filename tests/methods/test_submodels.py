@@ -11,7 +11,7 @@ from rounds import rounds
 
 from fedjax_lab import sampling, tree
 from fedjax_lab.engine import counts
-from fedjax_lab.methods import _parts, depthfl, federated_dropout, fedrolex, fjord, heterofl
+from fedjax_lab.methods import _submodels, depthfl, federated_dropout, fedrolex, fjord, heterofl
 from fedjax_lab.models import nets, widths
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate
@@ -35,7 +35,7 @@ def test_each_entry_is_averaged_over_the_clients_that_have_it():
     units = jnp.concatenate([hidden, np.ones((3, 1 + toys.K))], 1)
     sent = jax.vmap(widths.masked, (None, 0, 0))(KNOWN, units, sent)
     total = lambda share: widths.total(KNOWN, units, old, share)  # noqa: E731
-    new = _parts.mean_of_holders(total, share, sent, old)
+    new = _submodels.mean_of_holders(total, share, sent, old)
     axes = {("Dense_0", "kernel"): 1, ("Dense_0", "bias"): 0, ("head", "kernel"): 0}
     for (layer, leaf), axis in axes.items():
         got, was = (np.moveaxis(w.params[layer][leaf], axis, 0) for w in (new, old))
@@ -62,7 +62,7 @@ def test_scaler_and_masked_loss():
     """The scaler divides hidden outputs by rho; logits of absent classes are 0."""
     w, batch = toys.TASK.init(KEYS.init), toys.example()
     present = jnp.array([True, False, True, True])
-    value, _ = _parts.loss_of_part(toys.TASK, jnp.float32(0.5), True, present)(w, batch, None)
+    value, _ = _submodels.loss_of_part(toys.TASK, jnp.float32(0.5), True, present)(w, batch, None)
     p = jax.tree.map(np.asarray, w.params)
     z = np.maximum((batch.x @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"]) / 0.5, 0)
     logits = np.where(present, z @ p["head"]["kernel"] + p["head"]["bias"], 0)
