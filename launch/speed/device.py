@@ -6,7 +6,8 @@ Each step is a process of its own, which writes its JSON lines to OUT/STEP.jsonl
 it prints on stderr to OUT/STEP.log. A step that crashes or runs out of time is a line of the table,
 and the next one starts. A step whose file exists is not repeated: remove it to repeat one. The last
 two measure no time and run beside each other: all methods on the device and on a CPU, and the fast
-tests on the device. PyTorch's loop runs if torch is installed.
+tests on the device. PyTorch's loop runs if torch is installed. The language models need the extra
+`llm`.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -37,40 +39,55 @@ class Step(NamedTuple):
     environment: dict[str, str] = {}
 
 
-def benchmark(name: str, *flags: str, limit: int = 90) -> Step:
+def benchmark(name: str, *flags: str, limit: int = 90, **environment: str) -> Step:
     """A step of benchmark.py, whose name begins with that of its workload."""
     workload = name.split("-")[0]
-    command = "launch/speed/benchmark.py", f"--workload={workload}", "--seconds=4"
-    return Step(name, (*command, *flags), limit)
+    command = (
+        "launch/speed/benchmark.py",
+        f"--workload={workload}",
+        "--strategy=auto",
+        "--seconds=3",
+    )
+    return Step(name, (*command, *flags), limit, environment=environment)
+
+
+def language(model: str, strategies: str, limit: int = 150) -> Step:
+    """A step of language_speed.py."""
+    command = "launch/speed/language_speed.py", f"--model={model}", f"--strategy={strategies}"
+    return Step(model, command, limit)
 
 
 def steps() -> list[Step]:
     """All steps, the most valuable ones first."""
-    workloads = [benchmark(name) for name in ("A1", "A2", "W1", "W2", "W4", "W3", "W5")]
     torch = [
         Step(f"{name}-torch", ("launch/speed/peer_torch.py", f"--workload={name}", "--device"), 60)
         for name in ("A1", "W1", "W2")
         if importlib.util.find_spec("torch")
     ]
-    central = [benchmark(f"{name}-central", "--strategy=central") for name in ("A1", "W1", "W2")]
-    formulations = [
-        benchmark(f"{name}-{how}", f"--convolution={how}")
-        for how in ("im2col", "grouped")
-        for name in ("A1", "A2", "W1", "W4")
-    ]
+    graphs = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"}
     seeds = ("launch/speed/sweep_speed.py", "--seeds=8", "--seconds=4", "--workload=A1,W2")
-    tests = ("-m", "pytest", "-n8", "--durations=10")
+    tests = ("-m", "pytest", "-n12", "-v", "--durations=10")
+    beside = {"FEDJAX_LAB_TEST_DEVICE": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return [
-        Step("facts", ("launch/speed/check_device.py",), 120),
-        *workloads,
-        *torch,
-        *formulations,
-        *(benchmark(f"{name}-bfloat16", "--dtype=bfloat16") for name in ("A1", "A2", "W1")),
-        *central,
+        Step("facts", ("launch/speed/check_device.py", "--facts"), 60),
+        *(benchmark(name) for name in ("A1", "A2", "W1", "W4", "W2")),
+        language("smollm2", "vectorized,sequential"),
+        *(benchmark(f"{name}-im2col", "--convolution=im2col") for name in ("A1", "A2", "W1")),
+        benchmark("A2-chunk", "--strategy=chunked", "--chunk=20"),
+        *(benchmark(f"{name}-graphs", **graphs) for name in ("W1", "A1", "W2")),
+        *(benchmark(f"{name}-bfloat16", "--dtype=bfloat16") for name in ("A1", "W1")),
+        *(benchmark(f"{name}-central", "--strategy=central") for name in ("A1", "W1", "W2")),
+        *(benchmark(name) for name in ("W3", "W5")),
+        benchmark("A2-bfloat16", "--dtype=bfloat16"),
+        benchmark("W4-im2col", "--convolution=im2col"),
+        *(benchmark(f"{name}-grouped", "--convolution=grouped") for name in ("A1", "W1")),
+        language("tinyllama", "vectorized"),
         benchmark("A1-whole", "--whole", limit=120),
         Step("seeds", seeds, 120),
-        Step("methods", ("launch/speed/check_device.py", "--methods"), 240, timed=False),
-        Step("tests", tests, 400, timed=False, environment={"FEDJAX_LAB_TEST_DEVICE": "1"}),
+        *torch,
+        language("mistral", "vectorized"),
+        Step("methods", ("launch/speed/check_device.py", "--methods"), 240, False, beside),
+        Step("tests", tests, 400, False, beside),
     ]
 
 
@@ -79,7 +96,7 @@ def run(step: Step, out: Path, seconds: float) -> None:
     result = out / f"{step.name}.jsonl"
     if result.exists():
         return
-    paths = os.pathsep.join(map(str, (ROOT, SPEED)))
+    paths = os.pathsep.join([str(ROOT), str(SPEED), os.environ.get("PYTHONPATH", "")])
     environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": paths, **step.environment}
     started = time.monotonic()
     with open(out / f"{step.name}.log", "w") as log, open(out / f"{step.name}.part", "w") as lines:
@@ -103,15 +120,15 @@ def lines_of(result: Path) -> list[dict]:
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
-def row(step: Step, out: Path) -> str:
-    """The row of a step in the table: milliseconds of a round and of an evaluation, or a note."""
+def rows(step: Step, out: Path) -> Iterator[str]:
+    """The rows of a step in the table: milliseconds of a round and of an evaluation, or a note."""
     *measured, end = lines_of(out / f"{step.name}.jsonl")
-    line = measured[-1] if measured else {}
-    times = [line.get(key) for key in ("seconds_per_round", "seconds_per_evaluation")]
-    shown = [f"{1e3 * t:.4g}" if isinstance(t, float) else "" for t in times]
-    rest = {k: v for k, v in line.items() if not k.startswith("seconds_per_")} if measured else {}
-    note = end["outcome"] or json.dumps(rest)[:120].replace("|", "/")
-    return f"| {step.name} | {shown[0]} | {shown[1]} | {end['took']:.0f} | {note} |"
+    for line in measured or [{}]:
+        times = [line.get(key) for key in ("seconds_per_round", "seconds_per_evaluation")]
+        shown = [f"{1e3 * t:.4g}" if isinstance(t, float) else "" for t in times]
+        rest = {k: v for k, v in line.items() if not k.startswith("seconds_per_")}
+        note = end["outcome"] or json.dumps(rest)[:200].replace("|", "/")
+        yield f"| {step.name} | {shown[0]} | {shown[1]} | {end['took']:.0f} | {note} |"
 
 
 def run_and_print(out: Path, end: float, step: Step) -> None:
@@ -119,7 +136,7 @@ def run_and_print(out: Path, end: float, step: Step) -> None:
     left = end - time.monotonic()
     if left > 10 or (out / f"{step.name}.jsonl").exists():
         run(step, out, min(step.limit, left))
-        print(row(step, out), flush=True)
+        print(*rows(step, out), sep="\n", flush=True)
 
 
 def main() -> None:
