@@ -164,4 +164,4 @@ def test_bytes_of_a_client_count_the_patches_of_a_convolution_by_products():
         return client_bytes(model_of(make_task(net, (32, 32, 3), 4)), toys.PLAN)
 
     patches, activations = (toys.PLAN.batch_size * 28 * 28 * n * 4 for n in (5 * 5 * 3, 6))
-    assert of("by_channels") - of("grouped") >= patches - activations
+    assert of("by_shape") - of("grouped") >= patches - activations

@@ -305,7 +305,7 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "engine.convolution": Key(
         "auto",
         "how the convolutions of many clients are computed",
-        choices=("auto", "mapped", "grouped", "im2col", "by_channels"),
+        choices=("auto", "mapped", "grouped", "im2col", "by_shape"),
     ),
     "engine.seeds": Key(
         "auto",

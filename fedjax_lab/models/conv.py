@@ -1,6 +1,6 @@
 """Convolutions that stay fast in loops and with one kernel per client.
 
-`mapped`, `grouped`, `im2col` and `by_channels` each replace `lax.conv_general_dilated`, as in
+`mapped`, `grouped`, `im2col` and `by_shape` each replace `lax.conv_general_dilated`, as in
 `nn.Conv(..., conv_general_dilated=conv.mapped)`. All four compute the same result; they differ in
 their implementation under `vmap` if every client has its own kernel. Measurements on a CPU:
 
@@ -12,7 +12,7 @@ their implementation under `vmap` if every client has its own kernel. Measuremen
   matrices (models/banded_convolution.py).
 
 On TPUs and GPUs, XLA's gradients are best, with the clients joined with the channels (`grouped`),
-except for inputs of few channels on GPUs (`by_channels`); see models/kernels.py for measurements.
+except for small convolutions on GPUs (`by_shape`); see models/kernels.py for measurements.
 
 This applies to images `[B, H, W, C]` with kernels `[kh, kw, C, K]`, without groups or input
 dilation. Except for `im2col`, only first-order reverse-mode derivatives are supported (a
@@ -24,6 +24,7 @@ order. On a CPU it is 3 to 6 times as fast as XLA's, and 100 times in a loop. Al
 are passed to `lax.conv_general_dilated` unchanged.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -40,7 +41,9 @@ from fedjax_lab.types import Array
 
 Convolution = Callable[..., Array]  # the signature of lax.conv_general_dilated
 
-FEW_CHANNELS = 4  # of an input for which `by_channels` uses products instead of groups
+# `by_shape` uses products instead of groups for inputs of few channels and for few patches.
+FEW_CHANNELS = 4
+FEW_BYTES = 10 * 2**20  # of one client's patches
 _LABELS = ("NHWC", "HWIO", "NHWC")
 _HANDLED = "lhs_dilation", "rhs_dilation", "dimension_numbers", "precision"
 
@@ -68,15 +71,15 @@ def im2col(lhs, rhs, window_strides, padding, **settings) -> Array:
     return _drop_in(_patches_product, lhs, rhs, window_strides, padding, **settings)
 
 
-def by_channels(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """`im2col` for inputs of at most FEW_CHANNELS channels, else `grouped`; for GPUs.
+def by_shape(lhs, rhs, window_strides, padding, **settings) -> Array:
+    """`im2col` for at most FEW_CHANNELS channels or FEW_BYTES of patches, else `grouped`; for GPUs.
 
     A kernel that all clients share, as in an evaluation, is applied to all images at once.
     """
-    return _drop_in(_thin_or_joined, lhs, rhs, window_strides, padding, **settings)
+    return _drop_in(_small_or_joined, lhs, rhs, window_strides, padding, **settings)
 
 
-FORMULATIONS = {f.__name__: f for f in (mapped, grouped, im2col, by_channels)}
+FORMULATIONS = {f.__name__: f for f in (mapped, grouped, im2col, by_shape)}
 
 
 def _drop_in(
@@ -120,12 +123,29 @@ def _banded_or_mapped(window: Window, x: Array, w: Array) -> Array:
     return _convolve(_map, window, x, w)
 
 
-def _thin_or_joined(window: Window, x: Array, w: Array) -> Array:
-    return (_thin if w.shape[2] <= FEW_CHANNELS else _joined)(window, x, w)
+def _small_or_joined(window: Window, x: Array, w: Array) -> Array:
+    patches = math.prod((x.shape[0], *_outputs(window, x, w), *w.shape[:-1]))
+    small = w.shape[2] <= FEW_CHANNELS or patches * x.dtype.itemsize <= FEW_BYTES
+    return (_small if small else _joined)(window, x, w)
+
+
+def _outputs(window: Window, x: Array, w: Array) -> list[int]:
+    """The height and the width of the result."""
+    return [
+        -(-(size + sum(pads) - (k - 1) * dilation) // stride)
+        for size, pads, k, dilation, stride in zip(
+            x.shape[1:3],
+            window.pads,
+            w.shape[:2],
+            window.w_dilation,
+            window.strides,
+            strict=True,
+        )
+    ]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _thin(window: Window, x: Array, w: Array) -> Array:
+def _small(window: Window, x: Array, w: Array) -> Array:
     """XLA's convolution for one kernel, and `_patches_product` for kernels under `vmap`."""
 
     @custom_vmap
@@ -142,8 +162,8 @@ def _thin(window: Window, x: Array, w: Array) -> Array:
     return convolve(x, w)
 
 
-_thin.defvjp(
-    lambda window, x, w: (_thin(window, x, w), (x, w)),
+_small.defvjp(
+    lambda window, x, w: (_small(window, x, w), (x, w)),
     lambda window, inputs, dy: jax.vjp(partial(_patches_product, window), *inputs)[1](dy),
 )
 

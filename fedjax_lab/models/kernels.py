@@ -11,14 +11,17 @@ code are in docs/accelerators.md:
   67 ms; with slices 62 ms (854 MB) and 74 ms; im2col and slices 150 ms (6,464 MB) and 321 ms.
   Taking the maximum before bias and ReLU saves about 5 ms on A1. Blocks of four clients, with their
   kernels as the diagonal of a dense one, take 28 and 29 ms for four times the products.
-- GPU: by measurements on an H100 (jax 0.11.2, TF32 products). In a grouped convolution whose
-  clients have one or three input channels, cuDNN computes the weight gradient by one kernel for
-  each client and step. The local training of a cohort took, in milliseconds: with groups in all
-  layers A1 14.2, W1 23.0; with products in the first layer 12.7 and 20.3; with products in all
-  layers 11.2 and 23.2. A kernel that clients share, as in an evaluation, is one convolution: with
-  products, the evaluation of A1 took 11.4 instead of 4.3. By the compiled programs, pooling by
-  windows launches more kernels than slices (A1 264 and 254 a round), and pooling before bias and
-  ReLU touches less memory than after them: A1 16.8 instead of 17.2 GB a round, W1 17.0 and 17.4.
+- GPU: by measurements on an H100 (jax 0.11.2, TF32 products), milliseconds of a round: products in
+  all layers A1 10.4, A2 181, W1 21.5, W4 36.8; groups in all layers 13.8, 438, 22.6, 31.5; products
+  for one or three channels and groups otherwise 12.1, 358, 21.3, 30.7. In a grouped convolution
+  of few channels or small images, cuDNN runs many small kernels. One
+  client's patches of the second layer are 9.0 MB on A1, 2.0 on A2, 12.5 on W1, 20.1 on W4: up to
+  10 MiB take products. A kernel that clients share, as in an evaluation, is one convolution: with
+  products, the evaluation of A1 took 11.0 instead of 4.6. Command buffers for loops (XLA's WHILE)
+  change A1 and W1 by less than 2 % and slow W2 from 0.18 to 0.65, so that they stay off. By the
+  compiled programs, pooling by windows launches more kernels than slices (A1 264 and 254 a round),
+  and pooling before bias and ReLU touches less memory than after them: A1 16.8 instead of 17.2 GB a
+  round, W1 17.0 and 17.4.
 """
 
 from collections.abc import Callable
@@ -85,7 +88,7 @@ def activate_joined(y: Array, bias: Array, window: int) -> Array:
 
 
 CPU = Kernels(conv.mapped, pooling.by_slices, activate_by_slices)
-GPU = Kernels(conv.by_channels, pooling.by_slices, activate_pooled)
+GPU = Kernels(conv.by_shape, pooling.by_slices, activate_pooled)
 TPU = Kernels(conv.grouped, joined_max_pool, activate_joined)
 
 

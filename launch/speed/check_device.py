@@ -30,8 +30,8 @@ import numpy as np
 
 import fedjax_lab
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.experiment.registry import NAMED, make_method
-from fedjax_lab.testing.toy import toy_task
+from fedjax_lab.experiment.registry import NAMED
+from fedjax_lab.testing.toy import toy_method
 from fedjax_lab.testing.trial import Trial
 from fedjax_lab.types import Method
 
@@ -123,7 +123,7 @@ def states() -> dict[str, np.ndarray]:
     jax.config.update("jax_default_matmul_precision", "highest")
     arrays = {}
     for name in NAMED["method"]:
-        made = make_method(name, toy_task())
+        made = toy_method(name)
         if isinstance(made, Method):
             trial = Trial(made)
             leaves = jax.tree.leaves(trial.play(0, 2, trial.start())[0])

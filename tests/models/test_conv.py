@@ -181,12 +181,14 @@ def test_convolutions_in_scan_and_loop_equal_those_of_xla():
     check_equal(variants, 2)
 
 
-def test_by_channels_uses_products_only_for_kernels_of_clients_on_few_channels():
+def test_by_shape_uses_products_for_kernels_of_clients_on_few_channels_or_small_images(monkeypatch):
     """A kernel that clients share is applied by one convolution to the images of all clients."""
-    for channels, axes, convolutions in ((3, (0, 0), 0), (3, (0, None), 1), (5, (0, 0), 1)):
+    cases = (3, 0, (0, 0), 0), (3, 0, (0, None), 1), (5, 0, (0, 0), 1), (5, 2880, (0, 0), 0)
+    for channels, few_bytes, axes, convolutions in cases:
+        monkeypatch.setattr(conv, "FEW_BYTES", few_bytes)
         x, w = normal(0, 2, 1, 4, 4, channels), normal(1, 2, 3, 3, channels, 2)
         w = w if axes[1] == 0 else w[0]
-        program = str(jax.make_jaxpr(jax.vmap(call(conv.by_channels), axes))(x, w))
+        program = str(jax.make_jaxpr(jax.vmap(call(conv.by_shape), axes))(x, w))
         assert program.count("conv_general_dilated[") == convolutions
 
 
