@@ -183,12 +183,20 @@ def test_convolutions_in_scan_and_loop_equal_those_of_xla():
 
 def test_by_shape_uses_products_for_kernels_of_clients_on_few_channels_or_small_images(monkeypatch):
     """A kernel that clients share is applied by one convolution to the images of all clients."""
-    cases = (3, 0, (0, 0), 0), (3, 0, (0, None), 1), (5, 0, (0, 0), 1), (5, 2880, (0, 0), 0)
-    for channels, few_bytes, axes, convolutions in cases:
+    few, many = 2 * 2 * 3 * 3 * 5 * 4, 0
+    cases = [  # (channels, FEW_BYTES, padding, axes, number of convolutions)
+        (3, many, "SAME", (0, 0), 0),
+        (3, many, "SAME", (0, None), 1),
+        (5, few, "VALID", (0, 0), 0),
+        (5, few - 1, "VALID", (0, 0), 1),
+        (5, 4 * few, "SAME", (0, 0), 1),
+    ]
+    for channels, few_bytes, padding, axes, convolutions in cases:
         monkeypatch.setattr(conv, "FEW_BYTES", few_bytes)
         x, w = normal(0, 2, 1, 4, 4, channels), normal(1, 2, 3, 3, channels, 2)
         w = w if axes[1] == 0 else w[0]
-        program = str(jax.make_jaxpr(jax.vmap(call(conv.by_shape), axes))(x, w))
+        convolve = call(conv.by_shape, padding=padding)
+        program = str(jax.make_jaxpr(jax.vmap(convolve, axes))(x, w))
         assert program.count("conv_general_dilated[") == convolutions
 
 
