@@ -15,7 +15,7 @@ code are in docs/accelerators.md:
   all layers A1 10.4, A2 181, W1 21.5, W4 36.8; groups in all layers 13.8, 438, 22.6, 31.5; products
   for one or three channels and groups otherwise 12.1, 358, 21.3, 30.7. In a grouped convolution of
   few channels or small images, cuDNN runs many small kernels. One client's patches of the second
-  layer are 9.0 MB on A1, 2.0 on A2, 12.5 on W1, 20.1 on W4: up to 10 MiB of unpadded images take
+  layer are 9.0 MB on A1, 2.0 on A2, 12.5 on W1, 20.1 on W4: up to 10 MiB without padding take
   products. A kernel that clients share, as in an evaluation, is one convolution: with
   products, the evaluation of A1 took 11.0 instead of 4.6. Command buffers for loops (XLA's WHILE)
   change A1 and W1 by less than 2 % and slow W2 from 0.18 to 0.65, so that they stay off. By the
