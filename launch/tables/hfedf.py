@@ -27,8 +27,7 @@ PICTURE = "hfedf_spread.png"
 CURVES = "local", "pfedhn", "hfedf", "hfedf,server_lr=1e-2"
 COUNTS = "d1", "d2"  # number of domains that a client holds
 TARGETS = tuple(hfedf_tuning.HELD_OUT)
-METHODS = "central", "local", "fedavg", "fedprox", "fedsr", "fedgma", "pfedhn", "hfedf"
-ROWS = *METHODS, "hfedf_server"
+ROWS = "central local fedavg fedprox fedsr fedgma pfedhn hfedf hfedf_server".split()
 PAPERS = "1e-3"
 STEPS = PAPERS, "3e-4", "3e-3"
 WAYS = {  # {way to choose a learning rate: (prefix of the compared cells, measure)}; (): Table 10's
@@ -164,9 +163,8 @@ def average(of_table: Sequence[Record], cells: Sequence[str], measure: str) -> f
 
 
 def tables(of_table: Sequence[Record]) -> list[formats.Table]:
-    """For each of COUNTS: means over targets, each target, and ablations."""
-    makers = by_method, by_target, ablations
-    return [make(of_table, d) for d in COUNTS for make in makers]
+    """For each of COUNTS: means over targets, and ablations."""
+    return [make(of_table, d) for d in COUNTS for make in (by_method, ablations)]
 
 
 def shown(values: Sequence[float | None]) -> list[str]:
@@ -186,16 +184,6 @@ def by_method(of_table, d):
     )
     title += " the one chosen by id, and the one chosen by a held-out domain."
     return formats.Table(title, ["", *ID_OOD * 3], rows, groups=[(way, 2) for way in WAYS])
-
-
-def by_target(of_table, d):
-    """The table of ood by target, with Table 10's learning rate."""
-    rows = []
-    for row in METHODS:
-        cells = runs(of_table, "Table 10", d, row)
-        rows.append([row, *(records.spread(of_table, cell, "ood") for cell in cells)])
-    title = f"{d}: ood in percent by target, mean (population standard deviation) over seeds, with"
-    return formats.Table(f"{title} Table 10's learning rate.", ["", *TARGETS], rows)
 
 
 def ablations(of_table, d):

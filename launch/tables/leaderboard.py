@@ -30,9 +30,10 @@ from fedjax_lab.testing.toy import needs_adapters
 
 PAGE = "leaderboard.md"
 SEEDS = [0, 1, 2]
-BASELINES = "fedavg", "local"  # which come first; the others are in alphabetical order
+BASELINE = "fedavg"
+FIRST = BASELINE, "local"  # the others are in alphabetical order
 NAMES = [name for name in METHODS if not needs_adapters(name)]
-ORDER = sorted(NAMES, key=lambda name: ([*BASELINES, name].index(name), name))
+ORDER = sorted(NAMES, key=lambda name: ([*FIRST, name].index(name), name))
 REFERENCE = "central"  # it is not federated, and its difference to FedAvg is not tested
 
 # The three draws of the learning rate in stream 1 of the random numbers (0.00237, 0.095, 0.0243)
@@ -131,14 +132,11 @@ def tables(of_table):
 
 def _table(of_table, name):
     federation, of_methods = FEDERATIONS[name], complete(of_table, name)
-    pairs = {to: differences(of_methods, to) for to in BASELINES}
-    header = [federation.title, "accuracy, %", *(f"minus {to}" for to in BASELINES)]
-    header += ["worst tenth, %", "global, %", f"MB to {federation.target:g} %"]
-    rows = [
-        [method, *_row(values, [of.get(method) for of in pairs.values()])]
-        for method, values in of_methods.items()
-    ]
-    title = " ".join([f"{federation.title}.", significant(pairs[BASELINES[0]])])
+    pairs = differences(of_methods)
+    header = [federation.title, "accuracy, %", f"minus {BASELINE}", "worst tenth, %", "global, %"]
+    header.append(f"MB to {federation.target:g} %")
+    rows = [[method, *_row(values, pairs.get(method))] for method, values in of_methods.items()]
+    title = f"{federation.title}. {significant(pairs)}"
     if missing := [method for method in ORDER if method not in of_methods]:
         title += f" Not shown, because runs are missing or diverged: {', '.join(missing)}."
     return formats.Table(title, header, rows)
@@ -161,10 +159,10 @@ def numbers(values: Values, measure: str) -> list[float]:
     return [values[seed][measure] for seed in SEEDS if measure in values[seed]]
 
 
-def differences(of_methods: dict[str, Values], to: str) -> dict[str, compare.Paired]:
-    """The differences of the methods to the method `to`, paired by seed; empty without `to`."""
+def differences(of_methods: dict[str, Values]) -> dict[str, compare.Paired]:
+    """The differences of the methods to BASELINE, paired by seed; empty without it."""
     by_seed = {m: {s: v[ACCURACY] for s, v in of.items()} for m, of in of_methods.items()}
-    theirs = by_seed.pop(to, None)
+    theirs = by_seed.pop(BASELINE, None)
     return {m: compare.paired(ours, theirs) for m, ours in by_seed.items()} if theirs else {}
 
 
@@ -174,19 +172,19 @@ def significant(pairs: dict[str, compare.Paired]) -> str:
     corrected = zip(p, compare.holm([*p.values()]), strict=True)
     below = ", ".join(method for method, q in corrected if q < 0.05)
     return (
-        f"Difference to {BASELINES[0]} with p < 0.05 after Holm's correction (methods: {len(p)}):"
+        f"Difference to {BASELINE} with p < 0.05 after Holm's correction (methods: {len(p)}):"
         f" {below or 'no method'}."
     )
 
 
-def _row(values, pairs):
+def _row(values, pair):
     """The texts of a method's row; a cost is shown if every seed has reached the target."""
     accuracy, cost = compare.spread(numbers(values, ACCURACY)), numbers(values, MEGABYTES)
     means = [numbers(values, measure) for measure in (WORST, GLOBAL)]
     means.append(cost if len(cost) == len(SEEDS) else [])
     return [
         f"{accuracy.mean:.1f}{half_width(accuracy)}",
-        *(difference(pair) for pair in pairs),
+        difference(pair),
         *(f"{np.mean(each):.1f}" if each else formats.NONE for each in means),
     ]
 
