@@ -14,7 +14,7 @@ from fedjax_lab import sampling, streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation import local, simulate
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, durations
 from fedjax_lab.simulation.simulate import Lane, Program
@@ -85,16 +85,20 @@ def timed(
     if not is_asynchronous(config):
         plan = _over_selected(config, plan._replace(clock=clock), len(paces[0].compute))
     sent, drawn = _first_round(plan, stages[0], federations[0])
-    seconds = [sum(durations(clock, pace, 1, plan.work, sent)) for pace in paces]
+    works = [_work(plan, federation.owns) for federation in federations]
+    each = list(zip(paces, works, strict=True))
+    seconds = [sum(durations(clock, pace, 1, work, sent)) for pace, work in each]
     fields: dict[str, Any] = {"paces": paces, "task_seconds": seconds}
     if not is_asynchronous(config):
         _check_over_selection(config, plan, drawn)
-        _check_deadline(config, clock, paces, plan, sent)
+        _check_deadline(config, clock, each, sent)
         return plan, fields
     rules = _rules(config, plan, len(paces[0].compute))
-    of_seeds = zip(paces, seeds, strict=True)
-    each = [make_schedule(clock, pace, rules, sent, seed) for pace, seed in of_seeds]
-    schedules, tasks = map(list, zip(*each, strict=True))
+    made = [
+        make_schedule(clock, pace, rules._replace(work=work), sent, seed)
+        for pace, work, seed in zip(paces, works, seeds, strict=True)
+    ]
+    schedules, tasks = map(list, zip(*made, strict=True))
     plan = plan._replace(clock=clock, dropout=0.0, straggler=0.0)  # the schedule has both
     return plan, fields | {"schedules": schedules, "tasks": tasks}
 
@@ -105,10 +109,11 @@ def _of_seed(config, plan, federation, seed):
     rng = np.random.default_rng([seed, 3, 1])
     speeds = bind("clock", settings)(len(n), rng)
     available = bind("availability", settings, "availability")(len(n), rng)
+    own = federation.owns
     if speeds.of_tasks:
-        compute = speeds.seconds / plan.work
+        compute = speeds.seconds / _work(plan, own)
     else:
-        compute = speeds.seconds * (plan.batch_size if plan.steps else n)
+        compute = speeds.seconds * (local.batch_size(plan, own) if plan.steps else n)
     pace = Pace(compute, 1 / speeds.bandwidth, available)
     clock = Clock(
         factor=speeds.factor,
@@ -118,6 +123,11 @@ def _of_seed(config, plan, federation, seed):
         partial=settings.late == "partial",
     )
     return clock, jax.tree.map(np.float32, pace)
+
+
+def _work(plan, own):
+    """`Plan.work` of a client, or of each [C]."""
+    return plan.work if own is None or own.work is None else own.work
 
 
 def _first_round(plan, stage, federation):
@@ -133,10 +143,11 @@ def _first_round(plan, stage, federation):
     return sum(simulate.message_bytes(*of_round)), simulate.cohort_size(*of_round)
 
 
-def _check_deadline(config, clock, paces, plan, sent):
-    """Raises BadInput if even the fastest client would be late."""
-    work, xi = 1 if clock.partial else plan.work, float(clock.factor(jnp.zeros(())))
-    fastest = min(np.min(sum(durations(clock, pace, xi, work, sent))) for pace in paces)
+def _check_deadline(config, clock, each, sent):
+    """Raises BadInput if even the fastest client would be late. each: (pace, work) of the seeds."""
+    xi = float(clock.factor(jnp.zeros(())))
+    of_seeds = [(pace, 1 if clock.partial else work) for pace, work in each]
+    fastest = min(np.min(sum(durations(clock, pace, xi, work, sent))) for pace, work in of_seeds)
     if 0 < clock.deadline < fastest:
         what = "one pass" if clock.partial else "its work"
         raise BadInput(
@@ -198,7 +209,6 @@ def _rules(config, plan, num_clients):
         start_rate=clock.start_rate,
         lost=plan.dropout,
         straggler=plan.straggler,
-        work=plan.work,
     )
 
 

@@ -11,7 +11,7 @@ from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.normalize import Scale, scale_of
 from fedjax_lab.data.partitions import dealing, partition
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.types import CLIENT_ROWS, Federation, Rows, Skew
+from fedjax_lab.types import CLIENT_ROWS, Federation, Own, Rows, Skew
 
 
 def make_federations(
@@ -31,6 +31,7 @@ def make_federations(
     public: float = 0.0,
     skewed: bool = False,
     capacity: tuple[float, ...] = (),
+    own: Callable[[np.ndarray, Sequence[int]], Own] | None = None,
 ) -> list[Federation]:
     """Makes one federation per seed over one pool of examples, as NumPy arrays of equal shapes.
 
@@ -51,6 +52,7 @@ def make_federations(
     skewed: whether the clients' examples have a feature skew, which adds `skews` to federations.
     capacity: those of all clients in the order in which they are dealt, or fewer levels, which
         equally many clients have, at random; (): no client has a limit.
+    own: `own_settings.of_clients` of a table; None: all clients train alike.
     """
     in_unseen = is_of_domain(dataset, unseen)
     unseen_rows = np.flatnonzero(in_unseen)
@@ -75,12 +77,22 @@ def make_federations(
     scale = scale_of(dataset.x, "unit") if scale is None else scale
     pool = _make_pool(dataset, scale, test, np.setdiff1d(unseen_rows, shot_rows), public_rows)
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
-    skews = [_skews(*each) if skewed else None for each in zip(orders, seeds, strict=True)]
-    levels = [_capacities(capacity, *each) for each in zip(orders, seeds, strict=True)]
+    federations = [pool._replace(**dict(zip(CLIENT_ROWS, of, strict=True))) for of in rows]
     return [
-        pool._replace(**dict(zip(CLIENT_ROWS, of_seed, strict=True)), skews=skew, capacities=level)
-        for of_seed, skew, level in zip(rows, skews, levels, strict=True)
+        _with_traits(*of_seed, skewed, capacity, own)
+        for of_seed in zip(federations, orders, seeds, strict=True)
     ]
+
+
+def _with_traits(federation, order, seed, skewed, capacity, own):
+    """The federation with the traits of its clients (`types.TRAITS`)."""
+    held = (federation.train, federation.new_train)
+    sizes = np.concatenate([rows.count for rows in held if rows is not None])
+    return federation._replace(
+        skews=_skews(order, seed) if skewed else None,
+        capacities=_capacities(capacity, order, seed),
+        owns=own and own(order, sizes),
+    )
 
 
 def _without_public(train, share):
@@ -142,7 +154,7 @@ def check_scored(federation: Federation) -> None:
 def pool(federations: Sequence[Federation]) -> list[Federation]:
     """The federations with a single client that holds all training examples."""
     rows = make_rows([[np.asarray(f.train.list)] for f in federations])
-    return [f._replace(train=r) for f, r in zip(federations, rows, strict=True)]
+    return [f._replace(train=r, owns=None) for f, r in zip(federations, rows, strict=True)]
 
 
 def class_counts(rows: Rows | None, y: Any, num_classes: int) -> np.ndarray:

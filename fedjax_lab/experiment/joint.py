@@ -29,6 +29,8 @@ def join(parts: Sequence[Experiment]) -> Experiment:
         for key, value in first.config[section].items()
         if any(part.config[section][key] != value for part in parts)
     ]
+    if first.config.local.per_client and "local.lr" in differing:
+        raise BadInput("some clients have their own learning rates (config.local.per_client)")
     configs = [part.config for part in parts for _ in part.simulation.seeds]
     settings = [{key: value_at(config, key) for key in differing} for config in configs]
     each = {name: [getattr(each, name) for each in simulations] for name in OF_SEEDS}

@@ -206,6 +206,11 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         " local.epochs decides. Trainings for which a method sets its own passes keep them",
         ">= 0",
     ),
+    "local.per_client": Key(
+        "",
+        "a CSV file with other epochs (or steps), lr and batch_size for some clients, by number or"
+        " by size; empty: all clients train alike",
+    ),
     "local.accumulate": Key(
         1,
         "the number of equal parts of a batch whose gradients are computed one after another, which"

@@ -60,7 +60,12 @@ def variant(
     transforming.check_private(config, stages)
     clocks.check_method(config, stages)
     stages = tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)
-    return stages, {"optimizer": make_optimizer(local), "clip": local["clip"]}
+
+    def optimizer_of(rate):
+        return make_optimizer({**local, "lr": local["lr"] * rate})
+
+    of_step = {"optimizer": make_optimizer(local), "optimizer_of": optimizer_of}
+    return stages, of_step | {"clip": local["clip"]}
 
 
 def _section(config, name, settings):

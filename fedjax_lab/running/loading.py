@@ -430,7 +430,8 @@ class Run:
         def tune(settings, message, client, held, rows, key):
             program = self._program(settings)
             pool, (train, validation) = of_client(held, client), rows
-            work, _ = make_work(pool, train, program.plan, key, validation=validation)
+            sets = {"validation": validation, "own": client.own}
+            work, _ = make_work(pool, train, program.plan, key, **sets)
             return program.method.tune(message, client, work)
 
         return jax.jit(tune)

@@ -51,7 +51,7 @@ class Rules(NamedTuple):
     start_rate: float = 0.0  # tasks that start per second; 0: one starts when another one ends
     lost: float = 0.0  # probability that an upload is lost
     straggler: float = 0.0  # probability that a client does only some of its work
-    work: int = 1  # `Plan.work`
+    work: Any = 1  # `Plan.work`; of each client, [C], if they differ
 
 
 class Tasks(NamedTuple):
@@ -112,6 +112,7 @@ class _Queue:
     def __init__(self, clock, pace, rules, sent, seed):
         self._available, self._rules = pace.available, rules
         self._paces = list(map(Pace, pace.compute.tolist(), pace.per_byte.tolist()))
+        self._work = np.broadcast_to(rules.work, len(self._paces)).tolist()
         self._seconds = partial(durations, clock, sent=sent)
         self._picks, self._draws, self._gaps = _random(clock, seed)
         self._next_start = self._gap()
@@ -166,7 +167,7 @@ class _Queue:
         client, self._idle[j] = self._idle[j], self._idle[-1]
         self._idle.pop()
         xi, lost, late, fewer = next(self._draws)
-        rules, work = self._rules, self._rules.work
+        rules, work = self._rules, self._work[client]
         if late < rules.straggler:
             work = 1 + int(fewer * (work - 1))
         seconds = wait + sum(self._seconds(self._paces[client], xi, work))

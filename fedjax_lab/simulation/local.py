@@ -18,6 +18,7 @@ from fedjax_lab.types import (
     Client,
     Federation,
     Method,
+    Own,
     Plan,
     PyTree,
     Stepping,
@@ -58,7 +59,7 @@ def of_client(federation: Federation, client: Client) -> Federation:
     return federation if client.skew is None else federation._replace(skew=client.skew)
 
 
-def num_batches(n: Array, batch_size: int) -> Array:
+def num_batches(n: Array, batch_size: Array | int) -> Array:
     """The number of batches in a pass over n examples, including a short last batch."""
     return (jnp.asarray(n, jnp.int32) + batch_size - 1) // batch_size
 
@@ -142,6 +143,8 @@ class Examples(NamedTuple):
     plan: Plan
     padded: Array  # [longest, B] the rows in their original order
     batches: Array | int  # batches of a pass without padding; an int if no steps are masked
+    of_step: Array | int  # examples of a training step, B or fewer
+    steps: Array | int  # training steps of a pass
 
     @property
     def longest(self) -> int:
@@ -158,13 +161,23 @@ class Examples(NamedTuple):
         return fetch(self.federation, self.padded[s], self.plan)
 
 
-def make_examples(federation: Federation, rows: Array, plan: Plan) -> Examples:
-    """The examples of rows [N], divided into batches of `plan.batch_size`."""
-    size = plan.batch_size
+def batch_size(plan: Plan, own: Own | None) -> Array | int:
+    """The number of examples of a client's training step. own: its numbers."""
+    if own is None or own.batch_size is None:
+        return plan.batch_size
+    return jnp.minimum(own.batch_size, plan.batch_size)
+
+
+def make_examples(
+    federation: Federation, rows: Array, plan: Plan, own: Own | None = None
+) -> Examples:
+    """The examples of rows [N], divided into batches of `plan.batch_size`. own: of the client."""
+    size, of_step = plan.batch_size, batch_size(plan, own)
     longest = -(-rows.shape[0] // size)
     padded = _pad(rows, longest * size).reshape(longest, size)
     batches = longest if plan.equal_steps else num_batches(jnp.sum(rows >= 0), size)
-    return Examples(federation, rows, plan, padded=padded, batches=batches)
+    steps = batches if isinstance(of_step, int) else num_batches(jnp.sum(rows >= 0), of_step)
+    return Examples(federation, rows, plan, padded, batches, of_step, steps)
 
 
 def make_work(
@@ -174,6 +187,7 @@ def make_work(
     key: Array,
     passes: Array | None = None,
     validation: Array | None = None,
+    own: Own | None = None,
 ) -> tuple[Work, list[Training]]:
     """The `Work` of one client, and a list to which each of its trainings is added.
 
@@ -182,20 +196,26 @@ def make_work(
       rows: the client's training rows [N], padding last.
       plan: the sizes of the run.
       key: the client's stream of random numbers in this exchange.
-      passes: how much of `plan.work` the client does; None: all of it. If a method requests
-        another number of passes, the client makes the same share of it, rounded up.
+      passes: the work of the client, as `plan.work`; None: its own, or the plan's. If a method
+        requests another number of passes, the client makes the same share of it, rounded up.
       validation: the client's validation rows [V], padding last; None: `Work` does not have them.
+      own: the client's own numbers; None: those of the plan.
 
     The list gets an entry when `train` is traced. `Exchange.local` must therefore call `train` at
     its top level, not inside a jax transformation of its own; else BadInput is raised.
     """
-    examples = make_examples(federation, rows, plan)
+    if own is not None and own.rate is not None:
+        assert plan.optimizer_of is not None  # the plan of a config has it
+        plan = plan._replace(optimizer=plan.optimizer_of(own.rate))
+    if own is not None and passes is None:
+        passes = own.work
+    examples = make_examples(federation, rows, plan, own)
     sets = {"train": examples}
     if validation is not None:
         sets["validation"] = make_examples(federation, validation, plan._replace(equal_steps=False))
     trainings: list[Training] = []
     done = partial(_done, plan, passes)
-    steps = done(plan.steps) if plan.steps else done(plan.epochs) * examples.batches
+    steps = done(plan.steps) if plan.steps else done(plan.epochs) * examples.steps
     public = Public(federation, plan)
     work = Work(
         train=_recorded(examples, public, key, done, trainings),
@@ -317,12 +337,12 @@ def train(
 
     start = free, weights.stats, optimizer.init(free), jnp.float32(0)
     free, stats, _, value = _all_steps(by.draw, key, step, count, epochs, total, start)
-    n = jnp.minimum(examples.size, count * plan.batch_size)
+    n = jnp.minimum(examples.size, count * examples.of_step)
     if total is None:
         done = value, epochs * count, epochs * n
     else:
         passes, rest = total // jnp.maximum(count, 1), total % jnp.maximum(count, 1)
-        done = value, total, passes * n + jnp.minimum(n, rest * plan.batch_size)
+        done = value, total, passes * n + jnp.minimum(n, rest * examples.of_step)
     value, steps, n = (jnp.asarray(a, jnp.float32) for a in done)
     return Weights(tree.join(free, fixed), stats), Training(value, steps, n, own_steps=steps)
 
@@ -353,12 +373,15 @@ def _all_steps(draw, key, step, count, epochs, total, start):
 
 def _in_fresh_order(examples):
     """The default `Stepping`: each pass uses every example once, in a new random order."""
-    rows, size = examples.rows, examples.plan.batch_size
+    rows, size, of_step = examples.rows, examples.plan.batch_size, examples.of_step
     positions = jnp.where(rows < 0, -1, jnp.arange(rows.shape[0], dtype=rows.dtype))
 
     def draw(key):
         order = _pad(shuffle(key, positions), examples.padded.size)
-        return lambda s: jax.lax.dynamic_slice(order, (s * size,), (size,))
+        if isinstance(of_step, int):
+            return lambda s: jax.lax.dynamic_slice(order, (s * size,), (size,))
+        order, place = _pad(order, len(order) + size), jnp.arange(size)
+        return lambda s: jnp.where(place < of_step, order[s * of_step + place], -1)
 
     def gradient(objective, free, batch, key):
         return jax.value_and_grad(objective, has_aux=True)(free, batch, key)
@@ -369,8 +392,8 @@ def _in_fresh_order(examples):
 def _batches_of_a_pass(examples, steps):
     """The number of batches of a pass; a Python int if the plan has equal steps (no masking)."""
     if steps is None:
-        return examples.batches
-    return (min if examples.plan.equal_steps else jnp.minimum)(examples.batches, steps)
+        return examples.steps
+    return (min if examples.plan.equal_steps else jnp.minimum)(examples.steps, steps)
 
 
 def _batches_with(references, examples):

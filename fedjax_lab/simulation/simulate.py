@@ -12,6 +12,7 @@ from fedjax_lab.simulation import asynchronous, contract, failures
 from fedjax_lab.simulation.asynchronous import Schedule, Virtual
 from fedjax_lab.simulation.local import (
     Public,
+    batch_size,
     fetch,
     make_work,
     num_batches,
@@ -98,6 +99,7 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
         "mean_n": np.full_like(n, count.mean()),
         "skew": jax.tree.map(lambda a: a[: len(n)], federation.skews),
         "capacity": jax.tree.map(lambda a: a[: len(n)], federation.capacities),
+        "own": jax.tree.map(lambda a: a[: len(n)], federation.owns),
     }
     return Client(**fields)
 
@@ -119,6 +121,7 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
         "mean_n": np.full_like(new.n, count.mean()),
         "skew": jax.tree.map(lambda a: a[len(count) :], federation.skews),
         "capacity": jax.tree.map(lambda a: a[len(count) :], federation.capacities),
+        "own": jax.tree.map(lambda a: a[len(count) :], federation.owns),
     }
     return new._replace(**fields)
 
@@ -322,7 +325,7 @@ def _streams(lane, t, cohort, update):
 
 
 def _outcome(program, lane, state, k_clients, cohort, update, virtual):
-    """Whose uploads are used [M], their work as in `_passes` [M], and the time after the round."""
+    """Whose uploads are used [M], their work [M], and the time after the round."""
     if update is not None:
         return None, update.uploads["work"], virtual._replace(clock=update.facts.time)
 
@@ -339,17 +342,13 @@ def _outcome(program, lane, state, k_clients, cohort, update, virtual):
 
 def _batches(program, lane, ids, share, t):
     """The work of each client in round t, [M], up to a common factor."""
-    of_pass = num_batches(lane.population.n[ids], program.plan.batch_size)
+    own = tree.take(lane.population.own, ids)
+    of_pass = num_batches(lane.population.n[ids], batch_size(program.plan, own))
     if program.plan.steps:
         of_pass = jnp.ones_like(of_pass)
-    if not (program.plan.straggler or program.method.extra.empty_places):
-        return of_pass
-    return of_pass * _passes(program, streams.clients(lane.keys.local, t, ids), share)
-
-
-def _passes(program, k_clients, share):
-    """The work of each client as in `Plan.work`, [M], 0 in empty places; None: the plan's."""
-    return _without_empty(program, failures.passes(program.plan, k_clients), share)
+    passes = failures.passes(program.plan, streams.clients(lane.keys.local, t, ids), own)
+    passes = _without_empty(program, passes, share)
+    return of_pass if passes is None else of_pass * passes
 
 
 def _without_empty(program, passes, share):
@@ -435,7 +434,7 @@ def one_client(exchange, plan):
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
         pool, (train, validation) = of_client(federation, client), rows
-        work, trainings = make_work(pool, train, plan, key, passes, validation)
+        work, trainings = make_work(pool, train, plan, key, passes, validation, client.own)
         with jax.named_scope("local"):
             returned = exchange.local(message, client, work)
         upload, private = contract.check_local(returned, client.private)

@@ -28,6 +28,7 @@ def of(experiment: Experiment) -> dict[str, str]:
     """A digest of each part of the data: examples, labels, users, partition and embeddings.
 
     With a clock, there are also digests of the clients' speeds and availability.
+    If clients have their own numbers of `local`, there are also digests of these.
     If a part of the model is frozen, there is also a digest of its weights.
     If the run starts from another run, there is also a digest of the state that it takes from it.
     """
@@ -45,6 +46,10 @@ def of(experiment: Experiment) -> dict[str, str]:
     for seed, pace in zip(simulation.seeds, simulation.paces or [], strict=False):
         leaves = jax.tree.leaves(pace)
         parts[f"speeds of seed {seed}"] = {str(i): leaf for i, leaf in enumerate(leaves)}
+    for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
+        if federation.owns is not None:
+            own = {name: a for name, a in federation.owns._asdict().items() if a is not None}
+            parts[f"local.per_client of seed {seed}"] = own
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = experiment.dataset.digests()
     digests |= {name: checksum(arrays) for name, arrays in parts.items()}

@@ -1,0 +1,164 @@
+"""Clients with their own epochs, learning rate and batch size: config.local.per_client."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+
+from fedjax_lab import losses, optim, streams
+from fedjax_lab.experiment import joint, own_settings
+from fedjax_lab.running.runner import run
+from fedjax_lab.simulation import asynchronous, failures, simulate
+from fedjax_lab.simulation.clock import Clock, Pace
+from fedjax_lab.simulation.local import make_work
+from fedjax_lab.types import Own
+
+KEY = jax.random.key(1)
+LOCAL = {"epochs": 2, "steps": 0, "lr": 0.1, "batch_size": 16}
+OWN = Own(jnp.int32(3), jnp.float32(0.5), jnp.int32(5))
+PLAN = toys.PLAN._replace(
+    optimizer=optim.sgd(0.1, 0.9), optimizer_of=lambda rate: optim.sgd(0.1 * rate, 0.9)
+)
+
+
+def table(folder, text, **local):
+    path = folder / "own.csv"
+    path.write_text(text)
+    return own_settings.read({**LOCAL, **local, "per_client": str(path)})
+
+
+def test_a_table_by_client_follows_clients_that_are_renumbered(tmp_path):
+    read = table(tmp_path, "client,lr,epochs\n3,0.2,\n0,,7\n")
+    own = own_settings.of_clients(read, LOCAL, np.array([1, 3, 0, 2]), [9] * 4)
+    np.testing.assert_array_equal(own.work, [2, 2, 7, 2])
+    np.testing.assert_array_equal(own.rate, np.float32([1, 2, 1, 1]))
+    assert own.batch_size is None
+
+
+def test_a_table_by_size_holds_from_so_many_examples(tmp_path):
+    read = table(tmp_path, "examples,batch_size\n100,64\n10,8\n")
+    own = own_settings.of_clients(read, LOCAL, np.arange(5), [9, 10, 99, 100, 1000])
+    np.testing.assert_array_equal(own.batch_size, [16, 8, 8, 64, 64])
+    assert own.work is None and own.rate is None
+    assert table(tmp_path, "client,lr,epochs\n1,0.1,\n3,,2\n") is None  # as the config
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "the first column of"),
+        ("lr,client\n", "must be client or examples"),
+        ("client\n0\n", "must have one column for each setting"),
+        ("client,lr,lr\n", "must have one column for each setting"),
+        ("client,epoch\n", "unknown column 'epoch' in"),
+        ("client,steps\n", "the column steps of"),
+        ("client,lr\n0,-0.1\n", "line 2 of"),
+        ("client,lr\n0,nan\n", "line 2 of"),
+        ("client,epochs\n0,0\n", "whole number of at least 1 for each setting, not 0,0"),
+        ("client,epochs\n0,1.5\n", "line 2 of"),
+        ("client,epochs\n0,1,2\n", "not 0,1,2"),
+        ("client,epochs\n0,1\n0,2\n", "client 0 is repeated in"),
+    ],
+)
+def test_a_wrong_table_is_refused(tmp_path, text, words):
+    assert words in complaint(table, tmp_path, text)
+
+
+def test_settings_that_do_not_fit_are_refused(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("client,epochs\n6,2\n")
+    message = complaint(toys.build, tmp_path, local={"per_client": str(path)})
+    assert "client 6 does not exist in" in message and "are 0 .. 5" in message
+    other = complaint(toys.build, tmp_path, local={"per_client": str(path), "steps": 3})
+    assert "the column epochs of" in other and "must be steps" in other
+    assert "there is no file" in complaint(toys.build, tmp_path, local={"per_client": "no.csv"})
+    private = {"privacy": {"name": "example_level", "noise": 1.0}}
+    path.write_text("client,epochs\n1,2\n")
+    message = complaint(toys.build, tmp_path, local={"per_client": str(path)}, **private)
+    assert "config.local.per_client does not go with config.privacy.name=example_level" in message
+    path.write_text("client,lr\n1,0.2\n")
+    parts = [toys.build(tmp_path, local={"per_client": str(path), "lr": lr}) for lr in (0.1, 0.2)]
+    assert "their own learning rates" in complaint(joint.join, parts)
+
+
+def trained(plan, own=None):
+    rows = toys.FEDERATION.train[2]
+
+    @jax.jit
+    def once(own):
+        work, trainings = make_work(toys.FEDERATION, rows, plan, KEY, own=own)
+        return work.train(toys.TASK.init(KEY), losses.risk(toys.TASK)), trainings, work.steps
+
+    return once(own)
+
+
+def test_a_client_trains_as_if_all_had_its_numbers():
+    """The batches hold the same examples; their gradients differ by rounding."""
+    alone = PLAN._replace(epochs=3, batch_size=5, optimizer=optim.sgd(0.05, 0.9))
+    toys.close(trained(PLAN, OWN), trained(alone), rtol=1e-5, atol=1e-6)
+    same = Own(jnp.int32(PLAN.epochs), jnp.float32(1), jnp.int32(99))  # cut to the plan's
+    toys.same(trained(PLAN, same), trained(PLAN))
+
+
+def test_stragglers_and_asynchronous_clients_have_their_own_work():
+    own = Own(work=jnp.array([1, 2, 9] * 100))
+    clients = streams.clients(KEY, 0, jnp.arange(300))
+    assert failures.passes(PLAN, clients, own) is own.work
+    late = np.asarray(failures.passes(PLAN._replace(straggler=1.0), clients, own)).reshape(-1, 3)
+    np.testing.assert_array_equal(np.unique(late[:, 2]), np.arange(1, 9))
+    assert (late[:, :2] == 1).all()
+    plan = PLAN._replace(straggler=0.5)
+    all_alike = Own(work=jnp.full(300, plan.work))
+    toys.same(failures.passes(plan, clients, all_alike), failures.passes(plan, clients))
+    pace = Pace(np.ones(2, np.float32), np.zeros(2, np.float32))
+    rules = asynchronous.Rules(updates=4, buffer=1, concurrency=2, work=np.array([2, 7]))
+    schedule, _ = asynchronous.make_schedule(Clock(jnp.ones_like), pace, rules, 0, 0)
+    np.testing.assert_array_equal(schedule.ids[:, 0], [0, 0, 0, 1])  # 2, 4, 6 and 7 seconds
+
+
+def rows_of(result):
+    return [{**row, "seconds": 0} for row in result.metrics]
+
+
+@pytest.mark.slow
+def test_runs_with_a_table(tmp_path):
+    """Equal numbers change nothing, unlike ones do; a run resumes, but not with another table."""
+    path = tmp_path / "own.csv"
+
+    def built(rounds, text="", **engine):
+        local = {"epochs": 2, "schedule": "exponential"}
+        if text:
+            path.write_text(text)
+            local |= {"per_client": str(path)}
+        given = {"rounds": rounds, "eval_every": 2, "cohort": 4, "straggler": 0.5}
+        return toys.build(tmp_path, (0, 1), local=local, run=given, engine=engine)
+
+    plain = run(built(4), quiet=True)
+    equal = run(built(4, "examples,epochs,lr,batch_size\n0,2,0.1,16\n"), quiet=True)
+    assert rows_of(equal) == rows_of(plain)
+    unlike = "client,epochs,lr,batch_size\n0,5,0.2,4\n4,1,,\n"
+    whole = run(built(4, unlike), tmp_path / "whole", quiet=True)
+    assert rows_of(whole) != rows_of(plain)
+    chunked = run(built(4, unlike, strategy="chunked", chunk=2), quiet=True)
+    losses_of = [[row["loss"]["mean"] for row in result.metrics] for result in (whole, chunked)]
+    np.testing.assert_allclose(*losses_of, rtol=1e-4)
+    run(built(2, unlike), tmp_path / "twice", quiet=True)
+    other = built(4, "client,lr\n0,0.5\n")
+    message = complaint(run, other, tmp_path / "twice", resume=True, quiet=True)
+    assert "local.per_client of seed 0" in message
+    twice = run(built(4, unlike), tmp_path / "twice", resume=True, quiet=True)
+    assert rows_of(twice) == rows_of(whole)
+
+
+def test_a_central_run_has_no_clients_and_a_plan_has_the_largest_batch(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("client,batch_size\n0,20\n1,24\n")
+    local = {"per_client": str(path)}
+    simulation = toys.build(tmp_path, local=local).simulation
+    assert simulation.plan.batch_size == 24 and not simulation.plan.equal_steps
+    population = simulate.population_on_host(simulation.federations[0], 3)
+    np.testing.assert_array_equal(population.own.batch_size, [20, 24, 16, 16, 16, 16])
+    pooled = toys.build(tmp_path, local=local, method={"name": "central"}).simulation
+    assert pooled.training[0].owns is None and pooled.plan.batch_size == 16
