@@ -85,11 +85,12 @@ def bytes_of(
 
 def absent_bytes(method: Method, federations: Sequence[Federation]) -> np.ndarray:
     """The mean over all clients of the bytes that `Extra.absent` counts, [seeds]."""
-    of_client, capacities = method.extra.absent, [f.capacities for f in federations]
-    if of_client is None or capacities[0] is None:
-        return np.zeros(len(federations))
-    means = []
-    for each, federation in zip(capacities, federations, strict=True):
-        levels, counts = np.unique(each[: len(federation.train)], return_counts=True)
-        means.append(np.average([float(of_client(level)) for level in levels], weights=counts))
-    return np.array(means)
+    of_client, part_of = method.extra.absent, method.extra.part_of
+    means = np.zeros(len(federations))
+    for i, federation in enumerate(federations):
+        ids = np.arange(len(federation.train))
+        parts = part_of(ids) if part_of else federation.capacities
+        if of_client is not None and parts is not None:
+            levels, counts = np.unique(parts[: len(ids)], return_counts=True)
+            means[i] = np.average([float(of_client(level)) for level in levels], weights=counts)
+    return means

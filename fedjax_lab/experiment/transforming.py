@@ -45,6 +45,8 @@ def as_configured(
     with naming():
         if stage.method.extra.pooled:
             raise BadInput("it trains on the examples of all clients at once and has no uploads")
+        if {"compression", "downlink"} & {*named}:  # codes are those of a whole model
+            stage = stage._replace(method=stage.method.having(absent=None))
         for key in named:
             stage = private_state.in_stage(stage, _transform(key, config, task, setup))
             contract.check_stages((stage,))

@@ -143,6 +143,17 @@ def of_clients(task: Task, ranks: tuple) -> Callable[[Array], Array]:
     return lambda ids: jnp.asarray(table)[ids % len(table)]
 
 
+def counted(method: Method, task: Task, ranks: tuple) -> Method:
+    """The method, whose messages are counted without what is beyond the ranks of clients."""
+    shapes = pairs(jax.eval_shape(task.init, jax.random.key(0)))
+
+    def absent(rank):
+        each = [(tree.num_bytes(pair), pair.A.shape[-1]) for pair in shapes.values()]
+        return sum(size // r * max(0, r - rank) for size, r in each)
+
+    return method.having(absent=absent, part_of=of_clients(task, ranks))
+
+
 def train(loss: losses.Loss, w: Weights, work: Work, keep: Callable[[Weights], Weights]) -> Weights:
     """Trains a part of the numbers of w.
 

@@ -10,8 +10,7 @@ The product of the first r_i columns and rows is the best approximation of D of 
 same for all ranks, and is left out on both sides of (L13). D is never formed: with A = [A_1, ...,
 A_M] and B = [n_1/n B_1; ...; n_M/n B_M], QR of A and of B^T leaves the SVD of a matrix of size M r.
 The entry of each column of U with the largest magnitude is positive. The server cuts D to rank r.
-Messages are counted with rank r, as types do not depend on clients. Other weights that are trained,
-such as a head, are averaged.
+Other weights that are trained, such as a head, are averaged.
 """
 
 from functools import partial
@@ -52,7 +51,8 @@ def flexlora(task: Task, *, ranks: tuple = (), split: str = "b") -> Method:
         new = {path: of_kernel(pair) for path, pair in factors.pairs(uploads).items()}
         return factors.with_pairs(tree.mix(cohort.weight, uploads), new)
 
-    return fedavg(task)._replace(round=(Exchange(send, local, aggregate, alike=False),))
+    method = fedavg(task)._replace(round=(Exchange(send, local, aggregate, alike=False),))
+    return factors.counted(method, task, ranks)
 
 
 def singular(pair: Pair) -> tuple[Array, Array, Array]:

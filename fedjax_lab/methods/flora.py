@@ -9,10 +9,9 @@
 The sum is exact: A B = sum_i p_i A_i B_i. In the paper all clients take part in every round and
 receive the stacked factors, M times an upload. Here a client may have missed rounds, so that the
 download is counted as A_t, B = 0 and Delta_t, a float32 matrix for each adapted kernel; the base
-itself is not part of it. An upload is counted with rank r, as types do not depend on clients. The
-server draws one A_{t+1} for all clients. s is the same for all ranks, as in the authors' code,
-where alpha_i = 2 r_i. Other weights that are trained, such as a head, are averaged. The base must
-not be quantized.
+itself is not part of it. The server draws one A_{t+1} for all clients. s is the same for all ranks,
+as in the authors' code, where alpha_i = 2 r_i. Other weights that are trained, such as a head, are
+averaged. The base must not be quantized.
 """
 
 from functools import partial
@@ -44,4 +43,5 @@ def flora(task: Task, *, ranks: tuple = ()) -> Method:
         w = factors.fresh(tree.mix(cohort.weight, uploads), cohort.key[0])
         return factors.Server(w, tree.add(server.delta, change, s))
 
-    return factors.changing_the_base(task, Exchange(send, local, aggregate, alike=False))
+    method = factors.changing_the_base(task, Exchange(send, local, aggregate, alike=False))
+    return factors.counted(method, task, ranks)

@@ -11,8 +11,8 @@ The entries of A_i and B_i beyond r_i are 0, so that the last columns, which few
 averaged with zeros. The tail is the entries from floor(gamma r_i) up to r_i; the term is summed
 over the adapted kernels. A client keeps r_i, which is at least 1, and predicts with its first r_i
 columns. q_i is that of each kernel. Other weights that are trained, such as a head, are averaged by
-size. The paper sends r_i columns; here messages are counted with the largest rank, as types do not
-depend on clients, and an upload also has r_i. s is the same for all ranks.
+size. Messages are counted with the first r_i columns, before pruning, and an upload also has r_i. s
+is the same for all ranks.
 """
 
 from functools import partial
@@ -81,7 +81,7 @@ def hetlora(
         predict=lambda w, client, x: task.apply(factors.truncated(w, client.private), x).logits,
         newcomer=lambda state: (state.server, largest(state.server)),
     )
-    return method.having(model=factors.truncated)
+    return factors.counted(method.having(model=factors.truncated), task, ranks)
 
 
 def largest(w: Weights) -> Array:

@@ -16,8 +16,9 @@ from slow_cases import exhaustive_but
 
 import fedjax_lab
 from fedjax_lab import losses, optim, sampling, tree
+from fedjax_lab.engine import counts
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.experiment import experiment, registry
+from fedjax_lab.experiment import experiment, registry, transforming
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair, Server
@@ -31,7 +32,7 @@ from fedjax_lab.simulation import simulate
 from fedjax_lab.tasks import Labels
 from fedjax_lab.tasks.tokens import tokens
 from fedjax_lab.testing.toy import RANK, SCALE, adapted, as_rows, needs_adapters
-from fedjax_lab.types import Client, Weights
+from fedjax_lab.types import Client, Stage, Weights
 
 TASK = adapted(toys.NORM)
 BASE = toys.NORM.init(jax.random.key(0)).params["Dense_0"]["kernel"]  # which is frozen
@@ -390,6 +391,32 @@ def test_hetlora_prunes_the_ranks_of_clients_whose_tail_has_shrunk():
     assert first.tolist() == [3, 1, 3, 1, 3] and first.dtype == jnp.int32
 
 
+@pytest.mark.parametrize("name", ["hetlora", "flora", "flexlora"])
+def test_bytes_are_those_of_the_ranks_of_clients(name):
+    """Of 8 clients with ranks 2, 1, 3, 2, ... in turn."""
+    d, f = BASE.shape
+    method = toys.make(name, ranks=(2, 1, 3))
+    lacking = np.array([1, 2, 0, 1, 2, 0, 1, 2])
+    expected = 4 * (d + f) * lacking.mean()
+    assert counts.absent_bytes(method, [toys.FEDERATION]) == expected
+    assert counts.absent_bytes(toys.make(name), [toys.FEDERATION]) == 0
+    up, _ = toys.bytes_of(method)  # of rank 3
+    others = tree.num_bytes(TASK.init(KEYS.init)) - 4 * RANK * (d + f)
+    assert up == 4 * RANK * (d + f) + others + 4 * (name == "hetlora")
+
+
+NAMES = {"compression": "qsgd", "downlink": "qsgd", "attack": "sign_flip"}
+
+
+def test_codes_are_counted_whole(tmp_path):
+    """Those of a compressed update do not depend on the part that a client trains."""
+    stage = Stage("train", toys.make("flexlora", ranks=(2, 1)), 1)
+    for section in ("compression", "downlink", "attack"):
+        given = resolve(toys.config(tmp_path, **{section: {"name": NAMES[section]}}))
+        method = transforming.as_configured(stage, TASK, given, None).method
+        assert (method.extra.absent is None) == (section != "attack")
+
+
 def test_fedex_lora_averages_uniformly_if_asked():
     uniform, by_size = (toys.make("fedex_lora", uniform=u).sample for u in (True, False))
     assert uniform is sampling.equal and by_size is sampling.by_size
@@ -446,7 +473,8 @@ def test_a_run_with_adapters_by_qwix(name, settings):
     assert np.isfinite(losses_of).all()
     a, b, head = 4 * 60 * 3, 4 * 3 * 64, 4 * (64 * 10 + 10)
     up = {"ffa_lora": b + head, "fedsa_lora": a, "hetlora": a + b + head + 4}
-    assert result.rows[-1]["bytes_up"] == 2 * 5 * up.get(name, a + b + head)
+    absent = 3 / 7 * 2 / 3 * (a + b) if settings else 0  # 3 of the 7 clients have rank 1
+    assert result.rows[-1]["bytes_up"] == int(2 * 5 * (up.get(name, a + b + head) - absent))
 
 
 @pytest.mark.slow
