@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optional
 import pytest
+import toys
 from slow_cases import slow_but
 
 import fedjax_lab
 from fedjax_lab import losses, tree
+from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.errors import BadInput
@@ -20,6 +22,7 @@ from fedjax_lab.experiment.registry import METHODS
 from fedjax_lab.models import adapters, nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.models.transformer import transformer
+from fedjax_lab.running import runner
 from fedjax_lab.types import Batch
 
 KEY = jax.random.key(3)
@@ -231,14 +234,26 @@ def test_every_method_trains_adapters_or_refuses_them_in_one_line(method, layers
         assert "\n" not in str(error)
 
 
-def test_a_group_of_devices_and_a_frozen_last_layer_are_refused():
-    frozen_head = {**LORA, "layers": ""}
-    for adapter, sections, message in (
-        (LORA, {"engine": {"fsdp": 2}}, "fsdp=2 does not go with config.adapter.name=lora"),
-        (frozen_head, {"local": {"head_factor": 2.0}}, "local.head_factor"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            experiment.build(resolve(config(adapter, **sections)))
+def test_the_rate_of_a_frozen_last_layer_is_refused():
+    with pytest.raises(BadInput, match=r"local\.head_factor"):
+        experiment.build(resolve(config({**LORA, "layers": ""}, local={"head_factor": 2.0})))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("bits", [32, 8])
+def test_a_group_of_devices_divides_the_base_and_trains_the_same_adapters(monkeypatch, bits):
+    """Also with dropout on the adapters' input; each of two devices holds half of the base."""
+    monkeypatch.setattr(fsdp, "SMALLEST", 8)
+    devices, states = jax.devices()[:4], []
+    for group in (1, 2):
+        engine = {"fsdp": group, "seeds": "sequential"}
+        sections = resolve(config({**LORA, "dropout": 0.3, "bits": bits}, engine=engine))
+        job = experiment.build(sections, devices=devices)
+        base = Engine(job.simulation).lanes[0].settings[BASE]
+        held = tree.num_bytes([a.addressable_shards[0].data for a in jax.tree.leaves(base)])
+        assert held <= tree.num_bytes(base) / group + 8  # a scale of one number is not divided
+        states.append(runner.run(job, quiet=True).states)
+    toys.close(*states, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

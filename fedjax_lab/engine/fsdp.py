@@ -14,10 +14,10 @@ from functools import partial
 
 import flax.linen as nn
 import jax
+from flax.core.scope import Scope
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab.models import calls
 from fedjax_lab.types import Array, PyTree
 
 AXIS = "fsdp"
@@ -82,14 +82,14 @@ def in_group(fn: Callable, group: int) -> Callable:
 
 def _gathered(group, call, args, kwargs, context):
     """Calls a layer with gathered weights, and with rows that the group divides."""
-    layer = context.module
-    is_layer = context.method_name == "__call__" and layer.path  # () is the copy made below
-    if not (is_layer and layer.has_variable("params", "kernel")):
+    layer, scope = context.module, context.module.scope
+    is_inner = context.method_name == "__call__" and scope.parent is not None
+    if not (is_inner and layer.has_variable("params", "kernel")):
         return call(*args, **kwargs)
     whole = jax.tree.map(lambda w: jax.lax.with_sharding_constraint(w, P()), layer.variables)
-    x = _by_row(args[0], group)
-    with calls.renamed({"": calls.named(layer.path)}):  # other hooks know the copy by its layer
-        return layer.clone(parent=None, name=None).apply(whole, x, *args[1:], **kwargs)
+    # Other hooks and low-rank adapters know the copy of the layer by its path.
+    copy = Scope(whole, scope.rngs, scope.name, path=scope.path, flags=scope.flags)
+    return layer.clone(parent=copy, name=None)(_by_row(args[0], group), *args[1:], **kwargs)
 
 
 def _by_row(x: Array, group: int) -> Array:

@@ -14,7 +14,7 @@ from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.frozen import Model
 from fedjax_lab.models.task import has_convolutions
-from fedjax_lab.types import Federation, Plan, Stage, Task
+from fedjax_lab.types import Federation, Plan, Stage
 
 
 def engine_fields(
@@ -149,17 +149,9 @@ def vectorizes_seeds(
     return platform != "cpu" or not convolutional
 
 
-def check_fsdp(
-    config: ml_collections.ConfigDict, plan: Plan, stages: Sequence[Stage], task: Task
-) -> None:
+def check_fsdp(config: ml_collections.ConfigDict, plan: Plan, stages: Sequence[Stage]) -> None:
     """Raises BadInput if a group of devices cannot share a client's work."""
     group = config.engine.fsdp
-    if group > 1 and task.adapters is not None:
-        raise BadInput(
-            f"config.engine.fsdp={group} does not go with"
-            f" config.adapter.name={config.adapter.name}: the layers of a group of devices would"
-            " compute without their adapters; use 1"
-        )
     if plan.batch_size % group:
         raise BadInput(
             f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"

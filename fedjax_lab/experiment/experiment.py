@@ -114,7 +114,7 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
         scheduled=variants.scheduled(config, [stage.rounds for stage in stages]),
         **engine_fields(config.engine, plan, stages, model, federations, devices, memory),
     )
-    check_fsdp(config, plan, stages, task)
+    check_fsdp(config, plan, stages)
     transforming.check_first_round(config, simulation)
     return simulation
 
