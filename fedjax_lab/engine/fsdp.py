@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_lab.types import Array, PyTree
 
 AXIS = "fsdp"
+COPY = "gathered"  # the flag of a layer's copy with gathered weights
 SMALLEST = 2**16  # fewest elements of a divided array; replicating smaller ones takes less time
 
 
@@ -83,12 +84,13 @@ def in_group(fn: Callable, group: int) -> Callable:
 def _gathered(group, call, args, kwargs, context):
     """Calls a layer with gathered weights, and with rows that the group divides."""
     layer, scope = context.module, context.module.scope
-    is_inner = context.method_name == "__call__" and scope.parent is not None
-    if not (is_inner and layer.has_variable("params", "kernel")):
+    is_layer = context.method_name == "__call__" and scope.path and not scope.has_flag(COPY)
+    if not (is_layer and layer.has_variable("params", "kernel")):
         return call(*args, **kwargs)
     whole = jax.tree.map(lambda w: jax.lax.with_sharding_constraint(w, P()), layer.variables)
     # Other hooks and low-rank adapters know the copy of the layer by its path.
-    copy = Scope(whole, scope.rngs, scope.name, path=scope.path, flags=scope.flags)
+    flags = {**scope.flags, COPY: True}
+    copy = Scope(whole, scope.rngs, scope.name, path=scope.path, flags=flags)
     return layer.clone(parent=copy, name=None)(_by_row(args[0], group), *args[1:], **kwargs)
 
 
