@@ -1,6 +1,7 @@
 """Asynchronous rounds against an event queue in NumPy, and what a schedule promises."""
 
 import functools
+import hashlib
 import json
 
 import jax
@@ -184,6 +185,30 @@ def test_a_schedule_keeps_its_rules(rules, on_and_off):
     shorter, _ = schedule_of(rules._replace(updates=T // 2), **of_clients)
     for a, b in zip(jax.tree.leaves(shorter), jax.tree.leaves(schedule), strict=True):
         np.testing.assert_array_equal(a, b[: T // 2])
+
+
+@pytest.mark.parametrize(
+    ("rules", "digest"),
+    [
+        ({}, "69bef454361a249d658ba27f81dd707a"),
+        (
+            {"lost": 0.2, "straggler": 0.5, "max_staleness": 3, "work": 4},
+            "483c7281e332d4e0433ab422172b31b4",
+        ),
+        (
+            {"start_rate": 8.0, "lost": 0.1, "work": np.arange(50) % 3 + 1},
+            "3bf98eadb6ccd07129254588016cdc99",
+        ),
+    ],
+)
+def test_a_schedule_keeps_every_bit_of_its_numbers(rules, digest):
+    """The digests are of a queue that is slower, which the present one has replaced."""
+    rules = Rules(updates=60, buffer=5, concurrency=20, **rules)
+    tables = schedule_of(rules, np.random.default_rng(0).uniform(0.5, 4.0, 50), seed=3)
+    found = hashlib.md5()
+    for table in jax.tree.leaves(tables):
+        found.update(str(table.dtype).encode() + np.ascontiguousarray(table).tobytes())
+    assert found.hexdigest() == digest
 
 
 def test_equal_clients_make_synchronous_rounds():

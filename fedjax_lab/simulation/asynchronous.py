@@ -83,17 +83,6 @@ def make_schedule(
     return schedule if rules.straggler else schedule._replace(work=None), tasks
 
 
-class _Task(NamedTuple):
-    """A task in flight; tasks that end at the same time are in the order of their numbers."""
-
-    end: float
-    number: int
-    client: int
-    version: int
-    work: int
-    is_lost: bool
-
-
 class _Row(NamedTuple):
     """One update of the server, as a row of the schedule."""
 
@@ -111,13 +100,13 @@ class _Queue:
 
     def __init__(self, clock, pace, rules, sent, seed):
         self._available, self._rules = pace.available, rules
+        self._clock, self._sent = clock, sent
         self._paces = list(map(Pace, pace.compute.tolist(), pace.per_byte.tolist()))
         self._work = np.broadcast_to(rules.work, len(self._paces)).tolist()
-        self._seconds = partial(durations, clock, sent=sent)
         self._picks, self._draws, self._gaps = _random(clock, seed)
         self._next_start = self._gap()
-        self._in_flight: list[_Task] = []  # a heap
-        self._idle = list(range(len(self._paces)))
+        self._in_flight: list[tuple] = []  # a heap of (end, number, client, version, work, is_lost)
+        self._idle = list(range(len(self._work)))
         self._buffer: list[tuple] = []  # (client, version, place, work)
         self._time, self._busy, self._number = 0.0, 0.0, 0
         self._users, self._place, self._free = {0: 0}, {0: 0}, []  # of the versions in use
@@ -134,7 +123,8 @@ class _Queue:
     def start_tasks(self):
         """Starts the tasks that are due."""
         if not self._rules.start_rate:
-            while self._has_room():
+            room = self._rules.concurrency - len(self._in_flight)
+            for _ in range(min(room, len(self._idle))):
                 self._start()
         elif self._time == self._next_start:
             self._next_start += self._gap()
@@ -146,15 +136,15 @@ class _Queue:
         Random starts that find no room are skipped: the time until the next one after an event has
         the same law whatever was before.
         """
-        end = self._in_flight[0].end if self._in_flight else np.inf
+        end = self._in_flight[0][0] if self._in_flight else np.inf
         has_room = self._has_room()
         if self._rules.start_rate and has_room and self._next_start <= end:
             self._go_to(self._next_start)
             return
         self._go_to(end)
-        while self._in_flight and self._in_flight[0].end == end:
-            self._arrive(heapq.heappop(self._in_flight))
-        if not has_room:
+        while self._in_flight and self._in_flight[0][0] == end:
+            self._arrive(*heapq.heappop(self._in_flight)[2:])
+        if self._rules.start_rate and not has_room:
             self._next_start = end + self._gap()
 
     def _go_to(self, time):
@@ -170,9 +160,10 @@ class _Queue:
         rules, work = self._rules, self._work[client]
         if late < rules.straggler:
             work = 1 + int(fewer * (work - 1))
-        seconds = wait + sum(self._seconds(self._paces[client], xi, work))
+        compute, sending = durations(self._clock, self._paces[client], xi, work, self._sent)
+        seconds = wait + (compute + sending)
         version, is_lost = len(self.rows), lost < rules.lost
-        task = _Task(self._time + seconds, self._number, client, version, work, is_lost)
+        task = self._time + seconds, self._number, client, version, work, is_lost
         heapq.heappush(self._in_flight, task)
         self._number += 1
         self._started += 1
@@ -195,18 +186,18 @@ class _Queue:
         of_clients = Availability(*(a[clients] for a in self._available))
         return until_available(of_clients, self._time, np)
 
-    def _arrive(self, task):
+    def _arrive(self, client, version, work, is_lost):
         """Puts the upload of a task that ends into the buffer, unless it is lost or too old."""
-        self._received += not task.is_lost
-        self._lost += task.is_lost
-        place = self._place.get(task.version)
+        self._received += not is_lost
+        self._lost += is_lost
+        place = self._place.get(version)
         if place is not None:
-            self._users[task.version] -= 1
-            self._release(task.version)
-        if task.is_lost or place is None:
-            self._idle.append(task.client)
+            self._users[version] -= 1
+            self._release(version)
+        if is_lost or place is None:
+            self._idle.append(client)
             return
-        self._buffer.append((task.client, task.version, place, task.work))
+        self._buffer.append((client, version, place, work))
         if len(self._buffer) == self._rules.buffer:
             self._update()
 
