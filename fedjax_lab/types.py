@@ -272,7 +272,7 @@ class Extra(NamedTuple):
     model: Callable[[PyTree, PyTree], Weights] | None = None  # (message, private) -> weights
     absent: Callable[[Array], Array] | None = None
     # `Client.capacity` -> bytes of a message, and of an upload, that the client does not need
-    part_of: Callable[[Array], Array] | None = None  # ids -> what `absent` gets instead; None: the
+    part_of: Callable[[Any], Any] | None = None  # ids -> what `absent` gets instead; None: the
     # capacities
 
 
