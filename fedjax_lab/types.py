@@ -190,7 +190,7 @@ class Client(NamedTuple):
     capacity: Any = None  # [] float32, the share of the model's channels or layers that the client
     # can train; 0 for a client that has no limit; None: no client has one
     public: Any = None  # as `Work.public`: for `aggregate` only
-    own: Any = None  # `Own`; None: all clients train with the numbers of the plan
+    settings: Any = None  # `LocalSettings`; None: all clients train with the numbers of the plan
 
 
 class Work(NamedTuple):
@@ -373,7 +373,7 @@ class Skew(NamedTuple):
     seed: Array  # [] uint32, of the client's random numbers
 
 
-class Own(NamedTuple):
+class LocalSettings(NamedTuple):
     """The numbers with which a client trains instead of the plan's; several have a leading axis.
 
     None: that of the plan.
@@ -459,7 +459,7 @@ class Federation(NamedTuple):
     frozen: PyTree = ()  # the result of `View.frozen`, used by `Plan.view` and `Work`
     skews: Skew | None = None  # of the clients, then of the new clients [C + N]: `Client.skew`
     capacities: Any = None  # [C + N] of the clients, then of the new clients: `Client.capacity`
-    owns: Own | None = None  # [C + N] likewise: `Client.own`
+    settings: LocalSettings | None = None  # [C + N] likewise: `Client.settings`
     skew: Skew | None = None  # of the client whose examples are fetched; None: no feature skew
     public: tuple[Array, Array] | None = None  # (x [P, D], y [P, *label]), examples that no client
     # holds, and that the server and all clients have: a copy on each device, beside the pool
@@ -470,7 +470,7 @@ POPULATION_ROWS = ("train", "validation", "test")  # the fields with rows of eac
 NEW_ROWS = ("new_train", "new_test")  # the fields with rows of each new client [N]
 CLIENT_ROWS = (*POPULATION_ROWS, *NEW_ROWS)
 ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # all fields with rows
-TRAITS = ("skews", "capacities", "owns")  # the fields that become fields of a `Client`
+TRAITS = ("skews", "capacities", "settings")  # the fields that become fields of a `Client`
 
 
 class Plan(NamedTuple):
@@ -500,7 +500,9 @@ class Plan(NamedTuple):
     view: Callable[[PyTree, Array], Array] | None = None  # a stage's `View.transform`
     feature_skew: Callable[[Array, Array, Array], Array] | None = None
     # (key, raw x of one example, number of its client) -> raw x
-    optimizer_of: Callable[[Array], Any] | None = None  # `Own.rate` -> optimizer; None: `optimizer`
+    optimizer_of: Callable[[Array], Any] | None = (
+        None  # `LocalSettings.rate` -> optimizer; None: `optimizer`
+    )
 
     @property
     def work(self) -> int:

@@ -19,7 +19,7 @@ from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.errors import BadInput, check_seeds, quoted
-from fedjax_lab.experiment import checks, clocks, own_settings, transforming, variants
+from fedjax_lab.experiment import checks, clocks, local_settings, transforming, variants
 from fedjax_lab.experiment.devices import check_fsdp, engine_fields, platform_of
 from fedjax_lab.experiment.federation import (
     class_counts,
@@ -235,8 +235,8 @@ def deal_dataset(
     """
     load = embeddings or functools.cache(lambda: load_embeddings(config, dataset))
     checks.check_partition(config, dataset)
-    table = own_settings.read(config.local)
-    own = table and functools.partial(own_settings.of_clients, table, config.local)
+    table = local_settings.read(config.local)
+    settings = table and functools.partial(local_settings.of_clients, table, config.local)
     return make_federations(
         dataset,
         bind("partition", config.partition),
@@ -253,7 +253,7 @@ def deal_dataset(
         public=config.partition.public,
         skewed=config.partition.feature_skew != "none",
         capacity=config.partition.capacity,
-        own=own,
+        settings=settings,
     )
 
 
@@ -398,15 +398,15 @@ def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, *
     cohort: clients per round; 0: all. A batch has no more examples than the largest client.
     """
     num_clients, width = len(training[0].train), training[0].train.longest
-    own = [f.owns for f in training if f.owns is not None]
-    if own and own[0].batch_size is not None:
-        batch_size = int(max(of_seed.batch_size.max() for of_seed in own))
+    settings = [f.settings for f in training if f.settings is not None]
+    if settings and settings[0].batch_size is not None:
+        batch_size = int(max(of_seed.batch_size.max() for of_seed in settings))
     size = min(batch_size, width)  # larger batches would only have more padding
     sizes = np.concatenate([f.train.count for f in training])
     return Plan(
         cohort=min(cohort or num_clients, num_clients),
         batch_size=size,
-        equal_steps=not own and bool((-(-sizes // size) == -(-width // size)).all()),
+        equal_steps=not settings and bool((-(-sizes // size) == -(-width // size)).all()),
         **fields,
     )
 

@@ -11,7 +11,7 @@ from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.normalize import Scale, scale_of
 from fedjax_lab.data.partitions import dealing, partition
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.types import CLIENT_ROWS, Federation, Own, Rows, Skew
+from fedjax_lab.types import CLIENT_ROWS, Federation, LocalSettings, Rows, Skew
 
 
 def make_federations(
@@ -31,7 +31,7 @@ def make_federations(
     public: float = 0.0,
     skewed: bool = False,
     capacity: tuple[float, ...] = (),
-    own: Callable[[np.ndarray, Sequence[int]], Own] | None = None,
+    settings: Callable[[np.ndarray, Sequence[int]], LocalSettings] | None = None,
 ) -> list[Federation]:
     """Makes one federation per seed over one pool of examples, as NumPy arrays of equal shapes.
 
@@ -52,7 +52,7 @@ def make_federations(
     skewed: whether the clients' examples have a feature skew, which adds `skews` to federations.
     capacity: those of all clients in the order in which they are dealt, or fewer levels, which
         equally many clients have, at random; (): no client has a limit.
-    own: `own_settings.of_clients` of a table; None: all clients train alike.
+    settings: `local_settings.of_clients` of a table; None: all clients train alike.
     """
     in_unseen = is_of_domain(dataset, unseen)
     unseen_rows = np.flatnonzero(in_unseen)
@@ -79,19 +79,19 @@ def make_federations(
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
     federations = [pool._replace(**dict(zip(CLIENT_ROWS, of, strict=True))) for of in rows]
     return [
-        _with_traits(*of_seed, skewed, capacity, own)
+        _with_traits(*of_seed, skewed, capacity, settings)
         for of_seed in zip(federations, orders, seeds, strict=True)
     ]
 
 
-def _with_traits(federation, order, seed, skewed, capacity, own):
+def _with_traits(federation, order, seed, skewed, capacity, settings):
     """The federation with the traits of its clients (`types.TRAITS`)."""
     held = (federation.train, federation.new_train)
     sizes = np.concatenate([rows.count for rows in held if rows is not None])
     return federation._replace(
         skews=_skews(order, seed) if skewed else None,
         capacities=_capacities(capacity, order, seed),
-        owns=own and own(order, sizes),
+        settings=settings and settings(order, sizes),
     )
 
 
@@ -154,7 +154,7 @@ def check_scored(federation: Federation) -> None:
 def pool(federations: Sequence[Federation]) -> list[Federation]:
     """The federations with a single client that holds all training examples."""
     rows = make_rows([[np.asarray(f.train.list)] for f in federations])
-    return [f._replace(train=r, owns=None) for f, r in zip(federations, rows, strict=True)]
+    return [f._replace(train=r, settings=None) for f, r in zip(federations, rows, strict=True)]
 
 
 def class_counts(rows: Rows | None, y: Any, num_classes: int) -> np.ndarray:

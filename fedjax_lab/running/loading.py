@@ -430,7 +430,7 @@ class Run:
         def tune(settings, message, client, held, rows, key):
             program = self._program(settings)
             pool, (train, validation) = of_client(held, client), rows
-            sets = {"validation": validation, "own": client.own}
+            sets = {"validation": validation, "settings": client.settings}
             work, _ = make_work(pool, train, program.plan, key, **sets)
             return program.method.tune(message, client, work)
 

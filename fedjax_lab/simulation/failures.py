@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.simulation import clock, contract
 from fedjax_lab.simulation.clock import Outcome
-from fedjax_lab.types import Array, Client, Own, Plan, PyTree
+from fedjax_lab.types import Array, Client, LocalSettings, Plan, PyTree
 
 NOBODY = np.iinfo(np.int32).max  # an id beyond all clients: JAX drops scattered updates to it
 ALIKE = "where uploads may be lost, each `aggregate` of a method must return the server's state"
@@ -41,7 +41,7 @@ def outcome(
       drawn: [M] whether each entry of the cohort is a client that takes part.
       in_turn: whether the clients train one after another.
     """
-    plain = Outcome(arrivals(plan, clients), None, passes(plan, clients, cohort.own))
+    plain = Outcome(arrivals(plan, clients), None, passes(plan, clients, cohort.settings))
     if plan.clock is None or time is None:
         return plain
     facts = plan.work, sent(), time, drawn, in_turn
@@ -59,15 +59,15 @@ def arrivals(plan: Plan, clients: Array) -> Array | None:
     return ~lost(streams.loss(clients))
 
 
-def passes(plan: Plan, clients: Array, own: Own | None = None) -> Array | None:
+def passes(plan: Plan, clients: Array, settings: LocalSettings | None = None) -> Array | None:
     """Draws how much work each client does in a round, [M]; None if all do `plan.work`.
 
     A straggler makes 1 to epochs - 1 passes, each number with the same probability, as in FedProx
     (Li et al., MLSys 2020); if the number of steps is fixed, so many steps.
 
-    clients: the random streams [M] of the clients in this round. own: their numbers [M].
+    clients: the random streams [M] of the clients in this round. settings: theirs [M].
     """
-    work = None if own is None else own.work
+    work = None if settings is None else settings.work
     if not plan.straggler:
         return work
 

@@ -17,8 +17,8 @@ from fedjax_lab.types import (
     Batch,
     Client,
     Federation,
+    LocalSettings,
     Method,
-    Own,
     Plan,
     PyTree,
     Stepping,
@@ -161,18 +161,18 @@ class Examples(NamedTuple):
         return fetch(self.federation, self.padded[s], self.plan)
 
 
-def batch_size(plan: Plan, own: Own | None) -> Array | int:
-    """The number of examples of a client's training step. own: its numbers."""
-    if own is None or own.batch_size is None:
+def batch_size(plan: Plan, settings: LocalSettings | None) -> Array | int:
+    """The number of examples of a client's training step. settings: its own."""
+    if settings is None or settings.batch_size is None:
         return plan.batch_size
-    return jnp.minimum(own.batch_size, plan.batch_size)
+    return jnp.minimum(settings.batch_size, plan.batch_size)
 
 
 def make_examples(
-    federation: Federation, rows: Array, plan: Plan, own: Own | None = None
+    federation: Federation, rows: Array, plan: Plan, settings: LocalSettings | None = None
 ) -> Examples:
-    """The examples of rows [N], divided into batches of `plan.batch_size`. own: of the client."""
-    size, of_step = plan.batch_size, batch_size(plan, own)
+    """The examples of rows [N], divided into batches of `plan.batch_size`; settings: the client's."""
+    size, of_step = plan.batch_size, batch_size(plan, settings)
     longest = -(-rows.shape[0] // size)
     padded = _pad(rows, longest * size).reshape(longest, size)
     batches = longest if plan.equal_steps else num_batches(jnp.sum(rows >= 0), size)
@@ -187,7 +187,7 @@ def make_work(
     key: Array,
     passes: Array | None = None,
     validation: Array | None = None,
-    own: Own | None = None,
+    settings: LocalSettings | None = None,
 ) -> tuple[Work, list[Training]]:
     """The `Work` of one client, and a list to which each of its trainings is added.
 
@@ -199,17 +199,17 @@ def make_work(
       passes: the work of the client, as `plan.work`; None: its own, or the plan's. If a method
         requests another number of passes, the client makes the same share of it, rounded up.
       validation: the client's validation rows [V], padding last; None: `Work` does not have them.
-      own: the client's own numbers; None: those of the plan.
+      settings: the client's own numbers; None: those of the plan.
 
     The list gets an entry when `train` is traced. `Exchange.local` must therefore call `train` at
     its top level, not inside a jax transformation of its own; else BadInput is raised.
     """
-    if own is not None and own.rate is not None:
+    if settings is not None and settings.rate is not None:
         assert plan.optimizer_of is not None  # the plan of a config has it
-        plan = plan._replace(optimizer=plan.optimizer_of(own.rate))
-    if own is not None and passes is None:
-        passes = own.work
-    examples = make_examples(federation, rows, plan, own)
+        plan = plan._replace(optimizer=plan.optimizer_of(settings.rate))
+    if settings is not None and passes is None:
+        passes = settings.work
+    examples = make_examples(federation, rows, plan, settings)
     sets = {"train": examples}
     if validation is not None:
         sets["validation"] = make_examples(federation, validation, plan._replace(equal_steps=False))

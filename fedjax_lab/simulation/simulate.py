@@ -99,7 +99,7 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
         "mean_n": np.full_like(n, count.mean()),
         "skew": jax.tree.map(lambda a: a[: len(n)], federation.skews),
         "capacity": jax.tree.map(lambda a: a[: len(n)], federation.capacities),
-        "own": jax.tree.map(lambda a: a[: len(n)], federation.owns),
+        "settings": jax.tree.map(lambda a: a[: len(n)], federation.settings),
     }
     return Client(**fields)
 
@@ -121,7 +121,7 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
         "mean_n": np.full_like(new.n, count.mean()),
         "skew": jax.tree.map(lambda a: a[len(count) :], federation.skews),
         "capacity": jax.tree.map(lambda a: a[len(count) :], federation.capacities),
-        "own": jax.tree.map(lambda a: a[len(count) :], federation.owns),
+        "settings": jax.tree.map(lambda a: a[len(count) :], federation.settings),
     }
     return new._replace(**fields)
 
@@ -342,11 +342,11 @@ def _outcome(program, lane, state, k_clients, cohort, update, virtual):
 
 def _batches(program, lane, ids, share, t):
     """The work of each client in round t, [M], up to a common factor."""
-    own = tree.take(lane.population.own, ids)
-    of_pass = num_batches(lane.population.n[ids], batch_size(program.plan, own))
+    settings = tree.take(lane.population.settings, ids)
+    of_pass = num_batches(lane.population.n[ids], batch_size(program.plan, settings))
     if program.plan.steps:
         of_pass = jnp.ones_like(of_pass)
-    passes = failures.passes(program.plan, streams.clients(lane.keys.local, t, ids), own)
+    passes = failures.passes(program.plan, streams.clients(lane.keys.local, t, ids), settings)
     passes = _without_empty(program, passes, share)
     return of_pass if passes is None else of_pass * passes
 
@@ -434,7 +434,7 @@ def one_client(exchange, plan):
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
         pool, (train, validation) = of_client(federation, client), rows
-        work, trainings = make_work(pool, train, plan, key, passes, validation, client.own)
+        work, trainings = make_work(pool, train, plan, key, passes, validation, client.settings)
         with jax.named_scope("local"):
             returned = exchange.local(message, client, work)
         upload, private = contract.check_local(returned, client.private)

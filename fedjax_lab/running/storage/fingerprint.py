@@ -47,9 +47,11 @@ def of(experiment: Experiment) -> dict[str, str]:
         leaves = jax.tree.leaves(pace)
         parts[f"speeds of seed {seed}"] = {str(i): leaf for i, leaf in enumerate(leaves)}
     for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
-        if federation.owns is not None:
-            own = {name: a for name, a in federation.owns._asdict().items() if a is not None}
-            parts[f"local.per_client of seed {seed}"] = own
+        if federation.settings is not None:
+            settings = {
+                name: a for name, a in federation.settings._asdict().items() if a is not None
+            }
+            parts[f"local.per_client of seed {seed}"] = settings
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = experiment.dataset.digests()
     digests |= {name: checksum(arrays) for name, arrays in parts.items()}

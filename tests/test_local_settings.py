@@ -8,40 +8,40 @@ import toys
 from inputs import complaint
 
 from fedjax_lab import losses, optim, streams
-from fedjax_lab.experiment import joint, own_settings
+from fedjax_lab.experiment import joint, local_settings
 from fedjax_lab.running.runner import run
 from fedjax_lab.simulation import asynchronous, failures, simulate
 from fedjax_lab.simulation.clock import Clock, Pace
 from fedjax_lab.simulation.local import make_work
-from fedjax_lab.types import Own
+from fedjax_lab.types import LocalSettings
 
 KEY = jax.random.key(1)
 LOCAL = {"epochs": 2, "steps": 0, "lr": 0.1, "batch_size": 16}
-OWN = Own(jnp.int32(3), jnp.float32(0.5), jnp.int32(5))
+SETTINGS = LocalSettings(jnp.int32(3), jnp.float32(0.5), jnp.int32(5))
 PLAN = toys.PLAN._replace(
     optimizer=optim.sgd(0.1, 0.9), optimizer_of=lambda rate: optim.sgd(0.1 * rate, 0.9)
 )
 
 
 def table(folder, text, **local):
-    path = folder / "own.csv"
+    path = folder / "settings.csv"
     path.write_text(text)
-    return own_settings.read({**LOCAL, **local, "per_client": str(path)})
+    return local_settings.read({**LOCAL, **local, "per_client": str(path)})
 
 
 def test_a_table_by_client_follows_clients_that_are_renumbered(tmp_path):
     read = table(tmp_path, "client,lr,epochs\n3,0.2,\n0,,7\n")
-    own = own_settings.of_clients(read, LOCAL, np.array([1, 3, 0, 2]), [9] * 4)
-    np.testing.assert_array_equal(own.work, [2, 2, 7, 2])
-    np.testing.assert_array_equal(own.rate, np.float32([1, 2, 1, 1]))
-    assert own.batch_size is None
+    settings = local_settings.of_clients(read, LOCAL, np.array([1, 3, 0, 2]), [9] * 4)
+    np.testing.assert_array_equal(settings.work, [2, 2, 7, 2])
+    np.testing.assert_array_equal(settings.rate, np.float32([1, 2, 1, 1]))
+    assert settings.batch_size is None
 
 
 def test_a_table_by_size_holds_from_so_many_examples(tmp_path):
     read = table(tmp_path, "examples,batch_size\n100,64\n10,8\n")
-    own = own_settings.of_clients(read, LOCAL, np.arange(5), [9, 10, 99, 100, 1000])
-    np.testing.assert_array_equal(own.batch_size, [16, 8, 8, 64, 64])
-    assert own.work is None and own.rate is None
+    settings = local_settings.of_clients(read, LOCAL, np.arange(5), [9, 10, 99, 100, 1000])
+    np.testing.assert_array_equal(settings.batch_size, [16, 8, 8, 64, 64])
+    assert settings.work is None and settings.rate is None
     assert table(tmp_path, "client,lr,epochs\n1,0.1,\n3,,2\n") is None  # as the config
 
 
@@ -67,7 +67,7 @@ def test_a_wrong_table_is_refused(tmp_path, text, words):
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path):
-    path = tmp_path / "own.csv"
+    path = tmp_path / "settings.csv"
     path.write_text("client,epochs\n6,2\n")
     message = complaint(toys.build, tmp_path, local={"per_client": str(path)})
     assert "client 6 does not exist in" in message and "are 0 .. 5" in message
@@ -83,34 +83,36 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
     assert "their own learning rates" in complaint(joint.join, parts)
 
 
-def trained(plan, own=None):
+def trained(plan, settings=None):
     rows = toys.FEDERATION.train[2]
 
     @jax.jit
-    def once(own):
-        work, trainings = make_work(toys.FEDERATION, rows, plan, KEY, own=own)
+    def once(settings):
+        work, trainings = make_work(toys.FEDERATION, rows, plan, KEY, settings=settings)
         return work.train(toys.TASK.init(KEY), losses.risk(toys.TASK)), trainings, work.steps
 
-    return once(own)
+    return once(settings)
 
 
 def test_a_client_trains_as_if_all_had_its_numbers():
     """The batches hold the same examples; their gradients differ by rounding."""
     alone = PLAN._replace(epochs=3, batch_size=5, optimizer=optim.sgd(0.05, 0.9))
-    toys.close(trained(PLAN, OWN), trained(alone), rtol=1e-5, atol=1e-6)
-    same = Own(jnp.int32(PLAN.epochs), jnp.float32(1), jnp.int32(99))  # cut to the plan's
+    toys.close(trained(PLAN, SETTINGS), trained(alone), rtol=1e-5, atol=1e-6)
+    same = LocalSettings(jnp.int32(PLAN.epochs), jnp.float32(1), jnp.int32(99))  # cut to the plan's
     toys.same(trained(PLAN, same), trained(PLAN))
 
 
 def test_stragglers_and_asynchronous_clients_have_their_own_work():
-    own = Own(work=jnp.array([1, 2, 9] * 100))
+    settings = LocalSettings(work=jnp.array([1, 2, 9] * 100))
     clients = streams.clients(KEY, 0, jnp.arange(300))
-    assert failures.passes(PLAN, clients, own) is own.work
-    late = np.asarray(failures.passes(PLAN._replace(straggler=1.0), clients, own)).reshape(-1, 3)
+    assert failures.passes(PLAN, clients, settings) is settings.work
+    late = np.asarray(failures.passes(PLAN._replace(straggler=1.0), clients, settings)).reshape(
+        -1, 3
+    )
     np.testing.assert_array_equal(np.unique(late[:, 2]), np.arange(1, 9))
     assert (late[:, :2] == 1).all()
     plan = PLAN._replace(straggler=0.5)
-    all_alike = Own(work=jnp.full(300, plan.work))
+    all_alike = LocalSettings(work=jnp.full(300, plan.work))
     toys.same(failures.passes(plan, clients, all_alike), failures.passes(plan, clients))
     pace = Pace(np.ones(2, np.float32), np.zeros(2, np.float32))
     rules = asynchronous.Rules(updates=4, buffer=1, concurrency=2, work=np.array([2, 7]))
@@ -125,7 +127,7 @@ def rows_of(result):
 @pytest.mark.slow
 def test_runs_with_a_table(tmp_path):
     """Equal numbers change nothing, unlike ones do; a run resumes, but not with another table."""
-    path = tmp_path / "own.csv"
+    path = tmp_path / "settings.csv"
 
     def built(rounds, text="", **engine):
         local = {"epochs": 2, "schedule": "exponential"}
@@ -153,12 +155,12 @@ def test_runs_with_a_table(tmp_path):
 
 
 def test_a_central_run_has_no_clients_and_a_plan_has_the_largest_batch(tmp_path):
-    path = tmp_path / "own.csv"
+    path = tmp_path / "settings.csv"
     path.write_text("client,batch_size\n0,20\n1,24\n")
     local = {"per_client": str(path)}
     simulation = toys.build(tmp_path, local=local).simulation
     assert simulation.plan.batch_size == 24 and not simulation.plan.equal_steps
     population = simulate.population_on_host(simulation.federations[0], 3)
-    np.testing.assert_array_equal(population.own.batch_size, [20, 24, 16, 16, 16, 16])
+    np.testing.assert_array_equal(population.settings.batch_size, [20, 24, 16, 16, 16, 16])
     pooled = toys.build(tmp_path, local=local, method={"name": "central"}).simulation
-    assert pooled.training[0].owns is None and pooled.plan.batch_size == 16
+    assert pooled.training[0].settings is None and pooled.plan.batch_size == 16

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.experiment.speeds import to_read
-from fedjax_lab.types import Own
+from fedjax_lab.types import LocalSettings
 
 KEY = "local.per_client"
 WHOM = ("client", "examples")  # the first column
@@ -101,7 +101,7 @@ def _number(name, text):
     return number
 
 
-def of_clients(table: Table, local: Mapping, order: np.ndarray, n: Sequence[int]) -> Own:
+def of_clients(table: Table, local: Mapping, order: np.ndarray, n: Sequence[int]) -> LocalSettings:
     """The numbers of all clients, [C + N] in the order of their ids.
 
     order: the number that each client had before new clients were chosen. n: its training examples.
@@ -126,7 +126,7 @@ def of_clients(table: Table, local: Mapping, order: np.ndarray, n: Sequence[int]
         return np.where(np.isnan(chosen), default, chosen)
 
     work, lr, size = (values(name, local[name]) for name in (_work(local), "lr", "batch_size"))
-    return Own(
+    return LocalSettings(
         work=None if work is None else work.astype(np.int32),
         rate=None if lr is None else (lr / local["lr"]).astype(np.float32),
         batch_size=None if size is None else size.astype(np.int32),
