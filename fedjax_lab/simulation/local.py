@@ -171,7 +171,7 @@ def batch_size(plan: Plan, settings: LocalSettings | None) -> Array | int:
 def make_examples(
     federation: Federation, rows: Array, plan: Plan, settings: LocalSettings | None = None
 ) -> Examples:
-    """The examples of rows [N], divided into batches of `plan.batch_size`; settings: the client's."""
+    """The examples of rows [N], divided into batches of `batch_size(plan, settings)`."""
     size, of_step = plan.batch_size, batch_size(plan, settings)
     longest = -(-rows.shape[0] // size)
     padded = _pad(rows, longest * size).reshape(longest, size)
