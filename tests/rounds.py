@@ -93,6 +93,9 @@ def local_work(method, message, private=(), i=0, federation=toys.SKEWED, moved=0
         def mean(self, fn, **_):
             return fn(batch)
 
+        def outputs(self, fn):
+            return fn(batch), batch.mask
+
     client = tree.take(simulate.population(federation, toys.K), i)._replace(private=private)
     upload, kept = method.round[-1].local(message, client, Work())
     return upload, kept, calls, batch

@@ -28,7 +28,7 @@ GROUPS = {
     " fml fedkd fedmtl knn_per",
     "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedrod feddbe fedpick"
     " fedc2i fedah fedas fedcp fedgc gpfl pfedsim pfl_da",
-    "Prototypes and distillation": "fedproto fedpac fedpcl fedgh fedgen fd feddf fedmd",
+    "Prototypes and distillation": "fedproto fedpac fedpcl pfedfda fedgh fedgen fd feddf fedmd",
     "Clusters and mixtures": "ifca fesem fedsoft cfl fedem",
     "Hypernetworks": "pfedhn hfedf",
     "Parts of a model": "heterofl fedrolex federated_dropout fjord depthfl",

@@ -134,6 +134,7 @@ def message_bytes():
         "fednova": (model + 4, model),
         "fedpac": (model + 2 * features + count + 4, model + features + count),
         "fedpcl": (outputs + count, (toys.C + 1) * (outputs + count)),
+        "pfedfda": (body + features + 4 * 16**2,) * 2,
         "fedsoft": (model + 2 * 4, 2 * model + 1),  # two shares; whether to compute them
         "elastic": (model + params, model),
         "ifca": (model + 4, 2 * model),
@@ -195,7 +196,7 @@ NO_BIAS = make_task(NoBias(), (toys.D,), toys.K)
 
 
 HEAD_USERS = """
-    ccvr cfl fedc2i fedcp feddbe fedetf fedgc fedgen fedgh fedpac fedrod fedrs gpfl
+    ccvr cfl fedc2i fedcp feddbe fedetf fedgc fedgen fedgh fedpac fedrod fedrs gpfl pfedfda
 """.split()
 
 
