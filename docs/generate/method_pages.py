@@ -30,7 +30,7 @@ GROUPS = {
     " fedc2i fedah fedas fedcp fedgc gpfl pfedsim pfl_da",
     "Prototypes and distillation": "fedproto fedpac fedpcl pfedfda fedgh fedgen fd feddf fedmd",
     "Clusters and mixtures": "ifca fesem fedsoft cfl fedem",
-    "Hypernetworks": "pfedhn hfedf",
+    "Hypernetworks": "pfedhn hfedf pfedla",
     "Parts of a model": "heterofl fedrolex federated_dropout fjord depthfl",
     "Unseen domains": "fedsr fediir",
     "Low-rank adapters": "fedit ffa_lora fedsa_lora rolora flora fedex_lora flexlora hetlora",
