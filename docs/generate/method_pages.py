@@ -29,7 +29,7 @@ GROUPS = {
     "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedrod feddbe fedpick"
     " fedc2i fedah fedas fedcp fedgc gpfl pfedsim pfl_da",
     "Prototypes and distillation": "fedproto fedpac fedpcl pfedfda fedgh fedgen fd feddf fedmd",
-    "Clusters and mixtures": "ifca fesem fedsoft cfl fedem",
+    "Clusters and mixtures": "ifca fesem fedsoft cfl fedem floco",
     "Hypernetworks": "pfedhn hfedf pfedla",
     "Parts of a model": "heterofl fedrolex federated_dropout fjord depthfl",
     "Unseen domains": "fedsr fediir",
