@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, optim, streams, tree, wire
 from fedjax_lab.errors import check_positive
 from fedjax_lab.methods import _heads
-from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, State, Task, Weights
 
@@ -63,10 +63,6 @@ def pfedfda(task: Task, *, ridge: float = 1.0) -> Method:
         mu = jax.random.uniform(streams.extra(key), (K, D))
         return State(Message(tree.split(in_head, w)[1], Gaussians(mu, jnp.eye(D))), ())
 
-    def whole(theta):
-        zeros = tree.zeros(jax.eval_shape(task.init, jax.random.key(0)))
-        return tree.join(theta, tree.split(in_head, zeros)[0])
-
     def local(message, client, work):
         g = classifier(message.features, shares(client))
 
@@ -74,30 +70,31 @@ def pfedfda(task: Task, *, ridge: float = 1.0) -> Method:
             out = task.apply(w, batch.x, key, batch.mask)
             return losses.cross_entropy(_heads.logits(g, out.features), batch), out
 
-        w = work.train(whole(message.theta), loss, only=lambda name: not in_head(name))
+        w = work.train(whole(task, message.theta), loss, only=lambda name: not in_head(name))
         return adapt(message._replace(theta=tree.split(in_head, w)[1]), client, work), ()
 
     def adapt(message, client, work):
-        w, pi = whole(message.theta), shares(client)
+        w, pi = whole(task, message.theta), shares(client)
         (z, y), mask = work.outputs(lambda batch: (task.apply(w, batch.x).features, batch.y))
         features = adapted(message.features, Batch(z, y, mask), pi, ridge)
         return message._replace(features=features)
 
     def predict(message, client, x):
         g = classifier(message.features, shares(client))
-        return _heads.logits(g, task.apply(whole(message.theta), x).features)
+        return _heads.logits(g, task.apply(whole(task, message.theta), x).features)
 
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(lambda server, id: server, local, aggregate, updates=updates),),
+        round=(Exchange(send, local, aggregate, updates=updates),),
         predict=predict,
         tune=lambda message, client, work: (adapt(message, client, work), client.private),
     )
 
 
-def aggregate(server: Message, uploads: Message, cohort: Client) -> Message:
-    """Averages bodies and distributions."""
-    return tree.mix(cohort.weight, uploads)
+def whole(task: Task, theta: Weights) -> Weights:
+    """Returns theta with a head of zeros that is not used."""
+    zeros = tree.zeros(jax.eval_shape(task.init, jax.random.key(0)))
+    return tree.join(theta, tree.split(tree.within((task.head,)), zeros)[0])
 
 
 def updates(message: Message, id: Array, upload: Message) -> Message:

@@ -76,7 +76,7 @@ def first_hypernetwork(num_layers: int, num_clients: int, key: Array) -> PyTree:
     k_v, k_heads, *keys = jax.random.split(key, 2 + 2 * DEPTH)
     return {
         "v": jax.random.normal(k_v, (SIZE,)),
-        "dense": [first_affine(*keys[2 * i : 2 * i + 2], SIZE, SIZE) for i in range(DEPTH)],
+        "dense": [first_affine(keys[2 * i], keys[2 * i + 1], SIZE, SIZE) for i in range(DEPTH)],
         "heads": {
             "kernel": jax.random.uniform(k_heads, (num_layers, SIZE, num_clients)),
             "bias": jnp.zeros((num_layers, num_clients)),
