@@ -90,6 +90,9 @@ def local_work(method, message, private=(), i=0, federation=toys.SKEWED, moved=0
             calls.append(Call(loss, weights, options))
             return weights._replace(params=jax.tree.map(lambda a: a + moved, weights.params))
 
+        def draw(self, size):
+            return jax.tree.map(lambda a: a[:size], batch)
+
         def mean(self, fn, **_):
             return fn(batch)
 

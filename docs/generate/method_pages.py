@@ -25,12 +25,13 @@ GROUPS = {
     "Without a server": "d_psgd dfedavgm",
     "Skewed labels": "fedlc fedrs fedntd fedetf ccvr fedconcat fedconcat_id",
     "Personal models": "finetune per_fedavg ditto apfl pfedme fedphp fedala fedamp fedfomo fedcac"
-    " fml fedkd fedmtl knn_per",
+    " fml fedkd fedmtl knn_per adcol",
     "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedrod feddbe fedpick"
     " fedc2i fedah fedas fedcp fedgc gpfl pfedsim pfl_da",
-    "Prototypes and distillation": "fedproto fedpac fedpcl pfedfda fedgh fedgen fd feddf fedmd",
+    "Prototypes and distillation": "fedproto fedpac fedpcl pfedfda fedgh fedgen fd feddf"
+    " fedmd ds_fl",
     "Clusters and mixtures": "ifca fesem fedsoft cfl fedem floco",
-    "Hypernetworks": "pfedhn hfedf pfedla",
+    "Hypernetworks": "pfedhn pefll hfedf pfedla",
     "Parts of a model": "heterofl fedrolex federated_dropout fjord depthfl",
     "Unseen domains": "fedsr fediir",
     "Low-rank adapters": "fedit ffa_lora fedsa_lora rolora flora fedex_lora flexlora hetlora",

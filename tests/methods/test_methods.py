@@ -17,6 +17,7 @@ from slow_cases import exhaustive_but, in_ci
 from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.experiment import registry
+from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.simulate import Program
@@ -99,6 +100,9 @@ def message_bytes():
     policy = 4 * (16 * 32 + 3 * 32)
     generic = 4 * (toys.K * 16 + 2 * (16 * 16 + 3 * 16))
     generator = 4 * ((toys.K + 32 + 1) * 256 + (256 + 1) * 16)
+    discriminator = 4 * ((16 + 1 + 64 + 1 + 4) * 64 + (64 + 1) * toys.C)
+    e = hypernetwork.embedding_size(toys.C)
+    psi = model + 4 * (16 + toys.K + 1) * e
     adapted = model - kernel + factor + 4 * toy.RANK * 16
     same = {
         **dict.fromkeys("central local".split(), 0),
@@ -119,6 +123,7 @@ def message_bytes():
     return {
         **{name: (same.get(name, model),) * 2 for name in PLAIN},
         "fedc2i": (model, toys.C * (model + 4)),
+        "adcol": (4 * 64 * (16 + 1), discriminator),
         "afl": (model + 4, model),
         "fedas": (body + 4, body),
         "fedcac": (model + params // 4, model),  # each mask is a byte a parameter
@@ -140,7 +145,8 @@ def message_bytes():
         "ifca": (model + 4, 2 * model),
         "mime": (model + params, 2 * model + 2 * params + 4),
         "mimelite": (model + params, model + params + 4),
-        "fedmd": (4 * toys.K * 200, 4 * toys.K * 200 + 2 * 8),  # keys of the subsets
+        **dict.fromkeys("fedmd ds_fl".split(), (4 * toys.K * 200, 4 * toys.K * 200 + 2 * 8)),
+        "pefll": (model + psi + 4 * e, model + 2 * psi + 4 * e),
         "q_ffl": (model + 2 * 4, model),
         **dict.fromkeys("fedex_lora flora".split(), (adapted, adapted + kernel)),
         "ffa_lora": (adapted - factor, adapted - factor + 8),  # a random key
