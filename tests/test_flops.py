@@ -56,6 +56,10 @@ def test_the_iterations_of_nested_loops_are_counted():
     program = jax.make_jaxpr(lambda x, w: jax.lax.scan(outer, x, w)[0])(*shapes)
     made = 3 * (1 + 5) * 2 * 4 * 8 * 8
     assert made <= flops.count(program) < 1.05 * made  # loop counters are also counted
+    either = jax.make_jaxpr(
+        lambda x, w: jax.lax.cond(x[0, 0] > 0, lambda: x, lambda: jax.lax.scan(outer, x, w)[0])
+    )(*shapes)
+    assert made <= flops.count(either) < 1.05 * made  # of the longer branch
 
 
 def test_a_step_of_fedavg_costs_little_more_than_its_matrix_products():

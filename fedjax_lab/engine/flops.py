@@ -5,7 +5,6 @@ each client and of the server is counted before XLA optimizes it. Therefore the 
 neither on the device nor on the strategy, and padding does not count. Evaluations are not counted.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -87,23 +86,18 @@ def _count_once(program):
 
 
 def _of_further_turns(jaxpr):
-    """The operations of the loops after their first iteration."""
+    """The operations of the loops after their first iteration; of the longest branch of a cond."""
     total = 0.0
-    for turns, body in _loops(jaxpr):
-        total += turns * _of_further_turns(body.jaxpr)
-        if turns > 1:
-            total += (turns - 1) * _count_once(body)
-    return total
-
-
-def _loops(jaxpr) -> Iterator[tuple[int, ClosedJaxpr]]:
-    """(number of iterations, body) of each outermost `scan`."""
     for each in jaxpr.eqns:
-        if each.primitive.name == "scan":
-            yield each.params["length"], each.params["jaxpr"]
+        inner = [_of_further_turns(program) for program in jaxprs_in_params(each.params)]
+        name, params = each.primitive.name, each.params
+        if name == "scan":
+            total += params["length"] * inner[0]
+            further = params["length"] - 1
+            total += further * _count_once(params["jaxpr"]) if further else 0.0
         else:
-            for inner in jaxprs_in_params(each.params):
-                yield from _loops(inner)
+            total += max(inner, default=0.0) if name == "cond" else sum(inner)
+    return total
 
 
 class ClientCost(NamedTuple):

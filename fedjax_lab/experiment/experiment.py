@@ -77,7 +77,10 @@ def build(
     checks.check_clients(config, federations[0])
     model = make_model(config, dataset, platform_of(devices), scale, objective)
     model = model.changed(
-        lambda task: task._replace(labels=lambda: jnp.asarray(embeddings().labels))
+        lambda task: task._replace(
+            labels=lambda: jnp.asarray(embeddings().labels),
+            levels=tuple(sorted(set(config.partition.capacity))),
+        )
     )
     with transforming.naming_users_of_classes(config):
         simulation = _simulation(config, seeds, dataset, federations, model, devices, memory)

@@ -1,8 +1,9 @@
 """What the methods share whose clients train parts of one model.
 
 A client with the capacity rho trains ceil(rho n) of the n channels of each layer: the full model
-with weights of 0 outside of its part, where they stay 0 (`models.widths`). Its part follows from
-rho, its id, and a number or key of the server that every client gets.
+with weights of 0 outside of its part, where they stay 0 (`models.widths`). Clients that train one
+by one train the narrower model itself, if it is one of few levels. A part follows from rho, the
+client's id, and a number or key of the server that every client gets.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import widths
-from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
+from fedjax_lab.types import Array, Client, Exchange, Forms, Method, PyTree, State, Task, Weights
 
 
 class Rule(NamedTuple):
@@ -52,21 +53,22 @@ def of_parts(
         outputs of the head do not take part in the mean.
     """
     check_choice("method.weights", weights, ("uniform", "size"))
-    known = widths.of_task(task)
+    known, levels = widths.of_task(task), widths.levels(task)
     choose, cut = partial(units, known, rule), partial(widths.masked, known)
 
     def local(message, client, work):
         (w_t, state), rho = message, rate(client)
         classes = client.label_count > 0 if masked_loss else None
         part = choose(rho, state, client.id, classes)
-        w = work.train(cut(part, w_t), loss_of_part(task, rho, scaler, classes))
+        forms = forms_of(known, levels, rho, choose(rho, state, client.id), w_t)
+        w = work.train(cut(part, w_t), loss_of_part(task, rho, scaler, classes), forms=forms)
         return Upload(cut(part, w), rho, classes), client.private
 
     def aggregate(server, uploads, cohort):
         (w_t, state), (w, rho, classes) = server, uploads
         part = jax.vmap(choose, (0, None, 0, 0))(rho, state, cohort.id, classes)
-        w = mean_of_holders(partial(widths.total, known, part, w_t), cohort.weight, w, w_t)
-        return w, rule.after(state)
+        held = partial(widths.total, known, part, w_t)
+        return mean_of_holders(held, cohort.weight, w, w_t), rule.after(state)
 
     def updates(message, id, upload):
         start = cut(choose(upload.rho, message[1], id, upload.classes), message[0])
@@ -76,16 +78,14 @@ def of_parts(
         w, state = message
         return task.apply(cut(choose(rate(client), state, client.id), w), x).logits
 
-    return (
-        fedavg(task)
-        ._replace(
-            init=lambda key, num_clients: State((task.init(key), rule.first(key)), ()),
-            round=(Exchange(send, local, aggregate, updates, alike=False),),
-            predict=predict,
-            sample=sampling.equal if weights == "uniform" else sampling.by_size,
-        )
-        .having(absent=partial(absent, known, jax.eval_shape(task.init, jax.random.key(0))))
+    method = fedavg(task)._replace(
+        init=lambda key, num_clients: State((task.init(key), rule.first(key)), ()),
+        round=(Exchange(send, local, aggregate, updates, alike=False),),
+        predict=predict,
+        sample=sampling.equal if weights == "uniform" else sampling.by_size,
     )
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    return method.having(absent=partial(absent, known, shapes))
 
 
 def units(known, rule, rho, state, id, classes=None) -> Array:
@@ -100,9 +100,20 @@ def rate(client: Client) -> Array:
     return jnp.where(client.capacity > 0, client.capacity, 1)
 
 
+def forms_of(
+    known: widths.Widths, levels: tuple[float, ...], rho: Array, part: Array, w: Weights
+) -> Forms | None:
+    """The narrower models that clients of these levels train; part: of a client with rate rho."""
+    if not levels:
+        return None
+    is_level = jnp.abs(jnp.array(levels) - rho) < 1e-6
+    number = jnp.where(is_level.any(), 1 + jnp.argmax(is_level), 0)
+    return Forms(number.astype(jnp.int32), [widths.form(known, part, r, w) for r in levels])
+
+
 def loss_of_part(task: Task, rho: Array, scaler: bool, classes: Any) -> losses.Loss:
     """The loss of a client's part; see `of_parts`. classes: [K] bool; None: all."""
-    unscaled = tree.within((*task.batch_norms, task.dense[-1]))
+    unscaled, apply = tree.within((*task.batch_norms, task.dense[-1])), widths.narrowed(task.apply)
 
     def divided(name, leaf):
         return leaf if unscaled(f"params/{name}") else leaf / rho
@@ -110,7 +121,7 @@ def loss_of_part(task: Task, rho: Array, scaler: bool, classes: Any) -> losses.L
     def loss(w, batch, key):
         if scaler:
             w = w._replace(params=tree.map_named(divided, w.params))
-        out = task.apply(w, batch.x, key, batch.mask)
+        out = apply(w, batch.x, key, batch.mask)
         logits = out.logits if classes is None else jnp.where(classes, out.logits, 0)
         return task.loss(logits, batch), out
 

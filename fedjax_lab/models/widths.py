@@ -11,19 +11,22 @@ and so do poolings, means, sums, reshapes and concatenations.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.errors import FlaxError
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import calls, layers
-from fedjax_lab.types import Array, Task, Weights
+from fedjax_lab.types import Array, Output, Task, Weights
 
 FIRST = 2**17  # the number of the first channel; larger than the number of channels of a layer
+MOST_LEVELS = 8  # programs for narrower models in a run
 PRODUCTS = (nn.Dense, nn.Conv, layers.Conv)
 NORMS = (nn.BatchNorm, layers.BatchNorm)
 
@@ -63,9 +66,12 @@ def unknown(reason: str) -> BadInput:
 
 def of_task(task: Task) -> Widths:
     """The units of the task's model. Raises BadInput if they are not known."""
-    return _of_model(
-        task.init, task.apply, task.input_shape, task.layers, task.dense[-1], task.batch_norms
-    )
+    return _of_model(*_model(task))
+
+
+def _model(task):
+    head = task.dense[-1]
+    return task.init, task.apply, task.input_shape, task.layers, head, task.batch_norms
 
 
 @functools.lru_cache(maxsize=8)
@@ -241,6 +247,97 @@ def masked(widths: Widths, units: Array, weights: Weights) -> Weights:
         return leaf
 
     return tree.map_named(one, weights)
+
+
+def narrowed(apply: Callable[..., Output]) -> Callable[..., Output]:
+    """`Task.apply` for weights of any width: each layer has the channels of its kernel."""
+
+    def of_weights(weights, *args):
+        leaves = tree.by_name(weights.params)
+        channels = {n.rpartition("/")[0]: leaf.shape[-1] for n, leaf in leaves.items()}
+
+        def narrow(layer, call, args, kwargs):
+            if not (_is_known(layer) and isinstance(layer.module, PRODUCTS)):
+                return call(*args, **kwargs)
+            whole = layer.module.features
+            object.__setattr__(layer.module, "features", channels[layer.path])  # modules are frozen
+            try:
+                return call(*args, **kwargs)
+            finally:
+                object.__setattr__(layer.module, "features", whole)
+
+        with calls.intercepted(narrow):
+            return apply(weights, *args)
+
+    return of_weights
+
+
+def form(
+    widths: Widths, units: Array, rate: float, like: Weights
+) -> tuple[Callable[[Weights], Weights], Callable[[Weights], Weights]]:
+    """(weights -> those of the narrower model that is a part, the inverse, with 0 elsewhere).
+
+    units: as from `of_part`, with all outputs and ceil(rate * size) units of each group.
+    like: weights of the whole model.
+    """
+    hidden = [np.arange(n) < np.ceil(np.float32(rate) * n - 1e-3) for n in widths.sizes]
+    has = np.concatenate([*hidden, np.ones(1 + widths.outputs, bool)])
+
+    def kept(axis):
+        if has[axis].all():
+            return np.arange(len(axis))
+        return jnp.argsort(-units[axis], stable=True)[: int(has[axis].sum())]
+
+    def places(name, ndim):
+        return (..., *jnp.ix_(*map(kept, widths.of_leaf(name, ndim))))
+
+    def shrink(weights):
+        return tree.map_named(lambda name, leaf: leaf[places(name, leaf.ndim)], weights)
+
+    def expand(small):
+        of = tree.by_name(small)
+
+        def one(name, leaf):
+            return jnp.zeros_like(leaf).at[places(name, leaf.ndim)].set(of[name])
+
+        return tree.map_named(one, like)
+
+    return shrink, expand
+
+
+def levels(task: Task) -> tuple[float, ...]:
+    """The capacities of the run's clients below 1 for which the narrower model can be trained.
+
+    Its outputs are compared with those of the masked model, in training mode: they are others if
+    the model's code uses channels by number, or if it has dropout. There are none if clients have
+    more than `MOST_LEVELS` capacities, since each is a program of its own.
+    """
+    below = [rate for rate in task.levels if rate < 1]
+    if len(below) > MOST_LEVELS:
+        return ()
+    return tuple(rate for rate in below if _agrees(_model(task), rate))
+
+
+@functools.lru_cache(maxsize=64)
+def _agrees(model, rate):
+    init, apply, input_shape, *_ = model
+    known, rng = _of_model(*model), np.random.default_rng(0)
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    weights = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), shapes)
+    x = rng.uniform(size=(3, *input_shape)).astype(np.float32)
+
+    def logits(w, x):
+        units = of_part(known, lambda i, n: window(rate, 1, n))
+        w, rest = masked(known, units, w), (jax.random.key(0), jnp.array([1.0, 1.0, 0.0]))
+        shrink, _ = form(known, units, rate, w)
+        small = narrowed(apply)(shrink(w), x, *rest)
+        return apply(w, x, *rest).logits[:2], small.logits[:2]
+
+    try:
+        whole, narrow = jax.jit(logits).lower(weights, x).compile()(weights, x)
+    except (FlaxError, TypeError, ValueError):  # shapes that the model's code states
+        return False
+    return np.allclose(whole, narrow, rtol=0, atol=1e-2 * np.max(np.abs(whole)))
 
 
 def total(widths: Widths, units: Array, weights: Weights, share: Array) -> Weights:

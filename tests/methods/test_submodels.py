@@ -10,7 +10,7 @@ from naive import KEYS
 from rounds import rounds
 
 from fedjax_lab import sampling, tree
-from fedjax_lab.engine import counts
+from fedjax_lab.engine import counts, parallel
 from fedjax_lab.methods import _submodels, depthfl, federated_dropout, fedrolex, fjord, heterofl
 from fedjax_lab.models import nets, widths
 from fedjax_lab.models.task import make_task
@@ -156,6 +156,24 @@ def test_with_all_capacities_1_they_are_fedavg_with_uniform_weights(name):
     settings = {} if name == "depthfl" else {"scaler": True}
     after = rounds(toys.make(name, toys.TASK, **settings), 2, federation=federation).server
     toys.same(after[0], rounds(plain, 2, federation=federation).server)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex", "federated_dropout"])
+def test_narrower_programs_train_what_masked_weights_train(name):
+    """A client after another; two of four levels have programs of their own."""
+    levels = np.array([1, 0.5, 0.25, 0.3, 0.5, 0.25, 1, 0.5], np.float32)
+    federation = toys.FEDERATION._replace(capacities=levels)
+
+    def after(task):
+        player = toys.player(
+            toys.make(name, task, masked_loss=True), parallel.sequential(), federation=federation
+        )
+        return player(KEYS, 0, 2)[0].server[0]
+
+    task = toys.TASK._replace(levels=(0.25, 0.5, 1.0))
+    assert widths.levels(task) == (0.25, 0.5)
+    toys.close(after(task), after(toys.TASK))
 
 
 @pytest.mark.slow

@@ -94,6 +94,22 @@ def test_masked_weights_train_as_a_narrower_model(optimizer, start):
         assert widths.num_bytes(known, units, first) == tree.num_bytes(expected)
 
 
+def test_levels_that_have_a_narrower_program():
+    """Not those of nets whose random numbers depend on the width, and not many levels."""
+    net = make_task(Residual(), (4, 4, 2), K)._replace(levels=(0.4, 0.5, 1.0))
+    assert widths.levels(net) == (0.4, 0.5)
+    many = tuple(np.linspace(0.1, 0.9, 9))
+    assert widths.levels(net._replace(levels=many)) == ()
+    assert widths.levels(make_task(Dropped(), (5,), K)._replace(levels=(0.5,))) == ()
+
+
+class Dropped(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        z = nn.Dropout(0.5)(nn.relu(nn.Dense(40)(x)), deterministic=not train)
+        return nn.Dense(K, name="head")(z), z
+
+
 def test_units_of_a_net_whose_maps_are_flattened():
     known = widths.of_task(make_task(nets.simple_cnn(K), (20, 20, 1), K))
     assert known.sizes == (6, 16, 120, 84) and known.outputs == K
