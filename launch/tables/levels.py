@@ -52,25 +52,26 @@ def _cell(name, method, width, levels, **settings):
 
 
 def tables(of_table):
-    """The whole model, the clients' parts and the narrowest parts under each mixture."""
+    """The whole model and the narrowest parts under each mixture, with FedAvg's for comparison."""
     title = (
         "Accuracy in percent after 150 rounds, mean (population standard deviation) over seeds 0,"
-        " 1, 2. `global`: the whole model on the global test set. `parts`: the clients' parts on"
-        " their own test images, and in `narrowest` those of the clients with the smallest"
-        " capacity."
+        " 1, 2: the whole model on the global test set, and the narrowest parts on the test images"
+        " of their clients."
     )
+    smallest = {label: f"fedavg/{64 * levels[-1]:g}" for label, levels in MIXTURES.items()}
     rows = [
-        ["all alike", f"`fedavg`, width {width}", *_row(of_table, f"fedavg/{width}")]
-        for width in WIDTHS
+        ["fedavg, all the whole", *_row(of_table, dict.fromkeys(MIXTURES, "fedavg/64"))],
+        ["fedavg, all the smallest", *_row(of_table, smallest)],
+        *([m, *_row(of_table, {label: f"{m}/{label}" for label in MIXTURES})] for m in METHODS),
     ]
-    rows += [
-        [label, f"`{method}`", *_row(of_table, f"{method}/{label}", levels[-1])]
-        for label, levels in MIXTURES.items()
-        for method in METHODS
-    ]
-    return [formats.Table(title, ["levels", "", "global", "parts", "narrowest"], rows)]
+    header = ["", *MIXTURES, *(f"{label}, narrowest" for label in MIXTURES)]
+    return [formats.Table(title, header, rows)]
 
 
-def _row(of_table, cell, level=None):
-    measures = WHOLE, MEAN, f"last/levels.{level}"
-    return [records.spread(of_table, cell, measure) for measure in measures]
+def _row(of_table, cells):
+    """The numbers of a cell under each mixture, {label: cell}."""
+    whole = [records.spread(of_table, cell, WHOLE) for cell in cells.values()]
+    return whole + [
+        records.spread(of_table, cell, MEAN if "fedavg" in cell else f"last/levels.{levels[-1]}")
+        for cell, levels in zip(cells.values(), MIXTURES.values(), strict=True)
+    ]
