@@ -59,9 +59,10 @@ def of_parts(
     def local(message, client, work):
         (w_t, state), rho = message, rate(client)
         classes = client.label_count > 0 if masked_loss else None
-        part = choose(rho, state, client.id, classes)
-        forms = forms_of(known, levels, rho, choose(rho, state, client.id), w_t)
-        w = work.train(cut(part, w_t), loss_of_part(task, rho, scaler, classes), forms=forms)
+        part, held = (choose(rho, state, client.id, of) for of in (classes, None))
+        model = task._replace(apply=widths.applied(known, held, task.apply))
+        forms = forms_of(known, levels, rho, held, w_t)
+        w = work.train(cut(part, w_t), loss_of_part(model, rho, scaler, classes), forms=forms)
         return Upload(cut(part, w), rho, classes), client.private
 
     def aggregate(server, uploads, cohort):
@@ -75,8 +76,8 @@ def of_parts(
         return Upload(wire.of_model(start, upload.w), *wire.kept(upload[1:]))
 
     def predict(message, client, x):
-        w, state = message
-        return task.apply(cut(choose(rate(client), state, client.id), w), x).logits
+        part = choose(rate(client), message[1], client.id)
+        return widths.applied(known, part, task.apply)(cut(part, message[0]), x).logits
 
     method = fedavg(task)._replace(
         init=lambda key, num_clients: State((task.init(key), rule.first(key)), ()),
@@ -113,15 +114,21 @@ def forms_of(
 
 def loss_of_part(task: Task, rho: Array, scaler: bool, classes: Any) -> losses.Loss:
     """The loss of a client's part; see `of_parts`. classes: [K] bool; None: all."""
-    unscaled, apply = tree.within((*task.batch_norms, task.dense[-1])), widths.narrowed(task.apply)
 
-    def divided(name, leaf):
-        return leaf if unscaled(f"params/{name}") else leaf / rho
+    def scaled(params):
+        names = tree.names(params)
+
+        def one(name, leaf):
+            layer = name.rpartition("/")[0]
+            is_scaled = f"{layer}/kernel" in names and layer != task.dense[-1]
+            return leaf / rho if is_scaled else leaf
+
+        return tree.map_named(one, params)
 
     def loss(w, batch, key):
         if scaler:
-            w = w._replace(params=tree.map_named(divided, w.params))
-        out = apply(w, batch.x, key, batch.mask)
+            w = w._replace(params=scaled(w.params))
+        out = task.apply(w, batch.x, key, batch.mask)
         logits = out.logits if classes is None else jnp.where(classes, out.logits, 0)
         return task.loss(logits, batch), out
 

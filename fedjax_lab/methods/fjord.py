@@ -122,7 +122,9 @@ def of_width(
     """A pass of the model of width P[q], with its own normalizations."""
     norms, body = tree.split(nested.is_norm, w)
     narrow = tree.join(tree.take(norms, q), body)
-    out = task.apply(units.masked(nested.known, part(nested, q), narrow), x, key, mask)
+    here = part(nested, q)
+    run = units.applied(nested.known, here, task.apply)
+    out = run(units.masked(nested.known, here, narrow), x, key, mask)
     return out._replace(stats=jax.tree.map(lambda a, b: a.at[q].set(b), w.stats, out.stats))
 
 

@@ -2,8 +2,8 @@
 
 A unit is an output channel of a layer. Units of layers that are added to the same stream are the
 same unit. If the weights to and from a unit are 0, the unit is 0 and stays 0 in training: the model
-computes what a model without it would compute. This holds for activations with act(0) = 0, and for
-normalizations that do not compare channels, such as BatchNorm.
+computes what a model without it would compute. This holds for activations with act(0) = 0, for
+BatchNorm, which does not compare channels, and for LayerNorm over the units of the part.
 
 Which units reach the inputs of which layers is found by passes over one example, in which all
 layers output 0 except for one, whose channels output large numbers. ReLU, GELU and SiLU keep these,
@@ -12,6 +12,7 @@ and so do poolings, means, sums, reshapes and concatenations.
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -28,7 +29,7 @@ from fedjax_lab.types import Array, Output, Task, Weights
 FIRST = 2**17  # the number of the first channel; larger than the number of channels of a layer
 MOST_LEVELS = 8  # programs for narrower models in a run
 PRODUCTS = (nn.Dense, nn.Conv, layers.Conv)
-NORMS = (nn.BatchNorm, layers.BatchNorm)
+NORMS = (nn.BatchNorm, layers.BatchNorm, nn.LayerNorm)
 
 
 class Widths(NamedTuple):
@@ -59,8 +60,8 @@ def unknown(reason: str) -> BadInput:
     """The error for a model of which no part is known to be a narrower model."""
     return BadInput(
         "the method gives clients narrower parts of the model, and those of this model are not"
-        f" known: {reason}; use Dense and Conv layers, ReLU, GELU or SiLU, and no normalization or"
-        " BatchNorm, as in config.model.name=simple_cnn"
+        f" known: {reason}; use Dense and Conv layers, ReLU, GELU or SiLU, and no normalization,"
+        " BatchNorm or LayerNorm, as in config.model.name=simple_cnn"
     )
 
 
@@ -70,14 +71,13 @@ def of_task(task: Task) -> Widths:
 
 
 def _model(task):
-    head = task.dense[-1]
-    return task.init, task.apply, task.input_shape, task.layers, head, task.batch_norms
+    return task.init, task.apply, task.input_shape, task.layers, task.dense[-1]
 
 
 @functools.lru_cache(maxsize=8)
-def _of_model(init, apply, input_shape, names, head, norms):
+def _of_model(init, apply, input_shape, names, head):
     shapes = jax.eval_shape(init, jax.random.key(0))
-    channels, seen = _seen(apply, shapes, input_shape, names)
+    channels, norms, seen = _seen(apply, shapes, input_shape, names)
     sizes = {name: n for name, n in channels.items() if name not in (head, *norms)}
     joined = {name: name for name in (*sizes, "")}  # the representative of each group; "": inputs
     sources = {
@@ -117,11 +117,12 @@ def _numbered(joined, sizes, sources, head, outputs):
 
 
 def _seen(apply, shapes, input_shape, names):
-    """The output channels of each layer, and what layers see: {path: a list of [input channels]}.
+    """The output channels of each layer, the normalizations, and what layers see.
 
-    Leading axis: the layer in `names` whose channels are numbered, then the inputs, then nothing.
+    What layers see is {path: a list of [input channels]}. Leading axis: the layer in `names` whose
+    channels are numbered, then the inputs, then nothing.
     """
-    made = _outputs(apply, shapes, input_shape)
+    made, norms = _outputs(apply, shapes, input_shape)
     for name, leaf in tree.by_name(shapes).items():
         layer = name.split("/", 1)[1].rpartition("/")[0]
         if layer not in made:
@@ -149,12 +150,16 @@ def _seen(apply, shapes, input_shape, names):
 
     with jax.ensure_compile_time_eval():
         seen = jax.device_get(jax.jit(jax.vmap(probe))(jnp.arange(len(names) + 2)))
-    return {layer: y.shape[-1] for layer, y in made.items()}, seen
+    return {layer: y.shape[-1] for layer, y in made.items()}, norms, seen
 
 
 def _outputs(apply, shapes, input_shape):
-    """{path of a layer: its output's shape and type}. Raises BadInput if parts are not known."""
+    """{path of a layer: its output's shape and type}, and the paths of normalizations.
+
+    Raises BadInput if parts are not known.
+    """
     made: dict[str, Any] = {}
+    norms = []
 
     def note(layer, call, args, kwargs):
         y = call(*args, **kwargs)
@@ -163,13 +168,15 @@ def _outputs(apply, shapes, input_shape):
                 raise unknown(f"layer {layer.path} has groups of channels")
             if layer.path in made:
                 raise unknown(f"layer {layer.path} is used more than once")
+            if isinstance(layer.module, NORMS):
+                norms.append(layer.path)
             made[layer.path] = jax.ShapeDtypeStruct(y.shape, y.dtype)
         return y
 
     x = jax.ShapeDtypeStruct((1, *input_shape), jnp.float32)
     with calls.intercepted(note):
         jax.eval_shape(apply, shapes, x)
-    return made
+    return made, norms
 
 
 def _is_known(layer):
@@ -249,27 +256,45 @@ def masked(widths: Widths, units: Array, weights: Weights) -> Weights:
     return tree.map_named(one, weights)
 
 
-def narrowed(apply: Callable[..., Output]) -> Callable[..., Output]:
-    """`Task.apply` for weights of any width: each layer has the channels of its kernel."""
+def applied(widths: Widths, units: Array, apply: Callable[..., Output]) -> Callable[..., Output]:
+    """`Task.apply` for the masked weights of a part, or for those of the narrower model.
+
+    LayerNorm's moments are those of the part; other layers have the channels of their kernels.
+    """
 
     def of_weights(weights, *args):
         leaves = tree.by_name(weights.params)
         channels = {n.rpartition("/")[0]: leaf.shape[-1] for n, leaf in leaves.items()}
 
-        def narrow(layer, call, args, kwargs):
-            if not (_is_known(layer) and isinstance(layer.module, PRODUCTS)):
+        def in_part(layer, call, args, kwargs):
+            if not _is_known(layer):
                 return call(*args, **kwargs)
-            whole = layer.module.features
-            object.__setattr__(layer.module, "features", channels[layer.path])  # modules are frozen
-            try:
-                return call(*args, **kwargs)
-            finally:
-                object.__setattr__(layer.module, "features", whole)
+            if isinstance(layer.module, nn.LayerNorm):
+                return _normalized(units[widths.axes[layer.path][1]], call, *args)
+            if isinstance(layer.module, PRODUCTS):
+                call = partial(_with_features, layer.module, channels[layer.path], call)
+            return call(*args, **kwargs)
 
-        with calls.intercepted(narrow):
+        with calls.intercepted(in_part):
             return apply(weights, *args)
 
     return of_weights
+
+
+def _normalized(of_channels, call, x):
+    """LayerNorm of the channels that are in a part; those of a narrower model all are."""
+    if x.shape[-1] < len(of_channels):
+        return call(x)
+    return call(x, mask=of_channels > 0) * of_channels.astype(x.dtype)
+
+
+def _with_features(module, features, call, *args, **kwargs):
+    whole = module.features
+    object.__setattr__(module, "features", features)  # modules are frozen
+    try:
+        return call(*args, **kwargs)
+    finally:
+        object.__setattr__(module, "features", whole)
 
 
 def form(
@@ -330,8 +355,8 @@ def _agrees(model, rate):
         units = of_part(known, lambda i, n: window(rate, 1, n))
         w, rest = masked(known, units, w), (jax.random.key(0), jnp.array([1.0, 1.0, 0.0]))
         shrink, _ = form(known, units, rate, w)
-        small = narrowed(apply)(shrink(w), x, *rest)
-        return apply(w, x, *rest).logits[:2], small.logits[:2]
+        run = applied(known, units, apply)
+        return run(w, x, *rest).logits[:2], run(shrink(w), x, *rest).logits[:2]
 
     try:
         whole, narrow = jax.jit(logits).lower(weights, x).compile()(weights, x)

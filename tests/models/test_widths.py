@@ -134,7 +134,9 @@ class Plain(nn.Module):
     def __call__(self, x):
         x = nn.Dense(4)(x)
         if self.middle == "norm":
-            x = nn.LayerNorm()(x)
+            x = nn.GroupNorm(2)(x)
+        elif self.middle == "layer_norm":
+            x = nn.relu(nn.LayerNorm()(x))
         elif self.middle == "gate":
             x = x * nn.sigmoid(nn.Dense(4)(x))
         elif self.middle == "shifted":
@@ -144,11 +146,29 @@ class Plain(nn.Module):
         return nn.Dense(K, name="head")(x), x
 
 
+def test_layer_norm_has_the_moments_of_the_part():
+    """Against NumPy with the last three of four channels; the plain model has others."""
+    task = make_task(Plain("layer_norm"), (5,), K)._replace(levels=(0.5, 0.75))
+    assert widths.levels(task) == task.levels
+    known, rng = widths.of_task(task), np.random.default_rng(0)
+    units = widths.of_part(known, lambda i, n: widths.window(0.75, 1, n))
+    w = jax.tree.map(lambda a: rng.normal(size=a.shape), task.init(jax.random.key(0)))
+    x, kept = rng.normal(size=(6, 5)), slice(1, 4)
+    dense, norm, head = (w.params[name] for name in ("Dense_0", "LayerNorm_0", "head"))
+    h = (x @ dense["kernel"] + dense["bias"])[:, kept]
+    h = (h - h.mean(1, keepdims=True)) / np.sqrt(h.var(1, keepdims=True) + 1e-6)
+    h = np.maximum(h * norm["scale"][kept] + norm["bias"][kept], 0)
+    part = widths.masked(known, units, w)
+    logits = widths.applied(known, units, task.apply)(part, x).logits
+    np.testing.assert_allclose(logits, h @ head["kernel"][kept] + head["bias"], rtol=1e-4)
+    assert np.abs(logits - task.apply(part, x).logits).max() > 0.05
+
+
 @pytest.mark.parametrize(
     "middle, words",
     [
         ("sigmoid", "not 0 if the layers before it output 0"),
-        ("norm", "layer LayerNorm_0 has weights"),
+        ("norm", "layer GroupNorm_0 has weights"),
         ("gate", "does not see the channels of layer Dense_0 as they are"),
         ("shifted", "are added"),
         ("tanh", "does not see the channels of layer Dense_0 as they are"),
