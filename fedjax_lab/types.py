@@ -103,7 +103,7 @@ class Task(NamedTuple):
     lowest: Array | float = 0.0  # lower bound of inputs, [] or [channels]
     highest: Array | float = 1.0  # upper bound of inputs, [] or [channels]
     adapters: Adapters | None = None  # None: the model has no low-rank factors
-    levels: tuple[float, ...] = ()  # all capacities of the run's clients: `Client.capacity`
+    levels: tuple[float, ...] = ()  # config.partition.capacity: of the clients, in these shares
 
     @property
     def head(self) -> str:

@@ -79,7 +79,7 @@ def build(
     model = model.changed(
         lambda task: task._replace(
             labels=lambda: jnp.asarray(embeddings().labels),
-            levels=tuple(sorted(set(config.partition.capacity))),
+            levels=tuple(config.partition.capacity),
         )
     )
     with transforming.naming_users_of_classes(config):

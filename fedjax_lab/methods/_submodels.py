@@ -13,11 +13,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, sampling, tree, wire
+from fedjax_lab import losses, sampling, streams, tree, wire
 from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import widths
-from fedjax_lab.types import Array, Client, Exchange, Forms, Method, PyTree, State, Task, Weights
+from fedjax_lab.types import (
+    Array,
+    Client,
+    Exchange,
+    Forms,
+    Method,
+    PyTree,
+    State,
+    Task,
+    Weights,
+    Work,
+)
+
+LEVEL = 7  # the stream of the levels that are drawn, beside those of an upload's transforms
 
 
 class Rule(NamedTuple):
@@ -44,6 +57,7 @@ def of_parts(
     weights: str = "uniform",
     scaler: bool = False,
     masked_loss: bool = False,
+    dynamic: bool = False,
 ) -> Method:
     """FedAvg of the parts that a rule chooses.
 
@@ -51,13 +65,14 @@ def of_parts(
     scaler: in training, the output of each layer but the head is divided by rho.
     masked_loss: logits of classes that the client lacks are 0 in training, and the weights of these
         outputs of the head do not take part in the mean.
+    dynamic: a client's rho in a round is a random one of the run's capacities.
     """
     check_choice("method.weights", weights, ("uniform", "size"))
     known, levels = widths.of_task(task), widths.levels(task)
     choose, cut = partial(units, known, rule), partial(widths.masked, known)
 
     def local(message, client, work):
-        (w_t, state), rho = message, rate(client)
+        (w_t, state), rho = message, drawn(task.levels, work) if dynamic else rate(client)
         classes = client.label_count > 0 if masked_loss else None
         part, held = (choose(rho, state, client.id, of) for of in (classes, None))
         model = task._replace(apply=widths.applied(known, held, task.apply))
@@ -99,6 +114,11 @@ def rate(client: Client) -> Array:
     if client.capacity is None:
         return jnp.float32(1)
     return jnp.where(client.capacity > 0, client.capacity, 1)
+
+
+def drawn(levels: tuple[float, ...], work: Work) -> Array:
+    """A random one of these capacities, drawn anew in each round; 1 if there are none."""
+    return jax.random.choice(streams.extra(work.upload_key(), LEVEL), jnp.array(levels or (1.0,)))
 
 
 def forms_of(

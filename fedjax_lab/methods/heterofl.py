@@ -4,11 +4,11 @@
   local   w_i <- SGD on F_i from m_i W_t, whose hidden layers have the first ceil(rho_i n) channels
   server  W_{t+1} = sum_i m_i w_i / sum_i m_i, entry by entry; W_t where nobody has the entry
 
-rho_i is the client's capacity (config.partition.capacity), which it keeps in all rounds. The
-paper's mean is uniform. Its scaler divides the output of each hidden layer by rho_i in training,
-before a normalization; it is off by default here. Its static batch norm is not implemented:
-running statistics are averaged like weights, over the clients that have the channel. A client is
-scored with its own part, and a new client with the whole model.
+rho_i is the client's capacity (config.partition.capacity), which it keeps in all rounds, or one
+drawn in each round (`dynamic`). The paper's mean is uniform. Its scaler divides the output of each
+hidden layer by rho_i in training, before a normalization; it is off by default here. Its static
+batch norm is not implemented: running statistics are averaged like weights, over the clients that
+have the channel. A client is scored with its own part, and a new client with the whole model.
 """
 
 from fedjax_lab.methods._submodels import Rule, of_parts
@@ -19,12 +19,20 @@ RULE = Rule(lambda rho, state, id, i, n: window(rho, 0, n))
 
 
 def heterofl(
-    task: Task, *, weights: str = "uniform", scaler: bool = False, masked_loss: bool = False
+    task: Task,
+    *,
+    weights: str = "uniform",
+    scaler: bool = False,
+    masked_loss: bool = False,
+    dynamic: bool = False,
 ) -> Method:
     """weights: of the clients that have an entry, in its mean: uniform, or size.
 
     scaler: whether outputs of layers are divided by rho in training.
     masked_loss: whether logits of classes that a client lacks are 0 in training; the weights of
     these classes are then averaged over the other clients.
+    dynamic: whether a client trains with a random one of the run's capacities in each round; its
+    own then only says with which part it is scored, and how many bytes are counted.
     """
-    return of_parts(task, RULE, weights=weights, scaler=scaler, masked_loss=masked_loss)
+    settings = {"scaler": scaler, "masked_loss": masked_loss, "dynamic": dynamic}
+    return of_parts(task, RULE, weights=weights, **settings)

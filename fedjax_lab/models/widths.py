@@ -337,7 +337,7 @@ def levels(task: Task) -> tuple[float, ...]:
     the model's code uses channels by number, or if it has dropout. There are none if clients have
     more than `MOST_LEVELS` capacities, since each is a program of its own.
     """
-    below = [rate for rate in task.levels if rate < 1]
+    below = sorted({rate for rate in task.levels if rate < 1})
     if len(below) > MOST_LEVELS:
         return ()
     return tuple(rate for rate in below if _agrees(_model(task), rate))

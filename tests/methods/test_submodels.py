@@ -15,6 +15,7 @@ from fedjax_lab.methods import _submodels, depthfl, federated_dropout, fedrolex,
 from fedjax_lab.models import nets, widths
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate
+from fedjax_lab.types import Work
 
 KNOWN = widths.of_task(toys.TASK)
 DEEP = make_task(nets.mlp(toys.K, width=3, depth=2), (toys.D,), toys.K)
@@ -156,6 +157,27 @@ def test_with_all_capacities_1_they_are_fedavg_with_uniform_weights(name):
     settings = {} if name == "depthfl" else {"scaler": True}
     after = rounds(toys.make(name, toys.TASK, **settings), 2, federation=federation).server
     toys.same(after[0], rounds(plain, 2, federation=federation).server)
+
+
+def test_levels_are_drawn_in_their_shares():
+    """1/2 is drawn twice as often as 1."""
+
+    def drawn(key):
+        return _submodels.drawn((1.0, 0.5, 0.5), Work(*[None] * 5, upload_key=lambda: key))
+
+    rho = jax.vmap(drawn)(jax.random.split(jax.random.key(0), 3000))
+    assert abs(float(jnp.mean(rho == 0.5)) - 2 / 3) < 0.03 and {*rho.tolist()} == {0.5, 1.0}
+
+
+@pytest.mark.slow
+def test_drawn_levels_replace_the_capacities():
+    federation = toys.FEDERATION._replace(capacities=np.full(toys.C, 0.25, np.float32))
+    task = toys.TASK._replace(levels=(0.5,))
+    method = toys.make("heterofl", task, dynamic=True)
+    first = task.init(KEYS.init).params["Dense_0"]["kernel"]
+    w, _ = rounds(method, 2, federation=federation).server
+    changed = (w.params["Dense_0"]["kernel"] != first).all(0)
+    np.testing.assert_array_equal(changed, np.arange(16) < 8)
 
 
 @pytest.mark.slow
