@@ -104,6 +104,12 @@ class Task(NamedTuple):
     highest: Array | float = 1.0  # upper bound of inputs, [] or [channels]
     adapters: Adapters | None = None  # None: the model has no low-rank factors
     levels: tuple[float, ...] = ()  # config.partition.capacity: of the clients, in these shares
+    kinds: tuple["Task", ...] = ()  # the models of all kinds of clients: `Client.kind`; (): one
+
+    @property
+    def shared(self) -> "Task":
+        """The model that clients of all kinds can send each other: that of the first kind."""
+        return self.kinds[0] if self.kinds else self
 
     @property
     def head(self) -> str:
@@ -190,6 +196,7 @@ class Client(NamedTuple):
     pace: Any = None  # `clock.Pace`; None: the run has no clock
     capacity: Any = None  # [] float32, the share of the model's channels or layers that the client
     # can train; 0 for a client that has no limit; None: no client has one
+    kind: Any = None  # [] int32, the number of its model in `Task.kinds`; None: all have the same
     public: Any = None  # as `Work.public`: for `aggregate` only
     settings: Any = None  # `LocalSettings`; None: all clients train with the numbers of the plan
 
@@ -210,6 +217,7 @@ class Work(NamedTuple):
     outputs: Any = None  # (fn: Batch -> arrays [B, ...]) -> (outputs of fn for each example
     # [N, ...], mask [N]), where N is the size of the largest client; `rows` as in `mean`
     public: Any = None  # `local.Public`, the examples that the server and all clients have
+    switch: Any = None  # (index, functions () -> tree) -> the tree of one of them, which may train
 
 
 class Forms(NamedTuple):
@@ -473,6 +481,7 @@ class Federation(NamedTuple):
     skews: Skew | None = None  # of the clients, then of the new clients [C + N]: `Client.skew`
     capacities: Any = None  # [C + N] of the clients, then of the new clients: `Client.capacity`
     settings: LocalSettings | None = None  # [C + N] likewise: `Client.settings`
+    kinds: Any = None  # [C + N] of the clients, then of the new clients: `Client.kind`
     skew: Skew | None = None  # of the client whose examples are fetched; None: no feature skew
     public: tuple[Array, Array] | None = None  # (x [P, D], y [P, *label]), examples that no client
     # holds, and that the server and all clients have: a copy on each device, beside the pool
@@ -483,7 +492,7 @@ POPULATION_ROWS = ("train", "validation", "test")  # the fields with rows of eac
 NEW_ROWS = ("new_train", "new_test")  # the fields with rows of each new client [N]
 CLIENT_ROWS = (*POPULATION_ROWS, *NEW_ROWS)
 ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # all fields with rows
-TRAITS = ("skews", "capacities", "settings")  # the fields that become fields of a `Client`
+TRAITS = ("skews", "capacities", "kinds", "settings")  # the fields that become fields of a `Client`
 
 
 class Plan(NamedTuple):

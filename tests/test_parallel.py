@@ -77,12 +77,12 @@ def test_strategies_give_the_results_of_vmap(name, m):
     toys.same(jax.jit(inner.everyone(fn, 2))(*args), expected)
 
 
-def chosen(name="auto", *, cohort=6400, convolutional=False, equal_steps=True, **more):
+def chosen(name="auto", *, cohort=6400, in_turn=False, equal_steps=True, **more):
     """The name of the strategy for two CPU devices; a client takes 48 KiB."""
     return parallel.choose(
         name,
         cohort=cohort,
-        convolutional=convolutional,
+        in_turn=in_turn,
         equal_steps=equal_steps,
         client_bytes=lambda: 48 * 2**10,
         devices=jax.devices()[:2],
@@ -99,8 +99,8 @@ def chosen(name="auto", *, cohort=6400, convolutional=False, equal_steps=True, *
         ({"chunk": 16}, "chunked(16)"),
         ({"chunk": 1}, "sequential"),
         ({"name": "vectorized"}, "vectorized"),
-        ({"convolutional": True}, "sequential"),
-        ({"convolutional": True, "chunk": 16}, "chunked(16)"),
+        ({"in_turn": True}, "sequential"),
+        ({"in_turn": True, "chunk": 16}, "chunked(16)"),
         ({"cohort": 32, "equal_steps": False}, "chunked(4)"),
     ],
 )

@@ -33,7 +33,7 @@ from fedjax_lab.simulation.units import (
 )
 
 # Keys of an evaluation.
-_ACCURACY = ("accuracy", "domains", "levels", "global", "ood", "id", *OF_NEW)
+_ACCURACY = ("accuracy", "domains", "levels", "kinds", "global", "ood", "id", *OF_NEW)
 _FREE = {"data.normalize", "data.augment"}  # data settings that do not change the federation
 _SKEW = {"partition.alpha", "partition.classes", "partition.domains"}
 # Titles tell these sections, and the engine does not change the numbers.

@@ -34,6 +34,7 @@ MEASURES = {  # of the accuracy: in words, and in a header
     "new": ("new clients", "new"),
     "new_tuned": ("new clients, tuned", "new, tuned"),
 }
+BY = {"domains": "domain", "levels": "capacity of clients", "kinds": "net of clients"}
 CLIENTS = 8  # the most clients in a table by client
 Key = TypeVar("Key", bound=Hashable)
 
@@ -102,14 +103,14 @@ def deviation(choice: Choice) -> str:
 
 def tables(section: Section, choice: Choice) -> list[Table]:
     """The tables of a section: the comparison, and if available the differences to the baseline,
-    the domains, capacities, other metrics and costs. `label` identifies each; it is empty for the
+    the groups of `BY`, other metrics and costs. `label` identifies each; it is empty for the
     first."""
     metric, way = metric_of(choice.measure), WAYS[choice.way]
     made = {"": _compared(section, choice, metric)}
     if section.baseline:
         made["differences"] = _paired(section, choice)
     named: set[str] = set()
-    for form, words in (("domains", "domain"), ("levels", "capacity of clients")):
+    for form, words in BY.items():
         prefix = f"{measure_of(metric, form)}."
         if measures := _shared(section, prefix):
             title = f"{metric} by {words}{', %' * is_percent(metric)}, {way}"

@@ -58,13 +58,17 @@ def utilization(rate: float | None) -> float | None:
     return rate / (len(jax.devices()) * peak) if rate and peak else None
 
 
-def of_round(program: Program, lane: Lane, state: State) -> RoundCost:
+def of_round(program: Program, lane: Lane, state: State) -> RoundCost | None:
     """The cost of a round of one seed, from the shapes of the arguments.
+
+    None for clients with unlike models, whose cost depends on who takes part.
 
     A client with one batch and a client with two batches are compared. Their difference is the cost
     of the additional steps. The rest of the first one's operations is fixed: each client of a
     cohort performs it in each round, whatever it holds. The server's operations are fixed too.
     """
+    if lane.population.kind is not None:
+        return None
     lane, state = _shapes((lane, state))
     clients = simulate.cohort_size(program, lane, state)
     small, large = (of_client(program, lane, state, batches) for batches in (1, 2))

@@ -223,7 +223,7 @@ def choose(
     name: str,
     *,
     cohort: int,
-    convolutional: bool,
+    in_turn: bool,
     equal_steps: bool,
     client_bytes: Callable[[], int],
     chunk: int = 0,
@@ -233,17 +233,18 @@ def choose(
 ) -> Strategy:
     """The named strategy on these devices, by default on all devices of this machine.
 
-    `auto` chooses one. On a CPU it runs the clients of a convolutional model one after another,
-    because their kernels cannot be batched over clients. It does the same for a `group` of more
-    than one device, because a model that needs a group fills its devices alone, and if jit is
-    disabled, so that a debugger sees the arrays of one client. Otherwise `chunk` clients run at a
-    time; if it is 0, `width` chooses the number from client_bytes(), the memory for a step of one
+    `auto` chooses one. On a CPU it runs clients one after another if `in_turn`: those of a
+    convolutional model, because their kernels cannot be batched over clients, and those with unlike
+    models, because at once each of them computes the models of all. It does the same for a `group`
+    of more than one device, because a model that needs a group fills its devices alone, and if jit
+    is disabled, so that a debugger sees the arrays of one client. Otherwise `chunk` clients run at
+    a time; if it is 0, `width` chooses the number from client_bytes(), the memory for a step of one
     client. Several devices, or groups of devices, share the cohort, and the arrays that `divided`
     selects: arguments of `on_mesh`.
     """
     chosen = choose_devices(cohort, group, devices)
     line = -(-cohort * group // len(chosen))  # clients of one device, or of one group
-    on_cpu = convolutional and chosen[0].platform == "cpu"
+    on_cpu = in_turn and chosen[0].platform == "cpu"
     if name == "auto" and not chunk and (on_cpu or group > 1 or jit_is_disabled()):
         name = "sequential"
     if name in ("auto", "chunked") and not chunk:

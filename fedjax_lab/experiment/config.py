@@ -291,8 +291,19 @@ def _check_values(full):
             LIMITS[known.limit](key, value_at(full, key))
     if not has_own_test(full["data"]["name"]):
         check_below_one("data.test", full["data"]["test"])
+    _check_kinds(full["model"])
     _check_clients(full["partition"], full["run"]["cohort"])
     _check_run(full["run"], full["local"], full["partition"]["validation"])
+
+
+def _check_kinds(model):
+    shares, number = model["shares"], 1 + len(model["kinds"])
+    positive = all(type(share) in (int, float) and share > 0 for share in shares)
+    if shares and not (positive and len(shares) == number and abs(sum(shares) - 1) < 0.01):
+        raise BadInput(
+            f"config.model.shares must be {number} numbers above 0 whose sum is 1, for"
+            f" config.model.name and config.model.kinds, got {quoted(shares)}"
+        )
 
 
 def _check_clients(partition, cohort):

@@ -12,7 +12,7 @@ from fedjax_lab.engine import parallel, sizes
 from fedjax_lab.engine.host.runs import Host
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models.frozen import Model
+from fedjax_lab.models.frozen import Model, model_of
 from fedjax_lab.models.task import has_convolutions
 from fedjax_lab.types import Federation, Plan, Stage
 
@@ -30,19 +30,20 @@ def engine_fields(
 
     devices, memory: as for `experiment.build`. Raises BadInput if the run does not allow a setting.
     """
-    convolutional = has_convolutions(model.unbound)
+    task = model.unbound
+    in_turn = bool(task.kinds) or has_convolutions(task)  # one client after another on a CPU
     lent = _lent(engine, plan, stages, model, devices, memory)
     division = _divide(engine, plan, stages, federations, lent)
     host = _host(division, engine, stages)
-    together = vectorizes_seeds(engine.seeds, stages, convolutional, platform_of(devices), host)
+    together = vectorizes_seeds(engine.seeds, stages, in_turn, platform_of(devices), host)
     alone = engine.fsdp > 1 or parallel.jit_is_disabled()
     together = together and (not alone or engine.seeds == "vectorized")
     at_once = len(federations) if together else 1
-    of_client = functools.cache(lambda: at_once * client_bytes(model, plan))
+    of_client = functools.cache(lambda: at_once * _step_bytes(model, plan))
     strategy = parallel.choose(
         engine.strategy,
         cohort=plan.cohort,
-        convolutional=convolutional,
+        in_turn=in_turn,
         equal_steps=plan.equal_steps or plan.steps > 0,
         client_bytes=of_client,
         chunk=engine.chunk,
@@ -80,6 +81,12 @@ def _divide(engine, plan, stages, federations, lent):
         state=engine.state,
         data=engine.data,
     )
+
+
+def _step_bytes(model, plan):
+    """The bytes that a step of one client uses; at once, each client computes every kind."""
+    models = [model_of(kind) for kind in model.unbound.kinds] or [model]
+    return sum(client_bytes(each, plan) for each in models)
 
 
 def _step(strategy, plan, of_client, lent):
@@ -135,7 +142,7 @@ def platform_of(devices: Sequence[jax.Device] | None) -> str:
 def vectorizes_seeds(
     choice: str,
     stages: Sequence[Stage],
-    convolutional: bool,
+    in_turn: bool,
     platform: str,
     host: Host | None = None,
 ) -> bool:
@@ -146,7 +153,7 @@ def vectorizes_seeds(
         return choice == "vectorized"
     if any(stage.prepare for stage in stages):  # the facts may differ in size between seeds
         return False
-    return platform != "cpu" or not convolutional
+    return platform != "cpu" or not in_turn
 
 
 def check_fsdp(config: ml_collections.ConfigDict, plan: Plan, stages: Sequence[Stage]) -> None:

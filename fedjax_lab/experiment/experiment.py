@@ -19,7 +19,7 @@ from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.errors import BadInput, check_seeds, quoted
-from fedjax_lab.experiment import checks, clocks, local_settings, transforming, variants
+from fedjax_lab.experiment import checks, clocks, kinds, local_settings, transforming, variants
 from fedjax_lab.experiment.devices import check_fsdp, engine_fields, platform_of
 from fedjax_lab.experiment.federation import (
     class_counts,
@@ -30,9 +30,9 @@ from fedjax_lab.experiment.federation import (
 from fedjax_lab.experiment.optimizers import check_optimizer
 from fedjax_lab.experiment.registry import NAMED, bind, has_own_test, look_up, make_method
 from fedjax_lab.experiment.stages import ends, lay_out
-from fedjax_lab.models import adapters, kernels, modules, tokens
+from fedjax_lab.models import adapters, kernels, modules, tokens, unlike
 from fedjax_lab.models.embeddings import Embeddings
-from fedjax_lab.models.frozen import Model
+from fedjax_lab.models.frozen import Model, model_of
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import contract, metrics
 from fedjax_lab.tasks import Labels
@@ -194,13 +194,13 @@ def load_data(section: Mapping) -> Dataset:
 
 def _check_arrays(dataset):
     """Raises BadInput unless the fields are arrays of numbers with one entry per example."""
-    kinds_of = {"x": "biuf", "y": "biuf", "domain": "biu", "test": "biu"}
-    kinds_of |= {} if dataset.client is None else {"client": "biu"}
-    for field, kinds in kinds_of.items():
+    types = {"x": "biuf", "y": "biuf", "domain": "biu", "test": "biu"}
+    types |= {} if dataset.client is None else {"client": "biu"}
+    for field, valid in types.items():
         array = getattr(dataset, field)
         if not (hasattr(array, "dtype") and np.ndim(array)):
             raise BadInput(f"the dataset's {field} must be an array, not {quoted(array)}")
-        if np.dtype(array.dtype).kind not in kinds:
+        if np.dtype(array.dtype).kind not in valid:
             numbers = "numbers" if field in "xy" else "whole numbers"
             raise BadInput(f"the dataset's {field} must be {numbers}, not {array.dtype}")
         if len(array) != len(dataset.x):
@@ -256,6 +256,7 @@ def deal_dataset(
         public=config.partition.public,
         skewed=config.partition.feature_skew != "none",
         capacity=config.partition.capacity,
+        kinds=kinds.shares(config.model),
         settings=settings,
     )
 
@@ -356,16 +357,12 @@ def make_model(
     scale, objective: the results of `make_scale` and `make_objective`, if they are to be shared.
     """
     objective = make_objective(config, dataset) if objective is None else objective
-    net = bind("model", config.model)(objective.outputs[-1])
-    modules.check_module(net)
-    if hasattr(net, "kernels"):
-        net = net.clone(
-            kernels=kernels.choose(platform or platform_of(None), config.engine.convolution)
-        )
     scale = make_scale(config.data, dataset) if scale is None else scale
-    if tokens.takes_ids(net, dataset.x):
-        ends = normalize.id_limits(dataset.x, scale)
-        net = tokens.with_vocabulary(net, dataset.x, ends, len(dataset.classes))
+    kinds.check(config)
+    nets = [
+        _make_net(config, section, dataset, platform, scale, objective)
+        for section in kinds.sections(config.model)
+    ]
 
     def make(net, pretrained_file):
         return make_task(
@@ -378,8 +375,24 @@ def make_model(
             pretrained_file=pretrained_file,
         )
 
+    if config.model.kinds:
+        return model_of(unlike.of_kinds([make(net, "") for net in nets]))
     adapter = bind("adapter", config.adapter)(objective)
-    return adapters.apply(adapter, net, config.model.pretrained, make)
+    return adapters.apply(adapter, nets[0], config.model.pretrained, make)
+
+
+def _make_net(config, section, dataset, platform, scale, objective):
+    """The module that a section `model` names."""
+    net = bind("model", section)(objective.outputs[-1])
+    modules.check_module(net)
+    if hasattr(net, "kernels"):
+        net = net.clone(
+            kernels=kernels.choose(platform or platform_of(None), config.engine.convolution)
+        )
+    if tokens.takes_ids(net, dataset.x):
+        ends = normalize.id_limits(dataset.x, scale)
+        net = tokens.with_vocabulary(net, dataset.x, ends, len(dataset.classes))
+    return net
 
 
 def describe_model(model: Model) -> tuple[str, ...]:

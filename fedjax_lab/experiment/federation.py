@@ -31,6 +31,7 @@ def make_federations(
     public: float = 0.0,
     skewed: bool = False,
     capacity: tuple[float, ...] = (),
+    kinds: tuple[float, ...] = (),
     settings: Callable[[np.ndarray, Sequence[int]], LocalSettings] | None = None,
 ) -> list[Federation]:
     """Makes one federation per seed over one pool of examples, as NumPy arrays of equal shapes.
@@ -52,6 +53,7 @@ def make_federations(
     skewed: whether the clients' examples have a feature skew, which adds `skews` to federations.
     capacity: those of all clients in the order in which they are dealt, or fewer levels, which
         equally many clients have, at random; (): no client has a limit.
+    kinds: the share of the clients of each kind, who are chosen at random; (): there are no kinds.
     settings: `local_settings.of_clients` of a table; None: all clients train alike.
     """
     in_unseen = is_of_domain(dataset, unseen)
@@ -79,18 +81,19 @@ def make_federations(
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
     federations = [pool._replace(**dict(zip(CLIENT_ROWS, of, strict=True))) for of in rows]
     return [
-        _with_traits(*of_seed, skewed, capacity, settings)
+        _with_traits(*of_seed, skewed, capacity, kinds, settings)
         for of_seed in zip(federations, orders, seeds, strict=True)
     ]
 
 
-def _with_traits(federation, order, seed, skewed, capacity, settings):
+def _with_traits(federation, order, seed, skewed, capacity, kinds, settings):
     """The federation with the traits of its clients (`types.TRAITS`)."""
     held = (federation.train, federation.new_train)
     sizes = np.concatenate([rows.count for rows in held if rows is not None])
     return federation._replace(
         skews=_skews(order, seed) if skewed else None,
         capacities=_capacities(capacity, order, seed),
+        kinds=_kinds(kinds, order, seed),
         settings=settings and settings(order, sizes),
     )
 
@@ -125,6 +128,20 @@ def _capacities(levels, order, seed):
     if len(levels) != len(order):
         dealt = np.random.default_rng([seed, 3]).permutation(dealt)
     return dealt[order]
+
+
+def _kinds(shares, order, seed):
+    """The kinds of the clients in the order of their ids; None: there are no kinds."""
+    if not shares:
+        return None
+    ends = np.cumsum(shares)[:-1] * len(order)
+    dealt = np.searchsorted(ends, np.arange(len(order)) + 0.5).astype(np.int32)
+    if len(np.unique(dealt)) < len(shares):
+        raise BadInput(
+            f"config.model.kinds: of {len(order)} clients, a kind has none; use more clients, fewer"
+            " kinds or larger config.model.shares"
+        )
+    return np.random.default_rng([seed, 4]).permutation(dealt)[order]
 
 
 def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:

@@ -105,6 +105,18 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "model.pretrained": Key(
         "", "a file or folder with the initial weights; empty: random initialization"
     ),
+    "model.kinds": Key(
+        (),
+        "the nets of other clients than those with model.name, each with the settings that are its"
+        " defaults; the features of all nets are pooled to the smallest width; empty: all clients"
+        " have one net",
+        kind="model",
+    ),
+    "model.shares": Key(
+        (),
+        "the shares of the clients with model.name and with each of model.kinds, who are chosen at"
+        " random; empty: equal shares",
+    ),
     "adapter.name": Key(
         "none",
         "what is trained of the model: none, all weights; frozen, those of some layers; lora,"
@@ -334,4 +346,9 @@ PARTS: dict[str, str] = {  # the kinds of the functions that keys name; of run.m
 def naming(section: str) -> list[str]:
     """The keys of a section that name functions whose settings are further keys of it."""
     kinds = {name: PARTS.get(f"{section}.{name}") for name in DEFAULTS[section]}
-    return [name for name, kind in kinds.items() if kind not in (None, "augmentation", "metric")]
+    several = [name for name, default in DEFAULTS[section].items() if isinstance(default, tuple)]
+    return [
+        name
+        for name, kind in kinds.items()
+        if kind not in (None, "augmentation") and name not in several
+    ]

@@ -21,6 +21,7 @@ from fedjax_lab.experiment.optimizers import make_optimizer
 from fedjax_lab.experiment.registry import METHODS, bind, keyword_defaults, look_up, make_method
 from fedjax_lab.experiment.stages import lay_out
 from fedjax_lab.models.frozen import Model
+from fedjax_lab.transforms import kinds
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Array, PyTree, Stage
 
@@ -56,7 +57,8 @@ def variant(
         if task.adapters is not None:
             task = task._replace(adapters=task.adapters._replace(given=True))
     method, local = (_section(config, name, settings) for name in ("method", "local"))
-    stages = lay_out(make_method(task=task, **method), config.run.rounds)
+    made = kinds.of_kinds(lambda task: make_method(task=task, **method), task)
+    stages = lay_out(made, config.run.rounds)
     transforming.check_private(config, stages)
     clocks.check_method(config, stages)
     stages = tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)

@@ -14,6 +14,7 @@ def with_personal_models(
     local: Local,
     start: Callable[[Weights], PyTree] = lambda w: w,
     model: Callable[[Weights, PyTree], Weights] = lambda w, private: private,
+    shared: Task | None = None,
 ) -> Method:
     """Returns FedAvg with a personal model for each client.
 
@@ -25,11 +26,14 @@ def with_personal_models(
       local: as in `Exchange`; the upload is the client's version of the global model.
       start: weights -> the private state of a client that has not taken part yet.
       model: (global model, private state) -> the weights that the client predicts with.
+      shared: the task of the global model; None: it is that of the clients' models.
     """
 
     def init(key, num_clients):
-        w = task.init(key)
-        return State(w, tree.repeat(start(w), num_clients))
+        w = v = task.init(key)
+        if shared is not None and shared is not task:
+            w = shared.init(key)
+        return State(w, tree.repeat(start(v), num_clients))
 
     def predict(w, client, x):
         return task.apply(model(w, client.private), x).logits

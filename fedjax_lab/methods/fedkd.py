@@ -6,14 +6,15 @@
           upload w_i = w_t + svd(w - w_t)
   server  w_{t+1} = w_t + svd(sum_i n_i/n w_i - w_t)
 
-The mentor v_i stays on the client, which predicts with it; here it has the architecture of the
-mentee. h are the features, and W_i, a square matrix that stays on the client, starts as the
-identity. As in the authors' code the losses of both models are added, so that each model gets the
-gradient of all terms; divergences are means over examples (PFLlib: over classes too). svd keeps the
-first singular values of each kernel, as a matrix with a row for each input, whose squares have a
-share of at least `energy`; the authors' code and PFLlib send nothing of a kernel of which all would
-be kept. The paper raises the energy from 0.95 to 0.98 during a run. Bytes are counted without svd,
-because ranks depend on the data. The paper's mean is uniform.
+The mentor v_i stays on the client, which predicts with it; it has the architecture of the mentee,
+unless config.model.kinds gives the client another one. h are the features, and W_i, a square matrix
+that stays on the client, starts as the identity. As in the authors' code the losses of both models
+are added, so that each model gets the gradient of all terms; divergences are means over examples
+(PFLlib: over classes too). svd keeps the first singular values of each kernel, as a matrix with a
+row for each input, whose squares have a share of at least `energy`; the authors' code and PFLlib
+send nothing of a kernel of which all would be kept. The paper raises the energy from 0.95 to 0.98
+during a run. Bytes are counted without svd, because ranks depend on the data. The paper's mean is
+uniform.
 """
 
 import jax
@@ -41,7 +42,9 @@ def fedkd(task: Task, *, energy: float = 0.95) -> Method:
 
     def local(w_t, client, work):
         def loss(w, v, batch, key):
-            outs = w_out, v_out = [task.apply(m, batch.x, key, batch.mask) for m in (w, v)]
+            w_out = task.shared.apply(w, batch.x, key, batch.mask)
+            v_out = task.apply(v, batch.x, key, batch.mask)
+            outs = w_out, v_out
             labels = sum(losses.cross_entropy(out.logits, batch) for out in outs)
             log_w, log_v = (jax.nn.log_softmax(out.logits) for out in outs)
             divergence = optax.losses.kl_divergence_with_log_targets
@@ -57,7 +60,7 @@ def fedkd(task: Task, *, energy: float = 0.95) -> Method:
     def step(w_t, w, cohort):
         return moved(w_t, tree.mix(cohort.weight, w), energy)
 
-    method = with_personal_models(task, local, start)
+    method = with_personal_models(task, local, start, shared=task.shared)
     return method._replace(round=(Exchange(send, local, step),))
 
 

@@ -7,9 +7,9 @@
 
 p_w and p_v are the class probabilities of the two models; each has no gradient in the loss of the
 other model. The divergence is a mean over examples; PFLlib's is a mean over examples and classes. A
-client predicts with v_i, which starts as the first global model; in the paper the personal models
-may have any architecture. Both models are trained together, so config.local.clip bounds their joint
-gradient.
+client predicts with v_i, which starts as the first global model. With config.model.kinds v_i has
+the net of the client's kind, and w that of config.model.name. Both models are trained together, so
+config.local.clip bounds their joint gradient.
 """
 
 import jax
@@ -32,11 +32,12 @@ def fml(task: Task, *, alpha: float = 0.5, beta: float = 0.5) -> Method:
     check_share("method.alpha", alpha)
     check_share("method.beta", beta)
     losses.check_classes(task)
-    risk = losses.risk(task)
+    risk, risk_of_shared = losses.risk(task), losses.risk(task.shared)
 
     def local(w_t, client, work):
         def loss(w, v, batch, key):
-            (of_w, w_out), (of_v, v_out) = (risk(model, batch, key) for model in (w, v))
+            of_w, w_out = risk_of_shared(w, batch, key)
+            of_v, v_out = risk(v, batch, key)
             w_from_v = divergence(v_out.logits, w_out.logits, batch.mask)
             v_from_w = divergence(w_out.logits, v_out.logits, batch.mask)
             shared = beta * of_w + (1 - beta) * w_from_v
@@ -44,7 +45,7 @@ def fml(task: Task, *, alpha: float = 0.5, beta: float = 0.5) -> Method:
 
         return train_together(work, w_t, client.private, loss)
 
-    return with_personal_models(task, local)
+    return with_personal_models(task, local, shared=task.shared)
 
 
 def divergence(teacher: Array, student: Array, mask: Array) -> Array:

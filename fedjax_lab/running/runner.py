@@ -19,7 +19,7 @@ from fedjax_lab import STOP, tree
 from fedjax_lab.engine import flops, processes
 from fedjax_lab.engine.engine import Engine, Snapshot
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import transforming
+from fedjax_lab.experiment import kinds, transforming
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.experiment.joint import join
 from fedjax_lab.running import (
@@ -400,7 +400,7 @@ def _rows(live, since):
     scored = zip(experiment.simulation.seeds, engine.evaluate(), engine.recorded(), strict=True)
     for i, (seed, scores, recorded) in enumerate(scored):
         up, down = engine.bytes[i]
-        operations = before.get(seed, 0.0)
+        operations = None if cost is None else before.get(seed, 0.0)
         if operations is not None:
             operations += cost.of(since, float(sums.steps[i]))
         rows.append(
@@ -423,12 +423,18 @@ def _rows(live, since):
 
 
 def _measured(experiment, scores, i):
-    """The numbers of an evaluation of seed i, and the accuracy by capacity if clients have any."""
+    """The numbers of an evaluation of seed i, with the accuracy by capacity and by net."""
     simulation = experiment.simulation
     measured = evaluate.summarize(scores, experiment.dataset.domains, simulation.plan.metrics)
-    capacities = simulation.federations[i].capacities
-    levels = evaluate.by_level(measured.get("accuracy"), capacities)
-    return measured | ({"levels": levels} if levels else {})
+    federation, accuracy = simulation.federations[i], measured.get("accuracy")
+    capacities = () if federation.capacities is None else federation.capacities.tolist()
+    levels = {level: f"{level:g}" for level in sorted(capacities, reverse=True)}
+    nets = dict(enumerate(kinds.names(experiment.config.model)))
+    groups = {
+        "levels": evaluate.by_group(accuracy, federation.capacities, levels),
+        "kinds": evaluate.by_group(accuracy, federation.kinds, nets),
+    }
+    return measured | {form: means for form, means in groups.items() if means}
 
 
 def _check_cohorts(experiment, engine):

@@ -465,17 +465,21 @@ def _summarize_metric(metric, scores, split, domains):
     return out
 
 
-def by_level(accuracy: dict | None, capacities: np.ndarray | None) -> dict[str, float]:
-    """The mean accuracy of the clients of each capacity, largest first; {} if there are none.
+def by_group(
+    accuracy: dict | None, groups: np.ndarray | None, names: dict[Any, str]
+) -> dict[str, float]:
+    """The mean accuracy of the clients of each group; {} if there are no groups.
 
-    accuracy: of clients, as in `summarize`; capacities: of at least these clients.
+    accuracy: of clients, as in `summarize`. groups: of at least these clients. names: of all
+    groups, in the order of the result.
     """
-    if accuracy is None or capacities is None:
+    if accuracy is None or groups is None:
         return {}
     each = np.array(accuracy["per_client"], float)
-    of_clients = np.asarray(capacities)[: len(each)]
-    means = {level: _mean(each[(of_clients == level) & ~np.isnan(each)]) for level in of_clients}
-    return {f"{level:g}": means[level] for level in sorted(means, reverse=True) if means[level]}
+    of_clients = np.array([names[group] for group in groups.tolist()])[: len(each)]
+    scored = ~np.isnan(each)
+    means = {name: _mean(each[(of_clients == name) & scored]) for name in names.values()}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def _metric_of_clients(metric, counts):

@@ -1,6 +1,6 @@
 """The work of one client on its own rows: training, means over examples, and random batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -204,7 +204,8 @@ def make_work(
       settings: the client's own numbers; None: those of the plan.
 
     The list gets an entry when `train` is traced. `Exchange.local` must therefore call `train` at
-    its top level, not inside a jax transformation of its own; else BadInput is raised.
+    its top level or in `Work.switch`, not inside a jax transformation of its own; else BadInput is
+    raised.
     """
     if settings is not None and settings.rate is not None:
         assert plan.optimizer_of is not None  # the plan of a config has it
@@ -216,11 +217,12 @@ def make_work(
     if validation is not None:
         sets["validation"] = make_examples(federation, validation, plan._replace(equal_steps=False))
     trainings: list[Training] = []
+    records: Records = [(get_opaque_trace_state(), trainings)]
     done = partial(_done, plan, passes)
     steps = done(plan.steps) if plan.steps else done(plan.epochs) * examples.steps
     public = Public(federation, plan)
     work = Work(
-        train=_recorded(examples, public, key, done, trainings),
+        train=_recorded(examples, public, key, done, records),
         mean=_on_sets(mean, sets),
         draw=partial(draw, examples, key),
         steps=jnp.asarray(steps, jnp.int32),
@@ -229,6 +231,7 @@ def make_work(
         upload_key=partial(streams.upload, key),
         outputs=_on_sets(outputs, sets),
         public=public,
+        switch=partial(_switch, records),
     )
     return work, trainings
 
@@ -238,19 +241,25 @@ def _done(plan, passes, amount):
     return amount if passes is None else -(-amount * passes // plan.work)
 
 
-def _recorded(own, shared, key, done, trainings):
-    """`Work.train`, which adds an entry to `trainings` in each call. done: see `_done`.
+# The place of a trace, and the trainings in it: at the top level, and in the branch of a `switch`.
+Records = list[tuple[Any, list[Training]]]
+
+
+def _recorded(own, shared, key, done, records: Records):
+    """`Work.train`, which adds an entry to the last of the records in each call. done: see `_done`.
 
     own: the client's examples. shared: `Work.public`; the option `public` has places among them, on
     whose examples the client then trains instead of its own.
     """
-    plan, level = own.plan, get_opaque_trace_state()
+    plan = own.plan
 
     def train_once(weights, loss, *, epochs=None, steps=None, public=None, **options):
         examples = own if public is None else shared.at(public)
+        level, trainings = records[-1]
         if get_opaque_trace_state() != level:
             raise BadInput(INSIDE)
-        options |= {"key": streams.training(key, len(trainings)), "steps": steps}
+        calls = sum(len(earlier) for _, earlier in records)
+        options |= {"key": streams.training(key, calls), "steps": steps}
         if plan.steps and epochs is None and steps is None:
             options["total"] = done(plan.steps)
         else:
@@ -262,6 +271,21 @@ def _recorded(own, shared, key, done, trainings):
         return weights
 
     return train_once
+
+
+def _switch(records: Records, index: Array, branches: Sequence[Callable[[], PyTree]]) -> PyTree:
+    """`Work.switch`. All branches must have the same number of trainings."""
+
+    def recorded(branch):
+        records.append((get_opaque_trace_state(), []))
+        try:
+            return branch(), records[-1][1]
+        finally:
+            records.pop()
+
+    made, trainings = jax.lax.switch(index, [partial(recorded, branch) for branch in branches])
+    records[-1][1].extend(trainings)
+    return made
 
 
 INSIDE = (

@@ -99,6 +99,7 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
         "mean_n": np.full_like(n, count.mean()),
         "skew": jax.tree.map(lambda a: a[: len(n)], federation.skews),
         "capacity": jax.tree.map(lambda a: a[: len(n)], federation.capacities),
+        "kind": jax.tree.map(lambda a: a[: len(n)], federation.kinds),
         "settings": jax.tree.map(lambda a: a[: len(n)], federation.settings),
     }
     return Client(**fields)
@@ -121,6 +122,7 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
         "mean_n": np.full_like(new.n, count.mean()),
         "skew": jax.tree.map(lambda a: a[len(count) :], federation.skews),
         "capacity": jax.tree.map(lambda a: a[len(count) :], federation.capacities),
+        "kind": jax.tree.map(lambda a: a[len(count) :], federation.kinds),
         "settings": jax.tree.map(lambda a: a[len(count) :], federation.settings),
     }
     return new._replace(**fields)

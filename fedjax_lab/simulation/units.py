@@ -4,7 +4,7 @@ Reports of runs use this module without starting JAX, so it imports nothing that
 
 A row of metrics.jsonl has the accuracy under `accuracy`, `domains`, `global`, `id` and `ood`, and
 every other metric in the same forms: `loss`, `domains_loss`, `global_loss`, `id_loss`, `ood_loss`.
-`levels` is the mean accuracy of the clients of each capacity.
+`levels` is the mean accuracy of the clients of each capacity, and `kinds` of those with each net.
 Measures of new clients have the form `new`, or `new_tuned` after the method has adapted the model
 to the client's own data.
 """
@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 OF_NEW = ("new", "new_tuned")  # forms of a metric that are measured on new clients
 ONE_NUMBER = ("global", "id", "ood", *OF_NEW)  # forms that are one number
-FORMS = ("domains", "levels", *ONE_NUMBER)  # all forms, besides a metric's values by client
+FORMS = ("domains", "levels", "kinds", *ONE_NUMBER)  # all forms but a metric's values by client
 PER_CLIENT = "_per_client"  # the end of a key that holds a list with a value for each client
 NO_MEASURES = (  # keys of a row for its origin and its costs
     "round",

@@ -34,13 +34,13 @@ def updates(method: Method, task: Task, state: State, num_clients: int) -> list[
     def play(state):
         server, private, sent = state.server, tree.take(state.private, 0), []
         for exchange in method.round:
-            client = _client(task, private)
-            message = exchange.send(server, client.id)
-            upload, private = exchange.local(message, client, stand_in(task))
-            references = wire.references(exchange, message, client.id, upload)
+            who = client(task, private)
+            message = exchange.send(server, who.id)
+            upload, private = exchange.local(message, who, stand_in(task))
+            references = wire.references(exchange, message, who.id, upload)
             sent.append(wire.updates(references, upload))
             if exchange is not method.round[-1]:
-                server = _learned(exchange, server, upload, client, num_clients)
+                server = _learned(exchange, server, upload, who, num_clients)
         return sent
 
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
@@ -56,7 +56,8 @@ def _learned(exchange: Exchange, server, upload, client, num_clients):
     return exchange.aggregate(server, uploads, cohort)
 
 
-def _client(task: Task, private: PyTree) -> Client:
+def client(task: Task, private: PyTree) -> Client:
+    """A stand-in for a client with one example."""
     one = jnp.ones(())
     return Client(
         id=jnp.int32(0),
@@ -94,4 +95,5 @@ def stand_in(task: Task) -> Work:
 
     public = SimpleNamespace(size=MANY, outputs=of_public, batch=lambda places: draw(len(places)))
     others = {"upload_key": upload_key, "outputs": outputs, "public": public}
+    others["switch"] = lambda index, branches: branches[0]()
     return Work(train, mean, draw, jnp.int32(1), optax.sgd(1.0), **others)

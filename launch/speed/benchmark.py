@@ -103,7 +103,7 @@ def build(
     chosen = parallel.choose(
         strategy,
         cohort=work.cohort,
-        convolutional=has_convolutions(task),
+        in_turn=has_convolutions(task),
         equal_steps=plan.equal_steps,
         client_bytes=lambda: client_bytes(model_of(task), plan),
         chunk=int(chunk),

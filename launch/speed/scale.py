@@ -126,7 +126,7 @@ def simulate(federation, method, task, plan, state="auto", data="auto") -> Simul
     strategy = parallel.choose(
         "auto",
         cohort=plan.cohort,
-        convolutional=False,
+        in_turn=False,
         equal_steps=True,
         client_bytes=lambda: client_bytes(model_of(task), plan),
         **division.divided,

@@ -85,9 +85,10 @@ def test_bytes_are_those_of_the_narrower_model():
 
 def test_accuracy_by_capacity():
     accuracy = {"per_client": [80.0, 40.0, None, 60.0]}
-    levels = evaluate.by_level(accuracy, np.array([0.5, 1, 1, 0.5, 0.25], np.float32))
+    names = {1.0: "1", 0.5: "0.5", 0.25: "0.25"}
+    levels = evaluate.by_group(accuracy, np.array([0.5, 1, 1, 0.5, 0.25], np.float32), names)
     assert levels == {"1": 40.0, "0.5": 70.0} and [*levels] == ["1", "0.5"]
-    assert evaluate.by_level(accuracy, None) == {}
+    assert evaluate.by_group(accuracy, None, names) == {}
 
 
 def test_fjord_has_the_largest_width_up_to_the_capacity():

@@ -304,9 +304,7 @@ def test_gradients_stay_bitwise_equal_in_a_long_loop_on_every_device():
 def test_devices_without_a_spare_thread_cause_a_warning(monkeypatch):
     monkeypatch.setenv("NPROC", str(len(jax.devices())))
     with pytest.warns(UserWarning, match="without a spare thread"):
-        parallel.choose(
-            "auto", cohort=4, convolutional=True, equal_steps=True, client_bytes=lambda: 1
-        )
+        parallel.choose("auto", cohort=4, in_turn=True, equal_steps=True, client_bytes=lambda: 1)
 
 
 # The kernels of all platforms.

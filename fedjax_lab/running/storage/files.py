@@ -48,6 +48,7 @@ SCORES = {  # the accuracy and the loss of a model, in all forms
     "accuracy?": {"mean": NUMBER, "per_client?": [SCORE], "*": NUMBER},
     "domains?": {"*": NUMBER},
     "levels?": {"*": NUMBER},
+    "kinds?": {"*": NUMBER},
     "loss?": {"per_client?": [SCORE], "*": SCORE},
     "domains_loss?": {"*": SCORE},
     **{f"{form}?": NUMBER for form in ONE_NUMBER},

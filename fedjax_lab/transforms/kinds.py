@@ -1,0 +1,148 @@
+"""A method for clients with unlike models, made of the method for each of these models.
+
+A client does what the method for its own kind of model does, by `jax.lax.switch`. Clients that are
+trained one after another compute only this branch. Those that are trained at once, in one `vmap`,
+compute the branches of all kinds and discard all but one. A client keeps a private state of each
+kind, and only that of its own kind ever changes.
+
+The server is that of the first kind. What it keeps and sends must have the same shapes for all
+kinds; so must what clients upload.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_lab import tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.transforms import rehearsal
+from fedjax_lab.types import Client, Method, PyTree, Stages, State, Task
+
+# A test finds the same ones.
+FITTING = "fd, fedgh, fedkd, fedmd, fedpcl, fedproto, fml, lg_fedavg, local, pfl_da"
+
+
+class Shapes(NamedTuple):
+    """What server and clients of a method send each other, as shapes."""
+
+    messages: list[PyTree]  # of each exchange
+    uploads: list[PyTree]
+    scored: PyTree  # the message with which a client predicts
+
+
+def of_kinds(make: Callable[[Task], Method | Stages], task: Task) -> Method | Stages:
+    """The method for all kinds of models of the task; make: task -> the method for its model.
+
+    Raises BadInput if the method has several stages, or sends what depends on the kind.
+    """
+    if not task.kinds:
+        return make(task)
+    tasks = [kind._replace(labels=task.labels, kinds=task.kinds) for kind in task.kinds]
+    methods = [method for method in map(make, tasks) if isinstance(method, Method)]
+    if len(methods) < len(tasks):
+        raise refused("has several stages")
+    _check_alike([jax.eval_shape(partial(_first, method)).server for method in methods])
+    shapes = [_shapes(*each) for each in zip(methods, tasks, strict=True)]
+    _check_alike(shapes)
+    return joined(methods, shapes)
+
+
+def _check_alike(trees: Sequence[PyTree]) -> None:
+    first, *others = map(jax.tree.leaves_with_path, trees)
+    if any(other != first for other in others):
+        raise refused("sends arrays whose shapes differ between these models")
+
+
+def refused(reason: str) -> BadInput:
+    """The error for a method that clients with unlike models cannot use."""
+    return BadInput(
+        f"config.model.kinds: this method {reason}; choose one that sends only what all models have"
+        f" in common: {FITTING}"
+    )
+
+
+def joined(methods: Sequence[Method], shapes: Sequence[Shapes]) -> Method:
+    """The method in which a client of kind k does what methods[k] says.
+
+    It has no model for new clients, and records nothing.
+    """
+    first, tunes = methods[0], [method.tune for method in methods if method.tune]
+    scored = [each.scored for each in shapes]
+
+    def init(key, num_clients):
+        states = [method.init(key, num_clients) for method in methods if method.init]
+        return State(states[0].server, tuple(state.private for state in states))
+
+    def predict(message, client, x):
+        def of_kind(k):
+            return methods[k].predict(_like(scored[k], message), _of_kind(client, k), x)
+
+        return jax.lax.switch(client.kind, [partial(of_kind, k) for k in range(len(methods))])
+
+    def local(i):
+        messages = [each.messages[i] for each in shapes]
+        return _by_kind([m.round[i].local for m in methods], messages, shapes[0].uploads[i])
+
+    return first._replace(
+        init=init,
+        round=tuple(e._replace(local=local(i)) for i, e in enumerate(first.round)),
+        predict=predict,
+        newcomer=None,
+        join=None,
+        record=None,
+        tune=_by_kind(tunes, scored, scored[0]) if tunes else None,
+        extra=first.extra._replace(model=None),
+    )
+
+
+def _by_kind(
+    functions: Sequence[Callable], messages: Sequence[PyTree], returned: PyTree
+) -> Callable:
+    """(message, client, work) -> what the function of the client's kind returns.
+
+    messages: the trees that each function gets; returned: the tree that all of them return. Trees
+    of other kinds have the same arrays, but may have other gaps.
+    """
+
+    def run(message, client, work):
+        def branch(k):
+            made, kept = functions[k](_like(messages[k], message), _of_kind(client, k), work)
+            return _like(returned, made), (*client.private[:k], kept, *client.private[k + 1 :])
+
+        return work.switch(client.kind, [partial(branch, k) for k in range(len(functions))])
+
+    return run
+
+
+def _of_kind(client: Client, k: int) -> Client:
+    """The client with the private state of one kind."""
+    return client._replace(private=client.private[k])
+
+
+def _like(shapes: PyTree, arrays: PyTree) -> PyTree:
+    """The arrays in a tree like that of the shapes."""
+    return jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(arrays))
+
+
+def _first(method: Method) -> State:
+    init: Any = method.init
+    return init(jax.random.key(0), 2)
+
+
+def _shapes(method: Method, task: Task) -> Shapes:
+    """The shapes of a method; a round of one client is traced with stand-ins."""
+
+    def trace():
+        server, private = _first(method)
+        private, messages, uploads = tree.take(private, 0), [], []
+        for exchange in method.round:
+            client = rehearsal.client(task, private)
+            messages.append(exchange.send(server, client.id))
+            upload, private = exchange.local(messages[-1], client, rehearsal.stand_in(task))
+            uploads.append(upload)
+        scored = (method.scored or method.round[-1].send)(server, client.id)
+        return Shapes(messages, uploads, scored)
+
+    return jax.eval_shape(trace)
