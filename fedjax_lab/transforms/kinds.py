@@ -108,8 +108,9 @@ def _by_kind(
 
     def run(message, client, work):
         def branch(k):
-            made, kept = functions[k](_like(messages[k], message), _of_kind(client, k), work)
-            return _like(returned, made), (*client.private[:k], kept, *client.private[k + 1 :])
+            value, private = functions[k](_like(messages[k], message), _of_kind(client, k), work)
+            of_all = (*client.private[:k], private, *client.private[k + 1 :])
+            return _like(returned, value), of_all
 
         return work.switch(client.kind, [partial(branch, k) for k in range(len(functions))])
 
