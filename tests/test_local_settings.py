@@ -74,6 +74,9 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
     other = complaint(toys.build, tmp_path, local={"per_client": str(path), "steps": 3})
     assert "the column epochs of" in other and "must be steps" in other
     assert "there is no file" in complaint(toys.build, tmp_path, local={"per_client": "no.csv"})
+    path.write_text("client,batch_size\n1,4\n")
+    other = complaint(toys.build, tmp_path, local={"per_client": str(path), "accumulate": 4})
+    assert "the column batch_size does not go with config.local.accumulate=4" in other
     private = {"privacy": {"name": "example_level", "noise": 1.0}}
     path.write_text("client,epochs\n1,2\n")
     message = complaint(toys.build, tmp_path, local={"per_client": str(path)}, **private)
@@ -118,6 +121,22 @@ def test_stragglers_and_asynchronous_clients_have_their_own_work():
     rules = asynchronous.Rules(updates=4, buffer=1, concurrency=2, work=np.array([2, 7]))
     schedule, _ = asynchronous.make_schedule(Clock(jnp.ones_like), pace, rules, 0, 0)
     np.testing.assert_array_equal(schedule.ids[:, 0], [0, 0, 0, 1])  # 2, 4, 6 and 7 seconds
+
+
+@pytest.mark.parametrize("concurrency", [0, 3])
+def test_tasks_of_clients_with_more_epochs_take_longer(tmp_path, concurrency):
+    """Also where new clients, which have settings too, take no part in training."""
+    path = tmp_path / "settings.csv"
+    path.write_text("client,epochs\n1,3\n")
+
+    def built(**local):
+        clock = {"name": "log_normal", "sigma": 0.0, "concurrency": concurrency}
+        more = {"partition": {"new_clients": 0.34}, "run": {"cohort": 2}}
+        return toys.build(tmp_path, local=local, clock=clock, **more).simulation
+
+    plain, longer = built(), built(per_client=str(path))
+    ratio = longer.task_seconds[0] / plain.task_seconds[0]
+    np.testing.assert_allclose(sorted(ratio), [1, 1, 1, 3], rtol=1e-4)
 
 
 def rows_of(result):

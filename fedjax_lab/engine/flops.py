@@ -176,8 +176,11 @@ def _small(method, federation, count):
 
 
 def _entry(lane, state):
-    """The shapes of one client and of its key; and None: the client makes all of its passes."""
-    stacked = lane.population._replace(private=state.private)
+    """The shapes of one client and of its key; and None: the client makes all of its passes.
+
+    The client has the plan's settings, because its numbers of steps are measured in the run.
+    """
+    stacked = lane.population._replace(private=state.private, settings=None)
     return _shapes(stacked, lambda shape: shape[1:]), jax.eval_shape(_key), None
 
 

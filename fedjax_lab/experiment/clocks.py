@@ -85,7 +85,7 @@ def timed(
     if not is_asynchronous(config):
         plan = _over_selected(config, plan._replace(clock=clock), len(paces[0].compute))
     sent, drawn = _first_round(plan, stages[0], federations[0])
-    works = [_work(plan, federation.settings) for federation in federations]
+    works = [_work(plan, _local_settings(federation)) for federation in federations]
     each = list(zip(paces, works, strict=True))
     seconds = [sum(durations(clock, pace, 1, work, sent)) for pace, work in each]
     fields: dict[str, Any] = {"paces": paces, "task_seconds": seconds}
@@ -109,11 +109,11 @@ def _of_seed(config, plan, federation, seed):
     rng = np.random.default_rng([seed, 3, 1])
     speeds = bind("clock", settings)(len(n), rng)
     available = bind("availability", settings, "availability")(len(n), rng)
-    settings = federation.settings
+    of_clients = _local_settings(federation)
     if speeds.of_tasks:
-        compute = speeds.seconds / _work(plan, settings)
+        compute = speeds.seconds / _work(plan, of_clients)
     else:
-        compute = speeds.seconds * (local.batch_size(plan, settings) if plan.steps else n)
+        compute = speeds.seconds * (local.batch_size(plan, of_clients) if plan.steps else n)
     pace = Pace(compute, 1 / speeds.bandwidth, available)
     clock = Clock(
         factor=speeds.factor,
@@ -125,9 +125,14 @@ def _of_seed(config, plan, federation, seed):
     return clock, jax.tree.map(np.float32, pace)
 
 
-def _work(plan, settings):
+def _local_settings(federation):
+    """The settings of the clients [C], without those of new clients; None if they have none."""
+    return jax.tree.map(lambda a: a[: len(federation.train)], federation.settings)
+
+
+def _work(plan, of_clients):
     """`Plan.work` of a client, or of each [C]."""
-    return plan.work if settings is None or settings.work is None else settings.work
+    return plan.work if of_clients is None or of_clients.work is None else of_clients.work
 
 
 def _first_round(plan, stage, federation):

@@ -101,6 +101,7 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     checks.check_moved(config, task.objective)
     checks.check_validation(config, stages, federations[0])
     training = pool(federations) if stages[0].method.extra.pooled else federations
+    local_settings.check(config.local, training, stages)
     plan = _plan(config, training, stages, of_step, dataset, task.objective)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
     plan, of_clock = clocks.timed(config, plan, stages, federations, seeds)

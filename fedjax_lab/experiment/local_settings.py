@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.experiment.speeds import to_read
-from fedjax_lab.types import LocalSettings
+from fedjax_lab.types import Federation, LocalSettings, Stage
 
 KEY = "local.per_client"
 WHOM = ("client", "examples")  # the first column
@@ -99,6 +99,20 @@ def _number(name, text):
     if not (0 if name in WHOM else np.finfo(np.float32).tiny) <= number <= LARGEST:
         raise ValueError
     return number
+
+
+def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[Stage]) -> None:
+    """Raises BadInput if clients have batch sizes that the run would ignore."""
+    settings = [each.settings for each in federations if each.settings is not None]
+    if all(each.batch_size is None for each in settings):
+        return
+    reason = ""
+    if local["accumulate"] > 1:
+        reason = f"config.local.accumulate={local['accumulate']}"
+    if any(stage.view and stage.view.batch_size for stage in stages):
+        reason = "this method, which trains a stage in batches of another size"
+    if reason:
+        raise BadInput(f"config.{KEY}: the column batch_size does not go with {reason}")
 
 
 def of_clients(table: Table, local: Mapping, order: np.ndarray, n: Sequence[int]) -> LocalSettings:

@@ -42,17 +42,20 @@ def with_features(task: Task, width: int) -> Task:
         head = w.params[HEAD]
         return _with_head(w, {**head, "kernel": jnp.matmul(P, head["kernel"], precision="highest")})
 
+    def pooled(features: Array) -> Array:
+        return jnp.matmul(features, P, precision="highest")
+
     def apply(w, x, key=None, mask=None) -> Output:
         out = task.apply(whole(w), x, key, mask)
-        return out._replace(features=out.features @ P)
+        return out._replace(features=pooled(out.features))
 
     def apply_at(layer, w, x, features=None, key=None, mask=None) -> Output:
         given = features
         if layer == HEAD and features is not None:
-            given = features @ inverse
+            given = jnp.matmul(features, inverse, precision="highest")
         out = task.apply_at(layer, whole(w), x, given, key, mask)
         of_head = layer == HEAD or features is not None
-        return out._replace(features=out.features @ P) if of_head else out
+        return out._replace(features=pooled(out.features)) if of_head else out
 
     return task._replace(init=init, apply=apply, apply_at=apply_at)
 

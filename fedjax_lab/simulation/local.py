@@ -449,7 +449,8 @@ def _batches_of_a_pass(examples, steps):
     """The number of batches of a pass; a Python int if the plan has equal steps (no masking)."""
     if steps is None:
         return examples.steps
-    return (min if examples.plan.equal_steps else jnp.minimum)(examples.steps, steps)
+    equal = examples.plan.equal_steps and isinstance(examples.steps, int)
+    return (min if equal else jnp.minimum)(examples.steps, steps)
 
 
 def _batches_with(references, examples):

@@ -37,7 +37,7 @@ from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
 from fedjax_lab.types import Client, Method, Stepping, Task, Weights, Work
 
 NEIGHBORS = "the examples of all clients, one of which has a gradient of zero in one of them"
-PROTECTED = ("train", "steps", "optimizer", "frozen", "upload_key")  # fields of `Work` in use
+PROTECTED = ("train", "switch", "steps", "optimizer", "frozen", "upload_key")  # in use
 
 
 def example_level(
@@ -66,7 +66,12 @@ def example_level(
     """
     clip = float(clip)
     check_positive("privacy.clip", clip)
-    if task.batch_norms:
+    if task.levels and method.extra.absent:
+        raise BadInput(
+            "its clients train parts of a model, and the noise would be added to all weights; leave"
+            " out config.partition.capacity"
+        )
+    if any(kind.batch_norms for kind in (task, *task.kinds)):
         raise BadInput(
             "its model has BatchNorm, with which an example changes the outputs for the other"
             " examples of its batch; choose a model without BatchNorm"

@@ -39,7 +39,8 @@ def of_kinds(make: Callable[[Task], Method | Stages], task: Task) -> Method | St
     """
     if not task.kinds:
         return make(task)
-    tasks = [kind._replace(labels=task.labels, kinds=task.kinds) for kind in task.kinds]
+    of_run = {"labels": task.labels, "levels": task.levels, "kinds": task.kinds}
+    tasks = [kind._replace(**of_run) for kind in task.kinds]
     methods = [method for method in map(make, tasks) if isinstance(method, Method)]
     if len(methods) < len(tasks):
         raise refused("has several stages")
@@ -103,7 +104,7 @@ def _by_kind(
     """(message, client, work) -> what the function of the client's kind returns.
 
     messages: the trees that each function gets; returned: the tree that all of them return. Trees
-    of other kinds have the same arrays, but may have other gaps.
+    of other kinds have the same arrays, but may have None in other places.
     """
 
     def run(message, client, work):
