@@ -80,7 +80,7 @@ def test_both_learning_rates_are_listed_for_each_round(toy):
     "settings, message",
     [
         ({"run__server_schedule": "step"}, "a method with the setting server_lr, which"),
-        ({"run__server_warmup": 2}, "fedavg does not have; methods that have it: ca2fl, ccvr"),
+        ({"run__server_warmup": 2}, "fedavg does not have; methods that have it: adcol, ca2fl"),
         ({"local__warmup": 3}, "config.local.warmup=3 must be less than the 3 rounds"),
         ({"local__schedule": "cosin"}, "no schedule 'cosin'; did you mean 'cosine'?"),
         (
