@@ -44,6 +44,11 @@ def all_kept(message: PyTree, id: Array, upload: PyTree) -> PyTree:
     return kept(upload)
 
 
+def all_itself(message: PyTree, id: Array, upload: PyTree) -> PyTree:
+    """The `Exchange.updates` of an exchange whose uploads are themselves updates."""
+    return itself(upload)
+
+
 def of_model(start: Weights, upload: Weights) -> Weights:
     """The references of a model trained from `start`; its running statistics are KEPT."""
     return Weights(start.params, kept(upload.stats))

@@ -213,7 +213,7 @@ def bare(method):
         send=lambda server, id: server,
         local=lambda message, client, work: (message, ()),
         aggregate=lambda server, uploads, cohort: uploads,
-        updates=lambda message, id, upload: wire.itself(upload),
+        updates=wire.all_itself,
     )
     return method._replace(round=(exchange,))
 

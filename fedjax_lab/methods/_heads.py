@@ -1,8 +1,10 @@
 """Linear heads, and layer normalization outside of the model, for methods that add their own."""
 
+import jax
 import jax.numpy as jnp
 
-from fedjax_lab.types import Array, PyTree, Weights
+from fedjax_lab import tree
+from fedjax_lab.types import Array, PyTree, Task, Weights
 
 EPSILON = 1e-5  # of PyTorch's LayerNorm
 
@@ -15,6 +17,12 @@ def logits(head: PyTree, h: Array) -> Array:
 def with_head(w: Weights, head: PyTree) -> Weights:
     """Returns w with another head."""
     return w._replace(params={**w.params, "head": head})
+
+
+def whole(task: Task, body: Weights) -> Weights:
+    """Returns a body, the model without its head, with a head of zeros that is not used."""
+    zeros = tree.zeros(jax.eval_shape(task.init, jax.random.key(0)))
+    return tree.join(body, tree.split(tree.within((task.head,)), zeros)[0])
 
 
 def first_norm(features: int) -> dict[str, Array]:

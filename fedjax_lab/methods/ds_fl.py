@@ -6,12 +6,12 @@ local   w_i <- SGD on F_i from w_i                                              
 server  z = softmax(mean_i p_i / T): entropy reduction aggregation              (ERA)
 send    z and the key
 local   w_i <- SGD on CE(p_w, z) over D from w_i, for distill_epochs passes     (Distillation)
-server  w <- SGD on CE(p_w, z) over D from w
+server  w_S <- SGD on CE(p_w, z) over D from w_S
 
 Models never leave the clients, all clients take part, and each is scored with its own model; the
-server's model w is what a new client gets. The public examples (config.partition.public) are used
-without labels. The paper makes passes over D for w, too; here it takes steps on random batches, in
-evaluation mode, so that its running statistics stay the first ones. For K classes, |D| K numbers
+server's model w_S is what a new client gets. The public examples (config.partition.public) are used
+without labels. The paper makes passes over D for w_S, too; here it takes steps on random batches,
+in evaluation mode, so that its running statistics stay the first ones. For K classes, |D| K numbers
 are sent each way.
 """
 
@@ -39,7 +39,7 @@ BATCH = 100  # public examples in a step of the server
 class Server(NamedTuple):
     """The server's model, the labels of a subset of the public examples, and keys of subsets."""
 
-    w: Weights
+    w_S: Weights
     z: Array  # [|D|, K]
     key: Array  # of this subset
     next_key: Array
@@ -74,7 +74,7 @@ def ds_fl(
 
     def label(server, p, cohort):
         z = sharpened(sampling.equal_shares(cohort.arrived), p, temperature)
-        return Server(server.w, z, server.next_key, cohort.key[0])
+        return Server(server.w_S, z, server.next_key, cohort.key[0])
 
     def learn(message, client, work):
         z, key = message
@@ -84,15 +84,15 @@ def ds_fl(
     def distill(server, _, cohort):
         places = drawn(server.key, cohort.public.size, subset)
         x, sgd = cohort.public.batch(places).x, optim.sgd(server_lr)
-        return server._replace(w=distilled(task, server, x, cohort.key[0], sgd, server_steps))
+        return server._replace(w_S=distilled(task, server, x, cohort.key[0], sgd, server_steps))
 
-    scoring = Exchange(lambda server, id: server.next_key, score, label, updates)
-    learning = Exchange(lambda server, id: (server.z, server.key), learn, distill, updates)
+    scoring = Exchange(lambda server, id: server.next_key, score, label, wire.all_itself)
+    learning = Exchange(lambda server, id: (server.z, server.key), learn, distill, wire.all_itself)
     return Method(
         init=init,
         round=(scoring, learning),
         predict=lambda message, client, x: task.apply(client.private, x).logits,
-        newcomer=lambda state: ((state.server.z, state.server.key), state.server.w),
+        newcomer=lambda state: ((state.server.z, state.server.key), state.server.w_S),
         sample=sampling.all_clients,
     )
 
@@ -127,17 +127,12 @@ def distilled(
     steps: int,
 ) -> Weights:
     """Returns the server's model after steps on random batches of the examples x [|D|, ...]."""
-    w = server.w
+    w_S = server.w_S
 
     def loss(params, s):
         some = jax.random.randint(jax.random.fold_in(key, s), (BATCH,), 0, len(x))
-        logits = task.apply(w._replace(params=params), x[some]).logits
+        logits = task.apply(w_S._replace(params=params), x[some]).logits
         return jnp.mean(optax.softmax_cross_entropy(logits, server.z[some]))
 
-    params, _ = optim.minimize(optimizer, loss, (w.params, optimizer.init(w.params)), steps)
-    return w._replace(params=params)
-
-
-def updates(message, id, upload):
-    """The references of an upload: predictions, or nothing."""
-    return wire.itself(upload)
+    params, _ = optim.minimize(optimizer, loss, (w_S.params, optimizer.init(w_S.params)), steps)
+    return w_S._replace(params=params)

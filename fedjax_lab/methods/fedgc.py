@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import check_not_negative, check_pairs
+from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import aggregate
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights
@@ -81,8 +82,7 @@ def send(server: Server, id: Array) -> tuple[Weights, Array]:
 def whole(task: Task, message: tuple[Weights, Array]) -> Weights:
     """Returns theta with the embeddings W_i, and a head of zeros that is not used."""
     theta, W_i = message
-    zeros = tree.zeros(jax.eval_shape(task.init, jax.random.key(0)))
-    w = tree.join(theta, tree.split(tree.within((task.head,)), zeros)[0])
+    w = _heads.whole(task, theta)
     return w._replace(params={**w.params, "embeddings": W_i})
 
 

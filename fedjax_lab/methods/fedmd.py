@@ -68,9 +68,7 @@ def fedmd(task: Task, *, subset: int = 200, align_epochs: int = 1) -> Method:
     def predict(message, client, x):
         return task.apply(client.private, x).logits
 
-    scoring = Exchange(
-        lambda server, id: server.next_key, score, agree, lambda key, id, z: wire.itself(z)
-    )
+    scoring = Exchange(lambda server, id: server.next_key, score, agree, wire.all_itself)
     learning = Exchange(
         lambda server, id: (server.z, server.key), learn, lambda server, *_: server, lambda *_: ()
     )

@@ -64,9 +64,7 @@ def fedmtl(
         W = tree.put(server.W, cohort.id, w)
         return Server(W, inverse_root(W, floor) if relation == "learned" else server.Omega)
 
-    exchange = Exchange(
-        send, local, aggregate, updates=lambda message, id, w: wire.itself(w), alike=False
-    )
+    exchange = Exchange(send, local, aggregate, updates=wire.all_itself, alike=False)
     return Method(
         init=init,
         round=(exchange,),

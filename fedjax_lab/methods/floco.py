@@ -10,11 +10,11 @@
 Stage 2, one round of all clients, ends the share `tau` of the rounds. kappa_k are the first M
 principal components of the endpoints that client k returns, and z is the one of 100 scales from
 1e-4 to 1 with the lowest Riesz energy of the points, sum_ij ||alpha_i - alpha_j||^-2. A client
-predicts with alpha_k, and before stage 3, or if it is new, with the center of the simplex. As in
-the authors' code, the bias has no endpoints, an alpha of stage 3 may lie outside of the simplex,
-and distances count as at least 1e-4. The code compares 1000 evenly spaced scales, between which
-rounding decides, and averages only some of the models of stage 2; the authors use 10 endpoints.
-Floco+, which adds Ditto's personal models, is left out.
+predicts with alpha_k, and before the end of stage 2, or if it is new, with the center of the
+simplex. The formulas are those of the authors' code: the bias has no endpoints, an alpha of stage 3
+may lie outside of the simplex, and distances count as at least 1e-4. The code compares 1000 evenly
+spaced scales, between which rounding decides, and averages only some of the models of stage 2; the
+authors use 10 endpoints. Floco+, which adds Ditto's personal models, is left out.
 """
 
 from collections.abc import Callable
@@ -60,12 +60,12 @@ def floco(task: Task, *, endpoints: int = 5, rho: float = 0.1, tau: float = 0.1)
 
     def stages(rounds):
         before = max(1, int(tau * rounds))
-        parts = (
+        all_stages = (
             Stage("simplex", anywhere, before - 1, start=start),
             Stage("assign", assignment, 1, start=start, reliable=True),
             Stage("subregions", around, rounds - before, start=start),
         )
-        return parts if before > 1 else parts[1:]
+        return all_stages if before > 1 else all_stages[1:]
 
     return stages
 

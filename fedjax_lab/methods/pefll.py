@@ -13,9 +13,12 @@ A client's model is h(v_i; theta), where v_i comes from its own data and the cur
 scored without further training, and so are new clients, which need no training either. h is hFedF's
 hypernetwork; it has half of the width of the authors' code, and its last biases are the first
 weights of a model, so that all clients begin near it. In the code phi is a convolutional network
-that sees the label as channels; here it is the body of the task's model with a dense layer on its
-features and the label. The code takes one batch instead of all examples, and shifts and scales all
-v_i by two numbers from the first client. Running statistics are averaged by size.
+that sees the label as channels; here it is the body of the task's model, whose running statistics
+stay the first ones, with a dense layer on its features and the label. The code takes one batch
+instead of all examples, shifts and scales all v_i by two numbers from the first client, clips
+gradients to norm 50 and uses ReLU; here nothing is clipped, and h has a leaky ReLU. The paper sends
+d_i alone; here clients keep nothing between the exchanges, so that they get psi again. The running
+statistics of the models are averaged by size.
 """
 
 from functools import partial
@@ -26,6 +29,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, streams, tree, wire
+from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import send as everything
 from fedjax_lab.methods.hfedf import ACTIVATION, WIDTH, pseudo_gradient
 from fedjax_lab.methods.hfedf import updates as of_models
@@ -71,12 +75,12 @@ def pefll(task: Task, *, server_lr: float = 3e-3, embedding_dim: int = 0) -> Met
         return Weights(model(server.theta, v_i), server.stats), ()
 
     train_h, train_phi = partial(train_theta, adam), partial(train_psi, adam)
-    embedding_data = Exchange(lambda server, id: server.psi, embed, keep_embeddings, itself)
+    collecting = Exchange(lambda server, id: server.psi, embed, keep_embeddings, wire.all_itself)
     training = Exchange(send, pseudo_gradient(task), train_h, updates=of_models, alike=False)
-    pulling = Exchange(lambda server, id: (server.psi, server.d[id]), pull_back, train_phi, itself)
+    pulling = Exchange(lambda server, id: (server.psi, server.d[id]), pull_back, train_phi, of_psi)
     return Method(
         init=partial(first_state, task, adam, embedding_dim),
-        round=(embedding_data, training, pulling),
+        round=(collecting, training, pulling),
         predict=lambda w_i, client, x: task.apply(w_i, x).logits,
         newcomer=None,
         sample=sampling.by_size,
@@ -97,16 +101,19 @@ def first_state(task: Task, adam, embedding_dim: int, key: Array, num_clients: i
 
 
 def first_embedding(task: Task, key: Array, e: int) -> PyTree:
-    """Returns the first psi: a model of the task, and the layer that replaces its head."""
+    """Returns the first psi: the body of a model, and the layer that replaces its head."""
     k_body, k_kernel, k_bias = jax.random.split(key, 3)
-    body = task.init(k_body)
-    inputs = body.params[task.head]["kernel"].shape[0] + task.num_classes
+    w = task.init(k_body)
+    inputs = w.params[task.head]["kernel"].shape[0] + task.num_classes
+    _, body = tree.split(tree.within((task.head,)), w)
     return {"body": body, "last": first_affine(k_kernel, k_bias, inputs, e)}
 
 
 def embedding(task: Task, K: int, psi: PyTree, batch: Batch) -> Array:
     """Returns the mean of phi(x, y; psi) over a batch [e]."""
-    h = task.apply(psi["body"], batch.x).features
+    body = _heads.whole(task, psi["body"])
+    body = body._replace(stats=jax.lax.stop_gradient(body.stats))
+    h = task.apply(body, batch.x).features
     given = jnp.concatenate([h, jax.nn.one_hot(batch.y, K)], 1)
     return losses.masked_mean(affine(psi["last"], given), batch.mask)
 
@@ -155,6 +162,6 @@ def step(adam, params: PyTree, gradient: PyTree, moments: PyTree) -> tuple[PyTre
     return optax.apply_updates(params, updates), moments
 
 
-def itself(message, id, upload):
-    """The references of an upload: embeddings, or a gradient."""
-    return wire.itself(upload)
+def of_psi(message, id, u):
+    """The references of a gradient of psi: itself; that of running statistics, 0, is kept."""
+    return {"body": wire.of_pseudo_gradient(u["body"]), "last": wire.itself(u["last"])}

@@ -70,18 +70,18 @@ def pfedfda(task: Task, *, ridge: float = 1.0) -> Method:
             out = task.apply(w, batch.x, key, batch.mask)
             return losses.cross_entropy(_heads.logits(g, out.features), batch), out
 
-        w = work.train(whole(task, message.theta), loss, only=lambda name: not in_head(name))
+        w = work.train(_heads.whole(task, message.theta), loss, only=lambda name: not in_head(name))
         return adapt(message._replace(theta=tree.split(in_head, w)[1]), client, work), ()
 
     def adapt(message, client, work):
-        w, pi = whole(task, message.theta), shares(client)
+        w, pi = _heads.whole(task, message.theta), shares(client)
         (z, y), mask = work.outputs(lambda batch: (task.apply(w, batch.x).features, batch.y))
         features = adapted(message.features, Batch(z, y, mask), pi, ridge)
         return message._replace(features=features)
 
     def predict(message, client, x):
         g = classifier(message.features, shares(client))
-        return _heads.logits(g, task.apply(whole(task, message.theta), x).features)
+        return _heads.logits(g, task.apply(_heads.whole(task, message.theta), x).features)
 
     return fedavg(task)._replace(
         init=init,
@@ -89,12 +89,6 @@ def pfedfda(task: Task, *, ridge: float = 1.0) -> Method:
         predict=predict,
         tune=lambda message, client, work: (adapt(message, client, work), client.private),
     )
-
-
-def whole(task: Task, theta: Weights) -> Weights:
-    """Returns theta with a head of zeros that is not used."""
-    zeros = tree.zeros(jax.eval_shape(task.init, jax.random.key(0)))
-    return tree.join(theta, tree.split(tree.within((task.head,)), zeros)[0])
 
 
 def updates(message: Message, id: Array, upload: Message) -> Message:
@@ -128,25 +122,25 @@ def estimated(batch: Batch, mu: Array, ridge: float) -> Gaussians:
     return Gaussians(means, scatter / freedom + ridge * jnp.eye(len(scatter)))
 
 
-def mixed(b: Array, own: Gaussians, shared: Gaussians) -> Gaussians:
-    """Returns mu~ and Sigma~ for coefficients b [2]."""
+def mixed(b: Array, alone: Gaussians, shared: Gaussians) -> Gaussians:
+    """Returns mu~ and Sigma~ for coefficients b [2]; alone: mu_i and Sigma_i."""
     return Gaussians(
-        b[0] * own.mu + (1 - b[0]) * shared.mu, b[1] * own.Sigma + (1 - b[1]) * shared.Sigma
+        b[0] * alone.mu + (1 - b[0]) * shared.mu, b[1] * alone.Sigma + (1 - b[1]) * shared.Sigma
     )
 
 
 def adapted(shared: Gaussians, batch: Batch, pi: Array, ridge: float) -> Gaussians:
     """Returns mu~_i and Sigma~_i of a client, whose features are batch.x [N, D]."""
     fold, used = folds(batch, len(shared.mu))
-    parts = [
+    divisions = [
         (batch._replace(mask=used * (fold != k)), batch._replace(mask=used * (fold == k)))
         for k in range(FOLDS)
     ]
-    owns = [estimated(train, shared.mu, ridge) for train, _ in parts]
+    of_folds = [estimated(train, shared.mu, ridge) for train, _ in divisions]
 
     def loss(s, step):
-        heads = (classifier(mixed(jax.nn.sigmoid(s), own, shared), pi) for own in owns)
-        pairs = zip(heads, parts, strict=True)
+        heads = (classifier(mixed(jax.nn.sigmoid(s), alone, shared), pi) for alone in of_folds)
+        pairs = zip(heads, divisions, strict=True)
         return sum(losses.cross_entropy(_heads.logits(g, held.x), held) for g, (_, held) in pairs)
 
     adam, s = optim.adam(LR), jnp.zeros(2)

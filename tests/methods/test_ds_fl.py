@@ -48,9 +48,9 @@ def test_a_step_of_the_server_against_numpy():
     after = method.round[1].aggregate(server._replace(z=jnp.float32(z)), (), cohort)
     places = np.asarray(fedmd.drawn(server.key, len(X), COUNT))
     some = jax.random.randint(jax.random.fold_in(KEYS.local, 0), (ds_fl.BATCH,), 0, COUNT)
-    w, x = naive.weights_of(server.w), X[places[np.asarray(some)]]
+    w, x = naive.weights_of(server.w_S), X[places[np.asarray(some)]]
     g = naive.backward(w, x, (naive.probabilities(w, x) - z[np.asarray(some)]) / len(x))
-    naive.close(after.w, naive.add(w, g, -0.5))
+    naive.close(after.w_S, naive.add(w, g, -0.5))
 
 
 @pytest.mark.slow
@@ -61,10 +61,10 @@ def test_a_round_of_the_clients_against_numpy():
     first = simulate.init(method, KEYS, toys.C)._replace(private=models)
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 1, first)
     x = X[np.asarray(fedmd.drawn(first.server.next_key, len(X), COUNT))]
-    own = [naive.sgd(w, *naive.data_of(i)) for i, w in enumerate(lists)]
-    z = softmax(sum(naive.probabilities(w, x) for w in own) / toys.C / 0.1, 1)
+    trained = [naive.sgd(w, *naive.data_of(i)) for i, w in enumerate(lists)]
+    z = softmax(sum(naive.probabilities(w, x) for w in trained) / toys.C / 0.1, 1)
     np.testing.assert_allclose(state.server.z, z, rtol=1e-2, atol=1e-3)
-    for i, w in enumerate(own):
+    for i, w in enumerate(trained):
 
         def gradient(v):
             return naive.backward(v, x, (naive.probabilities(v, x) - z) / COUNT)

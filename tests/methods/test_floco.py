@@ -57,7 +57,7 @@ def test_draws_stay_in_their_regions():
 def test_against_numpy():
     """The loss of a step in each stage, and the subregions of stage 2."""
     simplex, assign, around = toys.make("floco", toys.TASK, endpoints=3, rho=0.2, tau=0.5)(6)
-    assert [part.rounds for part in (simplex, assign, around)] == [2, 1, 3]
+    assert [stage.rounds for stage in (simplex, assign, around)] == [2, 1, 3]
     server = simplex.start(KEYS.init, toys.C, None, {}).server
     (exchange,) = assign.method.round
     theta = np.asarray(server.w.params["head"]["kernel"])  # [3, D, K]
@@ -67,13 +67,15 @@ def test_against_numpy():
     after = exchange.aggregate(server, moved, toys.POPULATION)
     expected = floco.assigned(floco.components(kernels.reshape(toys.C, -1), 3))
     np.testing.assert_allclose(after.alpha, expected, rtol=1e-5)
+    mean = np.tensordot(np.asarray(toys.POPULATION.weight), kernels, 1)
+    np.testing.assert_allclose(after.w.params["head"]["kernel"], mean, rtol=1e-4, atol=1e-6)
     x, y = naive.data_of(2, toys.SKEWED)
-    for part, state, draw in (
+    for stage, state, draw in (
         (simplex, server, lambda key, alpha: floco.of_simplex(key, alpha)),
         (around, server._replace(alpha=after.alpha), lambda *of: floco.of_subregion(0.2, *of)),
     ):
         sent = exchange.send(state, 2)
-        _, _, [(loss, start, _)], batch = local_work(part.method, sent, (), 2)
+        _, _, [(loss, start, _)], batch = local_work(stage.method, sent, (), 2)
         alpha = np.asarray(draw(streams.extra(KEY), state.alpha[2]))
         w = naive.weights_of(start)
         w[2] = np.tensordot(alpha, theta, 1)
@@ -82,5 +84,5 @@ def test_against_numpy():
         client = tree.take(toys.POPULATION, 2)
         w[2] = np.tensordot(np.asarray(sent.alpha), theta, 1)
         np.testing.assert_allclose(
-            part.method.predict(sent, client, jnp.asarray(x)), naive.logits(w, x), rtol=1e-3
+            stage.method.predict(sent, client, jnp.asarray(x)), naive.logits(w, x), rtol=1e-3
         )

@@ -102,7 +102,7 @@ def message_bytes():
     generator = 4 * ((toys.K + 32 + 1) * 256 + (256 + 1) * 16)
     discriminator = 4 * ((16 + 1 + 64 + 1 + 4) * 64 + (64 + 1) * toys.C)
     e = hypernetwork.embedding_size(toys.C)
-    psi = model + 4 * (16 + toys.K + 1) * e
+    psi = body + 4 * (16 + toys.K + 1) * e
     adapted = model - kernel + factor + 4 * toy.RANK * 16
     same = {
         **dict.fromkeys("central local".split(), 0),

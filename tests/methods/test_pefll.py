@@ -17,9 +17,9 @@ E, LR = 3, 0.01
 X, Y = naive.data_of(0, toys.SKEWED)
 
 
-def made():
+def made(task=toys.TASK):
     """The method and the first state of the server, with different embeddings."""
-    method = toys.make("pefll", toys.TASK, embedding_dim=E, server_lr=LR)
+    method = toys.make("pefll", task, embedding_dim=E, server_lr=LR)
     v = jax.random.normal(KEYS.score, (toys.C, E))
     return method, method.init(KEYS.init, toys.C).server._replace(v=v)
 
@@ -38,6 +38,10 @@ def test_embeddings_and_their_gradient_against_numpy():
     batch = Batch(jnp.asarray(X), jnp.asarray(Y), jnp.ones(len(Y)))
     got = pefll.embedding(toys.TASK, toys.K, psi, batch)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+    scoring = method.round[-1]._replace(local=method.tune)
+    tuned, *_ = local_work(method._replace(round=(scoring,)), server)
+    toys.close(tuned.params, pefll.model(server.theta, jnp.asarray(expected)))
+    assert method.join is method.tune  # new clients need no training either
     u, _, _, _ = local_work(method, (psi, jnp.asarray(d)))
     np.testing.assert_allclose(u["last"]["kernel"], np.outer(given(psi).mean(0), d), rtol=1e-4)
     np.testing.assert_allclose(u["last"]["bias"], d, rtol=1e-5)
@@ -72,3 +76,21 @@ def test_the_server_pulls_the_changes_of_models_back():
         slope = [(along(v + a, i) - along(v - a, i)) / 2e-2 for a in ahead]
         np.testing.assert_allclose(after.d[client], slope, rtol=0.1, atol=1e-2)
     np.testing.assert_array_equal(after.d[0], 0)
+
+
+@pytest.mark.slow
+def test_the_server_trains_psi_without_its_running_statistics():
+    method, server = made(toys.NORM)
+    u, *_ = local_work(method, (server.psi, jnp.array([1, -2, 0.5])))
+    stats = jax.tree.leaves(u["body"].stats)
+    assert stats and not any(map(np.any, stats))
+    last = server.psi["last"]["kernel"]
+    others = toys.normal(0, 3, *last.shape)
+    stacked = tree.repeat(u, 3)
+    stacked["last"]["kernel"] = others
+    cohort = tree.take(toys.POPULATION, jnp.arange(3))
+    cohort = cohort._replace(arrived=jnp.array([True, False, True]))
+    after = method.round[2].aggregate(server, stacked, cohort).psi
+    expected = last - LR * np.sign(others[0] + others[2])
+    np.testing.assert_allclose(after["last"]["kernel"], expected, atol=1e-5)
+    toys.same(after["body"].stats, server.psi["body"].stats)

@@ -63,21 +63,23 @@ def test_the_coefficients_minimize_the_loss_of_the_other_fold():
     """No coefficients of a grid are better than those of the result."""
     fold, used = map(np.asarray, pfedfda.folds(BATCH, K))
     assert list(fold[:9]) == [0, 1, 0, 0, 1, 0, 1, 0, 1] and list(used) == [1] * 9 + [0] * 3
-    kept = [used * (fold == k) > 0 for k in (0, 1)]
-    owns = [estimated(Z[kept[1 - k]], Y[kept[1 - k]]) for k in (0, 1)]
+    in_fold = [used * (fold == k) > 0 for k in (0, 1)]
+    of_folds = [estimated(Z[in_fold[1 - k]], Y[in_fold[1 - k]]) for k in (0, 1)]
     shared = [np.asarray(a) for a in SHARED]
 
-    def mixed(b, own):
-        return [c * a + (1 - c) * s for c, a, s in zip(b, own, shared, strict=True)]
+    def mixed(b, alone):
+        return [c * a + (1 - c) * s for c, a, s in zip(b, alone, shared, strict=True)]
 
     def loss(b):
-        return sum(entropy(Z[kept[k]], Y[kept[k]], *mixed(b, owns[k]), PI) for k in (0, 1))
+        return sum(
+            entropy(Z[in_fold[k]], Y[in_fold[k]], *mixed(b, of_folds[k]), PI) for k in (0, 1)
+        )
 
     got = pfedfda.adapted(SHARED, BATCH, jnp.asarray(PI, jnp.float32), RIDGE)
-    own = estimated(Z[:10], Y[:10])
-    triples = zip(got, own, shared, strict=True)
+    alone = estimated(Z[:10], Y[:10])
+    triples = zip(got, alone, shared, strict=True)
     b = [np.vdot(g - s, a - s) / np.vdot(a - s, a - s) for g, a, s in triples]
-    for g, expected in zip(got, mixed(b, own), strict=True):
+    for g, expected in zip(got, mixed(b, alone), strict=True):
         np.testing.assert_allclose(g, expected, rtol=1e-3, atol=1e-4)
     grid = np.linspace(0, 1, 21)
     assert loss(b) <= min(loss((c, d)) for c in grid for d in grid) + 2e-3
@@ -90,7 +92,7 @@ def test_without_two_examples_of_a_class_a_client_keeps_the_global_distribution(
 
 @pytest.mark.slow
 def test_a_client_trains_the_body_under_the_global_classifier():
-    method = toys.make("pfedfda", toys.TASK)
+    method = toys.make("pfedfda", toys.TASK, ridge=RIDGE)
     server = method.init(KEYS.init, toys.C).server
     x, y = naive.data_of(0, toys.SKEWED)
     pi = np.bincount(y, minlength=toys.K) / len(y)
@@ -101,6 +103,17 @@ def test_a_client_trains_the_body_under_the_global_classifier():
     assert loss(start, batch, KEYS.init)[0] == pytest.approx(entropy(h, y, mu, Sigma, pi), rel=1e-4)
     assert options["only"]("params/Dense_0/kernel") and not options["only"]("params/head/kernel")
     np.testing.assert_allclose(upload.theta.params["Dense_0"]["bias"], w["bias"] + 0.125, rtol=1e-5)
+
+    def adapted(h):
+        examples = Batch(jnp.asarray(h), jnp.asarray(y), jnp.ones(len(y)))
+        return pfedfda.adapted(server.features, examples, jnp.float32(pi), RIDGE)
+
+    trained = np.maximum(x @ (w["kernel"] + 0.125) + w["bias"] + 0.125, 0)
+    toys.close(upload.features, adapted(trained), rtol=1e-3, atol=1e-3)
+    tuning = method.round[0]._replace(local=method.tune)
+    tuned, *_ = local_work(method._replace(round=(tuning,)), server)
+    toys.same(tuned.theta, server.theta)
+    toys.close(tuned.features, adapted(h), rtol=1e-3, atol=1e-3)
     client = tree.take(simulate.population(toys.SKEWED, toys.K), 0)
     got = method.predict(server, client, jnp.asarray(x))
     np.testing.assert_allclose(got, logits(h, mu, Sigma, pi), rtol=1e-3, atol=1e-3)

@@ -13,32 +13,38 @@ from fedjax_lab import tree
 from fedjax_lab.methods import pfedla
 
 
-def shares(psi, id, kept=0):
+def shares(psi, id, private_layers=0):
     """alpha_i [L, C] by the formulas."""
     h = psi["v"]
     for dense in psi["dense"]:
         h = np.maximum(h @ dense["kernel"] + dense["bias"], 0)
     a = np.stack([np.maximum(h @ kernel, 0) for kernel in psi["heads"]["kernel"]])
     alpha = a / a.sum(1, keepdims=True)
-    alpha[np.argsort(-alpha[:, id])[:kept]] = np.eye(a.shape[1])[id]
+    alpha[np.argsort(-alpha[:, id])[:private_layers]] = np.eye(a.shape[1])[id]
     return alpha
 
 
 def hypernetwork(id=2):
     """The first hypernetwork of a client, for two layers and all toy clients."""
-    psi = pfedla.first_hypernetwork(2, toys.C, jax.random.key(id))
+    psi = tree.take(pfedla.first_hypernetworks(2, toys.C, KEYS.init), id)
     return psi, jax.tree.map(np.asarray, psi)
 
 
-@pytest.mark.parametrize("kept", [0, 1])
-def test_a_client_gets_a_mixture_of_each_layer(kept):
+def test_the_first_hypernetworks_differ_in_their_embeddings():
+    (psi, _), (other, _) = hypernetwork(2), hypernetwork(3)
+    assert not jnp.any(psi.pop("v") == other.pop("v"))
+    toys.same(psi, other)
+
+
+@pytest.mark.parametrize("private_layers", [0, 1])
+def test_a_client_gets_a_mixture_of_each_layer(private_layers):
     psi, arrays = hypernetwork()
     models, lists = different_models()
-    alpha = shares(arrays, 2, kept)
-    sent = naive.weights_of(pfedla.mixed(kept, models, psi, 2))
-    for k, parts in enumerate((slice(0, 2), slice(2, 4))):
-        expected = naive.mean(alpha[k], [w[parts] for w in lists])
-        for a, b in zip(sent[parts], expected, strict=True):
+    alpha = shares(arrays, 2, private_layers)
+    sent = naive.weights_of(pfedla.mixed(private_layers, models, psi, 2))
+    for k, of_layer in enumerate((slice(0, 2), slice(2, 4))):
+        expected = naive.mean(alpha[k], [w[of_layer] for w in lists])
+        for a, b in zip(sent[of_layer], expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -61,9 +67,10 @@ def test_a_step_of_the_hypernetworks():
     after = exchange.aggregate(server, w, tree.take(toys.POPULATION, ids))
     psi = jax.tree.map(lambda a: np.asarray(a[6], float), server.psi)
     delta = naive.sub(naive.weights_of(exchange.send(server, 6)), lists[0])
-    for k, parts in enumerate((slice(0, 2), slice(2, 4))):
+    for k, of_layer in enumerate((slice(0, 2), slice(2, 4))):
         each = [
-            sum(np.vdot(a, d) for a, d in zip(w[parts], delta[parts], strict=True)) for w in lists
+            sum(np.vdot(a, d) for a, d in zip(w[of_layer], delta[of_layer], strict=True))
+            for w in lists
         ]
         h = psi["v"]
         for dense in psi["dense"]:
