@@ -39,8 +39,10 @@ def of_kinds(make: Callable[[Task], Method | Stages], task: Task) -> Method | St
     """
     if not task.kinds:
         return make(task)
-    of_run = {"labels": task.labels, "levels": task.levels, "kinds": task.kinds}
-    tasks = [kind._replace(**of_run) for kind in task.kinds]
+    tasks = [
+        kind._replace(labels=task.labels, levels=task.levels, kinds=task.kinds)
+        for kind in task.kinds
+    ]
     methods = [method for method in map(make, tasks) if isinstance(method, Method)]
     if len(methods) < len(tasks):
         raise refused("has several stages")
