@@ -314,7 +314,7 @@ def test_every_method_learns_every_task_or_says_what_it_needs(tmp_path, task, me
     assert np.isfinite(after) and after != before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_labels_of_tokens_are_read_as_the_examples_are(tmp_path):
     """Streamed and divided examples give the numbers of examples on every device."""
     sections = {**write(tmp_path, "tokens"), "run": {"rounds": 2, "eval_every": 2, "cohort": 2}}

@@ -56,7 +56,7 @@ def test_every_method_has_three_draws_with_the_learning_rates_of_fedavg(name):
         assert [draw.grid["local.lr"] for draw in drawn] == plain
         assert all(draw.config.partition.validation > 0 for draw in drawn)
     assert sorted(table.ORDER) == sorted(table.NAMES) and {*table.NAMES} < {*METHODS}
-    assert table.ORDER[:3] == ["fedavg", "local", "afl"]
+    assert table.ORDER[:3] == ["fedavg", "local", "adcol"]
 
 
 def test_the_best_draw_by_validation_is_chosen():
