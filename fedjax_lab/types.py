@@ -492,7 +492,12 @@ POPULATION_ROWS = ("train", "validation", "test")  # the fields with rows of eac
 NEW_ROWS = ("new_train", "new_test")  # the fields with rows of each new client [N]
 CLIENT_ROWS = (*POPULATION_ROWS, *NEW_ROWS)
 ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # all fields with rows
-TRAITS = ("skews", "capacities", "kinds", "settings")  # the fields that become fields of a `Client`
+TRAITS = {  # the fields of all clients, and the field of a `Client` that each becomes
+    "skews": "skew",
+    "capacities": "capacity",
+    "kinds": "kind",
+    "settings": "settings",
+}
 
 
 class Plan(NamedTuple):

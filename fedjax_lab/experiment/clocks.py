@@ -127,7 +127,7 @@ def _of_seed(config, plan, federation, seed):
 
 def _local_settings(federation):
     """The settings of the clients [C], without those of new clients; None if they have none."""
-    return jax.tree.map(lambda a: a[: len(federation.train)], federation.settings)
+    return simulate.traits(federation, slice(len(federation.train)))["settings"]
 
 
 def _work(plan, of_clients):

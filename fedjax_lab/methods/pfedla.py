@@ -57,12 +57,9 @@ def pfedla(task: Task, *, server_lr: float = 5e-3, private_layers: int = 0) -> M
     def send(server, id):
         return mixed(private_layers, server.models, tree.take(server.psi, id), id)
 
-    exchange = (
-        fedavg(task)
-        .round[0]
-        ._replace(send=send, aggregate=partial(aggregate, server_lr, private_layers), alike=False)
-    )
-    return fedavg(task)._replace(init=init, round=(exchange,), newcomer=None)
+    method, step = fedavg(task), partial(aggregate, server_lr, private_layers)
+    exchange = method.round[0]._replace(send=send, aggregate=step, alike=False)
+    return method._replace(init=init, round=(exchange,), newcomer=None)
 
 
 def layers(w: Weights) -> dict[str, int]:

@@ -308,13 +308,13 @@ def form(
     hidden = [np.arange(n) < np.ceil(np.float32(rate) * n - 1e-3) for n in widths.sizes]
     has = np.concatenate([*hidden, np.ones(1 + widths.outputs, bool)])
 
-    def kept(axis):
+    def chosen(axis):
         if has[axis].all():
             return np.arange(len(axis))
         return jnp.argsort(-units[axis], stable=True)[: int(has[axis].sum())]
 
     def places(name, ndim):
-        return (..., *jnp.ix_(*map(kept, widths.of_leaf(name, ndim))))
+        return (..., *jnp.ix_(*map(chosen, widths.of_leaf(name, ndim))))
 
     def shrink(weights):
         return tree.map_named(lambda name, leaf: leaf[places(name, leaf.ndim)], weights)

@@ -22,6 +22,7 @@ from fedjax_lab.simulation.local import (
 from fedjax_lab.simulation.strategies import Strategy
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import (
+    TRAITS,
     Array,
     Client,
     Federation,
@@ -97,10 +98,7 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
         "private": (),
         "num_clients": np.full_like(n, len(n)),
         "mean_n": np.full_like(n, count.mean()),
-        "skew": jax.tree.map(lambda a: a[: len(n)], federation.skews),
-        "capacity": jax.tree.map(lambda a: a[: len(n)], federation.capacities),
-        "kind": jax.tree.map(lambda a: a[: len(n)], federation.kinds),
-        "settings": jax.tree.map(lambda a: a[: len(n)], federation.settings),
+        **traits(federation, slice(len(n))),
     }
     return Client(**fields)
 
@@ -120,12 +118,17 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
         "weight": np.zeros_like(new.weight),
         "num_clients": np.full_like(new.n, len(count)),
         "mean_n": np.full_like(new.n, count.mean()),
-        "skew": jax.tree.map(lambda a: a[len(count) :], federation.skews),
-        "capacity": jax.tree.map(lambda a: a[len(count) :], federation.capacities),
-        "kind": jax.tree.map(lambda a: a[len(count) :], federation.kinds),
-        "settings": jax.tree.map(lambda a: a[len(count) :], federation.settings),
+        **traits(federation, slice(len(count), None)),
     }
     return new._replace(**fields)
+
+
+def traits(federation: Federation, clients: slice) -> dict[str, Any]:
+    """The traits of some of the clients [C + N], by the fields of `Client`; see `types.TRAITS`."""
+    return {
+        field: jax.tree.map(lambda a: a[clients], getattr(federation, of_all))
+        for of_all, field in TRAITS.items()
+    }
 
 
 def _label_counts(rows, y, num_classes):
