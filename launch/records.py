@@ -30,6 +30,8 @@ RESULTS = ROOT / "docs" / "results"
 NOTHING = object()  # no default
 DIVERGED = "diverged"  # the only measure of a run that diverged: in which round, 0 if unknown
 PLACES = "data.folder", "data.path"  # the location of the data does not change the numbers
+NEEDED = dict.fromkeys(("ds_fl", "feddf", "fedmd"), {"partition.public": "0.1"})
+# {method: settings without which it cannot run}
 
 Settings = dict[str, Any]  # by dotted key
 Measured = dict[int, dict[str, float]]  # by seed and measure

@@ -69,6 +69,7 @@ FEDERATIONS = {
 
 # At the default of 500 epochs, computing the index would take several times as long as the rounds.
 METHOD_OVERRIDES = {"client2vec": [("method.index_epochs", "20")]}
+METHOD_OVERRIDES |= {name: [*settings.items()] for name, settings in records.NEEDED.items()}
 
 
 # The runs.

@@ -44,7 +44,7 @@ HEADER = "up", "down", "accuracy"
 
 def cells(out):
     """One cell for each method, and the cells of OTHERS."""
-    settings = dict.fromkeys(NAMES, {}) | OTHERS
+    settings = {name: records.NEEDED.get(name, {}) for name in NAMES} | OTHERS
     return [_cell(name, **LENGTH, **of_name) for name, of_name in settings.items()]
 
 
