@@ -5,7 +5,7 @@ with K are those of a classification; in other tasks an example has the outputs 
 [...] of `Objective`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -205,7 +205,7 @@ class Work(NamedTuple):
     """The operations of a client on its own data. The simulator passes it to `Exchange.local`."""
 
     train: Callable[..., Weights]
-    # (weights, loss, *, only, epochs, steps, optimizer, references, stepping, forms, public) ->
+    # (weights, loss, *, only, epochs, steps, optimizer, references, stepping, public) ->
     # weights: `local.train`
     mean: Callable[..., PyTree]  # (fn: Batch -> tree, when=True) -> mean of fn over the examples;
     # with rows="validation" over the validation examples, if `Method.validation` is true
@@ -218,18 +218,6 @@ class Work(NamedTuple):
     # [N, ...], mask [N]), where N is the size of the largest client; `rows` as in `mean`
     public: Any = None  # `local.Public`, the examples that the server and all clients have
     switch: Any = None  # (index, functions () -> tree) -> the tree of one of them, which may train
-
-
-class Forms(NamedTuple):
-    """Weights that can be trained in smaller forms, with the same result up to rounding.
-
-    Clients that train one by one use their own form; clients that train together, under `vmap`, all
-    use the weights as they are.
-    """
-
-    number: Array  # [] int32, of the client's form: 0: the weights as they are, j: smaller[j - 1]
-    smaller: Sequence[tuple[Callable[[Weights], Weights], Callable[[Weights], Weights]]]
-    # of each form (weights -> the smaller weights, the inverse)
 
 
 class Exchange(NamedTuple):

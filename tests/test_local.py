@@ -17,7 +17,7 @@ from fedjax_lab.experiment import joint
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation.local import fetch, make_work, num_batches, shuffle
-from fedjax_lab.types import Forms, Weights
+from fedjax_lab.types import Weights
 
 KEY = jax.random.key(1)
 
@@ -158,22 +158,6 @@ def test_frozen_parts_do_not_move_even_with_momentum_and_decay():
 
 def brighter(key, x):
     return x + jax.random.uniform(key, x.shape)
-
-
-def test_clients_train_their_form_one_by_one_and_the_whole_together():
-    """The form here sends a training of zeros, and multiplies its result by 0."""
-    zero = partial(jax.tree.map, jnp.zeros_like)
-    start = toys.TASK.init(KEY)
-
-    def after(number):
-        forms = Forms(number, [(zero, zero)])
-        return work().train(start, losses.risk(toys.TASK), forms=forms).params["head"]["bias"]
-
-    numbers = jnp.arange(2)
-    in_turn, together = jax.lax.map(after, numbers), jax.vmap(after)(numbers)
-    np.testing.assert_allclose(in_turn[0], together[0], rtol=1e-5)
-    np.testing.assert_array_equal(together[0], together[1])
-    assert together.any() and not in_turn[1].any()
 
 
 @pytest.mark.parametrize(

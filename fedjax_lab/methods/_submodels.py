@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 
 from fedjax_lab import losses, sampling, streams, tree, wire
 from fedjax_lab.errors import check_choice
@@ -21,7 +22,6 @@ from fedjax_lab.types import (
     Array,
     Client,
     Exchange,
-    Forms,
     Method,
     PyTree,
     State,
@@ -76,8 +76,8 @@ def of_parts(
         classes = client.label_count > 0 if masked_loss else None
         part, held = (choose(rho, state, client.id, of) for of in (classes, None))
         model = task._replace(apply=widths.applied(known, held, task.apply))
-        forms = forms_of(known, levels, rho, held, w_t)
-        w = work.train(cut(part, w_t), loss_of_part(model, rho, scaler, classes), forms=forms)
+        loss = loss_of_part(model, rho, scaler, classes)
+        w = train(work, cut(part, w_t), loss, rho, levels, partial(widths.form, known, held))
         return Upload(cut(part, w), rho, classes), client.private
 
     def aggregate(server, uploads, cohort):
@@ -121,15 +121,47 @@ def drawn(levels: tuple[float, ...], work: Work) -> Array:
     return jax.random.choice(streams.extra(work.upload_key(), LEVEL), jnp.array(levels or (1.0,)))
 
 
-def forms_of(
-    known: widths.Widths, levels: tuple[float, ...], rho: Array, part: Array, w: Weights
-) -> Forms | None:
-    """The narrower models that clients of these levels train; part: of a client with rate rho."""
+def train(
+    work: Work,
+    w: Weights,
+    loss: losses.Loss,
+    rho: Array,
+    levels: tuple[float, ...],
+    form: Callable[[float, Weights], tuple[Callable, Callable]],
+) -> Weights:
+    """The trained weights of a part; if rho is one of the levels, of the narrower model itself.
+
+    form: (level, weights) -> `widths.form`.
+    """
+
+    def narrower(level):
+        shrink, expand = form(level, w)
+        return expand(work.train(shrink(w), loss))
+
+    whole = partial(work.train, w, loss)
+    return work.switch(place(rho, levels), [whole, *(partial(narrower, r) for r in levels)])
+
+
+def place(rho: Array, levels: tuple[float, ...]) -> Array:
+    """1 + the place of rho among these levels, or 0.
+
+    It is 0 if rho is none of them, and if clients train together in one `vmap`, which would compute
+    the models of all levels.
+    """
     if not levels:
-        return None
+        return jnp.int32(0)
     is_level = jnp.abs(jnp.array(levels) - rho) < 1e-6
-    number = jnp.where(is_level.any(), 1 + jnp.argmax(is_level), 0)
-    return Forms(number.astype(jnp.int32), [widths.form(known, part, r, w) for r in levels])
+    return _unless_together(jnp.where(is_level.any(), 1 + jnp.argmax(is_level), 0))
+
+
+@custom_vmap
+def _unless_together(number):
+    return number.astype(jnp.int32)
+
+
+@_unless_together.def_vmap
+def _(size, batched, number):
+    return jnp.int32(0), False
 
 
 def loss_of_part(task: Task, rho: Array, scaler: bool, classes: Any) -> losses.Loss:

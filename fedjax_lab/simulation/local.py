@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.custom_batching import custom_vmap
 from jax.extend.core import get_opaque_trace_state
 
 from fedjax_lab import optim, streams, tree
@@ -18,7 +17,6 @@ from fedjax_lab.types import (
     Batch,
     Client,
     Federation,
-    Forms,
     LocalSettings,
     Method,
     Plan,
@@ -322,7 +320,6 @@ def train(
     optimizer: optax.GradientTransformation | None = None,
     references: Callable[[Batch], PyTree] | PyTree | None = None,
     stepping: Callable[[Examples], Stepping] | None = None,
-    forms: Forms | None = None,
 ) -> tuple[Weights, Training]:
     """Trains weights for several passes, each in a new random order of the examples.
 
@@ -345,7 +342,6 @@ def train(
       stepping: examples -> `Stepping`: how each step draws its examples and computes their
         gradient. The number of steps does not change. None: each pass uses every example once, in a
         new random order, with the gradient of the loss.
-      forms: smaller forms of the weights, one of which may be trained instead; see `types.Forms`.
 
     Returns:
       The trained weights, and the totals of the training.
@@ -357,19 +353,15 @@ def train(
     batch_at = _batches_with(references, examples)
     by = _in_fresh_order(examples) if stepping is None else stepping(examples)
 
-    def trained(weights):
-        free, fixed = (part.params for part in tree.split(only, weights))
-        update = _make_update(loss, fixed, optimizer, plan, by.gradient)
+    free, fixed = (part.params for part in tree.split(only, weights))
+    update = _make_update(loss, fixed, optimizer, plan, by.gradient)
 
-        def step(draw, k_steps, s, carry):
-            k_step = jax.random.fold_in(k_steps, s)
-            return update(carry, batch_at(draw(s), k_step), k_step)
+    def step(draw, k_steps, s, carry):
+        k_step = jax.random.fold_in(k_steps, s)
+        return update(carry, batch_at(draw(s), k_step), k_step)
 
-        start = free, weights.stats, optimizer.init(free), jnp.float32(0)
-        free, stats, _, value = _all_steps(by.draw, key, step, count, epochs, total, start)
-        return Weights(tree.join(free, fixed), stats), value
-
-    weights, value = trained(weights) if forms is None else _in_a_form(forms, trained, weights)
+    start = free, weights.stats, optimizer.init(free), jnp.float32(0)
+    free, stats, _, value = _all_steps(by.draw, key, step, count, epochs, total, start)
     n = jnp.minimum(examples.size, count * examples.of_step)
     if total is None:
         done = value, epochs * count, epochs * n
@@ -377,30 +369,8 @@ def train(
         passes, rest = total // jnp.maximum(count, 1), total % jnp.maximum(count, 1)
         done = value, total, passes * n + jnp.minimum(n, rest * examples.of_step)
     value, steps, n = (jnp.asarray(a, jnp.float32) for a in done)
-    return weights, Training(value, steps, n, own_steps=steps)
-
-
-def _in_a_form(forms, trained, weights):
-    """The result of `trained`, (weights, sum of losses), computed in the form of this client."""
-
-    def of(form, weights):
-        shrink, expand = form
-        weights, value = trained(shrink(weights))
-        return expand(weights), value
-
-    programs = [trained, *(partial(of, form) for form in forms.smaller)]
-    return jax.lax.switch(_unless_together(forms.number), programs, weights)
-
-
-@custom_vmap
-def _unless_together(number):
-    """The number of a client's form; under `vmap` 0 for all, because it would compute all forms."""
-    return number
-
-
-@_unless_together.def_vmap
-def _(size, batched, number):
-    return jnp.int32(0), False
+    trained = Weights(tree.join(free, fixed), stats)
+    return trained, Training(value, steps, n, own_steps=steps)
 
 
 def _all_steps(draw, key, step, count, epochs, total, start):

@@ -1,5 +1,7 @@
 """Compares the methods whose clients train parts of a model with formulas in plain NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -171,6 +173,14 @@ def test_levels_are_drawn_in_their_shares():
 
 
 @pytest.mark.slow
+def test_clients_choose_their_model_one_by_one_and_the_whole_together():
+    rates, levels = jnp.array([0.25, 0.5, 1.0, 0.3]), (0.25, 0.5)
+    of = functools.partial(_submodels.place, levels=levels)
+    np.testing.assert_array_equal(jax.lax.map(of, rates), [1, 2, 0, 0])
+    np.testing.assert_array_equal(jax.vmap(of)(rates), [0, 0, 0, 0])
+    assert _submodels.place(rates[0], ()) == 0
+
+
 def test_drawn_levels_replace_the_capacities():
     federation = toys.FEDERATION._replace(capacities=np.full(toys.C, 0.25, np.float32))
     task = toys.TASK._replace(levels=(0.5,))
