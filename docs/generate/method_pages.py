@@ -26,8 +26,8 @@ GROUPS = {
     "Skewed labels": "fedlc fedrs fedntd fedetf ccvr fedconcat fedconcat_id",
     "Personal models": "finetune per_fedavg ditto apfl pfedme fedphp fedala fedamp fedfomo fedcac"
     " fml fedkd fedmtl knn_per adcol",
-    "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedrod feddbe fedpick"
-    " fedc2i fedah fedas fedcp fedgc gpfl pfedsim pfl_da",
+    "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedap fedrod feddbe"
+    " fedpick fedc2i fedah fedas fedcp fedgc gpfl pfedsim pfl_da",
     "Prototypes and distillation": "fedproto fedpac fedpcl pfedfda fedgh fedgen fd feddf"
     " fedmd ds_fl",
     "Clusters and mixtures": "ifca fesem fedsoft cfl fedem floco",
