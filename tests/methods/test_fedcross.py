@@ -8,7 +8,7 @@ import pytest
 import rounds
 import toys
 from naive import KEYS
-from slow_cases import in_ci
+from slow_cases import exhaustive_but
 
 from fedjax_lab import sampling, tree
 from fedjax_lab.methods import fedcross
@@ -43,7 +43,14 @@ def collaborators(collaborator, v):
     return (near + 9 * np.eye(K)).argmin(1)
 
 
-@pytest.mark.parametrize("collaborator", in_ci(["lowest"], fedcross.COLLABORATORS))
+@pytest.mark.parametrize("collaborator", fedcross.COLLABORATORS)
+def test_collaborators_against_numpy(collaborator):
+    v = np.random.default_rng(2).normal(size=(K, 3)).astype(np.float32)
+    co = fedcross.chosen(collaborator, [jnp.asarray(v)], jnp.int32(4))
+    assert co.tolist() == list(collaborators(collaborator, [[a] for a in v]))
+
+
+@pytest.mark.parametrize("collaborator", exhaustive_but(["lowest"], fedcross.COLLABORATORS))
 def test_a_round_of_the_server_against_numpy(collaborator):
     models, arrays = rounds.different_models()
     server = aggregated(models, collaborator=collaborator, alpha=0.7)
@@ -59,12 +66,14 @@ def test_a_round_of_the_server_against_numpy(collaborator):
     naive.close(fedcross.global_model(server), mean)
 
 
+@pytest.mark.slow
 def test_with_alpha_one_models_are_not_mixed():
     models, _ = rounds.different_models()
     server = aggregated(models, alpha=1.0)
     toys.close(tree.take(server.w, jnp.array([0, 2, 3])), tree.take(models, jnp.array([6, 2, 3])))
 
 
+@pytest.mark.slow
 def test_a_single_model_is_aggregated_as_in_fedavg():
     models, _ = rounds.different_models()
     method = toys.make("fedcross", toys.TASK, models=1, alpha=0.7)

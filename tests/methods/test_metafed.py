@@ -43,6 +43,7 @@ def share_right(w, batch):
     return np.mean(naive.predict(naive.weights_of(w), np.asarray(batch.x)) == np.asarray(batch.y))
 
 
+@pytest.mark.slow
 def test_a_turn_of_a_client_against_numpy():
     """A client that keeps its model learns from the features of the last one."""
     _, method, _ = methods(lam=2.0)
@@ -89,6 +90,7 @@ def test_a_client_keeps_its_model_if_it_is_better_than_the_threshold():
         assert share_right(kept.w_i, batch) > 0 and kept.keeps == above
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share_bn", [False, True])
 def test_batch_norm_layers_are_passed_on_only_with_share_bn(share_bn):
     _, method, _ = methods(toys.NORM, share_bn=share_bn)
