@@ -34,7 +34,7 @@ def toy(folder):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_whole_run_in_64_bit_mode_gives_the_losses_of_32_bits(toy, wide):
     """Random numbers that are drawn as floats may differ, so the run has no lost uploads."""
     rows_64 = fedjax_lab.run(toy, seeds=[0, 1], quiet=True).metrics

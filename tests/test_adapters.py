@@ -256,7 +256,7 @@ def test_a_group_of_devices_divides_the_base_and_trains_the_same_adapters(monkey
     toys.close(*states, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_starts_from_the_adapters_of_another(tmp_path):
     """Also with a quantized base, and without a trained head; FFA-LoRA and FLoRA refuse."""
     adapter = {**LORA, "layers": "", "bits": 8}

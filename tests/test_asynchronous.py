@@ -292,7 +292,7 @@ def built(folder, rounds, seeds=(0, 1), method="fedbuff", target=0.0, **engine):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_asynchronous_run_is_resumed_with_more_rounds(tmp_path):
     """Its numbers, on vectorized seeds and with a longer history, are those of one run."""
     whole = run(built(tmp_path, 18), tmp_path / "whole", quiet=True)

@@ -120,6 +120,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(damage, folder, capsys):
     assert message.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_error_is_raised_if_all_checkpoints_are_damaged(folder, capsys):
     for rounds in "25":
         shutil.rmtree(folder / rounds / "leaves")

@@ -92,6 +92,7 @@ def products(data):
     return lines
 
 
+@pytest.mark.slow
 def test_the_precision_and_dtype_of_matrix_products_follow_the_config(products):
     assert any("DEFAULT" in line for line in products())
     assert not any("bf16" in line for line in products())

@@ -319,6 +319,7 @@ def test_a_cell_with_an_unreadable_error_file_is_retried(tmp_path, monkeypatch):
     assert sweep_folder.failure(tmp_path) == Outcome(-9, "killed �")
 
 
+@pytest.mark.slow
 def test_a_damaged_cell_does_not_stop_the_other_cells(whole, monkeypatch):
     """The sweep's exit code is 1, and the other cell is shown."""
     _, shared, cells = whole

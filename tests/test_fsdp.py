@@ -89,6 +89,7 @@ def test_the_input_of_a_layer_can_be_replaced_in_a_group():
     toys.close(found, logits(weights))
 
 
+@pytest.mark.slow
 def test_clients_of_a_group_may_run_in_parallel():
     _, alone = player("mlp", toys.VECTORIZED)
     _, together = player("mlp", on_groups(2, parallel.chunked(2)))

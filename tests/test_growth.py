@@ -113,6 +113,7 @@ def test_the_evaluation_at_the_end_of_the_shorter_run_remains(toy, finished, beg
     assert len(fedjax_lab.load(grown).rows) == 4
 
 
+@pytest.mark.slow
 def test_a_run_cannot_have_fewer_rounds_than_it_has_played(toy, begun):
     """Resuming a finished run with other evaluations changes no file either."""
     folder = begun(4)

@@ -84,6 +84,7 @@ def test_packed_test_records_have_the_measures_of_records_alone():
         np.testing.assert_allclose(packed, alone, rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_adapters_in_peft_format_start_another_run(trained, tmp_path):
     folder = tmp_path / "adapters.peft"
     trained.export(folder)

@@ -97,6 +97,7 @@ def trained(plan, settings=None):
     return once(settings)
 
 
+@pytest.mark.slow
 def test_a_client_trains_as_if_all_had_its_numbers():
     """The batches hold the same examples; their gradients differ by rounding."""
     alone = PLAN._replace(epochs=3, batch_size=5, optimizer=optim.sgd(0.05, 0.9))
@@ -105,6 +106,7 @@ def test_a_client_trains_as_if_all_had_its_numbers():
     toys.same(trained(PLAN, same), trained(PLAN))
 
 
+@pytest.mark.slow
 def test_stragglers_and_asynchronous_clients_have_their_own_work():
     settings = LocalSettings(work=jnp.array([1, 2, 9] * 100))
     clients = streams.clients(KEY, 0, jnp.arange(300))
@@ -143,7 +145,7 @@ def rows_of(result):
     return [{**row, "seconds": 0} for row in result.metrics]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs_with_a_table(tmp_path):
     """Equal numbers change nothing, unlike ones do; a run resumes, but not with another table."""
     path = tmp_path / "settings.csv"

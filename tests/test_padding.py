@@ -73,6 +73,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", in_ci(["plain mean"], METHODS))
 def test_a_method_that_depends_on_padding_is_found(name):
     method, message = METHODS[name]
@@ -136,6 +137,7 @@ def test_a_model_that_leaves_out_padding_passes(way):
     check_model(Net, shape=(8,), way=way)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", in_ci(["by hand, counted"], UNMASKED))
 def test_a_model_that_depends_on_padding_is_found(way):
     with pytest.raises(CheckFailed, match="a training pass depends on the padding"):
@@ -172,6 +174,7 @@ class Frozen(nn.Module):
         return nn.Dense(3)(z.reshape(len(x), -1))
 
 
+@pytest.mark.slow
 def test_a_short_batch_gives_the_statistics_of_its_examples_and_frozen_ones_need_no_mask():
     assert make_task(Frozen(), (8,), 3).batch_norms
     task = make_task(Net(3), (8,), 3)

@@ -76,6 +76,7 @@ def test_places_are_those_of_the_markers_in_an_svg():
     assert plots.places(figure, []) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["nonsense", "svg"])
 def test_an_unknown_backend_of_matplotlib_is_ignored(backend):
     code = "from fedjax_lab.running import plots"

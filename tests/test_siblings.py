@@ -58,6 +58,7 @@ def content(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_more_seeds_are_trained_beside_the_run_and_reported_with_it(
     toy, tmp_path, monkeypatch, capsys
 ):

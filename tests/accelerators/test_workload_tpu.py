@@ -47,6 +47,7 @@ def test_a_round_costs_little_more_than_its_training(chips):
             assert each.opcode in CARRIERS or hlo.num_bytes(each.shape) < pool, each
 
 
+@pytest.mark.exhaustive
 def test_a_group_of_chips_gathers_a_layer_when_it_is_used():
     """A step gathers the weights twice and sums the gradients once, in bfloat16, and no more.
 

@@ -80,6 +80,7 @@ def test_new_clients_keep_their_number_and_random_numbers():
     np.testing.assert_array_equal(clients, some.skews.client)
 
 
+@pytest.mark.exhaustive
 def test_only_examples_that_clients_hold_are_skewed():
     """The model predicts x, which the skew sets to client % 2; all other examples have x = 0."""
     federation = toys.with_new(toys.FEDERATION)

@@ -41,6 +41,7 @@ class Images:
         return Tensor(self.x[i]), i % 2
 
 
+@pytest.mark.slow
 def test_arrays_train_without_a_file(tmp_path):
     data = from_arrays(X, Y, client=np.arange(40) % 5, split=np.arange(40) % 4 == 3)
     config = {

@@ -255,6 +255,7 @@ def tokens_of(model, texts):
     return source.tokenizer(model, towers.read_settings(model))(texts)
 
 
+@pytest.mark.slow
 def test_images_and_prompts_are_embedded_by_their_towers(model):
     data = pictures()
     data = data._replace(test=data.test[::-1].copy())  # the first ones are for testing

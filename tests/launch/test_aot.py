@@ -84,6 +84,7 @@ def test_copies_that_fill_a_chunk_or_device_have_the_batches_of_a_client(config,
     assert aot_program.trips(engine, "rounds") == (1, batches)
 
 
+@pytest.mark.slow
 def test_plain_flops_count_every_seed_of_a_program(config):
     def flops(seeds, way):
         overrides = *EQUAL, ("engine.seeds", way)

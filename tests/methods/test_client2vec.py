@@ -228,6 +228,7 @@ def test_the_default_local_weight_is_that_of_the_paper(index, w):
     toys.close(trained({"index": index})[2], trained({"index": index, "local_weight": w})[2])
 
 
+@pytest.mark.slow
 def test_with_all_three_improvements_off_it_is_the_base_method():
     off = dict(sampling=False, aggregation=False, local_training=False)
     method = registry.make_method("client2vec", toys.NORM, base="fedprox", mu=0.3, **off)

@@ -45,7 +45,7 @@ BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(
 ONE_PROGRAM = (check_types, check_repeats, check_resumes, check_learns)
 IN_CI = """
     central ditto fd fedbn fedc2i fedem fedfomo fediir fedpac fedproto flora hfedf ifca knn_per
-    local per_fedavg pfedhn scaffold
+    local per_fedavg scaffold
 """.split()  # the most different ones, beside FedAvg
 OTHERS = [name for name in PLAIN if name != "fedavg"]
 # A second program, of one seed alone, is compiled for one method of each kind: without private

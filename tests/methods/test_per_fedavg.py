@@ -68,6 +68,7 @@ def test_a_client_is_scored_after_one_inner_step_on_all_its_data():
     naive.close(adapted, naive.add(first, naive.gradient(first, *naive.data_of(1))[1], -0.3))
 
 
+@pytest.mark.slow
 def test_the_step_before_scoring_normalizes_by_the_batches_of_the_client():
     """The step is in training mode; the running statistics do not change."""
     plan = toys.PLAN._replace(batch_size=toys.N)  # one batch

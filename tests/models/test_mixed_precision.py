@@ -71,6 +71,7 @@ def test_a_step_in_bfloat16_is_close_to_float32(name):
     check(NETS[name], 0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", in_ci(["cnn", "lstm", "vit"], NETS))
 def test_all_products_of_small_networks_are_in_bfloat16(name):
     check_products(NETS[name])

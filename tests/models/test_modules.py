@@ -118,6 +118,7 @@ def test_training_lowers_the_loss(name):
     assert losses.cross_entropy(task.apply(w, batch.x).logits, batch) < 0.8 * before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deep", "nnx"])
 def test_training_mode_uses_dropout_and_moments_of_real_rows(name):
     task, without_dropout = task_of(name), task_of(name, rate=0.0)

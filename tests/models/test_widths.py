@@ -94,6 +94,7 @@ def test_masked_weights_train_as_a_narrower_model(optimizer, start):
         assert widths.num_bytes(known, units, first) == tree.num_bytes(expected)
 
 
+@pytest.mark.slow
 def test_levels_that_have_a_narrower_program():
     """Not those of nets whose random numbers depend on the width, and not many levels."""
     net = make_task(Residual(), (4, 4, 2), K)._replace(levels=(0.4, 0.5, 1.0))

@@ -73,6 +73,7 @@ def test_a_step_sums_the_clipped_gradients_of_its_examples():
     assert float(value) == pytest.approx(naive.gradient(w, x, y)[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_noise_is_added_to_the_sum_and_regularization_terms_are_not_clipped():
     batch, w = toys.example(), TASK.init(KEYS.init).params
 
