@@ -68,7 +68,9 @@ def of_parts(
     dynamic: a client's rho in a round is a random one of the run's capacities.
     """
     check_choice("method.weights", weights, ("uniform", "size"))
-    known, levels = widths.of_task(task), widths.levels(task)
+    known = widths.of_task(task)
+    widths.check_groups(known, task.levels, "config.partition.capacity")
+    levels = widths.levels(task)
     choose, cut = partial(units, known, rule), partial(widths.masked, known)
 
     def local(message, client, work):

@@ -32,6 +32,7 @@ def fjord(task: Task, *, widths: tuple = (0.2, 0.4, 0.6, 0.8, 1.0), distill: boo
         raise BadInput(f"config.method.widths must ascend from above 0 to at most 1, got {widths}")
     losses.check_classes(task)
     nested = Nested(units.of_task(task), tree.within(task.batch_norms), widths)
+    units.check_groups(nested.known, widths, "config.method.widths")
 
     apply, init = partial(of_width, nested, task), partial(first, nested, task)
 

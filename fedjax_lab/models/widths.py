@@ -3,7 +3,8 @@
 A unit is an output channel of a layer. Units of layers that are added to the same stream are the
 same unit. If the weights to and from a unit are 0, the unit is 0 and stays 0 in training: the model
 computes what a model without it would compute. This holds for activations with act(0) = 0, for
-BatchNorm, which does not compare channels, and for LayerNorm over the units of the part.
+BatchNorm, which does not compare channels, and for LayerNorm and GroupNorm over the units of the
+part, which GroupNorm divides into groups anew, in their order.
 
 Which units reach the inputs of which layers is found by passes over one example, in which all
 layers output 0 except for one, whose channels output large numbers. ReLU, GELU and SiLU keep these,
@@ -11,7 +12,7 @@ and so do poolings, means, sums, reshapes and concatenations.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from fedjax_lab.types import Array, Output, Task, Weights
 FIRST = 2**17  # the number of the first channel; larger than the number of channels of a layer
 MOST_LEVELS = 8  # programs for narrower models in a run
 PRODUCTS = (nn.Dense, nn.Conv, layers.Conv)
-NORMS = (nn.BatchNorm, layers.BatchNorm, nn.LayerNorm)
+NORMS = (nn.BatchNorm, layers.BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 
 class Widths(NamedTuple):
@@ -43,6 +44,7 @@ class Widths(NamedTuple):
     outputs: int  # of the head
     axes: dict[str, tuple[np.ndarray, np.ndarray]]
     # {path of a layer: the places in the vector of its input and output channels}
+    divisors: dict[str, int]  # {path of a GroupNorm: a number that divides its channels}
 
     def of_leaf(self, name: str, ndim: int) -> tuple[np.ndarray, ...]:
         """The places in the vector of the last axes of a leaf of `Weights`.
@@ -61,7 +63,7 @@ def unknown(reason: str) -> BadInput:
     return BadInput(
         "the method gives clients narrower parts of the model, and those of this model are not"
         f" known: {reason}; use Dense and Conv layers, ReLU, GELU or SiLU, and no normalization,"
-        " BatchNorm or LayerNorm, as in config.model.name=simple_cnn"
+        " BatchNorm, GroupNorm or LayerNorm, as in config.model.name=simple_cnn"
     )
 
 
@@ -89,7 +91,10 @@ def _of_model(init, apply, input_shape, names, head):
             _join(joined, of_channel)
     if lost := sizes.keys() - {name for units in sources.values() for u in units for name, _ in u}:
         raise unknown(f"the channels of layer {min(lost)} reach no layer as they are")
-    return _numbered(joined, sizes, sources, head, channels[head])
+    known = _numbered(joined, sizes, sources, head, channels[head])
+    known = known._replace(divisors={layer: d for layer, d in norms.items() if d > 1})
+    _check_whole_groups(known)
+    return known
 
 
 def _numbered(joined, sizes, sources, head, outputs):
@@ -113,11 +118,20 @@ def _numbered(joined, sizes, sources, head, outputs):
     for layer, units in sources.items():
         given = np.array([place(*unit[0]) for unit in units], np.int32)
         axes[layer] = given, made(layer, given)
-    return Widths(tuple(sizes[name] for name in groups), outputs, axes)
+    return Widths(tuple(sizes[name] for name in groups), outputs, axes, {})
+
+
+def _check_whole_groups(widths):
+    """Raises BadInput if the channels of a GroupNorm are not a number that a rate determines."""
+    for layer in widths.divisors:
+        seen = np.bincount(widths.axes[layer][1], minlength=sum(widths.sizes))
+        for of_group in np.split(seen, np.cumsum(widths.sizes))[:-1]:
+            if len({*of_group}) > 1:
+                raise unknown(f"layer {layer}, a GroupNorm, sees only some channels of a layer")
 
 
 def _seen(apply, shapes, input_shape, names):
-    """The output channels of each layer, the normalizations, and what layers see.
+    """The output channels of each layer, {path of a normalization: divisor}, and what layers see.
 
     What layers see is {path: a list of [input channels]}. Leading axis: the layer in `names` whose
     channels are numbered, then the inputs, then nothing.
@@ -154,12 +168,12 @@ def _seen(apply, shapes, input_shape, names):
 
 
 def _outputs(apply, shapes, input_shape):
-    """{path of a layer: its output's shape and type}, and the paths of normalizations.
+    """{path of a layer: its output's shape and type}, and {path of a normalization: divisor}.
 
     Raises BadInput if parts are not known.
     """
     made: dict[str, Any] = {}
-    norms = []
+    norms: dict[str, int] = {}
 
     def note(layer, call, args, kwargs):
         y = call(*args, **kwargs)
@@ -169,7 +183,7 @@ def _outputs(apply, shapes, input_shape):
             if layer.path in made:
                 raise unknown(f"layer {layer.path} is used more than once")
             if isinstance(layer.module, NORMS):
-                norms.append(layer.path)
+                norms[layer.path] = _divisor(layer)
             made[layer.path] = jax.ShapeDtypeStruct(y.shape, y.dtype)
         return y
 
@@ -177,6 +191,16 @@ def _outputs(apply, shapes, input_shape):
     with calls.intercepted(note):
         jax.eval_shape(apply, shapes, x)
     return made, norms
+
+
+def _divisor(layer):
+    """A number that divides the channels of a normalization."""
+    norm = layer.module
+    if not isinstance(norm, nn.GroupNorm):
+        return 1
+    if norm.reduction_axes is not None:
+        raise unknown(f"layer {layer.path} has reduction_axes")
+    return norm.group_size or norm.num_groups
 
 
 def _is_known(layer):
@@ -259,7 +283,7 @@ def masked(widths: Widths, units: Array, weights: Weights) -> Weights:
 def applied(widths: Widths, units: Array, apply: Callable[..., Output]) -> Callable[..., Output]:
     """`Task.apply` for the masked weights of a part, or for those of the narrower model.
 
-    LayerNorm's moments are those of the part; other layers have the channels of their kernels.
+    Moments of LayerNorm and GroupNorm are of the part; other layers have their kernels' channels.
     """
 
     def of_weights(weights, *args):
@@ -269,8 +293,8 @@ def applied(widths: Widths, units: Array, apply: Callable[..., Output]) -> Calla
         def in_part(layer, call, args, kwargs):
             if not _is_known(layer):
                 return call(*args, **kwargs)
-            if isinstance(layer.module, nn.LayerNorm):
-                return _normalized(units[widths.axes[layer.path][1]], call, *args)
+            if isinstance(layer.module, (nn.LayerNorm, nn.GroupNorm)):
+                return _normalized(layer.module, units[widths.axes[layer.path][1]], call, *args)
             if isinstance(layer.module, PRODUCTS):
                 call = partial(_with_features, layer.module, channels[layer.path], call)
             return call(*args, **kwargs)
@@ -281,11 +305,43 @@ def applied(widths: Widths, units: Array, apply: Callable[..., Output]) -> Calla
     return of_weights
 
 
-def _normalized(of_channels, call, x):
-    """LayerNorm of the channels that are in a part; those of a narrower model all are."""
+def _normalized(norm, of_channels, call, x):
+    """LayerNorm or GroupNorm of the channels in a part; those of a narrower model all are."""
     if x.shape[-1] < len(of_channels):
         return call(x)
-    return call(x, mask=of_channels > 0) * of_channels.astype(x.dtype)
+    if isinstance(norm, nn.GroupNorm):
+        y = _group_norm(norm, of_channels, x)
+    else:
+        y = call(x, mask=of_channels > 0)
+    return y * of_channels.astype(y.dtype)
+
+
+def _group_norm(norm, of_channels, x):
+    """GroupNorm of x [B, ..., n] with the moments of the channels in a part."""
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    member = _members(norm, of_channels).astype(x.dtype)  # [n, G]
+    share = member / jnp.maximum(jnp.sum(member, 0), 1)
+    product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)  # no TF32, no bfloat16
+
+    def mean(a):  # [B, ..., n] -> that of each channel's group, [B, 1, ..., n]
+        of_channel = jnp.mean(a, tuple(range(1, a.ndim - 1)), keepdims=True)
+        return product(product(of_channel, share), member.T)
+
+    centered = x - mean(x)
+    y = centered * jax.lax.rsqrt(mean(centered**2) + norm.epsilon)
+    weights = norm.variables.get("params", {})
+    return y * weights.get("scale", 1.0) + weights.get("bias", 0.0)
+
+
+def _members(norm, of_channels):
+    """Which channels are in which group of a GroupNorm, [n, G]; none that are not in the part."""
+    kept = of_channels.astype(jnp.int32)
+    rank, k = jnp.cumsum(kept) - 1, jnp.sum(kept)
+    if norm.group_size:
+        group, count = rank // norm.group_size, len(kept) // norm.group_size
+    else:
+        group, count = rank * norm.num_groups // k, norm.num_groups
+    return jax.nn.one_hot(group, count) * kept[:, None]
 
 
 def _with_features(module, features, call, *args, **kwargs):
@@ -305,8 +361,7 @@ def form(
     units: as from `of_part`, with all outputs and ceil(rate * size) units of each group.
     like: weights of the whole model.
     """
-    hidden = [np.arange(n) < np.ceil(np.float32(rate) * n - 1e-3) for n in widths.sizes]
-    has = np.concatenate([*hidden, np.ones(1 + widths.outputs, bool)])
+    has = _first_units(widths, rate)
 
     def chosen(axis):
         if has[axis].all():
@@ -328,6 +383,37 @@ def form(
         return tree.map_named(one, like)
 
     return shrink, expand
+
+
+def _first_units(widths, rate):
+    """Which units are in a part of the first ones of each group."""
+    hidden = [np.arange(n) < np.ceil(np.float32(rate) * n - 1e-3) for n in widths.sizes]
+    return np.concatenate([*hidden, np.ones(1 + widths.outputs, bool)])
+
+
+def check_groups(widths: Widths, rates: Sequence[float], key: str) -> None:
+    """Raises BadInput if a GroupNorm cannot divide its channels in parts with these rates.
+
+    key: the setting with the rates.
+    """
+
+    def kept(layer, rate):
+        return int(_first_units(widths, rate)[widths.axes[layer][1]].sum())
+
+    def fits(rate):
+        return all(kept(layer, rate) % d == 0 for layer, d in widths.divisors.items())
+
+    for layer, divisor in widths.divisors.items():
+        n = len(widths.axes[layer][1])
+        for rate in rates:
+            if kept(layer, rate) % divisor:
+                shares = filter(fits, (k / n for k in range(divisor, n + 1, divisor)))
+                near = min(shares, key=lambda share: abs(share - rate))
+                raise BadInput(
+                    f"{key}={rate:g} leaves {kept(layer, rate)} of the {n} channels of layer"
+                    f" {layer}, a GroupNorm whose number of channels must be a multiple of"
+                    f" {divisor}; the nearest rate is {near:g}"
+                )
 
 
 def levels(task: Task) -> tuple[float, ...]:

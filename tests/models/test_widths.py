@@ -19,21 +19,27 @@ K = 3
 
 
 class Residual(nn.Module):
-    """Convolutions with BatchNorm, a stream to which two of them are added, and a dense layer."""
+    """Convolutions with a norm, a stream to which two of them are added, and a dense layer."""
 
     widths: tuple[int, int, int] = (4, 6, 5)  # of the stream, inside of the block, before the head
     act: str = "silu"
+    groups: int = 0  # of GroupNorm; 0: BatchNorm
 
     @nn.compact
     def __call__(self, x, train: bool = False):
         stream, inner, last = self.widths
         act = getattr(nn, self.act)
         x = act(nn.Conv(stream, (3, 3))(x))
-        y = nn.BatchNorm(use_running_average=not train)(self.conv(inner, x))
+        y = self.normalized(self.conv(inner, x), train)
         y = self.conv(stream, act(y))
-        x = act(x + nn.BatchNorm(use_running_average=not train)(y))
+        x = act(x + self.normalized(y, train))
         z = act(nn.Dense(last)(nn.max_pool(x, (2, 2), (2, 2)).reshape(len(x), -1)))
         return nn.Dense(K, name="head")(z), z
+
+    def normalized(self, x, train):
+        if self.groups:
+            return nn.GroupNorm(self.groups, use_fast_variance=False)(x)
+        return nn.BatchNorm(use_running_average=not train)(x)
 
     def conv(self, channels, x):  # a bias has the gradient 0 before BatchNorm, up to rounding
         return nn.Conv(channels, (3, 3), use_bias=False)(x)
@@ -69,21 +75,28 @@ def sliced(known, units, weights):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "optimizer, start", [(optax.sgd(0.1, momentum=0.9), 0), (optax.adamw(0.01), 3)]
+    "optimizer, start, inner, groups",
+    [
+        (optax.sgd(0.1, momentum=0.9), 0, 6, 0),
+        (optax.adamw(0.01), 3, 6, 0),
+        pytest.param(optax.adamw(0.01), 3, 8, 2, marks=pytest.mark.exhaustive),
+    ],
 )
-def test_masked_weights_train_as_a_narrower_model(optimizer, start):
+def test_masked_weights_train_as_a_narrower_model(optimizer, start, inner, groups):
     """A residual net: what is left out stays 0, and the rest is that of the narrower net."""
     with jax.enable_x64(True):
         shape, rng = (4, 4, 2), np.random.default_rng(0)
-        task = make_task(Residual(), shape, K, dtype=jnp.float64)
-        small = make_task(Residual((2, 3, 3)), shape, K, dtype=jnp.float64)
+        net = Residual((4, inner, 5), groups=groups)
+        task = make_task(net, shape, K, dtype=jnp.float64)
+        small = make_task(net.clone(widths=(2, inner // 2, 3)), shape, K, dtype=jnp.float64)
         first = task.init(jax.random.key(0))
         first = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), first)
         known = widths.of_task(task)
         units = widths.of_part(known, lambda i, n: widths.window(0.5, start, n))
-        assert sorted(known.sizes) == [4, 5, 6]  # the stream is one group
+        assert sorted(known.sizes) == sorted([4, 5, inner])  # the stream is one group
         x, y = rng.normal(size=(7, *shape)), rng.integers(0, K, 7)
-        masked = trained(task, widths.masked(known, units, first), optimizer, x, y)
+        of_part = task._replace(apply=widths.applied(known, units, task.apply))
+        masked = trained(of_part, widths.masked(known, units, first), optimizer, x, y)
         expected = trained(small, sliced(known, units, first), optimizer, x, y)
         outside = jax.tree.map(jnp.subtract, masked, widths.masked(known, units, masked)).params
         assert all(not a.any() for a in jax.tree.leaves(outside))
@@ -135,7 +148,9 @@ class Plain(nn.Module):
     def __call__(self, x):
         x = nn.Dense(4)(x)
         if self.middle == "norm":
-            x = nn.GroupNorm(2)(x)
+            x = nn.RMSNorm()(x)
+        elif self.middle == "some":
+            x = nn.Dense(4)(nn.GroupNorm(2)(x[:, :2]))
         elif self.middle == "layer_norm":
             x = nn.relu(nn.LayerNorm()(x))
         elif self.middle == "gate":
@@ -165,11 +180,73 @@ def test_layer_norm_has_the_moments_of_the_part():
     assert np.abs(logits - task.apply(part, x).logits).max() > 0.05
 
 
+class Grouped(nn.Module):
+    """A convolution and a dense layer with GroupNorm: by number of groups, and by their size."""
+
+    widths: tuple[int, int] = (8, 12)
+
+    @nn.compact
+    def __call__(self, x):
+        first, second = self.widths
+        x = nn.GroupNorm(2, use_fast_variance=False)(nn.Conv(first, (2, 2))(x))
+        x = nn.Dense(second)(jax.nn.relu(x).mean((1, 2)))
+        x = jax.nn.relu(nn.GroupNorm(None, 3, use_scale=False, use_fast_variance=False)(x))
+        return nn.Dense(K, name="head")(x), x
+
+
+@pytest.mark.parametrize("divided", [{"num_groups": 2}, {"num_groups": None, "group_size": 2}])
+def test_group_norm_divides_the_channels_of_a_part_anew(divided):
+    """Against NumPy with six of eight channels in three groups of two, or in two of three."""
+    rng, kept = np.random.default_rng(0), np.array([0, 2, 3, 5, 6, 7])
+    x, units = rng.normal(size=(5, 3, 3, 8)).astype(np.float32), np.isin(np.arange(8), kept)
+    p = {"scale": rng.normal(size=8), "bias": rng.normal(size=8)}
+    norm = nn.GroupNorm(**divided).bind({"params": p})
+    got = widths._group_norm(norm, jnp.float32(units), x * units)[..., kept]
+    groups = 3 if "group_size" in divided else 2
+    parted = x[..., kept].reshape(5, 9, groups, -1)
+    moments = parted.mean((1, 3), keepdims=True), parted.var((1, 3), keepdims=True)
+    y = ((parted - moments[0]) / np.sqrt(moments[1] + 1e-6)).reshape(5, 3, 3, 6)
+    np.testing.assert_allclose(got, y * p["scale"][kept] + p["bias"][kept], atol=1e-5)
+    assert np.abs(norm(x * units)[..., kept] - got).max() > 0.1  # the plain layer has others
+
+
+@pytest.mark.exhaustive
+def test_group_norm_of_a_part_is_that_of_a_narrower_model():
+    """A random part, in double precision; without its own moments the logits are others."""
+    with jax.enable_x64(True):
+        rng, shape = np.random.default_rng(0), (3, 3, 2)
+        task = make_task(Grouped(), shape, K, dtype=jnp.float64)
+        small = make_task(Grouped((4, 6)), shape, K, dtype=jnp.float64)
+        known = widths.of_task(task)
+        units = widths.of_part(known, lambda i, n: jnp.asarray(rng.permutation(n) < n // 2))
+        w = jax.tree.map(lambda a: rng.normal(size=a.shape), task.init(jax.random.key(0)))
+        part, x = widths.masked(known, units, w), rng.normal(size=(5, *shape))
+        narrow, run = sliced(known, units, w), widths.applied(known, units, task.apply)
+        each = (run, part), (run, narrow), (small.apply, narrow), (task.apply, part)
+        masked, sliced_, expected, plain = jax.jit(lambda: [f(w, x).logits for f, w in each])()
+        np.testing.assert_allclose([masked, sliced_], [expected] * 2, rtol=1e-12)
+        assert np.abs(plain - expected).max() > 0.1
+
+
+def test_parts_that_a_group_norm_cannot_divide_are_refused():
+    known = widths.of_task(make_task(Grouped(), (3, 3, 2), K))
+    widths.check_groups(known, (0.5, 1.0), "config.partition.capacity")
+    for rate, words in [
+        (0.125, "=0.125 leaves 1 of the 8 channels of layer GroupNorm_0"),
+        (
+            0.4,
+            "GroupNorm whose number of channels must be a multiple of 3; the nearest rate is 0.5",
+        ),
+    ]:
+        assert words in complaint(widths.check_groups, known, (1.0, rate), "config.m.widths")
+
+
 @pytest.mark.parametrize(
     "middle, words",
     [
         ("sigmoid", "not 0 if the layers before it output 0"),
-        ("norm", "layer GroupNorm_0 has weights"),
+        ("norm", "layer RMSNorm_0 has weights"),
+        ("some", "layer GroupNorm_0, a GroupNorm, sees only some channels"),
         ("gate", "does not see the channels of layer Dense_0 as they are"),
         ("shifted", "are added"),
         ("tanh", "does not see the channels of layer Dense_0 as they are"),
