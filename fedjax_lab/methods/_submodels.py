@@ -16,6 +16,7 @@ from jax.custom_batching import custom_vmap
 
 from fedjax_lab import losses, sampling, streams, tree, wire
 from fedjax_lab.errors import check_choice
+from fedjax_lab.methods._static_norm import with_statistics, without_statistics
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import widths
 from fedjax_lab.types import (
@@ -23,6 +24,7 @@ from fedjax_lab.types import (
     Client,
     Exchange,
     Method,
+    Output,
     PyTree,
     State,
     Task,
@@ -58,6 +60,7 @@ def of_parts(
     scaler: bool = False,
     masked_loss: bool = False,
     dynamic: bool = False,
+    static_norm: bool = False,
 ) -> Method:
     """FedAvg of the parts that a rule chooses.
 
@@ -66,18 +69,19 @@ def of_parts(
     masked_loss: logits of classes that the client lacks are 0 in training, and the weights of these
         outputs of the head do not take part in the mean.
     dynamic: a client's rho in a round is a random one of the run's capacities.
+    static_norm: statistics of BatchNorm are collected after training; for rules without ids.
     """
     check_choice("method.weights", weights, ("uniform", "size"))
-    known = widths.of_task(task)
-    widths.check_groups(known, task.levels, "config.partition.capacity")
-    levels = widths.levels(task)
+    known, levels = parts_of(task)
     choose, cut = partial(units, known, rule), partial(widths.masked, known)
+    model_of = partial(narrowed, known, rule, task)
+    trained = without_statistics(task) if static_norm else task
 
     def local(message, client, work):
         (w_t, state), rho = message, drawn(task.levels, work) if dynamic else rate(client)
         classes = client.label_count > 0 if masked_loss else None
         part, held = (choose(rho, state, client.id, of) for of in (classes, None))
-        model = task._replace(apply=widths.applied(known, held, task.apply))
+        model = trained._replace(apply=widths.applied(known, held, trained.apply))
         loss = loss_of_part(model, rho, scaler, classes)
         w = train(work, cut(part, w_t), loss, rho, levels, partial(widths.form, known, held))
         return Upload(cut(part, w), rho, classes), client.private
@@ -88,27 +92,44 @@ def of_parts(
         held = partial(widths.total, known, part, w_t)
         return mean_of_holders(held, cohort.weight, w, w_t), rule.after(state)
 
-    def updates(message, id, upload):
-        start = cut(choose(upload.rho, message[1], id, upload.classes), message[0])
-        return Upload(wire.of_model(start, upload.w), *wire.kept(upload[1:]))
-
     def predict(message, client, x):
-        part = choose(rate(client), message[1], client.id)
-        return widths.applied(known, part, task.apply)(cut(part, message[0]), x).logits
+        apply, w = model_of(message, rate(client), client.id)
+        return apply(w, x).logits
 
     method = fedavg(task)._replace(
-        init=lambda key, num_clients: State((task.init(key), rule.first(key)), ()),
-        round=(Exchange(send, local, aggregate, updates, alike=False),),
+        init=lambda key, num_clients: State((trained.init(key), rule.first(key)), ()),
+        round=(Exchange(send, local, aggregate, partial(updates, choose, cut), alike=False),),
         predict=predict,
         sample=sampling.equal if weights == "uniform" else sampling.by_size,
     )
-    shapes = jax.eval_shape(task.init, jax.random.key(0))
-    return method.having(absent=partial(absent, known, shapes))
+    shapes = jax.eval_shape(trained.init, jax.random.key(0))
+    method = method.having(absent=partial(absent, known, shapes))
+    return with_statistics(method, task, model_of, rate) if static_norm else method
+
+
+def parts_of(task: Task) -> tuple[widths.Widths, tuple[float, ...]]:
+    """The model's units, and the levels with a program of their own."""
+    known = widths.of_task(task)
+    widths.check_groups(known, task.levels, "config.partition.capacity")
+    return known, widths.levels(task)
+
+
+def updates(choose, cut, message, id, upload) -> Upload:
+    """What an upload is an update of: see `wire`."""
+    start = cut(choose(upload.rho, message[1], id, upload.classes), message[0])
+    return Upload(wire.of_model(start, upload.w), *wire.kept(upload[1:]))
 
 
 def units(known, rule, rho, state, id, classes=None) -> Array:
     """The vector of units of a client's part; classes: as in `widths.of_part`."""
     return widths.of_part(known, lambda i, n: rule.of_group(rho, state, id, i, n), classes)
+
+
+def narrowed(known, rule, task, message, rho, id) -> tuple[Callable[..., Output], Weights]:
+    """`Task.apply` and the weights of a client's part."""
+    w, state = message
+    part = units(known, rule, rho, state, id)
+    return widths.applied(known, part, task.apply), widths.masked(known, part, w)
 
 
 def rate(client: Client) -> Array:

@@ -24,10 +24,16 @@ RULE = Rule(
 
 
 def fedrolex(
-    task: Task, *, weights: str = "uniform", scaler: bool = False, masked_loss: bool = False
+    task: Task,
+    *,
+    weights: str = "uniform",
+    scaler: bool = False,
+    masked_loss: bool = False,
+    static_norm: bool = False,
 ) -> Method:
     """weights: of the clients that have an entry, in its mean: uniform, or size.
 
-    scaler, masked_loss: as in `heterofl`.
+    scaler, masked_loss, static_norm: as in `heterofl`.
     """
-    return of_parts(task, RULE, weights=weights, scaler=scaler, masked_loss=masked_loss)
+    settings = {"scaler": scaler, "masked_loss": masked_loss, "static_norm": static_norm}
+    return of_parts(task, RULE, weights=weights, **settings)

@@ -6,9 +6,10 @@
 
 rho_i is the client's capacity (config.partition.capacity), which it keeps in all rounds, or one
 drawn in each round (`dynamic`). The paper's mean is uniform. Its scaler divides the output of each
-hidden layer by rho_i in training, before a normalization; it is off by default here. Its static
-batch norm is not implemented: running statistics are averaged like weights, over the clients that
-have the channel. A client is scored with its own part, and a new client with the whole model.
+hidden layer by rho_i in training, before a normalization. It is off by default here, and so is its
+static batch norm (`_static_norm.py`), without which running statistics are averaged like weights,
+over the clients that have the channel. A client is scored with its own part, and a new client with
+the whole model.
 """
 
 from fedjax_lab.methods._submodels import Rule, of_parts
@@ -25,6 +26,7 @@ def heterofl(
     scaler: bool = False,
     masked_loss: bool = False,
     dynamic: bool = False,
+    static_norm: bool = False,
 ) -> Method:
     """weights: of the clients that have an entry, in its mean: uniform, or size.
 
@@ -33,6 +35,8 @@ def heterofl(
     these classes are then averaged over the other clients.
     dynamic: whether a client trains with a random one of the run's capacities in each round; its
     own then only says with which part it is scored, and how many bytes are counted.
+    static_norm: whether the clients of a round compute the statistics of BatchNorm after training,
+    for each level, instead of keeping running ones in training. They then get the model again.
     """
     settings = {"scaler": scaler, "masked_loss": masked_loss, "dynamic": dynamic}
-    return of_parts(task, RULE, weights=weights, **settings)
+    return of_parts(task, RULE, weights=weights, static_norm=static_norm, **settings)

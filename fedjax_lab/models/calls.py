@@ -55,6 +55,17 @@ def renamed(names: dict[str, str]) -> Iterator[None]:
         _NAMES.reset(token)
 
 
+@contextlib.contextmanager
+def field(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside the context, a field of the module has another value."""
+    before = getattr(module, name)
+    object.__setattr__(module, name, value)  # modules are frozen
+    try:
+        yield
+    finally:
+        object.__setattr__(module, name, before)
+
+
 def named(path: Sequence[Any]) -> str:
     """The path of a layer as hooks see it."""
     joined = "/".join(map(str, path))

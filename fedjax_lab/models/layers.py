@@ -144,6 +144,8 @@ class BatchNorm(nn.Module):
     with a single value per channel leaves the running variance unchanged.
     """
 
+    momentum: float = MOMENTUM
+
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array | None = None) -> Array:
         """x [B, ..., C], mask [B], 1 for real rows -> [B, ..., C]."""
@@ -156,13 +158,13 @@ class BatchNorm(nn.Module):
             return _normalize(x, running_mean.value, running_var.value, scale, bias)
         mean, var, n = _moments(x, jnp.ones(len(x), x.dtype) if mask is None else mask)
         unbiased = var * n / jnp.maximum(n - 1, 1)
-        running_mean.value = _update(running_mean.value, mean, n > 0)
-        running_var.value = _update(running_var.value, unbiased, n > 1)
+        running_mean.value = self._update(running_mean.value, mean, n > 0)
+        running_var.value = self._update(running_var.value, unbiased, n > 1)
         return _normalize(x, mean, var, scale, bias)
 
-
-def _update(running: Array, batch: Array, valid: Array) -> Array:
-    return jnp.where(valid, MOMENTUM * running + (1 - MOMENTUM) * batch, running)
+    def _update(self, running, batch, valid):
+        momentum = self.momentum
+        return jnp.where(valid, momentum * running + (1 - momentum) * batch, running)
 
 
 def _moments(x: Array, mask: Array) -> tuple[Array, Array, Array]:

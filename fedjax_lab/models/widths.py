@@ -295,9 +295,10 @@ def applied(widths: Widths, units: Array, apply: Callable[..., Output]) -> Calla
                 return call(*args, **kwargs)
             if isinstance(layer.module, (nn.LayerNorm, nn.GroupNorm)):
                 return _normalized(layer.module, units[widths.axes[layer.path][1]], call, *args)
-            if isinstance(layer.module, PRODUCTS):
-                call = partial(_with_features, layer.module, channels[layer.path], call)
-            return call(*args, **kwargs)
+            if isinstance(layer.module, NORMS):
+                return call(*args, **kwargs)
+            with calls.field(layer.module, "features", channels[layer.path]):
+                return call(*args, **kwargs)
 
         with calls.intercepted(in_part):
             return apply(weights, *args)
@@ -342,15 +343,6 @@ def _members(norm, of_channels):
     else:
         group, count = rank * norm.num_groups // k, norm.num_groups
     return jax.nn.one_hot(group, count) * kept[:, None]
-
-
-def _with_features(module, features, call, *args, **kwargs):
-    whole = module.features
-    object.__setattr__(module, "features", features)  # modules are frozen
-    try:
-        return call(*args, **kwargs)
-    finally:
-        object.__setattr__(module, "features", whole)
 
 
 def form(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
-from naive import KEYS
+from naive import KEYS, cohort, data_of, shares
 from rounds import rounds
 
 from fedjax_lab import sampling, tree
@@ -17,7 +17,7 @@ from fedjax_lab.methods import _submodels, depthfl, federated_dropout, fedrolex,
 from fedjax_lab.models import nets, widths
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate
-from fedjax_lab.types import Work
+from fedjax_lab.types import Batch, Client, Work
 
 KNOWN = widths.of_task(toys.TASK)
 DEEP = make_task(nets.mlp(toys.K, width=3, depth=2), (toys.D,), toys.K)
@@ -170,6 +170,81 @@ def test_levels_are_drawn_in_their_shares():
 
     rho = jax.vmap(drawn)(jax.random.split(jax.random.key(0), 3000))
     assert abs(float(jnp.mean(rho == 0.5)) - 2 / 3) < 0.03 and {*rho.tolist()} == {0.5, 1.0}
+
+
+NORMS = make_task(nets.mlp(toys.K, width=4, depth=2, norm=True), (toys.D,), toys.K)
+
+
+def normalized(w, stats, x, k):
+    """The statistics of x in a net of k channels, and the features.
+
+    stats: those with which it normalizes, by layer; None: those of x.
+    """
+    p, of_x = jax.tree.map(np.asarray, w.params), {}
+    for i in (0, 1):
+        dense, norm, name = p[f"Dense_{i}"], p[f"BatchNorm_{i}"], f"BatchNorm_{i}"
+        x = x @ dense["kernel"][: x.shape[1], :k] + dense["bias"][:k]
+        of_x[name] = {"mean": x.mean(0), "var": x.var(0, ddof=1)}
+        var = x.var(0) if stats is None else stats[name]["var"][:k]
+        mean = (of_x if stats is None else stats)[name]["mean"][:k]
+        x = np.maximum((x - mean) / np.sqrt(var + 1e-5) * norm["scale"][:k] + norm["bias"][:k], 0)
+    return of_x, x
+
+
+def averaged(w, weight, rows, k):
+    """The mean over clients, with these weights, of the statistics of their rows [M][N, D]."""
+    of_clients = [normalized(w, None, x, k)[0] for x in rows]
+    return jax.tree.map(lambda *each: weight @ np.stack(each), *of_clients)
+
+
+def test_static_norm_keeps_the_mean_of_the_statistics_of_clients_for_each_level():
+    """Of parts of two and of four channels; a client is scored with those of its level."""
+    method = heterofl.heterofl(NORMS._replace(levels=(0.5,)), static_norm=True)
+    (_, exchange), w = method.round, toys.random_weights(jax.eval_shape(NORMS.init, KEYS.init))
+    rows, n = np.asarray(toys.FEDERATION.x[:30]).reshape(3, 10, -1), np.float32([1, 3, 6])
+    client = Client(0, n, None, None, (), None, None, capacity=jnp.float32(0.5))
+
+    @jax.jit
+    def measured(x):
+        batch = Batch(x, None, jnp.ones(len(x)))
+        work = Work(None, lambda fn: fn(batch), None, 0, None, upload_key=lambda: KEYS.local)
+        return exchange.local((w._replace(stats={}), ()), client, work)[0]
+
+    before = w._replace(stats=tree.repeat(w.stats, 2)), ()
+    uploads = jax.tree.map(lambda *each: np.stack(each), *map(measured, rows))
+    server, predict = exchange.aggregate(before, uploads, client), jax.jit(method.predict)
+    head = jax.tree.map(np.asarray, w.params["head"])
+    for level, k in enumerate((2, 4)):
+        stats = averaged(w, n / 10, rows, k)
+        got = tree.by_name(tree.take(server[0].stats, level))
+        for name, expected in tree.by_name(stats).items():
+            np.testing.assert_allclose(got[name], np.pad(expected, (0, 4 - k)), atol=1e-4)
+        logits = normalized(w, stats, rows[0], k)[1] @ head["kernel"][:k] + head["bias"]
+        one = client._replace(capacity=jnp.float32(k / 4))
+        np.testing.assert_allclose(predict(server, one, rows[0]), logits, atol=1e-4)
+    others = normalized(w, averaged(w, n / 10, rows, 4), rows[0], 2)[1]  # statistics of the whole
+    assert np.abs(others - normalized(w, averaged(w, n / 10, rows, 2), rows[0], 2)[1]).max() > 0.1
+
+
+def test_static_norm_needs_a_batch_norm():
+    error = complaint(heterofl.heterofl, toys.TASK, static_norm=True)
+    assert "static_norm=True needs a model with BatchNorm" in error
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
+def test_rounds_with_static_norm(name):
+    """The statistics are those of the cohort's rows with the new weights, which do not use them."""
+    federation = toys.FEDERATION._replace(capacities=np.ones(toys.C, np.float32))
+    method = toys.make(name, NORMS, static_norm=True)
+    w, _ = rounds(method, 1, federation=federation).server
+    ids = cohort(method, 0)
+    toys.close(tree.take(w.stats, 0), averaged(w, shares(ids), [data_of(i)[0] for i in ids], 4))
+    up, down = toys.bytes_of(method)
+    shapes = jax.eval_shape(NORMS.init, KEYS.init)
+    params, stats = tree.num_bytes(shapes.params), tree.num_bytes(shapes.stats)
+    rolex = 4 * (name == "fedrolex")  # the number of the round
+    assert (up, down) == (params + 4 + stats, 2 * (params + rolex))
 
 
 @pytest.mark.slow

@@ -218,6 +218,7 @@ def test_group_norm_of_a_part_is_that_of_a_narrower_model():
         task = make_task(Grouped(), shape, K, dtype=jnp.float64)
         small = make_task(Grouped((4, 6)), shape, K, dtype=jnp.float64)
         known = widths.of_task(task)
+        assert known.divisors == {"GroupNorm_0": 2, "GroupNorm_1": 3}
         units = widths.of_part(known, lambda i, n: jnp.asarray(rng.permutation(n) < n // 2))
         w = jax.tree.map(lambda a: rng.normal(size=a.shape), task.init(jax.random.key(0)))
         part, x = widths.masked(known, units, w), rng.normal(size=(5, *shape))
@@ -229,7 +230,8 @@ def test_group_norm_of_a_part_is_that_of_a_narrower_model():
 
 
 def test_parts_that_a_group_norm_cannot_divide_are_refused():
-    known = widths.of_task(make_task(Grouped(), (3, 3, 2), K))
+    axes = {f"GroupNorm_{i}": 2 * (8 * i + np.arange(n),) for i, n in enumerate((8, 12))}
+    known = widths.Widths((8, 12), K, axes, {"GroupNorm_0": 2, "GroupNorm_1": 3})
     widths.check_groups(known, (0.5, 1.0), "config.partition.capacity")
     for rate, words in [
         (0.125, "=0.125 leaves 1 of the 8 channels of layer GroupNorm_0"),
