@@ -1,7 +1,7 @@
 """What the methods share whose clients train parts of one model.
 
 A client with the capacity rho trains ceil(rho n) of the n channels of each layer: the full model
-with weights of 0 outside of its part, where they stay 0 (`models.widths`). Clients that train one
+with weights of 0 outside of its part, where they stay 0 (`models.parts`). Clients that train one
 by one train the narrower model itself, if it is one of few levels. A part follows from rho, the
 client's id, and a number or key of the server that every client gets.
 """
@@ -18,7 +18,7 @@ from fedjax_lab import losses, sampling, streams, tree, wire
 from fedjax_lab.errors import check_choice
 from fedjax_lab.methods._static_norm import with_statistics, without_statistics
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.models import widths
+from fedjax_lab.models import parts, widths
 from fedjax_lab.types import (
     Array,
     Client,
@@ -73,7 +73,7 @@ def of_parts(
     """
     check_choice("method.weights", weights, ("uniform", "size"))
     known, levels = parts_of(task)
-    choose, cut = partial(units, known, rule), partial(widths.masked, known)
+    choose, cut = partial(units, known, rule), partial(parts.masked, known)
     model_of = partial(narrowed, known, rule, task)
     trained = without_statistics(task) if static_norm else task
 
@@ -81,15 +81,15 @@ def of_parts(
         (w_t, state), rho = message, drawn(task.levels, work) if dynamic else rate(client)
         classes = client.label_count > 0 if masked_loss else None
         part, held = (choose(rho, state, client.id, of) for of in (classes, None))
-        model = trained._replace(apply=widths.applied(known, held, trained.apply))
+        model = trained._replace(apply=parts.applied(known, held, trained.apply))
         loss = loss_of_part(model, rho, scaler, classes)
-        w = train(work, cut(part, w_t), loss, rho, levels, partial(widths.form, known, held))
+        w = train(work, cut(part, w_t), loss, rho, levels, partial(parts.form, known, held))
         return Upload(cut(part, w), rho, classes), client.private
 
     def aggregate(server, uploads, cohort):
         (w_t, state), (w, rho, classes) = server, uploads
         part = jax.vmap(choose, (0, None, 0, 0))(rho, state, cohort.id, classes)
-        held = partial(widths.total, known, part, w_t)
+        held = partial(parts.total, known, part, w_t)
         return mean_of_holders(held, cohort.weight, w, w_t), rule.after(state)
 
     def predict(message, client, x):
@@ -110,8 +110,8 @@ def of_parts(
 def parts_of(task: Task) -> tuple[widths.Widths, tuple[float, ...]]:
     """The model's units, and the levels with a program of their own."""
     known = widths.of_task(task)
-    widths.check_groups(known, task.levels, "config.partition.capacity")
-    return known, widths.levels(task)
+    parts.check_groups(known, task.levels, "config.partition.capacity")
+    return known, parts.levels(task)
 
 
 def updates(choose, cut, message, id, upload) -> Upload:
@@ -121,15 +121,15 @@ def updates(choose, cut, message, id, upload) -> Upload:
 
 
 def units(known, rule, rho, state, id, classes=None) -> Array:
-    """The vector of units of a client's part; classes: as in `widths.of_part`."""
-    return widths.of_part(known, lambda i, n: rule.of_group(rho, state, id, i, n), classes)
+    """The vector of units of a client's part; classes: as in `parts.of_part`."""
+    return parts.of_part(known, lambda i, n: rule.of_group(rho, state, id, i, n), classes)
 
 
 def narrowed(known, rule, task, message, rho, id) -> tuple[Callable[..., Output], Weights]:
     """`Task.apply` and the weights of a client's part."""
     w, state = message
     part = units(known, rule, rho, state, id)
-    return widths.applied(known, part, task.apply), widths.masked(known, part, w)
+    return parts.applied(known, part, task.apply), parts.masked(known, part, w)
 
 
 def rate(client: Client) -> Array:
@@ -154,7 +154,7 @@ def train(
 ) -> Weights:
     """The trained weights of a part; if rho is one of the levels, of the narrower model itself.
 
-    form: (level, weights) -> `widths.form`.
+    form: (level, weights) -> `parts.form`.
     """
 
     def narrower(level):
@@ -230,5 +230,5 @@ def mean_of_holders(
 def absent(known: widths.Widths, shapes: Weights, rho: Array) -> Array:
     """The bytes of a model that a client with this capacity does not need; 0: it needs all."""
     rho = jnp.where(rho > 0, rho, 1)
-    part = widths.of_part(known, lambda i, size: widths.window(rho, 0, size))
-    return tree.num_bytes(shapes) - widths.num_bytes(known, part, shapes)
+    part = parts.of_part(known, lambda i, size: parts.window(rho, 0, size))
+    return tree.num_bytes(shapes) - parts.num_bytes(known, part, shapes)

@@ -25,8 +25,8 @@ from fedjax_lab.errors import BadInput, check_not_negative, nearest
 from fedjax_lab.methods._submodels import mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import layers
+from fedjax_lab.models.parts import number
 from fedjax_lab.models.task import inputs_of
-from fedjax_lab.models.widths import number
 from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Array, Batch, Exchange, Method, Output, State, Task, Weights
 

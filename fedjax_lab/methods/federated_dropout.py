@@ -12,7 +12,7 @@ scored with a part of its size, and a new client with the whole model.
 import jax
 
 from fedjax_lab.methods._submodels import Rule, of_parts
-from fedjax_lab.models.widths import number
+from fedjax_lab.models.parts import number
 from fedjax_lab.types import Array, Method, Task
 
 

@@ -13,7 +13,7 @@ of the next round, and a new client with the whole model.
 import jax.numpy as jnp
 
 from fedjax_lab.methods._submodels import Rule, of_parts
-from fedjax_lab.models.widths import window
+from fedjax_lab.models.parts import window
 from fedjax_lab.types import Method, Task
 
 RULE = Rule(

@@ -22,7 +22,8 @@ from fedjax_lab import losses, tree, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._submodels import mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.models import widths as units
+from fedjax_lab.models import parts
+from fedjax_lab.models.widths import Widths, of_task
 from fedjax_lab.types import Array, Batch, Exchange, Method, Output, State, Task, Weights
 
 
@@ -31,8 +32,8 @@ def fjord(task: Task, *, widths: tuple = (0.2, 0.4, 0.6, 0.8, 1.0), distill: boo
     if not widths or not all(a < b <= 1 for a, b in zip((0, *widths), widths, strict=False)):
         raise BadInput(f"config.method.widths must ascend from above 0 to at most 1, got {widths}")
     losses.check_classes(task)
-    nested = Nested(units.of_task(task), tree.within(task.batch_norms), widths)
-    units.check_groups(nested.known, widths, "config.method.widths")
+    nested = Nested(of_task(task), tree.within(task.batch_norms), widths)
+    parts.check_groups(nested.known, widths, "config.method.widths")
 
     apply, init = partial(of_width, nested, task), partial(first, nested, task)
 
@@ -88,7 +89,7 @@ def loss_of_widths(
 class Nested(NamedTuple):
     """A model in several widths; its normalizations have a leading axis [P]."""
 
-    known: units.Widths
+    known: Widths
     is_norm: Callable[[str], bool]
     widths: tuple[float, ...]  # [P]
 
@@ -102,7 +103,7 @@ def index(nested: Nested, capacity: Array) -> Array:
 def part(nested: Nested, q: Array | int) -> Array:
     """The vector of units of width P[q]."""
     width = jnp.array(nested.widths)[q]
-    return units.of_part(nested.known, lambda i, size: units.window(width, 0, size))
+    return parts.of_part(nested.known, lambda i, size: parts.window(width, 0, size))
 
 
 def first(nested: Nested, task: Task, key: Array) -> Weights:
@@ -124,8 +125,8 @@ def of_width(
     norms, body = tree.split(nested.is_norm, w)
     narrow = tree.join(tree.take(norms, q), body)
     here = part(nested, q)
-    run = units.applied(nested.known, here, task.apply)
-    out = run(units.masked(nested.known, here, narrow), x, key, mask)
+    run = parts.applied(nested.known, here, task.apply)
+    out = run(parts.masked(nested.known, here, narrow), x, key, mask)
     return out._replace(stats=jax.tree.map(lambda a, b: a.at[q].set(b), w.stats, out.stats))
 
 
@@ -134,7 +135,7 @@ def held(nested: Nested, w: Weights, largest: Array) -> Weights:
     norms, body = tree.split(nested.is_norm, w)
     has = (jnp.arange(len(nested.widths)) <= largest)[:, None]
     norms = jax.tree.map(lambda a: a * has, norms)
-    return tree.join(norms, units.masked(nested.known, part(nested, largest), body))
+    return tree.join(norms, parts.masked(nested.known, part(nested, largest), body))
 
 
 def total(nested: Nested, largest: Array, w: Weights, share: Array) -> Weights:
@@ -143,7 +144,7 @@ def total(nested: Nested, largest: Array, w: Weights, share: Array) -> Weights:
     count = len(nested.widths)
     has = jnp.arange(count)[:, None] <= largest  # [P, M]
     of_norms = jnp.sum(has * share, 1).reshape(count, 1)
-    of_body = units.total(nested.known, jax.vmap(partial(part, nested))(largest), body, share)
+    of_body = parts.total(nested.known, jax.vmap(partial(part, nested))(largest), body, share)
     return tree.join(jax.tree.map(lambda _: of_norms, norms), of_body)
 
 
@@ -151,8 +152,8 @@ def absent(nested: Nested, shapes: Weights, capacity: Array) -> Array:
     """The bytes of the model that a client does not need."""
     norms, body = tree.split(nested.is_norm, shapes)
     largest = index(nested, jnp.where(capacity > 0, capacity, 1))
-    size = units.num_bytes(nested.known, part(nested, largest), body)
+    size = parts.num_bytes(nested.known, part(nested, largest), body)
     of_one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), norms)
     for q in range(len(nested.widths)):
-        size += jnp.where(q <= largest, units.num_bytes(nested.known, part(nested, q), of_one), 0)
+        size += jnp.where(q <= largest, parts.num_bytes(nested.known, part(nested, q), of_one), 0)
     return tree.num_bytes(shapes) - size

@@ -13,7 +13,7 @@ the whole model.
 """
 
 from fedjax_lab.methods._submodels import Rule, of_parts
-from fedjax_lab.models.widths import window
+from fedjax_lab.models.parts import window
 from fedjax_lab.types import Method, Task
 
 RULE = Rule(lambda rho, state, id, i, n: window(rho, 0, n))

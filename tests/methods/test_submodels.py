@@ -14,7 +14,7 @@ from rounds import rounds
 from fedjax_lab import sampling, tree
 from fedjax_lab.engine import counts, parallel
 from fedjax_lab.methods import _submodels, depthfl, federated_dropout, fedrolex, fjord, heterofl
-from fedjax_lab.models import nets, widths
+from fedjax_lab.models import nets, parts, widths
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate
 from fedjax_lab.types import Batch, Client, Work
@@ -36,8 +36,8 @@ def test_each_entry_is_averaged_over_the_clients_that_have_it():
     share, hidden = np.array([0.5, 0.0, 0.5], np.float32), np.zeros((3, 16))
     hidden[0, :8], hidden[1], hidden[2, :4] = 1, 1, 1  # the second one's upload is lost
     units = jnp.concatenate([hidden, np.ones((3, 1 + toys.K))], 1)
-    sent = jax.vmap(widths.masked, (None, 0, 0))(KNOWN, units, sent)
-    total = lambda share: widths.total(KNOWN, units, old, share)  # noqa: E731
+    sent = jax.vmap(parts.masked, (None, 0, 0))(KNOWN, units, sent)
+    total = lambda share: parts.total(KNOWN, units, old, share)  # noqa: E731
     new = _submodels.mean_of_holders(total, share, sent, old)
     axes = {("Dense_0", "kernel"): 1, ("Dense_0", "bias"): 0, ("head", "kernel"): 0}
     for (layer, leaf), axis in axes.items():
@@ -280,7 +280,7 @@ def test_narrower_programs_train_what_masked_weights_train(name):
         return player(KEYS, 0, 2)[0].server[0]
 
     task = toys.TASK._replace(levels=(0.25, 0.5, 1.0))
-    assert widths.levels(task) == (0.25, 0.5)
+    assert parts.levels(task) == (0.25, 0.5)
     toys.close(after(task), after(toys.TASK))
 
 

@@ -11,7 +11,7 @@ import pytest
 from inputs import complaint
 
 from fedjax_lab import tree
-from fedjax_lab.models import nets, widths
+from fedjax_lab.models import nets, parts, widths
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Batch, Weights
 
@@ -92,29 +92,29 @@ def test_masked_weights_train_as_a_narrower_model(optimizer, start, inner, group
         first = task.init(jax.random.key(0))
         first = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), first)
         known = widths.of_task(task)
-        units = widths.of_part(known, lambda i, n: widths.window(0.5, start, n))
+        units = parts.of_part(known, lambda i, n: parts.window(0.5, start, n))
         assert sorted(known.sizes) == sorted([4, 5, inner])  # the stream is one group
         x, y = rng.normal(size=(7, *shape)), rng.integers(0, K, 7)
-        of_part = task._replace(apply=widths.applied(known, units, task.apply))
-        masked = trained(of_part, widths.masked(known, units, first), optimizer, x, y)
+        of_part = task._replace(apply=parts.applied(known, units, task.apply))
+        masked = trained(of_part, parts.masked(known, units, first), optimizer, x, y)
         expected = trained(small, sliced(known, units, first), optimizer, x, y)
-        outside = jax.tree.map(jnp.subtract, masked, widths.masked(known, units, masked)).params
+        outside = jax.tree.map(jnp.subtract, masked, parts.masked(known, units, masked)).params
         assert all(not a.any() for a in jax.tree.leaves(outside))
         for a, b in zip(
             jax.tree.leaves(sliced(known, units, masked)), jax.tree.leaves(expected), strict=True
         ):
             np.testing.assert_allclose(a, b, atol=1e-13)
-        assert widths.num_bytes(known, units, first) == tree.num_bytes(expected)
+        assert parts.num_bytes(known, units, first) == tree.num_bytes(expected)
 
 
 @pytest.mark.slow
 def test_levels_that_have_a_narrower_program():
     """Not those of nets whose random numbers depend on the width, and not many levels."""
     net = make_task(Residual(), (4, 4, 2), K)._replace(levels=(0.4, 0.5, 1.0))
-    assert widths.levels(net) == (0.4, 0.5)
+    assert parts.levels(net) == (0.4, 0.5)
     many = tuple(np.linspace(0.1, 0.9, 9))
-    assert widths.levels(net._replace(levels=many)) == ()
-    assert widths.levels(make_task(Dropped(), (5,), K)._replace(levels=(0.5,))) == ()
+    assert parts.levels(net._replace(levels=many)) == ()
+    assert parts.levels(make_task(Dropped(), (5,), K)._replace(levels=(0.5,))) == ()
 
 
 class Dropped(nn.Module):
@@ -134,11 +134,11 @@ def test_units_of_a_net_whose_maps_are_flattened():
 
 
 def test_windows_move_in_a_circle_and_visit_all_channels_equally_often():
-    rows = np.array([widths.window(0.5, t, 5) for t in range(5)])
+    rows = np.array([parts.window(0.5, t, 5) for t in range(5)])
     np.testing.assert_array_equal(rows[3], [1, 0, 0, 1, 1])
     np.testing.assert_array_equal(rows.sum(0), [3] * 5)
     for rate, size in ((0.2, 10), (0.6, 5), (1 / 16, 16), (1 / 16, 6), (1.0, 7)):
-        assert widths.number(jnp.float32(rate), size) == np.ceil(np.round(rate * size, 6))
+        assert parts.number(jnp.float32(rate), size) == np.ceil(np.round(rate * size, 6))
 
 
 class Plain(nn.Module):
@@ -165,17 +165,17 @@ class Plain(nn.Module):
 def test_layer_norm_has_the_moments_of_the_part():
     """Against NumPy with the last three of four channels; the plain model has others."""
     task = make_task(Plain("layer_norm"), (5,), K)._replace(levels=(0.5, 0.75))
-    assert widths.levels(task) == task.levels
+    assert parts.levels(task) == task.levels
     known, rng = widths.of_task(task), np.random.default_rng(0)
-    units = widths.of_part(known, lambda i, n: widths.window(0.75, 1, n))
+    units = parts.of_part(known, lambda i, n: parts.window(0.75, 1, n))
     w = jax.tree.map(lambda a: rng.normal(size=a.shape), task.init(jax.random.key(0)))
     x, kept = rng.normal(size=(6, 5)), slice(1, 4)
     dense, norm, head = (w.params[name] for name in ("Dense_0", "LayerNorm_0", "head"))
     h = (x @ dense["kernel"] + dense["bias"])[:, kept]
     h = (h - h.mean(1, keepdims=True)) / np.sqrt(h.var(1, keepdims=True) + 1e-6)
     h = np.maximum(h * norm["scale"][kept] + norm["bias"][kept], 0)
-    part = widths.masked(known, units, w)
-    logits = widths.applied(known, units, task.apply)(part, x).logits
+    part = parts.masked(known, units, w)
+    logits = parts.applied(known, units, task.apply)(part, x).logits
     np.testing.assert_allclose(logits, h @ head["kernel"][kept] + head["bias"], rtol=1e-4)
     assert np.abs(logits - task.apply(part, x).logits).max() > 0.05
 
@@ -201,7 +201,7 @@ def test_group_norm_divides_the_channels_of_a_part_anew(divided):
     x, units = rng.normal(size=(5, 3, 3, 8)).astype(np.float32), np.isin(np.arange(8), kept)
     p = {"scale": rng.normal(size=8), "bias": rng.normal(size=8)}
     norm = nn.GroupNorm(**divided).bind({"params": p})
-    got = widths._group_norm(norm, jnp.float32(units), x * units)[..., kept]
+    got = parts._group_norm(norm, jnp.float32(units), x * units)[..., kept]
     groups = 3 if "group_size" in divided else 2
     parted = x[..., kept].reshape(5, 9, groups, -1)
     moments = parted.mean((1, 3), keepdims=True), parted.var((1, 3), keepdims=True)
@@ -219,10 +219,10 @@ def test_group_norm_of_a_part_is_that_of_a_narrower_model():
         small = make_task(Grouped((4, 6)), shape, K, dtype=jnp.float64)
         known = widths.of_task(task)
         assert known.divisors == {"GroupNorm_0": 2, "GroupNorm_1": 3}
-        units = widths.of_part(known, lambda i, n: jnp.asarray(rng.permutation(n) < n // 2))
+        units = parts.of_part(known, lambda i, n: jnp.asarray(rng.permutation(n) < n // 2))
         w = jax.tree.map(lambda a: rng.normal(size=a.shape), task.init(jax.random.key(0)))
-        part, x = widths.masked(known, units, w), rng.normal(size=(5, *shape))
-        narrow, run = sliced(known, units, w), widths.applied(known, units, task.apply)
+        part, x = parts.masked(known, units, w), rng.normal(size=(5, *shape))
+        narrow, run = sliced(known, units, w), parts.applied(known, units, task.apply)
         each = (run, part), (run, narrow), (small.apply, narrow), (task.apply, part)
         masked, sliced_, expected, plain = jax.jit(lambda: [f(w, x).logits for f, w in each])()
         np.testing.assert_allclose([masked, sliced_], [expected] * 2, rtol=1e-12)
@@ -232,7 +232,7 @@ def test_group_norm_of_a_part_is_that_of_a_narrower_model():
 def test_parts_that_a_group_norm_cannot_divide_are_refused():
     axes = {f"GroupNorm_{i}": 2 * (8 * i + np.arange(n),) for i, n in enumerate((8, 12))}
     known = widths.Widths((8, 12), K, axes, {"GroupNorm_0": 2, "GroupNorm_1": 3})
-    widths.check_groups(known, (0.5, 1.0), "config.partition.capacity")
+    parts.check_groups(known, (0.5, 1.0), "config.partition.capacity")
     for rate, words in [
         (0.125, "=0.125 leaves 1 of the 8 channels of layer GroupNorm_0"),
         (
@@ -240,7 +240,7 @@ def test_parts_that_a_group_norm_cannot_divide_are_refused():
             "GroupNorm whose number of channels must be a multiple of 3; the nearest rate is 0.5",
         ),
     ]:
-        assert words in complaint(widths.check_groups, known, (1.0, rate), "config.m.widths")
+        assert words in complaint(parts.check_groups, known, (1.0, rate), "config.m.widths")
 
 
 @pytest.mark.parametrize(
