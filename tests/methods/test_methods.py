@@ -113,7 +113,7 @@ def message_bytes():
         "fedetf": model + 4,
         "fedem": 3 * model,
         "scaffold": model + params,
-        "fedproto": features + count,
+        **dict.fromkeys("fedproto fedtgp".split(), features + count),
         "fedsr": model + 4 * 16 * (toys.D + 1),  # the layer of the spread
         "fedsa_lora": factor,
         **dict.fromkeys("fedit flexlora".split(), adapted),
