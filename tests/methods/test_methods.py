@@ -138,6 +138,7 @@ def message_bytes():
         "fedmtl": (params, params + 4),
         "fednova": (model + 4, model),
         "fedpac": (model + 2 * features + count + 4, model + features + count),
+        "fedmrl": (model - 4 * 8 * toys.K,) * 2,  # a head for half of the features
         "fedpcl": (outputs + count, (toys.C + 1) * (outputs + count)),
         "pfedfda": (body + features + 4 * 16**2,) * 2,
         "fedsoft": (model + 2 * 4, 2 * model + 1),  # two shares; whether to compute them
