@@ -13,6 +13,8 @@ fewer channels, and d1 = d2. All three are trained together, so that config.loca
 joint gradient. A new client has no model.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -24,7 +26,7 @@ from fedjax_lab.methods.fedavg import aggregate, send
 from fedjax_lab.models import unlike
 from fedjax_lab.models.layers import affine, first_affine
 from fedjax_lab.ranges import choice, log_uniform
-from fedjax_lab.types import Exchange, Method, State, Task
+from fedjax_lab.types import Array, Exchange, Method, Output, State, Task, Weights
 
 RANGES = {"m_small": log_uniform(0.1, 10.0), "ratio": choice(1, 2, 4)}
 
@@ -42,6 +44,7 @@ def fedmrl(task: Task, *, m_small: float = 1.0, m_own: float = 1.0, ratio: int =
         raise BadInput(f"config.method.ratio must be from 1 to the {d2} features, got {ratio}")
     d1 = d2 // ratio
     small = unlike.with_features(task.shared, d1)
+    both = partial(nested, small, task)
 
     def init(key, num_clients):
         P = first_affine(*jax.random.split(streams.extra(key)), d1 + d2, d2)
@@ -49,19 +52,11 @@ def fedmrl(task: Task, *, m_small: float = 1.0, m_own: float = 1.0, ratio: int =
         v = v._replace(params={**v.params, "projection": P})
         return State(small.init(key), tree.repeat(v, num_clients))
 
-    def both(w, v, x, key=None, mask=None):
-        """The logits and the outputs of the small and of the client's own model."""
-        outs = small.apply(w, x, key, mask), task.apply(v, x, key, mask)
-        h = jnp.concatenate([losses.pooled(out.features) for out in outs], -1)
-        r = affine(v.params["projection"], h)  # [B, d2]
-        heads = w.params["head"], v.params["head"]
-        return (_heads.logits(heads[0], r[:, :d1]), _heads.logits(heads[1], r)), outs
-
     def local(w_t, client, work):
         def loss(w, v, batch, key):
             (of_w, of_v), outs = both(w, v, batch.x, key, batch.mask)
-            nested = losses.cross_entropy(of_w, batch), losses.cross_entropy(of_v, batch)
-            return m_small * nested[0] + m_own * nested[1], outs
+            small_risk, own_risk = (losses.cross_entropy(o, batch) for o in (of_w, of_v))
+            return m_small * small_risk + m_own * own_risk, outs
 
         return train_together(work, w_t, client.private, loss)
 
@@ -72,3 +67,14 @@ def fedmrl(task: Task, *, m_small: float = 1.0, m_own: float = 1.0, ratio: int =
         newcomer=None,
         sample=sampling.by_size,
     )
+
+
+def nested(
+    small: Task, task: Task, w: Weights, v: Weights, x: Array, key: Array | None = None, mask=None
+) -> tuple[tuple[Array, Array], tuple[Output, Output]]:
+    """Returns the logits and the outputs of the small model w and of the client's own model v."""
+    outs = small.apply(w, x, key, mask), task.apply(v, x, key, mask)
+    h = jnp.concatenate([losses.pooled(out.features) for out in outs], -1)
+    r = affine(v.params["projection"], h)  # [B, d2]
+    head, d1 = w.params["head"], outs[0].features.shape[-1]
+    return (_heads.logits(head, r[:, :d1]), _heads.logits(v.params["head"], r)), outs

@@ -83,9 +83,9 @@ def send(server: Server, id: Array) -> tuple[Array, Array]:
 
 def first_net(key: Array, K: int, D: int) -> PyTree:
     """Returns the first F, with e of normal numbers, for K prototypes of D features."""
-    k_e, *keys = jax.random.split(key, 5)
-    hidden, out = (first_affine(*pair, D, D) for pair in (keys[:2], keys[2:]))
-    return {"e": jax.random.normal(k_e, (K, D)), "hidden": hidden, "out": out}
+    keys = jax.random.split(key, 5)
+    hidden, out = (first_affine(keys[i], keys[i + 1], D, D) for i in (1, 3))
+    return {"e": jax.random.normal(keys[0], (K, D)), "hidden": hidden, "out": out}
 
 
 def of_classes(F: PyTree) -> Array:
