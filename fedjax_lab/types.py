@@ -279,10 +279,11 @@ class Extra(NamedTuple):
     weighs_staleness: bool = False  # `aggregate` uses `Client.staleness`
     acknowledged: bool = False  # a client whose upload is not used keeps its private state
     model: Callable[[PyTree, PyTree], Weights] | None = None  # (message, private) -> weights
-    absent: Callable[[Array], Array] | None = None
-    # `Client.capacity` -> bytes of a message, and of an upload, that the client does not need
-    part_of: Callable[[Any], Any] | None = None  # ids -> what `absent` gets instead; None: the
-    # capacities
+    absent: Callable[[Any], Any] | None = None
+    # `Client.capacity` -> bytes of an upload and of a message that the client does not need: one
+    # number for both, or two
+    part_of: Callable[[Any], Any] | None = None  # `Federation` -> what `absent` gets instead of
+    # the capacity of each client [C, ...]
 
 
 class Method(NamedTuple):

@@ -79,18 +79,19 @@ def bytes_of(
     drawn, arrived = (None if then is None else now - then for now, then in pairs)
     sent = rounds * clients if drawn is None else drawn
     arrived = sent if arrived is None else arrived
-    up, down = up - absent, down - absent
+    up, down = up - absent[:, 0], down - absent[:, 1]
     return np.stack(np.broadcast_arrays(arrived * up, sent * down), axis=-1)
 
 
 def absent_bytes(method: Method, federations: Sequence[Federation]) -> np.ndarray:
-    """The mean over all clients of the bytes that `Extra.absent` counts, [seeds]."""
+    """The mean over all clients of the bytes (up, down) that `Extra.absent` counts, [seeds, 2]."""
     of_client, part_of = method.extra.absent, method.extra.part_of
-    means = np.zeros(len(federations))
+    means = np.zeros((len(federations), 2))
     for i, federation in enumerate(federations):
-        ids = np.arange(len(federation.train))
-        parts = part_of(ids) if part_of else federation.capacities
+        parts = part_of(federation) if part_of else federation.capacities
         if of_client is not None and parts is not None:
-            levels, counts = np.unique(parts[: len(ids)], return_counts=True)
-            means[i] = np.average([float(of_client(level)) for level in levels], weights=counts)
+            held = parts[: len(federation.train)]
+            levels, counts = np.unique(held, axis=0, return_counts=True)
+            each = [np.broadcast_to(of_client(level), 2) for level in levels]
+            means[i] = np.average(each, axis=0, weights=counts)
     return means

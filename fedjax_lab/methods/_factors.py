@@ -151,7 +151,12 @@ def counted(method: Method, task: Task, ranks: tuple) -> Method:
         each = [(tree.num_bytes(pair), pair.A.shape[-1]) for pair in shapes.values()]
         return sum(size // r * max(0, r - rank) for size, r in each)
 
-    return method.having(absent=absent, part_of=of_clients(task, ranks))
+    rank_of = of_clients(task, ranks)
+
+    def part_of(federation):
+        return rank_of(np.arange(len(federation.train)))
+
+    return method.having(absent=absent, part_of=part_of)
 
 
 def train(loss: losses.Loss, w: Weights, work: Work, keep: Callable[[Weights], Weights]) -> Weights:
