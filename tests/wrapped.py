@@ -80,7 +80,7 @@ def may_learn(name, transforms):
     kinds, names = zip(*transforms, strict=True)
     sparse = {"top_k", "random_k"} & set(names)
     inexact = (
-        name in ("ds_fl", "fd", "fedgh", "fedmd", "fedpac", "fedpcl", "fedproto", "fedtgp")
+        name in "ds_fl fd fedgh fedgkt fedmd fedpac fedpcl fedproto fedtgp".split()
         and "compression" in kinds
     )
     return "attack" not in kinds and not inexact and not ("aggregator" in kinds and sparse)

@@ -21,7 +21,10 @@ from fedjax_lab.transforms import rehearsal
 from fedjax_lab.types import Client, Method, PyTree, Stages, State, Task
 
 # A test finds the same ones.
-FITTING = "fd, fedgh, fedkd, fedmd, fedmrl, fedpcl, fedproto, fedtgp, fml, lg_fedavg, local, pfl_da"
+FITTING = (
+    "fd, fedgh, fedgkt, fedkd, fedmd, fedmrl, fedpcl, fedproto, fedtgp, fml, lg_fedavg, local,"
+    " pfl_da"
+)
 
 
 class Shapes(NamedTuple):

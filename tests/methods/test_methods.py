@@ -97,6 +97,7 @@ def message_bytes():
     outputs = 4 * toys.K * toys.K
     factor, kernel = 4 * toys.D * toy.RANK, 4 * toys.D * 16
     body = model - head
+    of_net = 4 * ((16 + 1) * 256 + (256 + 1) * 256 + (256 + 1) * toys.K)
     policy = 4 * (16 * 32 + 3 * 32)
     generic = 4 * (toys.K * 16 + 2 * (16 * 16 + 3 * 16))
     generator = 4 * ((toys.K + 32 + 1) * 256 + (256 + 1) * 16)
@@ -133,6 +134,7 @@ def message_bytes():
         "fedfomo": (model + 5 * 8, 5 * (model + 4)),
         "fedgc": (body + features + toys.K, body + features),  # whether it has each class
         "fedgen": (model + count, model + generator + count),
+        "fedgkt": (4 * toys.N * (16 + toys.K + 2), 4 + of_net),  # and padding
         "fedgh": (features + count, head),
         "fediir": (model + head + 4, 2 * model + head),
         "fedmtl": (params, params + 4),
