@@ -22,8 +22,8 @@ from fedjax_lab.types import Client, Method, PyTree, Stages, State, Task
 
 # A test finds the same ones.
 FITTING = (
-    "fd, fedgh, fedgkt, fedkd, fedmd, fedmrl, fedpcl, fedproto, fedtgp, fml, lg_fedavg, local,"
-    " pfl_da"
+    "adcol, fd, fedgh, fedgkt, fedkd, fedmd, fedmrl, fedpcl, fedproto, fedtgp, fml, lg_fedavg,"
+    " local, pfl_da"
 )
 
 
