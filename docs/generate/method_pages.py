@@ -25,11 +25,11 @@ GROUPS = {
     "Without a server": "d_psgd dfedavgm",
     "Skewed labels": "fedlc fedrs fedntd fedetf ccvr fedconcat fedconcat_id",
     "Personal models": "finetune per_fedavg ditto apfl pfedme fedphp fedala fedamp fedfomo fedcac"
-    " fml fedkd fedmtl knn_per adcol metafed",
+    " fml fedkd fedmrl fedmtl knn_per adcol metafed",
     "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedap fedrod feddbe"
     " fedpick fedc2i fedah fedas fedcp fedgc gpfl pfedsim pfl_da",
-    "Prototypes and distillation": "fedproto fedpac fedpcl pfedfda fedgh fedgen fd feddf"
-    " fedmd ds_fl",
+    "Prototypes and distillation": "fedproto fedtgp fedpac fedpcl pfedfda fedgh fedgen fd"
+    " fedgkt feddf fedmd ds_fl",
     "Clusters and mixtures": "ifca fesem fedsoft cfl fedem floco",
     "Hypernetworks": "pfedhn pefll hfedf pfedla",
     "Parts of a model": "heterofl fedrolex federated_dropout fjord depthfl",
