@@ -142,7 +142,7 @@ def client2vec(
     _index_source.check_base(source, base)
     size = _index_source.size(source, task, base)
     if local_training:
-        base = make_base(with_side_head(task, size))
+        base = beside_head(make_base, task, size)
     similarity, changes = _index_source.similarity_of(source), _index_source.changes(source)
     method = with_index(base)
     if sampling:
@@ -168,6 +168,20 @@ def client2vec(
         return *_index_source.stages(source, task), train
 
     return stages
+
+
+def beside_head(make_base: Callable[[Task], Method], task: Task, size: int) -> Method:
+    """Returns the base method for the model with P, a head for the index.
+
+    Raises BadInput if the base cannot train P.
+    """
+    try:
+        return make_base(with_side_head(task, size))
+    except BadInput as error:
+        raise BadInput(
+            "config.method.local_training adds a layer to the model, with which config.method.base"
+            f" does not work; set it to False or choose another base: {error}"
+        ) from error
 
 
 def all_features(server: Server) -> Array:

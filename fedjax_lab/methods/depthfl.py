@@ -132,15 +132,16 @@ def exits_of(task: Task, names: tuple) -> tuple[str, ...]:
 def has_leaf(task: Task, exits: tuple[str, ...], depth: Array, w: Weights) -> Weights:
     """Whether clients with this depth, [...], have each leaf of the weights, [...].
 
-    A classifier belongs to the block before it.
+    A classifier belongs to the block before it, and weights of no layer are beside the head.
     """
+    places = {layer: place for place, layer in enumerate(task.layers)}
 
     def one(name, _):
         _, path = name.split("/", 1)
         if path.startswith(SIDE):
             return int(path.split("/")[1]) < depth
-        place = task.layers.index(path.rpartition("/")[0])
-        return sum(place >= task.layers.index(layer) for layer in exits) < depth
+        place = places.get(path.rpartition("/")[0], len(places))
+        return sum(place >= places[layer] for layer in exits) < depth
 
     return tree.map_named(one, w)
 

@@ -308,7 +308,7 @@ def one_round(base):
 def test_every_method_can_be_a_base_or_is_rejected_with_a_reason():
     """Rounds are only traced, not run.
 
-    The losses of FedPick and FedSR call parts of a model, and that of FedEM calls several models.
+    The losses of FedPick and FedSR call parts of a model, those of FedEM and Floco several models.
     """
     rejected = set()
     for base in itertools.filterfalse(needs_adapters, registry.METHODS):
@@ -317,12 +317,14 @@ def test_every_method_can_be_a_base_or_is_rejected_with_a_reason():
         except BadInput as error:
             assert "method.base" in str(error) or base in str(error)
             rejected.add(base)
-    in_stages, alone, several_passes = (
-        {"ccvr", "fedconcat", "fedconcat_id"},
+    in_stages, alone, several_passes, narrower = (
+        {"ccvr", "fedap", "fedconcat", "fedconcat_id", "metafed", "pfedsim"},
         {"central", "pfedhn"},
-        {"fedpick", "pfedme", "fedem"},
+        {"fedpick", "floco", "pfedme", "fedem"},
+        {"federated_dropout", "fedrolex", "fjord", "heterofl"},
     )
-    assert rejected == in_stages | alone | several_passes | {"fedsr", "client2vec"}
+    rejecting = in_stages | alone | several_passes | narrower | {"fedsr", "client2vec"}
+    assert rejected == rejecting
 
 
 def test_settings_of_the_method_and_of_any_base_have_distinct_names():
