@@ -23,7 +23,7 @@ GROUPS = {
     " fedsam fedcm mimelite mime fedexp fedgma elastic feddecorr feddisco moon q_ffl afl"
     " fedmgda_plus fedcross",
     "Without a server": "d_psgd dfedavgm",
-    "Skewed labels": "fedlc fedrs fedntd fedetf ccvr fedconcat fedconcat_id",
+    "Skewed labels": "fedlc fedrs fedntd fedetf ccvr fedfed fedconcat fedconcat_id",
     "Personal models": "finetune per_fedavg ditto apfl pfedme fedphp fedala fedamp fedfomo fedcac"
     " fml fedkd fedmrl fedmtl knn_per adcol metafed",
     "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedap fedrod feddbe"

@@ -77,9 +77,13 @@ def test_a_mesh_of_8_and_chunks_give_every_method_the_numbers_of_one_device(name
         check_strategies(trial, devices)
 
 
+# Biases before a batch normalization have no gradient: FedFed's Adam moves them by rounding errors.
+TASKS = {"fedfed": toys.TASK}
+
+
 @pytest.mark.parametrize("name", exhaustive_but(["ccvr"], STAGED))
 def test_every_method_with_stages_passes_its_checks(name, small_network):
-    check_stages(toys.make(name))
+    check_stages(toys.make(name, TASKS.get(name, toys.NORM)))
 
 
 def test_every_check_is_used():
