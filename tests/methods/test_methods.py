@@ -130,6 +130,7 @@ def message_bytes():
         "fedc2i": (model, toys.C * (model + 4)),
         "adcol": (4 * 64 * (16 + 1), discriminator),
         "afl": (model + 4, model),
+        "apple": (params, toys.C * (params + 4) + 4),  # the sizes; the number of the round
         "fedas": (body + 4, body),
         "fedcac": (model + params // 4, model),  # each mask is a byte a parameter
         "fedcm": (model + 4, model + params),
