@@ -143,7 +143,8 @@ def share(rows: int, noise: float | Array, q: PyTree, client: Client, work: Work
     """The `local` of stage 2."""
     batch = work.draw(rows)
     x_p = noisy(batch.x - robust(q, batch.x)[0], noise, streams.extra(work.upload_key()))
-    return batch._replace(x=jax.vmap(jnp.multiply)(x_p, batch.mask)), ()
+    y = jnp.where(batch.mask > 0, batch.y, 0)
+    return batch._replace(x=jax.vmap(jnp.multiply)(x_p, batch.mask), y=y), ()
 
 
 def train(task: Task, weight: float | Array, w: Weights, client: Client, work: Work):
