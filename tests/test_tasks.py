@@ -277,9 +277,9 @@ def write(folder, name):
 
 
 OF_CLASSES = set(
-    "ccvr client2vec ds_fl fd fedas fedconcat fedconcat_id fedcp feddf feddisco fedem fedetf fedgc"
-    " fedgen fedgh fedgkt fediir fedkd fedlc fedmd fedmrl fedntd fedpac fedpcl fedpick fedproto"
-    " fedrod fedrs fedsr fedtgp fml gpfl knn_per metafed pefll pfedfda".split()
+    "ccvr client2vec ds_fl fd fedas fedconcat fedconcat_id fedcp feddf feddisco fedem fedetf"
+    " fedfed fedgc fedgen fedgh fedgkt fediir fedkd fedlc fedmd fedmrl fedntd fedpac fedpcl"
+    " fedpick fedproto fedrod fedrs fedsr fedtgp fml gpfl knn_per metafed pefll pfedfda".split()
 ) | {"fedc2i", "fedphp"}  # at their defaults
 TASKS = "binary", "multilabel", "regression", "tokens", "segmentation"
 PAIRS = [(task, method) for task in TASKS for method in sorted(registry.METHODS)]

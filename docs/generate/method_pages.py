@@ -25,7 +25,7 @@ GROUPS = {
     "Without a server": "d_psgd dfedavgm",
     "Skewed labels": "fedlc fedrs fedntd fedetf ccvr fedfed fedconcat fedconcat_id",
     "Personal models": "finetune per_fedavg ditto apfl pfedme fedphp fedala fedamp fedfomo fedcac"
-    " fml fedkd fedmrl fedmtl knn_per adcol metafed",
+    " apple fml fedkd fedmrl fedmtl knn_per adcol metafed",
     "Private parts of a model": "fedper fedrep fedbabu lg_fedavg fedbn fedap fedrod feddbe"
     " fedpick fedc2i fedah fedas fedcp fedgc gpfl pfedsim pfl_da",
     "Prototypes and distillation": "fedproto fedtgp fedpac fedpcl pfedfda fedgh fedgen fd"

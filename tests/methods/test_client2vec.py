@@ -318,7 +318,7 @@ def test_every_method_can_be_a_base_or_is_rejected_with_a_reason():
             assert "method.base" in str(error) or base in str(error)
             rejected.add(base)
     in_stages, alone, several_passes, narrower = (
-        {"ccvr", "fedap", "fedconcat", "fedconcat_id", "metafed", "pfedsim"},
+        {"ccvr", "fedap", "fedconcat", "fedconcat_id", "fedfed", "metafed", "pfedsim"},
         {"central", "pfedhn"},
         {"fedpick", "floco", "pfedme", "fedem"},
         {"federated_dropout", "fedrolex", "fjord", "heterofl"},
