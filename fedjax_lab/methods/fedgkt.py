@@ -12,7 +12,7 @@ z_s itself, with the numbers that the server would send, as its extractor has no
 upload. Counted are the bytes of z_s and of the rows that a client has. With fewer participants than
 clients z_s is that of the newest W, and with augmentation that of the augmented examples. The first
 round has no z_s. Features and z_s are those of evaluation mode. The server keeps Adam's moments and
-draws its batches at random, as many as server_epochs passes have.
+draws its batches at random, as many as server_epochs passes have. No transform changes an upload.
 """
 
 from collections.abc import Callable
@@ -112,7 +112,7 @@ def fedgkt(
         return net.apply(message[0], h).logits
 
     aggregate = partial(learned, net, adam, partial(both, alpha), server_epochs)
-    exchange = Exchange(lambda server, id: server[:2], local, aggregate, updates, alike=False)
+    exchange = Exchange(lambda server, id: server[:2], local, aggregate, wire.all_kept, alike=False)
     method = Method(init, (exchange,), predict, newcomer=None, sample=sampling.by_size)
     return method.having(absent=partial(absent, net), part_of=rows_of)
 
@@ -185,8 +185,3 @@ def absent(net: Task, rows: np.ndarray) -> tuple[int, int]:
     (own, padding), (D,), K = map(int, rows), net.input_shape, net.num_classes
     message = tree.num_bytes(jax.eval_shape(net.init, jax.random.key(0))) + 4
     return 4 * (own + padding + padding * (D + K + 1)), message - 4 * K * own
-
-
-def updates(message, id, upload):
-    """The references of an upload: features and logits themselves; the rest is kept."""
-    return Upload(*wire.itself(upload[:2]), *wire.kept(upload[2:]))
