@@ -85,6 +85,7 @@ def fedgkt(
     """
     check_not_negative("method.alpha", alpha)
     check_positive("method.temperature", temperature)
+    check_positive("method.server_width", server_width)
     adam, both = optim.adam(server_lr), partial(distilled, temperature)
     net = server_net(task, server_width, server_depth)
 

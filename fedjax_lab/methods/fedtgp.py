@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, streams
-from fedjax_lab.errors import check_not_negative
+from fedjax_lab.errors import check_not_negative, check_positive
 from fedjax_lab.methods import fedproto as prototypes
 from fedjax_lab.methods.fedproto import fedproto
 from fedjax_lab.models.layers import affine, first_affine
@@ -59,6 +59,7 @@ def fedtgp(
     prediction: as in FedProto; the authors' code predicts by prototypes.
     """
     check_not_negative("method.tau", tau)
+    check_positive("method.server_epochs", server_epochs)
     method, sgd = fedproto(task, lam=lam, prediction=prediction), optim.sgd(server_lr)
 
     def init(key, num_clients):
