@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
 from fedjax_lab.errors import BadInput
+from fedjax_lab.methods._stages import go_on
 from fedjax_lab.types import Array, Method, PyTree, Stage, Task, View
 
 BATCH = 128  # examples of a training step, and of a batch that a client uploads
@@ -91,6 +92,6 @@ def stage(name, rounds, exchange, sample, init=None, reliable=False, **extra) ->
     """
     exchange = exchange._replace(updates=exchange.updates or wire.all_kept)
     method = Method(init=init, round=(exchange,), predict=None, newcomer=None, sample=sample)
-    go_on = None if init else lambda key, num_clients, last, facts: last
+    start = None if init else go_on
     view = View(embedded=True, batch_size=BATCH)
-    return Stage(name, method.having(**extra), rounds, start=go_on, view=view, reliable=reliable)
+    return Stage(name, method.having(**extra), rounds, start=start, view=view, reliable=reliable)

@@ -31,6 +31,7 @@ from fedjax_lab.methods._client_index import (
     put,
     stage,
 )
+from fedjax_lab.methods._stages import unchanged
 from fedjax_lab.methods.fedavg import aggregate as average
 from fedjax_lab.models.dsa_ign import Network
 from fedjax_lab.types import (
@@ -218,11 +219,6 @@ def reordered(key: Array, batches: Batch, pooled: bool) -> Batch:
 def silence(message, client, work):
     """The `local` of a client that does nothing."""
     return (), ()
-
-
-def unchanged(server, uploads, cohort):
-    """The `aggregate` of a server that ignores the uploads."""
-    return server
 
 
 def somebody(key, server, population, m):

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from fedjax_lab import sampling, tree, wire
 from fedjax_lab.errors import BadInput, check_below_one, check_pairs, check_share
 from fedjax_lab.methods import _pairs
+from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.ranges import choice, uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task, Weights
@@ -87,9 +88,6 @@ def stages(
         )
     bn, similarities, personal = each
     before = max(int(warmup * rounds) - 1, 0)
-
-    def go_on(key, num_clients, last, facts):
-        return last
 
     return (
         *((Stage("warmup", bn, before),) if before else ()),

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, streams, tree, wire
 from fedjax_lab.errors import check_not_negative, check_positive, check_uploads
+from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.layers import affine, first_affine
 from fedjax_lab.ranges import choice, log_uniform, uniform
@@ -113,7 +114,7 @@ def fedfed(
     def stages(rounds):
         return (
             Stage("distill", first, distill_rounds),
-            Stage("share", once, 1, start=lambda *facts: State(facts[2].server, ()), reliable=True),
+            Stage("share", once, 1, start=go_on, reliable=True),
             Stage("train", last, rounds, start=partial(start_again, task), view=VIEW),
         )
 

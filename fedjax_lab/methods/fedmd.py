@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput
+from fedjax_lab.methods._stages import unchanged
 from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Exchange, Method, State, Task
 
@@ -69,9 +70,7 @@ def fedmd(task: Task, *, subset: int = 200, align_epochs: int = 1) -> Method:
         return task.apply(client.private, x).logits
 
     scoring = Exchange(lambda server, id: server.next_key, score, agree, wire.all_itself)
-    learning = Exchange(
-        lambda server, id: (server.z, server.key), learn, lambda server, *_: server, lambda *_: ()
-    )
+    learning = Exchange(lambda server, id: (server.z, server.key), learn, unchanged, lambda *_: ())
     return Method(init, (scoring, learning), predict, newcomer=None, sample=sampling.all_clients)
 
 

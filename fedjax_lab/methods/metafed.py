@@ -31,6 +31,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import check_not_negative, check_share
+from fedjax_lab.methods._stages import go_on, unchanged
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import (
@@ -103,9 +104,9 @@ def metafed(
     turns = Exchange(send, accumulate, pass_on, updates=updates, alike=False)
     in_turn = of_all._replace(init=None, round=(turns,), sample=sampling.by_size, validation=False)
     each = (
-        of_all._replace(init=init, round=(Exchange(send, alone, as_before),)),
+        of_all._replace(init=init, round=(Exchange(send, alone, unchanged),)),
         in_turn.having(one_by_one=True),
-        of_all._replace(init=None, round=(Exchange(send, personalize, as_before),)),
+        of_all._replace(init=None, round=(Exchange(send, personalize, unchanged),)),
     )
     return partial(stages, task, each)
 
@@ -127,20 +128,12 @@ def stages(task: Task, each: tuple[Method, ...], rounds: int) -> tuple[Stage, ..
     def start(key, num_clients, last, facts):
         return State(Server(task.init(key), jnp.array(False)), last.private)
 
-    def go_on(key, num_clients, last, facts):
-        return last
-
     alone, accumulate, personalize = each
     return (
         Stage("alone", alone, 1),
         Stage("accumulate", accumulate, rounds - 2, start=start),
         Stage("personalize", personalize, 1, start=go_on),
     )
-
-
-def as_before(server, uploads, cohort):
-    """Leaves the server's state unchanged."""
-    return server
 
 
 def pass_on(server: Server, w: Weights, cohort: Client) -> Server:
