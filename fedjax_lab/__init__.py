@@ -1,6 +1,7 @@
 """fedjax_lab: a federated-learning simulator in JAX.
 
-`run` trains a config, and `load` reads the folder of a run. The documentation is in docs/ of the
+`run` trains a config, `load` reads the folder of a run, and `simulator` returns the pure functions
+of a method on a federation, for a loop of one's own. The documentation is in docs/ of the
 repository.
 """
 
@@ -13,6 +14,15 @@ if sys.platform == "win32":
 
 # `python -m fedjax_lab.sweep` and the other commands are modules of the folder commands.
 __path__ = [*__path__, f"{__path__[0]}/commands"]
+
+
+def __getattr__(name):
+    if name == "simulator":  # imported when it is used, so that importing the package stays fast
+        from fedjax_lab.simulation.simulator import simulator
+
+        return simulator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 STOP = "stop"  # the value that `on_evaluation` returns to end a run
 

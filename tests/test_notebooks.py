@@ -31,6 +31,7 @@ OF_PAPERS = "ROUNDS, SIZE, EXAMPLES, TEST = 2, 16, 20, 50"
 SMALL = {
     "one_run": "ROUNDS, SEEDS, SIZE, EXAMPLES, WIDTH = 4, [0, 1], 16, 20, 2",
     "add_a_method": "ROUNDS, SEEDS, SIZE, EXAMPLES, TEST, WIDTH = 2, [0, 1, 2], 16, 20, 50, 2",
+    "own_loop": "ROUNDS, SIZE, EXAMPLES, TEST = 2, 16, 40, 50",
     "sweep_and_compare": """
 METHODS, ALPHAS, SEEDS = "fedavg,scaffold", "1,10", "0,1"
 ROUNDS, SIZE, EXAMPLES, WIDTH = 3, 16, 40, 2

@@ -47,7 +47,7 @@ def _methods_by_group():
 
 def _notebooks():
     """The notebooks: those that a reader should see first, then the others by name."""
-    first = ["one_run", "add_a_method", "sweep_and_compare"]
+    first = ["one_run", "add_a_method", "own_loop", "sweep_and_compare"]
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
     return sorted(paths, key=lambda path: first.index(path.stem) if path.stem in first else 9)
 

@@ -35,9 +35,10 @@ from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.frozen import Model, model_of
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import contract, metrics
+from fedjax_lab.simulation.simulator import make_plan
 from fedjax_lab.tasks import Labels
 from fedjax_lab.transforms.guarantee import Guarantee
-from fedjax_lab.types import Federation, Objective, Plan, Task
+from fedjax_lab.types import Federation, Objective, Task
 
 
 class Experiment(NamedTuple):
@@ -406,25 +407,6 @@ def describe_model(model: Model) -> tuple[str, ...]:
     return (
         f"trained: {trained:,} of the model's {trained + fixed:,} numbers; the others"
         f" ({size:,.1f} MiB) are frozen",
-    )
-
-
-def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, **fields) -> Plan:
-    """Makes the plan of a run that trains on these federations. fields: further fields of the plan.
-
-    cohort: clients per round; 0: all. A batch has no more examples than the largest client.
-    """
-    num_clients, width = len(training[0].train), training[0].train.longest
-    settings = [f.settings for f in training if f.settings is not None]
-    if settings and settings[0].batch_size is not None:
-        batch_size = int(max(of_seed.batch_size.max() for of_seed in settings))
-    size = min(batch_size, width)  # larger batches would only have more padding
-    sizes = np.concatenate([f.train.count for f in training])
-    return Plan(
-        cohort=min(cohort or num_clients, num_clients),
-        batch_size=size,
-        equal_steps=not settings and bool((-(-sizes // size) == -(-width // size)).all()),
-        **fields,
     )
 
 

@@ -31,7 +31,7 @@ def check_stages(stages: Any) -> None:
     if not isinstance(stages, tuple) or not all(isinstance(stage, Stage) for stage in stages):
         raise BadInput(f"the stages of a method must be a tuple of Stage, not {quoted(stages)}")
     for stage in stages:
-        _check_method(stage.method)
+        check_method(stage.method)
         if stage.method.validation and stage.view is not None and stage.view.embedded:
             raise BadInput(
                 "a method with validation=True cannot train on embeddings (View.embedded), which"
@@ -39,9 +39,10 @@ def check_stages(stages: Any) -> None:
             )
 
 
-def _check_method(method):
+def check_method(method: Any) -> None:
+    """Raises BadInput unless this is a method whose functions take the arguments of a run."""
     if not isinstance(method, Method):
-        raise BadInput(f"the method of a stage must be a Method, not {quoted(method)}")
+        raise BadInput(f"the method must be a Method, not {quoted(method)}")
     if not method.round:
         raise BadInput("the round of a method must have at least one Exchange")
     if method.validation and (method.extra.pooled or method.extra.one_by_one):

@@ -1,0 +1,233 @@
+"""A federation in a loop of one's own: pure functions that can be jitted, vmapped and scanned.
+
+    sim = simulator(method, task, federation, cohort=5, batch_size=32, optimizer=optim.sgd(0.1))
+    state = sim.init(key)
+    state, info = sim.round(key, state, t)
+    scores = sim.score(key, state, t)
+
+The numbers are those of the command `run` with the same seed and settings, up to rounding.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_lab import optim, streams
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.simulation import contract, evaluate, metrics, simulate
+from fedjax_lab.simulation.evaluate import Scores
+from fedjax_lab.simulation.local import work_rows
+from fedjax_lab.simulation.metrics import Metric
+from fedjax_lab.simulation.simulate import Lane, Program, Round
+from fedjax_lab.simulation.strategies import Strategy, is_rows, vectorized
+from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State, Task
+
+
+class Data(NamedTuple):
+    """The arrays of a federation: the examples, the rows of each client, and the clients."""
+
+    federation: Federation
+    population: Client  # [C], without private state
+    new: Client | None  # [N] clients that are only scored; None: there are none
+
+
+class Simulator(NamedTuple):
+    """A method and a federation as pure functions. `t` counts rounds from 0.
+
+    A jitted function contains the arrays that it closes over as constants. Large examples are
+    better passed as an argument: `jax.jit(sim.round)(key, state, t, sim.data)`.
+    """
+
+    init: Callable[..., State]  # key -> the state before round 0
+    round: Callable[..., tuple[State, Round]]
+    # (key, state, t, data) -> the state after round t, and measurements of the round
+    score: Callable[..., Scores]  # (key, state, t, data) -> the counts of the models after t rounds
+    upload: Callable[..., PyTree]
+    # (key, state, t, id, data) -> what client `id` uploads in the first exchange of round t
+    summarize: Callable[[Scores], dict[str, Any]]  # scores -> as a row of metrics, on the host
+    data: Data  # the default of the arguments `data`
+
+
+def simulator(
+    method: Method,
+    task: Task,
+    federation: Federation,
+    *,
+    cohort: int = 0,
+    batch_size: int = 32,
+    epochs: int = 1,
+    steps: int = 0,
+    optimizer: optax.GradientTransformation | None = None,
+    clip: float | Array = 0.0,
+    dropout: float = 0.0,
+    straggler: float = 0.0,
+    augment: Callable[[Array, Array], Array] | None = None,
+    measures: Sequence[Metric | Callable] = (),
+    domains: Sequence[str] = (),
+    strategy: Strategy | None = None,
+) -> Simulator:
+    """The functions `init`, `round` and `score` of a method on a federation.
+
+    Hyper-parameters of the method and the optimizer may be tracers, so that this function can be
+    called inside `jax.vmap` over settings. Every seed of a vmap over keys has this federation.
+
+    Args:
+      method: a method, for example `fedavg(task)`.
+      task: the model: see `models.task.make_task`.
+      federation: the examples and those of each client: see `experiment.federation`.
+      cohort: the number of clients in a round; 0: all.
+      batch_size: the number of examples of a client's step.
+      epochs: the number of passes of a client over its examples in a round.
+      steps: the number of steps of a client in a round; 0: `epochs` decides.
+      optimizer: of the clients; None: `optim.sgd(0.01)`.
+      clip: the largest norm of a step's gradient; 0: no limit.
+      dropout: the probability that a client's uploads of a round are lost.
+      straggler: the probability that a client makes only some of its passes in a round.
+      augment: (key, x [B, ...]) -> x, in training, before numbers are scaled; None: no change.
+      measures: metrics besides the accuracy and the loss, such as `metrics.BUILT_IN["top5"]`.
+      domains: the names of the federation's domains in summaries; (): their numbers.
+      strategy: how clients share a device: see `simulation.strategies`; None: all at once.
+
+    Raises:
+      BadInput: the method, the federation, the task and these numbers do not fit each other.
+    """
+    _check_method(method, federation)
+    _check_examples(task, federation)
+    _check_sizes(len(federation.train), cohort, batch_size, epochs, steps)
+    count = int(np.asarray(federation.domain).max()) + 1
+    names = tuple(domains) or tuple(map(str, range(count)))
+    plan = make_plan(
+        [federation],
+        rounds=0,
+        cohort=cohort,
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        optimizer=optim.sgd(0.01) if optimizer is None else optimizer,
+        clip=clip,
+        dropout=dropout,
+        straggler=straggler,
+        augment=augment,
+        metrics=metrics.make((*measures, *method.extra.metrics), task.objective),
+        objective=task.objective,
+        num_domains=count,
+        example_shape=task.input_shape,
+    )
+    return _functions(Program(method, plan, strategy or vectorized()), federation, names)
+
+
+def _functions(program, federation, domains):
+    """The functions of a program with one federation."""
+    method, plan, classes = program.method, program.plan, program.plan.objective.num_classes
+    new = simulate.new_on_host(federation, classes)
+    everything = federation, simulate.population_on_host(federation, classes), new
+    default = Data(*jax.tree.map(jnp.asarray, everything))
+
+    def lane(key, data):
+        return Lane(data.federation, data.population, streams.make_keys(key), new=data.new)
+
+    def init(key):
+        return simulate.init(method, streams.make_keys(key), len(federation.train))
+
+    def play_round(key, state, t, data=default):
+        return simulate.play_round(program, lane(key, data), state, t)
+
+    def score(key, state, t, data=default):
+        return evaluate.score(program, lane(key, data), state, jnp.asarray(t))
+
+    def upload(key, state, t, id, data=default):
+        exchange, left = method.round[0], len(method.round) - 1
+        ids = jnp.asarray(id)[None]
+        rows = work_rows(method, data.federation)
+        clients = data.population._replace(private=state.private)
+        rows, client = jax.tree.map(lambda a: a[ids][0], (rows, clients), is_leaf=is_rows)
+        stream = streams.exchange(streams.clients(streams.make_keys(key).local, t, ids), left)[0]
+        run = simulate.one_client(exchange, plan)
+        return run(state.server, data.federation, rows, (client, stream, None))[0]
+
+    def summarize(scores):
+        return evaluate.summarize(jax.device_get(scores), domains, plan.metrics)
+
+    return Simulator(init, play_round, score, upload, summarize, default)
+
+
+def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, **fields) -> Plan:
+    """Makes the plan of a run that trains on these federations. fields: further fields of the plan.
+
+    cohort: clients per round; 0: all. A batch has no more examples than the largest client.
+    """
+    num_clients, width = len(training[0].train), training[0].train.longest
+    settings = [f.settings for f in training if f.settings is not None]
+    if settings and settings[0].batch_size is not None:
+        batch_size = int(max(of_seed.batch_size.max() for of_seed in settings))
+    size = min(batch_size, width)  # larger batches would only have more padding
+    sizes = np.concatenate([f.train.count for f in training])
+    return Plan(
+        cohort=min(cohort or num_clients, num_clients),
+        batch_size=size,
+        equal_steps=not settings and bool((-(-sizes // size) == -(-width // size)).all()),
+        **fields,
+    )
+
+
+def _check_method(method, federation):
+    """Raises BadInput unless it is a method of one stage whose needs the federation meets."""
+    if callable(method) and not isinstance(method, Method):
+        raise BadInput(
+            "simulator: the method has several stages, or it is a function that was not called with"
+            " the task; pass fedavg(task), or train stages with fedjax_lab.run"
+        )
+    contract.check_method(method)
+    if method.extra.pooled:
+        raise BadInput(
+            "simulator: the method trains on the examples of all clients pooled; pass fedavg(task)"
+            " and a federation of one client"
+        )
+    if method.validation and federation.validation is None:
+        raise BadInput(
+            "simulator: the method needs validation examples of its clients, and the federation"
+            " has none; hold some out with make_federations(..., validation=0.2)"
+        )
+
+
+def _check_examples(task, federation):
+    """Raises BadInput unless the model fits the examples and labels."""
+    sizes = federation.x.shape[1:], (int(np.prod(task.input_shape)),)
+    if sizes[0] != sizes[1]:
+        raise BadInput(
+            f"simulator: the task is for inputs {list(task.input_shape)}, {sizes[1][0]} numbers,"
+            f" but an example of the federation has {list(sizes[0])}; make the task with its shape"
+        )
+    label, y = task.objective.label, federation.y
+    if y.shape[1:] != label.shape or y.dtype.kind != np.dtype(label.dtype).kind:
+        raise BadInput(
+            f"simulator: task {task.objective.name} needs labels {label.dtype}{list(label.shape)},"
+            f" but those of the federation are {y.dtype}{list(y.shape[1:])}"
+        )
+    classes, highest = task.objective.num_classes, np.asarray(y).max()
+    if classes and highest >= classes:
+        raise BadInput(
+            f"simulator: the task has {classes} classes, but the federation has label {highest};"
+            f" make the task with {highest + 1} classes"
+        )
+
+
+def _check_sizes(num_clients, cohort, batch_size, epochs, steps):
+    """Raises BadInput unless these numbers are those of a round."""
+    bounds = {
+        "cohort": (cohort, 0, num_clients),
+        "batch_size": (batch_size, 1, None),
+        "epochs": (epochs, 1, None),
+        "steps": (steps, 0, None),
+    }
+    for name, (number, low, high) in bounds.items():
+        if not isinstance(number, int) or number < low or (high is not None and number > high):
+            upper = "" if high is None else f" and at most {high}, the number of clients"
+            raise BadInput(
+                f"simulator: {name} must be an integer of at least {low}{upper}, got"
+                f" {quoted(number)}"
+            )
