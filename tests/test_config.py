@@ -6,13 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
+from fedjax_lab import bounds
+from fedjax_lab.bounds import OneOf
 from fedjax_lab.configs import hfedf_digits, quickstart
 from fedjax_lab.data import normalize
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import aliases
 from fedjax_lab.experiment.config import resolve, value_at
 from fedjax_lab.experiment.config_files import load_config, packaged
-from fedjax_lab.experiment.keys import DEFAULTS, KEYS, LIMITS
+from fedjax_lab.experiment.keys import DEFAULTS, KEYS
 from fedjax_lab.experiment.registry import NAMED, look_up
 
 
@@ -132,19 +134,18 @@ def test_every_alias_stands_for_an_existing_name():
     config = resolve({})
     for old, new in aliases.ALIASES.items():
         key, _, value = new.partition("=")
-        choices = KEYS[key].choices if key in KEYS else ()
+        choices = getattr(KEYS[key].limit, "values", ()) if key in KEYS else ()
         assert value in choices if value else value_at(config, key) is not None
         assert old.partition("=")[2] not in choices and new not in aliases.ALIASES
 
 
 def test_every_normalization_is_a_choice():
-    assert KEYS["data.normalize"].choices == tuple(normalize.WORDS)
+    assert KEYS["data.normalize"].limit == OneOf(tuple(normalize.WORDS))
 
 
 def test_defaults_are_choices_and_within_the_limits():
     for key, known in KEYS.items():
-        assert not known.choices or known.default in known.choices
-        assert not known.limit or LIMITS[known.limit](key, known.default) is None
+        bounds.check(key, known.default, known.limit)
 
 
 VALUES = st.one_of(

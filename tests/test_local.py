@@ -367,7 +367,7 @@ def test_clip_is_a_key_of_the_section_local(tmp_path):
     assert together.settings == [{"local.clip": 0.0}, {"local.clip": 0.5}]
     assert together.variant({"local.clip": 0.25})[1]["clip"] == 0.25
     message = complaint(resolve, {"local": {"clip": -1.0}})
-    assert "config.local.clip must not be negative, got -1.0" in message
+    assert "config.local.clip must be at least 0, got -1.0" in message
 
 
 def one_scan(train, weights):

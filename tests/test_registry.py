@@ -47,8 +47,8 @@ def with_wrapper(monkeypatch):
 @pytest.mark.parametrize(
     "name, hyper, message",
     [
-        ("finetune", {"epochs": -1}, "config.method.epochs must not be negative, got -1"),
-        ("fedprox", {"mu": -0.1}, "config.method.mu must not be negative, got -0.1"),
+        ("finetune", {"epochs": -1}, "config.method.epochs must be at least 0, got -1"),
+        ("fedprox", {"mu": -0.1}, "config.method.mu must be at least 0, got -0.1"),
         ("fedopt", {"beta2": 1.0}, "config.method.beta2 must be at least 0 and below 1, got 1.0"),
         ("moon", {"tau": 0.0}, "config.method.tau must be above 0, got 0.0"),
     ],
@@ -95,5 +95,5 @@ def test_settings_reach_the_wrapper_or_its_base(with_wrapper):
     toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, toys.make("fedprox", mu=0.3))))
     with pytest.raises(BadInput, match="method wrapper has no setting 'mu'"):
         toys.make("wrapper", mu=0.3)  # the default base, fedavg, has no mu
-    with pytest.raises(BadInput, match="config.method.mu must not be negative"):
+    with pytest.raises(BadInput, match="config.method.mu must be at least 0"):
         toys.make("wrapper", base="fedprox", mu=-1.0)

@@ -66,9 +66,9 @@ def test_a_run_ends_when_each_seed_alone_would_have_ended():
 def test_invalid_rules_are_rejected():
     for run, message in (
         ({"patience": 3}, "--config.partition.validation=0.1"),
-        ({"patience": -1}, "config.run.patience must not be negative"),
-        ({"target": -1.0}, "config.run.target must not be negative"),
-        ({"max_seconds": -1.0}, "config.run.max_seconds must not be negative"),
+        ({"patience": -1}, "config.run.patience must be at least 0"),
+        ({"target": -1.0}, "config.run.target must be at least 0"),
+        ({"max_seconds": -1.0}, "config.run.max_seconds must be at least 0"),
     ):
         assert message in complaint(resolve, {"run": run})
 

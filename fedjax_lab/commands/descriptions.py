@@ -11,8 +11,9 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import ranges
+from fedjax_lab.bounds import NOT_NEGATIVE, Limit, OneOf
 from fedjax_lab.experiment import registry, variants
-from fedjax_lab.experiment.config import named_functions
+from fedjax_lab.experiment.config import limits_in, named_functions
 from fedjax_lab.experiment.keys import DEFAULTS, KEYS
 
 WIDTH = 100  # characters of a line
@@ -89,11 +90,17 @@ def of_section(section: str, values: Mapping) -> dict[str, str]:
         keys = [key for key in settings if key not in DEFAULTS[section] and key != "base"]
         described = of_settings(function, keys, values)
         words |= {key: meaning for key, meaning in described.items() if meaning}
-    for key in DEFAULTS[section]:
-        choices = KEYS[f"{section}.{key}"].choices
-        if not all(choice in words[key] for choice in choices):
-            words[key] += f"; one of {', '.join(choices)}"
-    return words
+    limits = limits_in(section, values)
+    return {key: with_limit(meaning, limits.get(key)) for key, meaning in words.items()}
+
+
+def with_limit(meaning: str, limit: Limit | None) -> str:
+    """The meaning of a setting with its bounds, or with its choices if it does not name them."""
+    if limit in (None, NOT_NEGATIVE):
+        return meaning
+    if isinstance(limit, OneOf) and all(str(value) in meaning for value in limit.values):
+        return meaning
+    return "; ".join(filter(None, (meaning, str(limit))))
 
 
 def of_settings(function: Callable, keys: list[str], chosen: Mapping | None = None) -> dict:
@@ -140,13 +147,15 @@ def of_method(name: str) -> str:
     function = registry.look_up("method", name)
     defaults = registry.default_settings(function)
     words, searched = of_settings(function, list(defaults)), ranges.declared(function)
+    limits = registry.limits_of(function)
     if "base" in words:
         words["base"] = MEANINGS["method.base"]
     lines = [f"method {name}", ""]
     for key, default in defaults.items():
         also = ", ".join(registry.setting_words(function).get(key, ()))
         lines.append(f"--config.method.{key}={shlex.quote(str(default))}")
-        lines += _indented("; ".join(filter(None, (words[key], also and f"or {also}"))))
+        meaning = with_limit(words[key], limits.get(key))
+        lines += _indented("; ".join(filter(None, (meaning, also and f"or {also}"))))
         if key in searched:
             lines += _indented(f"a sweep with --tune draws it from {searched[key]}")
     if not defaults:

@@ -15,25 +15,22 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from fedjax_lab import bounds
 from fedjax_lab.data.partitions.partition import count_new
 from fedjax_lab.errors import (
     BadInput,
-    check_below_one,
-    check_choice,
-    check_not_negative,
-    check_positive,
     nearest,
     quoted,
 )
 from fedjax_lab.experiment import references
 from fedjax_lab.experiment.aliases import REMOVED, current, current_config
-from fedjax_lab.experiment.keys import DEFAULTS, KEYS, LIMITS, PARTS, naming
+from fedjax_lab.experiment.keys import DEFAULTS, KEYS, PARTS, naming
 from fedjax_lab.experiment.references import Source, parts_of
 from fedjax_lab.experiment.registry import (
     default_settings,
-    has_own_test,
     is_part,
     keyword_defaults,
+    limits_of,
     look_up,
     name_of,
     setting_words,
@@ -176,6 +173,18 @@ def _defaults(section, values):
     return defaults, words
 
 
+def limits_in(section: str, values: Mapping) -> dict[str, bounds.Limit | None]:
+    """The bounds and choices of a section's keys and of the settings of the functions it names.
+
+    A function's setting with the name of a key that every config has replaces that key's.
+    """
+    limits = {key: KEYS[f"{section}.{key}"].limit for key in DEFAULTS[section]}
+    for function in named_functions(section, values).values():
+        limits |= dict.fromkeys(default_settings(function, dict(values)))
+        limits |= limits_of(function, dict(values))
+    return limits
+
+
 def named_functions(section: str, values: Mapping) -> dict[str, Callable]:
     """The functions whose settings are keys of a section, by name; `values` has the names.
 
@@ -284,13 +293,9 @@ def _check_values(full):
             for each in value if isinstance(value, tuple) else (value,):
                 _check_value(f"config.{section}.{key}", each)
     sources_of(full)  # BadInput if there is no such function
-    for key, known in KEYS.items():
-        if known.choices:
-            check_choice(key, value_at(full, key), known.choices)
-        if known.limit:
-            LIMITS[known.limit](key, value_at(full, key))
-    if not has_own_test(full["data"]["name"]):
-        check_below_one("data.test", full["data"]["test"])
+    for section, values in full.items():
+        for key, limit in limits_in(section, values).items():
+            bounds.check(f"{section}.{key}", values[key], limit)
     _check_kinds(full["model"])
     _check_clients(full["partition"], full["run"]["cohort"])
     _check_run(full["run"], full["local"], full["partition"]["validation"])
@@ -314,8 +319,6 @@ def _check_clients(partition, cohort):
                 "config.partition.capacity must be numbers above 0 and at most 1, got"
                 f" {quoted(capacity)}"
             )
-    may_be_0 = default_values("partition", partition)["num_clients"] == 0
-    (check_not_negative if may_be_0 else check_positive)("partition.num_clients", num_clients)
     if num_clients == 0:
         return  # the data decide; the cohort is checked when they are loaded
     new = count_new(num_clients, partition["new_clients"])

@@ -5,24 +5,9 @@ the name of a function in the registry, whose settings are further keys of the s
 name functions too. This module imports nothing heavy, so that reports of runs start quickly.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
-from fedjax_lab.errors import (
-    check_below_one,
-    check_not_negative,
-    check_positive,
-    check_range,
-    check_share,
-)
-
-LIMITS = {
-    ">= 1": partial(check_range, low=1),
-    "> 0": check_positive,
-    ">= 0": check_not_negative,
-    "0..1": check_share,
-    "0..<1": check_below_one,
-}
+from fedjax_lab.bounds import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Limit, OneOf, Within
 
 
 class Key(NamedTuple):
@@ -30,8 +15,7 @@ class Key(NamedTuple):
 
     default: Any
     meaning: str
-    limit: str = ""  # one of LIMITS; empty: none
-    choices: tuple[str, ...] = ()  # all valid values; empty: any
+    limit: Limit | None = None
     kind: str = ""  # of the function that a value names; a key `name` has that of its section
 
 
@@ -44,46 +28,50 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         " standard deviation pixels are normalized; standard, by the mean and standard deviation"
         " of each column or channel in the training examples; pixels, all numbers from 0 to 255"
         " are divided by 255; none, as they are",
-        choices=("unit", "half", "cifar100", "imagenet", "pixels", "standard", "none"),
+        limit=OneOf(("unit", "half", "cifar100", "imagenet", "pixels", "standard", "none")),
     ),
     "data.augment": Key("none", "the random augmentation of training images", kind="augmentation"),
     "data.unseen": Key(
         "", "a domain that no client holds, on which models are scored; empty: none"
     ),
     "data.shots": Key(
-        0, "the number of images of the unseen domain that each client gets nevertheless", ">= 0"
+        0,
+        "the number of images of the unseen domain that each client gets nevertheless",
+        NOT_NEGATIVE,
     ),
     "data.shots_per": Key(
         "client",
         "client: data.shots is the number of images of a client; class: the number of images of"
         " each class of a client",
-        choices=("client", "class"),
+        limit=OneOf(("client", "class")),
     ),
     "data.test": Key(
         0.0,
         "the share of examples that become test examples if the source has no test set; the draw"
         " is stratified by class, domain and user; 0: none",
+        BELOW_ONE,
     ),
-    "data.test_seed": Key(0, "the seed of the draw of these test examples", ">= 0"),
+    "data.test_seed": Key(0, "the seed of the draw of these test examples", NOT_NEGATIVE),
     "partition.name": Key("iid", "how the training examples are divided among the clients"),
     "partition.num_clients": Key(
         10,
         "the number of clients; by_client draws this number of users at random, or takes all users"
         " if it is 0",
+        POSITIVE,
     ),
     "partition.validation": Key(
         0.0,
         "the fraction of each client's training examples that is held out for validation",
-        "0..<1",
+        BELOW_ONE,
     ),
     "partition.new_clients": Key(
-        0.0, "the share of clients that are scored, but never trained on", "0..<1"
+        0.0, "the share of clients that are scored, but never trained on", BELOW_ONE
     ),
     "partition.public": Key(
         0.0,
         "the share of the training examples that no client holds, and that the server and all"
         " clients have",
-        "0..<1",
+        BELOW_ONE,
     ),
     "partition.feature_skew": Key(
         "none",
@@ -128,7 +116,7 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "method.name": Key("fedavg", "the federated method"),
     "attack.name": Key("none", "what attacking clients do"),
     "attack.share": Key(
-        0.2, "the share of clients that attack in every round, rounded down", "0..1"
+        0.2, "the share of clients that attack in every round, rounded down", SHARE
     ),
     "privacy.name": Key(
         "none",
@@ -151,48 +139,48 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         1.0,
         "the factor by which more clients are drawn in a synchronous round than run.cohort, whose"
         " uploads alone are used: those that arrive first",
-        ">= 1",
+        Within(1),
     ),
     "clock.deadline": Key(
         0.0,
         "the virtual seconds after which a synchronous round ends without the late clients; 0: it"
         " waits for all",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "clock.late": Key(
         "lost",
         "what becomes of uploads after the deadline: lost; partial, clients upload what they have"
         " trained by then",
-        choices=("lost", "partial"),
+        limit=OneOf(("lost", "partial")),
     ),
     "clock.concurrency": Key(
         0,
         "the number of clients that train at a time without waiting for each other; the server is"
         " updated after each run.cohort uploads, which is a round; 0: rounds are synchronous",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "clock.max_staleness": Key(
         0,
         "the number of updates of the server during a client's training above which its upload is"
         " dropped; 0: no upload is",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "clock.start_rate": Key(
         0.0,
         "the number of clients that begin to train per virtual second, at random, while fewer than"
         " clock.concurrency do; 0: one begins when another one ends",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "clock.exponent": Key(
         0.5,
         "a in the weight (1 + staleness)^-a of an update in asynchronous runs of methods that do"
         " not define one themselves",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "local.optimizer": Key("sgd", "the clients' optimizer", kind="optimizer"),
-    "local.lr": Key(0.01, "the clients' learning rate", "> 0"),
+    "local.lr": Key(0.01, "the clients' learning rate", POSITIVE),
     "local.head_factor": Key(
-        1.0, "by what the learning rate is multiplied for the model's last layer", "> 0"
+        1.0, "by what the learning rate is multiplied for the model's last layer", POSITIVE
     ),
     "local.schedule": Key(
         "constant", "how the clients' learning rate changes from round to round", kind="schedule"
@@ -201,22 +189,24 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         0,
         "the number of rounds in which the clients' learning rate rises linearly before its"
         " schedule begins",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
-    "local.momentum": Key(0.0, "the momentum of sgd, nesterov and rmsprop", ">= 0"),
+    "local.momentum": Key(0.0, "the momentum of sgd, nesterov and rmsprop", NOT_NEGATIVE),
     "local.weight_decay": Key(
-        0.0, "the weight decay, added to the gradient; for adamw and lion decoupled", ">= 0"
+        0.0, "the weight decay, added to the gradient; for adamw and lion decoupled", NOT_NEGATIVE
     ),
     "local.clip": Key(
-        0.0, "the largest norm of a step's gradient, before weight decay; 0: no limit", ">= 0"
+        0.0, "the largest norm of a step's gradient, before weight decay; 0: no limit", NOT_NEGATIVE
     ),
-    "local.batch_size": Key(32, "the number of examples of a step", "> 0"),
-    "local.epochs": Key(1, "the number of passes of a client over its examples in a round", "> 0"),
+    "local.batch_size": Key(32, "the number of examples of a step", POSITIVE),
+    "local.epochs": Key(
+        1, "the number of passes of a client over its examples in a round", POSITIVE
+    ),
     "local.steps": Key(
         0,
         "the number of steps of a client in a round, over as many passes as they take; 0:"
         " local.epochs decides. Trainings for which a method sets its own passes keep them",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "local.per_client": Key(
         "",
@@ -228,38 +218,38 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         "the number of equal parts of a batch whose gradients are computed one after another, which"
         " takes less memory; the step is the same unless the model or the loss compares"
         " examples of a batch, as BatchNorm does",
-        "> 0",
+        POSITIVE,
     ),
     "run.rounds": Key(
         50,
         "the number of rounds; for FedConcat the number of FedAvg rounds that need as many bytes"
         " as the run",
-        "> 0",
+        POSITIVE,
     ),
-    "run.cohort": Key(0, "clients that take part in a round; 0: all", ">= 0"),
-    "run.eval_every": Key(10, "the number of rounds between two evaluations", "> 0"),
+    "run.cohort": Key(0, "clients that take part in a round; 0: all", NOT_NEGATIVE),
+    "run.eval_every": Key(10, "the number of rounds between two evaluations", POSITIVE),
     "run.patience": Key(
         0,
         "ends the run after this many evaluations without a better accuracy on validation"
         " examples; 0: never",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "run.target": Key(
         0.0,
         "ends the run when its accuracy in percent, or in a task without one its RMSE or loss,"
         " reaches this value; 0: never",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "run.max_seconds": Key(
         0.0,
         "ends the run, and saves its state, when the command has compiled, trained and evaluated"
         " for this many seconds; --resume continues it; 0: never",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "run.metrics": Key(
         (), "the metrics that are reported besides accuracy and loss", kind="metric"
     ),
-    "run.seed": Key(0, "the random seed, unless --seeds is given", ">= 0"),
+    "run.seed": Key(0, "the random seed, unless --seeds is given", NOT_NEGATIVE),
     "run.start_from": Key(
         "", "the folder of a run from whose end this run starts; empty: no such run"
     ),
@@ -268,14 +258,16 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         "what the run takes from run.start_from: global, its global model; personal, its clients'"
         " own models for clients that keep a model, and their mean for the server; state, its"
         " whole state, whose shapes must be those of this run",
-        choices=("global", "personal", "state"),
+        limit=OneOf(("global", "personal", "state")),
     ),
     "run.sampling": Key(
         "", "how the clients of a round are drawn; empty: as the method does", kind="sampling"
     ),
-    "run.dropout": Key(0.0, "the probability that a client's uploads of a round are lost", "0..<1"),
+    "run.dropout": Key(
+        0.0, "the probability that a client's uploads of a round are lost", BELOW_ONE
+    ),
     "run.straggler": Key(
-        0.0, "the probability that a client makes only some of its passes in a round", "0..1"
+        0.0, "the probability that a client makes only some of its passes in a round", SHARE
     ),
     "run.server_schedule": Key(
         "constant",
@@ -285,49 +277,51 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "run.server_warmup": Key(
         0,
         "the number of rounds in which server_lr rises linearly before its schedule begins",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "engine.strategy": Key(
         "auto",
         "how the clients of a round share a device",
-        choices=("auto", "vectorized", "chunked", "sequential"),
+        limit=OneOf(("auto", "vectorized", "chunked", "sequential")),
     ),
     "engine.chunk": Key(
         0,
         "the number of clients that a device trains at a time, if the strategy is auto or chunked;"
         " 0: as many as fit",
-        ">= 0",
+        NOT_NEGATIVE,
     ),
     "engine.state": Key(
         "auto",
         "where the state of the clients is kept",
-        choices=("auto", "replicated", "sharded", "host", "disk"),
+        limit=OneOf(("auto", "replicated", "sharded", "host", "disk")),
     ),
     "engine.data": Key(
-        "auto", "where the examples are kept", choices=("auto", "replicated", "sharded", "stream")
+        "auto",
+        "where the examples are kept",
+        limit=OneOf(("auto", "replicated", "sharded", "stream")),
     ),
     "engine.fsdp": Key(
-        1, "the number of devices that together hold one model and train one client", "> 0"
+        1, "the number of devices that together hold one model and train one client", POSITIVE
     ),
     "engine.dtype": Key(
         "float32",
         "the type of the model's products; weights, sums and losses are float32",
-        choices=("float32", "bfloat16"),
+        limit=OneOf(("float32", "bfloat16")),
     ),
     "engine.precision": Key(
         "default",
         "the precision of float32 products; default on a TPU: one bfloat16 pass",
-        choices=("default", "high", "highest"),
+        limit=OneOf(("default", "high", "highest")),
     ),
     "engine.convolution": Key(
         "auto",
         "how the convolutions of many clients are computed",
-        choices=("auto", "mapped", "grouped", "im2col", "by_shape"),
+        limit=OneOf(("auto", "mapped", "grouped", "im2col", "by_shape")),
     ),
     "engine.seeds": Key(
         "auto",
         "whether all seeds of a run are trained in one computation",
-        choices=("auto", "vectorized", "sequential"),
+        limit=OneOf(("auto", "vectorized", "sequential")),
     ),
 }
 

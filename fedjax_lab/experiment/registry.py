@@ -14,12 +14,12 @@ from typing import Any, Literal, get_args, get_origin
 
 import jax
 
-from fedjax_lab import methods, tasks
+from fedjax_lab import bounds, methods, tasks
+from fedjax_lab.bounds import Limit
 from fedjax_lab.data import augment, sources
 from fedjax_lab.data.partitions.dealing import takes_examples
 from fedjax_lab.errors import (
     BadInput,
-    check_not_negative,
     cut,
     nearest,
     place_of,
@@ -295,7 +295,7 @@ def make_method(name: str, task: Task, **settings) -> Method | Stages:
     for key in settings:
         if key not in defaults:
             raise BadInput(f"method {name} has no setting {key!r}; {nearest(key, defaults)}")
-        check_not_negative(f"method.{key}", settings[key])
+    check_settings("method", function, settings)
     function = told("method", name, function)
     if not is_wrapper(function):
         return _method(name, function(task, **settings))
@@ -360,12 +360,33 @@ def has_own_test(source: str) -> bool:
 def setting_words(function: Callable, chosen: dict | None = None) -> dict[str, tuple[str, ...]]:
     """The words that settings accept besides values of their default's type (`Literal`)."""
     words = {}
-    for part in (function, _base(function, chosen)) if is_wrapper(function) else (function,):
+    for part in _and_base(function, chosen):
         for key, parameter in _signature(part).parameters.items():
             literals = [a for a in get_args(parameter.annotation) if get_origin(a) is Literal]
             if literals:
                 words[key] = sum(map(get_args, literals), ())
     return words
+
+
+def limits_of(function: Callable, chosen: dict | None = None) -> dict[str, Limit]:
+    """The bounds and choices of settings, which annotations declare: see `bounds`.
+
+    A number of a method that declares no bounds must not be negative.
+    """
+    limits = {}
+    for part in _and_base(function, chosen):
+        usual = bounds.NOT_NEGATIVE if is_method(part) else None
+        for key, parameter in _signature(part).parameters.items():
+            limits[key] = bounds.declared(parameter.annotation) or usual
+    settings = default_settings(function, chosen)
+    return {key: limits[key] for key in settings if limits.get(key) is not None}
+
+
+def check_settings(section: str, function: Callable, values: Mapping) -> None:
+    """Raises BadInput for the values in a section of a config that the function does not accept."""
+    for key, limit in limits_of(function, dict(values)).items():
+        if key in values:
+            bounds.check(f"{section}.{key}", values[key], limit)
 
 
 def keyword_defaults(function: Callable) -> dict:
@@ -389,6 +410,11 @@ def _signature(function):
         return inspect.signature(function)
     except (TypeError, ValueError) as error:  # written in C
         raise BadInput(f"the arguments of {quoted(function)} cannot be determined") from error
+
+
+def _and_base(function, chosen):
+    """The function and, for a wrapper, its base method."""
+    return (function, _base(function, chosen)) if is_wrapper(function) else (function,)
 
 
 def _base(wrapper, chosen):

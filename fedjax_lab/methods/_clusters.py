@@ -4,18 +4,22 @@ Their models are averaged in each round.
 """
 
 import warnings
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
+from fedjax_lab.bounds import Within
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, PyTree, Task
 
 CAP = 1.2  # largest size of a balanced cluster, in mean sizes (FedConcat's released code)
 PASSES = 100  # most iterations of balanced k-means
 MOST_CLUSTERS = 12  # most clusters that the elbow method considers
+
+Number = Annotated[int, Within(1, 1000)]  # of clusters, whose first weights are traced one by one
 
 
 def generator(key: Array) -> np.random.Generator:

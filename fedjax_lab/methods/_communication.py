@@ -2,7 +2,7 @@
 
 import jax
 
-from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models.task import split_head
 from fedjax_lab.types import Task
 
@@ -27,7 +27,6 @@ def split_rounds(
     classifier_rounds: T_2, or 0.
     least: the smallest T_1 that is chosen for encoder_rounds=0.
     """
-    check_positive("method.num_clusters", num_clusters)
     T_1 = encoder_rounds or max(least, default_encoder_rounds(rounds))
     if classifier_rounds:
         return T_1, classifier_rounds

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, tree
-from fedjax_lab.errors import check_choice
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import encode, make_task, split_head
@@ -71,8 +70,6 @@ def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: 
 
     classifier_init, feature_cache: settings of `fedconcat`.
     """
-    check_choice("method.classifier_init", classifier_init, ("random", "clusters"))
-    check_choice("method.feature_cache", feature_cache, ("exact", "clean"))
 
     def start(key, num_clients, last, facts):
         server = last.server

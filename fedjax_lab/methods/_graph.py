@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Callable
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree
-from fedjax_lab.errors import BadInput, check_choice, check_pairs
+from fedjax_lab.bounds import Within
+from fedjax_lab.errors import BadInput, check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
-GRAPHS = "ring", "torus", "random", "complete"
+Graph = Literal["ring", "torus", "random", "complete"]
+Degree = Annotated[int, Within(2, 1000)]  # each ring of a random graph is traced
 
 Combine = Callable[[Array, Weights, Weights], Weights]
 # (W, models before and after training, leaves [C, ...]) -> models of the next round
@@ -23,9 +26,8 @@ def over_graph(task: Task, graph: str, degree: int, combine: Combine, name: str)
     The server stands for the network: it holds all models and W. A client that does not take part,
     or whose upload is lost, keeps its model for the round. A new client gets the mean model.
     """
-    check_choice("method.graph", graph, GRAPHS)
-    if degree < 2 or degree % 2:
-        raise BadInput(f"config.method.degree must be even and at least 2, got {degree}")
+    if degree % 2:
+        raise BadInput(f"config.method.degree must be even, got {degree}")
     risk = losses.risk(task)
 
     def init(key, num_clients):

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.errors import check_choice, check_positive
 from fedjax_lab.methods._client_index import (
     BATCH,
     Index,
@@ -69,18 +68,6 @@ class Training(NamedTuple):
     pooled: bool
     positions: bool
     decoder: str
-
-
-def check(training: Training) -> None:
-    """Raises BadInput for invalid settings."""
-    check_positive("method.index_epochs", training.epochs)
-    check_choice("method.index_decoder", training.decoder, ("linear", "mlp"))
-
-
-def reduction(name: str) -> Callable:
-    """Returns the reduction of this name. Raises BadInput if there is none."""
-    check_choice("method.orth_reduction", name, REDUCTIONS)
-    return REDUCTIONS[name]
 
 
 def stages(task: Task, training: Training) -> tuple[Stage, ...]:

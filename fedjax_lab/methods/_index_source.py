@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import losses
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _index_dsa_ign, _index_kept, _index_naive
 from fedjax_lab.methods._client_index import Index, similarity
 from fedjax_lab.methods._index_naive import NAIVE
@@ -24,13 +24,6 @@ class Source(NamedTuple):
     part: str  # both, feature or label: the parts that S compares
     workdir: str  # of an earlier run; "": the index is computed
     training: _index_dsa_ign.Training
-
-
-def check(source: Source) -> None:
-    """Raises BadInput for invalid settings."""
-    check_choice("method.index", source.kind, INDICES)
-    check_choice("method.index_part", source.part, ("both", "feature", "label"))
-    _index_dsa_ign.check(source.training)
 
 
 def check_base(source: Source, base: Method) -> None:

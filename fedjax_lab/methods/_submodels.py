@@ -8,14 +8,13 @@ client's id, and a number or key of the server that every client gets.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from fedjax_lab import losses, sampling, streams, tree, wire
-from fedjax_lab.errors import check_choice
 from fedjax_lab.methods._static_norm import with_statistics, without_statistics
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import parts, widths
@@ -56,7 +55,7 @@ def of_parts(
     task: Task,
     rule: Rule,
     *,
-    weights: str = "uniform",
+    weights: Literal["uniform", "size"] = "uniform",
     scaler: bool = False,
     masked_loss: bool = False,
     dynamic: bool = False,
@@ -71,7 +70,6 @@ def of_parts(
     dynamic: a client's rho in a round is a random one of the run's capacities.
     static_norm: statistics of BatchNorm are collected after training; for rules without ids.
     """
-    check_choice("method.weights", weights, ("uniform", "size"))
     known, levels = parts_of(task)
     choose, cut = partial(units, known, rule), partial(parts.masked, known)
     model_of = partial(narrowed, known, rule, task)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, streams, tree, wire
-from fedjax_lab.errors import check_not_negative
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.models.layers import affine, first_affine
@@ -37,10 +37,10 @@ def adcol(
     task: Task,
     *,
     mu: float = 0.1,
-    rows: int = 64,
+    rows: Positive[int] = 64,
     server_lr: float = 0.1,
     server_steps: int = 20,
-    hidden: int = 64,
+    hidden: Positive[int] = 64,
 ) -> Method:
     """mu: weight of the divergence; with 0 it is Local, but with sampled clients.
 
@@ -48,7 +48,6 @@ def adcol(
     server_lr, server_steps: learning rate and steps of D in a round.
     hidden: the width of the hidden layers of D.
     """
-    check_not_negative("method.mu", mu)
     risk, sgd = losses.risk(task), optim.sgd(server_lr)
 
     def init(key, num_clients):

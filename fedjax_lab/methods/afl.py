@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_not_negative
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task
@@ -26,7 +25,6 @@ RANGES = {"lambda_lr": log_uniform(1e-3, 1.0)}
 
 def afl(task: Task, *, lambda_lr: float = 0.1) -> Method:
     """lambda_lr: learning rate of the clients' weights; 0 is FedAvg with equal shares."""
-    check_not_negative("method.lambda_lr", lambda_lr)
     risk = losses.risk(task)
 
     def init(key, num_clients):

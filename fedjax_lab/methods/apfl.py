@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, tree
-from fedjax_lab.errors import check_share
+from fedjax_lab.bounds import Share
 from fedjax_lab.methods._personal import train_together, with_personal_models
 from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Method, Task
@@ -24,12 +24,11 @@ from fedjax_lab.types import Method, Task
 RANGES = {"alpha": uniform(0.1, 0.9)}
 
 
-def apfl(task: Task, *, alpha: float = 0.5, adaptive: bool = True) -> Method:
+def apfl(task: Task, *, alpha: Share = 0.5, adaptive: bool = True) -> Method:
     """alpha: the initial weight of the local model; if not adaptive, 0 is FedAvg and 1 is Local.
 
     adaptive: whether each client adapts its alpha.
     """
-    check_share("method.alpha", alpha)
     risk = losses.risk(task)
 
     def adapted(w_t, private, work):

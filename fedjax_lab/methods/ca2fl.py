@@ -15,7 +15,7 @@ statistics move by the mean of the clients' changes.
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
@@ -23,9 +23,8 @@ from fedjax_lab.types import Exchange, Method, State, Task, Weights
 RANGES = {"server_lr": log_uniform(0.1, 3.0)}
 
 
-def ca2fl(task: Task, *, server_lr: float = 1.0) -> Method:
+def ca2fl(task: Task, *, server_lr: Positive[float] = 1.0) -> Method:
     """server_lr: eta_g."""
-    check_positive("method.server_lr", server_lr)
     risk = losses.risk(task)
 
     def init(key, num_clients):

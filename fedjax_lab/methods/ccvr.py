@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, wire
-from fedjax_lab.errors import check_positive, check_uploads
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import check_uploads
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.methods.fedgh import with_trained_head
 from fedjax_lab.methods.fedproto import sums_by_class
@@ -54,14 +55,13 @@ class Moments(NamedTuple):
 
 
 def ccvr(
-    task: Task, *, virtual: int = 200, server_lr: float = 0.1, server_steps: int = 100
+    task: Task, *, virtual: Positive[int] = 200, server_lr: float = 0.1, server_steps: int = 100
 ) -> Stages:
     """virtual: the number of virtual features of each class.
 
     server_lr: the learning rate at which the server trains the head.
     server_steps: the number of steps in which the server trains the head.
     """
-    check_positive("method.virtual", virtual)
     losses.check_classes(task)
     plain = fedavg(task)
 

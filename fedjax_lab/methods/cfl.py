@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.errors import check_below_one, check_positive
+from fedjax_lab.bounds import BelowOne, Positive
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import log_uniform
@@ -45,10 +45,10 @@ class Server(NamedTuple):
 def cfl(
     task: Task,
     *,
-    max_clusters: int = 5,
+    max_clusters: Positive[int] = 5,
     eps1: float = 0.4,
     eps2: float = 1.6,
-    gamma: float = 0.0,
+    gamma: BelowOne = 0.0,
 ) -> Method:
     """max_clusters: the largest number of clusters.
 
@@ -58,8 +58,6 @@ def cfl(
     gamma: assumed relative distance of a client's update from the expected update of its data
     distribution, at least 0 and below 1; a larger one prevents more splits.
     """
-    check_positive("method.max_clusters", max_clusters)
-    check_below_one("method.gamma", gamma)
     K, method = max_clusters, fedavg(task)
     (plain,) = method.round
 

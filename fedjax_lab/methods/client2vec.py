@@ -17,16 +17,17 @@ this norm while DSA-IGN is trained; where w |beta^f| is at least 1, iii shrinks 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.errors import BadInput, check_positive, check_share
+from fedjax_lab.bounds import OneOf, Positive, Share
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _index_source
 from fedjax_lab.methods._client_index import Index
-from fedjax_lab.methods._index_dsa_ign import Training, reduction
+from fedjax_lab.methods._index_dsa_ign import REDUCTIONS, Training
 from fedjax_lab.methods._index_naive import NAIVE, head
 from fedjax_lab.methods._index_source import Source
 from fedjax_lab.models.task import with_side_head
@@ -67,22 +68,22 @@ def client2vec(
     sampling: bool = True,
     aggregation: bool = True,
     local_training: bool = True,
-    index: str = "global",
-    index_part: str = "both",
+    index: Annotated[str, OneOf(_index_source.INDICES)] = "global",
+    index_part: Literal["both", "feature", "label"] = "both",
     index_of: str = "",
-    index_epochs: int = 500,
+    index_epochs: Positive[int] = 500,
     index_pooled: bool = False,
     index_positions: bool = True,
-    index_decoder: str = "linear",
+    index_decoder: Literal["linear", "mlp"] = "linear",
     weight_div: float = 1.0,
     weight_sim: float = 1.0,
     weight_orth: float = 1.0,
     weight_recon: float = 1.0,
-    orth_reduction: str = "mean",
+    orth_reduction: Annotated[str, OneOf(REDUCTIONS)] = "mean",
     orth_normalize: bool = False,
-    sampling_tau: float = 1.0,
-    history_gamma: float = 0.5,
-    history_lambda: float = 1.0,
+    sampling_tau: Positive[float] = 1.0,
+    history_gamma: Share = 0.5,
+    history_lambda: Positive[float] = 1.0,
     local_weight: float = 0.0,
     local_orth: bool = True,
     detach_teacher: bool = False,
@@ -118,12 +119,9 @@ def client2vec(
     local_orth: whether eq. 4 has the term |z P B^f|.
     detach_teacher: whether softmax o gets no gradient from the KL term.
     """
-    check_positive("method.sampling_tau", sampling_tau)
-    check_share("method.history_gamma", history_gamma)
-    check_positive("method.history_lambda", history_lambda)
     if index_part == "label" and (local_training or index in NAIVE):
         raise BadInput("config.method.index_part=label needs local_training=False and DSA-IGN")
-    reduce = reduction(orth_reduction)
+    reduce = REDUCTIONS[orth_reduction]
     training = Training(
         strategy=index,
         epochs=index_epochs,
@@ -135,7 +133,6 @@ def client2vec(
         decoder=index_decoder,
     )
     source = Source(kind=index, part=index_part, workdir=index_of, training=training)
-    _index_source.check(source)
     base = make_base(task)
     if not (sampling or aggregation or local_training):
         return base

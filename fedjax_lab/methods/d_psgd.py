@@ -11,11 +11,11 @@ each neighbor instead. W has Metropolis weights.
 """
 
 from fedjax_lab import tree
-from fedjax_lab.methods._graph import over_graph
+from fedjax_lab.methods._graph import Degree, Graph, over_graph
 from fedjax_lab.types import Method, Task, Weights
 
 
-def d_psgd(task: Task, *, graph: str = "ring", degree: int = 4) -> Method:
+def d_psgd(task: Task, *, graph: Graph = "ring", degree: Degree = 4) -> Method:
     """graph: ring, torus, random (nearly regular) or complete.
 
     degree: the number of neighbors in a random graph, an even number.

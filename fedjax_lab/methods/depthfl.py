@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import BadInput, check_not_negative, nearest
+from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.methods._submodels import mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import layers
@@ -40,7 +40,6 @@ def depthfl(task: Task, *, exits: tuple = (), distill: float = 1.0) -> Method:
 
     distill: by what lambda_t is multiplied; 0: classifiers do not learn from each other.
     """
-    check_not_negative("method.distill", distill)
     losses.check_classes(task)
     exits = exits_of(task, exits)
     first, run = partial(with_classifiers, task, exits), partial(outputs, task, exits)

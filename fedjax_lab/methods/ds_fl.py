@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree, wire
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedmd import drawn
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task, Weights
@@ -48,8 +48,8 @@ class Server(NamedTuple):
 def ds_fl(
     task: Task,
     *,
-    subset: int = 200,
-    temperature: float = 0.1,
+    subset: Positive[int] = 200,
+    temperature: Positive[float] = 0.1,
     distill_epochs: int = 1,
     server_lr: float = 0.1,
     server_steps: int = 20,
@@ -60,7 +60,6 @@ def ds_fl(
     distill_epochs: the passes of a client over D; with 0 the clients learn alone.
     server_lr, server_steps: learning rate and steps of the server's model in a round.
     """
-    check_positive("method.temperature", temperature)
     risk, distilling, K = losses.risk(task), distillation(task), task.num_classes
 
     def init(key, num_clients):

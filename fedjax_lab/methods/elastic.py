@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, wire
-from fedjax_lab.errors import check_share
+from fedjax_lab.bounds import Share
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Array, Exchange, Method, Task, Weights
@@ -23,9 +23,8 @@ from fedjax_lab.types import Array, Exchange, Method, Task, Weights
 RANGES = {"tau": uniform(0.0, 1.0)}
 
 
-def elastic(task: Task, *, tau: float = 0.5) -> Method:
+def elastic(task: Task, *, tau: Share = 0.5) -> Method:
     """tau: zeta of the most sensitive parameter of an array; of insensitive ones it is 1 + tau."""
-    check_share("method.tau", tau)
     risk = losses.risk(task)
 
     def local(w_t, client, work):

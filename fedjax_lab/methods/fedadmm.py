@@ -17,7 +17,7 @@ minimizes the whole objective.
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
@@ -25,10 +25,8 @@ from fedjax_lab.types import Exchange, Method, State, Task, Weights
 RANGES = {"rho": log_uniform(1e-3, 1.0), "server_lr": log_uniform(0.3, 3.0)}
 
 
-def fedadmm(task: Task, *, rho: float = 0.01, server_lr: float = 1.0) -> Method:
+def fedadmm(task: Task, *, rho: Positive[float] = 0.01, server_lr: Positive[float] = 1.0) -> Method:
     """rho: weight of the proximal term; server_lr: step size of the server, in units of |S|/C."""
-    check_positive("method.rho", rho)
-    check_positive("method.server_lr", server_lr)
     risk = losses.risk(task)
 
     def init(key, num_clients):

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import check_not_negative
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.methods.fedala import learn
@@ -28,7 +27,6 @@ RANGES = {"eta": log_uniform(0.01, 10.0), "head_epochs": choice(1, 2, 5)}
 
 def fedah(task: Task, *, eta: float = 1.0, head_epochs: int = 1) -> Method:
     """eta: the learning rate of W_i. head_epochs: passes of a round that train the head."""
-    check_not_negative("method.eta", eta)
     in_head, risk = tree.within((task.head,)), losses.risk(task)
 
     def start(w):

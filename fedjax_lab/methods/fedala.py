@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, streams, tree
-from fedjax_lab.errors import BadInput, check_positive_share
+from fedjax_lab.bounds import PositiveShare
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Method, PyTree, Task, Weights, Work
@@ -29,14 +30,18 @@ RANGES = {"layers": choice(1, 2, 3), "eta": log_uniform(0.01, 10.0)}
 
 
 def fedala(
-    task: Task, *, layers: int = 1, eta: float = 1.0, share: float = 0.8, first_passes: int = 10
+    task: Task,
+    *,
+    layers: int = 1,
+    eta: float = 1.0,
+    share: PositiveShare = 0.8,
+    first_passes: int = 10,
 ) -> Method:
     """layers: the number of last layers that are adapted; 0 is FedAvg.
 
     eta: the learning rate of W_i. share: the share of the client's data that W_i is learned from.
     first_passes: passes over that share in the second round that the client takes part in.
     """
-    check_positive_share("method.share", share)
     if not 0 <= layers <= len(task.layers):
         raise BadInput(f"config.method.layers must be from 0 to {len(task.layers)}, got {layers}")
     risk = losses.risk(task)

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
-from fedjax_lab.errors import BadInput, check_pairs, check_positive
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import BadInput, check_pairs
 from fedjax_lab.methods._pairs import distances
 from fedjax_lab.methods.ditto import drawn_to
 from fedjax_lab.ranges import log_uniform
@@ -35,13 +36,14 @@ class Server(NamedTuple):
     far: Array  # [C, C] squared distances of their parameters
 
 
-def fedamp(task: Task, *, sigma: float = 10.0, alpha: float = 0.0, pull: float = 0.1) -> Method:
+def fedamp(
+    task: Task, *, sigma: Positive[float] = 10.0, alpha: float = 0.0, pull: float = 0.1
+) -> Method:
     """sigma: the squared distance over which attention falls to 1/e.
 
     alpha: how strongly clients attend to each other; 0 stands for sigma / C, with C clients.
     pull: weight of the pull of w_i to u_i; with 0 it is Local, but with sampled clients.
     """
-    check_positive("method.sigma", sigma)
     risk = losses.risk(task)
 
     def init(key, num_clients):

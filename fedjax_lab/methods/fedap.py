@@ -24,7 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree, wire
-from fedjax_lab.errors import BadInput, check_below_one, check_pairs, check_share
+from fedjax_lab.bounds import BelowOne, Share
+from fedjax_lab.errors import BadInput, check_pairs
 from fedjax_lab.methods import _pairs
 from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedbn import fedbn
@@ -41,13 +42,11 @@ class Server(NamedTuple):
     w: Array  # [C, C]
 
 
-def fedap(task: Task, *, lam: float = 0.5, warmup: float = 0.5) -> Stages:
+def fedap(task: Task, *, lam: Share = 0.5, warmup: BelowOne = 0.5) -> Stages:
     """lam: w_ii, the weight of a client's own model; with 1 clients train alone after the warmup.
 
     warmup: the share of config.run.rounds that are rounds of FedBN, below 1; at least one round.
     """
-    check_share("method.lam", lam)
-    check_below_one("method.warmup", warmup)
     bn = fedbn(task)
     (plain,) = bn.round
 

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, tree, wire
-from fedjax_lab.errors import check_not_negative
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.methods.fedproto import prototypes
@@ -30,7 +29,6 @@ RANGES = {"align_lr": log_uniform(1e-3, 0.1)}
 
 def fedas(task: Task, *, align_lr: float = 0.01, align_epochs: int = 1) -> Method:
     """align_lr: learning rate of the alignment. align_epochs: its passes in a round; 0: none."""
-    check_not_negative("method.align_lr", align_lr)
     in_head, K, risk = tree.within((task.head,)), task.num_classes, losses.risk(task)
     sgd = optim.sgd(align_lr)
 

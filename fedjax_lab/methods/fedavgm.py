@@ -12,7 +12,7 @@ without momentum.
 
 import optax
 
-from fedjax_lab.errors import check_share
+from fedjax_lab.bounds import Share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedopt import with_server_optimizer
 from fedjax_lab.ranges import uniform
@@ -21,10 +21,9 @@ from fedjax_lab.types import Method, Task
 RANGES = {"beta": uniform(0.1, 1.0)}
 
 
-def fedavgm(task: Task, *, beta: float = 0.9, nesterov: bool = True) -> Method:
+def fedavgm(task: Task, *, beta: Share = 0.9, nesterov: bool = True) -> Method:
     """beta: momentum of the server, in [0, 1]; 0 is FedAvg, with 1 the momentum never decays.
 
     nesterov: whether the momentum is Nesterov's.
     """
-    check_share("method.beta", beta)
     return with_server_optimizer(fedavg(task), optax.sgd(1.0, momentum=beta, nesterov=nesterov))

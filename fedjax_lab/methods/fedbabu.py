@@ -10,8 +10,9 @@ scored with the body and the first head. The paper's mean is also by size. The m
 head is sent each way.
 """
 
+from typing import Literal
+
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedper import head, partly_private
 from fedjax_lab.ranges import choice
 from fedjax_lab.simulation.local import everything
@@ -21,14 +22,17 @@ RANGES = {"tune_epochs": choice(1, 2, 5), "tuned": choice("all", "body", "head")
 
 
 def fedbabu(
-    task: Task, *, head_layers: int = 1, tune_epochs: int = 5, tuned: str = "all"
+    task: Task,
+    *,
+    head_layers: int = 1,
+    tune_epochs: int = 5,
+    tuned: Literal["all", "body", "head"] = "all",
 ) -> Method:
     """head_layers: the head is this number of last dense layers, with all layers after them.
 
     tune_epochs: passes over the client's data before it is scored; 0: no fine-tuning.
     tuned: the part of the model that these passes train: all, body or head.
     """
-    check_choice("method.tuned", tuned, ("all", "body", "head"))
     risk = losses.risk(task)
     in_head = tree.within(head(task, head_layers))
 

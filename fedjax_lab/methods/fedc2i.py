@@ -17,13 +17,13 @@ give the ablations of Table 3: lambda alone is head=local, Lambda/l is body=loca
 body=mean.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models.task import split_head
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task, Weights
@@ -41,15 +41,17 @@ class Server(NamedTuple):
 
 
 def fedc2i(
-    task: Task, *, gamma: float = 5.0, body: str = "influence", head: str = "influence"
+    task: Task,
+    *,
+    gamma: float = 5.0,
+    body: Literal["influence", "local", "mean"] = "influence",
+    head: Literal["influence", "local", "mean", "lambda"] = "influence",
 ) -> Method:
     """gamma: sharpness of both weights, lambda and Lambda; 0: uniform weights.
 
     body: how bodies are mixed: influence (by lambda), local (not at all), mean (as in FedAvg).
     head: how heads are mixed: influence (by Lambda), local, mean, lambda (like the body).
     """
-    check_choice("method.body", body, ("influence", "local", "mean"))
-    check_choice("method.head", head, ("influence", "local", "mean", "lambda"))
     risk = losses.risk(task)
 
     def init(key, num_clients):

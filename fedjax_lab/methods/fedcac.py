@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.errors import check_pairs, check_positive, check_share
+from fedjax_lab.bounds import Positive, Share
+from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods._pairs import distances
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, uniform
@@ -43,13 +44,11 @@ class Server(NamedTuple):
     t: Array  # the number of rounds so far
 
 
-def fedcac(task: Task, *, tau: float = 0.5, beta: int = 100) -> Method:
+def fedcac(task: Task, *, tau: Share = 0.5, beta: Positive[int] = 100) -> Method:
     """tau: the share of parameters that are critical; 0 is FedAvg.
 
     beta: after more rounds than this, no client shares its critical parameters.
     """
-    check_share("method.tau", tau)
-    check_positive("method.beta", beta)
     risk = losses.risk(task)
 
     def init(key, num_clients):

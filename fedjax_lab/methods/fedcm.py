@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, tree, wire
-from fedjax_lab.errors import check_positive, check_positive_share
+from fedjax_lab.bounds import Positive, PositiveShare
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
@@ -25,13 +25,11 @@ from fedjax_lab.types import Exchange, Method, State, Task, Weights
 RANGES = {"alpha": log_uniform(0.01, 1.0), "server_lr": log_uniform(0.1, 1.0)}
 
 
-def fedcm(task: Task, *, alpha: float = 0.1, server_lr: float = 1.0) -> Method:
+def fedcm(task: Task, *, alpha: PositiveShare = 0.1, server_lr: Positive[float] = 1.0) -> Method:
     """alpha: weight of the client's gradient in a step; 1 is FedAvg.
 
     server_lr: the server's learning rate.
     """
-    check_positive_share("method.alpha", alpha)
-    check_positive("method.server_lr", server_lr)
     risk = losses.risk(task)
 
     def init(key, num_clients):

@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods._communication import split_rounds
 from fedjax_lab.methods._concatenation import Clusters, concatenation, inside_clusters
@@ -44,15 +44,15 @@ RANGES = {"num_clusters": choice(2, 3, 5)}
 def fedconcat(
     task: Task,
     *,
-    num_clusters: int | Literal["elbow"] = 5,
+    num_clusters: clusters.Number | Literal["elbow"] = 5,
     encoder_rounds: int = 0,
     classifier_rounds: int = 0,
-    clustering: str = "labels",
+    clustering: Literal["labels", "none", "ifca", "fesem", "fedsoft"] = "labels",
     epsilon: float = 0.0,
     balanced: bool = False,
     encoder_decay: float = 0.0,
-    classifier_init: str = "random",
-    feature_cache: str = "exact",
+    classifier_init: Literal["random", "clusters"] = "random",
+    feature_cache: Literal["exact", "clean"] = "exact",
 ) -> Stages:
     """The run has T_1 + T_2 rounds, and the cost of T = config.run.rounds of FedAvg (section 4.3).
 
@@ -74,7 +74,6 @@ def fedconcat(
     feature_cache: how h(x) is computed: exact: once, or in every batch if training images are
     augmented; clean: always once, without augmentation.
     """
-    check_choice("method.clustering", clustering, ("labels", "none", "ifca", "fesem", "fedsoft"))
     unused = {"epsilon": epsilon, "balanced": balanced} if clustering != "labels" else {}
     if clustering not in ("labels", "none"):
         unused |= {"encoder_decay": encoder_decay}

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods._communication import split_rounds
 from fedjax_lab.methods._concatenation import Clusters, concatenation, decayed, inside_clusters
@@ -37,15 +38,15 @@ BATCH = 100  # noise images per batch
 def fedconcat_id(
     task: Task,
     *,
-    num_clusters: int | Literal["elbow"] = 5,
+    num_clusters: clusters.Number | Literal["elbow"] = 5,
     encoder_rounds: int = 0,
     classifier_rounds: int = 0,
-    infer_from: str = "outputs",
-    num_noise: int = 10_000,
+    infer_from: Literal["outputs", "bias"] = "outputs",
+    num_noise: Positive[int] = 10_000,
     balanced: bool = False,
     encoder_decay: float = 0.0,
-    classifier_init: str = "random",
-    feature_cache: str = "exact",
+    classifier_init: Literal["random", "clusters"] = "random",
+    feature_cache: Literal["exact", "clean"] = "exact",
 ) -> Stages:
     """num_clusters: K, or "elbow", which chooses K by the elbow method.
     encoder_rounds: T_1, the rounds of encoder training; 0: the same default as in fedconcat.
@@ -54,8 +55,6 @@ def fedconcat_id(
     infer_from: the source of the label distributions: outputs (-ID) or bias (-IB).
     num_noise: R, the number of noise images; above 100 it is rounded up to a multiple of 100.
     """
-    check_choice("method.infer_from", infer_from, ("outputs", "bias"))
-    check_positive("method.num_noise", num_noise)
     check_bias(task, "fedconcat_id")
     losses.check_classes(task)
     if encoder_rounds == 1:

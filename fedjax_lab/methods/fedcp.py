@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, streams, tree
-from fedjax_lab.errors import check_not_negative
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.models.layers import affine, first_affine
@@ -32,7 +31,6 @@ WIDTHS = 10.0, 15.0, 20.0, 50.0  # variances of the Gaussian kernels of MMD
 
 def fedcp(task: Task, *, lam: float = 0.1) -> Method:
     """lam: weight of MMD between the features of the client's body and of the shared one."""
-    check_not_negative("method.lam", lam)
     losses.check_classes(task)
 
     def init(key, num_clients):

@@ -17,13 +17,13 @@ mixed like parameters.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
-from fedjax_lab.errors import check_choice, check_positive, check_share
+from fedjax_lab.bounds import OneOf, Positive, Share
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice
@@ -43,16 +43,17 @@ class Server(NamedTuple):
 
 
 def fedcross(
-    task: Task, *, models: int = 5, alpha: float = 0.8, collaborator: str = "lowest"
+    task: Task,
+    *,
+    models: Positive[int] = 5,
+    alpha: Share = 0.8,
+    collaborator: Annotated[str, OneOf(COLLABORATORS)] = "lowest",
 ) -> Method:
     """models: K, in the paper the number of clients in a round; 1 is FedAvg.
 
     alpha: share of a model's own training in it; the rest is that of its collaborator.
     collaborator: how co(j) is chosen: lowest, highest or in_order.
     """
-    check_positive("method.models", models)
-    check_share("method.alpha", alpha)
-    check_choice("method.collaborator", collaborator, COLLABORATORS)
 
     def init(key, num_clients):
         order, model = dealt(streams.extra(key), models, num_clients)

@@ -10,10 +10,11 @@ by the Euclidean distance. A client uploads d_i with its model. If no p_i is abo
 Running statistics are averaged like parameters.
 """
 
+from typing import Literal
+
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, Task
@@ -21,14 +22,15 @@ from fedjax_lab.types import Array, Client, Exchange, Method, Task
 RANGES = {"a": uniform(0.1, 1.0), "b": uniform(0.0, 0.5)}
 
 
-def feddisco(task: Task, *, a: float = 0.5, b: float = 0.1, distance: str = "kl") -> Method:
+def feddisco(
+    task: Task, *, a: float = 0.5, b: float = 0.1, distance: Literal["kl", "l2"] = "kl"
+) -> Method:
     """a: weight of the distance d_i. b: a constant that is added to the weight of every client.
 
     With a = b = 0 the method is FedAvg.
 
     distance: the measure d_i: kl, the Kullback-Leibler divergence, or l2, the Euclidean distance.
     """
-    check_choice("method.distance", distance, ("kl", "l2"))
     risk = losses.risk(task)
 
     def local(w_t, client, work):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Client, Exchange, Method, PyTree, State, Task, Weights
@@ -37,10 +37,8 @@ class Server(NamedTuple):
     mean: Weights
 
 
-def feddyn(task: Task, *, alpha: float = 0.1, clip: float = 10.0) -> Method:
+def feddyn(task: Task, *, alpha: Positive[float] = 0.1, clip: Positive[float] = 10.0) -> Method:
     """alpha: weight of the dynamic regularizer; clip: the largest norm of a step's gradient."""
-    check_positive("method.alpha", alpha)
-    check_positive("method.clip", clip)
     risk = losses.risk(task)
 
     def init(key, num_clients):

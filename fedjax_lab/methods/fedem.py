@@ -20,7 +20,6 @@ import numpy as np
 import optax
 
 from fedjax_lab import losses
-from fedjax_lab.errors import check_positive
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import choice
@@ -31,9 +30,8 @@ RANGES = {"num_components": choice(2, 3, 4)}
 FITS = 10  # updates of pi by a new client
 
 
-def fedem(task: Task, *, num_components: int = 3) -> Method:
+def fedem(task: Task, *, num_components: clusters.Number = 3) -> Method:
     """num_components: M, the number of shared models; 1 is FedAvg."""
-    check_positive("method.num_components", num_components)
     losses.check_classes(task)
     M = num_components
     uniform = np.full(M, 1 / M, np.float32)

@@ -9,6 +9,8 @@ client in each round. The paper also compresses messages, which is a transform h
 scored with a part of its size, and a new client with the whole model.
 """
 
+from typing import Literal
+
 import jax
 
 from fedjax_lab.methods._submodels import Rule, of_parts
@@ -26,7 +28,11 @@ RULE = Rule(drawn, lambda key: jax.random.fold_in(key, 3), lambda key: jax.rando
 
 
 def federated_dropout(
-    task: Task, *, weights: str = "uniform", scaler: bool = False, masked_loss: bool = False
+    task: Task,
+    *,
+    weights: Literal["uniform", "size"] = "uniform",
+    scaler: bool = False,
+    masked_loss: bool = False,
 ) -> Method:
     """weights: of the clients that have an entry, in its mean: uniform, or size.
 

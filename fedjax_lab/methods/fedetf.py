@@ -18,7 +18,7 @@ import math
 import jax.numpy as jnp
 
 from fedjax_lab import losses
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, uniform
 from fedjax_lab.types import Array, Method, State, Task, Weights
@@ -26,12 +26,11 @@ from fedjax_lab.types import Array, Method, State, Task, Weights
 RANGES = {"gamma": uniform(0.0, 1.0), "scale": choice(1.0, 5.0, 10.0)}
 
 
-def fedetf(task: Task, *, gamma: float = 1.0, scale: float = 1.0) -> Method:
+def fedetf(task: Task, *, gamma: float = 1.0, scale: Positive[float] = 1.0) -> Method:
     """gamma: weight of the term log n_i; 0 is plain cross-entropy.
 
     scale: the initial value of beta, the scale of the logits.
     """
-    check_positive("method.scale", scale)
 
     def init(key, num_clients):
         w = task.init(key)

@@ -17,7 +17,6 @@ be quantized.
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
-from fedjax_lab.errors import check_not_negative
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair
 from fedjax_lab.methods.fedavg import send
@@ -30,7 +29,6 @@ def fedex_lora(task: Task, *, uniform: bool = False, residual_rank: int = 0) -> 
 
     residual_rank: the rank to which R is cut by an SVD; 0: R is added as it is.
     """
-    check_not_negative("method.residual_rank", residual_rank)
     s = factors.adapters_of(task).scale
 
     def local(server, client, work):

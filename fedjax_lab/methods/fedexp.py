@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import aggregate, fedavg
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
@@ -23,9 +23,8 @@ from fedjax_lab.types import Exchange, Method, State, Task, Weights
 RANGES = {"eps": log_uniform(1e-4, 1.0)}
 
 
-def fedexp(task: Task, *, eps: float = 1e-3) -> Method:
+def fedexp(task: Task, *, eps: Positive[float] = 1e-3) -> Method:
     """eps: keeps eta_g finite if Delta is 0; with a very large eps eta_g is 1, as in FedAvg."""
-    check_positive("method.eps", eps)
     method = fedavg(task)
     (plain,) = method.round
 

@@ -33,7 +33,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, streams, tree, wire
-from fedjax_lab.errors import check_not_negative, check_positive, check_uploads
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import check_uploads
 from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.layers import affine, first_affine
@@ -79,9 +80,9 @@ def fedfed(
     noise: float = 0.2,
     penalty: float = 50.0,
     kl: float = 0.005,
-    rows: int = 100,
-    distill_rounds: int = 15,
-    distill_lr: float = 1e-3,
+    rows: Positive[int] = 100,
+    distill_rounds: Positive[int] = 15,
+    distill_lr: Positive[float] = 1e-3,
 ) -> Stages:
     """weight: weight of the loss of shared rows in stage 3; with 0 this stage is FedAvg if
         the model has no batch normalization.
@@ -91,10 +92,6 @@ def fedfed(
     rows: the number of examples of which each client shares x_p.
     distill_rounds: the rounds of stage 1. distill_lr: learning rate of stage 1.
     """
-    for name, value in {"weight": weight, "noise": noise, "penalty": penalty, "kl": kl}.items():
-        check_not_negative(f"method.{name}", value)
-    check_positive("method.rows", rows)
-    check_positive("method.distill_lr", distill_lr)
     losses.check_classes(task)
     loss = partial(distillation, task, noise, penalty, kl)
 

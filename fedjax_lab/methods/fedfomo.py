@@ -18,13 +18,14 @@ P. A client receives M models and sends one.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree, wire
-from fedjax_lab.errors import check_choice, check_not_negative, check_pairs, check_share
+from fedjax_lab.bounds import Share
+from fedjax_lab.errors import check_pairs
 from fedjax_lab.ranges import choice, uniform
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
@@ -56,7 +57,11 @@ class Upload(NamedTuple):
 
 
 def fedfomo(
-    task: Task, *, models: int = 5, epsilon: float = 0.3, reference: str = "previous"
+    task: Task,
+    *,
+    models: int = 5,
+    epsilon: Share = 0.3,
+    reference: Literal["previous", "last"] = "previous",
 ) -> Method:
     """models: M, the number of models of other clients that a client receives; with 0 it is Local,
     but with sampled clients.
@@ -65,9 +70,6 @@ def fedfomo(
     reference: previous, other models are compared with the model from which the client's last
         training began; or last, with the model in which it ended.
     """
-    check_choice("method.reference", reference, ("previous", "last"))
-    check_not_negative("method.models", models)
-    check_share("method.epsilon", epsilon)
     risk = losses.risk(task)
 
     def init(key, num_clients):

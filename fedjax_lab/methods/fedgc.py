@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_not_negative, check_pairs
+from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import aggregate
 from fedjax_lab.ranges import log_uniform
@@ -38,7 +38,6 @@ class Server(NamedTuple):
 
 def fedgc(task: Task, *, server_lr: float = 0.01) -> Method:
     """server_lr: learning rate of the server; 0 leaves the embeddings to the clients."""
-    check_not_negative("method.server_lr", server_lr)
     in_head, K = tree.within((task.head,)), task.num_classes
 
     def init(key, num_clients):

@@ -12,14 +12,14 @@ agree. Running statistics are averaged by size.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.errors import check_choice, check_share
+from fedjax_lab.bounds import Share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, Task, Weights
@@ -30,10 +30,10 @@ RANGES = {"tau": choice(0.3, 0.5, 0.7), "server_lr": log_uniform(1e-2, 1.0)}
 def fedgma(
     task: Task,
     *,
-    tau: float = 0.5,
+    tau: Share = 0.5,
     server_lr: float = 1.0,
-    mode: str = "masked_average",
-    weights: str = "uniform",
+    mode: Literal["masked_average", "average_plus_masked_step"] = "masked_average",
+    weights: Literal["uniform", "size"] = "uniform",
 ) -> Method:
     """tau: threshold of the agreement A, above which entries are not masked.
 
@@ -41,9 +41,6 @@ def fedgma(
     server_lr: the server's learning rate; in average_plus_masked_step only for the masked step.
     mode: masked_average, or average_plus_masked_step (the workshop paper's version).
     """
-    check_share("method.tau", tau)
-    check_choice("method.mode", mode, ("masked_average", "average_plus_masked_step"))
-    check_choice("method.weights", weights, ("uniform", "size"))
     method = fedavg(task)
     (plain,) = method.round
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_share
+from fedjax_lab.bounds import Share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.task import check_bias
 from fedjax_lab.ranges import choice, log_uniform
@@ -37,12 +37,11 @@ class Server(NamedTuple):
     g: dict[str, Array]  # kernel [D, K], bias [K]
 
 
-def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
+def fediir(task: Task, *, ema: Share = 0.95, penalty: float = 1e-3) -> Method:
     """ema: decay of the running mean g, in [0, 1].
 
     penalty: weight of the alignment; 0 is FedAvg with a uniform mean.
     """
-    check_share("method.ema", ema)
     check_bias(task, "fediir")
     losses.check_classes(task)
 

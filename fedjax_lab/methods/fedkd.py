@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import check_share
+from fedjax_lab.bounds import Share
 from fedjax_lab.methods._personal import train_together, with_personal_models
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.ranges import uniform
@@ -31,9 +31,8 @@ from fedjax_lab.types import Array, Exchange, Method, Task, Weights
 RANGES = {"energy": uniform(0.8, 1.0)}
 
 
-def fedkd(task: Task, *, energy: float = 0.95) -> Method:
+def fedkd(task: Task, *, energy: Share = 0.95) -> Method:
     """energy: share of the squared singular values that is sent; 1 sends all."""
-    check_share("method.energy", energy)
     losses.check_classes(task)
 
     def start(w):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree
-from fedjax_lab.errors import check_positive, check_share
+from fedjax_lab.bounds import Positive, Share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Method, Task, Weights
@@ -25,13 +25,11 @@ RANGES = {"eps": log_uniform(0.01, 1.0), "server_lr": log_uniform(0.1, 10.0)}
 STEPS = 200  # of the descent to lambda*
 
 
-def fedmgda_plus(task: Task, *, eps: float = 0.1, server_lr: float = 1.0) -> Method:
+def fedmgda_plus(task: Task, *, eps: Share = 0.1, server_lr: Positive[float] = 1.0) -> Method:
     """eps: the largest deviation of a weight from 1/m; 0 is the mean of the g_i, 1 is MGDA.
 
     server_lr: the length of a step if all clients move in the same direction.
     """
-    check_share("method.eps", eps)
-    check_positive("method.server_lr", server_lr)
 
     def step(w_t, w, cohort):
         moves = jax.tree.map(lambda a, b: a - b, w.params, w_t.params)  # [M, ...]

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree
-from fedjax_lab.errors import BadInput, check_not_negative
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods._personal import train_together
 from fedjax_lab.methods.fedavg import aggregate, send
@@ -36,8 +36,6 @@ def fedmrl(task: Task, *, m_small: float = 1.0, m_own: float = 1.0, ratio: int =
 
     ratio: the features of v_i for one of the small model; 1: both have equally many.
     """
-    check_not_negative("method.m_small", m_small)
-    check_not_negative("method.m_own", m_own)
     losses.check_classes(task)
     d2 = jax.eval_shape(task.init, jax.random.key(0)).params[task.head]["kernel"].shape[0]
     if not 1 <= ratio <= d2:

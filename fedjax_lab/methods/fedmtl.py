@@ -13,14 +13,15 @@ round, and the factor of the term follows from the number of parameters. A clien
 which keeps its running statistics. A client receives a model and a number, and sends a model.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_choice, check_not_negative, check_pairs, check_positive
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import check_pairs
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
 
@@ -35,16 +36,17 @@ class Server(NamedTuple):
 
 
 def fedmtl(
-    task: Task, *, lam: float = 0.001, relation: str = "learned", floor: float = 0.01
+    task: Task,
+    *,
+    lam: float = 0.001,
+    relation: Literal["mean", "learned"] = "learned",
+    floor: Positive[float] = 0.01,
 ) -> Method:
     """lam: weight of the term; with 0 it is Local, but with sampled clients.
 
     relation: mean, all clients are alike; learned, Omega follows the models.
     floor: the smallest eigenvalue of S.
     """
-    check_not_negative("method.lam", lam)
-    check_choice("method.relation", relation, ("mean", "learned"))
-    check_positive("method.floor", floor)
     risk = losses.risk(task)
 
     def init(key, num_clients):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Method, Task
@@ -25,9 +25,8 @@ RANGES = {"beta": log_uniform(0.1, 3.0), "tau": choice(1.0, 2.0, 3.0)}
 REMOVED = -1e9  # the logit of a class that is left out of the softmax
 
 
-def fedntd(task: Task, *, beta: float = 1.0, tau: float = 1.0) -> Method:
+def fedntd(task: Task, *, beta: float = 1.0, tau: Positive[float] = 1.0) -> Method:
     """beta: weight of the distillation; 0 is FedAvg. tau: temperature of the distillation."""
-    check_positive("method.tau", tau)
 
     def log_others(logits: Array, y: Array) -> Array:
         """Returns log q, [B, K]."""

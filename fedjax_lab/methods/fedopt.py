@@ -15,13 +15,14 @@ averaged.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.errors import check_below_one, check_choice, check_positive
+from fedjax_lab.bounds import BelowOne, Positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
@@ -60,11 +61,11 @@ def with_server_optimizer(method: Method, optimizer: optax.GradientTransformatio
 def fedopt(
     task: Task,
     *,
-    server_optimizer: str = "adam",
+    server_optimizer: Literal["adam", "yogi", "adagrad"] = "adam",
     server_lr: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
+    beta1: BelowOne = 0.9,
+    beta2: BelowOne = 0.99,
+    tau: Positive[float] = 1e-3,
 ) -> Method:
     """server_optimizer: adam, yogi or adagrad.
 
@@ -73,15 +74,11 @@ def fedopt(
     beta2: decay of the second moment, below 1; adagrad ignores it.
     tau: the degree of adaptivity; steps along updates far below it are plain momentum.
     """
-    check_positive("method.tau", tau)
-    check_below_one("method.beta1", beta1)
-    check_below_one("method.beta2", beta2)
     rules = {
         "adam": lambda v, square: beta2 * v + (1 - beta2) * square,
         "yogi": lambda v, square: v - (1 - beta2) * square * jnp.sign(v - square),
         "adagrad": lambda v, square: v + square,
     }
-    check_choice("method.server_optimizer", server_optimizer, rules)
     decay = 0.0 if server_optimizer == "adagrad" else beta1
     optimizer = adaptive(rules[server_optimizer], server_lr, decay, tau)
     return with_server_optimizer(fedavg(task), optimizer)

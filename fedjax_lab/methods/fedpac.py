@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.methods.fedproto import prototypes, sums_by_class
 from fedjax_lab.ranges import choice, log_uniform
@@ -60,7 +60,7 @@ def fedpac(
     lam: float = 1.0,
     head_epochs: int = 1,
     combine: bool = True,
-    solver_steps: int = 200,
+    solver_steps: Positive[int] = 200,
 ) -> Method:
     """lam: weight of the alignment; with 0, and without `combine`, it is FedRep.
 
@@ -68,7 +68,6 @@ def fedpac(
     combine: whether heads are combined; otherwise each client keeps its own head.
     solver_steps: steps of the gradient descent that computes the weights a of the heads.
     """
-    check_positive("method.solver_steps", solver_steps)
     risk, K = losses.risk(task), task.num_classes
     in_head = tree.within(head(task, 1))
 

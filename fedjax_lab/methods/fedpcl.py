@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, tree
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import fedproto
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.ranges import log_uniform
@@ -42,9 +42,8 @@ class Server(NamedTuple):
     has: Array  # [C, K] which of them exist
 
 
-def fedpcl(task: Task, *, tau: float = 0.07) -> Method:
+def fedpcl(task: Task, *, tau: Positive[float] = 0.07) -> Method:
     """tau: temperature of both losses."""
-    check_positive("method.tau", tau)
     K = task.num_classes
 
     def vectors(w, x):

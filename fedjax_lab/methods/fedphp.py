@@ -13,11 +13,13 @@ with p_i, which starts as the first global model; as in the code, R is used from
 round on. p_i runs in evaluation mode.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import check_below_one, check_choice, check_positive
+from fedjax_lab.bounds import BelowOne, Positive
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Method, Task
@@ -27,17 +29,18 @@ TEMPERATURE = 4.0  # of the inherited model's logits
 
 
 def fedphp(
-    task: Task, *, lam: float = 0.1, mu: float = 0.9, ramp: int = 10, transfer: str = "kd"
+    task: Task,
+    *,
+    lam: BelowOne = 0.1,
+    mu: BelowOne = 0.9,
+    ramp: Positive[int] = 10,
+    transfer: Literal["kd", "mmd"] = "kd",
 ) -> Method:
     """lam: weight of the term R, below 1; transfer: the term R, kd or mmd.
 
     mu: final decay of the moving average p_i; with 0 a client predicts with its last w_i.
     ramp: the number of rounds of a client in which the decay grows from 0 to mu.
     """
-    check_below_one("method.lam", lam)
-    check_below_one("method.mu", mu)
-    check_positive("method.ramp", ramp)
-    check_choice("method.transfer", transfer, ("kd", "mmd"))
     if transfer == "kd":
         losses.check_classes(task)
 

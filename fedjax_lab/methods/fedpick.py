@@ -22,12 +22,14 @@ its weight to 0. The network is in _selection.py.
 """
 
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses
-from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._selection import Picked, first_weights, pick
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.methods.fedper import head, partly_private
@@ -41,12 +43,12 @@ def fedpick(
     task: Task,
     *,
     head_layers: int = 1,
-    tau: float = 1.0,
+    tau: Positive[float] = 1.0,
     lam_lce: float = 1.0,
     lam_ent: float = 0.001,
     lam_dis: float = 1.0,
-    mask: str = "hard",
-    ensemble: str = "logits",
+    mask: Literal["hard", "soft", "none"] = "hard",
+    ensemble: Literal["logits", "probs", "none"] = "logits",
     share_bn: bool = False,
     share_selection: bool = False,
     detach_targets: bool = False,
@@ -64,9 +66,6 @@ def fedpick(
     share_selection: whether psi is averaged as well.
     detach_targets: whether the first argument of each KL divergence gets no gradient.
     """
-    check_choice("method.mask", mask, ("hard", "soft", "none"))
-    check_choice("method.ensemble", ensemble, ("logits", "probs", "none"))
-    check_positive("method.tau", tau)
     layers = head(task, head_layers)
     if mask == "none":
         if share_bn or share_selection:

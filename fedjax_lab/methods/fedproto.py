@@ -13,12 +13,13 @@ participant of the last round has gets no prototype and no prototype term.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.ranges import log_uniform
@@ -28,7 +29,11 @@ RANGES = {"lam": log_uniform(0.1, 10.0)}
 
 
 def fedproto(
-    task: Task, *, lam: float = 1.0, prediction: str = "classifier", head_layers: int = 1
+    task: Task,
+    *,
+    lam: float = 1.0,
+    prediction: Literal["classifier", "prototype"] = "classifier",
+    head_layers: int = 1,
 ) -> Method:
     """lam: weight of the prototype term; with 0 it is Local, but with sampled clients.
 
@@ -38,7 +43,6 @@ def fedproto(
     head_layers: h is the input of the head_layers-th last dense layer (the authors' code takes the
     second last of three).
     """
-    check_choice("method.prediction", prediction, ("classifier", "prototype"))
     K, layer = task.num_classes, task.head if head_layers == 1 else head(task, head_layers)[0]
     apply = task.apply if head_layers == 1 else partial(task.apply_at, layer)
     if head_layers > 1:

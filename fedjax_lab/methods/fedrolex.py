@@ -10,6 +10,8 @@ channel per round, so that each channel is trained equally often. A client is sc
 of the next round, and a new client with the whole model.
 """
 
+from typing import Literal
+
 import jax.numpy as jnp
 
 from fedjax_lab.methods._submodels import Rule, of_parts
@@ -26,7 +28,7 @@ RULE = Rule(
 def fedrolex(
     task: Task,
     *,
-    weights: str = "uniform",
+    weights: Literal["uniform", "size"] = "uniform",
     scaler: bool = False,
     masked_loss: bool = False,
     static_norm: bool = False,

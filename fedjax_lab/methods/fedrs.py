@@ -12,7 +12,7 @@ the updates of W for absent classes are restricted. Predictions are not restrict
 import jax.numpy as jnp
 
 from fedjax_lab import losses
-from fedjax_lab.errors import check_share
+from fedjax_lab.bounds import Share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Method, Task
@@ -20,13 +20,12 @@ from fedjax_lab.types import Method, Task
 RANGES = {"alpha": uniform(0.1, 0.9)}
 
 
-def fedrs(task: Task, *, alpha: float = 0.5, continuous: bool = False) -> Method:
+def fedrs(task: Task, *, alpha: Share = 0.5, continuous: bool = False) -> Method:
     """alpha: scale of the logits of absent classes; 1 is FedAvg.
 
     continuous: whether the scale decreases with the number of examples, from 1 for the most common
     class to alpha for absent classes, as in the authors' code.
     """
-    check_share("method.alpha", alpha)
 
     def local(w_t, client, work):
         n = client.label_count

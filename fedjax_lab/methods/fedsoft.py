@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights, Work
@@ -35,12 +35,13 @@ class Server(NamedTuple):
     t: Array  # the number of rounds so far
 
 
-def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2) -> Method:
+def fedsoft(
+    task: Task, *, num_clusters: clusters.Number = 2, mu: float = 0.01, tau: Positive[int] = 2
+) -> Method:
     """num_clusters: K, the number of clusters. mu: weight of the proximal term.
 
     tau: the number of rounds from one estimate of u to the next.
     """
-    check_positive("method.tau", tau)
     risk = losses.risk(task)
     K = num_clusters
 

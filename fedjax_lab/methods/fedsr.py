@@ -14,13 +14,12 @@ proceedings.neurips.cc/paper_files/paper/2022/hash/fd946a6c99541fddc3d64a3ea39a1
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, streams, tree
-from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.models.layers import affine, first_affine
 from fedjax_lab.ranges import log_uniform
@@ -39,9 +38,10 @@ class Representation(NamedTuple):
     stats: dict
 
 
-def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 1) -> Method:
+def fedsr(
+    task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: Literal[1, 2] = 1
+) -> Method:
     """l2r: weight of R_2. cmi: weight of R_c. l2r_power: the power of ||z|| in R_2, 1 or 2."""
-    check_choice("method.l2r_power", str(l2r_power), ("1", "2"))
     layer = task.dense[-2] if len(task.dense) > 1 else task.head
     _ = task.head
 

@@ -32,7 +32,7 @@ class Server(NamedTuple):
     group: Array  # [C] the random cluster of a client without a w_i
 
 
-def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
+def fesem(task: Task, *, num_clusters: clusters.Number = 2, mu: float = 0.1) -> Method:
     """num_clusters: K, the number of clusters. mu: weight of the proximal term."""
     method = fedprox(task, mu=mu)
     (proximal,) = method.round

@@ -9,17 +9,19 @@ noise for privacy (config.privacy) is not squared. Instead of A_0 the server sen
 which a client draws it, 8 bytes. Other weights that are trained, such as a head, are averaged too.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, streams, tree
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.types import Exchange, Method, State, Task
 
 
-def ffa_lora(task: Task, *, a_init: str = "uniform") -> Method:
+def ffa_lora(task: Task, *, a_init: Literal["uniform", "orthogonal"] = "uniform") -> Method:
     """a_init: how A_0 is drawn: uniform, as in other methods, or orthogonal, with columns of norm 1
     that are orthogonal to each other.
     """
@@ -27,7 +29,6 @@ def ffa_lora(task: Task, *, a_init: str = "uniform") -> Method:
         raise BadInput(
             "method ffa_lora draws its own A and cannot start from given adapters; use fedit"
         )
-    check_choice("method.a_init", a_init, ("uniform", "orthogonal"))
     risk = losses.risk(task)
     shapes = jax.eval_shape(task.init, jax.random.key(0))
 

@@ -14,25 +14,24 @@ Other weights that are trained, such as a head, are averaged.
 """
 
 from functools import partial
+from typing import Literal
 
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import check_choice
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Array, Exchange, Method, Task
 
 
-def flexlora(task: Task, *, ranks: tuple = (), split: str = "b") -> Method:
+def flexlora(task: Task, *, ranks: tuple = (), split: Literal["b", "root"] = "b") -> Method:
     """ranks: the ranks r_i of the clients, repeated in the order of their ids; (): all have rank r.
 
     r is config.adapter.rank, the largest possible rank.
 
     split: the factor that sigma goes to: b, or root, the square root of sigma to both.
     """
-    check_choice("method.split", split, ("b", "root"))
     factors.adapters_of(task)
     rank, risk = factors.of_clients(task, ranks), losses.risk(task)
 

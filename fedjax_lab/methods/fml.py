@@ -16,7 +16,7 @@ import jax
 import optax
 
 from fedjax_lab import losses
-from fedjax_lab.errors import check_share
+from fedjax_lab.bounds import Share
 from fedjax_lab.methods._personal import train_together, with_personal_models
 from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Array, Method, Task
@@ -24,13 +24,11 @@ from fedjax_lab.types import Array, Method, Task
 RANGES = {"alpha": uniform(0.1, 1.0), "beta": uniform(0.1, 1.0)}
 
 
-def fml(task: Task, *, alpha: float = 0.5, beta: float = 0.5) -> Method:
+def fml(task: Task, *, alpha: Share = 0.5, beta: Share = 0.5) -> Method:
     """alpha: weight of the labels in the loss of the personal model; 1 is Local.
 
     beta: weight of the labels in the loss of the shared model; 1 is FedAvg.
     """
-    check_share("method.alpha", alpha)
-    check_share("method.beta", beta)
     losses.check_classes(task)
     risk, risk_of_shared = losses.risk(task), losses.risk(task.shared)
 

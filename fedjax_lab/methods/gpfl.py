@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, streams, tree
-from fedjax_lab.errors import check_not_negative
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import aggregate, send
 from fedjax_lab.methods.fedper import partly_private
@@ -31,8 +30,6 @@ RANGES = {"lam": log_uniform(1e-4, 1.0), "mu": log_uniform(1e-3, 1.0)}
 
 def gpfl(task: Task, *, lam: float = 0.01, mu: float = 0.1) -> Method:
     """lam: weight of the distance to the embedding of the class. mu: decay of E and the valve."""
-    check_not_negative("method.lam", lam)
-    check_not_negative("method.mu", mu)
     K, in_head = task.num_classes, tree.within((task.head,))
 
     def init(key):

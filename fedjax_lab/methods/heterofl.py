@@ -12,6 +12,8 @@ over the clients that have the channel. A client is scored with its own part, an
 the whole model.
 """
 
+from typing import Literal
+
 from fedjax_lab.methods._submodels import Rule, of_parts
 from fedjax_lab.models.parts import window
 from fedjax_lab.types import Method, Task
@@ -22,7 +24,7 @@ RULE = Rule(lambda rho, state, id, i, n: window(rho, 0, n))
 def heterofl(
     task: Task,
     *,
-    weights: str = "uniform",
+    weights: Literal["uniform", "size"] = "uniform",
     scaler: bool = False,
     masked_loss: bool = False,
     dynamic: bool = False,

@@ -16,11 +16,12 @@ is the same for all ranks.
 """
 
 from functools import partial
+from typing import Literal
 
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.errors import check_below_one, check_choice, check_not_negative
+from fedjax_lab.bounds import BelowOne
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair
 from fedjax_lab.methods.fedavg import fedavg, send
@@ -35,9 +36,9 @@ def hetlora(
     task: Task,
     *,
     ranks: tuple = (),
-    weights: str = "norm",
+    weights: Literal["norm", "size"] = "norm",
     lam: float = 0.0,
-    gamma: float = 0.99,
+    gamma: BelowOne = 0.99,
 ) -> Method:
     """ranks: the first ranks r_i of the clients, repeated in the order of their ids; (): all have
     the largest rank, config.adapter.rank.
@@ -46,9 +47,6 @@ def hetlora(
     lam: the weight of the term that prunes ranks; 0: ranks do not change.
     gamma: the share of the rank that remains after pruning, below 1.
     """
-    check_choice("method.weights", weights, ("norm", "size"))
-    check_below_one("method.gamma", gamma)
-    check_not_negative("method.lam", lam)
     factors.adapters_of(task)
     first, risk = factors.of_clients(task, ranks), losses.risk(task)
 

@@ -15,14 +15,15 @@ gets the model of the mean embedding.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree, wire
-from fedjax_lab.errors import BadInput, check_choice, check_share
+from fedjax_lab.bounds import OneOf, Share
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._embeddings import embed
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
@@ -92,12 +93,12 @@ def hfedf(
     server_decay: float = 1e-5,
     grad_align: bool = True,
     align_nu: bool = True,
-    ema: float = 0.95,
+    ema: Share = 0.95,
     ema_warmup: int = 10,
-    ema_mode: str = "feedback",
-    embedding: str = "learned",
+    ema_mode: Literal["feedback", "shadow"] = "feedback",
+    embedding: Annotated[str, OneOf(("learned", "random", *AUTOENCODED))] = "learned",
     embedding_dim: int = 0,
-    start: str = "torch",
+    start: Literal["torch", "client"] = "torch",
     clip: float = 0.0,
     nu_lazy: bool = False,
 ) -> Method | Stages:
@@ -119,12 +120,8 @@ def hfedf(
     clip: the largest norm of g; 0: no clipping.
     nu_lazy: whether embeddings (and their moments) of clients that do not take part stay the same.
     """
-    check_share("method.ema", ema)
-    check_choice("method.ema_mode", ema_mode, ("feedback", "shadow"))
-    check_choice("method.embedding", embedding, ("learned", "random", *AUTOENCODED))
     if embedding in AUTOENCODED and not embedding_dim:
         raise BadInput(f"config.method.embedding={embedding} needs config.method.embedding_dim")
-    check_choice("method.start", start, ("torch", "client"))
     update = Update(
         adam=optim.adam(server_lr, server_decay),
         clip=clip,

@@ -25,7 +25,11 @@ RANGES = {"num_clusters": choice(2, 3, 4)}
 
 
 def ifca(
-    task: Task, *, num_clusters: int = 2, by_size: bool = False, distinct_starts: bool = True
+    task: Task,
+    *,
+    num_clusters: clusters.Number = 2,
+    by_size: bool = False,
+    distinct_starts: bool = True,
 ) -> Method:
     """num_clusters: K, the number of clusters.
 

@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses
-from fedjax_lab.errors import check_choice, check_positive, check_share
+from fedjax_lab.bounds import Positive, Share
+from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, uniform
 from fedjax_lab.types import Array, Method, Output, Task
@@ -42,9 +43,9 @@ class Store(NamedTuple):
 def knn_per(
     task: Task,
     *,
-    weight: float | Literal["validation"] = 0.5,
-    neighbors: int = 10,
-    scale: float = 1.0,
+    weight: Share | Literal["validation"] = 0.5,
+    neighbors: Positive[int] = 10,
+    scale: Positive[float] = 1.0,
 ) -> Method:
     """weight: the weight lam of the neighbors in a prediction; 0 is FedAvg. With validation, each
     client chooses its own weight.
@@ -54,9 +55,6 @@ def knn_per(
     """
     if chooses := isinstance(weight, str):
         check_choice("method.weight", weight, ("validation",))
-    check_share("method.weight", weight)
-    check_positive("method.neighbors", neighbors)
-    check_positive("method.scale", scale)
     losses.check_classes(task)
 
     def mixed(out, store):

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_not_negative, check_share
+from fedjax_lab.bounds import Share
 from fedjax_lab.methods._stages import go_on, unchanged
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.ranges import choice, log_uniform
@@ -67,7 +67,7 @@ class Private(NamedTuple):
 def metafed(
     task: Task,
     *,
-    threshold: float = 1.0,
+    threshold: Share = 1.0,
     lam: float = 1.0,
     alone_epochs: int = 5,
     share_bn: bool = False,
@@ -78,8 +78,6 @@ def metafed(
     alone_epochs: passes of a client in stage 1.
     share_bn: whether BatchNorm layers are passed on as well.
     """
-    check_share("method.threshold", threshold)
-    check_not_negative("method.lam", lam)
     losses.check_classes(task)
     risk, own = losses.risk(task), tree.within(() if share_bn else task.batch_norms)
 

@@ -10,11 +10,13 @@ the projections by w and by the last local model of the client; without a last l
 left out. Both reference models run in evaluation mode and get no gradient.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import check_choice, check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.task import with_projection
 from fedjax_lab.ranges import choice, log_uniform
@@ -23,14 +25,18 @@ from fedjax_lab.types import Method, State, Task
 RANGES = {"mu": log_uniform(1e-3, 10.0), "tau": choice(0.1, 0.5, 1.0)}
 
 
-def moon(task: Task, *, mu: float = 1.0, tau: float = 0.5, projection: str = "none") -> Method:
+def moon(
+    task: Task,
+    *,
+    mu: float = 1.0,
+    tau: Positive[float] = 0.5,
+    projection: Literal["none", "mlp256"] = "none",
+) -> Method:
     """mu: weight of the contrastive loss; 0 is FedAvg. tau: temperature of the contrastive loss.
 
     projection: none, which compares the features themselves (NIID-Bench); or mlp256, which adds two
     layers between features and head to the model (the authors' code).
     """
-    check_positive("method.tau", tau)
-    check_choice("method.projection", projection, ("none", "mlp256"))
     if projection == "mlp256":
         task = with_projection(task, 256)
 

@@ -13,11 +13,14 @@ data, in training mode like those of a round: a net with BatchNorm normalizes by
 statistics. The paper's mean is uniform.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Method, Task, Weights
@@ -29,9 +32,9 @@ def per_fedavg(
     task: Task,
     *,
     inner_lr: float = 0.001,
-    hessian: str = "first_order",
-    delta: float = 1e-3,
-    inner_batch: int = 32,
+    hessian: Literal["first_order", "hessian_free", "exact"] = "first_order",
+    delta: Positive[float] = 1e-3,
+    inner_batch: Positive[int] = 32,
 ) -> Method:
     """inner_lr: the learning rate alpha of the inner step; 0 is FedAvg.
 
@@ -39,9 +42,6 @@ def per_fedavg(
     delta: the step size of the finite difference that replaces the Hessian in hessian_free.
     inner_batch: the number of examples in D.
     """
-    check_choice("method.hessian", hessian, ("first_order", "hessian_free", "exact"))
-    check_positive("method.delta", delta)
-    check_positive("method.inner_batch", inner_batch)
     if hessian == "exact":
         _check_twice(task)
     risk = losses.risk(task)

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, streams, tree, wire
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import log_uniform
@@ -52,9 +52,8 @@ class Message(NamedTuple):
     features: Gaussians
 
 
-def pfedfda(task: Task, *, ridge: float = 1.0) -> Method:
+def pfedfda(task: Task, *, ridge: Positive[float] = 1.0) -> Method:
     """ridge: what is added to the diagonal of a client's covariance."""
-    check_positive("method.ridge", ridge)
     in_head, K = tree.within((task.head,)), task.num_classes
 
     def init(key, num_clients):

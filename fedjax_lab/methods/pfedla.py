@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
-from fedjax_lab.errors import check_not_negative, check_pairs
+from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.layers import affine, first_affine
 from fedjax_lab.ranges import choice, log_uniform
@@ -45,8 +45,6 @@ def pfedla(task: Task, *, server_lr: float = 5e-3, private_layers: int = 0) -> M
 
     private_layers: the number of layers that a client keeps in a round.
     """
-    check_not_negative("method.server_lr", server_lr)
-    check_not_negative("method.private_layers", private_layers)
 
     def init(key, num_clients):
         check_pairs("pfedla", num_clients)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.methods.fedavg import aggregate, send
 from fedjax_lab.ranges import log_uniform, uniform
@@ -32,20 +32,16 @@ RANGES = {
 def pfedme(
     task: Task,
     *,
-    lam: float = 15.0,
-    inner_steps: int = 5,
-    inner_lr: float = 0.05,
-    beta: float = 1.0,
+    lam: Positive[float] = 15.0,
+    inner_steps: Positive[int] = 5,
+    inner_lr: Positive[float] = 0.05,
+    beta: Positive[float] = 1.0,
 ) -> Method:
     """lam: weight of the pull of theta to w_i; beta: the server's step along the mean update.
 
     inner_steps: gradient steps toward theta on each batch (the paper's K).
     inner_lr: the learning rate of these steps (the paper's personal learning rate).
     """
-    check_positive("method.lam", lam)
-    check_positive("method.inner_steps", inner_steps)
-    check_positive("method.inner_lr", inner_lr)
-    check_positive("method.beta", beta)
     risk = losses.risk(task)
 
     def nearby(w, batch, key):

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_below_one, check_pairs
+from fedjax_lab.bounds import BelowOne
+from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Exchange, Method, Stage, Stages, State, Task, Weights
@@ -34,9 +35,8 @@ class Server(NamedTuple):
     phi: Array  # [C, C], with OWN on the diagonal
 
 
-def pfedsim(task: Task, *, warmup: float = 0.5) -> Stages:
+def pfedsim(task: Task, *, warmup: BelowOne = 0.5) -> Stages:
     """warmup: the share of config.run.rounds that are rounds of FedAvg, below 1."""
-    check_below_one("method.warmup", warmup)
     in_head, risk = tree.within((task.head,)), losses.risk(task)
 
     def start(key, num_clients, last, facts):

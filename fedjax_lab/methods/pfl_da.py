@@ -13,7 +13,6 @@ those of PFLlib, in which the norm has no gradient, so that its lam has no effec
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
-from fedjax_lab.errors import check_not_negative
 from fedjax_lab.methods.fedavg import aggregate, send
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task
@@ -23,7 +22,6 @@ RANGES = {"lam": log_uniform(1e-3, 1.0)}
 
 def pfl_da(task: Task, *, lam: float = 0.1) -> Method:
     """lam: weight of the distance between the client's head and the global one."""
-    check_not_negative("method.lam", lam)
     in_head, risk = tree.within((task.head,)), losses.risk(task)
 
     def init(key, num_clients):

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, tree, wire
-from fedjax_lab.errors import check_not_negative
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, Task, Weights
@@ -27,7 +26,6 @@ RANGES = {"q": log_uniform(1e-3, 5.0)}
 
 def q_ffl(task: Task, *, q: float = 0.01) -> Method:
     """q: fairness; 0 is FedAvg with equal shares, and a large q minimizes the highest loss."""
-    check_not_negative("method.q", q)
     risk = losses.risk(task)
 
     def local(w_t, client, work):

@@ -14,12 +14,13 @@ it is longer than K steps of eta. With Adam c_i is not a gradient, so use SGD. W
 of the drift, as in NIID-Bench.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree, wire
-from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
@@ -27,12 +28,13 @@ from fedjax_lab.types import Exchange, Method, State, Task, Weights
 RANGES = {"server_lr": log_uniform(0.1, 1.0)}
 
 
-def scaffold(task: Task, *, server_lr: float = 1.0, weights: str = "uniform") -> Method:
+def scaffold(
+    task: Task, *, server_lr: float = 1.0, weights: Literal["uniform", "size"] = "uniform"
+) -> Method:
     """server_lr: eta_g, the server's learning rate.
 
     weights: the weights p of the models' mean: uniform, or size (n_i/n).
     """
-    check_choice("method.weights", weights, ("uniform", "size"))
     risk = losses.risk(task)
 
     def init(key, num_clients):

@@ -26,11 +26,13 @@ def section(kind: str, part: str | Callable, settings: dict[str, Any]) -> dict[s
     """Makes the section of a config for this part, with its settings and the other defaults.
 
     kind: a key of `registry.NAMED`. Raises CheckFailed if the part is not of that kind, or has no
-        setting of a given name.
+        setting of a given name, or does not accept its value.
     """
     try:
         name = part if isinstance(part, str) else registry.name_of(kind, part)
-        defaults = registry.keyword_defaults(registry.look_up(kind, name))
+        function = registry.look_up(kind, name)
+        defaults = registry.keyword_defaults(function)
+        registry.check_settings(kind, function, settings)
     except BadInput as error:
         raise CheckFailed(str(error)) from error
     for key in settings:

@@ -39,7 +39,7 @@ WRONG = {
     writers: {
         "alpha must be above 0": {"alpha": 0.0},
         "style must be from 0 to 1,000,000": {"style": -1.0},
-        "seed must not be negative": {"seed": -1},
+        "seed must be at least 0": {"seed": -1},
         "num_users must be above 0": {"num_users": -3},
         "num_users=2147483647 do not fit in memory": {"num_users": 2**31 - 1},
     },

@@ -134,7 +134,7 @@ def test_an_unseen_domain_does_not_change_the_other_test_examples(config):
 def test_impossible_test_shares_are_rejected(config, tmp_path):
     for share in (-0.1, 1.0):
         assert "config.data.test must be at least 0 and below 1" in complaint(config, test=share)
-    assert "config.data.test_seed must not be negative" in complaint(config, test_seed=-1)
+    assert "config.data.test_seed must be at least 0" in complaint(config, test_seed=-1)
     toys.write_examples(tmp_path / "data.npz", split=np.arange(300) % 3 == 0)
     data = {"name": "arrays", "path": str(tmp_path / "data.npz"), "test": 0.2}
     message = complaint(experiment.load_data, resolve({"data": data}).data)

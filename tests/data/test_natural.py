@@ -154,7 +154,7 @@ def test_the_number_of_clients_is_optional_for_by_client_only(tmp_path):
     none = [("partition.num_clients", "0")]
     assert "config.partition.num_clients must be above 0" in complaint(resolve, config, none)
     below = [*override, ("partition.num_clients", "-1")]
-    assert "num_clients must not be negative, got -1" in complaint(resolve, config, below)
+    assert "num_clients must be at least 0, got -1" in complaint(resolve, config, below)
 
 
 def test_a_cohort_larger_than_the_users_is_rejected_before_compilation(tmp_path):

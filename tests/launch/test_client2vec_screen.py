@@ -10,7 +10,7 @@ import pytest
 import toys
 
 from fedjax_lab import losses
-from fedjax_lab.methods._index_dsa_ign import reduction
+from fedjax_lab.methods._index_dsa_ign import REDUCTIONS
 from fedjax_lab.methods.client2vec import L_index
 from fedjax_lab.models.task import with_side_head
 from fedjax_lab.types import Batch
@@ -29,7 +29,7 @@ def test_the_objective_has_the_gradients_of_the_method(reading, detach):
 
     def of_method(params):
         out = task.apply(w._replace(params=params), BATCH.x, jax.random.key(0), BATCH.mask)
-        term = L_index(out, BATCH, B_F, reduce=reduction("mean"), orth=True, detach=detach)
+        term = L_index(out, BATCH, B_F, reduce=REDUCTIONS["mean"], orth=True, detach=detach)
         return losses.cross_entropy(out.logits, BATCH) + 5 * term
 
     of_screen = partial(screen.objective, task, w.stats, BATCH, given, B_F)

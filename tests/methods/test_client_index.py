@@ -35,7 +35,7 @@ def a_batch(B, pad=0, scale=1.0):
 def test_index_losses_match_their_formulas(reduction, normalize):
     B = 6
     z, u, made, batch, L = a_batch(B, pad=3)
-    reduce = _index_dsa_ign.reduction(reduction)
+    reduce = _index_dsa_ign.REDUCTIONS[reduction]
     actual = _index_dsa_ign.index_losses(z, u, made, batch, L, reduce, normalize)
 
     def cos(a, b):

@@ -336,7 +336,7 @@ def test_a_step_changes_all_weights_and_remat_nothing():
         ({"heads": 3}, "config.model.heads=3 does not divide config.model.width=64"),
         ({"kv_heads": 3}, "config.model.kv_heads=3 does not divide heads=4"),
         ({"head_dim": 3}, "config.model.head_dim=3 is odd"),
-        ({"depth": -1}, "config.model.depth must not be negative"),
+        ({"depth": -1}, "config.model.depth must be at least 0"),
         ({"param_dtype": "float16"}, "model.param_dtype cannot be 'float16'"),
         ({"pretrained": "nothing.safetensors"}, "nothing.safetensors: .* does not exist"),
     ],

@@ -113,7 +113,7 @@ def test_published_weights_give_the_logits_of_numpy(tmp_path):
         ({}, {"width": 16}, "config.model.width=16 contradicts"),
         ({}, {"num_classes": 12}, "has 11 token ids, but the data need 12"),
         (None, {"heads": 3}, "config.model.heads=3 does not divide config.model.width=64"),
-        (None, {"positions": -1}, "config.model.positions must not be negative"),
+        (None, {"positions": -1}, "config.model.positions must be at least 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, config, settings, words):

@@ -67,9 +67,9 @@ def test_the_smallest_images_are_accepted():
         ("text_cnn", {"windows": (3, 3)}, "windows must be distinct positive integers"),
         ("text_cnn", {"dropout": 1.0}, "config.model.dropout must be at least 0"),
         ("text_cnn", {"windows": (9,)}, "windows=(9,) needs texts of 9 tokens or more"),
-        ("fasttext", {"buckets": -1}, "config.model.buckets must not be negative"),
+        ("fasttext", {"buckets": -1}, "config.model.buckets must be at least 0"),
         ("word_lstm", {"depth": 0}, "config.model.depth must be above 0"),
-        ("word_lstm", {"projection": -1}, "projection must not be negative"),
+        ("word_lstm", {"projection": -1}, "projection must be at least 0"),
     ],
 )
 def test_a_bad_setting_is_named(name, settings, said):

@@ -306,7 +306,7 @@ def test_unsupported_methods_and_settings_are_one_line_errors():
     assert "did you mean 'poisson'" in rejected("fedavg", sampling="poison")
     assert "at least config.run.cohort=4, got 3" in rejected("fedavg", capacity=3)
     assert "count_noise is too low" in rejected("fedavg", privacy.adaptive, noise=0.4)
-    assert "clip_lr must not be negative" in rejected("fedavg", privacy.adaptive, clip_lr=-1.0)
+    assert "clip_lr must be at least 0" in rejected("fedavg", privacy.adaptive, clip_lr=-1.0)
     with_norm = central(toys.make("fedavg", toys.NORM), 4, noise=1.0)
     assert "running statistics" in complaint(toys.player(with_norm), KEYS, 0, 1)
     one = setup(1)._replace(num_clients=1)

@@ -1,0 +1,134 @@
+"""Bounds and choices of settings: what annotations declare, and what the registry refuses."""
+
+import inspect
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+
+from fedjax_lab import bounds
+from fedjax_lab.bounds import BelowOne, NotNegative, OneOf, Positive, PositiveShare, Share, Within
+from fedjax_lab.experiment import registry
+from fedjax_lab.experiment.config import resolve
+
+SECTIONS = {  # of the kinds whose section has another name; (section, the key that names them)
+    "feature_skew": ("partition", "feature_skew"),
+    "optimizer": ("local", "optimizer"),
+    "schedule": ("local", "schedule"),
+    "sampling": ("run", "sampling"),
+    "availability": ("clock", "availability"),
+}
+NO_SETTINGS = ("metric", "augmentation")
+FREE = {  # numbers of parts whose bounds depend on other settings or on the data
+    "huggingface.dataset",
+}
+
+
+@pytest.mark.parametrize(
+    "annotation, allowed, refused, words",
+    [
+        (Positive[float], (1e-30, 1, 2.0**40), (0, 0.0, -1, np.nan), "above 0"),
+        (NotNegative[int], (0, 1), (-1,), "at least 0"),
+        (Share, (0, 0.5, 1), (-0.1, 1.1), "from 0 to 1"),
+        (PositiveShare, (0.1, 1), (0, 1.1), "above 0 and at most 1"),
+        (BelowOne, (0, 0.9), (1, -0.1), "at least 0 and below 1"),
+        (Annotated[int, Within(2, 1000)], (2, 1000), (1, 1001), "from 2 to 1,000"),
+        (Annotated[float, Within(high=9)], (-1e9, 9), (9.1,), "at most 9"),
+        (Literal["none", "sum"], ("sum",), ("", "Sum"), "one of none, sum"),
+        (Literal[1, 2], (1, 2), (0, 3), "one of 1, 2"),
+        (Annotated[str, OneOf({"a": 0})], ("a",), ("b",), "one of a"),
+        (Positive[int] | Literal["elbow"], (1, "elbow"), (0,), "above 0"),
+        (tuple[PositiveShare, ...], ((), (0.5, 1.0)), ((0.5, 0.0),), "above 0 and at most 1"),
+    ],
+)
+def test_an_annotation_declares_what_a_setting_accepts(annotation, allowed, refused, words):
+    limit = bounds.declared(annotation)
+    assert str(limit) == words
+    for value in allowed:
+        bounds.check("a.b", value, limit)
+    for value in refused:
+        assert complaint(bounds.check, "a.b", value, limit).startswith("config.a.b ")
+
+
+def test_other_annotations_declare_nothing():
+    for annotation in (
+        int,
+        float | Literal["inf"],
+        tuple,
+        "Positive",
+        Any,
+        inspect.Parameter.empty,
+    ):
+        assert bounds.declared(annotation) is None
+
+
+def test_a_traced_setting_is_not_checked():
+    limit = bounds.declared(Share)
+    jax.make_jaxpr(lambda value: bounds.check("a.b", value, limit) or value)(7.0)
+
+
+def own(task, *, pull: "Share" = 0.5, ways: "Literal['a', 'b']" = "a", free: float = 1.0):
+    """A method of a user whose file stores annotations as text."""
+
+
+def test_a_part_of_the_user_declares_its_bounds():
+    given = {"name": own}
+    message = complaint(resolve, {"method": {**given, "pull": 1.5}})
+    assert message == "config.method.pull must be from 0 to 1, got 1.5"
+    message = complaint(resolve, {"method": {**given, "ways": "c"}})
+    assert message == "config.method.ways cannot be 'c'; valid: a, b"
+    message = complaint(resolve, {"method": {**given, "free": -1.0}})
+    assert message == "config.method.free must be at least 0, got -1.0"  # of every method
+
+
+@pytest.mark.parametrize(
+    "name, setting, message",
+    [
+        ("fedbuff", {"normalize": "mean"}, "config.method.normalize cannot be 'mean'; valid: "),
+        ("fedbuff", {"staleness": "polynomal"}, "did you mean 'polynomial'?"),
+        ("fedasync", {"staleness": "polynomal"}, "did you mean 'polynomial'?"),
+        (
+            "d_psgd",
+            {"degree": 10**8},
+            "config.method.degree must be from 2 to 1,000, got 100000000",
+        ),
+        ("dfedavgm", {"degree": 10**8}, "config.method.degree must be from 2 to 1,000"),
+        (
+            "fedem",
+            {"num_components": 10**8},
+            "config.method.num_components must be from 1 to 1,000",
+        ),
+        ("fedgkt", {"server_depth": 10**8}, "config.method.server_depth must be from 0 to 1,000"),
+    ],
+)
+def test_a_setting_out_of_bounds_is_refused_before_anything_is_made(name, setting, message):
+    assert message in complaint(resolve, {"method": {"name": name, **setting}})
+    assert message in complaint(toys.make, name, **setting)
+
+
+def parts():
+    """(kind, name, function) of all functions of the registry that have settings."""
+    for kind in registry.NAMED.keys() - set(NO_SETTINGS):
+        for name in registry.NAMED[kind]:
+            yield kind, name, registry.look_up(kind, name)
+
+
+def test_every_default_is_within_its_bounds():
+    for kind, name, function in parts():
+        if not registry.is_wrapper(function):
+            section = registry.keyword_defaults(function)
+            registry.check_settings(f"{kind}.{name}", function, section)
+
+
+def test_every_number_declares_bounds():
+    """A number of a method has one bound in any case."""
+    unlimited = {
+        f"{name}.{key}"
+        for kind, name, function in parts()
+        for key, default in registry.keyword_defaults(function).items()
+        if type(default) in (int, float) and key not in registry.limits_of(function)
+    }
+    assert unlimited == FREE
