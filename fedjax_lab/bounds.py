@@ -15,6 +15,7 @@ They are checked when a config is read and when a method is made. A setting `tup
 bounds of X for each of its values. Files with your own functions declare bounds in the same way.
 """
 
+import inspect
 import math
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
@@ -94,6 +95,12 @@ def declared(annotation: Any) -> Limit | None:
     marks = [mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Limit)]
     parts = [part for part in get_args(annotation) if get_origin(part) is not Literal]
     return next(filter(None, [*marks, *map(declared, parts)]), None)
+
+
+def limits(signature: inspect.Signature) -> dict[str, Limit]:
+    """The limits that the arguments of a function declare, by name."""
+    each = {key: declared(p.annotation) for key, p in signature.parameters.items()}
+    return {key: limit for key, limit in each.items() if limit is not None}
 
 
 def check(key: str, value: Any, limit: Limit | None) -> None:

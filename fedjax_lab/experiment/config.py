@@ -28,6 +28,7 @@ from fedjax_lab.experiment.keys import DEFAULTS, KEYS, PARTS, naming
 from fedjax_lab.experiment.references import Source, parts_of
 from fedjax_lab.experiment.registry import (
     default_settings,
+    has_own_test,
     is_part,
     keyword_defaults,
     limits_of,
@@ -176,11 +177,10 @@ def _defaults(section, values):
 def limits_in(section: str, values: Mapping) -> dict[str, bounds.Limit | None]:
     """The bounds and choices of a section's keys and of the settings of the functions it names.
 
-    A function's setting with the name of a key that every config has replaces that key's.
+    What a function declares for a key that every config has replaces that key's limit.
     """
     limits = {key: KEYS[f"{section}.{key}"].limit for key in DEFAULTS[section]}
     for function in named_functions(section, values).values():
-        limits |= dict.fromkeys(default_settings(function, dict(values)))
         limits |= limits_of(function, dict(values))
     return limits
 
@@ -296,6 +296,8 @@ def _check_values(full):
     for section, values in full.items():
         for key, limit in limits_in(section, values).items():
             bounds.check(f"{section}.{key}", values[key], limit)
+    if not has_own_test(full["data"]["name"]):
+        bounds.BELOW_ONE.check("data.test", full["data"]["test"])
     _check_kinds(full["model"])
     _check_clients(full["partition"], full["run"]["cohort"])
     _check_run(full["run"], full["local"], full["partition"]["validation"])
@@ -319,6 +321,8 @@ def _check_clients(partition, cohort):
                 "config.partition.capacity must be numbers above 0 and at most 1, got"
                 f" {quoted(capacity)}"
             )
+    if default_values("partition", partition)["num_clients"] != 0:
+        bounds.POSITIVE.check("partition.num_clients", num_clients)
     if num_clients == 0:
         return  # the data decide; the cohort is checked when they are loaded
     new = count_new(num_clients, partition["new_clients"])

@@ -49,7 +49,6 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         0.0,
         "the share of examples that become test examples if the source has no test set; the draw"
         " is stratified by class, domain and user; 0: none",
-        BELOW_ONE,
     ),
     "data.test_seed": Key(0, "the seed of the draw of these test examples", NOT_NEGATIVE),
     "partition.name": Key("iid", "how the training examples are divided among the clients"),
@@ -57,7 +56,7 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         10,
         "the number of clients; by_client draws this number of users at random, or takes all users"
         " if it is 0",
-        POSITIVE,
+        NOT_NEGATIVE,
     ),
     "partition.validation": Key(
         0.0,

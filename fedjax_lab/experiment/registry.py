@@ -375,11 +375,9 @@ def limits_of(function: Callable, chosen: dict | None = None) -> dict[str, Limit
     """
     limits = {}
     for part in _and_base(function, chosen):
-        usual = bounds.NOT_NEGATIVE if is_method(part) else None
-        for key, parameter in _signature(part).parameters.items():
-            limits[key] = bounds.declared(parameter.annotation) or usual
-    settings = default_settings(function, chosen)
-    return {key: limits[key] for key in settings if limits.get(key) is not None}
+        usual = keyword_defaults(part) if is_method(part) else ()
+        limits |= dict.fromkeys(usual, bounds.NOT_NEGATIVE) | bounds.limits(_signature(part))
+    return limits
 
 
 def check_settings(section: str, function: Callable, values: Mapping) -> None:

@@ -1,19 +1,28 @@
 """Tests the declaration of data sources: limits of settings, and remedies in errors."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from inputs import complaint
 from small_dataset import SMALL
 
-from fedjax_lab.data.declared import one_of, source, within
+from fedjax_lab.bounds import Positive
+from fedjax_lab.data.declared import Side, source
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.safe import Fault, reading, remedied
-from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import keyword_defaults
 
 
-@source("get it", size=within(8, 512), color=one_of(("rgb", "gray")), users=check_positive)
-def toys(*, file: str = "", size: int = 32, color: str = "rgb", users: int = 1):
+@source("get it")
+def toys(
+    *,
+    file: str = "",
+    size: Side = 32,
+    color: Literal["rgb", "gray"] = "rgb",
+    users: Positive[int] = 1,
+):
     """Toys."""
     with reading(file):
         open(file).close()

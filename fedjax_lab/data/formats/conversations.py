@@ -7,16 +7,16 @@ stops. If the template has none there, the end of text is appended.
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedjax_lab.bounds import OneOf, Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import IGNORED
-from fedjax_lab.data.declared import one_of, within
 from fedjax_lab.data.formats import tokenizer_files
 from fedjax_lab.data.formats.tokenizer_files import ModelTokenizer
-from fedjax_lab.errors import BadInput, check_not_negative, message_of, missing, reason_of
+from fedjax_lab.errors import BadInput, message_of, missing, reason_of
 
 # The words of Alpaca's two prompts: PROMPT_DICT in train.py of
 # https://github.com/tatsu-lab/stanford_alpaca (15b51ae).
@@ -289,12 +289,9 @@ def _compiled(template: str) -> Any:
 
 
 TEMPLATES: dict[str, Callable] = {"chat": _chat, "alpaca": _alpaca, "vicuna": _vicuna}
-LIMITS = {
-    "template": one_of(TEMPLATES),
-    "train_on": one_of(("response", "all")),
-    "length": within(2),
-    "vocabulary": check_not_negative,
-}
+Template = Annotated[str, OneOf(TEMPLATES)]
+TrainOn = Literal["response", "all"]
+Length = Annotated[int, Within(2)]
 
 
 def kept_only(values: Iterable, kept: np.ndarray) -> list:

@@ -3,21 +3,21 @@
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 from tqdm import tqdm
 
+from fedjax_lab.bounds import Within
 from fedjax_lab.data import safe
-from fedjax_lab.data.declared import SIDE, Check, one_of
+from fedjax_lab.data.declared import SIDE
 from fedjax_lab.data.formats.images import GRAY, check_image, in_threads, stretch, upright
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput
 
 PIECE = 1000  # images that are read at a time
-LIMITS: dict[str, Check] = {  # of the settings of images; size 0: they keep their size
-    "size": lambda key, size: SIDE(key, size or 8),
-    "color": one_of(("auto", "rgb", "gray")),
-}
+Size = Annotated[int, Within(0, SIDE.high)]  # of images; 0: they keep their size
+Color = Literal["auto", "rgb", "gray"]
 
 
 Fetch = Callable[[np.ndarray], Sequence[bytes]]  # row numbers [n] -> the bytes of these files
@@ -37,6 +37,7 @@ def pictures(
     name: the name of the images in the cache.
     arrays: the digest of the images changes with them, as with the bytes of the image files.
     """
+    SIDE.check("data.size", size or SIDE.low)
     first = _open(where, 0, fetch(np.array([0]))[0])
     all_gray = color == "auto" and first.mode in GRAY
     mode = "L" if all_gray or color == "gray" else "RGB"

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from fedjax_lab.bounds import OneOf
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.declared import one_of
 from fedjax_lab.data.formats.columns import positions, sorted_names
 from fedjax_lab.data.formats.images import COLORS, FITS, Look, Split, of_files, upright
 from fedjax_lab.data.safe import Fault
@@ -40,11 +40,12 @@ class Part(NamedTuple):
     user: str = ""
 
 
-LIMITS = {"color": one_of(COLORS), "resize": one_of(FITS)}
+Color = Annotated[str, OneOf(COLORS)]
+Fit = Annotated[str, OneOf(FITS)]
 
 
 def make_look(size: int, color: str, resize: str) -> Look:
-    """The look for these settings of a config, which must be within LIMITS."""
+    """The look for these settings of a config, which must be valid."""
 
     def fit(image, size):  # pictures of one's own may be photographs from a camera
         return FITS[resize](upright(image), size)

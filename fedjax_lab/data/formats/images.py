@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab.data import leaks, safe
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset, pooled
-from fedjax_lab.data.declared import SIDE, Check, source
+from fedjax_lab.data.declared import source
 from fedjax_lab.data.lazy import LazyArray, read_all
 
 PIXEL = 4  # bytes per pixel while an image is read
@@ -162,9 +162,9 @@ def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:
     return source
 
 
-def image_source(remedy: str = "", /, **limits: Check) -> Callable:
-    """As `declared.source` and `decoded`, for a data source with the setting `size`."""
-    return lambda listing: decoded(source(remedy, **{"size": SIDE} | limits)(listing))
+def image_source(remedy: str = "", /) -> Callable:
+    """As `declared.source` and `decoded`."""
+    return lambda listing: decoded(source(remedy)(listing))
 
 
 def of_files(

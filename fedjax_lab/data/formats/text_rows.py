@@ -8,14 +8,15 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
+from fedjax_lab.bounds import Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import tokenizer_files
-from fedjax_lab.errors import BadInput, check_choice, check_positive, check_range
+from fedjax_lab.errors import BadInput
 
 SPECIAL = ("<padding>", "<unknown>")  # the names of ids 0 and 1
 UNKNOWN, FIRST = 1, len(SPECIAL)  # ids of the unknown word and of the first word
@@ -29,7 +30,8 @@ UNSPACED = (
 WORD = re.compile(rf"[^\W{UNSPACED}]+(?:'[^\W{UNSPACED}]+)*|(?!\s)[{UNSPACED}]|[^\w\s]")
 BUILT_IN = ("hash", "words")
 
-TASKS = ("classify", "next_word")
+TextTask = Literal["classify", "next_word"]
+Vocabulary = Annotated[int, Within(FIRST + 1, LARGEST)]
 
 
 class Tokens(NamedTuple):
@@ -43,7 +45,6 @@ class Tokens(NamedTuple):
 
 def checked(task: str, tokenizer: str, vocabulary: int, length: int) -> Tokens:
     """The settings. Raises BadInput if task and tokenizer do not fit together."""
-    check_choice("data.task", task, TASKS)
     if task == "next_word" and tokenizer == "hash":
         raise BadInput(
             "config.data.task=next_word cannot predict words with config.data.tokenizer=hash, which"
@@ -70,7 +71,6 @@ def make_tokenizer(name: str, vocabulary: int, texts: Iterable[str]) -> Tokenize
       vocabulary: the number of ids, including the two special ones.
       texts: the texts whose words are counted.
     """
-    check_range("data.vocabulary", vocabulary, FIRST + 1, LARGEST)
     if name == "hash":
         return Tokenizer(_hashing(vocabulary), vocabulary)
     if name == "words":
@@ -119,8 +119,7 @@ def next_words(
 
 
 def _check_room(count, length, kind):
-    """Raises BadInput if the length is not positive or the examples do not fit in memory."""
-    check_positive("data.length", length)
+    """Raises BadInput if the examples do not fit in memory."""
     size = count * length * kind.itemsize
     safe.check_fits(size, "the token ids", "lower --config.data.length")
 
@@ -149,12 +148,12 @@ def of_rows(
     Args:
       dataset: the facts about the texts, without x.
       rows: token ids below `size`.
-      task: one of TASKS.
+      task: a `TextTask`.
       length: the number of tokens of an example.
       size: the number of token ids.
       words: the word of each token id, which are the classes if words are predicted.
     """
-    if task == TASKS[0]:
+    if task == "classify":
         return dataset._replace(x=padded(rows, length, size))
     x, y, row = next_words(rows, length, size)
     return dataset._replace(

@@ -7,7 +7,6 @@ import numpy as np
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import text_rows
 from fedjax_lab.data.formats.user_rows import UserRows, assembled
-from fedjax_lab.errors import check_positive, check_range
 
 
 class Words:
@@ -36,12 +35,6 @@ class Words:
         return [int(number) for number in order[:count]]
 
 
-def check(vocabulary: int, length: int) -> None:
-    """Raises BadInput unless vocabulary and length are valid."""
-    check_range("data.vocabulary", vocabulary, text_rows.FIRST + 1, text_rows.LARGEST)
-    check_positive("data.length", length)
-
-
 def next_word(
     words: Words, parts: Sequence[UserRows], vocabulary: int, length: int, name: str
 ) -> Dataset:
@@ -63,5 +56,5 @@ def next_word(
     ids[kept] = np.arange(first, first + len(kept))
     sequences = [ids[sequence].tolist() for part in parts for sequence in part.x]
     classes = (*text_rows.SPECIAL, *(names[number] for number in kept))
-    made, task = assembled(parts, None, (), name), text_rows.TASKS[1]
+    made, task = assembled(parts, None, (), name), "next_word"
     return text_rows.of_rows(made, sequences, task, length, len(classes), classes)

@@ -1,21 +1,19 @@
 """Helpers of the data sources that generate the examples of natural users on this machine."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from fedjax_lab.bounds import Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import check_positive, check_range
 
 LARGEST = 1_000_000  # upper limit of a spread: larger than any useful value, far from overflow
 
 
-def concentration(key: str, value: float) -> None:
-    """Raises BadInput unless the config's value of `key` fits a Dirichlet distribution."""
-    check_positive(key, value)
-    check_range(key, value, 0, LARGEST)
+Spread = Annotated[float, Within(0, LARGEST)]
+Concentration = Annotated[float, Within(0, LARGEST, above=True)]  # of a Dirichlet distribution
 
 
 def draw_sizes(

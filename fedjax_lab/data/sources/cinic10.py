@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats.images import Look, image_source, of_classes, of_files
 from fedjax_lab.data.places import fetched, locate
 
@@ -23,7 +24,7 @@ find = partial(locate, names=[f"{at}train/{CLASSES[0]}" for at in FOLDERS], kind
 
 
 @image_source(HELP)
-def cinic10(*, folder: str = "", size: int = 32, merge_valid: bool = False) -> Dataset:
+def cinic10(*, folder: str = "", size: Side = 32, merge_valid: bool = False) -> Dataset:
     """CINIC-10: 90,000 training and 90,000 test images [size, size, 3] of CIFAR-10's ten classes.
 
     folder: the folder with train/, valid/ and test/, or with a folder cinic10 or CINIC-10 that has

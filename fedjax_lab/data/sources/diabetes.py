@@ -6,13 +6,17 @@ The table comes with scikit-learn.
 
 import numpy as np
 
+from fedjax_lab.bounds import BelowOne, NotNegative
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.sources import arrays
-from fedjax_lab.errors import check_below_one
 
 
 def diabetes(
-    *, test: float = 0.2, test_seed: int = 0, unseen: str = "", normalize: str = "standard"
+    *,
+    test: BelowOne = 0.2,
+    test_seed: NotNegative[int] = 0,
+    unseen: str = "",
+    normalize: str = "standard",
 ) -> Dataset:
     """Diabetes: x [442, 10] float32, labels y [442] float32; for config.task.name=regression.
 
@@ -20,8 +24,6 @@ def diabetes(
     test_seed: the seed of the draw. unseen, normalize: as in `table`.
     """
     from sklearn.datasets import load_diabetes
-
-    check_below_one("data.test", test)
 
     table = load_diabetes(scaled=False)
     split = arrays.random_test_rows(len(table.target), test, test_seed).astype(int)

@@ -10,15 +10,15 @@ import io
 import sys
 from functools import cache as remembered
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from fedjax_lab.bounds import NotNegative, Within
 from fedjax_lab.data import writing
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.declared import source, within
-from fedjax_lab.errors import check_not_negative
+from fedjax_lab.data.declared import source
 
 VERSION = 1  # of the images; increment it with every change that alters a pixel
 DOMAINS = ("handwritten", "blended", "printed", "street", "postal")
@@ -50,18 +50,16 @@ class Ink(NamedTuple):
     half: np.ndarray  # [2] half width and height of the mapped ink in image pixels
 
 
-@source(
-    size=within(16, 128),
-    train_per_domain=within(10),  # one of each digit
-    test_per_domain=within(10),
-    seed=check_not_negative,
-)
+Count = Annotated[int, Within(10)]  # one of each digit
+
+
+@source()
 def digit_domains(
     *,
-    size: int = 28,
-    train_per_domain: int = 1000,
-    test_per_domain: int = 500,
-    seed: int = 0,
+    size: Annotated[int, Within(16, 128)] = 28,
+    train_per_domain: Count = 1000,
+    test_per_domain: Count = 500,
+    seed: NotNegative[int] = 0,
     cache: str = "",
 ) -> Dataset:
     """Digit domains: images [R, size, size, 3] uint8 of five domains with balanced classes.

@@ -8,14 +8,15 @@ images of train.pkl. M3SDA's (Peng et al. 2019) and KD3A's MATLAB files keep the
 
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
+from fedjax_lab.bounds import OneOf
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, first_of_each, pooled
-from fedjax_lab.data.declared import SIDE, one_of, source
+from fedjax_lab.data.declared import Side, source
 from fedjax_lab.data.formats import matlab, pickles
 from fedjax_lab.data.formats.image_arrays import array_of, labels_of
 from fedjax_lab.data.places import locate, told
@@ -53,14 +54,13 @@ class Sampling(NamedTuple):
 SAMPLINGS = {"fedpick": Sampling(1000, 2, 0, 0), "fedc2i": Sampling(7438, 10, 100, 200)}
 
 
-@source(
-    told("digits_five"),
-    sampling=one_of(SAMPLINGS),
-    source=one_of(("auto", *PROBES)),
-    size=SIDE,
-)
+@source(told("digits_five"))
 def digits_five(
-    *, folder: str = "", size: int = 32, sampling: str = "fedpick", source: str = "auto"
+    *,
+    folder: str = "",
+    size: Side = 32,
+    sampling: Annotated[str, OneOf(SAMPLINGS)] = "fedpick",
+    source: Annotated[str, OneOf(("auto", *PROBES))] = "auto",
 ) -> Dataset:
     """Digits-Five: images [R, size, size, 3] of the domains in FOLDERS.
 

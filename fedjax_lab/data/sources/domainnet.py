@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats.images import Look, Split, image_source, of_files
 from fedjax_lab.data.places import fetched, locate, told
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources._domain_folders import PARTS, Release, inside, read
-from fedjax_lab.errors import check_not_negative, check_range, quoted
+from fedjax_lab.errors import check_range, quoted
 
 RELEASE = Release(
     name="domainnet-v1",
@@ -49,7 +51,7 @@ class Line(NamedTuple):
 
 
 @image_source(told("domainnet"))
-def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
+def domainnet(*, folder: str = "", size: Side = 256) -> Dataset:
     """DomainNet: images [R, size, size, 3] of ten classes in six domains, as in FedPick.
 
     folder: the folder of the data set, or its parent; empty: ~/.cache/fedjax_lab and data/ are
@@ -62,9 +64,13 @@ def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
     return read(RELEASE, folder, size, lambda labels: np.arange(min(TRAINING, len(labels))))
 
 
-@image_source(FULL_HELP, classes_seed=check_not_negative)
+@image_source(FULL_HELP)
 def domainnet_full(
-    *, folder: str = "", size: int = 64, classes: int = 50, classes_seed: int = 0
+    *,
+    folder: str = "",
+    size: Side = 64,
+    classes: Positive[int] = 50,
+    classes_seed: NotNegative[int] = 0,
 ) -> Dataset:
     """DomainNet(classes): images [R, size, size, 3] of `classes` of its 345, as in Client2Vec.
 

@@ -6,11 +6,13 @@ and all labels begin with 0.
 """
 
 import string
+from typing import Annotated
 
 import numpy as np
 
+from fedjax_lab.bounds import OneOf
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.declared import one_of, source
+from fedjax_lab.data.declared import source
 from fedjax_lab.data.sources import idx
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase
@@ -27,8 +29,8 @@ FIRST_LABEL = {"letters": 1}  # in the files; 0 for the other splits
 FOLDERS = ("emnist", "emnist/gzip", "EMNIST/raw", "EMNIST", "gzip")
 
 
-@source(idx.remedy_of("emnist"), split=one_of(SPLITS))
-def emnist(*, folder: str = "", split: str = "balanced") -> Dataset:
+@source(idx.remedy_of("emnist"))
+def emnist(*, folder: str = "", split: Annotated[str, OneOf(SPLITS)] = "balanced") -> Dataset:
     """EMNIST split: upright images [R, 28, 28, 1], training examples first.
 
     folder: the folder with the files, or with a folder emnist (or torchvision's EMNIST/raw); empty:

@@ -5,17 +5,17 @@ numbers, to name opposites, and to name the first of several words.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 
+from fedjax_lab.bounds import NotNegative, Positive, Within
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.declared import source, within
-from fedjax_lab.data.formats import conversations
-from fedjax_lab.data.formats.conversations import Form, Message
-from fedjax_lab.data.sources._generated import concentration
+from fedjax_lab.data.declared import source
+from fedjax_lab.data.formats.conversations import Form, Length, Message, Template, TrainOn
+from fedjax_lab.data.sources._generated import Concentration
 from fedjax_lab.data.sources.instructions import Record, dataset_of
 from fedjax_lab.data.sources.topics import TESTS, drawn, how_many
-from fedjax_lab.errors import check_not_negative, check_positive
 
 WORDS = (
     "apple ball bird book bread chair clock cloud cup desk door egg fish flower fork glass gold"
@@ -62,24 +62,18 @@ TASKS: dict[str, Callable[[np.random.Generator], tuple[str, str]]] = {
 }
 
 
-@source(
-    seed=check_not_negative,
-    users=check_positive,
-    records=within(TESTS),
-    alpha=concentration,
-    **conversations.LIMITS,
-)
+@source()
 def generated_instructions(
     *,
-    users: int = 50,
-    records: int = 40,
-    alpha: float = 0.5,
-    seed: int = 0,
+    users: Positive[int] = 50,
+    records: Annotated[int, Within(TESTS)] = 40,
+    alpha: Concentration = 0.5,
+    seed: NotNegative[int] = 0,
     tokenizer: str = "bytes",
-    template: str = "chat",
-    train_on: str = "response",
-    length: int = 128,
-    vocabulary: int = 0,
+    template: Template = "chat",
+    train_on: TrainOn = "response",
+    length: Length = 128,
+    vocabulary: NotNegative[int] = 0,
     packing: bool = False,
 ) -> Dataset:
     """Generated instructions: x [R, T] int32, token ids; y [R, T], the next token, or -1.

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats.image_arrays import labels_of
 from fedjax_lab.data.formats.images import Look, image_source, of_files, rgb
 from fedjax_lab.data.places import fetched, locate
@@ -51,7 +52,7 @@ class Sign(NamedTuple):
 
 
 @image_source(HELP)
-def gtsrb(*, folder: str = "", size: int = 32, roi: bool = False) -> Dataset:
+def gtsrb(*, folder: str = "", size: Side = 32, roi: bool = False) -> Dataset:
     """GTSRB: 39,209 training and 12,630 test images [size, size, 3] of 43 classes of unequal size.
 
     folder: the folder with Final_Training and Final_Test, or with a folder GTSRB; empty:

@@ -9,9 +9,14 @@ The numbers of patients are log-normal. One w ~ N(0, I) is drawn for all hospita
 
 import numpy as np
 
+from fedjax_lab.bounds import BelowOne, NotNegative, Positive
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.sources._generated import LARGEST, draw_sizes, of_users, training_counts
-from fedjax_lab.errors import check_not_negative, check_positive, check_range
+from fedjax_lab.data.sources._generated import (
+    Spread,
+    draw_sizes,
+    of_users,
+    training_counts,
+)
 
 SPREAD = 0.7  # standard deviation of the logarithm of a hospital's number of patients
 LEAST = 5  # smallest number of patients of a hospital
@@ -19,14 +24,14 @@ LEAST = 5  # smallest number of patients of a hospital
 
 def hospitals(
     *,
-    num_users: int = 12,
-    patients: int = 200,
-    dimension: int = 8,
-    shift: float = 0.5,
-    device: float = 0.2,
-    longer_than: float = 0.0,
-    test_share: float = 0.2,
-    seed: int = 0,
+    num_users: Positive[int] = 12,
+    patients: Positive[int] = 200,
+    dimension: Positive[int] = 8,
+    shift: Spread = 0.5,
+    device: Spread = 0.2,
+    longer_than: NotNegative[float] = 0.0,
+    test_share: BelowOne = 0.2,
+    seed: NotNegative[int] = 0,
     normalize: str = "standard",
 ) -> Dataset:
     """Hospitals: examples x [R, D] float32 with the days of the stay as labels y [R] float32.
@@ -41,12 +46,6 @@ def hospitals(
     seed: the random seed.
     normalize: config.data.normalize.
     """
-    check_positive("data.patients", patients)
-    check_positive("data.dimension", dimension)
-    check_range("data.shift", shift, 0, LARGEST)
-    check_range("data.device", device, 0, LARGEST)
-    check_not_negative("data.longer_than", longer_than)
-    check_not_negative("data.seed", seed)
     rng = np.random.default_rng(seed)
 
     def draw(count):

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_lab.bounds import Positive
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import columns, encoded, text_rows
 from fedjax_lab.data.formats.images import image_source
+from fedjax_lab.data.formats.text_rows import TextTask, Vocabulary
 from fedjax_lab.data.places import path_of
 from fedjax_lab.errors import BadInput, quoted
 
@@ -28,7 +30,7 @@ REMEDY = (
 IMAGE_KEYS = {"bytes", "path"}  # fields of an image in a Parquet file without type information
 
 
-@image_source(REMEDY, **encoded.LIMITS)
+@image_source(REMEDY)
 def huggingface(
     *,
     dataset: Any = "",
@@ -40,12 +42,12 @@ def huggingface(
     label: str = "",
     client: str = "",
     domain: str = "",
-    size: int = 0,
-    color: str = "auto",
-    task: str = "classify",
+    size: encoded.Size = 0,
+    color: encoded.Color = "auto",
+    task: TextTask = "classify",
     tokenizer: str = "hash",
-    vocabulary: int = 10_000,
-    length: int = 64,
+    vocabulary: Vocabulary = 10_000,
+    length: Positive[int] = 64,
 ) -> Dataset:
     """A data set of images, x [R, H, W, channels] uint8, or of texts, x [R, length] token ids.
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_lab.bounds import NotNegative
 from fedjax_lab.data import places, safe
 from fedjax_lab.data.dataset import Dataset, first_of_each, of_one_domain
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats.image_arrays import labels_of
 from fedjax_lab.data.safe import Fault
-from fedjax_lab.errors import check_not_negative
 
 KINDS = {0x801: "labels", 0x803: "images"}  # by the first four bytes of a file
 DIGITS = tuple("0123456789")
@@ -88,11 +88,8 @@ def kmnist(*, folder: str = "") -> Dataset:
     return _published(KMNIST, folder)
 
 
-@source(
-    remedy_of("fashion_mnist", "run `apt install dataset-fashion-mnist`, or "),
-    train_per_class=check_not_negative,
-)
-def fashion_mnist(*, folder: str = "", train_per_class: int = 0) -> Dataset:
+@source(remedy_of("fashion_mnist", "run `apt install dataset-fashion-mnist`, or "))
+def fashion_mnist(*, folder: str = "", train_per_class: NotNegative[int] = 0) -> Dataset:
     """Fashion-MNIST (Xiao et al. 2017, arXiv:1708.07747): 60,000 + 10,000 images [28, 28, 1].
 
     folder: as in `mnist`, with a folder fashion-mnist or torchvision's FashionMNIST/raw; if it is

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from fedjax_lab.data import held_out, places
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats import layouts
-from fedjax_lab.data.formats.image_parts import LIMITS, Part, gather, kind_of_split, make_look
+from fedjax_lab.data.formats.image_parts import Color, Fit, Part, gather, kind_of_split, make_look
 from fedjax_lab.data.formats.images import Look, image_source, of_classes, subfolders
 from fedjax_lab.data.safe import Fault
 
@@ -53,7 +54,7 @@ OFFICE_HOME = Published(
 
 
 @image_source(places.told("pacs"))
-def pacs(*, folder: str = "", size: int = 32) -> Dataset:
+def pacs(*, folder: str = "", size: Side = 32) -> Dataset:
     """PACS (Li et al. 2017): images [size, size, 3] of 7 classes.
 
     folder: the folder with the domains, or one with a folder PACS (or PACS/kfold) that has them;
@@ -68,7 +69,7 @@ def pacs(*, folder: str = "", size: int = 32) -> Dataset:
 
 
 @image_source(places.told("vlcs"))
-def vlcs(*, folder: str = "", size: int = 32) -> Dataset:
+def vlcs(*, folder: str = "", size: Side = 32) -> Dataset:
     """VLCS (Fang et al. 2013): images [size, size, 3] of 5 classes.
 
     folder, size: as in `pacs`.
@@ -80,7 +81,7 @@ def vlcs(*, folder: str = "", size: int = 32) -> Dataset:
 
 
 @image_source(places.told("office_home"))
-def office_home(*, folder: str = "", size: int = 32) -> Dataset:
+def office_home(*, folder: str = "", size: Side = 32) -> Dataset:
     """Office-Home (Venkateswara et al. 2017): images [size, size, 3] of 65 classes.
 
     folder, size: as in `pacs`.
@@ -90,14 +91,14 @@ def office_home(*, folder: str = "", size: int = 32) -> Dataset:
     return _published(OFFICE_HOME, folder, size)
 
 
-@image_source(REMEDY, **LIMITS)
+@image_source(REMEDY)
 def image_folders(
     *,
     folder: str,
-    size: int = 32,
+    size: Side = 32,
     layout: str = "auto",
-    color: str = "rgb",
-    resize: str = "stretch",
+    color: Color = "rgb",
+    resize: Fit = "stretch",
     unseen: str = "",
 ) -> Dataset:
     """Images of your own in nested folders: images [size, size, 3 or 1].

@@ -14,8 +14,9 @@ import numpy as np
 
 from fedjax_lab.data import places, safe
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats.columns import check, positions, sorted_names
-from fedjax_lab.data.formats.image_parts import LIMITS, Part, gather, kind_of_split, make_look
+from fedjax_lab.data.formats.image_parts import Color, Fit, Part, gather, kind_of_split, make_look
 from fedjax_lab.data.formats.images import Split, image_source
 from fedjax_lab.data.formats.layouts import ENDINGS
 from fedjax_lab.data.formats.text_tables import decoded as text_of
@@ -31,7 +32,7 @@ REMEDY = (
 )
 
 
-@image_source(REMEDY, **LIMITS)
+@image_source(REMEDY)
 def image_table(
     *,
     path: str,
@@ -41,9 +42,9 @@ def image_table(
     client: str = "",
     domain: str = "",
     split: str = "",
-    size: int = 32,
-    color: str = "rgb",
-    resize: str = "stretch",
+    size: Side = 32,
+    color: Color = "rgb",
+    resize: Fit = "stretch",
 ) -> Dataset:
     """The images [size, size, 3 or 1] that a CSV file lists; the settings name its columns.
 

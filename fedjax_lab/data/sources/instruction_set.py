@@ -1,16 +1,16 @@
 """Published instructions with responses, read from the published files."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from fedjax_lab.bounds import NotNegative, OneOf
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.fetching import catalog
-from fedjax_lab.data.formats import conversations
+from fedjax_lab.data.formats.conversations import Length, Template, TrainOn
 from fedjax_lab.data.places import fetched, locate, told
 from fedjax_lab.data.sources.instructions import instructions
-from fedjax_lab.errors import check_choice
 
 
 class Release(NamedTuple):
@@ -34,17 +34,17 @@ SETS = {
 }
 
 
-@source(**conversations.LIMITS)
+@source()
 def instruction_set(
     *,
-    dataset: str = "alpaca",
+    dataset: Annotated[str, OneOf(SETS)] = "alpaca",
     folder: str = "",
     tokenizer: str = "bytes",
-    template: str = "chat",
-    train_on: str = "response",
+    template: Template = "chat",
+    train_on: TrainOn = "response",
     join_input: bool = False,
-    length: int = 512,
-    vocabulary: int = 0,
+    length: Length = 512,
+    vocabulary: NotNegative[int] = 0,
     packing: bool = False,
 ) -> Dataset:
     """Instructions dataset: x [R, T] token ids, y [R, T] the token after each one, or -1.
@@ -55,7 +55,6 @@ def instruction_set(
     tokenizer, template, train_on, join_input, length, vocabulary, packing: as in
       `instructions`.
     """
-    check_choice("data.dataset", dataset, SETS)
     release = SETS[dataset]
     with safe.remedied(_remedy(dataset)):
         train = find(dataset, folder)

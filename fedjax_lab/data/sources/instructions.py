@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_lab.bounds import NotNegative
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import conversations, text_tables
 from fedjax_lab.data.formats.columns import numbered
-from fedjax_lab.data.formats.conversations import Form, Message
+from fedjax_lab.data.formats.conversations import Form, Length, Message, Template, TrainOn
 from fedjax_lab.data.formats.packing import packed
 from fedjax_lab.errors import BadInput, nearest, quoted
 
@@ -40,7 +41,7 @@ class Record(NamedTuple):
     category: str = ""
 
 
-@source(**conversations.LIMITS)
+@source()
 def instructions(
     *,
     path: str = "",
@@ -49,11 +50,11 @@ def instructions(
     client: str = "",
     category: str = "",
     tokenizer: str = "bytes",
-    template: str = "chat",
-    train_on: str = "response",
+    template: Template = "chat",
+    train_on: TrainOn = "response",
     join_input: bool = False,
-    length: int = 512,
-    vocabulary: int = 0,
+    length: Length = 512,
+    vocabulary: NotNegative[int] = 0,
     packing: bool = False,
 ) -> Dataset:
     """x [R, T] int32, token ids, padded at the end; y [R, T], the token after each one, or -1.

@@ -11,19 +11,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from fedjax_lab.bounds import POSITIVE, NotNegative
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.declared import SIDE, source
+from fedjax_lab.data.declared import Side, source
 from fedjax_lab.data.fetching import catalog
 from fedjax_lab.data.formats import leaf_json, text_rows, user_rows
 from fedjax_lab.data.formats.images import Look, Split, decoded, of_files
 from fedjax_lab.data.formats.leaf_json import User
+from fedjax_lab.data.formats.text_rows import Vocabulary
 from fedjax_lab.data.formats.user_rows import UserRows
-from fedjax_lab.data.formats.word_sequences import Words, check, next_word
+from fedjax_lab.data.formats.word_sequences import Words, next_word
 from fedjax_lab.data.places import folder_of
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources import image_folders
-from fedjax_lab.errors import BadInput, check_not_negative, quoted
+from fedjax_lab.errors import BadInput, quoted
 
 VERSION = 1  # of the pixels of image files; increment it with every change that alters a pixel
 END = "<EOS>"  # marks the end of a comment
@@ -45,15 +47,15 @@ class Kind(NamedTuple):
 
 
 @decoded
-@source(REMEDY, length=check_not_negative)
+@source(REMEDY)
 def leaf(
     *,
     folder: str,
     images: str = "",
-    size: int = 84,
+    size: Side = 84,
     tokenizer: str = "hash",
-    vocabulary: int = 10_000,
-    length: int = 0,
+    vocabulary: Vocabulary = 10_000,
+    length: NotNegative[int] = 0,
 ) -> Dataset:
     """The examples and users in LEAF's JSON files.
 
@@ -142,7 +144,6 @@ def of_pictures(folder: Path, images: str, size: int) -> Kind:
     named = [Path(images).expanduser()] if images else []
     places = named or [folder / name for name in PICTURES]
     where = next((place for place in places if place.is_dir()), None)
-    SIDE("data.size", size)
     if where is None:
         looked = " or ".join(map(str, places))
         raise BadInput(f"no images in {looked}: name their folder with --config.data.images")
@@ -175,7 +176,8 @@ def _is_plain(name):
 
 def of_texts(tokenizer: str, vocabulary: int, length: int) -> Kind:
     """The kind of texts, or of rows whose last entry is the text, as in Sent140."""
-    text_rows.make_tokenizer(tokenizer, vocabulary, [])  # checks the settings
+    text_rows.make_tokenizer(tokenizer, vocabulary, [])  # checks its name
+    POSITIVE.check("data.length", length)
 
     def encode(user):
         last = [row[-1] if isinstance(row, list) and row else row for row in user.x]
@@ -186,7 +188,7 @@ def of_texts(tokenizer: str, vocabulary: int, length: int) -> Kind:
     def finish(parts):
         made = user_rows.assembled(parts, None, user_rows.numbered(parts), "leaf")
         texts = [text for part in parts for text in part.x]
-        tokens = text_rows.Tokens(text_rows.TASKS[0], tokenizer, vocabulary, length)
+        tokens = text_rows.Tokens("classify", tokenizer, vocabulary, length)
         return text_rows.of_texts(made, texts, tokens)
 
     return Kind(encode, finish)
@@ -195,7 +197,7 @@ def of_texts(tokenizer: str, vocabulary: int, length: int) -> Kind:
 def of_comments(vocabulary: int, length: int) -> Kind:
     """The kind of comments, for next-word prediction within each comment."""
     words = Words()
-    check(vocabulary, length)
+    POSITIVE.check("data.length", length)
 
     def encode(user):
         comments = [words.encode(_words(comment)) for comment in user.x]

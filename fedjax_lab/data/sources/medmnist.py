@@ -5,9 +5,11 @@ and {train,val,test}_labels [N, 1].
 """
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from fedjax_lab.bounds import OneOf
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.formats import npz
@@ -53,7 +55,11 @@ SIZES = (28, 64, 128, 224)  # sides of the images, in pixels
 
 
 def medmnist(
-    *, dataset: str = "pathmnist", folder: str = "", size: int = 28, merge_valid: bool = False
+    *,
+    dataset: str = "pathmnist",
+    folder: str = "",
+    size: Annotated[int, OneOf(SIZES)] = 28,
+    merge_valid: bool = False,
 ) -> Dataset:
     """MedMNIST dataset: images [size, size, 1 or 3], with the published training and test split.
 
@@ -70,9 +76,6 @@ def medmnist(
             f" one; valid: {', '.join(CLASSES)}"
         )
     check_choice("data.dataset", dataset, CLASSES)
-    if size not in SIZES:
-        sizes = ", ".join(map(str, SIZES))
-        raise BadInput(f"config.data.size of medmnist must be one of {sizes}, got {size}")
     splits = ("train", "val", "test") if merge_valid else ("train", "test")
     with safe.remedied(_remedy(dataset, size)):
         file = find(dataset, folder, size)

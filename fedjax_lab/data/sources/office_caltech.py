@@ -1,9 +1,12 @@
 """Office-Caltech-10 (Gong et al. 2012) in FedBN's split: four domains, ten classes."""
 
+from typing import Annotated
+
 import numpy as np
 
+from fedjax_lab.bounds import OneOf
 from fedjax_lab.data.dataset import Dataset, first_of_each
-from fedjax_lab.data.declared import one_of
+from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats.images import image_source
 from fedjax_lab.data.places import told
 from fedjax_lab.data.sources._domain_folders import Release, read
@@ -23,8 +26,10 @@ SAMPLINGS = {
 }
 
 
-@image_source(told("office_caltech"), sampling=one_of(SAMPLINGS))
-def office_caltech(*, folder: str = "", size: int = 256, sampling: str = "fedpick") -> Dataset:
+@image_source(told("office_caltech"))
+def office_caltech(
+    *, folder: str = "", size: Side = 256, sampling: Annotated[str, OneOf(SAMPLINGS)] = "fedpick"
+) -> Dataset:
     """Office-Caltech-10: images [R, size, size, 3] of amazon, caltech, dslr and webcam.
 
     folder: the folder of the data set, or its parent; empty: ~/.cache/fedjax_lab and data/ are

@@ -25,7 +25,7 @@ VERSION = r"\d+\.\d+\.\d+"
 NAME = re.compile(rf"(?P<set>\w+(/[\w+-][\w.+-]*)?)(:(?P<version>{VERSION}))?")  # as in tfds.load
 
 
-@image_source(**encoded.LIMITS)
+@image_source()
 def tfds(
     *,
     dataset: str = "cifar10",
@@ -34,8 +34,8 @@ def tfds(
     test_split: str = "",
     image: str = "",
     label: str = "",
-    size: int = 0,
-    color: str = "auto",
+    size: encoded.Size = 0,
+    color: encoded.Color = "auto",
 ) -> Dataset:
     """An image classification data set of TFDS, images uint8, in the order of its files.
 

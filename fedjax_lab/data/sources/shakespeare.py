@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_lab.bounds import NotNegative, PositiveShare
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import leaf_json
 from fedjax_lab.data.formats.leaf_json import User
 from fedjax_lab.data.places import locate, told
 from fedjax_lab.data.safe import Fault
-from fedjax_lab.errors import BadInput, check_not_negative, check_positive_share, quoted
+from fedjax_lab.errors import BadInput, quoted
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80  # characters in a text
@@ -26,8 +27,10 @@ FRACTION, SEED = 0.1, 0
 FOLDERS = ("shakespeare/", "shakespeare/data/", "leaf/data/shakespeare/data/")
 
 
-@source(told("shakespeare"), fraction=check_positive_share, seed=check_not_negative)
-def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEED) -> Dataset:
+@source(told("shakespeare"))
+def shakespeare(
+    *, folder: str = "", fraction: PositiveShare = FRACTION, seed: NotNegative[int] = SEED
+) -> Dataset:
     """Shakespeare: x [R, 80] int8 and y [R] int32, numbers of characters in LEAF's alphabet.
 
     Characters outside the alphabet become spaces. If there are folders train/ and test/, this split

@@ -13,13 +13,19 @@ differ because each has its own weights, and because of beta.
 """
 
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 
+from fedjax_lab.bounds import BelowOne, NotNegative, Positive, Within
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.declared import source, within
-from fedjax_lab.data.sources._generated import LARGEST, draw_sizes, of_users, training_counts
-from fedjax_lab.errors import check_below_one, check_not_negative, check_positive
+from fedjax_lab.data.declared import source
+from fedjax_lab.data.sources._generated import (
+    Spread,
+    draw_sizes,
+    of_users,
+    training_counts,
+)
 
 CITATION = (
     "T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated Optimization in"
@@ -29,25 +35,17 @@ LEAST = 50  # smallest number of examples of a user
 MOST_CLASSES = 10_000
 
 
-@source(
-    dimension=check_positive,
-    alpha=within(0, LARGEST),
-    beta=within(0, LARGEST),
-    seed=check_not_negative,
-    num_classes=within(2, MOST_CLASSES),
-    num_users=check_positive,
-    test_share=check_below_one,
-)
+@source()
 def synthetic(
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: Spread = 1.0,
+    beta: Spread = 1.0,
     iid: bool = False,
-    num_users: int = 30,
-    dimension: int = 60,
-    num_classes: int = 10,
-    test_share: float = 0.1,
-    seed: int = 0,
+    num_users: Positive[int] = 30,
+    dimension: Positive[int] = 60,
+    num_classes: Annotated[int, Within(2, MOST_CLASSES)] = 10,
+    test_share: BelowOne = 0.1,
+    seed: NotNegative[int] = 0,
 ) -> Dataset:
     """Synthetic(alpha, beta): vectors x [R, dimension] float32 of users, for by_client.
 

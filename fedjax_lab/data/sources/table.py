@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_lab.bounds import BelowOne, NotNegative
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.places import path_of
 from fedjax_lab.data.sources import arrays
-from fedjax_lab.errors import BadInput, check_below_one, cut, missing, nearest, printable, quoted
+from fedjax_lab.errors import BadInput, cut, missing, nearest, printable, quoted
 
 ENDINGS = {".csv": ",", ".tsv": "\t", ".parquet": ""}  # with their separators
 REMEDY = "write it as a CSV, TSV or Parquet file"
@@ -35,8 +36,8 @@ def table(
     split: str = "",
     drop: tuple[str, ...] = (),
     categories: tuple[str, ...] = (),
-    test: float = 0.2,
-    test_seed: int = 0,
+    test: BelowOne = 0.2,
+    test_seed: NotNegative[int] = 0,
     unseen: str = "",
     normalize: str = "standard",
 ) -> Dataset:
@@ -60,7 +61,6 @@ def table(
       BadInput: a file or column is missing or cannot be used.
     """
     file = path_of(path, "name a .csv, .tsv or .parquet file with --config.data.path")
-    check_below_one("data.test", test)
     columns, targets = read(file), [name.strip() for name in target.split(",")]
     roles = {"client": client, "domain": domain, "split": split}
     roles = {role: name for role, name in roles.items() if name}

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_lab.bounds import Positive
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import text_rows, text_tables
 from fedjax_lab.data.formats.columns import numbered, positions
+from fedjax_lab.data.formats.text_rows import TextTask, Vocabulary
 from fedjax_lab.errors import BadInput
 
 DIGITS = 1000  # largest length of a number; Python refuses to parse several thousand digits
@@ -32,10 +34,10 @@ def text_files(
     client: str = "",
     header: bool = True,
     encoding: str = "utf-8",
-    task: str = "classify",
+    task: TextTask = "classify",
     tokenizer: str = "hash",
-    vocabulary: int = 10_000,
-    length: int = 64,
+    vocabulary: Vocabulary = 10_000,
+    length: Positive[int] = 64,
 ) -> Dataset:
     """x [R, length] int16 or int32, token ids: 0 is padding, which comes first, 1 unknown words.
 

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from fedjax_lab.bounds import Positive
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import text_rows
+from fedjax_lab.data.formats.text_rows import TextTask, Vocabulary
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.data.sources.text_files import Columns, Text, dataset_of
 from fedjax_lab.errors import BadInput, quoted
@@ -26,7 +28,11 @@ SENTIMENT140_FILES = (
     )
 )
 def ag_news(
-    *, folder: str = "", tokenizer: str = "hash", vocabulary: int = 10_000, length: int = 64
+    *,
+    folder: str = "",
+    tokenizer: str = "hash",
+    vocabulary: Vocabulary = 10_000,
+    length: Positive[int] = 64,
 ) -> Dataset:
     """AG News (Zhang et al. 2015, arXiv 1509.01626): 120,000 + 7,600 titles with descriptions.
 
@@ -52,10 +58,10 @@ def ag_news(
 def sentiment140(
     *,
     folder: str = "",
-    task: str = "classify",
+    task: TextTask = "classify",
     tokenizer: str = "hash",
-    vocabulary: int = 10_000,
-    length: int = 32,
+    vocabulary: Vocabulary = 10_000,
+    length: Positive[int] = 32,
 ) -> Dataset:
     """Sentiment140 (Go et al. 2009): 1,600,000 tweets, negative or positive, by 659,775 users.
 

@@ -12,11 +12,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.data import safe
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.declared import one_of, source
-from fedjax_lab.data.formats import user_rows, word_sequences
+from fedjax_lab.data.declared import source
+from fedjax_lab.data.formats import user_rows
+from fedjax_lab.data.formats.text_rows import Vocabulary
 from fedjax_lab.data.formats.user_rows import UserRows
 from fedjax_lab.data.formats.word_sequences import Words, next_word
 from fedjax_lab.data.lazy import LazyArray
@@ -26,8 +28,6 @@ from fedjax_lab.data.sources import leaf, shakespeare
 from fedjax_lab.errors import (
     BadInput,
     check_choice,
-    check_not_negative,
-    check_positive,
     quoted,
 )
 
@@ -43,7 +43,6 @@ CIFAR = (
     " Adaptive Federated Optimization. ICLR 2021, arXiv:2003.00295."
 )
 STACK_OVERFLOW = "The TensorFlow Federated Authors. Stack Overflow dataset. 2019.", "CC BY-SA 3.0"
-TASKS = ("tags", "next_word")
 PUBLIC_DOMAIN = "public domain (Project Gutenberg)"
 
 
@@ -58,16 +57,16 @@ class Kind(NamedTuple):
     same_users: bool = True  # whether both files have the same users
 
 
-@source(REMEDY, max_users=check_not_negative, tags=check_positive, task=one_of(TASKS))
+@source(REMEDY)
 def tff_hdf5(
     *,
     folder: str,
     dataset: str = "",
-    max_users: int = 0,
+    max_users: NotNegative[int] = 0,
     task: Literal["tags", "next_word"] = "tags",
-    vocabulary: int = 10_000,
-    tags: int = 500,
-    length: int = 20,
+    vocabulary: Vocabulary = 10_000,
+    tags: Positive[int] = 500,
+    length: Positive[int] = 20,
 ) -> Dataset:
     """The examples and users in TensorFlow Federated's HDF5 files.
 
@@ -91,7 +90,6 @@ def tff_hdf5(
         are left out.
     length: the number of words before the next one that an example has.
     """
-    word_sequences.check(vocabulary, length)
     prefix, train, test = files_of(folder, dataset)
     words = of_tags(vocabulary, tags) if task == "tags" else of_sentences(vocabulary, length)
     parts, kind = parts_of(train, test, (*KINDS, words), max_users)

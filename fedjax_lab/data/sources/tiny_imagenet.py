@@ -6,10 +6,11 @@ validation images are used as the test set.
 
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+from fedjax_lab.bounds import Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.declared import within
 from fedjax_lab.data.formats.images import Look, Split, image_source, of_classes, of_files
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import quoted
@@ -24,8 +25,8 @@ HELP = fetched(
 )
 
 
-@image_source(HELP, size=within(8, 64))
-def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
+@image_source(HELP)
+def tiny_imagenet(*, folder: str = "", size: Annotated[int, Within(8, 64)] = 32) -> Dataset:
     """Tiny-ImageNet: 100,000 + 10,000 images [size, size, 3]; the classes are sorted WordNet ids.
 
     folder: tiny-imagenet-200 or its parent; empty: ~/.cache/fedjax_lab and data/ are searched.

@@ -6,15 +6,18 @@ Half of the time a word is followed by its successor in the topic, so that the o
 informative, too.
 """
 
+from typing import Annotated
+
 import numpy as np
 
+from fedjax_lab.bounds import NotNegative, Positive, Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.declared import one_of, source, within
+from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import text_rows
-from fedjax_lab.data.formats.text_rows import TASKS
-from fedjax_lab.data.sources._generated import concentration
-from fedjax_lab.errors import BadInput, check_not_negative, check_positive
+from fedjax_lab.data.formats.text_rows import TextTask, Vocabulary
+from fedjax_lab.data.sources._generated import Concentration
+from fedjax_lab.errors import BadInput
 
 OWN = 0.5  # weight of a topic's own word distribution; the rest is common to all topics
 FOLLOWS = 0.5  # probability that a word is the successor of the previous one
@@ -23,27 +26,18 @@ TESTS = 5  # every fifth text of a user is for testing
 REMEDY = "lower config.data.users, texts, words, topics or vocabulary"
 
 
-@source(
-    task=one_of(TASKS),
-    seed=check_not_negative,
-    users=check_positive,
-    topics=check_positive,
-    words=check_positive,
-    length=check_positive,
-    alpha=concentration,
-    texts=within(TESTS),
-)
+@source()
 def topics(
     *,
-    users: int = 100,
-    texts: int = 30,
-    topics: int = 8,
-    alpha: float = 0.5,
-    vocabulary: int = 1000,
-    words: int = 20,
-    length: int = 20,
-    task: str = "classify",
-    seed: int = 0,
+    users: Positive[int] = 100,
+    texts: Annotated[int, Within(TESTS)] = 30,
+    topics: Positive[int] = 8,
+    alpha: Concentration = 0.5,
+    vocabulary: Vocabulary = 1000,
+    words: Positive[int] = 20,
+    length: Positive[int] = 20,
+    task: TextTask = "classify",
+    seed: NotNegative[int] = 0,
 ) -> Dataset:
     """Topics: token ids x [R, length] int16; 0 is padding, which comes first. Classes are topics.
 
@@ -61,9 +55,9 @@ def topics(
     Every fifth text of each user is for testing. Raises BadInput for an invalid setting, or if the
     texts do not fit in memory.
     """
-    if not text_rows.FIRST + topics <= vocabulary <= text_rows.LARGEST:
+    if vocabulary < text_rows.FIRST + topics:
         least = f"at least two more than config.data.topics={topics}"
-        raise BadInput(f"config.data.vocabulary must be {least}, at most 2**24, got {vocabulary}")
+        raise BadInput(f"config.data.vocabulary must be {least}, got {vocabulary}")
     size = 8 * (users * texts * (words + topics) + topics * vocabulary)
     safe.check_fits(size, "the texts", REMEDY)
     rng = np.random.default_rng(seed)

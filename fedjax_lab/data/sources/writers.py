@@ -14,18 +14,18 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
+from fedjax_lab.bounds import BelowOne, NotNegative, Positive
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.declared import source, within
+from fedjax_lab.data.declared import source
 from fedjax_lab.data.fetching import catalog
 from fedjax_lab.data.sources._generated import (
-    LARGEST,
-    concentration,
+    Concentration,
+    Spread,
     draw_sizes,
     of_users,
     training_counts,
 )
 from fedjax_lab.data.sources.digit_domains import CLASSES, split_digits
-from fedjax_lab.errors import check_below_one, check_not_negative, check_positive
 
 SIDE, SHAPE_SIDE = 28, 8  # sides of an image and of a shape, in pixels
 MEAN, DEVIATION, LEAST = 227, 89, 10  # of the number of examples of a writer
@@ -59,20 +59,14 @@ class Shapes(NamedTuple):
     counts: np.ndarray  # [10] the number of shapes of each class
 
 
-@source(
-    alpha=concentration,
-    style=within(0, LARGEST),
-    seed=check_not_negative,
-    num_users=check_positive,
-    test_share=check_below_one,
-)
+@source()
 def writers(
     *,
-    num_users: int = 3500,
-    alpha: float = 10.0,
-    style: float = 1.0,
-    test_share: float = 0.1,
-    seed: int = 0,
+    num_users: Positive[int] = 3500,
+    alpha: Concentration = 10.0,
+    style: Spread = 1.0,
+    test_share: BelowOne = 0.1,
+    seed: NotNegative[int] = 0,
 ) -> Dataset:
     """Writers: images [R, 28, 28, 1] uint8, dark on white, of users, for partition by_client.
 
