@@ -6,14 +6,14 @@ weights are multiplied by 1 - lr * weight_decay.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.errors import check_below_one, check_not_negative, check_positive
+from fedjax_lab.bounds import BelowOne, NotNegative, Positive, Within
 from fedjax_lab.types import Array, PyTree
 
 
@@ -50,16 +50,15 @@ def adamw(
     lr: float,
     weight_decay: float = 0.0,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
+    beta1: BelowOne = 0.9,
+    beta2: BelowOne = 0.999,
+    eps: NotNegative[float] = 1e-8,
 ) -> optax.GradientTransformation:
     """Adam with decoupled weight decay, whose default is 0 here and 0.01 in PyTorch.
 
     beta1, beta2: decay of the first and of the second moment, below 1.
     eps: a constant added to the square root of the second moment.
     """
-    _check_moments(beta1, beta2, eps)
     moments = optax.scale_by_adam(beta1, beta2, eps)
     return optax.chain(moments, *_decay(weight_decay), optax.scale_by_learning_rate(lr))
 
@@ -68,17 +67,15 @@ def radam(
     lr: float,
     weight_decay: float = 0.0,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
+    beta1: BelowOne = 0.9,
+    beta2: Annotated[float, Within(0, 1, above=True, below=True)] = 0.999,
+    eps: NotNegative[float] = 1e-8,
 ) -> optax.GradientTransformation:
     """RAdam (Liu et al., ICLR 2020).
 
     beta1, beta2: decay of the first and of the second moment, below 1.
     eps: a constant added to the square root of the second moment.
     """
-    _check_moments(beta1, beta2, eps)
-    check_positive("local.beta2", beta2)
     moments = _scale_by_radam(beta1, beta2, eps)
     return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
 
@@ -87,10 +84,10 @@ def nadam(
     lr: float,
     weight_decay: float = 0.0,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    momentum_decay: float = 4e-3,
+    beta1: BelowOne = 0.9,
+    beta2: BelowOne = 0.999,
+    eps: NotNegative[float] = 1e-8,
+    momentum_decay: NotNegative[float] = 4e-3,
 ) -> optax.GradientTransformation:
     """NAdam (Dozat, 2016) with the paper's momentum schedule, which optax's version lacks.
 
@@ -98,8 +95,6 @@ def nadam(
     eps: a constant added to the square root of the second moment.
     momentum_decay: psi; in step t the momentum is beta1 (1 - 0.5 * 0.96^(t psi)).
     """
-    _check_moments(beta1, beta2, eps)
-    check_not_negative("local.momentum_decay", momentum_decay)
     moments = _scale_by_nadam(beta1, beta2, eps, momentum_decay)
     return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
 
@@ -109,8 +104,8 @@ def rmsprop(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     *,
-    alpha: float = 0.99,
-    eps: float = 1e-8,
+    alpha: BelowOne = 0.99,
+    eps: NotNegative[float] = 1e-8,
 ) -> optax.GradientTransformation:
     """RMSprop with d = g + weight_decay w, as in PyTorch.
 
@@ -120,8 +115,6 @@ def rmsprop(
     alpha: decay of the second moment, below 1.
     eps: a constant added to the square root of the second moment.
     """
-    check_below_one("local.alpha", alpha)
-    check_not_negative("local.eps", eps)
     return optax.chain(
         *_decay(weight_decay),
         optax.scale_by_rms(alpha, eps, eps_in_sqrt=False),
@@ -131,25 +124,23 @@ def rmsprop(
 
 
 def adagrad(
-    lr: float, weight_decay: float = 0.0, *, eps: float = 1e-10
+    lr: float, weight_decay: float = 0.0, *, eps: Positive[float] = 1e-10
 ) -> optax.GradientTransformation:
     """Adagrad: v <- v + d^2 from v = 0;  w <- w - lr d / (sqrt(v) + eps).
 
     eps: a constant added to the square root of the sum of squares, above 0.
     """
-    check_positive("local.eps", eps)
     sums = _scale_by_sum_of_squares(eps)
     return optax.chain(*_decay(weight_decay), sums, optax.scale_by_learning_rate(lr))
 
 
 def lion(
-    lr: float, weight_decay: float = 0.0, *, beta1: float = 0.9, beta2: float = 0.99
+    lr: float, weight_decay: float = 0.0, *, beta1: BelowOne = 0.9, beta2: BelowOne = 0.99
 ) -> optax.GradientTransformation:
     """Lion (Chen et al., NeurIPS 2023) as in optax, with decoupled weight decay.
 
     beta1, beta2: weight of the momentum in a step, and decay of its running mean, below 1.
     """
-    _check_moments(beta1, beta2)
     signs = optax.scale_by_lion(beta1, beta2)
     return optax.chain(signs, *_decay(weight_decay), optax.scale_by_learning_rate(lr))
 
@@ -284,12 +275,6 @@ def _scale_by_sum_of_squares(eps):
         return jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), gradient, total), total
 
     return optax.GradientTransformation(optax.tree.zeros_like, update)
-
-
-def _check_moments(beta1, beta2, eps=0.0):
-    check_below_one("local.beta1", beta1)
-    check_below_one("local.beta2", beta2)
-    check_not_negative("local.eps", eps)
 
 
 def _decay(weight_decay):

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams
+from fedjax_lab.bounds import NotNegative
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, Client, PyTree
 
@@ -93,7 +94,13 @@ def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple
 
 
 def power_of_choice(
-    key: Array, server: PyTree, population: Client, m: int, losses: Array, *, candidates: int = 0
+    key: Array,
+    server: PyTree,
+    population: Client,
+    m: int,
+    losses: Array,
+    *,
+    candidates: NotNegative[int] = 0,
 ) -> tuple[Array, Array]:
     """The m candidates with the highest latest losses; share 1/m.
 

@@ -7,7 +7,8 @@ import json
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.speeds import check_clients, to_read
 from fedjax_lab.simulation.clock import Availability
 
@@ -19,14 +20,16 @@ def always(num_clients: int, rng: np.random.Generator) -> None:
 
 
 def on_off(
-    num_clients: int, rng: np.random.Generator, *, on: float = 600.0, off: float = 600.0
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    on: Positive[float] = 600.0,
+    off: Positive[float] = 600.0,
 ) -> Availability:
     """Clients become available and unavailable after exponential times, independently.
 
     on, off: the mean seconds for which a client is available, and unavailable.
     """
-    check_positive("clock.on", on)
-    check_positive("clock.off", off)
     lengths = rng.standard_exponential((num_clients, CYCLES, 2)) * (off, on)
     ends = np.cumsum(lengths.reshape(num_clients, -1), axis=1)
     period = ends[:, -1] + rng.standard_exponential(num_clients) * off

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.errors import BadInput, place_of, quoted, reason_of
 from fedjax_lab.types import Array
 
@@ -23,29 +24,34 @@ def constant(rounds: int) -> Schedule:
     return optax.constant_schedule(1.0)
 
 
-def exponential(rounds: int, *, lr_decay: float = 0.99, lr_decay_every: int = 1) -> Schedule:
+def exponential(
+    rounds: int, *, lr_decay: Positive[float] = 0.99, lr_decay_every: Positive[int] = 1
+) -> Schedule:
     """lr_decay^(t / lr_decay_every) in round t: PyTorch's ExponentialLR with `lr_decay` as gamma.
 
     lr_decay: the factor by which the learning rate has changed after `lr_decay_every` rounds.
     lr_decay_every: the number of rounds in which the learning rate changes by `lr_decay`.
     """
-    _check_least("lr_decay_every", lr_decay_every, 1)
     # Not optax.exponential_decay: its decay rate cannot be traced, as joint runs require.
     return lambda t: jnp.power(jnp.float32(lr_decay), t / lr_decay_every)
 
 
-def step(rounds: int, *, lr_decay: float = 0.1, lr_decay_every: int = 10) -> Schedule:
+def step(
+    rounds: int, *, lr_decay: Positive[float] = 0.1, lr_decay_every: Positive[int] = 10
+) -> Schedule:
     """lr_decay^floor(t / lr_decay_every) in round t: PyTorch's StepLR.
 
     lr_decay: the factor by which the learning rate changes at a step.
     lr_decay_every: the number of rounds between two steps.
     """
-    _check_least("lr_decay_every", lr_decay_every, 1)
     return lambda t: jnp.power(jnp.float32(lr_decay), jnp.floor(t / lr_decay_every))
 
 
 def multistep(
-    rounds: int, *, lr_decay: float = 0.1, lr_decay_at: tuple[int, ...] = (30, 80)
+    rounds: int,
+    *,
+    lr_decay: Positive[float] = 0.1,
+    lr_decay_at: tuple[NotNegative[int], ...] = (30, 80),
 ) -> Schedule:
     """lr_decay^k in round t, for k entries of `lr_decay_at` up to t: PyTorch's MultiStepLR.
 
@@ -56,30 +62,26 @@ def multistep(
     return lambda t: jnp.power(jnp.float32(lr_decay), jnp.sum(t >= steps))
 
 
-def linear(rounds: int, *, lr_end: float = 0.0, lr_decay_rounds: int = 0) -> Schedule:
+def linear(
+    rounds: int, *, lr_end: NotNegative[float] = 0.0, lr_decay_rounds: NotNegative[int] = 0
+) -> Schedule:
     """A straight line from 1 to `lr_end`: PyTorch's LinearLR with a start factor of 1.
 
     lr_end: the factor of the learning rate at the end of the schedule.
     lr_decay_rounds: the number of rounds until `lr_end`, which holds afterwards; 0: the whole run.
     """
-    _check_least("lr_decay_rounds", lr_decay_rounds, 0)
     return optax.linear_schedule(1.0, lr_end, lr_decay_rounds or rounds)
 
 
-def cosine(rounds: int, *, lr_end: float = 0.0, lr_decay_rounds: int = 0) -> Schedule:
+def cosine(
+    rounds: int, *, lr_end: NotNegative[float] = 0.0, lr_decay_rounds: NotNegative[int] = 0
+) -> Schedule:
     """Half a cosine wave from 1 to `lr_end`: PyTorch's CosineAnnealingLR until T_max.
 
     lr_end: the factor of the learning rate at the end of the schedule.
     lr_decay_rounds: the number of rounds until `lr_end`, which holds afterwards; 0: the whole run.
     """
-    _check_least("lr_decay_rounds", lr_decay_rounds, 0)
     return optax.cosine_decay_schedule(1.0, lr_decay_rounds or rounds, lr_end)
-
-
-def _check_least(name: str, value: int, least: int) -> None:
-    """Raises BadInput if a schedule's setting is below `least`; traced values are not checked."""
-    if isinstance(value, int) and value < least:
-        raise BadInput(f"{name} must be at least {least}, got {value}")
 
 
 def after_warmup(make: Callable[[int], Schedule], warmup: int, rounds: int) -> Schedule:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 
-from fedjax_lab.errors import BadInput, check_not_negative
+from fedjax_lab.bounds import NotNegative
+from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array
 
 
@@ -34,7 +35,11 @@ def none(num_clients: int, rng: np.random.Generator) -> None:
 
 
 def constant(
-    num_clients: int, rng: np.random.Generator, *, seconds: float = 0.005, bandwidth: float = 0.0
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    seconds: NotNegative[float] = 0.005,
+    bandwidth: NotNegative[float] = 0.0,
 ) -> Speeds:
     """All clients take the same time for an example. seconds: for an example."""
     return _alike(seconds, bandwidth, num_clients)
@@ -44,18 +49,16 @@ def log_normal(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    seconds: float = 0.005,
-    sigma: float = 0.6,
-    bandwidth: float = 0.0,
-    bandwidth_sigma: float = 0.6,
+    seconds: NotNegative[float] = 0.005,
+    sigma: NotNegative[float] = 0.6,
+    bandwidth: NotNegative[float] = 0.0,
+    bandwidth_sigma: NotNegative[float] = 0.6,
 ) -> Speeds:
     """Each client has its own speed and bandwidth, drawn once from log-normal laws.
 
     seconds, bandwidth: the medians over the clients; seconds are those of an example. sigma,
     bandwidth_sigma: the standard deviations of the logarithms.
     """
-    check_not_negative("clock.sigma", sigma)
-    check_not_negative("clock.bandwidth_sigma", bandwidth_sigma)
     speed, link = rng.standard_normal((2, num_clients))
     same = _alike(seconds, bandwidth, num_clients)
     return same._replace(
@@ -68,12 +71,11 @@ def half_normal(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    minimum: float = 0.0,
-    sigma: float = 1.0,
-    bandwidth: float = 0.0,
+    minimum: NotNegative[float] = 0.0,
+    sigma: NotNegative[float] = 1.0,
+    bandwidth: NotNegative[float] = 0.0,
 ) -> Speeds:
     """Each task takes minimum + |N(0, sigma^2)| seconds, whatever the client and its examples."""
-    check_not_negative("clock.minimum", minimum)
 
     def factor(u):
         return jnp.sqrt(2.0) * jax.scipy.special.erfinv(u)
@@ -83,7 +85,11 @@ def half_normal(
 
 
 def exponential(
-    num_clients: int, rng: np.random.Generator, *, seconds: float = 0.005, bandwidth: float = 0.0
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    seconds: NotNegative[float] = 0.005,
+    bandwidth: NotNegative[float] = 0.0,
 ) -> Speeds:
     """The time of each task is exponential. seconds: its mean for an example."""
     return _alike(seconds, bandwidth, num_clients)._replace(factor=lambda u: -jnp.log1p(-u))
@@ -103,8 +109,6 @@ def trace(num_clients: int, rng: np.random.Generator, *, speeds: str = "") -> Sp
 
 def _alike(seconds, bandwidth, num_clients, of_tasks=False):
     """The speeds of clients that are alike."""
-    check_not_negative("clock.bandwidth", bandwidth)
-    check_not_negative("clock.sigma" if of_tasks else "clock.seconds", seconds)
     speeds = Speeds(np.full(num_clients, seconds), np.full(num_clients, bandwidth or np.inf))
     return speeds._replace(of_tasks=of_tasks)
 

@@ -12,7 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput, check_below_one, check_positive, missing, nearest
+from fedjax_lab.bounds import BelowOne, OneOf, Positive
+from fedjax_lab.errors import BadInput, missing, nearest
 from fedjax_lab.models import frozen as freezing
 from fedjax_lab.models import peft_files
 from fedjax_lab.models.frozen import Model
@@ -72,13 +73,13 @@ def frozen(objective: Objective, *, layers: str = HEAD) -> Adapter:
 def lora(
     objective: Objective,
     *,
-    rank: int = 8,
-    alpha: float = 16.0,
+    rank: Positive[int] = 8,
+    alpha: Positive[float] = 16.0,
     targets: str = "q,v",
     layers: str = "auto",
-    dropout: float = 0.0,
+    dropout: BelowOne = 0.0,
     rslora: bool = False,
-    bits: int = 32,
+    bits: Annotated[int, OneOf(TYPES)] = 32,
     start: str = "",
 ) -> Adapter:
     """Low-rank adapters of some layers are trained; everything else is frozen.
@@ -94,11 +95,6 @@ def lora(
       (int8) or 4 (nf4); with 8 and 4 the head is bfloat16. Embeddings and norms keep their type.
     start: a folder of PEFT with the initial adapters, as a run exports them; empty: A is random.
     """
-    check_positive("adapter.rank", rank)
-    check_positive("adapter.alpha", alpha)
-    check_below_one("adapter.dropout", dropout)
-    if bits not in TYPES:
-        raise BadInput(f"config.adapter.bits={bits}; valid: {', '.join(map(str, TYPES))}")
     auto = () if objective.name == "tokens" else (HEAD,)
     scale = alpha / (math.sqrt(rank) if rslora else rank)
     factors = Lora(rank, scale, _names("targets", targets), dropout, bits, start)

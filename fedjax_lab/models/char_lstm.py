@@ -7,7 +7,7 @@ LEAF's model for characters (Caldas et al. 2018, arXiv 1812.01097) and Reddi et 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.errors import check_not_negative
+from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.models import layers, tokens
 from fedjax_lab.types import Array
 
@@ -70,11 +70,11 @@ def char_lstm(num_classes: int) -> CharLSTM:
 def word_lstm(
     num_classes: int,
     *,
-    embedding: int = 96,
-    width: int = 670,
-    depth: int = 1,
-    projection: int = 96,
-    vocabulary: int = 0,
+    embedding: Positive[int] = 96,
+    width: Positive[int] = 670,
+    depth: layers.Layers = 1,
+    projection: NotNegative[int] = 96,
+    vocabulary: NotNegative[int] = 0,
 ) -> CharLSTM:
     """Reddi et al.'s model for Stack Overflow: 4,050,748 parameters at 10,004 words.
 
@@ -86,7 +86,5 @@ def word_lstm(
     projection: the size of the dense layer between LSTM and head; 0: there is none.
     vocabulary: the number of token ids; 0: as many as the data need.
     """
-    tokens.check_sizes(embedding=embedding, width=width, depth=depth)
-    check_not_negative("model.projection", projection)
     sizes = embedding, width, depth, projection, vocabulary
     return CharLSTM(num_classes, *sizes, skips_padding=True, name="word_lstm")

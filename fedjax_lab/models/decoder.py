@@ -13,14 +13,15 @@ then differ.
 """
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.errors import BadInput, check_choice, check_not_negative
+from fedjax_lab.bounds import NotNegative, OneOf, Within
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models import language_models, layers, tokens
 from fedjax_lab.models.language_models import Sizes
 from fedjax_lab.types import Array
@@ -164,19 +165,19 @@ class Decoder(nn.Module):
 def decoder(
     num_classes: int,
     *,
-    width: int = 0,
-    depth: int = 0,
-    heads: int = 0,
-    kv_heads: int = 0,
-    head_dim: int = 0,
-    hidden: int = 0,
-    window: int = 0,
+    width: NotNegative[int] = 0,
+    depth: Annotated[int, Within(0, layers.MOST_LAYERS)] = 0,
+    heads: NotNegative[int] = 0,
+    kv_heads: NotNegative[int] = 0,
+    head_dim: NotNegative[int] = 0,
+    hidden: NotNegative[int] = 0,
+    window: NotNegative[int] = 0,
     bias: bool = False,
     qk_norm: bool = False,
-    rope_base: float = 0.0,
-    vocabulary: int = 0,
+    rope_base: NotNegative[float] = 0.0,
+    vocabulary: NotNegative[int] = 0,
     remat: bool = False,
-    param_dtype: str = "float32",
+    param_dtype: Annotated[str, OneOf(PARAM_DTYPES)] = "float32",
     pretrained: str = "",
 ) -> Decoder:
     """A decoder for config.task.name=tokens; a size of 0 is that of `pretrained`, or small.
@@ -201,7 +202,6 @@ def decoder(
 
     Raises BadInput for a size that is not possible or is not that of the weights.
     """
-    check_choice("model.param_dtype", param_dtype, PARAM_DTYPES)
     given = Sizes(width, depth, heads, kv_heads, head_dim, hidden, window, bias, qk_norm, rope_base)
     made = Decoder(num_classes, given, vocabulary, remat, param_dtype, pretrained, name="decoder")
     published = language_models.describe(pretrained) if pretrained else None
@@ -229,9 +229,6 @@ def check_source(made: Any, published: language_models.Published) -> None:
 
 def _small(given: Sizes) -> Sizes:
     """Small sizes where none is given. Raises BadInput for sizes that are not possible."""
-    for key, value in given._asdict().items():
-        if value != ():
-            check_not_negative(f"model.{key}", value)
     sizes = given._replace(**{k: v for k, v in SMALL.items() if not getattr(given, k)})
     if not sizes.head_dim:
         layers.check_heads(sizes.width, sizes.heads)

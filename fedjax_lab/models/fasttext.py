@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.errors import check_not_negative
+from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.models import layers, tokens
 from fedjax_lab.types import Array
 
@@ -45,7 +45,11 @@ def bigrams(ids: Array, buckets: int) -> Array:
 
 
 def fasttext(
-    num_classes: int, *, width: int = 64, buckets: int = 10_000, vocabulary: int = 0
+    num_classes: int,
+    *,
+    width: Positive[int] = 64,
+    buckets: NotNegative[int] = 10_000,
+    vocabulary: NotNegative[int] = 0,
 ) -> FastText:
     """fastText's classifier: the mean embedding of words and bigrams, and a linear head.
 
@@ -53,6 +57,4 @@ def fasttext(
     buckets: the number of embeddings that all bigrams share; 0: no bigrams.
     vocabulary: the number of token ids; 0: as many as the data need.
     """
-    tokens.check_sizes(width=width)
-    check_not_negative("model.buckets", buckets)
     return FastText(num_classes, width, buckets, vocabulary, name="fasttext")

@@ -6,13 +6,13 @@ head of published weights is a copy of the embedding.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.errors import check_choice, check_not_negative
+from fedjax_lab.bounds import NotNegative, OneOf, Within
 from fedjax_lab.models import hub, language_models, layers, tokens
 from fedjax_lab.models.decoder import FIRST, PARAM_DTYPES, check_source, dense, logits, repeated
 from fedjax_lab.models.language_models import Published
@@ -115,13 +115,13 @@ HUB = {
 def gpt2(
     num_classes: int,
     *,
-    width: int = 0,
-    depth: int = 0,
-    heads: int = 0,
-    positions: int = 0,
-    vocabulary: int = 0,
+    width: NotNegative[int] = 0,
+    depth: Annotated[int, Within(0, layers.MOST_LAYERS)] = 0,
+    heads: NotNegative[int] = 0,
+    positions: NotNegative[int] = 0,
+    vocabulary: NotNegative[int] = 0,
     remat: bool = False,
-    param_dtype: str = "float32",
+    param_dtype: Annotated[str, OneOf(PARAM_DTYPES)] = "float32",
     pretrained: str = "",
 ) -> GPT2:
     """GPT-2 for config.task.name=tokens; a size of 0 is that of `pretrained`, or small.
@@ -136,7 +136,6 @@ def gpt2(
 
     Raises BadInput for a size that is not possible or is not that of the weights.
     """
-    check_choice("model.param_dtype", param_dtype, PARAM_DTYPES)
     given = Sizes(width, depth, heads, positions, 0.0)
     made = GPT2(num_classes, given, vocabulary, remat, param_dtype, pretrained, name="gpt2")
     folder = Path(pretrained).expanduser()
@@ -144,8 +143,6 @@ def gpt2(
         published = _described(folder)
         check_source(made, published)
         return made.clone(sizes=published.sizes, vocabulary=published.vocabulary)
-    for key, value in given._asdict().items():
-        check_not_negative(f"model.{key}", value)
     sizes = Sizes(width or 64, depth or 2, heads or 4, positions)
     layers.check_heads(sizes.width, sizes.heads)
     return made.clone(sizes=sizes)

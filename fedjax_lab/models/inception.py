@@ -7,11 +7,13 @@ the same numbers of channels.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.bounds import OneOf, Within
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
@@ -72,13 +74,17 @@ class InceptionNet(nn.Module):
         return layers.dense(z, self.num_classes, name="head"), z
 
 
-def hfedf_cnn(num_classes: int, *, width: int = 32, inception_pool: str = "max") -> InceptionNet:
+def hfedf_cnn(
+    num_classes: int,
+    *,
+    width: Annotated[int, Within(2)] = 32,
+    inception_pool: Annotated[str, OneOf(POOLS)] = "max",
+) -> InceptionNet:
     """hFedF's client model: 928,199 parameters at 7 classes, 32x32x3 and width 32.
 
     width: channels of the first convolution; the number of parameters grows with its square.
     inception_pool: the branch without weights in Inception modules: max, avg or identity.
     """
-    check_choice("model.inception_pool", inception_pool, POOLS)
-    if width < 2 or width % 2:
-        raise BadInput(f"config.model.width must be even and at least 2, not {width}")
+    if width % 2:
+        raise BadInput(f"config.model.width must be even, not {width}")
     return InceptionNet(num_classes, width, dropout=0.2, pool=inception_pool, name="hfedf_cnn")

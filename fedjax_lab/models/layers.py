@@ -1,12 +1,14 @@
 """Layers that match PyTorch: initialization, batch normalization, average pooling."""
 
 import math
+from typing import Annotated
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_lab.bounds import Within
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
@@ -96,6 +98,10 @@ class Conv(nn.Module):
         p = self.padding
         pads = p if isinstance(p, str) else ((p, p), (p, p))
         return self.kernels.layer(x, kernel, bias, pads, self.pool)
+
+
+MOST_LAYERS = 1000  # each of them is traced
+Layers = Annotated[int, Within(1, MOST_LAYERS)]
 
 
 def check_heads(width: int, heads: int) -> None:

@@ -8,11 +8,12 @@ permuted to use them here.
 The implementation of convolutions is a setting of the run, not of a net: `net.clone(kernels=...)`.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
+from fedjax_lab.bounds import Positive, Within
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
@@ -91,7 +92,13 @@ class ConvNet(nn.Module):
         return size
 
 
-def mlp(num_classes: int, *, width: int = 64, depth: int = 1, norm: bool = False) -> MLP:
+def mlp(
+    num_classes: int,
+    *,
+    width: Positive[int] = 64,
+    depth: Annotated[int, Within(0, layers.MOST_LAYERS)] = 1,
+    norm: bool = False,
+) -> MLP:
     """A perceptron with ReLU on flattened inputs; with depth 0, logistic regression.
 
     width: the width of each hidden layer.
@@ -111,15 +118,13 @@ def simple_cnn(num_classes: int) -> ConvNet:
     return ConvNet(num_classes, (6, 16), (True, True), (120, 84), name="simple_cnn")
 
 
-def concat_cnn(num_classes: int, *, branches: int = 5) -> ConvNet:
+def concat_cnn(num_classes: int, *, branches: layers.Layers = 5) -> ConvNet:
     """FedConcat's global model (appendix D.4): the bodies of several simple CNNs and one head.
 
     309,990 parameters at 32x32x3.
 
     branches: the number of simple CNNs.
     """
-    if branches < 1:
-        raise BadInput(f"config.model.branches must be at least 1, not {branches}")
     return ConvNet(
         num_classes, (6, 16), (True, True), (120, 84), branches=branches, name="concat_cnn"
     )
@@ -154,7 +159,7 @@ def pfllib_cnn(num_classes: int) -> ConvNet:
     return ConvNet(num_classes, (32, 64), (True, True), (512,), name="pfllib_cnn")
 
 
-def digit_cnn(num_classes: int, *, width: int = 16) -> ConvNet:
+def digit_cnn(num_classes: int, *, width: Positive[int] = 16) -> ConvNet:
     """A small CNN with BatchNorm for digit domains: 47,626 parameters at 28x28x3 and width 16.
 
     It is not from a paper; FedBN's and FedPick's nets for digits have 14 to 18 million parameters.

@@ -6,10 +6,11 @@ their kernel size on each side, also at stride 2, where "SAME" would pad only on
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import flax.linen as nn
 
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
@@ -151,7 +152,11 @@ class ResNet(nn.Module):
 
 
 def resnet18(
-    num_classes: int, *, stem: str = "cifar", norm: str = "batch", pretrained: str = ""
+    num_classes: int,
+    *,
+    stem: Literal["cifar", "imagenet"] = "cifar",
+    norm: Literal["batch", "group"] = "batch",
+    pretrained: str = "",
 ) -> ResNet:
     """ResNet-18: 11,173,962 parameters at 10 classes; 11,181,642 with ImageNet's stem.
 
@@ -164,8 +169,6 @@ def resnet18(
     """
     stems = {"cifar": cifar_stem, "imagenet": imagenet_stem}
     norms = {"batch": batch_norm, "group": group_norm}
-    check_choice("model.stem", stem, stems)
-    check_choice("model.norm", norm, norms)
     if pretrained and (stem, norm) != ("imagenet", "batch"):
         raise BadInput("config.model.pretrained needs config.model.stem=imagenet and norm=batch")
     return ResNet(

@@ -6,7 +6,8 @@ The authors' constraint on the norm of the head's weights (at most 3) is omitted
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.errors import BadInput, check_below_one, check_not_negative
+from fedjax_lab.bounds import BelowOne, NotNegative, Positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers, tokens
 from fedjax_lab.types import Array
 
@@ -56,11 +57,11 @@ class TextCNN(nn.Module):
 def text_cnn(
     num_classes: int,
     *,
-    embedding: int = 300,
-    filters: int = 100,
-    windows: tuple[int, ...] = (3, 4, 5),
-    dropout: float = 0.5,
-    vocabulary: int = 0,
+    embedding: Positive[int] = 300,
+    filters: Positive[int] = 100,
+    windows: tuple[Positive[int], ...] = (3, 4, 5),
+    dropout: BelowOne = 0.5,
+    vocabulary: NotNegative[int] = 0,
 ) -> TextCNN:
     """Kim's convolutional net for sentences.
 
@@ -70,10 +71,7 @@ def text_cnn(
     dropout: the dropout rate of the features in training.
     vocabulary: the number of token ids; 0: as many as the data need.
     """
-    tokens.check_sizes(embedding=embedding, filters=filters)
-    check_not_negative("model.dropout", dropout)
-    check_below_one("model.dropout", dropout)
-    if not windows or min(windows) < 1 or len(set(windows)) < len(windows):
+    if not windows or len(set(windows)) < len(windows):
         raise BadInput(f"config.model.windows must be distinct positive integers, got {windows}")
     return TextCNN(
         num_classes, embedding, filters, tuple(windows), dropout, vocabulary, name="text_cnn"

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models import modules
 from fedjax_lab.types import Array
 
@@ -106,9 +106,3 @@ def with_vocabulary(
             f" token ids up to {high}; {remedy}"
         )
     return net
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raises BadInput unless each of these settings of a model is above 0."""
-    for key, value in sizes.items():
-        check_positive(f"model.{key}", value)

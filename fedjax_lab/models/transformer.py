@@ -8,6 +8,7 @@ from it and the words before it. Weights are initialized as in `vit`; there is n
 import flax.linen as nn
 import jax.numpy as jnp
 
+from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.models import layers, tokens
 from fedjax_lab.models.cct import Positions, dense, layer_norm
 from fedjax_lab.models.vit import Block
@@ -53,7 +54,12 @@ class Transformer(nn.Module):
 
 
 def transformer(
-    num_classes: int, *, width: int = 64, depth: int = 2, heads: int = 4, vocabulary: int = 0
+    num_classes: int,
+    *,
+    width: Positive[int] = 64,
+    depth: layers.Layers = 2,
+    heads: Positive[int] = 4,
+    vocabulary: NotNegative[int] = 0,
 ) -> Transformer:
     """A small transformer encoder for the classification of texts.
 
@@ -62,19 +68,19 @@ def transformer(
     heads: the number of attention heads in each block.
     vocabulary: the number of token ids; 0: as many as the data need.
     """
-    _check_sizes(width, depth, heads)
+    layers.check_heads(width, heads)
     return Transformer(num_classes, width, depth, heads, vocabulary, name="transformer")
 
 
 def causal_transformer(
-    num_classes: int, *, width: int = 64, depth: int = 2, heads: int = 4, vocabulary: int = 0
+    num_classes: int,
+    *,
+    width: Positive[int] = 64,
+    depth: layers.Layers = 2,
+    heads: Positive[int] = 4,
+    vocabulary: NotNegative[int] = 0,
 ) -> Transformer:
     """A small causal transformer, for config.task.name=tokens; settings as in `transformer`."""
-    _check_sizes(width, depth, heads)
+    layers.check_heads(width, heads)
     name = "causal_transformer"
     return Transformer(num_classes, width, depth, heads, vocabulary, causal=True, name=name)
-
-
-def _check_sizes(width, depth, heads):
-    tokens.check_sizes(width=width, depth=depth, heads=heads)
-    layers.check_heads(width, heads)

@@ -9,7 +9,8 @@ upsampling.
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
@@ -57,13 +58,12 @@ class UNet(nn.Module):
         return x
 
 
-def unet(num_classes: int, *, width: int = 16, depth: int = 2) -> UNet:
+def unet(num_classes: int, *, width: Positive[int] = 16, depth: layers.Layers = 2) -> UNet:
     """A small U-Net, for config.task.name=segmentation.
 
     width: the number of channels at the full resolution, a multiple of 4.
     depth: how many times the resolution is halved.
     """
-    check_positive("model.depth", depth)
-    if width < 1 or width % GROUPS:
+    if width % GROUPS:
         raise BadInput(f"config.model.width={width} must be a multiple of {GROUPS}")
     return UNet(num_classes, width, depth, name="unet")

@@ -10,7 +10,8 @@ layer of the loop is one layer that includes its copies in all blocks.
 
 import flax.linen as nn
 
-from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.cct import Attention, Positions, dense, layer_norm
 from fedjax_lab.types import Array
@@ -71,10 +72,10 @@ class ViT(nn.Module):
 def vit(
     num_classes: int,
     *,
-    width: int = 192,
-    depth: int = 12,
-    heads: int = 3,
-    patch: int = 4,
+    width: Positive[int] = 192,
+    depth: layers.Layers = 12,
+    heads: Positive[int] = 3,
+    patch: Positive[int] = 4,
     remat: bool = False,
 ) -> ViT:
     """A vision transformer; by default ViT-Ti with patches of 4x4 pixels.
@@ -88,7 +89,5 @@ def vit(
     remat: save memory in training. Only the values between blocks are kept for the backward pass,
       which computes each block again: about a third more arithmetic.
     """
-    for name, value in {"width": width, "depth": depth, "heads": heads, "patch": patch}.items():
-        check_positive(f"model.{name}", value)
     layers.check_heads(width, heads)
     return ViT(num_classes, width, depth, heads, patch, remat, name="vit")

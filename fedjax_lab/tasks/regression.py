@@ -7,13 +7,15 @@ measured  RMSE and MAE in the unit of y, and R2 = 1 - sum (o - z)^2 / sum (z - m
 """
 
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.bounds import OneOf, Positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.tasks import Labels, check_labels
 from fedjax_lab.types import Array, Objective
@@ -22,7 +24,11 @@ FUNCTIONS = {"mse": jnp.square, "mae": jnp.abs, "huber": optax.losses.huber_loss
 
 
 def regression(
-    labels: Labels, *, loss: str = "mse", delta: float = 1.0, standardize: bool = True
+    labels: Labels,
+    *,
+    loss: Annotated[str, OneOf(FUNCTIONS)] = "mse",
+    delta: Positive[float] = 1.0,
+    standardize: bool = True,
 ) -> Objective:
     """Labels y [N] or [N, T] are numbers. A prediction has the unit of y.
 
@@ -31,8 +37,6 @@ def regression(
     standardize: whether the model learns z; otherwise it learns y itself.
     """
     check_labels("regression", labels.y, "iuf", (1, 2), "a number, or several, of each example")
-    check_choice("task.loss", loss, tuple(FUNCTIONS))
-    check_positive("task.delta", delta)
     _check_finite(labels.every)
     m, s = _moments(labels.y)
     center, scale = (m, s) if standardize else (np.zeros_like(m), np.ones_like(s))

@@ -11,12 +11,13 @@ those of all tokens with both losses.
 """
 
 from functools import partial
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.bounds import NotNegative, OneOf
 from fedjax_lab.data.dataset import IGNORED
-from fedjax_lab.errors import check_choice, check_not_negative
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.tasks import Labels, _positions, check_labels
 from fedjax_lab.types import Array, Objective
@@ -24,15 +25,18 @@ from fedjax_lab.types import Array, Objective
 MEANS = ("token", "example")
 
 
-def tokens(labels: Labels, *, loss_mean: str = "token", block: int = 0) -> Objective:
+def tokens(
+    labels: Labels,
+    *,
+    loss_mean: Annotated[str, OneOf(MEANS)] = "token",
+    block: NotNegative[int] = 0,
+) -> Objective:
     """Labels y [N, T] are classes, or -1 for tokens that do not count, such as padding.
 
     loss_mean: token: all tokens of a batch weigh the same; example: all examples do.
     block: of how many tokens of an example a training step holds the logits at a time, which it
       then computes twice; 0: of all. It saves memory where there are many classes.
     """
-    check_choice("task.loss_mean", loss_mean, MEANS)
-    check_not_negative("task.block", block)
     check_labels("tokens", labels.y, "iu", (2,), "a sequence of whole numbers for each example")
     made = _positions.objective("tokens", labels)
     made = made._replace(metrics=(PERPLEXITY, *_bits_per_byte(labels.class_bytes)))

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_lab.errors import BadInput, check_not_negative, check_positive, quoted
+from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.transforms import libraries
 from fedjax_lab.transforms.guarantee import Guarantee, Setup
 
@@ -78,7 +78,6 @@ def noise_for(run: Run, epsilon: float, rounds: int, delta: float) -> float:
 
     rounds: the number of rounds after which epsilon holds.
     """
-    check_positive("privacy.epsilon", epsilon)
     check_delta(delta)
     if math.isinf(epsilon):
         return 0.0
@@ -145,8 +144,6 @@ def chosen_noise(noise: float, epsilon: float, find: Callable[[float], float]) -
 
     find: epsilon -> the noise multiplier whose epsilon is at most that value.
     """
-    check_not_negative("privacy.noise", noise)
-    check_not_negative("privacy.epsilon", epsilon)
     if noise and epsilon:
         raise BadInput(
             f"config.privacy.noise={noise:g} and config.privacy.epsilon={epsilon:g} cannot both be"

@@ -12,15 +12,19 @@ it to one end.
 
 import math
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput, check_not_negative, check_positive
+from fedjax_lab.bounds import NotNegative, Positive, Within
+from fedjax_lab.errors import BadInput
 from fedjax_lab.transforms import cohort
 from fedjax_lab.transforms.cohort import Updates
 from fedjax_lab.types import Array, Client, Method, Task
+
+Minority = Annotated[float, Within(0, 0.5, below=True)]  # a share of clients
 
 
 def median(method: Method, task: Task) -> Method:
@@ -28,7 +32,7 @@ def median(method: Method, task: Task) -> Method:
     return cohort.replaced(method, partial(trimmed, share=0.5))
 
 
-def trimmed_mean(method: Method, task: Task, *, trim: float = 0.2) -> Method:
+def trimmed_mean(method: Method, task: Task, *, trim: Minority = 0.2) -> Method:
     """The mean of each coordinate without its lowest and highest values.
 
     Yin et al., ICML 2018, arXiv:1803.01498.
@@ -36,21 +40,21 @@ def trimmed_mean(method: Method, task: Task, *, trim: float = 0.2) -> Method:
     trim: the share beta of values that are left out at each end, floor(beta m) of them; at least 0
         and below 0.5. With 0 the method is unchanged and takes its own mean, by share.
     """
-    check_minority("trim", trim)
     return cohort.replaced(method, partial(trimmed, share=trim)) if trim else method
 
 
-def krum(method: Method, task: Task, *, attackers: float = 0.2) -> Method:
+def krum(method: Method, task: Task, *, attackers: Minority = 0.2) -> Method:
     """The update that is closest to its neighbors (Blanchard et al., NeurIPS 2017).
 
     attackers: the share of a round's clients that may be attackers, f of M, rounded down; M must be
         at least 2f + 3.
     """
-    check_minority("attackers", attackers)
     return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=1))
 
 
-def multi_krum(method: Method, task: Task, *, attackers: float = 0.2, chosen: int = 0) -> Method:
+def multi_krum(
+    method: Method, task: Task, *, attackers: Minority = 0.2, chosen: NotNegative[int] = 0
+) -> Method:
     """The mean of the updates that are closest to their neighbors.
 
     Multi-Krum (Blanchard et al., NeurIPS 2017).
@@ -59,12 +63,10 @@ def multi_krum(method: Method, task: Task, *, attackers: float = 0.2, chosen: in
         at least 2f + 3.
     chosen: the number of updates in the mean; 0: m - f - 2.
     """
-    check_minority("attackers", attackers)
-    check_not_negative("aggregator.chosen", chosen)
     return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=chosen))
 
 
-def bulyan(method: Method, task: Task, *, attackers: float = 0.2) -> Method:
+def bulyan(method: Method, task: Task, *, attackers: Minority = 0.2) -> Method:
     """The mean of each coordinate's values nearest to its median, over updates that Krum chooses.
 
     Bulyan (El Mhamdi et al., ICML 2018, arXiv:1802.07927): Krum chooses m - 2f updates, one after
@@ -73,12 +75,11 @@ def bulyan(method: Method, task: Task, *, attackers: float = 0.2) -> Method:
     attackers: the share of a round's clients that may be attackers, f of M, rounded down; M must be
         at least 4f + 3.
     """
-    check_minority("attackers", attackers)
     return cohort.replaced(method, partial(mean_near_median, attackers=attackers))
 
 
 def geometric_median(
-    method: Method, task: Task, *, iterations: int = 4, smoothing: float = 1e-6
+    method: Method, task: Task, *, iterations: Positive[int] = 4, smoothing: Positive[float] = 1e-6
 ) -> Method:
     """The point z with the least sum_i p_i ||z - u_i||.
 
@@ -88,13 +89,11 @@ def geometric_median(
     iterations: the number of iterations of the algorithm.
     smoothing: nu, the lower bound of the distances that the algorithm divides by.
     """
-    check_positive("aggregator.iterations", iterations)
-    check_positive("aggregator.smoothing", smoothing)
     return cohort.replaced(method, partial(weiszfeld, iterations=iterations, nu=smoothing))
 
 
 def centered_clipping(
-    method: Method, task: Task, *, radius: float = 10.0, iterations: int = 3
+    method: Method, task: Task, *, radius: Positive[float] = 10.0, iterations: Positive[int] = 3
 ) -> Method:
     """The mean of the updates, with their distances from a center clipped, in several iterations.
 
@@ -106,19 +105,16 @@ def centered_clipping(
         of m moves the center by at most tau / m in an iteration.
     iterations: how often the center is moved in a round.
     """
-    check_positive("aggregator.radius", radius)
-    check_positive("aggregator.iterations", iterations)
     return cohort.replaced(method, partial(centered, radius=radius, iterations=iterations))
 
 
-def norm_bound(method: Method, task: Task, *, bound: float = 1.0) -> Method:
+def norm_bound(method: Method, task: Task, *, bound: Positive[float] = 1.0) -> Method:
     """Scales each update down to a norm of at most `bound` (Sun et al., arXiv:1911.07963).
 
     The method then aggregates the updates itself, for example by a mean by share.
 
     bound: the largest norm of an update.
     """
-    check_positive("aggregator.bound", bound)
     return cohort.changed(method, lambda updates, _: jax.vmap(partial(clipped, bound))(updates))
 
 
@@ -154,7 +150,7 @@ def trimmed(updates: Updates, cohort: Client, *, share: float) -> Updates:
     return [one(u) for u in updates]
 
 
-def mean_of_best(updates: Updates, cohort: Client, *, attackers: float, chosen: int) -> Updates:
+def mean_of_best(updates: Updates, cohort: Client, *, attackers: Minority, chosen: int) -> Updates:
     """Returns the mean of the updates with the lowest scores; ties go to the first in the cohort.
 
     The score of an update is the sum of its squared distances to the m - f - 2 nearest other
@@ -171,7 +167,7 @@ def mean_of_best(updates: Updates, cohort: Client, *, attackers: float, chosen: 
     return mean_of(updates, best)
 
 
-def mean_near_median(updates: Updates, cohort: Client, *, attackers: float) -> Updates:
+def mean_near_median(updates: Updates, cohort: Client, *, attackers: Minority) -> Updates:
     """Returns the aggregate of Bulyan.
 
     Of lost uploads, m - 2f and m - 4f are taken with the m that arrived, and are at least 1.
@@ -233,12 +229,6 @@ def most_attackers(
             f" f={f} attackers among the M={clients} clients of a round"
         )
     return f
-
-
-def check_minority(key: str, share: float) -> None:
-    """Raises BadInput unless the setting is a share of at least 0 and below 0.5."""
-    if not 0 <= share < 0.5:
-        raise BadInput(f"config.aggregator.{key} must be at least 0 and below 0.5, got {share}")
 
 
 def squared_distances(updates: Updates) -> Array:

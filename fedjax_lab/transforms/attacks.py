@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
-from fedjax_lab.errors import check_not_negative, check_positive
+from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.transforms import cohort, uplink
 from fedjax_lab.transforms.aggregators import mean_of
 from fedjax_lab.transforms.cohort import Updates
@@ -20,21 +20,19 @@ from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, Tas
 NOISE = 3  # number of the attackers' random stream among the streams of an upload
 
 
-def sign_flip(method: Method, task: Task, *, factor: float = 1.0) -> Method:
+def sign_flip(method: Method, task: Task, *, factor: Positive[float] = 1.0) -> Method:
     """Each attacker sends -factor u_i (Li et al., AAAI 2019, arXiv:1811.03761, "sign-flipping").
 
     factor: the norm of the update that an attacker sends, relative to its honest update.
     """
-    check_positive("attack.factor", factor)
     return by_each(method, lambda update, key: tree.scale(-factor, update))
 
 
-def gaussian(method: Method, task: Task, *, std: float = 1.0) -> Method:
+def gaussian(method: Method, task: Task, *, std: Positive[float] = 1.0) -> Method:
     """Each attacker sends noise, N(0, std^2) in each coordinate (Blanchard et al., NeurIPS 2017).
 
     std: the standard deviation of the noise; 200 in the paper, whose clients send gradients.
     """
-    check_positive("attack.std", std)
 
     def noise(update, key):
         keys = jax.random.split(key, len(update))
@@ -45,14 +43,13 @@ def gaussian(method: Method, task: Task, *, std: float = 1.0) -> Method:
     return by_each(method, noise)
 
 
-def inner_product(method: Method, task: Task, *, epsilon: float = 0.5) -> Method:
+def inner_product(method: Method, task: Task, *, epsilon: Positive[float] = 0.5) -> Method:
     """All attackers send minus epsilon times the mean of the honest updates, which they know.
 
     Inner-product manipulation (Xie et al., UAI 2019, arXiv:1903.03936).
 
     epsilon: the norm of the update that an attacker sends, relative to the mean of honest updates.
     """
-    check_positive("attack.epsilon", epsilon)
 
     def crafted(updates, cohort):
         return tree.scale(-epsilon, mean_of(updates, cohort.arrived & ~cohort.attacks))
@@ -60,7 +57,7 @@ def inner_product(method: Method, task: Task, *, epsilon: float = 0.5) -> Method
     return by_all(method, crafted)
 
 
-def little_is_enough(method: Method, task: Task, *, z: float = 0.0) -> Method:
+def little_is_enough(method: Method, task: Task, *, z: NotNegative[float] = 0.0) -> Method:
     """All attackers send mu - z sigma in each coordinate, a small shift of their honest updates.
 
     Baruch et al., NeurIPS 2019, arXiv:1902.06156, the attack that prevents convergence. mu and
@@ -70,7 +67,6 @@ def little_is_enough(method: Method, task: Task, *, z: float = 0.0) -> Method:
     z: the shift in standard deviations; 0: the paper's choice, the largest shift with which the
         attackers stay hidden among the honest clients of the round.
     """
-    check_not_negative("attack.z", z)
 
     def crafted(updates, cohort):
         attacks = cohort.arrived & cohort.attacks

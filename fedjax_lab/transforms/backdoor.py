@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput, check_positive, check_share
+from fedjax_lab.bounds import NotNegative, Positive, Share
+from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.transforms.attacks import by_each, on_data
 from fedjax_lab.types import Array, Batch, Method, Task
@@ -17,10 +18,10 @@ def backdoor(
     method: Method,
     task: Task,
     *,
-    target: int = 0,
-    size: int = 3,
-    poison: float = 0.5,
-    boost: float = 1.0,
+    target: NotNegative[int] = 0,
+    size: Positive[int] = 3,
+    poison: Share = 0.5,
+    boost: Positive[float] = 1.0,
 ) -> Method:
     """Each attacker trains on images with a trigger; all of them have the label of the target.
 
@@ -36,14 +37,11 @@ def backdoor(
     boost: the factor by which an attacker scales its update (gamma of Bagdasaryan et al., AISTATS
         2020, arXiv:1807.00459, "model replacement").
     """
-    if not 0 <= target < task.num_classes:
+    if target >= task.num_classes:
         raise BadInput(
             f"config.attack.target={target} is not a class; it must be from 0 to"
             f" {task.num_classes - 1}"
         )
-    check_positive("attack.size", size)
-    check_positive("attack.boost", boost)
-    check_share("attack.poison", poison)
     with_trigger = trigger(task, size)
 
     def counts(label_count):

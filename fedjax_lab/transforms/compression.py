@@ -7,22 +7,20 @@ then keeps as many numbers as its update has. The server gets biased updates, bu
 update is lost permanently.
 """
 
-from collections.abc import Callable
-from typing import Literal
-
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput, check_choice, check_positive, check_positive_share
+from fedjax_lab.bounds import Positive, PositiveShare
 from fedjax_lab.transforms import codecs, compressed, uplink
-from fedjax_lab.types import Array, Method, Task
+from fedjax_lab.types import Method, Task
 
-BITS = (2, 4, 8)
+Bits = Literal[2, 4, 8]
+Norm = Literal["max", "l2"]
 NORMS = {"max": lambda u: jnp.max(jnp.abs(u)), "l2": lambda u: jnp.sqrt(jnp.sum(u * u))}
 
 
 def top_k(
-    method: Method, task: Task, *, share: float = 0.01, error_feedback: bool = True
+    method: Method, task: Task, *, share: PositiveShare = 0.01, error_feedback: bool = True
 ) -> Method:
     """Sends the k numbers with the largest |u_j| (Stich et al., NeurIPS 2018, arXiv:1809.07599).
 
@@ -31,12 +29,11 @@ def top_k(
     share: k / d, the share of the numbers of an update that are sent.
     error_feedback: whether a client adds the numbers that were not sent to its next update.
     """
-    check_positive_share("compression.share", share)
     return compressed.uploads(method, task, codecs.top_k(share), error_feedback)
 
 
 def random_k(
-    method: Method, task: Task, *, share: float = 0.01, error_feedback: bool = False
+    method: Method, task: Task, *, share: PositiveShare = 0.01, error_feedback: bool = False
 ) -> Method:
     """Sends k numbers at random places, times d / k (Konecny et al., 2016, arXiv:1610.05492).
 
@@ -46,7 +43,6 @@ def random_k(
     share: k / d, the share of the numbers of an update that are sent.
     error_feedback: whether a client adds the numbers that were not sent to its next update.
     """
-    check_positive_share("compression.share", share)
 
     def enlarged(update, client, key):
         d = sum(u.size for u in update)
@@ -60,8 +56,8 @@ def qsgd(
     method: Method,
     task: Task,
     *,
-    bits: int = 8,
-    norm: Literal["max", "l2"] = "max",
+    bits: Bits = 8,
+    norm: Norm = "max",
     error_feedback: bool = False,
 ) -> Method:
     """Rounds each number to one of 2 s + 1 levels, at random, with u as the expectation.
@@ -75,7 +71,7 @@ def qsgd(
     error_feedback: whether a client adds the rounding error to its next update; this helps little
         where the error may exceed the update, as with few bits.
     """
-    codec = codecs.quantized(bits, norm_of("compression", bits, norm))
+    codec = codecs.quantized(bits, NORMS[norm])
     return compressed.uploads(method, task, codec, error_feedback)
 
 
@@ -93,8 +89,8 @@ def low_rank(
     method: Method,
     task: Task,
     *,
-    rank: int = 2,
-    iterations: int = 1,
+    rank: Positive[int] = 2,
+    iterations: Positive[int] = 1,
     error_feedback: bool = True,
 ) -> Method:
     """Sends a low-rank approximation of each leaf.
@@ -109,17 +105,4 @@ def low_rank(
     iterations: how often P and Q are computed in turn; more iterations give a better approximation.
     error_feedback: whether a client adds the error of the approximation to its next update.
     """
-    check_positive("compression.rank", rank)
-    check_positive("compression.iterations", iterations)
     return compressed.uploads(method, task, codecs.low_rank(rank, iterations), error_feedback)
-
-
-def norm_of(section: str, bits: int, norm: str) -> Callable[[Array], Array]:
-    """Returns the norm of this name. Raises BadInput for an unknown name or number of bits.
-
-    section: the section of the config that has these settings, for the message.
-    """
-    if bits not in BITS:
-        raise BadInput(f"config.{section}.bits={bits} must be one of {', '.join(map(str, BITS))}")
-    check_choice(f"{section}.norm", norm, NORMS)
-    return NORMS[norm]

@@ -31,6 +31,7 @@ import numpy as np
 
 from fedjax_lab import sampling as cohorts
 from fedjax_lab import streams, tree, wire
+from fedjax_lab.bounds import BelowOne, NotNegative, Positive
 from fedjax_lab.errors import BadInput
 from fedjax_lab.transforms import accounting, libraries, privacy, rehearsal, server_state
 from fedjax_lab.transforms.accounting import Run
@@ -55,11 +56,11 @@ def banded(
     task: Task,
     setup: Setup,
     *,
-    clip: float | Literal["inf"] = 1.0,
-    noise: float = 0.0,
-    epsilon: float | Literal["inf"] = 0.0,
-    delta: float = 0.0,
-    bands: int = 4,
+    clip: Positive[float] | Literal["inf"] = 1.0,
+    noise: NotNegative[float] = 0.0,
+    epsilon: NotNegative[float] | Literal["inf"] = 0.0,
+    delta: BelowOne = 0.0,
+    bands: Positive[int] = 4,
 ) -> Method:
     """The server adds noise that is correlated between rounds to the mean of the clipped updates.
 

@@ -7,7 +7,6 @@ that the error e, which is the same for all clients, does not accumulate over th
 """
 
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from fedjax_lab.types import Client, Exchange, Method, PyTree, Task, Weights, Wo
 
 
 def qsgd(
-    method: Method, task: Task, *, bits: int = 8, norm: Literal["max", "l2"] = "max"
+    method: Method, task: Task, *, bits: compression.Bits = 8, norm: compression.Norm = "max"
 ) -> Method:
     """Encodes messages as `compression.qsgd` encodes updates, but the numbers themselves.
 
@@ -30,7 +29,7 @@ def qsgd(
     bits: the bits of each number, including its sign: 2, 4 or 8.
     norm: max, the largest |w_j| of a leaf, or l2, its Euclidean norm.
     """
-    codec = codecs.quantized(bits, compression.norm_of("downlink", bits, norm))
+    codec = codecs.quantized(bits, compression.NORMS[norm])
     return messages(method, codec)
 
 

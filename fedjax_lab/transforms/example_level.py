@@ -29,7 +29,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, streams, tree, wire
-from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.bounds import BelowOne, NotNegative, Positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.transforms import accounting, accounting_examples, libraries, privacy, rehearsal
 from fedjax_lab.transforms.accounting_examples import Training
@@ -45,10 +46,10 @@ def example_level(
     task: Task,
     setup: Setup,
     *,
-    clip: float | Literal["inf"] = 1.0,
-    noise: float = 0.0,
-    epsilon: float | Literal["inf"] = 0.0,
-    delta: float = 0.0,
+    clip: Positive[float] | Literal["inf"] = 1.0,
+    noise: NotNegative[float] = 0.0,
+    epsilon: NotNegative[float] | Literal["inf"] = 0.0,
+    delta: BelowOne = 0.0,
 ) -> Method:
     """Each client clips the gradient of each of its examples, and adds noise to their sum.
 
@@ -65,7 +66,6 @@ def example_level(
     delta: the delta of the guarantee; 0: n^-1.1 for the n examples of the largest client.
     """
     clip = float(clip)
-    check_positive("privacy.clip", clip)
     if task.levels and method.extra.absent:
         raise BadInput(
             "its clients train parts of a model, and the noise would be added to all weights; leave"

@@ -26,14 +26,15 @@ CCS 2012).
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import sampling as cohorts
 from fedjax_lab import streams, tree, wire
-from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive
+from fedjax_lab.bounds import BelowOne, NotNegative, OneOf, Positive, Share
+from fedjax_lab.errors import BadInput
 from fedjax_lab.transforms import accounting, server_state, uplink
 from fedjax_lab.transforms import cohort as of_cohort
 from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
@@ -62,12 +63,12 @@ def central(
     task: Task,
     setup: Setup,
     *,
-    clip: float | Literal["inf"] = 1.0,
-    noise: float = 0.0,
-    epsilon: float | Literal["inf"] = 0.0,
-    delta: float = 0.0,
-    sampling: str = "poisson",
-    capacity: int = 0,
+    clip: Positive[float] | Literal["inf"] = 1.0,
+    noise: NotNegative[float] = 0.0,
+    epsilon: NotNegative[float] | Literal["inf"] = 0.0,
+    delta: BelowOne = 0.0,
+    sampling: Annotated[str, OneOf(accounting.NEIGHBORS)] = "poisson",
+    capacity: NotNegative[int] = 0,
 ) -> Method:
     """The server adds noise to the mean of the clipped updates.
 
@@ -85,7 +86,7 @@ def central(
     capacity: the largest number of clients in a round under Poisson sampling; if more are drawn, a
         random subset takes part. 0: m plus six standard deviations.
     """
-    first, cohort = _checked_clip(clip), setup.cohort
+    first, cohort = float(clip), setup.cohort
     method = _guaranteed(method, setup, noise, float(epsilon), delta, sampling, capacity)
     sigma = noise_multiplier(method.extra.guarantee, first)
     if sigma == 0 and first == math.inf and sampling == "fixed":
@@ -103,15 +104,15 @@ def adaptive(
     task: Task,
     setup: Setup,
     *,
-    clip: float = 0.1,
-    noise: float = 0.0,
-    epsilon: float | Literal["inf"] = 0.0,
-    delta: float = 0.0,
-    quantile: float = 0.5,
-    clip_lr: float = 0.2,
-    count_noise: float = 0.05,
-    sampling: str = "poisson",
-    capacity: int = 0,
+    clip: Positive[float] = 0.1,
+    noise: NotNegative[float] = 0.0,
+    epsilon: NotNegative[float] | Literal["inf"] = 0.0,
+    delta: BelowOne = 0.0,
+    quantile: Share = 0.5,
+    clip_lr: NotNegative[float] = 0.2,
+    count_noise: Positive[float] = 0.05,
+    sampling: Annotated[str, OneOf(accounting.NEIGHBORS)] = "poisson",
+    capacity: NotNegative[int] = 0,
 ) -> Method:
     """The same mechanism as `central`, with an S that follows a quantile of the updates' norms.
 
@@ -133,11 +134,7 @@ def adaptive(
     capacity: the largest number of clients in a round under Poisson sampling; 0: m plus six
         standard deviations.
     """
-    clip, cohort = _checked_clip(clip), setup.cohort
-    check_positive("privacy.count_noise", count_noise)
-    check_not_negative("privacy.clip_lr", clip_lr)
-    if not 0 <= quantile <= 1:
-        raise BadInput(f"config.privacy.quantile must be from 0 to 1, got {quantile}")
+    clip, cohort = float(clip), setup.cohort
     method = _guaranteed(method, setup, noise, float(epsilon), delta, sampling, capacity)
     of_both = noise_multiplier(method.extra.guarantee, clip)
     sigma = noise_beside_count(of_both, count_noise * cohort)
@@ -157,10 +154,10 @@ def local(
     task: Task,
     setup: Setup,
     *,
-    clip: float | Literal["inf"] = 1.0,
-    noise: float = 0.0,
-    epsilon: float | Literal["inf"] = 0.0,
-    delta: float = 0.0,
+    clip: Positive[float] | Literal["inf"] = 1.0,
+    noise: NotNegative[float] = 0.0,
+    epsilon: NotNegative[float] | Literal["inf"] = 0.0,
+    delta: BelowOne = 0.0,
 ) -> Method:
     """Each client clips its update and adds noise to it before sending it.
 
@@ -176,7 +173,7 @@ def local(
     epsilon: the epsilon of a client after the last round, given instead of noise; inf: no noise.
     delta: the delta of the guarantee; 0: C^-1.1 for C clients.
     """
-    largest = _checked_clip(clip)
+    largest = float(clip)
     of_cohort.check_common(method)
     run = accounting.Run(1, 1, "fixed", per_round=len(method.round))
     words = "any two sets of data that a client may have"
@@ -359,8 +356,6 @@ def _guaranteed(method, setup, noise, epsilon, delta, sampling, capacity) -> Met
     Raises BadInput if it cannot be protected or sampled.
     """
     of_cohort.check_common(method)
-    check_choice("privacy.sampling", sampling, accounting.NEIGHBORS)
-    check_not_negative("privacy.capacity", capacity)
     if 0 < capacity < setup.cohort:
         raise BadInput(
             f"config.privacy.capacity must be at least config.run.cohort={setup.cohort}, got"
@@ -373,9 +368,3 @@ def _guaranteed(method, setup, noise, epsilon, delta, sampling, capacity) -> Met
     is_fixed, poisson = sampling == "fixed", partial(cohorts.poisson, capacity=room)
     method = method._replace(sample=cohorts.equal if is_fixed else poisson)
     return method.having(guarantee=guarantee, empty_places=not is_fixed)
-
-
-def _checked_clip(clip):
-    """Returns S as a float. Raises BadInput unless it is above 0."""
-    check_positive("privacy.clip", float(clip))
-    return float(clip)

@@ -23,15 +23,15 @@ secret sharing and encryption are not carried out, and the secret shares are zer
 the protocol and does not protect real clients.
 """
 
-import math
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree, wire
-from fedjax_lab.errors import BadInput, check_below_one, check_positive
+from fedjax_lab.bounds import BelowOne, OneOf, Positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.transforms import cohort as of_cohort
 from fedjax_lab.transforms import server_state
@@ -87,10 +87,10 @@ def secure_sum(
     method: Method,
     task: Task,
     *,
-    bits: int = 32,
-    limit: float = 16.0,
-    neighbors: int = 4,
-    threshold: float = 0.5,
+    bits: Annotated[int, OneOf(WORDS)] = 32,
+    limit: Positive[float] = 16.0,
+    neighbors: Positive[int] = 4,
+    threshold: BelowOne = 0.5,
 ) -> Method:
     """The weighted mean; the server sees only the sum (simulated secure aggregation).
 
@@ -106,12 +106,6 @@ def secure_sum(
     threshold: more than this share of a client's neighbors must arrive, or else the round changes
         nothing; this happens more often with fewer neighbors (recorded: aborted_sums).
     """
-    if bits not in WORDS:
-        raise BadInput(f"config.aggregator.bits must be 16 or 32, got {bits}")
-    if not 0 < limit < math.inf:
-        raise BadInput(f"config.aggregator.limit must be above 0 and finite, got {limit}")
-    check_positive("aggregator.neighbors", neighbors)
-    check_below_one("aggregator.threshold", threshold)
     of_cohort.check_common(method)
     protocol = Protocol(Fixed(bits, limit), neighbors, threshold)
 

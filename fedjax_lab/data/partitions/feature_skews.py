@@ -12,11 +12,13 @@ NIID-Bench.
 """
 
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.errors import BadInput, check_not_negative
+from fedjax_lab.bounds import NotNegative
+from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array
 
 
@@ -25,7 +27,9 @@ def none(key: Array, x: Array, client: Array, num_clients: int) -> Array:
     return x
 
 
-def noise(key: Array, x: Array, client: Array, num_clients: int, *, sigma: float = 0.1) -> Array:
+def noise(
+    key: Array, x: Array, client: Array, num_clients: int, *, sigma: NotNegative[float] = 0.1
+) -> Array:
     """Adds Gaussian noise whose standard deviation grows linearly over the clients (NIID-Bench).
 
     The standard deviation of client i is sigma * i / (n - 1), as in the code of Li et al. 2022
@@ -35,20 +39,19 @@ def noise(key: Array, x: Array, client: Array, num_clients: int, *, sigma: float
 
     sigma: the standard deviation of the last client's noise.
     """
-    check_not_negative("partition.sigma", sigma)
     level = sigma * client / max(1, num_clients - 1)
     return x + level * jax.random.normal(key, x.shape, x.dtype)
 
 
-def rotation(key: Array, x: Array, client: Array, num_clients: int, *, rotations: int = 4) -> Array:
+def rotation(
+    key: Array, x: Array, client: Array, num_clients: int, *, rotations: Literal[2, 4] = 4
+) -> Array:
     """Rotates images by multiples of 360 / rotations degrees (Ghosh et al. 2020, IFCA).
 
     Client i rotates its images counterclockwise (i mod rotations) times.
 
     rotations: 2 (by 0 and 180 degrees) or 4; quarter turns need square images.
     """
-    if rotations not in (2, 4):
-        raise BadInput(f"config.partition.rotations must be 2 or 4, got {rotations}")
     if x.ndim != 3:
         raise BadInput("config.partition.feature_skew=rotation needs images")
     if rotations == 4 and x.shape[0] != x.shape[1]:

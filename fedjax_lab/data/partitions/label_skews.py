@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedjax_lab.bounds import Positive
 from fedjax_lab.data.partitions import partition
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput, check_range
@@ -10,7 +11,7 @@ TRIES = 1000  # draws of `extended_dirichlet`
 
 
 def shards(
-    y, domain, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
+    y, domain, num_clients: int, rng: np.random.Generator, *, shards_per_client: Positive[int] = 2
 ) -> Parts:
     """Shards(shards_per_client): the examples by label are cut into n s shards, s for each client.
 
@@ -22,7 +23,7 @@ def shards(
     """
     partition.check_clients(num_clients, len(y))
     count = num_clients * shards_per_client
-    if not 1 <= shards_per_client or count > len(y):
+    if count > len(y):
         raise BadInput(
             f"config.partition.shards_per_client must be from 1 to {len(y) // num_clients} for"
             f" {len(y)} examples and {num_clients} clients, got {shards_per_client}"
@@ -40,8 +41,8 @@ def extended_dirichlet(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    classes: int = 2,
-    alpha: float = 10.0,
+    classes: Positive[int] = 2,
+    alpha: Positive[float] = 10.0,
 ) -> Parts:
     """ExDir(classes, alpha): `classes` classes a client, each divided by Dir(alpha).
 
@@ -54,7 +55,6 @@ def extended_dirichlet(
     alpha: the concentration of the Dirichlet distribution.
     """
     partition.check_clients(num_clients, len(y))
-    partition.check_alpha(alpha)
     ids, group = np.unique(np.asarray(y), return_inverse=True)
     check_range("partition.classes", classes, 1, len(ids), "the number of classes")
     if num_clients * classes < len(ids):

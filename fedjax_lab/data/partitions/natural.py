@@ -1,10 +1,13 @@
 """The partition by natural users, such as the writers or authors of the examples."""
 
+from typing import Annotated
+
 import numpy as np
 
+from fedjax_lab.bounds import NotNegative, Within
 from fedjax_lab.data.partitions.dealing import Examples, mixed_by_number
 from fedjax_lab.data.partitions.partition import Parts
-from fedjax_lab.errors import BadInput, check_range
+from fedjax_lab.errors import BadInput
 
 SOURCES = (  # data sources that can have natural users
     "arrays",
@@ -30,8 +33,8 @@ def by_client(
     examples: Examples,
     rng: np.random.Generator,
     *,
-    num_clients: int = 0,
-    min_examples: int = 1,
+    num_clients: NotNegative[int] = 0,
+    min_examples: Annotated[int, Within(1)] = 1,
 ) -> Parts:
     """By user: one client for each natural user, in the order of the users.
 
@@ -47,7 +50,6 @@ def by_client(
             " another partition, such as dirichlet or by_domain, or a data source that can have"
             f" natural users: {', '.join(SOURCES)}"
         )
-    check_range("partition.min_examples", min_examples, 1)
     sizes = np.bincount(examples.client, minlength=len(examples.users))
     chosen = np.flatnonzero(sizes >= min_examples)
     if len(chosen) < max(num_clients, 1):

@@ -10,12 +10,12 @@ Partitions that use more than labels and domains have another signature: see `de
 """
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput, check_below_one, check_positive, check_range, printable
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import BadInput, check_below_one, check_range, printable
 
 Parts = list[np.ndarray]  # per client: positions [N_i] int32
 
@@ -40,9 +40,9 @@ def dirichlet(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float = 0.5,
-    min_size: int = 10,
-    tries: int = 10_000,
+    alpha: Positive[float] = 0.5,
+    min_size: Positive[int] = 10,
+    tries: Positive[int] = 10_000,
 ) -> Parts:
     """Dir(alpha): the shares of each class are drawn from it (NIID-Bench `noniid-labeldir`).
 
@@ -55,7 +55,7 @@ def dirichlet(
     tries: the largest number of draws.
     """
     check_clients(num_clients, len(y))
-    _check_tries(alpha, min_size, tries, num_clients, len(y))
+    _check_sizes(min_size, num_clients, len(y))
     _, group, sizes = _groups(y)
 
     def draw(count, alpha=alpha):
@@ -69,7 +69,7 @@ def dirichlet(
 
 
 def classes_per_client(
-    y, domain, num_clients: int, rng: np.random.Generator, *, classes: int = 2
+    y, domain, num_clients: int, rng: np.random.Generator, *, classes: Positive[int] = 2
 ) -> Parts:
     """#C=classes: every client holds exactly `classes` classes (NIID-Bench `noniid-#labelk`).
 
@@ -100,7 +100,7 @@ def classes_per_client(
 
 
 def client_dirichlet(
-    y, domain, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.5
+    y, domain, num_clients: int, rng: np.random.Generator, *, alpha: Positive[float] = 0.5
 ) -> Parts:
     """Client Dir(alpha): each client's class mixture is drawn from Dir(alpha), as in FedBR.
 
@@ -114,7 +114,6 @@ def client_dirichlet(
     alpha: the concentration of the Dirichlet distribution; a smaller one makes clients differ more.
     """
     check_clients(num_clients, len(y))
-    check_alpha(alpha)
     _, group, left = _groups(y)
     mixes = rng.dirichlet(np.full(len(left), alpha), num_clients)  # [n, C]
     counts = np.zeros((len(left), num_clients), int)
@@ -130,9 +129,9 @@ def quantity(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float = 0.5,
-    min_size: int = 10,
-    tries: int = 200_000,
+    alpha: Positive[float] = 0.5,
+    min_size: Positive[int] = 10,
+    tries: Positive[int] = 200_000,
 ) -> Parts:
     """Quantity Dir(alpha): the sizes of the clients are drawn from Dir(alpha); classes are IID.
 
@@ -146,7 +145,7 @@ def quantity(
     tries: the largest number of draws.
     """
     check_clients(num_clients, len(y))
-    _check_tries(alpha, min_size, tries, num_clients, len(y))
+    _check_sizes(min_size, num_clients, len(y))
 
     def draw(count, alpha=alpha):
         shares = rng.dirichlet(np.full(num_clients, alpha), (count, 1))  # [B, 1, n]
@@ -185,7 +184,7 @@ def by_domain(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
 
 
 def domains_per_client(
-    y, domain, num_clients: int, rng: np.random.Generator, *, domains: int = 1
+    y, domain, num_clients: int, rng: np.random.Generator, *, domains: Positive[int] = 1
 ) -> Parts:
     """#D=domains: every client holds parts of `domains` different domains (hFedF, Algorithm 5).
 
@@ -268,7 +267,6 @@ def hold_out(
 
     Returns the (train, validation) parts.
     """
-    check_below_one("partition.validation", fraction)
     train, validation = [], []
     for part in parts:
         mixed = rng.permutation(part)
@@ -542,18 +540,9 @@ def check_clients(num_clients: int, examples: int) -> None:
     check_range("partition.num_clients", num_clients, 1, examples, what)
 
 
-def _check_tries(alpha, min_size, tries, num_clients: int, examples: int) -> None:
-    check_alpha(alpha)
-    check_range("partition.min_size", min_size, 1)
-    check_range("partition.tries", tries, 1)
+def _check_sizes(min_size: int, num_clients: int, examples: int) -> None:
     if min_size * num_clients > examples:
         raise BadInput(
             f"config.partition.min_size {min_size} for num_clients {num_clients} needs "
             f"{min_size * num_clients} examples, but there are {examples}"
         )
-
-
-def check_alpha(alpha: float) -> None:
-    check_positive("partition.alpha", alpha)
-    if not isfinite(alpha):
-        raise BadInput(f"config.partition.alpha must be finite, got {alpha}")

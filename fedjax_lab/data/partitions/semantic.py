@@ -1,14 +1,15 @@
 """A partition by meaning: each client holds similar examples of every class."""
 
 import warnings
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from fedjax_lab.bounds import Within
 from fedjax_lab.data.partitions import partition
 from fedjax_lab.data.partitions.dealing import Examples, mixed_by_number
 from fedjax_lab.data.partitions.partition import Parts
-from fedjax_lab.errors import BadInput, check_range
+from fedjax_lab.errors import BadInput
 
 FITTED = 10_000  # examples of a class to which a mixture is fitted
 REDUCED = 100_000  # examples to which the principal components are fitted
@@ -27,7 +28,7 @@ def semantic(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    components: int = 32,
+    components: Annotated[int, Within(1)] = 32,
 ) -> Parts:
     """Semantic: clients differ in the appearance of examples, not in their labels.
 
@@ -42,7 +43,6 @@ def semantic(
     components: the number of principal components to which embeddings are reduced first.
     """
     partition.check_clients(num_clients, len(examples.y))
-    check_range("partition.components", components, 1)
     classes, group, sizes = np.unique(examples.y, return_inverse=True, return_counts=True)
     if sizes.min() < num_clients:
         raise BadInput(

@@ -15,10 +15,11 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from fedjax_lab.bounds import Positive
 from fedjax_lab.data.cache import cache_folder, checksum, load, save
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.images import read, rgb, truncated_allowed, versions
-from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models.clip import (
     LEGACY_EOS,
     Settings,
@@ -42,7 +43,7 @@ def clip(
     *,
     folder: str = "",
     model: str = "openai/clip-vit-base-patch32@refs/pr/15",
-    batch_size: int = 64,
+    batch_size: Positive[int] = 64,
     normalize: bool = False,
 ) -> Embeddings:
     """Embeddings of the training examples, and of a prompt for each class, by CLIP.
@@ -62,7 +63,6 @@ def clip(
     interrupted call is continued. Raises BadInput if anything is missing or damaged, or if the
     examples are neither images nor texts.
     """
-    check_positive("embedding.batch_size", batch_size)
     if not is_text(dataset) and not dataset.files:
         check_images(dataset.x)
     check_packages()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
+from fedjax_lab.bounds import Positive
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.embeddings import Embeddings
@@ -19,7 +20,7 @@ BATCH = 256
 RANDOM_PART = 0.1  # length of a label's random part, relative to the mean of its class
 
 
-def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
+def stand_in(dataset: Dataset, *, size: Positive[int] = 512) -> Embeddings:
     """Random-feature embeddings in which classes and domains can be distinguished.
 
     This is not CLIP. Nothing is trained on other data, so that examples that look alike are close,
