@@ -7,6 +7,8 @@ then keeps as many numbers as its update has. The server gets biased updates, bu
 update is lost permanently.
 """
 
+from typing import Literal
+
 import jax.numpy as jnp
 
 from fedjax_lab import tree
