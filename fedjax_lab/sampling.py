@@ -72,6 +72,14 @@ def poisson(
     return ids, equal_shares(-lowest < m / count)
 
 
+def at_least_one(share: float, count: int) -> int:
+    """The number of clients that are a share of `count`: rounded down, but one if that is 0.
+
+    A share of 0 is no client. The rounding error of the product is ignored.
+    """
+    return max(1, math.floor(share * count + 1e-6)) if share else 0
+
+
 def equal_shares(drawn: Array) -> Array:
     """Shares [M]: 1/k for each of the k clients with drawn [M] true, 0 for the others."""
     return drawn / jnp.maximum(jnp.sum(drawn), 1)

@@ -86,7 +86,11 @@ def build(
     with transforming.naming_users_of_classes(config):
         simulation = _simulation(config, seeds, dataset, federations, model, devices, memory)
     simulation = simulation._replace(embeddings=embeddings)
-    remarks = (*describe_examples(config, dataset, scale), *describe_model(model))
+    remarks = (
+        *describe_examples(config, dataset, scale),
+        *describe_model(model),
+        *transforming.describe_attackers(config, simulation),
+    )
     return Experiment(config, dataset, model.unbound, simulation, remarks)
 
 

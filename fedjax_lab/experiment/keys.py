@@ -115,7 +115,9 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "method.name": Key("fedavg", "the federated method"),
     "attack.name": Key("none", "what attacking clients do"),
     "attack.share": Key(
-        0.2, "the share of clients that attack in every round, rounded down", SHARE
+        0.2,
+        "the share of clients that attack in every round, rounded down, but at least one client",
+        SHARE,
     ),
     "privacy.name": Key(
         "none",

@@ -129,6 +129,28 @@ def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) ->
         )
 
 
+def describe_attackers(
+    config: ml_collections.ConfigDict, simulation: Simulation
+) -> tuple[str, ...]:
+    """Lines on how many clients attack, and how many attackers the aggregator expects."""
+    C, M = len(simulation.training[0].train), simulation.plan.cohort
+    lines, aggregator = [], config.aggregator
+    if config.attack.name != "none":
+        number = sampling.at_least_one(config.attack.share, C)
+        lines.append(f"attack {config.attack.name}: {number} of {C} clients attack")
+    for key, words in EXPECTED.items():
+        if key in aggregator:
+            number = min(sampling.at_least_one(aggregator[key], M), (M - 1) // 2)
+            lines.append(f"aggregator {aggregator.name}: {words.format(number)} of {M} in a round")
+    return tuple(lines)
+
+
+EXPECTED = {  # by the setting of an aggregator that is a share
+    "trim": "without the {0} lowest and the {0} highest values",
+    "attackers": "at most {0} attackers",
+}
+
+
 def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation) -> None:
     """Raises BadInput if a transform cannot be applied, by tracing the first round with shapes.
 

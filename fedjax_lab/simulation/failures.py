@@ -4,7 +4,6 @@ Which clients fail depends only on the seed, the round and the client, so that i
 every method. An attacker attacks in every round.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import streams, tree
+from fedjax_lab import sampling, streams, tree
 from fedjax_lab.simulation import clock, contract
 from fedjax_lab.simulation.clock import Outcome
 from fedjax_lab.types import Array, Client, LocalSettings, Plan, PyTree
@@ -83,13 +82,13 @@ def passes(plan: Plan, clients: Array, settings: LocalSettings | None = None) ->
 def attacks(plan: Plan, cohort: Array, ids: Array, num_clients: int) -> Array | None:
     """Which of the clients `ids` [M] attack, [M] bool; None if there are no attackers.
 
-    The attackers are the first floor(share C) of all C clients in a random order.
+    The attackers are the first of all C clients in a random order, floor(share C) but at least one.
 
     cohort: the random stream `Keys.cohort` of the seed, which determines the order.
     """
     if not plan.attackers:
         return None
-    count = math.floor(plan.attackers * num_clients + 1e-6)
+    count = sampling.at_least_one(plan.attackers, num_clients)
     # Computed once for all rounds: XLA hoists what does not depend on the round out of the loop.
     return jax.random.permutation(streams.attackers(cohort), num_clients)[ids] < count
 

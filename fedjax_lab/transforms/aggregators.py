@@ -10,14 +10,13 @@ and the norm bound replace u_i by 0, and the geometric median ignores it; the ot
 it to one end.
 """
 
-import math
 from functools import partial
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import tree
+from fedjax_lab import sampling, tree
 from fedjax_lab.bounds import NotNegative, Positive, Within
 from fedjax_lab.errors import BadInput
 from fedjax_lab.transforms import cohort
@@ -37,8 +36,8 @@ def trimmed_mean(method: Method, task: Task, *, trim: Minority = 0.2) -> Method:
 
     Yin et al., ICML 2018, arXiv:1803.01498.
 
-    trim: the share beta of values that are left out at each end, floor(beta m) of them; at least 0
-        and below 0.5. With 0 the method is unchanged and takes its own mean, by share.
+    trim: the share beta of values that are left out at each end, floor(beta m) of them, but one of
+        at least three; below 0.5. With 0 the method is unchanged and takes its own mean, by share.
     """
     return cohort.replaced(method, partial(trimmed, share=trim)) if trim else method
 
@@ -46,8 +45,8 @@ def trimmed_mean(method: Method, task: Task, *, trim: Minority = 0.2) -> Method:
 def krum(method: Method, task: Task, *, attackers: Minority = 0.2) -> Method:
     """The update that is closest to its neighbors (Blanchard et al., NeurIPS 2017).
 
-    attackers: the share of a round's clients that may be attackers, f of M, rounded down; M must be
-        at least 2f + 3.
+    attackers: the share of a round's clients that may be attackers, f of M, rounded down but
+        at least 1; M must be at least 2f + 3.
     """
     return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=1))
 
@@ -59,8 +58,8 @@ def multi_krum(
 
     Multi-Krum (Blanchard et al., NeurIPS 2017).
 
-    attackers: the share of a round's clients that may be attackers, f of M, rounded down; M must be
-        at least 2f + 3.
+    attackers: the share of a round's clients that may be attackers, f of M, rounded down but
+        at least 1; M must be at least 2f + 3.
     chosen: the number of updates in the mean; 0: m - f - 2.
     """
     return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=chosen))
@@ -72,8 +71,8 @@ def bulyan(method: Method, task: Task, *, attackers: Minority = 0.2) -> Method:
     Bulyan (El Mhamdi et al., ICML 2018, arXiv:1802.07927): Krum chooses m - 2f updates, one after
     another among those that are left. Of these, m - 4f values of each coordinate enter the mean.
 
-    attackers: the share of a round's clients that may be attackers, f of M, rounded down; M must be
-        at least 4f + 3.
+    attackers: the share of a round's clients that may be attackers, f of M, rounded down but
+        at least 1; M must be at least 4f + 3.
     """
     return cohort.replaced(method, partial(mean_near_median, attackers=attackers))
 
@@ -135,10 +134,10 @@ def clipped(bound: float | Array, update: list[Array]) -> list[Array]:
 def trimmed(updates: Updates, cohort: Client, *, share: float) -> Updates:
     """Returns the mean of each coordinate without its floor(share m) lowest and highest values.
 
-    At least one value is left, or two if m is even.
+    At least one is left out at each end, and at least one value is left, or two if m is even.
     """
     m = jnp.sum(cohort.arrived)
-    cut = jnp.minimum(jnp.floor(share * m + 1e-6).astype(m.dtype), (m - 1) // 2)
+    cut = jnp.clip(jnp.floor(share * m + 1e-6).astype(m.dtype), 1, (m - 1) // 2)
 
     def one(u):
         wide = cohort.arrived.reshape(-1, *(1,) * (u.ndim - 1))
@@ -216,7 +215,7 @@ def most_attackers(
     Raises BadInput where the guarantee of an aggregator needs `factor` f + 3 clients, or Krum fewer
     chosen updates.
     """
-    f = math.floor(attackers * clients + 1e-6)
+    f = sampling.at_least_one(attackers, clients)
     if clients < factor * f + 3:
         raise BadInput(
             f"{name} needs at least {factor}f + 3 = {factor * f + 3} clients in a round for f={f}"
