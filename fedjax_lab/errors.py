@@ -126,41 +126,11 @@ def check_choice(key: str, value: str, valid: Iterable[str]) -> None:
         raise BadInput(f"config.{key} cannot be {quoted(value)}; {nearest(value, valid)}")
 
 
-def check_positive(key: str, value) -> None:
-    """Raises BadInput unless the config's value of `key` is above 0; ignores traced values."""
-    if isinstance(value, (int, float)) and not value > 0:
-        raise BadInput(f"config.{key} must be above 0, got {quoted(value)}")
-
-
 def check_range(key: str, value, low, high=math.inf, of: str = "") -> None:
     """Raises BadInput unless the config's value of `key` is from `low` to `high`, which is `of`."""
     if not low <= value <= high:
         span = f"at least {low}" if high == math.inf else f"from {low:,} to {high:,}"
         raise BadInput(f"config.{key} must be {span}{of and ', '}{of}, got {quoted(value)}")
-
-
-def check_not_negative(key: str, value) -> None:
-    """Raises BadInput if the config's value of `key` is below 0; ignores all but numbers."""
-    if isinstance(value, (int, float)) and not value >= 0:
-        raise BadInput(f"config.{key} must not be negative, got {quoted(value)}")
-
-
-def check_share(key: str, value) -> None:
-    """Raises BadInput unless the config's value of `key` is in [0, 1]; ignores traced values."""
-    if isinstance(value, (int, float)) and not 0 <= value <= 1:
-        raise BadInput(f"config.{key} must be from 0 to 1, got {quoted(value)}")
-
-
-def check_positive_share(key: str, value) -> None:
-    """Raises BadInput unless the config's value of `key` is in (0, 1]; ignores traced values."""
-    if isinstance(value, (int, float)) and not 0 < value <= 1:
-        raise BadInput(f"config.{key} must be above 0 and at most 1, got {quoted(value)}")
-
-
-def check_below_one(key: str, value) -> None:
-    """Raises BadInput unless the config's value of `key` is in [0, 1); ignores traced values."""
-    if isinstance(value, (int, float)) and not 0 <= value < 1:
-        raise BadInput(f"config.{key} must be at least 0 and below 1, got {quoted(value)}")
 
 
 def check_pairs(method: str, num_clients: int) -> None:

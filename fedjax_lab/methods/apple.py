@@ -18,13 +18,14 @@ and sends one.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.errors import check_choice, check_not_negative, check_pairs, check_positive
+from fedjax_lab.bounds import Positive
+from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
@@ -55,11 +56,11 @@ class Private(NamedTuple):
 def apple(
     task: Task,
     *,
-    factor: float = 1.0,
+    factor: Positive[float] = 1.0,
     p_lr: float = 0.001,
     mu: float = 0.1,
-    L: int = 10,
-    scheduler: str = "cosine",
+    L: Positive[int] = 10,
+    scheduler: Literal["cosine", "exponential"] = "cosine",
 ) -> Method:
     """factor: the learning rate of w_i, as a multiple of that of config.local.
 
@@ -67,11 +68,6 @@ def apple(
     mu: weight of the distance of p_i from p_0. L: the round from which on it has none.
     scheduler: how the weight decreases until then: cosine or exponential.
     """
-    check_positive("method.factor", factor)
-    check_not_negative("method.p_lr", p_lr)
-    check_not_negative("method.mu", mu)
-    check_positive("method.L", L)
-    check_choice("method.scheduler", scheduler, ("cosine", "exponential"))
     risk = losses.risk(task)
 
     def init(key, num_clients):

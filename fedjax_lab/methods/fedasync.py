@@ -12,7 +12,7 @@ statistics are mixed like parameters.
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
-from fedjax_lab.errors import check_share
+from fedjax_lab.bounds import Share
 from fedjax_lab.methods import _staleness
 from fedjax_lab.methods._staleness import Law
 from fedjax_lab.methods.fedavg import fedavg, send
@@ -25,7 +25,7 @@ RANGES = {"alpha": uniform(0.1, 1.0), "rho": log_uniform(1e-4, 0.1), "a": unifor
 def fedasync(
     task: Task,
     *,
-    alpha: float = 0.6,
+    alpha: Share = 0.6,
     rho: float = 0.005,
     staleness: Law = "polynomial",
     a: float = 0.5,
@@ -35,7 +35,6 @@ def fedasync(
 
     staleness: the law of s. a: its exponent, or slope (10 in the paper). b: where the hinge begins.
     """
-    check_share("method.alpha", alpha)
     risk = losses.risk(task)
 
     def local(w_t, client, work):

@@ -14,7 +14,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import _staleness
 from fedjax_lab.methods._staleness import Law
 from fedjax_lab.methods.fedavg import fedavg
@@ -27,7 +27,7 @@ RANGES = {"server_lr": log_uniform(0.1, 3.0), "a": uniform(0.0, 1.0)}
 def fedbuff(
     task: Task,
     *,
-    server_lr: float = 1.0,
+    server_lr: Positive[float] = 1.0,
     staleness: Law = "polynomial",
     a: float = 0.5,
     b: float = 4.0,
@@ -37,7 +37,6 @@ def fedbuff(
 
     normalize: what the weights s(tau_k) are divided by.
     """
-    check_positive("method.server_lr", server_lr)
     risk = losses.risk(task)
 
     def local(w_t, client, work):

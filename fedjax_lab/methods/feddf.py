@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import optim, sampling, tree
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import fedavg as averaging
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, log_uniform
@@ -26,7 +27,11 @@ RANGES = {"server_lr": log_uniform(1e-4, 1e-2), "server_steps": choice(50, 200, 
 
 
 def feddf(
-    task: Task, *, server_steps: int = 200, server_lr: float = 1e-3, server_batch: int = 128
+    task: Task,
+    *,
+    server_steps: int = 200,
+    server_lr: float = 1e-3,
+    server_batch: Positive[int] = 128,
 ) -> Method:
     """server_steps: the steps of the distillation; 0 is FedAvg.
 

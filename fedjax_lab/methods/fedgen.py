@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, streams, tree, wire
-from fedjax_lab.errors import check_not_negative
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.layers import affine, first_affine
@@ -54,16 +54,14 @@ def fedgen(
     diversity: float = 1.0,
     server_lr: float = 5e-3,
     server_steps: int = 50,
-    noise: int = 32,
-    hidden: int = 256,
+    noise: Positive[int] = 32,
+    hidden: Positive[int] = 256,
 ) -> Method:
     """alpha: weight of the loss of generated features; 0 is FedAvg.
 
     diversity: weight of D. server_lr, server_steps: learning rate and steps of G in a round.
     noise, hidden: numbers of entries of eps and of the hidden layer of G.
     """
-    check_not_negative("method.alpha", alpha)
-    check_not_negative("method.diversity", diversity)
     adam, K = optim.adam(server_lr), task.num_classes
 
     def init(key, num_clients):

@@ -17,7 +17,7 @@ draws its batches at random, as many as server_epochs passes have. No transform 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,9 @@ import numpy as np
 import optax
 
 from fedjax_lab import losses, optim, sampling, streams, tree, wire
-from fedjax_lab.errors import check_not_negative, check_positive
+from fedjax_lab.bounds import Positive, Within
 from fedjax_lab.methods.fml import divergence
-from fedjax_lab.models import nets
+from fedjax_lab.models import layers, nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.ranges import choice, log_uniform, uniform
 from fedjax_lab.types import (
@@ -72,20 +72,17 @@ def fedgkt(
     task: Task,
     *,
     alpha: float = 1.0,
-    temperature: float = 1.0,
+    temperature: Positive[float] = 1.0,
     server_lr: float = 1e-3,
     server_epochs: int = 20,
-    server_width: int = 256,
-    server_depth: int = 2,
+    server_width: Positive[int] = 256,
+    server_depth: Annotated[int, Within(0, layers.MOST_LAYERS)] = 2,
 ) -> Method:
     """alpha: weight of the divergences; with 0 the clients' nets learn as in Local.
 
     temperature: T. server_lr, server_epochs: learning rate and passes of the server in a round.
     server_width, server_depth: width and number of the hidden layers of W.
     """
-    check_not_negative("method.alpha", alpha)
-    check_positive("method.temperature", temperature)
-    check_positive("method.server_width", server_width)
     adam, both = optim.adam(server_lr), partial(distilled, temperature)
     net = server_net(task, server_width, server_depth)
 

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
+from fedjax_lab.bounds import Positive
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._stages import unchanged
 from fedjax_lab.ranges import choice
@@ -36,7 +37,7 @@ class Server(NamedTuple):
     next_key: Array
 
 
-def fedmd(task: Task, *, subset: int = 200, align_epochs: int = 1) -> Method:
+def fedmd(task: Task, *, subset: Positive[int] = 200, align_epochs: int = 1) -> Method:
     """subset: |D|, the number of public examples of a round; the paper's is 5,000.
 
     align_epochs: the passes over them towards the consensus; with 0 it is Local.

@@ -15,14 +15,14 @@ of all classes.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, streams
-from fedjax_lab.errors import check_not_negative, check_positive
+from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import fedproto as prototypes
 from fedjax_lab.methods.fedproto import fedproto
 from fedjax_lab.models.layers import affine, first_affine
@@ -49,8 +49,8 @@ def fedtgp(
     lam: float = 1.0,
     tau: float = 100.0,
     server_lr: float = 0.1,
-    server_epochs: int = 100,
-    prediction: str = "classifier",
+    server_epochs: Positive[int] = 100,
+    prediction: Literal["classifier", "prototype"] = "classifier",
 ) -> Method:
     """lam: weight of the prototype term; with 0 it is Local, but with sampled clients.
 
@@ -58,8 +58,6 @@ def fedtgp(
     server_lr, server_epochs: learning rate and steps of F and e in a round.
     prediction: as in FedProto; the authors' code predicts by prototypes.
     """
-    check_not_negative("method.tau", tau)
-    check_positive("method.server_epochs", server_epochs)
     method, sgd = fedproto(task, lam=lam, prediction=prediction), optim.sgd(server_lr)
 
     def init(key, num_clients):

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, streams, tree, wire
-from fedjax_lab.errors import check_below_one, check_not_negative, check_pairs, check_range
+from fedjax_lab.bounds import BelowOne, Positive
+from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, uniform
@@ -43,14 +44,13 @@ class Server(NamedTuple):
     alpha: Array  # [C, M]
 
 
-def floco(task: Task, *, endpoints: int = 5, rho: float = 0.1, tau: float = 0.1) -> Stages:
+def floco(
+    task: Task, *, endpoints: Positive[int] = 5, rho: float = 0.1, tau: BelowOne = 0.1
+) -> Stages:
     """endpoints: M, the number of endpoints. rho: radius of a client's subregion.
 
     tau: the share of config.run.rounds before the subregions, below 1; it has at least one round.
     """
-    check_range("method.endpoints", endpoints, 1)
-    check_not_negative("method.rho", rho)
-    check_below_one("method.tau", tau)
     anywhere, around = (training(task, draw) for draw in (of_simplex, partial(of_subregion, rho)))
     exchange = anywhere.round[0]._replace(aggregate=assign)
     assignment = anywhere._replace(round=(exchange,), sample=sampling.all_clients)

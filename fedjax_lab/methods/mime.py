@@ -13,9 +13,12 @@ added to U. A client sends two models, y and g_i, and receives w_t twice, c, and
 with adam two moments.
 """
 
+from typing import Literal
+
 import jax
 
 from fedjax_lab import losses, tree, wire
+from fedjax_lab.bounds import BelowOne, Positive
 from fedjax_lab.methods import mimelite as lite
 from fedjax_lab.methods.fedavg import aggregate
 from fedjax_lab.ranges import uniform
@@ -27,10 +30,10 @@ RANGES = {"beta": uniform(0.0, 0.99)}
 def mime(
     task: Task,
     *,
-    base_optimizer: str = "momentum",
-    beta: float = 0.9,
-    beta2: float = 0.99,
-    eps: float = 1e-3,
+    base_optimizer: Literal["momentum", "adam"] = "momentum",
+    beta: BelowOne = 0.9,
+    beta2: BelowOne = 0.99,
+    eps: Positive[float] = 1e-3,
 ) -> Method:
     """base_optimizer: momentum or adam.
 

@@ -13,11 +13,13 @@ paper's means are uniform. A client sends two models, y and g_i, and receives tw
 adam.
 """
 
+from typing import Literal
+
 import jax
 import optax
 
 from fedjax_lab import losses, streams, tree, wire
-from fedjax_lab.errors import check_below_one, check_choice, check_positive
+from fedjax_lab.bounds import BelowOne, Positive
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Exchange, Method, State, Task
@@ -30,10 +32,10 @@ GRADIENT = 8  # number of the random stream of g_i among the streams of an uploa
 def mimelite(
     task: Task,
     *,
-    base_optimizer: str = "momentum",
-    beta: float = 0.9,
-    beta2: float = 0.99,
-    eps: float = 1e-3,
+    base_optimizer: Literal["momentum", "adam"] = "momentum",
+    beta: BelowOne = 0.9,
+    beta2: BelowOne = 0.99,
+    eps: Positive[float] = 1e-3,
 ) -> Method:
     """base_optimizer: momentum or adam.
 
@@ -67,10 +69,6 @@ def mimelite(
 
 def optimizer(name: str, beta: float, beta2: float, eps: float) -> optax.GradientTransformation:
     """The base optimizer; settings as in `mimelite`."""
-    check_below_one("method.beta", beta)
-    check_below_one("method.beta2", beta2)
-    check_positive("method.eps", eps)
-    check_choice("method.base_optimizer", name, ("momentum", "adam"))
     if name == "momentum":
         return optax.ema(beta, debias=False)
     return optax.scale_by_adam(beta, beta2, eps)

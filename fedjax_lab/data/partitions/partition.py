@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import Positive
-from fedjax_lab.errors import BadInput, check_below_one, check_range, printable
+from fedjax_lab.bounds import BELOW_ONE, Positive
+from fedjax_lab.errors import BadInput, check_range, printable
 
 Parts = list[np.ndarray]  # per client: positions [N_i] int32
 
@@ -293,17 +293,12 @@ def _whole_texts(mixed, held, origin):
     return mixed[np.argsort(first[text], kind="stable")], count
 
 
-def check_new(share: float) -> None:
-    """Raises BadInput unless this is a valid share of new clients, in [0, 1)."""
-    check_below_one("partition.new_clients", share)
-
-
 def count_new(num_clients: int, share: float) -> int:
     """The number of new clients: floor(share * num_clients), but at least one if share is above 0.
 
     Raises BadInput if no client would be left to train on, or if share is not in [0, 1).
     """
-    check_new(share)
+    BELOW_ONE.check("partition.new_clients", share)
     if share and num_clients < 2:
         raise BadInput(
             f"config.partition.new_clients={share} leaves no client to train on, because"
