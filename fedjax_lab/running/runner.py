@@ -26,6 +26,7 @@ from fedjax_lab.running import (
     guaranteed,
     hints,
     interrupts,
+    largest,
     loggers,
     stopping,
     tasks,
@@ -98,7 +99,7 @@ def run(
     with owned(workdir, experiment.config, seeds, resume), Profile(profile, workdir) as recorder:
         recorder.check(experiment.simulation, 0)
         experiment = warm_start.warmed(experiment)
-        with _closing(workdir, experiment) as folder:
+        with _closing(workdir, experiment) as folder, largest.named(experiment):
             return _run(experiment, folder, bar, recorder, begin, on_evaluation)
 
 
@@ -143,6 +144,7 @@ def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Cho
         for part, path in zip(parts, workdirs, strict=True):
             enter(owned(path, part.config, part.simulation.seeds, False))
         folders = [enter(_closing(*of)) for of in zip(workdirs, parts, strict=True)]
+        enter(largest.named(joint))
         engine = Engine(joint.simulation)
         for folder in folders:
             folder.open()

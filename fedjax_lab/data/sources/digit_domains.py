@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from fedjax_lab.bounds import NotNegative, Within
-from fedjax_lab.data import writing
+from fedjax_lab.data import safe, writing
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
@@ -75,6 +75,9 @@ def digit_domains(
     file = cache_folder(cache) / name
     made = load(file)
     if made is None:
+        size_in_bytes = len(DOMAINS) * (train_per_domain + test_per_domain) * size * size * 3
+        what = f"the images of config.data.train_per_domain={train_per_domain}"
+        safe.check_fits(size_in_bytes, what, "lower it or config.data.test_per_domain")
         made = generate(size, train_per_domain, test_per_domain, seed)
         save(file, made)
     return Dataset(**made, classes=CLASSES, domains=DOMAINS)

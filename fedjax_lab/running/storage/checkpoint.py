@@ -167,7 +167,7 @@ class Checkpoints:
             except MemoryError:
                 raise
             except Exception as error:  # orbax and tensorstore raise exceptions of many types
-                if _is_no_room(error):
+                if is_no_room(error):
                     raise
                 reason = f"{' '.join(str(error).split())[:200]} ({type(error).__name__})"
             if reason:
@@ -310,7 +310,7 @@ def _clients(array):
     return next((i for i, names in enumerate(spec) if names in ("client", ("client",))), None)
 
 
-def _is_no_room(error):
+def is_no_room(error):
     """Whether an error says that a device is out of memory, so that the files are not at fault."""
     return any(
         isinstance(each, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(each)
