@@ -100,12 +100,13 @@ def settings(name: str) -> str:
     defaults, ranged = registry.default_settings(function), ranges.declared(function)
     if not defaults:
         return "This method has no settings."
-    words = descriptions.of_settings(function, list(defaults))
+    words, limits = descriptions.of_settings(function, list(defaults)), registry.limits_of(function)
     words |= {"base": descriptions.MEANINGS["method.base"]} if "base" in words else {}
     lines = ["| `config.method.` | default | meaning | range of `--tune` |", "|---|---|---|---|"]
     for key, default in defaults.items():
         also = ", ".join(f"`{word}`" for word in registry.setting_words(function).get(key, ()))
-        meaning = "; ".join(filter(None, (cell(words[key]), also and f"or {also}")))
+        meaning = cell(descriptions.with_limit(words[key], limits.get(key)))
+        meaning = "; ".join(filter(None, (meaning, also and f"or {also}")))
         drawn = f"`{ranged[key]}`" if key in ranged else ""
         lines.append(f"| `{key}` | `{default}` | {meaning} | {drawn} |")
     return "\n".join(lines)
