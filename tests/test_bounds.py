@@ -14,17 +14,7 @@ from fedjax_lab.bounds import BelowOne, NotNegative, OneOf, Positive, PositiveSh
 from fedjax_lab.experiment import registry
 from fedjax_lab.experiment.config import resolve
 
-SECTIONS = {  # of the kinds whose section has another name; (section, the key that names them)
-    "feature_skew": ("partition", "feature_skew"),
-    "optimizer": ("local", "optimizer"),
-    "schedule": ("local", "schedule"),
-    "sampling": ("run", "sampling"),
-    "availability": ("clock", "availability"),
-}
 NO_SETTINGS = ("metric", "augmentation")
-FREE = {  # numbers of parts whose bounds depend on other settings or on the data
-    "huggingface.dataset",
-}
 
 
 @pytest.mark.parametrize(
@@ -131,4 +121,4 @@ def test_every_number_declares_bounds():
         for key, default in registry.keyword_defaults(function).items()
         if type(default) in (int, float) and key not in registry.limits_of(function)
     }
-    assert unlimited == FREE
+    assert unlimited == set()

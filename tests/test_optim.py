@@ -125,10 +125,10 @@ def test_every_optimizer_has_a_reach(name):
 
 def test_settings_of_an_optimizer_are_checked():
     for name in ("adamw", "nadam", "radam", "rmsprop"):
-        local = resolve({"local": {"optimizer": name, "eps": -1.0}}).local
-        assert "config.local.eps must be at least 0" in complaint(make_optimizer, local)
-    local = resolve({"local": {"optimizer": "adamw", "beta1": 1.0}}).local
-    assert "config.local.beta1 must be at least 0 and below 1" in complaint(make_optimizer, local)
+        said = complaint(resolve, {"local": {"optimizer": name, "eps": -1.0}})
+        assert "config.local.eps must be at least 0" in said
+    said = complaint(resolve, {"local": {"optimizer": "adamw", "beta1": 1.0}})
+    assert "config.local.beta1 must be at least 0 and below 1" in said
     assert "did you mean 'adamw'" in complaint(resolve, {"local": {"optimizer": "adanw"}})
 
 

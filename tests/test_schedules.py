@@ -87,7 +87,10 @@ def test_both_learning_rates_are_listed_for_each_round(toy):
             {"local__schedule": "cosine", "local__lr_decay_rounds": 2},
             "config.local.schedule=cosine: its factor of the learning rate is 0 in round 3 of 3",
         ),
-        ({"local__schedule": "step", "local__lr_decay_every": -3}, "step: lr_decay_every must be"),
+        (
+            {"local__schedule": "step", "local__lr_decay_every": -3},
+            "config.local.lr_decay_every must be above 0",
+        ),
         ({"local__schedule": "linear", "local__lr_decay_rounds": -5}, "lr_decay_rounds must"),
         ({"local__schedule": "step", "local__lr_deacy": 0.5}, "'lr_deacy'; did you mean 'lr_decay"),
     ],

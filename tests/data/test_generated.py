@@ -46,7 +46,7 @@ WRONG = {
     topics: {
         "alpha must be above 0, got 0.0": {"alpha": 0.0},
         "texts must be at least 5, got 4": {"texts": 4},
-        "must be at least two more than config.data.topics=8, at most": {"vocabulary": 9},
+        "must be at least two more than config.data.topics=8, got 9": {"vocabulary": 9},
         "texts do not fit in memory": {"texts": 10**9},
         "task cannot be 'next'; did you mean 'next_word'?": {"task": "next"},
     },

@@ -62,7 +62,9 @@ def test_users_with_few_examples_are_left_out_unless_too_few_are_left():
     (f,) = make(deal=bound(min_examples=12))
     assert users_of(f.train) == users_of(f.test) == [{0}, {3}, {4}, {5}]
     error = partial(complaint, make)
-    assert "min_examples must be at least 1, got 0" in error(deal=bound(min_examples=0))
+    section = {"name": "by_client", "min_examples": 0}
+    refused = complaint(resolve, {"partition": section})
+    assert "min_examples must be at least 1, got 0" in refused
     message = error(deal=bound(min_examples=41))
     assert "0 of 6 users have that many, and the largest has 40; lower it" in message
     said = "needs at least 3 users with at least 26 training examples"

@@ -60,8 +60,6 @@ def test_semantic_is_a_valid_partition():
 def test_bad_settings_and_embeddings_are_rejected():
     with pytest.raises(BadInput, match="divide the 1.. examples of class"):
         dealt(num_clients=200)
-    with pytest.raises(BadInput, match="config.partition.components must be at least 1, got 0"):
-        dealt(components=0)
     made, _ = examples(60)
     made = made._replace(embed=lambda: np.where(made.x > 9, np.nan, made.x))
     with pytest.raises(BadInput, match="some embeddings .config.embedding. are not finite"):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import optional
 import pytest
-from inputs import complaint
+from inputs import checked, complaint
 from token_rows import examples_of_texts
 
 from fedjax_lab.data.sources import text_sets
@@ -110,6 +110,8 @@ WRONG = [  # (settings, words of the error)
     ({"header": False, "text": "1", "label": "4"}, "3 columns without names, but no column '4'"),
     ({"encoding": "uft-8"}, "cannot be read (unknown encoding: uft-8)"),
     ({"task": "clasify"}, "config.data.task cannot be 'clasify'; did you mean 'classify'?"),
+    ({"vocabulary": 2}, "config.data.vocabulary must be from 3 to 16,777,216, got 2"),
+    ({"length": 0}, "config.data.length must be above 0, got 0"),
     ({"label": ""}, "config.data.label is empty: name the column of labels"),
     ({"path": "."}, "has no file train (.csv, .tsv"),
 ]
@@ -128,7 +130,7 @@ def test_invalid_files_and_settings_are_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "rows.csv", [("né", "a", "u")])
     for settings, said in WRONG:
-        assert said in complaint(text_files, **{"path": "rows.csv", **settings})
+        assert said in complaint(checked("data", text_files), **{"path": "rows.csv", **settings})
     for name, content, said in FILES:
         (tmp_path / name).write_text(content)
         client = "user" if "user" in content else ""

@@ -15,7 +15,7 @@ import optional
 import pytest
 import toys
 from flax import nnx
-from inputs import complaint
+from inputs import checked, complaint
 from slow_cases import slow_but
 
 from fedjax_lab.data.formats import packing
@@ -336,14 +336,16 @@ def test_a_step_changes_all_weights_and_remat_nothing():
         ({"heads": 3}, "config.model.heads=3 does not divide config.model.width=64"),
         ({"kv_heads": 3}, "config.model.kv_heads=3 does not divide heads=4"),
         ({"head_dim": 3}, "config.model.head_dim=3 is odd"),
-        ({"depth": -1}, "config.model.depth must be at least 0"),
+        ({"depth": -1}, "config.model.depth must be from 0 to 1,000"),
         ({"param_dtype": "float16"}, "model.param_dtype cannot be 'float16'"),
         ({"pretrained": "nothing.safetensors"}, "nothing.safetensors: .* does not exist"),
     ],
 )
 def test_settings_that_are_not_possible_are_named(settings, words):
     optional.module("safetensors")
-    assert re.search(words, complaint(lambda: task_of(decoder.decoder(WORDS, **settings))))
+    assert re.search(
+        words, complaint(lambda: task_of(checked("model", decoder.decoder)(WORDS, **settings)))
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,20 +61,25 @@ def test_the_smallest_images_are_accepted():
         ("resnet18", {"stem": "a"}, "config.model."),
         ("resnet18", {"norm": "b"}, "config.model."),
         ("vit", {"width": 10}, "config.model.heads=3 does not divide config.model.width=10"),
-        ("vit", {"depth": 0}, "config.model.depth must be above 0"),
+        ("vit", {"depth": 0}, "config.model.depth must be from 1 to 1,000"),
         ("vit", {"patch": 5}, "patch=5 does not divide images of 8x12; use a divisor"),
         ("transformer", {"heads": 3}, "heads=3 does not divide config.model.width"),
         ("text_cnn", {"windows": (3, 3)}, "windows must be distinct positive integers"),
         ("text_cnn", {"dropout": 1.0}, "config.model.dropout must be at least 0"),
         ("text_cnn", {"windows": (9,)}, "windows=(9,) needs texts of 9 tokens or more"),
         ("fasttext", {"buckets": -1}, "config.model.buckets must be at least 0"),
-        ("word_lstm", {"depth": 0}, "config.model.depth must be above 0"),
+        ("word_lstm", {"depth": 0}, "config.model.depth must be from 1 to 1,000"),
         ("word_lstm", {"projection": -1}, "projection must be at least 0"),
     ],
 )
 def test_a_bad_setting_is_named(name, settings, said):
     texts = name in ("transformer", "text_cnn", "fasttext", "word_lstm")
-    assert said in complaint(task_of, name, (5,) if texts else (8, 12, 3), **settings)
+
+    def made(shape):
+        registry.check_settings("model", registry.look_up("model", name), settings)
+        return task_of(name, shape, **settings)
+
+    assert said in complaint(made, (5,) if texts else (8, 12, 3))
 
 
 def vocabulary_size(x, **settings):

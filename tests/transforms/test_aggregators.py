@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from inputs import complaint
+from inputs import checked, complaint
 from naive import vector
 
 from fedjax_lab import tree
@@ -149,9 +149,12 @@ def test_a_norm_bound_does_not_change_short_updates():
 def test_bad_settings_are_rejected():
     plain = toys.make("fedavg")
     of = aggregators
-    assert "below 0.5, got 0.5" in complaint(of.trimmed_mean, plain, toys.TASK, trim=0.5)
-    assert "must be above 0" in complaint(of.norm_bound, plain, toys.TASK, bound=0.0)
-    assert "below 0.5, got 0.6" in complaint(of.krum, plain, toys.TASK, attackers=0.6)
+    for part, settings, words in (
+        (of.trimmed_mean, {"trim": 0.5}, "below 0.5, got 0.5"),
+        (of.norm_bound, {"bound": 0.0}, "must be above 0"),
+        (of.krum, {"attackers": 0.6}, "below 0.5, got 0.6"),
+    ):
+        assert words in complaint(checked("aggregator", part), plain, toys.TASK, **settings)
     assert "2f + 3 = 7 clients in a round for f=2" in complaint(of.most_attackers, 6, 0.4, 0)
     assert "at most M - f - 2 = 3 for f=2" in complaint(of.most_attackers, 7, 0.3, 4)
     assert of.most_attackers(7, 0.3, 3) == 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toys
 import wrapped
-from inputs import complaint
+from inputs import checked, complaint
 from naive import KEYS
 from naive import vector as flat
 from slow_cases import exhaustive_but
@@ -329,10 +329,11 @@ def test_uploads_that_cannot_be_compressed_or_changed_are_rejected():
     ("make", "settings", "message"),
     [
         (compression.top_k, {"share": 0.0}, "share"),
-        (compression.qsgd, {"bits": 3}, "bits=3 must be one of 2, 4, 8"),
+        (compression.qsgd, {"bits": 3}, "config.compression.bits cannot be 3; valid: 2, 4, 8"),
         (compression.low_rank, {"rank": 0}, "rank"),
-        (downlink.qsgd, {"bits": 3}, "config.downlink.bits=3"),
+        (downlink.qsgd, {"bits": 3}, "config.downlink.bits cannot be 3"),
     ],
 )
 def test_bad_settings_are_rejected(make, settings, message):
-    assert message in complaint(make, toys.make("fedavg"), toys.NORM, **settings)
+    section = make.__module__.rpartition(".")[2]
+    assert message in complaint(checked(section, make), toys.make("fedavg"), toys.NORM, **settings)

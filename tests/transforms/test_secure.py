@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from inputs import complaint
+from inputs import checked, complaint
 from naive import KEYS
 from slow_cases import exhaustive_but
 
@@ -205,13 +205,15 @@ def test_bytes_match_the_published_protocol(clients, numbers, published):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bits": 8}, "config.aggregator.bits must be 16 or 32"),
-        ({"limit": float("inf")}, "config.aggregator.limit must be above 0 and finite"),
+        ({"bits": 8}, "config.aggregator.bits cannot be 8; valid: 16, 32"),
+        ({"limit": 0.0}, "config.aggregator.limit must be above 0"),
         ({"threshold": 1.0}, "config.aggregator.threshold must be at least 0 and below 1"),
     ],
 )
 def test_bad_settings_are_rejected(settings, message):
-    assert message in complaint(secured, made("fedavg"), **settings)
+    assert message in complaint(
+        checked("aggregator", secure.secure_sum), made("fedavg"), toys.TASK, **settings
+    )
 
 
 def test_sums_that_are_not_possible_are_rejected():
