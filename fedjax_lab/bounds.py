@@ -63,9 +63,10 @@ class OneOf(NamedTuple):
         return f"one of {', '.join(map(str, self.values))}"
 
     def check(self, key: str, value: Any) -> None:
-        """Raises BadInput, with the nearest one, if the config's value is none of the values."""
+        """Raises BadInput, with the nearest word or all numbers, if the value is none of them."""
         if isinstance(value, (str, int)) and value not in self.values:
-            valid = nearest(str(value), map(str, self.values))
+            numbers = f"valid: {', '.join(map(str, self.values))}"
+            valid = nearest(value, map(str, self.values)) if isinstance(value, str) else numbers
             raise BadInput(f"config.{key} cannot be {quoted(value)}; {valid}")
 
 

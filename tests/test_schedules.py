@@ -141,7 +141,7 @@ def test_a_user_defined_schedule_is_used_and_checked(toy, tmp_path):
 def test_show_config_prints_the_curve(toy, capsys):
     assert call(f"--config={toy}", "--show_config", "--config.local.schedule=linear") == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "learning rate: 0.1 in round 1, 0.0667 in 2, 0.0333 in 3" in out
+    assert "learning rate (above 0): 0.1 in round 1, 0.0667 in 2, 0.0333 in 3" in out
     assert "the number of rounds until `lr_end`, which holds afterwards; 0: the whole run" in out
     assert descriptions.shown_curve(np.array([0.5])) == "0.5 in round 1"
 

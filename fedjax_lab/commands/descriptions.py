@@ -100,7 +100,7 @@ def with_limit(meaning: str, limit: Limit | None) -> str:
         return meaning
     if isinstance(limit, OneOf) and all(str(value) in meaning for value in limit.values):
         return meaning
-    return "; ".join(filter(None, (meaning, str(limit))))
+    return f"{meaning} ({limit})" if meaning else str(limit)
 
 
 def of_settings(function: Callable, keys: list[str], chosen: Mapping | None = None) -> dict:

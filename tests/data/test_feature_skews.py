@@ -137,8 +137,8 @@ def test_a_user_defined_feature_skew_gets_the_number_of_each_natural_user():
 REJECTED = [  # (data, method, name and settings of the feature skew, words of the error)
     (images((6, 5)), "fedavg", "rotation", {}, "square images, not 6 x 5"),
     (images(()), "fedavg", "rotation", {}, "=rotation needs images"),
-    (images(), "fedavg", "rotation", {"rotations": 3}, "must be 2 or 4, got 3"),
-    (images(), "fedavg", "noise", {"sigma": -1.0}, "sigma must not"),
+    (images(), "fedavg", "rotation", {"rotations": 3}, "rotations cannot be 3; valid: 2, 4"),
+    (images(), "fedavg", "noise", {"sigma": -1.0}, "sigma must be at least 0"),
     (images((), dtype=np.int32), "fedavg", "noise", {}, "numbers, not int32"),
     (images(), "central", "noise", {}, "=noise needs clients; method central"),
     (images(), "client2vec", "noise", {}, "which method client2vec trains on"),

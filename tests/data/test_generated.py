@@ -44,7 +44,7 @@ WRONG = {
         "num_users=2147483647 do not fit in memory": {"num_users": 2**31 - 1},
     },
     topics: {
-        "alpha must be above 0, got 0.0": {"alpha": 0.0},
+        "alpha must be above 0 and at most 1,000,000, got 0.0": {"alpha": 0.0},
         "texts must be at least 5, got 4": {"texts": 4},
         "must be at least two more than config.data.topics=8, got 9": {"vocabulary": 9},
         "texts do not fit in memory": {"texts": 10**9},

@@ -250,7 +250,7 @@ def test_each_size_of_medmnist_is_read_from_a_separate_file_and_others_are_rejec
     settings = {"folder": str(tmp_path), "dataset": "retinamnist"}
     assert medmnist.medmnist(**settings, size=64).x.shape == (10, 64, 64, 3)
     assert "files/retinamnist_128.npz" in complaint(medmnist.medmnist, **settings, size=128)
-    assert "data.size cannot be 32; valid: 128, 224, 28" in complaint(
+    assert "data.size cannot be 32; valid: 28, 64, 128, 224" in complaint(
         checked("data", medmnist.medmnist), size=32
     )
     assert "14 labels for each image" in complaint(medmnist.medmnist, dataset="chestmnist")
