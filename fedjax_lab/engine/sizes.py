@@ -5,7 +5,7 @@ depends only on sizes, and is made before anything is compiled.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -124,8 +124,16 @@ def check_model(method: Method, group: int, devices: Devices, base: int = 0) -> 
         raise BadInput(
             f"{what} {_amount(-(-size // group))} on each device, which has"
             f" {_amount(devices.memory)} free; use at least"
-            f" config.engine.fsdp={2 ** math.ceil(math.log2(size / devices.memory))}{remedy}"
+            f" config.engine.fsdp={2 ** math.ceil(math.log2(size / devices.memory))}{remedy};"
+            f" {largest(tree.by_name(state._asdict()))[1]}"
         )
+
+
+def largest(arrays: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
+    """The shape of the largest of these named arrays, and a description of it in words."""
+    name, array = max(arrays.items(), key=lambda named: tree.num_bytes(named[1]))
+    size = _amount(tree.num_bytes(array))
+    return array.shape, f"the largest array is {name}, {array.dtype} {list(array.shape)}, {size}"
 
 
 def step_words(number: int, client: int, memory: int) -> str:

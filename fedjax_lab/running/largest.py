@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_lab import tree
+from fedjax_lab.engine import sizes
 from fedjax_lab.errors import message_of
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.running.storage.checkpoint import is_no_room
@@ -39,13 +40,11 @@ def describe(experiment: Experiment) -> str:
     if method.init is not None:
         first = partial(contract.first_state, method, num_clients=clients)
         arrays |= tree.by_name(jax.eval_shape(first, jax.random.key(0)))
-    name, array = max(arrays.items(), key=lambda named: tree.num_bytes(named[1]))
-    size = tree.num_bytes(array) / 2**30
-    words = f"the largest array is {name}, {array.dtype} {list(array.shape)}, {size:,.1f} GiB"
-    longest = max(array.shape, default=0)
+    shape, words = sizes.largest(arrays)
+    longest = max(shape, default=0)
     if isinstance(x, np.ndarray) and x.dtype != np.uint8 and int(x.max()) + 1 == longest:
         return f"{words}: the examples have token ids up to {longest - 1}"
-    setting = responsible(experiment.config, array.shape)
+    setting = responsible(experiment.config, shape)
     return f"{words}: lower {setting}" if setting else words
 
 
