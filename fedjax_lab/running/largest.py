@@ -42,7 +42,7 @@ def describe(experiment: Experiment) -> str:
         arrays |= tree.by_name(jax.eval_shape(first, jax.random.key(0)))
     shape, words = sizes.largest(arrays)
     longest = max(shape, default=0)
-    if isinstance(x, np.ndarray) and x.dtype != np.uint8 and int(x.max()) + 1 == longest:
+    if isinstance(x, np.ndarray) and x.dtype != np.uint8 and float(x.max()) + 1 == longest:
         return f"{words}: the examples have token ids up to {longest - 1}"
     setting = responsible(experiment.config, shape)
     return f"{words}: lower {setting}" if setting else words
