@@ -93,9 +93,11 @@ def declared(annotation: Any) -> Limit | None:
     """
     if get_origin(annotation) is Literal:
         return OneOf(get_args(annotation))
-    marks = [mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Limit)]
+    for mark in getattr(annotation, "__metadata__", ()):
+        if isinstance(mark, Within | OneOf):
+            return mark
     parts = [part for part in get_args(annotation) if get_origin(part) is not Literal]
-    return next(filter(None, [*marks, *map(declared, parts)]), None)
+    return next(filter(None, map(declared, parts)), None)
 
 
 def limits(signature: inspect.Signature) -> dict[str, Limit]:

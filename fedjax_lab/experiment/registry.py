@@ -373,7 +373,7 @@ def limits_of(function: Callable, chosen: dict | None = None) -> dict[str, Limit
 
     A number of a method that declares no bounds must not be negative.
     """
-    limits = {}
+    limits: dict[str, Limit] = {}
     for part in _and_base(function, chosen):
         usual = keyword_defaults(part) if is_method(part) else ()
         limits |= dict.fromkeys(usual, bounds.NOT_NEGATIVE) | bounds.limits(_signature(part))
