@@ -10,7 +10,8 @@
 The clients' part is that of FedProto, whose global prototypes are the Q_c. F has a hidden layer of
 the features' width D. In the authors' code delta is the largest distance of a class to its nearest
 one, and a step takes ten of the C_i,c; here it takes all of them, so that their order does not
-matter, at a larger learning rate. The other defaults are those of the authors' script. In the first
+matter, at a larger learning rate. The default of lam is that of the authors' code; their script for
+CIFAR-10 sets 10, with which 20 rounds on the digit domains reached 27 instead of 42 %. In the first
 round there are no prototypes; later there are those of all classes.
 """
 
@@ -30,7 +31,7 @@ from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Method, PyTree, State, Task
 
 RANGES = {
-    "lam": log_uniform(0.1, 100.0),
+    "lam": log_uniform(0.1, 10.0),
     "server_lr": log_uniform(0.01, 1.0),
     "server_epochs": choice(10, 100, 500),
 }
@@ -46,7 +47,7 @@ class Server(NamedTuple):
 def fedtgp(
     task: Task,
     *,
-    lam: float = 10.0,
+    lam: float = 1.0,
     tau: float = 100.0,
     server_lr: float = 0.1,
     server_epochs: int = 100,
