@@ -37,4 +37,4 @@ def test_a_summary_also_takes_the_best_round_of_each_domain():
         "accuracy": {"mean": 40.0},
     }
     table = report.closing_table({**got, "seeds": [0]})
-    assert "max per domain" in table.splitlines()[0]
+    assert "best per domain" in table.splitlines()[0]
