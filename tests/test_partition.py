@@ -397,7 +397,7 @@ BAD = [  # the setting that a message names comes first in it
     ("client_dirichlet", 9, {"alpha": 0.0}, "alpha must be above 0, got 0.0"),
     ("classes_per_client", 9, {"classes": 0}, "classes must be from 1 to 7, the number of"),
     ("classes_per_client", 9, {"classes": 8}, "classes must be from 1 to 7, the number of"),
-    ("classes_per_client", 3, {}, "num_clients must be at least 4, so that each of the 7 classes"),
+    ("classes_per_client", 2, {}, "num_clients must be at least 3, so that each of the 7 classes"),
     ("classes_per_client", 900, {"classes": 7}, "classes=7 divides the"),
     ("by_domain", 10, {}, "num_clients must be a multiple of 3, the number of domains, got 10"),
     ("domains_per_client", 9, {"domains": 4}, "domains must be from 1 to 3, the number of"),
