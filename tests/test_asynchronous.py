@@ -13,7 +13,7 @@ import toys
 from inputs import complaint
 from naive import KEYS
 
-from fedjax_lab import sampling
+from fedjax_lab import sampling, tree
 from fedjax_lab.experiment import availability, speeds
 from fedjax_lab.methods import _staleness
 from fedjax_lab.running.runner import run
@@ -262,9 +262,19 @@ def test_one_client_after_another():
 
 def test_weights_of_staleness():
     tau = jnp.arange(8.0)
-    np.testing.assert_allclose(_staleness.weight("hinge", tau, 10, 4)[3:6], [1, 1, 1 / 11])
-    np.testing.assert_allclose(_staleness.weight("polynomial", tau, 0.5, 4)[3], 0.5)
-    np.testing.assert_allclose(_staleness.weight("constant", tau, 0.5, 4), 1)
+    np.testing.assert_allclose(_staleness.weight("hinge", tau, 0.5, 10, 4)[3:6], [1, 1, 1 / 11])
+    np.testing.assert_allclose(_staleness.weight("polynomial", tau, 0.5, 10, 4)[3], 0.5)
+    np.testing.assert_allclose(_staleness.weight("constant", tau, 0.5, 10, 4), 1)
+
+
+@pytest.mark.parametrize("name, settings", [("fedasync", {"alpha": 1.0}), ("fedbuff", {})])
+def test_the_slope_of_the_hinge_is_the_papers(name, settings):
+    method = toys.make(name, toys.TASK, staleness="hinge", **settings)
+    zero = tree.zeros(toys.TASK.init(KEYS.init))
+    one = tree.repeat(jax.tree.map(jnp.ones_like, zero), 1)
+    cohort = tree.take(toys.POPULATION, jnp.arange(1))._replace(staleness=jnp.array([8.0]))
+    for leaf in jax.tree.leaves(method.round[0].aggregate(zero, one, cohort)):
+        np.testing.assert_allclose(leaf, 1 / (10 * (8 - 4) + 1), rtol=1e-6)
 
 
 # Runs.

@@ -37,4 +37,15 @@ def test_a_summary_also_takes_the_best_round_of_each_domain():
         "accuracy": {"mean": 40.0},
     }
     table = report.closing_table({**got, "seeds": [0]})
-    assert "max per domain" in table.splitlines()[0]
+    assert "best per domain" in table.splitlines()[0]
+
+
+def test_the_best_round_of_an_error_is_not_called_a_maximum():
+    rows = [
+        {"round": r, "seed": 0, "train_loss": 1.0, "rmse": {"mean": error}}
+        for r, error in enumerate([3.0, 1.0, 2.0], 1)
+    ]
+    got = metric_rows.summarize(rows, [0])
+    assert got["max_over_rounds"]["mean"]["rmse"] == {"mean": 1.0}
+    table = report.closing_table({**got, "seeds": [0]})
+    assert "best over rounds" in table and "max" not in table

@@ -143,6 +143,16 @@ def test_classes_per_client_gives_each_client_that_many_classes(classes):
         np.testing.assert_array_equal(sizes, [len(part) for part in split])
 
 
+def test_fewer_clients_than_classes_hold_all_of_them():
+    y, domain = np.repeat(np.arange(10), 7), np.zeros(70, int)
+    parts = partition.classes_per_client(y, domain, 5, rng(), classes=2)
+    assert_each_once(parts, len(y))
+    held = partition.counts(parts, y, 10) > 0
+    assert (held.sum(1) == 2).all() and (held.sum(0) == 1).all()
+    held = partition.counts(partition.classes_per_client(y, domain, 4, rng(), classes=3), y, 10) > 0
+    assert (held.sum(1) == 3).all() and held.any(0).all()
+
+
 def test_alpha_sets_the_skew_and_a_tiny_one_leaves_no_example_out():
     y, domain = examples(size=6000)
     skewed, even = (
@@ -383,7 +393,7 @@ BAD = [  # the setting that a message names comes first in it
     ("client_dirichlet", 9, {"alpha": 0.0}, "alpha must be above 0, got 0.0"),
     ("classes_per_client", 9, {"classes": 0}, "classes must be above 0"),
     ("classes_per_client", 9, {"classes": 8}, "classes must be from 1 to 7, the number of"),
-    ("classes_per_client", 6, {}, "num_clients must be at least 7, so that each"),
+    ("classes_per_client", 2, {}, "num_clients must be at least 3, so that each of the 7 classes"),
     ("classes_per_client", 900, {"classes": 7}, "classes=7 divides the"),
     ("by_domain", 10, {}, "num_clients must be a multiple of 3, the number of domains, got 10"),
     ("domains_per_client", 9, {"domains": 4}, "domains must be from 1 to 3, the number of"),

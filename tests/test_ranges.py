@@ -43,6 +43,12 @@ def test_methods_declare_ranges_of_settings_that_they_have(name):
     for key, declared in ranges.declared(function).items():
         values = [ranges.at(declared, share) for share in (0.0, 0.5, 0.999)]
         assert {type(value) for value in values} == {type(defaults[key])}, key
+        assert defaults[key] == 0 or within(defaults[key], declared), key  # 0: without the term
+
+
+def within(value, declared):
+    low, *_, high = declared.values
+    return value in declared.values or declared.kind != "choice" and low < value < high
 
 
 def test_a_user_defined_method_declares_its_ranges_in_its_file(tmp_path):

@@ -14,6 +14,7 @@ from fedjax_lab.running.storage import lock, metric_rows
 from fedjax_lab.sweeping import sweep_folder, sweep_plan, sweep_status
 from fedjax_lab.sweeping.sweep_plan import Shared
 
+METRIC = [("run.metrics", "macro_f1")]
 QUICK = Shared(str(ROOT / "configs/quickstart.py"), seeds=[0, 1])
 METHODS = ["fedavg", "fedprox", "moon", "fedbn", "scaffold", "local"]
 
@@ -99,6 +100,20 @@ def test_the_numbers_have_the_heading_of_their_metric(out, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("RMSE (or what went wrong)")
     assert "0.0800 +- 0.0000" in lines[7]
+
+
+def test_the_closing_table_has_a_column_for_each_metric_of_the_config(out):
+    path = out / "fedavg/summary.json"
+    summary = json.loads(path.read_text())
+    for row in summary["last"]["per_seed"].values():
+        row["macro_f1"] = {"mean": 70.0}
+    path.write_text(json.dumps(summary))
+    cells = sweep_plan.plan(QUICK._replace(overrides=METRIC), METHODS, {})
+    header, *_ = lines = sweep.table(cells, [], out).splitlines()
+    assert header.split("  ")[-1] == "macro F1, %"
+    of = {line.split()[0]: line for line in lines}
+    assert of["fedavg"].split()[1:] == "80.00 +- 0.00 70.00 +- 0.00".split()
+    assert of["fedprox"].split() == ["fedprox", "diverged"]
 
 
 def test_the_estimated_time_left_before_during_and_after_the_runs(out):

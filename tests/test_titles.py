@@ -1,5 +1,7 @@
 """Display names: those with which docstrings begin, and those that a user gives."""
 
+import inspect
+
 import pytest
 from inputs import complaint
 
@@ -42,6 +44,19 @@ def test_data_of_a_file_of_ones_own_are_called_by_it():
     )
 
 
+def test_only_other_methods_are_called_asynchronous():
+    made_for_it = {
+        name for name in registry.METHODS if "weighs_staleness=True" in source_of("method", name)
+    }
+    assert made_for_it == titles.ASYNCHRONOUS
+    assert titles.of_method({"name": "fedbuff"}, 4).text == "FedBuff"
+    assert titles.of_method({"name": "fedavg"}, 0).text == "FedAvg"
+
+
+def source_of(kind, name):
+    return inspect.getsource(inspect.getmodule(registry.look_up(kind, name)))
+
+
 @pytest.mark.parametrize("kind", ["method", "data", "partition"])
 def test_every_built_in_part_has_a_name_of_its_own(kind):
     named = {name: titles.beginning(kind, name) for name in registry.NAMED[kind]}
@@ -58,6 +73,9 @@ def test_a_user_gives_other_names():
     assert titles.of("partition", {"name": "dirichlet", "alpha": 0.3}, names) == ("Skewed", set())
     config = {"method": {"name": "fedavg"}, "data": {"name": "mnist"}, "partition": {"name": "iid"}}
     assert titles.of_run(config, names) == "Ours, MNIST, IID"
+    config["clock"] = {"concurrency": 4}
+    assert titles.of_run(config, names) == "Ours, MNIST, IID"
+    assert titles.of_run(config) == "Asynchronous FedAvg, MNIST, IID"
     assert titles.parse(None, configs) == titles.parse("", configs) == {}
     for text in ("fedavg", "fedavg=", "=Ours", "a=b,"):
         assert "is not NAME=TITLE,NAME=TITLE" in complaint(titles.parse, text, configs)

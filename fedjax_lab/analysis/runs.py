@@ -443,7 +443,10 @@ def _with_title(parts, config, short, titles_of):
     if not short:
         return parts.values()
     section = {key.removeprefix(short): value for key, value in config.items()}
-    title = titles.of(short.removesuffix("."), section, titles_of)
+    if short == "method.":
+        title = titles.of_method(section, config.get("clock.concurrency", 0), titles_of)
+    else:
+        title = titles.of(short.removesuffix("."), section, titles_of)
     told = {f"{short}{key}" for key in ("name", *title.stated)}
     return [title.text, *(text for key, text in parts.items() if key not in told)]
 

@@ -22,8 +22,8 @@ from fedjax_lab.simulation.units import (
 WAYS = {
     "last": "last round",
     "best_by_validation": "best by validation",
-    "max_over_rounds": "max over rounds",
-    "max_per_domain": "max per domain",
+    "max_over_rounds": "best over rounds",
+    "max_per_domain": "best per domain",
 }
 MEASURES = {  # of the accuracy: in words, and in a header
     "accuracy.mean": ("mean over clients", "accuracy"),

@@ -82,7 +82,7 @@ def closing_table(summary: dict) -> str:
         stopped = summary["stopped"]
         lines.append(f"stopped by {shown(stopped['rule'])} after round {stopped['round']}")
     if any(runs.peeks(way, chosen[way][0]) for way in ways):
-        lines.append("maxima are chosen on the test set itself")
+        lines.append("the best rounds are chosen on the test set itself")
     if "privacy" in summary:
         lines.append(_privacy(summary["privacy"]))
     return "\n".join(lines)

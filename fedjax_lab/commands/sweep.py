@@ -88,6 +88,7 @@ from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config_files import split
 from fedjax_lab.running import compilation_cache, loggers, runner, workdir
 from fedjax_lab.running.storage import cloud, lock
+from fedjax_lab.simulation.units import in_words
 from fedjax_lab.sweeping import sweep_status, sweep_study, sweep_tuning
 from fedjax_lab.sweeping.sweep_folder import (
     DIVERGED,
@@ -100,6 +101,7 @@ from fedjax_lab.sweeping.sweep_folder import (
     make_ready,
     record,
     shown,
+    shown_metrics,
     tail,
     write_plan,
 )
@@ -250,14 +252,19 @@ def follow(
 
 
 def table(cells: dict[str, Cell], keys: Sequence[str], out: Path) -> str:
-    """A table with a line per method and grid point: the values of the keys, and the measure."""
+    """A table with a line per method and grid point: the values of the keys, and the metrics."""
     folders: dict[tuple, list[Path]] = {}
     for name, cell in cells.items():
         values = [cell.grid.get(key, "") for key in keys]
         folders.setdefault((cell.config.method.name, *values), []).append(out / name)
-    rows = [[*values, shown(*runs)] for values, runs in folders.items()]
-    measured = heading(out / name for name in cells)
-    return aligned([["method", *keys, measured], *rows])
+    metrics = [m.rpartition(":")[2] for m in dict.fromkeys(_metrics(cells))]
+    rows = [[*at, shown(*runs), *shown_metrics(runs, metrics)] for at, runs in folders.items()]
+    headings = [heading(out / name for name in cells), *map(in_words, metrics)]
+    return aligned([["method", *keys, *headings], *rows])
+
+
+def _metrics(cells):
+    return [metric for cell in cells.values() for metric in cell.config.run.metrics]
 
 
 # The command line.

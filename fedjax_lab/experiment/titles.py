@@ -17,6 +17,7 @@ from fedjax_lab.errors import BadInput, nearest, quoted, shown
 from fedjax_lab.experiment import registry
 
 KINDS = ("method", "data", "partition")  # the sections whose names have titles
+ASYNCHRONOUS = frozenset({"ca2fl", "fedasync", "fedbuff"})  # methods for asynchronous training
 _NAME = re.compile(r"(\S+(?: \S+){0,2}?)(?::\s| \()")
 
 
@@ -64,6 +65,19 @@ def of(kind: str, section: Mapping[str, Any], names: Mapping[str, str] | None = 
     return Title(text, frozenset(stated))
 
 
+def of_method(
+    section: Mapping[str, Any], concurrency: int, names: Mapping[str, str] | None = None
+) -> Title:
+    """The title of a method, which says whether the method of a synchronous paper is asynchronous.
+
+    concurrency: config.clock.concurrency of the run.
+    """
+    title, name = of("method", section, names), section.get("name")
+    if not concurrency or name in ASYNCHRONOUS or name in (names or {}):
+        return title
+    return title._replace(text=f"Asynchronous {title.text}")
+
+
 def beginning(kind: str, name: str) -> str:
     """The name with which the docstring of a built-in part begins; otherwise its config's name."""
     if name not in registry.NAMED[kind]:
@@ -76,4 +90,6 @@ def beginning(kind: str, name: str) -> str:
 
 def of_run(config: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
     """What a run trains on what, such as "FedAvg, Fashion-MNIST, Dir(0.3)"."""
-    return ", ".join(of(kind, config[kind], names).text for kind in KINDS)
+    method = of_method(config["method"], config.get("clock", {}).get("concurrency", 0), names)
+    others = (of(kind, config[kind], names) for kind in KINDS[1:])
+    return ", ".join(title.text for title in (method, *others))

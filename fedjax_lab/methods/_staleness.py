@@ -22,11 +22,11 @@ def hinge(tau: Array, a: float, b: float) -> Array:
     return 1 / (a * jnp.maximum(tau - b, 0) + 1)
 
 
-def weight(law: str, tau: Array, a: float, b: float) -> Array:
-    """s(tau) by the name of its law."""
+def weight(law: str, tau: Array, a: float, slope: float, b: float) -> Array:
+    """s(tau) by the name of its law. a: of the polynomial. slope, b: a and b of the hinge."""
     laws = {
         "constant": jnp.ones_like,
         "polynomial": lambda tau: polynomial(tau, a),
-        "hinge": lambda tau: hinge(tau, a, b),
+        "hinge": lambda tau: hinge(tau, slope, b),
     }
     return laws[law](tau)

@@ -8,13 +8,14 @@
 As in the authors' code (ljaiverson/pFL-APPLE), a client predicts with the mixture sum_j p_ij w_j
 that its last training has ended with, and p_i is trained with a momentum of 0.9. All w_i start from
 the same weights, and p_i from p_0 = (n_j/n)_j; a client that has not taken part counts there as one
-of mean size. lambda(r) is (cos(pi r/L) + 1)/2 or 0.001^(r/L), and 0 from round L on. The gradient
-in w_i has the factor p_ii, about 1/C, and so has the effect of w_i on a mixture; the effects of all
-w_i add up, so that a round is about one of FedAvg with its learning rate divided by C, until p_ii
-has grown. In PFLlib `factor` is C. Left out is the paper's limit of the number of models that a
-client receives, because it would have to keep outdated models of all others. Running statistics
-stay on the client, with its mixture. A client receives C models in each round, its own among them,
-and sends one.
+of mean size. lambda(r) is (cos(pi r/L) + 1)/2 or 0.001^(r/L), and 0 from round L on. The defaults
+are those of the code, where L is a tenth of the rounds, 16 of 160, and mu is not halved. The
+gradient in w_i has the factor p_ii, about 1/C, and so has the effect of w_i on a mixture; the
+effects of all w_i add up, so that a round is about one of FedAvg with its learning rate divided by
+C, until p_ii has grown. In PFLlib `factor` is C. Left out is the paper's limit of the number of
+models that a client receives, because it would have to keep outdated models of all others. Running
+statistics stay on the client, with its mixture. A client receives C models in each round, its own
+among them, and sends one.
 """
 
 from functools import partial
@@ -34,7 +35,7 @@ RANGES = {
     "factor": choice(1.0, 3.0, 10.0),
     "p_lr": log_uniform(1e-4, 0.1),
     "mu": log_uniform(1e-3, 10.0),
-    "L": choice(5, 20, 50),
+    "L": choice(5, 16, 50),
 }
 
 
@@ -59,8 +60,8 @@ def apple(
     factor: Positive[float] = 1.0,
     p_lr: float = 0.001,
     mu: float = 0.1,
-    L: Positive[int] = 10,
-    scheduler: Literal["cosine", "exponential"] = "cosine",
+    L: Positive[int] = 16,
+    scheduler: Literal["cosine", "exponential"] = "exponential",
 ) -> Method:
     """factor: the learning rate of w_i, as a multiple of that of config.local.
 

@@ -8,8 +8,9 @@
 
 This is FedRep whose head starts from a mixture of the client's own head and the global one, with a
 weight for each entry as in FedALA. W_i starts at 1 and stays on the client, as does h_i; it is
-learned in one pass of a round. As in FL-bench, whose code is followed where the paper is brief, a
-client predicts with the body that it receives and its last h_i.
+learned in one pass of a round. FL-bench's code is followed where the paper is brief; but a client
+predicts with the body that it receives and its last h_i, as in FedRep, whereas FL-bench mixes h_i
+and h_t anew before it scores.
 """
 
 import jax

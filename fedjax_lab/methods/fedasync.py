@@ -29,11 +29,13 @@ def fedasync(
     rho: float = 0.005,
     staleness: Law = "polynomial",
     a: float = 0.5,
+    slope: float = 10.0,
     b: float = 4.0,
 ) -> Method:
     """alpha: weight of a fresh upload, 0..1. rho: weight of the proximal term.
 
-    staleness: the law of s. a: its exponent, or slope (10 in the paper). b: where the hinge begins.
+    staleness: the law of s. a: the exponent of the polynomial.
+    slope, b: the slope of the hinge, the paper's a, and where it begins.
     """
     risk = losses.risk(task)
 
@@ -45,7 +47,7 @@ def fedasync(
         return work.train(w_t, near), client.private
 
     def mix(w_t, w, cohort):
-        s = _staleness.weight(staleness, cohort.staleness, a, b)
+        s = _staleness.weight(staleness, cohort.staleness, a, slope, b)
         alpha_t = alpha * s * sampling.equal_shares(cohort.arrived)
         left = tree.scale(1 - jnp.sum(alpha_t), w_t)
         return tree.add(left, tree.mix(alpha_t, w))  # Alg. 1

@@ -30,25 +30,30 @@ def fedbuff(
     server_lr: Positive[float] = 1.0,
     staleness: Law = "polynomial",
     a: float = 0.5,
+    slope: float = 10.0,
     b: float = 4.0,
     normalize: Literal["none", "sum", "mean_staleness"] = "none",
 ) -> Method:
-    """server_lr: eta_g. staleness: the law of s. a: its exponent, or slope. b: start of the hinge.
+    """server_lr: eta_g. staleness: the law of s. a: the exponent of the polynomial.
 
+    slope, b: the slope of the hinge, FedAsync's a, and where it begins.
     normalize: what the weights s(tau_k) are divided by.
     """
     risk = losses.risk(task)
+
+    def law(tau):
+        return _staleness.weight(staleness, tau, a, slope, b)
 
     def local(w_t, client, work):
         return tree.sub(work.train(w_t, risk), w_t), client.private
 
     def step(w_t, Delta, cohort):
-        s = _staleness.weight(staleness, cohort.staleness, a, b) * cohort.arrived
+        s = law(cohort.staleness) * cohort.arrived
         K = jnp.maximum(jnp.sum(cohort.arrived), 1)
         if normalize == "sum":
             K = jnp.maximum(jnp.sum(s), 1e-30)
         if normalize == "mean_staleness":
-            K = K * _staleness.weight(staleness, jnp.ones(()), a, b)
+            K = K * law(jnp.ones(()))
         params = tree.add(w_t.params, tree.mix(server_lr * s / K, Delta.params))  # Alg. 1
         return Weights(params, tree.add(w_t.stats, tree.mix(s / K, Delta.stats)))
 

@@ -9,7 +9,8 @@ The public examples (config.partition.public) are used without their labels. The
 models of the round, whose logits are computed once. All logits are those of evaluation mode, so
 that running statistics stay those of the mean. The learning rate follows a cosine to 0, as in the
 authors' code, which also stops early on validation examples and leaves out teachers that only
-guess; here the number of steps is fixed, and all models teach.
+guess; here the number of steps is fixed, and all models teach. Without the early stopping, the
+authors' server_lr=1e-3 made the digit domains worse: 31 instead of 45 % with 1e-4.
 """
 
 import jax
@@ -23,14 +24,14 @@ from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Exchange, Method, Task
 
-RANGES = {"server_lr": log_uniform(1e-4, 1e-2), "server_steps": choice(50, 200, 1000)}
+RANGES = {"server_lr": log_uniform(1e-5, 1e-2), "server_steps": choice(50, 200, 1000)}
 
 
 def feddf(
     task: Task,
     *,
     server_steps: int = 200,
-    server_lr: float = 1e-3,
+    server_lr: float = 1e-4,
     server_batch: Positive[int] = 128,
 ) -> Method:
     """server_steps: the steps of the distillation; 0 is FedAvg.

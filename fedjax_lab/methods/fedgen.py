@@ -10,7 +10,7 @@ layer, without the BatchNorm of the authors' code. The logits g_i of the clients
 heads are linear, so that this is the head of w_{t+1}. D = exp(-mean |z_j - z_k| (eps_j - eps_k)^2)
 is the diversity loss of the code. The weight alpha is the code's, where it decreases by 2 % a
 round; a further term of the code, KL to the predictions of generated features, is not in the
-paper's algorithm. The default of server_lr is that of PFLlib.
+paper's algorithm. The defaults are the code's for MNIST; PFLlib has alpha=1 and server_lr=5e-3.
 The first round, in which G is not trained, has no z. p counts the examples of the last round's
 participants; for it, a client sends its K counts.
 """
@@ -31,8 +31,8 @@ from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Batch, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {
-    "alpha": log_uniform(0.1, 10.0),
-    "server_lr": log_uniform(3e-4, 3e-2),
+    "alpha": log_uniform(0.1, 30.0),
+    "server_lr": log_uniform(1e-4, 1e-2),
     "server_steps": choice(50, 200, 1000),
 }
 BATCH = 32  # generated features in a step of the server
@@ -50,9 +50,9 @@ class Server(NamedTuple):
 def fedgen(
     task: Task,
     *,
-    alpha: float = 1.0,
+    alpha: float = 10.0,
     diversity: float = 1.0,
-    server_lr: float = 5e-3,
+    server_lr: float = 3e-4,
     server_steps: int = 50,
     noise: Positive[int] = 32,
     hidden: Positive[int] = 256,

@@ -10,8 +10,10 @@ local   w_i <- SGD on mean |z_w(x) - z(x)| over D, for align_epochs passes (Dige
 Models never leave the clients, and each client is scored with its own. The paper compares class
 scores; as in the authors' code they are logits, compared by their absolute error, and all clients
 take part. The paper also trains each model to convergence on labeled public examples and on its
-own data before the first round; here all models begin with the same weights. The public examples
-(config.partition.public) are used without labels. For K classes, |D| K numbers are sent each way.
+own data before the first round; here all models begin with the same weights, and a client skips the
+Digest before its first training, when the consensus is what its own model computes. The public
+examples (config.partition.public) are used without labels. For K classes, |D| K numbers are sent
+each way.
 """
 
 from typing import NamedTuple
@@ -24,7 +26,7 @@ from fedjax_lab.bounds import Positive
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._stages import unchanged
 from fedjax_lab.ranges import choice
-from fedjax_lab.types import Array, Exchange, Method, State, Task
+from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
 RANGES = {"align_epochs": choice(1, 2, 5)}
 
@@ -37,6 +39,13 @@ class Server(NamedTuple):
     next_key: Array
 
 
+class Private(NamedTuple):
+    """The state of a client."""
+
+    w: Weights
+    trained: Array  # [] bool, whether it has trained w on its own data
+
+
 def fedmd(task: Task, *, subset: Positive[int] = 200, align_epochs: int = 1) -> Method:
     """subset: |D|, the number of public examples of a round; the paper's is 5,000.
 
@@ -45,13 +54,13 @@ def fedmd(task: Task, *, subset: Positive[int] = 200, align_epochs: int = 1) -> 
     risk, K = losses.risk(task), task.num_classes
 
     def init(key, num_clients):
-        private = tree.repeat(task.init(key), num_clients)
+        private = tree.repeat(Private(task.init(key), jnp.bool(False)), num_clients)
         keys = jax.random.split(key)
         return State(Server(jnp.zeros((subset, K)), *keys), private)
 
     def score(key, client, work):
         def fn(batch):
-            return task.apply(client.private, batch.x).logits
+            return task.apply(client.private.w, batch.x).logits
 
         return work.public.outputs(fn, drawn(key, work.public.size, subset)), client.private
 
@@ -60,15 +69,15 @@ def fedmd(task: Task, *, subset: Positive[int] = 200, align_epochs: int = 1) -> 
         return Server(tree.mix(share, uploads), server.next_key, cohort.key[0])
 
     def learn(message, client, work):
-        (z, key), w = message, client.private
+        (z, key), (w, trained) = message, client.private
         if align_epochs:
             places = drawn(key, work.public.size, subset)
             how = {"public": places, "references": z, "epochs": align_epochs}
-            w = work.train(w, digest(task), **how)
-        return (), work.train(w, risk)
+            w = tree.where(trained, work.train(w, digest(task), **how), w)
+        return (), Private(work.train(w, risk), jnp.ones_like(trained))
 
     def predict(message, client, x):
-        return task.apply(client.private, x).logits
+        return task.apply(client.private.w, x).logits
 
     scoring = Exchange(lambda server, id: server.next_key, score, agree, wire.all_itself)
     learning = Exchange(lambda server, id: (server.z, server.key), learn, unchanged, lambda *_: ())

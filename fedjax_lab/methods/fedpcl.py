@@ -6,13 +6,14 @@
           C_ic = mean of z over the client's examples of class c
   server  C_c = mean of C_ic over the participants that have class c; keeps the last C_ic
 
-h are the outputs of the model, so that its last layer is the paper's projection, as in PFLlib; the
-models stay on the clients. The paper's encoders are pre-trained and frozen: here other layers can
-be frozen by config.adapter, and without that FedPCL trains all of them, as in PFLlib. Classes that
-a client does not have are padded by C_c in its C_j. In the first round there are no prototypes, and
-no training. A client predicts, among its own classes, the one with the largest z^T C_ic, as in
-PFLlib. The losses are the paper's and PFLlib's; the authors' code contrasts a prototype with the
-features of a batch instead. For K classes a client sends K (K + 1) numbers; it receives as many
+h are the outputs of the model, so that its last layer is the paper's projection; PFLlib contrasts
+the D features before it, and sends D instead of K numbers of each class. The models stay on the
+clients. The paper's encoders are pre-trained and frozen: here other layers can be frozen by
+config.adapter, and without that FedPCL trains all of them, as in PFLlib. Classes that a client does
+not have are padded by C_c in its C_j. In the first round there are no prototypes, and no training.
+A client predicts, among its own classes, the one with the largest z^T C_ic; in PFLlib it is one of
+all classes. The losses are the paper's and PFLlib's; the authors' code contrasts a prototype with
+the features of a batch instead. For K classes a client sends K (K + 1) numbers; it receives as many
 for each client, and the global ones.
 """
 

@@ -10,8 +10,9 @@
 The clients' part is that of FedProto, whose global prototypes are the Q_c. F has a hidden layer of
 the features' width D. In the authors' code delta is the largest distance of a class to its nearest
 one, and a step takes ten of the C_i,c; here it takes all of them, so that their order does not
-matter, at a larger learning rate. In the first round there are no prototypes; later there are those
-of all classes.
+matter, at a larger learning rate. The default of lam is that of the authors' code; their script for
+CIFAR-10 sets 10, with which 20 rounds on the digit domains reached 27 instead of 42 %. In the first
+round there are no prototypes; later there are those of all classes.
 """
 
 from functools import partial

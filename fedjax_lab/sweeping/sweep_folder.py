@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_lab.errors import BadInput, printable, quoted
 from fedjax_lab.running import growth, siblings
 from fedjax_lab.running.storage import cloud, files, metric_rows
-from fedjax_lab.simulation.units import in_words, is_percent, metric_of
+from fedjax_lab.simulation.units import HEADLINE_METRICS, in_words, is_percent, metric_of
 from fedjax_lab.sweeping.sweep_plan import Cell, Shared, make_cell
 
 DIVERGED = 3  # the exit code of `main` for a run that diverged
@@ -176,6 +176,18 @@ def make_ready(folder: Path) -> Path:
 
 def shown(*folders: Path) -> str:
     """The headline measure of runs after the last round, or the reason why there is none."""
+    rows, reason = _last_rows(folders)
+    return reason or _mean_std(rows, HEADLINE_METRICS) or "done"
+
+
+def shown_metrics(folders: Iterable[Path], metrics: Iterable[str]) -> list[str]:
+    """The headline measure of each metric, as in `shown`; an empty text if there is none."""
+    rows, _ = _last_rows(folders)
+    return [_mean_std(rows, [metric]) for metric in metrics]
+
+
+def _last_rows(folders):
+    """The evaluations of all seeds after the last round, and the reason why there are none."""
     rows: list[dict] = []
     for folder in folders:
         try:
@@ -183,13 +195,18 @@ def shown(*folders: Path) -> str:
         except files.Damaged:
             outcome, summary = failure(folder), {}
         if outcome is None or outcome.code:
-            return _reason(outcome)
+            return [], _reason(outcome)
         rows += summary["last"]["per_seed"].values()
-    measured = {measure: None for row in rows if (measure := metric_rows.headline_measure(row))}
-    values = [value for row in rows if (value := metric_rows.headline(row)) is not None]
+    return rows, ""
+
+
+def _mean_std(rows, metrics):
+    """The mean and standard deviation of the first of the metrics that a row has."""
+    measured = [(row, metric_rows.headline_measure(row, metrics)) for row in rows]
+    values = [metric_rows.value_of(row, measure) for row, measure in measured if measure]
     if not values:
-        return "done"
-    form = ".2f" if all(map(is_percent, measured)) else ".4f"
+        return ""
+    form = ".2f" if all(is_percent(measure) for _, measure in measured if measure) else ".4f"
     std = f" +- {np.std(values, ddof=1):{form}}" if len(values) > 1 else ""
     return f"{np.mean(values):{form}}{std}"
 

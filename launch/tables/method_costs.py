@@ -16,21 +16,12 @@ CONFIG = "configs/digit_domains.py"
 NAMES = [name for name in METHODS if name != "client2vec" and not needs_adapters(name)]
 OTHERS: dict[str, dict[str, str]] = {
     "fedcm,alpha=0.1": {"method.alpha": "0.1"},
-    "fedcm,alpha=0.1,lr=0.1,momentum=0": {
-        "method.alpha": "0.1",
-        "local.lr": "0.1",
-        "local.momentum": "0",
-    },
+    "fedcm,alpha=0.1,lr=0.1": {"method.alpha": "0.1", "local.lr": "0.1"},
     "fedmgda_plus,server_lr=3": {"method.server_lr": "3"},
     "fedsam,rho=0.01": {"method.rho": "0.01"},
     "hfedf,server_lr=0.001": {"method.server_lr": "0.001"},
     "mimelite,beta=0.9": {"method.beta": "0.9"},
-    "mimelite,beta=0.5": {"method.beta": "0.5"},
-    "mimelite,beta=0.5,lr=0.03,momentum=0": {
-        "method.beta": "0.5",
-        "local.lr": "0.03",
-        "local.momentum": "0",
-    },
+    "mimelite,beta=0.5,lr=0.03": {"method.beta": "0.5", "local.lr": "0.03"},
     "per_fedavg,inner_lr=0.01": {"method.inner_lr": "0.01"},
     "pfedhn,server_lr=0.01": {"method.server_lr": "0.01"},
     "q_ffl,q=1": {"method.q": "1"},

@@ -27,7 +27,7 @@ def test_the_gradients_and_the_mixture_against_numpy():
     away = np.linspace(-0.2, 0.3, toys.C).astype(np.float32)
     message, arrays = state_of(n)
     private = apple.Private(jnp.asarray(away), toys.TASK.init(KEYS.init))
-    method = toys.make("apple", toys.TASK, mu=0.6, L=4)
+    method = toys.make("apple", toys.TASK, mu=0.6, L=4, scheduler="cosine")
     work = local_work(method, message, private, CLIENT, toys.FEDERATION)
     w_i, kept, [(loss, start, _)], batch = work
     mean = np.asarray(toys.POPULATION.n).mean()

@@ -73,18 +73,19 @@ def classes_per_client(
 ) -> Parts:
     """#C=classes: every client holds exactly `classes` classes (NIID-Bench `noniid-#labelk`).
 
-    Client i owns class i mod C and k - 1 random others. Each class is divided evenly among its
-    owners. With k = C, every class is divided among all clients.
+    Client i owns class i mod C and k - 1 random others; with fewer clients than classes, first the
+    classes i, i + n, i + 2n, .... Each class is divided evenly among its owners. With k = C, every
+    class is divided among all clients.
 
     classes: the number of classes k of each client.
     """
     check_clients(num_clients, len(y))
     ids, group, sizes = _groups(y)
     check_range("partition.classes", classes, 1, len(ids), "the number of classes")
-    if num_clients < len(ids):
+    if num_clients * classes < len(ids):
         raise BadInput(
-            f"config.partition.num_clients must be at least {len(ids)}, so that each of the"
-            f" {len(ids)} classes has a client, got {num_clients}"
+            f"config.partition.num_clients must be at least {-(-len(ids) // classes)}, so that each"
+            f" of the {len(ids)} classes has a client with classes={classes}, got {num_clients}"
         )
     owned = _draw_classes(num_clients, len(ids), classes, rng)
     counts = np.zeros((len(ids), num_clients), int)
@@ -464,10 +465,10 @@ def _balanced_counts(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _draw_classes(num_clients: int, num_classes: int, k: int, rng) -> np.ndarray:
-    """k different classes for each client [n, k]: class i mod C and k - 1 random others."""
-    clients = np.arange(num_clients)
+    """k different classes for each client [n, k]; together all classes, if there are n k."""
+    each = np.arange(max(num_clients, num_classes))
     rank = rng.random((num_clients, num_classes))
-    rank[clients, clients % num_classes] = -1
+    rank[each % num_clients, each % num_classes] = -1
     return np.argsort(rank, axis=1)[:, :k]
 
 

@@ -4,7 +4,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from fedjax_lab.running.storage import cloud, files
 from fedjax_lab.simulation.units import (
     FORMS,
     HEADLINE_METRICS,
-    HEADLINES,
     LOWER_IS_BETTER,
     NO_MEASURES,
     PER_CLIENT,
+    TESTED,
     measure_of,
     metric_of,
 )
@@ -143,14 +143,15 @@ def append(path: Path, rows: list[dict]) -> None:
     writing.append(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-def headline_measure(row: dict) -> str | None:
+def headline_measure(row: dict, metrics: Iterable[str] = HEADLINE_METRICS) -> str | None:
     """The headline measure of an evaluation; None in a stage that is not scored.
 
-    It is the first of HEADLINES that exists: the accuracy or, in a task without one, the RMSE or
-    the loss; the mean over clients if there is one, else the value on the global test set, else on
-    the unseen domain, else on validation examples.
+    It is that of the first of the metrics that exists: the accuracy or, in a task without one, the
+    RMSE or the loss; the mean over clients if there is one, else the value on the global test set,
+    else on the unseen domain, else on validation examples.
     """
-    return next((measure for measure in HEADLINES if measure.partition(".")[0] in row), None)
+    each = (measure_of(metric, form) for metric in metrics for form in (*TESTED, "id"))
+    return next((measure for measure in each if measure.partition(".")[0] in row), None)
 
 
 def value_of(row: dict, measure: str) -> float:
