@@ -145,7 +145,6 @@ def test_text_that_is_mostly_numbers_is_refused_with_its_other_cells(tmp_path):
         "n.a.",
         "1_0",
         "+-3",
-        "12345678901234567890",
     ):
         rows = [(i % 2, f'"{odd if i % 20 == 7 else 100 + i}"') for i in range(60)]
         message = complaint(table, path=write(tmp_path, "sick,chol", rows), target="sick")
@@ -236,7 +235,11 @@ def test_unusable_tables_are_refused(path, tmp_path):
         ("g.csv", "a, a,b\n1,2,3\n", "two columns 'a'"),
         ("h.csv", "a,b\n" + "1,1700000000\n2,1700000001\n" * 9, "too large to be told apart"),
         ("c.csv", "a,b\n1,2\n1,2,3\n", "cannot be read"),
-        ("i.csv", "a,b\n" + "".join(f"{i % 2},{10**18 + i}\n" for i in range(9)), "too large"),
+        (
+            "i.csv",
+            "a,b\n" + "".join(f"{i % 2},{10**18 + i}\n" for i in range(9)),
+            "too long to be told apart",
+        ),
         ("j.csv", "a,b\n" + "1,12:30\n" * 9, "neither numbers nor text"),
         ("d.csv", "a,b\n" + "1,2020-01-01\n" * 9, "neither numbers nor text"),
         ("e.csv", "a,b\n" + "1,\n" * 9, "has no values"),

@@ -190,6 +190,8 @@ def check_text(file: Path, name: str, column: Any) -> None:
             "correct them, or name marks of missing values, such as"
             f" --config.data.missing={quoted(others[0], 20)}"
         )
+        if all(map(LONG.fullmatch, others)):
+            remedy = "they are too long to be told apart: name it as data.client or data.group"
     raise BadInput(
         f"{file}: the column {quoted(name)} is text: {what}; {remedy}; or add the column to"
         " data.categories if its values are names, or to data.drop"

@@ -25,6 +25,7 @@ REMEDY = (
     "config.data.dataset takes a folder written by save_to_disk, a folder of Parquet, CSV, JSON or"
     " image files, or a name on the hub, which datasets.load_dataset fetches over the network"
 )
+BLANK = "{} ".format  # with a blank, which `as_name` removes, pandas does not read NA as missing
 IMAGE_KEYS = {"bytes", "path"}  # fields of an image in a Parquet file without type information
 
 
@@ -165,7 +166,7 @@ def _generated(name: str, subset: str, names: Sequence[str]) -> Mapping[str, Any
     try:
         made = datasets.load_dataset_builder(name, subset or None)
         is_csv = hasattr(made.config, "converters")  # of pandas, which would read 07 as 7
-        as_text = {"converters": dict.fromkeys(names, str)} if names and is_csv else {}
+        as_text = {"converters": dict.fromkeys(names, BLANK)} if names and is_csv else {}
         return datasets.load_dataset(name, subset or None, **as_text)
     except datasets.exceptions.DatasetGenerationError as error:
         original = error.__cause__ or error

@@ -81,9 +81,7 @@ def table(
     draw = partial(_drawn, share=test, seed=test_seed)
     rows = np.arange(len(members["y"]))
     made = arrays.dataset_of(file, rows, members, "split", _is_test, draw)
-    training = ~made.test & (members["domain"] != unseen if domain else True)
-    if unseen and not domain:
-        raise BadInput(f"config.data.unseen={unseen} needs config.data.domain, a column's name")
+    training = ~made.test & _is_seen(members.get("domain"), unseen)
     if not training.any():
         raise BadInput(
             f"{file}: all rows are test rows or of the domain {unseen}; set config.data.test, split"
@@ -164,6 +162,13 @@ def _is_test(file, split):
     """The flags of the test rows [R] bool."""
     entries = split.astype(int) if np.isin(split, ("0", "1")).all() else split
     return arrays.is_test(file, entries)
+
+
+def _is_seen(domains, unseen):
+    """Whether each row is outside of the unseen domain; domains: [R], None if there are none."""
+    if unseen and domains is None:
+        raise BadInput(f"config.data.unseen={unseen} needs config.data.domain, a column's name")
+    return True if domains is None else domains != unseen
 
 
 def _drawn(dataset, share, seed):
