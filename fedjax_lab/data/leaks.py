@@ -60,7 +60,7 @@ def ids_that_predict(x: Any, y: np.ndarray) -> list[int]:
     """
     if len(x) < LEAST or y.ndim > 1:
         return []
-    first = np.asarray(x[:FIRST], np.float64)
+    first = np.nan_to_num(np.asarray(x[:FIRST], np.float64))
     distinct = (np.diff(np.sort(first, axis=0), axis=0) > 0).all(0) & (first % 1 == 0).all(0)
     return [column for column in np.flatnonzero(distinct) if _predicts(x[:, column], y)]
 

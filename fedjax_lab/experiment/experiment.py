@@ -70,7 +70,7 @@ def build(
     check_seeds(seeds)
     dataset = load_data(config.data) if dataset is None else dataset
     objective = make_objective(config, dataset)
-    dataset = dataset._replace(y=as_labels(np.asarray(dataset.y), objective))
+    dataset = dataset._replace(y=_as_labels(np.asarray(dataset.y), objective))
     if checks.are_numbers(objective):
         dataset = dataset._replace(classes=())
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
@@ -197,11 +197,10 @@ def load_data(section: Mapping) -> Dataset:
     return catalog.credited(dataset, section)
 
 
-def as_labels(y: np.ndarray, objective: Objective) -> np.ndarray:
-    """The labels [R, ...] in the type of the task, unless that would cut off fractions."""
-    if checks.are_numbers(objective) or y.dtype.kind != "f" or not (y % 1).any():
-        return y.astype(objective.label.dtype)
-    return y
+def _as_labels(y, objective):
+    """The labels [R, ...] in the type of the task; those with fractions stay real numbers."""
+    is_whole = y.dtype.kind == "f" and not (y % 1).any()
+    return y.astype(objective.label.dtype) if checks.are_numbers(objective) or is_whole else y
 
 
 def _without_marks(dataset, marks):
