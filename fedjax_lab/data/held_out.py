@@ -49,9 +49,9 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
     return dataset._replace(test=test, test_is_drawn=True)
 
 
-def with_fifth(dataset: Dataset) -> Dataset:
-    """The dataset with a random fifth of its examples as its test set, if there are enough."""
-    test = drawn(dataset, FIFTH, seed=0)
+def with_share(dataset: Dataset, share: float = FIFTH, seed: int = 0) -> Dataset:
+    """The dataset with a random share of its examples as its test set, if there are enough."""
+    test = drawn(dataset, share, seed)
     return dataset._replace(test=test, test_is_drawn=True) if test.any() else dataset
 
 

@@ -110,7 +110,7 @@ def from_hub(dataset: Any, **settings: Any) -> Section:
             raise BadInput(f"from_hub has no setting {quoted(key)}; {nearest(key, valid)}")
     made = hub.huggingface(dataset=dataset, **settings)
     if not made.test.any():
-        made = held_out.with_fifth(made)
+        made = held_out.with_share(made)
         if not made.test.any():
             raise BadInput(
                 f"from_hub: {len(made.y)} examples are too few to draw a test set; give a"

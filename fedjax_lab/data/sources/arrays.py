@@ -51,7 +51,7 @@ def dataset_of(
     members: dict[str, np.ndarray],
     split: str,
     is_test: Callable[[Any, np.ndarray], np.ndarray],
-    draw: Callable[[Dataset], Dataset] = held_out.with_fifth,
+    draw: Callable[[Dataset], Dataset] = held_out.with_share,
 ) -> Dataset:
     """The dataset of examples x [R, ...] and of the other arrays, by name.
 

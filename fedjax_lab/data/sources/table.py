@@ -78,7 +78,7 @@ def table(
         typed_columns.check_exact(file, name, columns[name])
     members = {role: _names(file, name, columns[name]) for role, name in roles.items()}
     members |= _labels(file, {name: columns[name] for name in targets}, categories)
-    draw = partial(_drawn, share=test, seed=test_seed)
+    draw = partial(held_out.with_share, share=test, seed=test_seed)
     rows = np.arange(len(members["y"]))
     made = arrays.dataset_of(file, rows, members, "split", _is_test, draw)
     training = ~made.test & _is_seen(members.get("domain"), unseen)
@@ -169,11 +169,6 @@ def _is_seen(domains, unseen):
     if unseen and domains is None:
         raise BadInput(f"config.data.unseen={unseen} needs config.data.domain, a column's name")
     return True if domains is None else domains != unseen
-
-
-def _drawn(dataset, share, seed):
-    """The dataset with a share of its rows as test rows."""
-    return dataset._replace(test=held_out.drawn(dataset, share, seed), test_is_drawn=True)
 
 
 def _encoded(file, name, column, is_category, training):
