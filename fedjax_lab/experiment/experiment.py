@@ -179,7 +179,7 @@ def load_data(section: Mapping) -> Dataset:
     if len(dataset.x) == 0:
         raise BadInput(f"the data source {section['name']} returned no examples")
     dataset = dataset._replace(x=normalize.as_meant(dataset.x))
-    dataset = _without_marks(dataset, section["no_label"])
+    dataset = _without_marks(dataset, section.get("no_label"))
     held_out.check_whole(dataset)
     if dataset.has_classes:
         _check_numbers("label", dataset.y, dataset.classes)

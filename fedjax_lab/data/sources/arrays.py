@@ -84,12 +84,17 @@ def dataset_of(
         origin=numbers["group"][0] if "group" in numbers else None,
     )
     made = made if split in members else draw(made)
-    for name, count in (("training", np.sum(~made.test)), ("test", np.sum(made.test))):
-        if count == 0:
-            raise BadInput(f"{where}: there are no {name} examples among its {len(x)}")
+    _check_split(where, made.test)
     ids = leaks.ids_that_predict(x, made.y) if x.ndim == 2 else []
     names = [f"column {column} of x" for column in ids]
     return made._replace(remarks=(leaks.remark_on_ids(names),)) if ids else made
+
+
+def _check_split(where, test):
+    """Raises BadInput unless there are training and test examples."""
+    for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
+        if count == 0:
+            raise BadInput(f"{where}: there are no {name} examples among its {len(test)}")
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
