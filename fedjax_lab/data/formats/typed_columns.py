@@ -23,6 +23,7 @@ NUMBER = re.compile(r"[+-]?(\d{1,15}|\d*\.\d+|\d+\.)([eE][+-]?\d+)?")  # without
 LONG = re.compile(r"[+-]?\d{16,}")
 LIKE_A_NUMBER = re.compile(r"[^\w]*\d[\d\s.,']*([eE][+-]?\d+)?[^\w]*")  # also 1,200, 5 % and <5
 LARGEST = 2**53  # up to which float64 has all whole numbers
+FIRST = 1000  # rows whose type is tried first
 SHOWN = 3  # cells in a message
 
 
@@ -120,13 +121,13 @@ def _typed(column):
 
     if column.null_count == len(column):
         return pyarrow.nulls(len(column))
-    for kind in (pyarrow.int64(), pyarrow.float64()):
+    numbers = (pyarrow.int64(), pyarrow.float64())
+    others = (pyarrow.bool_(), pyarrow.timestamp("us"), pyarrow.timestamp("us", "UTC"))
+    for kind in (*numbers, *others):
         with contextlib.suppress(pyarrow.ArrowInvalid):
+            column[:FIRST].cast(kind)  # pyarrow needs long for a long column that has another type
             made = column.cast(kind)
-            return column if _is_lossy(column, made) else made
-    for kind in (pyarrow.bool_(), pyarrow.timestamp("us"), pyarrow.timestamp("us", "UTC")):
-        with contextlib.suppress(pyarrow.ArrowInvalid):
-            return column.cast(kind)
+            return column if kind in numbers and _is_lossy(column, made) else made
     for form in ("%H:%M", "%H:%M:%S"):
         with contextlib.suppress(pyarrow.ArrowInvalid):
             return compute.strptime(column, format=form, unit="s")
