@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from inputs import complaint
 from naive import KEYS
 
 from fedjax_lab import streams
@@ -112,6 +113,24 @@ def test_laws_of_speeds():
     of = availability.on_off(2000, rng, on=3.0, off=1.0)
     shares = [(until_available(of, time, np) == 0).mean() for time in (0, 17.0, 1e4)]
     np.testing.assert_allclose(shares, 0.75, atol=0.05)
+
+
+def test_blanks_in_a_file_of_speeds_do_not_count(tmp_path):
+    file, rng = tmp_path / "speeds.csv", np.random.default_rng(0)
+    file.write_text("client, seconds ,bandwidth\n 1, 0.5 ,0\n\n0,2, 1e10\n")
+    made = speeds.trace(2, rng, speeds=str(file))
+    assert made.seconds.tolist() == [2, 0.5] and made.bandwidth.tolist() == [1e10, np.inf]
+    for row, said in (
+        ("0,-1,1", "line 2 of"),
+        ("0,1", "line 2 of"),
+        ("0,inf,1", "line 2 of"),
+        (f"{10**30},1,1", "line 2 of"),
+        ("0," + "9" * 200_000 + ",1", "is damaged (field larger"),
+    ):
+        file.write_text(f"client,seconds,bandwidth\n{row}\n")
+        assert said in complaint(speeds.trace, 1, rng, speeds=str(file))
+    file.write_text("client, second,bandwidth\n0,1,1\n")
+    assert "has no column seconds" in complaint(speeds.trace, 1, rng, speeds=str(file))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from slow_cases import exhaustive_but
 
 import fedjax_lab
 from fedjax_lab import losses
+from fedjax_lab.data import from_arrays
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
@@ -356,8 +357,14 @@ def test_labels_that_a_task_cannot_learn_are_refused_with_the_task_that_can():
         ("classification", PIXELS, "segmentation for a class of each pixel"),
         ("binary", np.arange(5), "one of these data is 2; set --config.task.name=classification"),
         ("regression", PIXELS, "segmentation"),
-        ("tokens", WORDS[:, 0], "task.name=classification or regression"),
+        ("tokens", WORDS[:, 0], "classification for classes, binary for 0 and 1, regression for"),
+        ("classification", np.arange(3.0), "convert classes to whole numbers, y.astype(int)"),
+        ("classification", np.arange(3) - 1, "leave out examples without a label, such as -1"),
+        ("multilabel", INDICATORS - 1, "one of these data is -1; replace the others"),
+        ("binary", INDICATORS[:, 0] - 1, "replace the others, such as -1 for unknown ones"),
+        ("tokens", np.where(WORDS < 0, -100, WORDS), "set --config.data.no_label=-100"),
         ("segmentation", PIXELS + 3, "a position has the label 5; labels are 0 .. 2, or -1"),
+        ("segmentation", np.where(PIXELS < 0, 255, PIXELS), "set --config.data.no_label=255"),
         ("regression", np.array([1.0, np.nan]), "finite labels"),
     ):
         classes = NAMES[:3] if y.min() != -1 or y.ndim > 1 else ()
@@ -365,6 +372,61 @@ def test_labels_that_a_task_cannot_learn_are_refused_with_the_task_that_can():
     others = Labels(INDICATORS[:, 0], NAMES[:2], others=np.array([2], np.int32))
     assert "one of these data is 2" in complaint(make["binary"], others)
     assert "loss" in complaint(checked("task", regression), Labels(NUMBERS, ()), loss="mes")
+
+
+def test_marks_of_no_label_do_not_count(tmp_path):
+    """255 in masks and -100 in tokens, which are -1 in the package."""
+    for name, mark in (("segmentation", 255), ("tokens", -100)):
+        sections = write(tmp_path, name)
+        given = dict(np.load(sections["data"]["path"]))
+        hidden = np.arange(given["y"].size).reshape(given["y"].shape) % 3 == 0
+        expected, y = (np.where(hidden, each, given["y"]) for each in (-1, mark))
+        np.savez(tmp_path / "marked.npz", **{**given, "y": y})
+        section = {**sections["data"], "path": str(tmp_path / "marked.npz")}
+        resolved = resolve({**sections, "data": {**section, "no_label": (mark,)}})
+        made = experiment.load_data(resolved.data)
+        np.testing.assert_array_equal(made.y, expected)
+        assert len(made.classes) == expected.max() + 1
+        unmarked = resolve({**sections, "data": section})
+        message = complaint(experiment.build, unmarked, [0])
+        assert f"set --config.data.no_label={mark}" in message
+    of_one = {**write(tmp_path, "binary")["data"], "no_label": (255,)}
+    message = complaint(experiment.load_data, resolve({"data": of_one}).data)
+    assert "config.data.no_label=(255,) takes whole labels of tokens or pixels" in message
+
+
+def test_a_regression_of_names_is_refused(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    y, shared = np.arange(40) % 2, {"partition": {"name": "iid", "num_clients": 2}}
+
+    def build(task, **given):
+        data = from_arrays(x, y, **given)
+        return experiment.build(resolve({"data": data, "task": {"name": task}, **shared}), [0])
+
+    message = complaint(build, "regression", classes=["no", "yes"])
+    assert "names of 2 classes: that of example 1 is 'no'" in message
+    assert "config.task.name=classification" in message
+    assert build("binary", classes=["no", "yes"]).dataset.classes == ("no", "yes")
+    assert build("regression").dataset.y.dtype == np.float32
+
+
+def test_labels_of_0_and_1_may_be_real_numbers():
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    for task, y in (("binary", np.arange(40) % 2.0), ("multilabel", np.ones((40, 3)))):
+        config = {"data": from_arrays(x, y), "task": {"name": task}}
+        config["partition"] = {"name": "iid", "num_clients": 2}
+        made = experiment.build(resolve(config), [0])
+        assert made.dataset.y.dtype == np.int32
+        registry.look_up("task", task)(Labels(np.float32(y), ()))
+
+
+def test_unused_classes_are_named():
+    y = np.arange(40) % 2 * 3 + 1
+    config = {"data": from_arrays(np.random.default_rng(0).normal(size=(40, 2)), y)}
+    config["partition"] = {"name": "iid", "num_clients": 2}
+    made = experiment.build(resolve(config), [0])
+    (line,) = (line for line in made.remarks if "classes occur" in line)
+    assert "3 of 5 classes occur in no example: 0, 2, 3; the model has an output" in line
 
 
 def test_parts_that_do_not_fit_a_task_are_refused(tmp_path):

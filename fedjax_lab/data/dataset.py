@@ -12,6 +12,7 @@ from fedjax_lab.data.cache import checksum
 TYPES = ("uint8", "int8", "int16", "int32", "float32", "float16")  # of examples; uint8: pixels
 
 IGNORED = -1  # the label of a token or pixel that does not count
+MOST_CLASSES = 100_000  # higher labels are not numbers of classes, unless there are so many names
 
 
 class Dataset(NamedTuple):
@@ -32,8 +33,10 @@ class Dataset(NamedTuple):
     users: tuple[str, ...] = ()  # names of the natural users
     license: str = ""  # as the publisher of the data states it
     citation: str = ""  # as text
-    origin: np.ndarray | None = None  # [R] int32, the text or image that the example is from
-    test_is_drawn: bool = False  # whether the source itself drew the test set at random
+    # [R] int32, the text, image or group (such as a patient) that an example is from; training,
+    # validation and test sets never divide it
+    origin: np.ndarray | None = None
+    test_is_drawn: bool = False  # whether the test set is drawn at random
     remarks: tuple[str, ...] = ()  # lines on what the source did with the values, for the user
     class_bytes: np.ndarray | None = None  # [K] int32, bytes of text of each class that is a token
     overlap: int = 0  # how many examples before and after it share content with an example
@@ -68,6 +71,27 @@ class Dataset(NamedTuple):
     def fingerprint(self) -> str:
         """16 hexadecimal digits that identify the content of the data set. Reads all examples."""
         return fingerprint_of(self.digests())
+
+
+def numerals(y: np.ndarray) -> tuple[str, ...]:
+    """The names "0", "1", ... of the classes up to the highest label [R, ...].
+
+    () if the labels are not whole numbers from 0, or IGNORED for some tokens or pixels.
+    """
+    lowest = 0 if y.ndim == 1 else IGNORED
+    if y.dtype.kind == "f" or not lowest <= y.min() <= y.max() < MOST_CLASSES:
+        return ()
+    return tuple(map(str, range(max(int(y.max()), 0) + 1)))
+
+
+def are_numerals(classes: Sequence[str]) -> bool:
+    """Whether the names of classes are their numbers, as those of `numerals`."""
+    return all(name == str(number) for number, name in enumerate(classes))
+
+
+def without_marks(y: np.ndarray, marks: Sequence[int]) -> np.ndarray:
+    """Whole labels [R, ...] of tokens or pixels, with IGNORED in place of these marks."""
+    return np.where(np.isin(y, marks), IGNORED, y.astype(np.int64)).astype(np.int32)
 
 
 USERS = "users"

@@ -1,4 +1,8 @@
-"""Draws a test set from data that have none, stratified by user, domain and class."""
+"""Draws a test set from data that have none, stratified by user, domain and class.
+
+All sources draw by this rule. Examples of one `Dataset.origin`, such as a text or a patient, are
+never divided between training and test examples.
+"""
 
 import numpy as np
 
@@ -31,41 +35,66 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
             f"config.data.test={share} is for data without a test set, but {source} has {present}"
             " test examples; set config.data.test=0"
         )
-    if dataset.origin is not None:
-        test = _of_origins(dataset, dataset.origin, share, seed)
-    elif are_words(dataset.classes):
+    if dataset.origin is None and are_words(dataset.classes):
         raise BadInput(
             f"config.data.test={share} would divide the words of one text between training and test"
             f" set, because each word is an example and {source} does not say from which text;"
             " provide a file of test texts (config.data.test_path of text_files)"
         )
-    else:
-        test = draw(dataset.strata, dataset.domain, dataset.client, share, seed)
+    test = drawn(dataset, share, seed)
     if not test.any():
         raise BadInput(
             f"config.data.test={share} of {len(test)} examples gives no test example; increase it"
         )
-    return dataset._replace(test=test)
+    return dataset._replace(test=test, test_is_drawn=True)
 
 
-def with_fifth(dataset: Dataset) -> Dataset:
-    """The dataset with a random fifth of its examples as its test set, if there are enough."""
-    test = draw(dataset.strata, dataset.domain, dataset.client, FIFTH, seed=0)
+def with_share(dataset: Dataset, share: float = FIFTH, seed: int = 0) -> Dataset:
+    """The dataset with a random share of its examples as its test set, if there are enough."""
+    test = drawn(dataset, share, seed)
     return dataset._replace(test=test, test_is_drawn=True) if test.any() else dataset
+
+
+def check_whole(dataset: Dataset) -> None:
+    """Raises BadInput if examples of one origin are both training and test examples."""
+    if dataset.origin is None:
+        return
+    _, number = np.unique(dataset.origin, return_inverse=True)
+    test = np.asarray(dataset.test) != 0
+    divided = (np.bincount(number, test) > 0) & (np.bincount(number, ~test) > 0)
+    if divided.any():
+        rows = divided[number]
+        train, tested = (int(np.argmax(rows & side)) for side in (~test, test))
+        raise BadInput(
+            f"{divided.sum()} of {len(divided)} groups have training and test examples, such as"
+            f" examples {train} and {tested}; divide the data by groups, or give no split and draw"
+            " the test set with --config.data.test=0.2"
+        )
 
 
 def remark(dataset: Dataset) -> str:
     """A line on a test set that was drawn at random."""
-    return (
+    line = (
         f"no test set is given: {np.sum(dataset.test)} of {len(dataset.test)} examples, drawn at"
-        " random, are the test set (data.test, data.test_seed)"
+        " random from each user, domain and class, are the test set (data.test, data.test_seed)"
     )
+    if dataset.client is None:
+        return line
+    tested = np.bincount(dataset.client[dataset.test], minlength=len(dataset.users)) > 0
+    return line + f"; {np.sum(~tested)} of {len(tested)} users have none" * (not tested.all())
+
+
+def drawn(dataset: Dataset, share: float, seed: int) -> np.ndarray:
+    """Flags [R] bool of the examples that are drawn; x is not read."""
+    if dataset.origin is not None:
+        return _of_origins(dataset, dataset.origin, share, seed)
+    return draw(dataset.strata, dataset.domain, dataset.client, share, seed)
 
 
 def _of_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Flags [R] bool of the examples whose texts or images are drawn.
+    """Flags [R] bool of the examples whose texts, images or groups are drawn.
 
-    They are stratified by label if all examples of each text or image have the same one.
+    They are stratified by label if all examples of each of these have the same one.
     """
     _, first, number = np.unique(origin, return_index=True, return_inverse=True)
     client = None if dataset.client is None else np.asarray(dataset.client)[first]

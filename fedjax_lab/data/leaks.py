@@ -1,14 +1,19 @@
 """Keeps the same content out of two splits, and reports it where a data set has it."""
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput
 
 MOST = 2**31  # bytes of examples up to which they are compared
+FIRST = 1000  # rows among which columns of ids are sought first
+LEAST = 50  # rows from which neighbors in the order of a column are compared
 
 
 def report(dataset: Dataset) -> None:
@@ -36,7 +41,7 @@ def _contents(dataset):
     """A hash of the content of each example [R]: of its text if it was cut from one."""
     x = np.ascontiguousarray(dataset.x).reshape(len(dataset.x), -1)
     each = np.array([hash(row.tobytes()) for row in x])
-    if dataset.origin is None or dataset.files:  # images are compared one by one
+    if dataset.origin is None or not are_words(dataset.classes):
         return each
     order = np.argsort(dataset.origin, kind="stable")
     starts = np.flatnonzero(np.diff(dataset.origin[order], prepend=-1))
@@ -44,6 +49,42 @@ def _contents(dataset):
     for rows in np.split(order, starts[1:]):
         content[rows] = hash((each[rows].tobytes(), dataset.y[rows].tobytes()))
     return content
+
+
+def ids_that_predict(x: Any, y: np.ndarray) -> list[int]:
+    """The columns of x [R, D] that seem to be ids and that alone predict the labels.
+
+    Ids are whole numbers of which no two rows have the same. In their order, neighbors then have
+    the same class, or similar numbers, much more often than by chance: the correlation of neighbors
+    exceeds 1/2. y: labels [R], whole numbers of classes or real numbers.
+    """
+    if len(x) < LEAST or y.ndim > 1:
+        return []
+    first = np.nan_to_num(np.asarray(x[:FIRST], np.float64))
+    distinct = (np.diff(np.sort(first, axis=0), axis=0) > 0).all(0) & (first % 1 == 0).all(0)
+    return [column for column in np.flatnonzero(distinct) if _predicts(x[:, column], y)]
+
+
+def _predicts(ids, y):
+    """Whether these are ids that predict the labels; see `ids_that_predict`."""
+    ids = np.asarray(ids, np.float64)
+    in_order = y[np.argsort(ids, kind="stable")]
+    if (ids % 1).any() or len(np.unique(ids)) < len(ids):
+        return False
+    if y.dtype.kind == "f":
+        squares, chance = np.diff(in_order.astype(np.float64)) ** 2, 2 * np.var(in_order)
+    else:
+        shares = np.unique(y, return_counts=True)[1] / len(y)
+        squares, chance = np.diff(in_order) != 0, 1 - (shares**2).sum()
+    return bool(squares.mean() < chance / 2)
+
+
+def remark_on_ids(names: Sequence[str]) -> str:
+    """A warning of columns of these names, from `ids_that_predict`."""
+    return (
+        f"no two rows have the same value of {', '.join(names)}, which predicts the label by itself"
+        " and may be a number of the rows or an id: leave it out if new rows will not have it"
+    )
 
 
 def hold_out_ends(

@@ -26,6 +26,7 @@ def from_arrays(
     *,
     client: ArrayLike | None = None,
     domain: ArrayLike | None = None,
+    group: ArrayLike | None = None,
     split: ArrayLike | None = None,
     classes: Sequence[str] | None = None,
 ) -> Section:
@@ -36,6 +37,8 @@ def from_arrays(
       y: the labels [R, ...]: integers from 0 for classes, or what config.task needs.
       client: the natural user of each example [R], integers or names, for partition by_client.
       domain: the domain of each example [R], integers or names.
+      group: the group of each example [R], such as a patient, integers or names; no group is
+        divided between training and test examples.
       split: "train" or "test", or 0 and 1, for each example [R]; None: a random fifth of the
         examples is the test set, unless config.data.test draws another.
       classes: the names of the classes.
@@ -43,7 +46,8 @@ def from_arrays(
     Raises:
       BadInput: the arrays do not belong together, or hold values that cannot be used.
     """
-    given = {"y": y, "client": client, "domain": domain, "split": split, "classes": classes}
+    given = {"y": y, "client": client, "domain": domain, "group": group, "split": split}
+    given["classes"] = classes
     members = {name: _array(name, each) for name, each in given.items() if each is not None}
     return _section(arrays.of_members("from_arrays", _array("x", x), members))
 
@@ -54,6 +58,7 @@ def from_torch(
     *,
     client: ArrayLike | None = None,
     domain: ArrayLike | None = None,
+    group: ArrayLike | None = None,
     classes: Sequence[str] | None = None,
 ) -> Section:
     """The section `data` of a config for map-style datasets of PyTorch, which are read at once.
@@ -66,6 +71,7 @@ def from_torch(
       test: the test examples; None: a random fifth of `train`.
       client: the user of each example, those of `train` first.
       domain: the domain of each example, those of `train` first.
+      group: as in `from_arrays`, those of `train` first.
       classes: the names of the classes; None: `train.classes` if there is one.
 
     Raises:
@@ -75,7 +81,8 @@ def from_torch(
     x, y = _stacked([_channels_last(x) for x, _ in pairs]), _stacked([y for _, y in pairs])
     split = None if test is None else (np.arange(len(x)) >= len(train)).astype(int)
     classes = getattr(train, "classes", None) if classes is None else classes
-    return from_arrays(x, y, client=client, domain=domain, split=split, classes=classes)
+    named = {"client": client, "domain": domain, "group": group}
+    return from_arrays(x, y, **named, split=split, classes=classes)
 
 
 def from_hub(dataset: Any, **settings: Any) -> Section:
@@ -85,7 +92,8 @@ def from_hub(dataset: Any, **settings: Any) -> Section:
       dataset: a Dataset, or a DatasetDict with the split `train` and possibly `test`; without
         it, a random fifth of the examples is the test set.
       settings: as in the data source `huggingface`: the columns `image` or `text`, `label`,
-        `client` and `domain`; `size` and `color` of images; `tokenizer` and `length` of texts.
+        `client`, `domain` and `group`; `size` and `color` of images; `tokenizer` and `length` of
+        texts.
 
     Raises:
       BadInput: the columns are missing, ambiguous or of other types, or there is no such setting.
@@ -102,7 +110,7 @@ def from_hub(dataset: Any, **settings: Any) -> Section:
             raise BadInput(f"from_hub has no setting {quoted(key)}; {nearest(key, valid)}")
     made = hub.huggingface(dataset=dataset, **settings)
     if not made.test.any():
-        made = held_out.with_fifth(made)
+        made = held_out.with_share(made)
         if not made.test.any():
             raise BadInput(
                 f"from_hub: {len(made.y)} examples are too few to draw a test set; give a"

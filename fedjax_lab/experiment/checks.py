@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.dataset import Dataset, are_numerals
 from fedjax_lab.data.partitions import dealing
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment.federation import check_scored
 from fedjax_lab.simulation.evaluate import uses_data_of_new
 from fedjax_lab.types import Federation, Objective, Plan, Stage
@@ -47,6 +48,29 @@ def check_target(config: ml_collections.ConfigDict, objective: Objective) -> Non
 def are_numbers(objective: Objective) -> bool:
     """Whether labels are numbers, whose values are not classes even if all of them are whole."""
     return bool(jnp.issubdtype(objective.label.dtype, jnp.floating))
+
+
+def check_numbers(
+    config: ml_collections.ConfigDict, dataset: Dataset, objective: Objective
+) -> None:
+    """Raises BadInput if the model would learn the numbers of classes that have names."""
+    y, classes = np.asarray(dataset.y), dataset.classes
+    if not are_numbers(objective) or not dataset.has_classes or are_numerals(classes):
+        return
+    names = [classes[number] for number in y]
+    row = next((row for row, name in enumerate(names) if not _is_number(name)), 0)
+    raise BadInput(
+        f"config.task.name={config.task.name} needs numbers, but the labels are names of"
+        f" {len(classes)} classes: that of example {row + 1} is {quoted(names[row])}; make them"
+        " numbers, or set --config.task.name=classification, or binary for two classes"
+    )
+
+
+def _is_number(text):
+    try:
+        return np.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def check_moved(config: ml_collections.ConfigDict, objective: Objective) -> None:

@@ -11,14 +11,14 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.data import held_out, leaks, normalize
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.dataset import Dataset, are_numerals, numerals, without_marks
 from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
 from fedjax_lab.data.normalize import Scale
 from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.input import Simulation
-from fedjax_lab.errors import BadInput, check_seeds, quoted
+from fedjax_lab.errors import BadInput, check_seeds, cut, printable, quoted
 from fedjax_lab.experiment import checks, clocks, kinds, local_settings, transforming, variants
 from fedjax_lab.experiment.devices import check_fsdp, engine_fields, platform_of
 from fedjax_lab.experiment.federation import (
@@ -70,8 +70,9 @@ def build(
     check_seeds(seeds)
     dataset = load_data(config.data) if dataset is None else dataset
     objective = make_objective(config, dataset)
+    dataset = dataset._replace(y=_as_labels(np.asarray(dataset.y), objective))
     if checks.are_numbers(objective):
-        dataset = dataset._replace(y=np.asarray(dataset.y, np.float32), classes=())
+        dataset = dataset._replace(classes=())
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
     scale = make_scale(config.data, dataset)
     federations = deal_dataset(config, dataset, seeds, embeddings, scale)
@@ -182,6 +183,8 @@ def load_data(section: Mapping) -> Dataset:
     if len(dataset.x) == 0:
         raise BadInput(f"the data source {section['name']} returned no examples")
     dataset = dataset._replace(x=normalize.as_meant(dataset.x))
+    dataset = _without_marks(dataset, section.get("no_label"))
+    held_out.check_whole(dataset)
     if dataset.has_classes:
         _check_numbers("label", dataset.y, dataset.classes)
     _check_numbers("domain", dataset.domain, dataset.domains)
@@ -196,6 +199,28 @@ def load_data(section: Mapping) -> Dataset:
     from fedjax_lab.data.fetching import catalog  # the tables are read when they are needed
 
     return catalog.credited(dataset, section)
+
+
+def _as_labels(y, objective):
+    """The labels [R, ...] in the type of the task; those with fractions stay real numbers."""
+    is_whole = y.dtype.kind == "f" and not (y % 1).any()
+    return y.astype(objective.label.dtype) if checks.are_numbers(objective) or is_whole else y
+
+
+def _without_marks(dataset, marks):
+    """The dataset with IGNORED in place of these marks of tokens or pixels that do not count."""
+    y = np.asarray(dataset.y)
+    if not marks:
+        return dataset
+    if y.ndim < 2 or y.dtype.kind not in "iu" or not all(type(mark) is int for mark in marks):
+        raise BadInput(
+            f"config.data.no_label={quoted(marks)} takes whole labels of tokens or pixels, and a"
+            f" label of these data is {y.dtype}{list(y.shape[1:])}; leave out examples without a"
+            " label"
+        )
+    y = without_marks(y, marks)
+    numbered = are_numerals(dataset.classes)
+    return dataset._replace(y=y, classes=numerals(y) if numbered else dataset.classes)
 
 
 def _check_arrays(dataset):
@@ -291,7 +316,23 @@ def describe_examples(
     if not tokens.takes_ids(bind("model", config.model)(max(len(dataset.classes), 1)), x):
         rows = _training_rows(data, dataset)
         lines += filter(None, [normalize.remark(x, data.normalize, scale, rows)])
-    return (*lines, *_unused_users(config, dataset))
+    return (*lines, *_unused_classes(dataset), *_unused_users(config, dataset))
+
+
+def _unused_classes(dataset):
+    """A line if classes of examples or of pixels, but not of words or tokens, never occur."""
+    y, classes = np.asarray(dataset.y), dataset.classes
+    if y.dtype.kind not in "iu" or y.ndim == 2 or are_words(classes):
+        return
+    unused = np.setdiff1d(np.arange(len(classes)), y)
+    if len(unused):
+        names = cut(printable(", ".join(classes[number] for number in unused)), 80)
+        yield (
+            f"{len(unused)} of {len(classes)} classes occur in no example: {names}; the model has"
+            " an output for each of them"
+            + "; number labels from 0 without gaps to avoid this"
+            * are_numerals(classes)
+        )
 
 
 def _unused_users(config, dataset):
@@ -347,6 +388,7 @@ def make_objective(config: ml_collections.ConfigDict, dataset: Dataset) -> Objec
     made = bind("task", config.task)(labels)
     if not isinstance(made, Objective):
         raise BadInput(f"task {config.task.name} must return an Objective, not {quoted(made)}")
+    checks.check_numbers(config, dataset, made)
     return made
 
 

@@ -50,6 +50,11 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         "the share of examples that become test examples if the source has no test set; the draw"
         " is stratified by class, domain and user; 0: none",
     ),
+    "data.no_label": Key(
+        (),
+        "labels of tokens or pixels that do not count, besides -1; the usual ones are -100, as in"
+        " PyTorch, and 255, the edges of objects in masks",
+    ),
     "data.test_seed": Key(0, "the seed of the draw of these test examples", NOT_NEGATIVE),
     "partition.name": Key("iid", "how the training examples are divided among the clients"),
     "partition.num_clients": Key(

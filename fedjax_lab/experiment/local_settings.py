@@ -10,21 +10,18 @@ A row is for the client of this number, or for all clients with at least so many
 Clients without a row, and empty cells, have the numbers of the config.
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.experiment.speeds import to_read
+from fedjax_lab.errors import BadInput, cut, nearest
+from fedjax_lab.experiment.speeds import number, rows_of
 from fedjax_lab.types import Federation, LocalSettings, Stage
 
 KEY = "local.per_client"
 WHOM = ("client", "examples")  # the first column
 SETTINGS = ("epochs", "steps", "lr", "batch_size")
-LARGEST = 2**31 - 1
 
 
 class Table(NamedTuple):
@@ -44,11 +41,9 @@ def read(local: Mapping) -> Table | None:
     path = local["per_client"]
     if not path:
         return None
-    with io.StringIO(to_read(KEY, path), newline="") as file:
-        reader = csv.reader(file)
-        names = [name.strip() for name in next(reader, [])]
-        _check_columns(path, names, local)
-        rows = [_row(path, reader.line_num, names, row) for row in reader if row]
+    names, lines = rows_of(KEY, path)
+    _check_columns(path, names, local)
+    rows = [_row(path, line, names, row) for line, row in lines]
     numbers = np.array(sorted(rows)).reshape(-1, len(names))
     repeated = numbers[1:, 0][np.diff(numbers[:, 0]) == 0]
     if len(repeated):
@@ -87,18 +82,18 @@ def _row(path, line, names, row):
     except ValueError:
         raise BadInput(
             f"config.{KEY}: line {line} of {path} must have a whole number, and a number above 0"
-            f" (lr) or a whole number of at least 1 for each setting, not {','.join(row)}"
+            f" (lr) or a whole number of at least 1 for each setting, not {cut(','.join(row), 80)}"
         ) from None
 
 
 def _number(name, text):
     """The number of a cell. Raises ValueError if it is invalid."""
-    if name not in WHOM and not text.strip():
+    if name not in WHOM and not text:
         return np.nan
-    number = float(text) if name == "lr" else int(text)
-    if not (0 if name in WHOM else np.finfo(np.float32).tiny) <= number <= LARGEST:
+    made = number(text, float if name == "lr" else int)
+    if name not in WHOM and made < np.finfo(np.float32).tiny:
         raise ValueError
-    return number
+    return made
 
 
 def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[Stage]) -> None:

@@ -9,15 +9,19 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 
 from fedjax_lab.bounds import NotNegative
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, cut
 from fedjax_lab.types import Array
+
+T = TypeVar("T")
+COLUMNS = ("client", "seconds", "bandwidth")
+LARGEST = 2**31 - 1  # whole number in a file
 
 
 class Speeds(NamedTuple):
@@ -115,26 +119,48 @@ def _alike(seconds, bandwidth, num_clients, of_tasks=False):
 
 def _read(path):
     """The rows (client, seconds, bandwidth) of a file of speeds."""
-    text = to_read("clock.speeds", path)
-    with io.StringIO(text, newline="") as file:
-        reader = csv.DictReader(file)
-        for name in ("client", "seconds", "bandwidth"):
-            if name not in (reader.fieldnames or ()):
-                raise BadInput(f"config.clock.speeds: {path} has no column {name}")
-        return [_row(path, reader.line_num, row) for row in reader]
+    names, lines = rows_of("clock.speeds", path)
+    for name in COLUMNS:
+        if name not in names:
+            raise BadInput(f"config.clock.speeds: {path} has no column {name}")
+    places = [names.index(name) for name in COLUMNS]
+    return [_row(path, line, row, places) for line, row in lines]
 
 
-def _row(path, line, row):
+def _row(path, line, row, places):
     try:
-        numbers = int(row["client"]), float(row["seconds"]), float(row["bandwidth"])
-    except (TypeError, ValueError):
-        numbers = (-1,)
-    if not (np.isfinite(numbers).all() and min(numbers) >= 0):
+        client, *of_client = (row[place] for place in places)
+        numbers = number(client, int), *(number(text, float) for text in of_client)
+    except (IndexError, ValueError):
         raise BadInput(
             f"config.clock.speeds: line {line} of {path} must have the number of a client, and its"
-            f" seconds and bandwidth of at least 0, not {','.join(map(str, row.values()))}"
-        )
+            f" seconds and bandwidth of at least 0, not {cut(','.join(row), 80)}"
+        ) from None
     return numbers
+
+
+def number(text: str, kind: Callable[[str], T]) -> T:
+    """The number of a cell. Raises ValueError unless it is at least 0 and not too large."""
+    made: Any = kind(text)
+    if not 0 <= made <= (LARGEST if kind is int else np.finfo(np.float32).max):
+        raise ValueError
+    return made
+
+
+def rows_of(key: str, path: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The names of the columns of a CSV file that a key of the config names, and its lines.
+
+    Returns the names, and of each further line that is not empty its number, from 1, and its
+    cells, all without blanks around them. Raises BadInput if the file is missing or damaged.
+    """
+    with io.StringIO(to_read(key, path), newline="") as file:
+        reader = csv.reader(file)
+        try:
+            lines = [(reader.line_num, [*map(str.strip, row)]) for row in reader if row]
+        except csv.Error as error:
+            line = reader.line_num
+            raise BadInput(f"config.{key}: line {line} of {path} is damaged ({error})") from error
+    return (lines[0][1] if lines else []), lines[1:]
 
 
 def to_read(key: str, path: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_lab import streams, tree
 from fedjax_lab.data import lazy, normalize, rescaling
-from fedjax_lab.data.dataset import IGNORED, Dataset
+from fedjax_lab.data.dataset import IGNORED, Dataset, without_marks
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host.runs import BASE
@@ -214,7 +214,8 @@ class Run:
           BadInput: the data do not have the shape, the scale or the classes of the run's dataset,
             see `predict`.
         """
-        dataset = _as_dataset(data, self.experiment.dataset, self._plan.objective)
+        marks = self.config.data.no_label
+        dataset = _as_dataset(data, self.experiment.dataset, self._plan.objective, marks)
         x = rescaling.like(dataset.x, self._known)
         pool = self._pool(x, dataset.y, dataset.domain, self.index(seed))
         rows = jnp.arange(len(dataset.y))
@@ -460,14 +461,18 @@ def _is_whole(number):
     return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
-def _as_dataset(data, like, objective):
-    """The data as a dataset; a pair of examples and labels gets the classes of `like`."""
+def _as_dataset(data, like, objective, marks):
+    """The data as a dataset; a pair of examples and labels gets the classes of `like`.
+
+    marks: config.data.no_label.
+    """
     if isinstance(data, Dataset):
         _check_labels(np.asarray(data.y), len(data.x), like, objective)
         return data
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise BadInput("data must be a Dataset, or a pair of examples and labels: score((x, y))")
     x, y = map(np.asarray, data)
+    y = without_marks(y, marks) if marks and y.dtype.kind in "iu" else y
     _check_labels(y, len(x), like, objective)
     nothing = np.zeros(len(y), np.int32)
     return Dataset(x, y, nothing, nothing > 0, like.classes, ("",))
@@ -478,7 +483,7 @@ def _check_labels(y, count, like, objective):
     label = objective.label
     whole = np.issubdtype(label.dtype, np.integer)
     expected = count, *label.shape
-    if y.shape != expected or y.dtype.kind not in ("iub" if whole else "iubf"):
+    if y.shape != expected or y.dtype.kind not in "iubf" or (whole and (y % 1).any()):
         what = "whole numbers" if whole else "numbers"
         raise BadInput(
             f"labels must be {what} {list(expected)}, one for each of the {count} examples, not"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_lab.data.dataset import IGNORED
 from fedjax_lab.errors import BadInput
 
 
@@ -41,21 +42,30 @@ def check_labels(task: str, y: np.ndarray, kinds: str, axes: tuple[int, ...], ex
 
 def _fitting(y):
     """The tasks that may fit labels of this type and shape, in words."""
+    if y.dtype.kind == "f" and y.ndim < 3:
+        of = "numbers" if y.ndim == 1 else "numbers in several columns"
+        if np.all(y % 1 == 0):
+            return f"convert classes to whole numbers, y.astype(int), or set {REGRESSION} for {of}"
+        return f"set {REGRESSION} for {of}"
     if y.ndim == 1:
-        classes = "classification or " * (y.dtype.kind != "f")
-        return f"set --config.task.name={classes}regression"
-    if y.dtype.kind == "f":
-        return "set --config.task.name=regression for numbers in several columns"
+        fitting = "classification for classes, binary for 0 and 1, regression for amounts"
+        return f"set --config.task.name={fitting}"
     if y.ndim == 2:
         return "set --config.task.name=multilabel for columns of 0 and 1, tokens for sequences"
-    return "set --config.task.name=segmentation for a class of each pixel, [H, W]"
+    return "set --config.task.name=segmentation for a class of each pixel, [H, W], a whole number"
+
+
+REGRESSION = "--config.task.name=regression"
 
 
 def check_indicators(task: str, y: np.ndarray) -> None:
     """Raises BadInput unless all labels are 0 or 1."""
     wrong = (y != 0) & (y != 1)
     if wrong.any():
+        fitting = "set --config.task.name=classification for several classes"
+        if y.ndim > 1 or (y[wrong] == IGNORED).all():
+            fitting = f"replace the others, such as {IGNORED} for unknown ones"
         raise BadInput(
             f"config.task.name={task} needs labels of 0 and 1, but one of these data is"
-            f" {y[wrong].flat[0]}; set --config.task.name=classification for several classes"
+            f" {y[wrong].flat[0]}; {fitting}"
         )

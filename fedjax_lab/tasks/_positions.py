@@ -19,9 +19,11 @@ def objective(name: str, labels: Labels, **fields) -> Objective:
     low, high = int(labels.every.min(initial=0)), int(labels.every.max(initial=0))
     if not IGNORED <= low <= high < K:
         wrong = low if low < IGNORED else high
+        valid = f"0 .. {K - 1}" if K else "0 .. K - 1"
         raise BadInput(
-            f"config.task.name={name}: a position has the label {wrong}; labels are 0 .. {K - 1},"
-            f" or {IGNORED} where a position does not count"
+            f"config.task.name={name}: a position has the label {wrong}; labels are {valid}, or"
+            f" {IGNORED} where a position does not count; if {wrong} means this, set"
+            f" --config.data.no_label={wrong}"
         )
     return Objective(
         name=name,

@@ -14,7 +14,7 @@ from fedjax_lab.types import Objective
 
 def binary(labels: Labels) -> Objective:
     """Labels y [N] are 0 or 1. A prediction is the probability of 1."""
-    check_labels("binary", labels.y, "iub", (1,), "a label of 0 or 1 for each example")
+    check_labels("binary", labels.y, "iubf", (1,), "a label of 0 or 1 for each example")
     check_indicators("binary", labels.every)
     return Objective(
         name="binary",

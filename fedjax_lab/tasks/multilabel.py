@@ -15,7 +15,7 @@ from fedjax_lab.types import Objective
 
 def multilabel(labels: Labels) -> Objective:
     """Labels y [N, K] are 0 or 1. Predictions are the probabilities of 1."""
-    check_labels("multilabel", labels.y, "iub", (2,), "K labels of 0 or 1 for each example")
+    check_labels("multilabel", labels.y, "iubf", (2,), "K labels of 0 or 1 for each example")
     check_indicators("multilabel", labels.every)
     K = labels.y.shape[1]
     return Objective(

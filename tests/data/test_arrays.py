@@ -42,6 +42,27 @@ def test_a_file_with_only_x_and_y_gets_defaults(save):
     assert data.client is None and data.users == ()
 
 
+def test_every_user_has_test_examples_and_no_group_is_divided(save):
+    y, client = np.arange(200) % 2, np.arange(200) // 5
+    data = arrays(path=save(x=np.zeros((200, 3)), y=y, client=client))
+    assert np.bincount(data.client[data.test]).tolist() == [1] * 40
+    group = np.arange(200) * 7 % 31
+    data = arrays(path=save(x=np.zeros((200, 3)), y=y, group=group.astype(str)))
+    assert data.test.any() and not set(group[data.test]) & set(group[~data.test])
+
+
+def test_blanks_around_names_do_not_count(save):
+    data = arrays(path=save(client=np.array(["a", "a ", " b", "b", "b"] * 2)))
+    assert data.users == ("a", "b") and data.client.tolist() == [0, 0, 1, 1, 1] * 2
+
+
+def test_labels_of_0_and_1_may_be_real_numbers(save):
+    data = arrays(path=save(y=np.arange(10) % 2 / 1.0))
+    assert data.y.dtype == np.int32 and data.classes == ("0", "1")
+    assert arrays(path=save(y=np.arange(10) / 2)).y.dtype == np.float32
+    assert arrays(path=save(y=np.arange(10) - 2)).y.tolist() == [*range(-2, 8)]
+
+
 FLAGS = np.arange(10) > 5
 SPLITS = [
     FLAGS,
@@ -98,6 +119,7 @@ WRONG = {
     "y too large": ({"y": labeled(3), "classes": np.array([*"abc"])}, "y is 3 in row 4, not in"),
     "classes number": ({"classes": np.array(3)}, "classes has shape []"),
     "domain float": ({"domain": np.zeros(10)}, "domain must hold integers or strings"),
+    "client empty": ({"client": np.array(["a"] * 9 + [" "])}, "client is empty in row 9"),
     "split word": ({"split": np.array(["train"] * 9 + ["valid"])}, "split is valid in row 9"),
     "no test": ({"split": np.zeros(10, bool)}, "no test examples"),
     "no training": ({"split": np.array(["test"] * 10)}, "no training examples"),

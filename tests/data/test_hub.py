@@ -109,6 +109,17 @@ def test_texts_of_csv_files(tmp_path):
     assert [data.users[user] for user in data.client] == ["a", "b", "b"]
 
 
+def test_names_in_csv_files_are_the_text_of_their_cells(tmp_path):
+    names = ["07", "7", "1.1", "1.10", "12345678901234567890", "12345678901234567891", "NA", "7 "]
+    rows = "".join(f"good film,{i % 2},{name},0{i // 2}\n" for i, name in enumerate(names))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.csv").write_text(f"text,label,by,patient\n{rows}")
+    columns = {"client": "by", "group": "patient", "text": "text"}
+    data = huggingface(dataset=str(tmp_path / "set"), **columns)
+    assert [data.users[user] for user in data.client] == [name.strip() for name in names]
+    assert len(data.users) == 7 and data.origin.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 def test_each_word_is_an_example_of_next_word_prediction(library, tmp_path):
     rows = {"said": ["to be", "be or not", "not to be"], "role": ["king", "fool", "king"]}
     folder = saved(library, tmp_path / "toy", train=library.Dataset.from_dict(rows))

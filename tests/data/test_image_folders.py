@@ -342,6 +342,16 @@ def test_a_table_gives_labels_clients_and_the_split(isic):
     check_listing(image_table, path=str(table), folder=str(folder), **ISIC)
 
 
+def test_images_of_a_patient_have_one_origin(isic):
+    made = load_table(isic, split="", group="center")
+    assert made.origin.tolist() == made.client.tolist()
+    table, folder = isic
+    write_table(table, [*LINES, ("ISIC_0.png", 1, 5 - LINES[0][2], "train", "")])
+    assert "but an image has only one split and one group" in complaint(
+        load_table, isic, client="", group="center"
+    )
+
+
 @pytest.mark.parametrize("delimiter", ["\t", ";"])
 def test_other_delimiters_and_file_names_with_extensions_are_read(isic, delimiter):
     table, folder = isic

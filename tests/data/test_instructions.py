@@ -67,6 +67,14 @@ def test_rows_are_the_text_of_the_template_and_labels_the_responses(tmp_path):
     assert sum(made.class_bytes[made.y[counted]]) == len("Hi, Ann!Höö".encode())
 
 
+def test_groups_of_records_are_not_packed_together(tmp_path):
+    records = [{**ALPACA[0], "patient": f" {i % 2}"} for i in range(4)]
+    path = write(tmp_path / "a.json", records)
+    assert instructions(path=path, group="patient").origin.tolist() == [0, 1, 0, 1]
+    made = instructions(path=path, group="patient", packing=True)
+    assert made.origin.tolist() == [0, 1] and made.users == ("b",)
+
+
 def test_all_tokens_but_the_first_can_be_predicted(tmp_path):
     path = write(tmp_path / "a.json", ALPACA[:1])
     texts, labels = text_and_labels(instructions(path=path, train_on="all"))

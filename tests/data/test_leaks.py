@@ -8,8 +8,9 @@ import pytest
 from inputs import complaint
 from PIL import Image
 
-from fedjax_lab.data import leaks
+from fedjax_lab.data import from_arrays, leaks
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.formats import text_rows
 from fedjax_lab.data.partitions.dealing import Examples, deal
 from fedjax_lab.data.sources import image_folders, image_table, text_files
 
@@ -40,6 +41,8 @@ def test_texts_are_compared_as_a_whole(caplog):
     """Words of different texts may have the same words before them."""
     words = [[0, 1], [1, 2], [0, 1], [1, 3], [0, 1], [1, 2]]
     made = dataset(words, [0, 0, 1, 1, 1, 1], origin=np.array([0, 0, 1, 1, 2, 2]))
+    assert reported(caplog, made) == ["3 of 4"]  # examples that are no words
+    made = made._replace(classes=text_rows.SPECIAL)
     assert reported(caplog, made) == ["2 of 4"]
 
 
@@ -50,6 +53,20 @@ def test_texts_that_are_in_both_files_are_reported(tmp_path, caplog):
     made = text_files.text_files(path=str(tmp_path))
     assert caplog.records[0].getMessage().startswith("3 of 4 test")
     assert made.classes == ("0", "1")  # without the blank before them
+
+
+def test_ids_that_predict_the_labels_by_themselves_are_named():
+    rng = np.random.default_rng(0)
+    y = np.arange(200) // 100
+    ids = 7000 + np.arange(200)  # given in the order of the labels
+    noisy = np.where(rng.random(200) < 0.05, 1 - y, y)
+    x = np.stack([rng.permutation(200), ids, ids / 3, ids // 2, ids[::-1] ** 2], 1)
+    assert leaks.ids_that_predict(x, y) == leaks.ids_that_predict(x, noisy) == [1, 4]
+    assert leaks.ids_that_predict(x, np.float32(ids + 20 * rng.normal(size=200))) == [1, 4]
+    assert leaks.ids_that_predict(x, rng.permutation(y)) == []
+    assert leaks.ids_that_predict(x, rng.normal(size=200)) == []
+    made = from_arrays(x, y)["name"]()
+    assert "column 1 of x, column 4 of x, which predicts the label" in made.remarks[0]
 
 
 def windows(users, length):

@@ -92,6 +92,130 @@ def test_a_run_standardizes_by_training_rows_and_says_what_was_done(path):
     assert "partition iid makes the clients, and not the 2 users" in line and "by_client" in line
 
 
+def write(folder, header, rows, name="own.csv"):
+    """Writes a table; returns its path."""
+    (folder / name).write_text(
+        "\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n"
+    )
+    return str(folder / name)
+
+
+NAMES = [str(12345678901234567890 + i) for i in range(6)]
+NAMES += ["07", "7", "1.1", "1.10", "12e4", "12e5", "NA", "nan", "2020-01-01", "true"]
+
+
+@pytest.mark.parametrize("role", ["client", "domain"])
+def test_names_are_the_text_of_their_cells(role, tmp_path):
+    rows = [(i % 7, i % 2, f"{NAMES[i % len(NAMES)]}{' ' * (i % 3)}") for i in range(80)]
+    made = table(path=write(tmp_path, "age,sick, site", rows), target="sick", **{role: "site"})
+    names, number = (made.users, made.client) if role == "client" else (made.domains, made.domain)
+    assert names == tuple(sorted(NAMES))
+    assert [names[each] for each in number] == [NAMES[i % len(NAMES)] for i in range(80)]
+
+
+def test_names_of_parquet_files_are_not_rounded(tmp_path):
+    columns = {"age": [1, 2, 3] * 4, "sick": [0, 1] * 6, "site": [2**62 + i % 3 for i in range(12)]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "own.parquet")
+    made = table(path=str(tmp_path / "own.parquet"), target="sick", client="site")
+    assert made.users == tuple(str(2**62 + i) for i in range(3))
+    columns["site"] = [float(each) for each in columns["site"]]
+    parquet.write_table(pyarrow.table(columns), tmp_path / "own.parquet")
+    message = complaint(table, path=str(tmp_path / "own.parquet"), target="sick", client="site")
+    assert "'site' has real numbers of at least 2**53" in message
+
+
+def test_blanks_around_cells_do_not_count(tmp_path):
+    rows = []
+    for i in range(60):
+        blank = " " * (i % 3 == 0)
+        rows.append((f"{'ab'[i % 2]}{blank}", f"{blank}{i % 9}", f"{'yn'[i % 4 < 2]}{blank}"))
+    made = table(path=write(tmp_path, "ward , age,sick", rows), target="sick")
+    assert made.classes == ("n", "y") and made.x.shape == (60, 3)
+    np.testing.assert_array_equal(made.x[:, 2], np.arange(60) % 9)
+
+
+def test_text_that_is_mostly_numbers_is_refused_with_its_other_cells(tmp_path):
+    for odd in (
+        "?",
+        "1,200",
+        "5 %",
+        "<5",
+        ".",
+        "1 200",
+        "n.a.",
+        "1_0",
+        "+-3",
+    ):
+        rows = [(i % 2, f'"{odd if i % 20 == 7 else 100 + i}"') for i in range(60)]
+        message = complaint(table, path=write(tmp_path, "sick,chol", rows), target="sick")
+        assert (
+            f"the column 'chol' is text: most of its cells are numbers, but not '{odd}'" in message
+        )
+        assert "(3 times, first in row 8)" in message and "config.data.missing" in message
+        reverse = complaint(table, path=str(tmp_path / "own.csv"), target="chol")
+        assert "the column 'chol' is text" in reverse
+    grades = [("abc1"[i % 4], i % 2) for i in range(60)]
+    assert table(path=write(tmp_path, "grade,sick", grades), target="sick").x.shape[1] == 4
+
+
+def test_marks_of_missing_values(tmp_path):
+    rows = [(i % 2, ["?", "-999", "NA", ""][i] if i < 4 else i, "?n"[i % 2]) for i in range(40)]
+    path = write(tmp_path, "sick,age,ward", rows)
+    made = table(path=path, target="sick", missing=("?", -999))
+    training = ~made.test
+    assert made.x.shape[1] == 3  # age, whether it is missing, and ward n
+    assert made.x[:, 1].tolist() == [1] * 4 + [0] * 36
+    mean = np.arange(4, 40)[training[4:]].mean()
+    np.testing.assert_allclose(made.x[:4, 0], np.float32(mean))
+    assert "4 in age, 20 in ward" in made.remarks[0]
+    message = complaint(table, path=path, target="sick", missing=("?",), client="ward")
+    assert "row 1 has no value in the column 'ward'; fill it in, or leave out the row" in message
+    config = {"data": {"name": "table", "path": path, "target": "sick"}}
+    for text in ("?,-999", "('?', -999)"):
+        resolved = resolve(config, [("data.missing", text)])
+        assert experiment.load_data(resolved.data).x.shape[1] == 3
+
+
+def test_a_target_among_the_categories_is_one_of_classes(tmp_path):
+    rows = [(i % 5, [2019, 2023, 98][i % 3]) for i in range(60)]
+    path = write(tmp_path, "age,year", rows)
+    made = table(path=path, target="year", categories=("year",))
+    assert made.classes == ("98", "2019", "2023") and made.y.tolist() == [1, 2, 0] * 20
+    sections = {"data": {"name": "table", "path": path, "target": "year"}, "model": {"width": 4}}
+    sections["partition"] = {"name": "iid", "num_clients": 2}
+    line = experiment.build(resolve(sections), [0]).remarks[-1]
+    assert "2021 of 2024 classes occur in no example: 0, 1, 2" in line and "without gaps" in line
+
+
+def test_every_client_and_class_has_its_share_of_test_rows(tmp_path):
+    rows = [(i % 9, int(i % 40 == 0), f"h{i // 5}") for i in range(200)]
+    path = write(tmp_path, "age,rare,hospital", rows)
+    made = table(path=path, target="rare", client="hospital")
+    assert np.bincount(made.client[made.test], minlength=40).tolist() == [1] * 40
+    alone = table(path=path, target="rare", drop=("hospital",))
+    assert np.bincount(alone.y[alone.test]).tolist() == [39, 1]
+    more = table(path=path, target="rare", client="hospital", test=0.4, test_seed=1)
+    assert np.bincount(more.client[more.test]).tolist() == [2] * 40
+
+
+def test_a_group_is_never_divided(tmp_path):
+    rows = [(i % 9, i % 2, i * 7 % 31, "test" if i % 5 == 0 else "train") for i in range(200)]
+    path = write(tmp_path, "age,sick,patient,part", rows)
+    made = table(path=path, target="sick", group="patient", drop=("part",))
+    patients = np.array(rows)[:, 2]
+    assert made.test.any() and not set(patients[made.test]) & set(patients[~made.test])
+    section = {"name": "table", "path": path, "target": "sick", "group": "patient", "split": "part"}
+    message = complaint(experiment.load_data, resolve({"data": section}).data)
+    assert "31 of 31 groups have training and test examples" in message
+
+
+def test_ids_that_predict_the_target_are_named(tmp_path):
+    rows = [(100 + i, i * 37 % 200, i // 100) for i in range(200)]
+    made = table(path=write(tmp_path, "id,number,sick", rows), target="sick")
+    assert "no two rows have the same value of 'id', which predicts" in made.remarks[1]
+    assert made.remarks[1].endswith("(data.drop)")
+
+
 def test_unusable_tables_are_refused(path, tmp_path):
     for settings, expected in (
         ({"target": "days"}, "no column 'days'"),
@@ -111,6 +235,12 @@ def test_unusable_tables_are_refused(path, tmp_path):
         ("g.csv", "a, a,b\n1,2,3\n", "two columns 'a'"),
         ("h.csv", "a,b\n" + "1,1700000000\n2,1700000001\n" * 9, "too large to be told apart"),
         ("c.csv", "a,b\n1,2\n1,2,3\n", "cannot be read"),
+        (
+            "i.csv",
+            "a,b\n" + "".join(f"{i % 2},{10**18 + i}\n" for i in range(9)),
+            "too long to be told apart",
+        ),
+        ("j.csv", "a,b\n" + "1,12:30\n" * 9, "neither numbers nor text"),
         ("d.csv", "a,b\n" + "1,2020-01-01\n" * 9, "neither numbers nor text"),
         ("e.csv", "a,b\n" + "1,\n" * 9, "has no values"),
         ("f.parquet", "x", "f.parquet"),

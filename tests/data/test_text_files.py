@@ -52,6 +52,16 @@ def test_columns_without_names_are_numbered_from_one(tmp_path):
     assert np.array_equal(named.x, made.x)
 
 
+def test_groups_of_texts_are_numbered(tmp_path):
+    path = write_rows(tmp_path / "some.csv")
+    made = text_files(path=path, group="user")
+    assert made.origin.tolist() == [0, 1, 0] and made.client is None
+    words = text_files(path=path, group="user", task="next_word", tokenizer="words")
+    assert words.origin.tolist() == [0] * 3 + [1] * 5 + [0]
+    blank = write_rows(tmp_path / "more.csv", names=("text ", " label", "user"))
+    assert text_files(path=blank, client="user").users == ("ann", "bob")
+
+
 MARKED = {  # {file that begins with a byte order mark: (content, settings)}
     "a.csv": ("text,label\ngood,1\n", {}),
     "b.csv": ("1,good\n", {"header": False, "text": "2", "label": "1"}),

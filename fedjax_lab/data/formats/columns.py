@@ -1,6 +1,7 @@
 """Selects columns of a table by type or name, and sorts and numbers their values."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,12 +54,18 @@ def choose(key: str, name: str, there: Sequence[str], fitting: Sequence[str], wh
     raise BadInput(f"{where} has {what} the {key}: set --config.data.{key} to one of {among}")
 
 
+def as_name(value: Any) -> str:
+    """The name in a cell: its text without the blanks around it."""
+    return str(value).strip()
+
+
 def numbered(values: Sequence, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Numbers the values: the index [R] int32 of each one among the sorted distinct values.
 
-    Returns the indices and the distinct values as strings. Raises BadInput unless the values are
-    integers, strings or booleans, all of one kind.
+    Returns the indices and the distinct values as strings, without blanks around them. Raises
+    BadInput unless the values are integers, strings or booleans, all of one kind.
     """
+    values = [as_name(value) if isinstance(value, str) else value for value in values]
     for row, value in enumerate(values):
         if not isinstance(value, (int, str)) or isinstance(value, str) != isinstance(
             values[0], str

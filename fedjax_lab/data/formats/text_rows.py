@@ -160,7 +160,7 @@ def of_rows(
         x=x,
         y=y,
         domain=dataset.domain[row],
-        origin=row.astype(np.int32),
+        origin=row.astype(np.int32) if dataset.origin is None else dataset.origin[row],
         test=dataset.test[row],
         client=None if dataset.client is None else dataset.client[row],
         classes=tuple(words),

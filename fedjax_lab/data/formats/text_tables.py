@@ -49,7 +49,8 @@ def _of_lines(file, wanted, header, encoding):
     text = decoded(file, encoding)
     with contextlib.closing(lines_of(file, text, SEPARATORS[file.suffix])) as rows:
         number, first = next(rows, (0, []))
-        places = [_place(file, name, first if header else len(first)) for name in wanted]
+        there = [name.strip() for name in first] if header else len(first)
+        places = [_place(file, name, there) for name in wanted]
         kept = [] if header else [_cells(file, number, first, places)]
         return kept + [_cells(file, number, row, places) for number, row in rows]
 

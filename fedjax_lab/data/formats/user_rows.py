@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.data import safe
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.dataset import MOST_CLASSES, Dataset
 from fedjax_lab.data.formats.columns import positions
-from fedjax_lab.data.sources.arrays import MOST_CLASSES
 from fedjax_lab.errors import BadInput, quoted
 
 DIGITS, UPPER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -1,4 +1,4 @@
-"""Arrays of your own in one .npz file: x, y, and optionally domain, client, split and classes."""
+"""Arrays of your own in one .npz file: x and y, and optionally those of KEYS."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.data import leaks, safe
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data import held_out, leaks, safe
+from fedjax_lab.data.dataset import Dataset, numerals
 from fedjax_lab.data.formats import npz
 from fedjax_lab.data.places import path_of
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
-KEYS = ("x", "y", "domain", "client", "split", "classes")
+KEYS = ("x", "y", "domain", "client", "group", "split", "classes")
+GROUPINGS = ("domain", "client", "group")
 REMEDY = "write it with numpy.savez"
-MOST_CLASSES = 100_000  # higher labels are refused as mistakes unless `classes` has so many names
+LOWEST, HIGHEST = -(2**31), 2**31 - 1  # of whole labels
 
 
 def arrays(*, path: str) -> Dataset:
@@ -25,10 +26,11 @@ def arrays(*, path: str) -> Dataset:
     `x` holds images [R, H, W] or [R, H, W, channels], or rows of numbers [R, D], of any type;
     `data/normalize.py` says what the numbers mean. `y` holds the labels [R, ...]: integers from 0
     for classes, or what config.task needs. Optional arrays: `domain` [R], integers or names;
-    `client` [R], the natural user of each example, integers or names; `split` [R], "train" or
-    "test", or 0 and 1; and `classes`, the names of the classes. The file must not hold any other
-    array. Without `split`, a random fifth of the examples is the test set: the same one at every
-    call, unless config.data.test draws another.
+    `client` [R], the natural user of each example, integers or names; `group` [R], integers or
+    names of which none has both training and test examples, such as patients; `split` [R], "train"
+    or "test", or 0 and 1; and `classes`, the names of the classes. The file must not hold any other
+    array. Without `split`, a random fifth of the examples is the test set, as `held_out` draws it,
+    unless config.data.test draws another.
     """
     file = path_of(path, "name an .npz file with --config.data.path")
     members = read(file)
@@ -49,33 +51,50 @@ def dataset_of(
     members: dict[str, np.ndarray],
     split: str,
     is_test: Callable[[Any, np.ndarray], np.ndarray],
+    draw: Callable[[Dataset], Dataset] = held_out.with_share,
 ) -> Dataset:
     """The dataset of examples x [R, ...] and of the other arrays, by name.
 
     split: the name of the array that says which examples are test examples.
     is_test: (where, that array) -> test flags [R] bool.
+    draw: draws the test examples if there is no such array.
     """
-    for key in ("y", "domain", "client", split):
+    for key in ("y", "domain", "client", "group", split):
         shape = members[key].shape if key in members else (len(x),)
         if shape[:1] != (len(x),) or (key != "y" and len(shape) > 1):
             raise BadInput(f"{where}: {key} has shape {list(shape)}, but x has {len(x)} examples")
     y = members["y"]
     if y.dtype.kind not in "uifb":
         raise BadInput(f"{where}: y must hold numbers, but its type is {y.dtype}")
-    y = y.astype(np.int32) if y.dtype.kind == "b" else y
+    if y.dtype.kind == "b" or np.isin(y, (0, 1)).all():  # losses of PyTorch need 0.0 and 1.0
+        y = y.astype(np.int32)
     classes = class_names(where, members.get("classes"), y)
-    y = labels(where, y, classes)
-    domain, domains = numbered(where, "domain", members.get("domain", np.zeros(len(x), np.int32)))
-    test = is_test(where, members[split]) if split in members else random_test_rows(len(x))
+    numbers = {key: numbered(where, key, members[key]) for key in GROUPINGS if key in members}
+    domain, domains = numbers.get("domain", (np.zeros(len(x), np.int32), ("0",)))
+    client, users = numbers.get("client", (None, ()))
+    made = Dataset(
+        x=x,
+        y=labels(where, y, classes),
+        domain=domain,
+        test=is_test(where, members[split]) if split in members else np.zeros(len(x), bool),
+        classes=classes,
+        domains=domains,
+        client=client,
+        users=users,
+        origin=numbers["group"][0] if "group" in numbers else None,
+    )
+    made = made if split in members else draw(made)
+    _check_split(where, made.test)
+    ids = leaks.ids_that_predict(x, made.y) if x.ndim == 2 else []
+    names = [f"column {column} of x" for column in ids]
+    return made._replace(remarks=(leaks.remark_on_ids(names),)) if ids else made
+
+
+def _check_split(where, test):
+    """Raises BadInput unless there are training and test examples."""
     for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
         if count == 0:
             raise BadInput(f"{where}: there are no {name} examples among its {len(test)}")
-    made = Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
-    made = made._replace(test_is_drawn=split not in members)
-    if "client" not in members:
-        return made
-    client, users = numbered(where, "client", members["client"])
-    return made._replace(client=client, users=users)
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
@@ -126,30 +145,24 @@ def finite(file: Path | str, name: str, values: np.ndarray) -> np.ndarray:
 
 
 def class_names(file: Path | str, classes: np.ndarray | None, y: np.ndarray) -> tuple[str, ...]:
-    """The class names in the file, or else "0", "1", ... up to the highest label.
-
-    () if the labels are numbers that are not those of classes.
-    """
-    if classes is not None:
-        if classes.ndim != 1 or len(classes) == 0:
-            shape = f"{list(classes.shape)}, but must be a list of names"
-            raise BadInput(f"{file}: classes has shape {shape}")
-        return tuple(map(str, classes.tolist()))
-    lowest = 0 if y.ndim == 1 else -1  # a token or a pixel that does not count
-    if y.dtype.kind == "f" or not lowest <= y.min() <= y.max() < MOST_CLASSES:
-        return ()
-    return tuple(map(str, range(max(int(y.max()), 0) + 1)))
+    """The class names in the file, or else those of numbered classes; see `numerals`."""
+    if classes is None:
+        return numerals(y)
+    if classes.ndim != 1 or len(classes) == 0:
+        shape = f"{list(classes.shape)}, but must be a list of names"
+        raise BadInput(f"{file}: classes has shape {shape}")
+    return tuple(map(str, classes.tolist()))
 
 
 def labels(file: Path | str, y: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
-    """The labels [R, ...] as int32, or as float32 if they are not numbers of classes.
+    """The labels [R, ...] as int32, or as float32 if they are not whole or do not fit.
 
     Raises BadInput if a label [R] has no name among given classes.
     """
-    if y.dtype.kind == "f" or not classes:
+    if y.dtype.kind == "f" or not LOWEST <= y.min() <= y.max() <= HIGHEST:
         return finite(file, "y", y)
     bad = (y < 0) | (y >= len(classes))
-    if y.ndim == 1 and bad.any():
+    if classes and y.ndim == 1 and bad.any():
         row = bad.argmax()
         raise BadInput(f"{file}: y is {y[row]} in row {row}, not in 0 .. {len(classes) - 1}")
     return y.astype(np.int32)
@@ -165,6 +178,10 @@ def numbered(file: Path | str, what: str, values: np.ndarray) -> tuple[np.ndarra
         raise BadInput(
             f"{file}: {what} must hold integers or strings, but its type is {values.dtype}"
         )
+    if values.dtype.kind == "U":
+        values = np.char.strip(values)
+        if (empty := values == "").any():
+            raise BadInput(f"{file}: {what} is empty in row {empty.argmax()}")
     names, index = np.unique(values, return_inverse=True)
     return index.astype(np.int32), tuple(map(str, names.tolist()))
 
@@ -177,11 +194,3 @@ def is_test(file: Path | str, split: np.ndarray) -> np.ndarray:
         row = bad.argmax()
         raise BadInput(f"{file}: split is {split[row]} in row {row}, not {train} or {test}")
     return split == test
-
-
-def random_test_rows(count: int, share: float = 0.2, seed: int = 0) -> np.ndarray:
-    """Flags [count] bool that mark a share of the examples, drawn by a random permutation."""
-    order = np.random.default_rng(seed).permutation(count)
-    test = np.zeros(count, bool)
-    test[order[count - int(share * count) :]] = True
-    return test

@@ -27,6 +27,7 @@ REMEDY = (
     "config.data.dataset takes a folder written by save_to_disk, a folder of Parquet, CSV, JSON or"
     " image files, or a name on the hub, which datasets.load_dataset fetches over the network"
 )
+BLANK = "{} ".format  # with a blank, which `as_name` removes, pandas does not read NA as missing
 IMAGE_KEYS = {"bytes", "path"}  # fields of an image in a Parquet file without type information
 
 
@@ -42,6 +43,7 @@ def huggingface(
     label: str = "",
     client: str = "",
     domain: str = "",
+    group: str = "",
     size: encoded.Size = 0,
     color: encoded.Color = "auto",
     task: TextTask = "classify",
@@ -68,6 +70,8 @@ def huggingface(
         column of class labels, or one called `label`.
       client: the column with the user of each example, for partition by_client.
       domain: the column with the domain of each example; empty: there is a single domain.
+      group: the column with groups of examples, such as patients, that config.data.test never
+        divides. In CSV files, the columns client, domain and group are read as text.
       size: the side to which images are resized; 0: images keep their size and must have the same.
       color: "rgb", "gray", or "auto": as the first image.
       task: for texts: "classify", or "next_word", which needs no label; see `text_files`.
@@ -78,10 +82,11 @@ def huggingface(
     Raises BadInput if the data set is not available, damaged, or not of this form.
     """
     tokens = text_rows.checked(task, tokenizer, vocabulary, length)
-    splits = _loaded(dataset, subset)
+    names = {"client": client, "domain": domain, "group": group}
+    splits = _loaded(dataset, subset, [*filter(None, names.values())])
     dataset = dataset if isinstance(dataset, str) else "from_hub"  # from here on a name
     train, *test = _tables(splits, train_split, test_split, dataset)
-    named = {"image": image, "text": text, "label": label, "client": client, "domain": domain}
+    named = {"image": image, "text": text, "label": label, **names}
     named = _columns(train.features, named, task, dataset)
     wanted = sorted({*filter(None, named.values())})
     with safe.reading(dataset):
@@ -106,6 +111,7 @@ def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, 
         domains=domains or (Path(where).name,),
         client=client,
         users=users,
+        origin=_groups(table, named["group"], where)[0],
         license=info.license or "",
         citation=" ".join((info.citation or "").split()),
     )
@@ -114,8 +120,8 @@ def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, 
 # Loading
 
 
-def _loaded(dataset: Any, subset: str) -> Mapping[str, Any]:
-    """The splits, by name."""
+def _loaded(dataset: Any, subset: str, names: Sequence[str]) -> Mapping[str, Any]:
+    """The splits, by name. names: the columns whose values are names, which may be of digits."""
     if not isinstance(dataset, str):
         return dataset if isinstance(dataset, Mapping) else {"train": dataset}
     folder = path_of(dataset, REMEDY, "dataset")
@@ -123,19 +129,19 @@ def _loaded(dataset: Any, subset: str) -> Mapping[str, Any]:
         import datasets
     with safe.reading(dataset), _silenced():
         if not folder.is_dir():
-            return _by_name(dataset, subset)
+            return _by_name(dataset, subset, names)
         for file in folder.rglob("*"):
             if not file.is_dir():
                 safe.check_regular(file)
         if not any((folder / name).is_file() for name in SAVED):
-            return _generated(str(folder), subset)
+            return _generated(str(folder), subset, names)
         if subset:
             raise BadInput(f"{dataset} has no configurations (config.data.subset={quoted(subset)})")
         made = datasets.load_from_disk(folder)
         return made if isinstance(made, dict) else {"train": made}
 
 
-def _by_name(dataset: str, subset: str) -> Mapping[str, Any]:
+def _by_name(dataset: str, subset: str, names: Sequence[str]) -> Mapping[str, Any]:
     """The splits of a data set on the hub, from the cache if possible."""
     import datasets
 
@@ -146,21 +152,24 @@ def _by_name(dataset: str, subset: str) -> Mapping[str, Any]:
     online = not datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = True
     try:
-        return _generated(dataset, subset)
+        return _generated(dataset, subset, names)
     except (ConnectionError, ValueError):  # not in the cache, or not this configuration
         if not online:
             raise
     finally:
         datasets.config.HF_HUB_OFFLINE = not online
-    return _generated(dataset, subset)
+    return _generated(dataset, subset, names)
 
 
-def _generated(name: str, subset: str) -> Mapping[str, Any]:
+def _generated(name: str, subset: str, names: Sequence[str]) -> Mapping[str, Any]:
     """The splits that the library loads; if it wraps an error, the original error is raised."""
     import datasets
 
     try:
-        return datasets.load_dataset(name, subset or None)
+        made = datasets.load_dataset_builder(name, subset or None)
+        is_csv = hasattr(made.config, "converters")  # of pandas, which would read 07 as 7
+        as_text = {"converters": dict.fromkeys(names, BLANK)} if names and is_csv else {}
+        return datasets.load_dataset(name, subset or None, **as_text)
     except datasets.exceptions.DatasetGenerationError as error:
         original = error.__cause__ or error
     raise original  # not in the handler, where Python would make the wrapper its context: a circle
@@ -211,10 +220,10 @@ def _columns(features: Mapping, named: Mapping[str, str], task: str, where: str)
     there = list(features)
     if named["image"] and named["text"]:
         raise BadInput("config.data.image and config.data.text are both set; set only one of them")
-    for key in ("client", "domain"):
-        if named[key]:
-            columns.check(key, named[key], there, where)
-    free = [name for name in there if name not in (named["client"], named["domain"])]
+    names = {key: named[key] for key in ("client", "domain", "group") if named[key]}
+    for key, name in names.items():
+        columns.check(key, name, there, where)
+    free = [name for name in there if name not in names.values()]
     made = dict(named)
     if task == "classify":
         classes = [name for name in free if isinstance(features[name], datasets.ClassLabel)]
@@ -266,12 +275,17 @@ def _numbers(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tupl
 
 
 def _groups(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """As `_numbers`, for users or domains; names that occur in no row are left out."""
+    """As `_numbers`, for users, domains or groups; names that occur in no row are left out."""
     numbers, names = _numbers(table, name, where)
     if numbers is None:
         return None, ()
-    occurring, numbers = np.unique(numbers, return_inverse=True)
-    return numbers.astype(np.int32), tuple(names[number] for number in occurring)
+    each = [names[number] for number in numbers]
+    if "" in each:
+        raise BadInput(f"{where}: column {name} is empty in row {each.index('')}")
+    declared = getattr(table.features[name], "names", None)
+    there = set(each)
+    ordered = [n for n in names if n in there] if declared else columns.sorted_names(there)
+    return columns.positions(each, ordered), tuple(ordered)
 
 
 def _images(table, name, where, size, color, made):

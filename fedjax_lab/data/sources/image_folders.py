@@ -126,7 +126,7 @@ def image_folders(
     holders = layouts.find(where, layout)
     domains = sorted({_domain(holder) for holder in holders})
     made = _read("image_folders", holders, domains, look, layouts.ENDINGS)
-    return made if made.test.any() or unseen else held_out.with_fifth(made)
+    return made if made.test.any() or unseen else held_out.with_share(made)
 
 
 def _published(published: Published, folder: str, size: int) -> Dataset:

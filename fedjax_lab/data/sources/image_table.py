@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab.data import places, safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import Side
-from fedjax_lab.data.formats.columns import check, positions, sorted_names
+from fedjax_lab.data.formats.columns import as_name, check, positions, sorted_names
 from fedjax_lab.data.formats.image_parts import Color, Fit, Part, gather, kind_of_split, make_look
 from fedjax_lab.data.formats.images import Split, image_source
 from fedjax_lab.data.formats.layouts import ENDINGS
@@ -42,6 +42,7 @@ def image_table(
     client: str = "",
     domain: str = "",
     split: str = "",
+    group: str = "",
     size: Side = 32,
     color: Color = "rgb",
     resize: Fit = "stretch",
@@ -56,6 +57,7 @@ def image_table(
     domain: the column with the domain of each image; empty: there is one domain.
     split: the column with train, test or val; empty: all images are training examples. Validation
         images are test examples if there are no test images, and training examples otherwise.
+    group: the column with groups of images, such as patients, that config.data.test never divides.
     size: the side of an image in pixels.
     color: rgb or gray.
     resize: stretch, crop or pad, as in `image_folders`.
@@ -65,17 +67,18 @@ def image_table(
     """
     look, table = make_look(size, color, resize), places.path_of(path, REMEDY)
     columns = {"image": image, "label": label}
-    columns |= {"client": client, "domain": domain, "split": split}
+    columns |= {"client": client, "domain": domain, "split": split, "group": group}
     rows = _rows(table, {key: name for key, name in columns.items() if name})
     classes = sorted_names({row["label"] for row in rows})
-    parts = _parts(table, Path(folder).expanduser() if folder else table.parent, rows, classes)
+    where = Path(folder).expanduser() if folder else table.parent
+    parts, group_of = _parts(table, where, rows, classes)
     domains = sorted_names({part.domain for part in parts})
     listed = hashlib.sha256(repr(rows).encode()).hexdigest()[:8]  # users affect the images' order
     dataset = gather(f"image_table-v{VERSION}-{listed}", parts, classes, domains, look)
-    if len(set(dataset.files)) == len(dataset.files):
+    origins = [group_of[file] for file in dataset.files]
+    if len(set(origins)) == len(origins):
         return dataset
-    image_of = np.unique(dataset.files, return_inverse=True)[1]  # one image is dealt as a whole
-    return dataset._replace(origin=image_of.astype(np.int32))
+    return dataset._replace(origin=np.unique(origins, return_inverse=True)[1].astype(np.int32))
 
 
 def _rows(table: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
@@ -105,7 +108,7 @@ def _place(table: Path, key: str, name: str, names: Sequence[str]) -> int:
 
 def _value(table: Path, number: int, line: Sequence[str], names: Sequence[str], at: int) -> str:
     """The value of a column in a line. Raises a Fault if it is empty or not printable."""
-    value = line[at].strip() if at < len(line) else ""
+    value = as_name(line[at]) if at < len(line) else ""
     if not value or not value.isprintable():
         what = f"{quoted(value)} for {quoted(names[at])}" if value else f"no {quoted(names[at])}"
         raise Fault(f"{table}: line {number} has {what}")
@@ -114,20 +117,25 @@ def _value(table: Path, number: int, line: Sequence[str], names: Sequence[str], 
 
 def _parts(
     table: Path, folder: Path, rows: Sequence[Mapping[str, str]], classes: Sequence[str]
-) -> list[Part]:
-    """The images, grouped by domain, split and user."""
+) -> tuple[list[Part], dict[str, str]]:
+    """The images, grouped by domain, split and user; and the group of each file, or the file."""
     images: dict[tuple[str, str, str], Split] = {}
-    split_of: dict[Path, str] = {}
+    known: dict[str, tuple[str, str]] = {}
     number = positions([row["label"] for row in rows], classes).tolist()
     for row, label in zip(rows, number, strict=True):
         split = kind_of_split(row.get("split", "train"), table)
         key = row.get("domain", "image_table"), split, row.get("client", "")
         file = _file(table, folder, row["image"])
-        if split_of.setdefault(file, split) != split:
-            both = f"{split_of[file]} and {split}"
-            raise BadInput(f"{table} lists {file} for {both}, but an image has only one split")
+        facts = split, row.get("group", str(file))
+        for one, other in zip(known.setdefault(str(file), facts), facts, strict=True):
+            if one != other:
+                raise BadInput(
+                    f"{table} lists {file} for {one} and {other}, but an image has only one split"
+                    " and one group"
+                )
         images.setdefault(key, []).append((file, label))
-    return [Part(split, *key) for key, split in images.items()]
+    parts = [Part(split, *key) for key, split in images.items()]
+    return parts, {file: group for file, (_, group) in known.items()}
 
 
 def _file(table: Path, folder: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import conversations, text_tables
-from fedjax_lab.data.formats.columns import numbered
+from fedjax_lab.data.formats.columns import as_name, numbered
 from fedjax_lab.data.formats.conversations import Form, Length, Message, Template, TrainOn
 from fedjax_lab.data.formats.packing import packed
 from fedjax_lab.errors import BadInput, nearest, quoted
@@ -39,6 +39,7 @@ class Record(NamedTuple):
     messages: Sequence[Message]
     client: str = ""
     category: str = ""
+    group: str = ""
 
 
 @source()
@@ -49,6 +50,7 @@ def instructions(
     fields: str = "",
     client: str = "",
     category: str = "",
+    group: str = "",
     tokenizer: str = "bytes",
     template: Template = "chat",
     train_on: TrainOn = "response",
@@ -69,6 +71,7 @@ def instructions(
     fields: other fields, as INSTRUCTION,RESPONSE or INSTRUCTION,INPUT,RESPONSE.
     client: the field with the user; empty: `client`, if the records have it; none: no field.
     category: the field with the domain; empty: `category`, if the records have it; none: no field.
+    group: the field with groups of records that config.data.test never divides; empty: none.
     tokenizer: the model's tokenizer.json, or the folder that has it, with its
       tokenizer_config.json; its .gguf file; a model in the hub's cache; or bytes.
     template: chat, the tokenizer's own chat template; or the words of alpaca or vicuna.
@@ -84,7 +87,7 @@ def instructions(
     """
     form = Form(tokenizer, template, train_on, join_input, length, vocabulary, packing)
     train, test = text_tables.splits(path, test_path, text_tables.OBJECTS)
-    names = _names(fields, client, category)
+    names = _names(fields, client, category, group)
     records = _records(train, names)
     others = _records(test, names) if test else []
     is_test = np.repeat([False, True], [len(records), len(others)])
@@ -93,7 +96,7 @@ def instructions(
 
 def dataset_of(records: Sequence[Record], test: np.ndarray, form: Form, where: str) -> Dataset:
     """The Dataset of records; `test` [number of records] marks those for testing."""
-    for what in ("client", "category"):
+    for what in ("client", "category", "group"):
         if len({bool(getattr(record, what)) for record in records}) > 1:
             raise BadInput(f"{where}: only the training or only the test records have a {what}")
     made = conversations.rows([record.messages for record in records], form, where)
@@ -112,6 +115,8 @@ def dataset_of(records: Sequence[Record], test: np.ndarray, form: Form, where: s
     if any(record.client for record in records):
         client, users = numbered([record.client for record in records], where)
         dataset = dataset._replace(client=client, users=users)
+    if any(record.group for record in records):
+        dataset = dataset._replace(origin=numbered([each.group for each in records], where)[0])
     if dataset.test.all():
         raise BadInput(f"{where} has no training records with a response")
     leaks.report(dataset)
@@ -119,16 +124,16 @@ def dataset_of(records: Sequence[Record], test: np.ndarray, form: Form, where: s
 
 
 def _packed(dataset, length):
-    """The Dataset with several records of a user, a domain and a split in each row."""
-    client = np.zeros(len(dataset.y), int) if dataset.client is None else dataset.client
-    group = (client * len(dataset.domains) + dataset.domain) * 2 + dataset.test
-    made = packed(dataset.x, dataset.y, group, length)
+    """The Dataset with several records of a user, a domain, a group and a split in each row."""
+    facts = {"client": dataset.client, "domain": dataset.domain, "origin": dataset.origin}
+    facts = {name: values for name, values in facts.items() if values is not None}
+    together = np.stack([*facts.values(), dataset.test], 1)
+    made = packed(dataset.x, dataset.y, np.unique(together, axis=0, return_inverse=True)[1], length)
     return dataset._replace(
         x=made.x,
         y=made.y,
-        domain=dataset.domain[made.first],
         test=dataset.test[made.first],
-        client=None if dataset.client is None else client[made.first],
+        **{name: values[made.first] for name, values in facts.items()},
         remarks=(*dataset.remarks, made.remark),
     )
 
@@ -139,9 +144,10 @@ class Names(NamedTuple):
     forms: Sequence[tuple[str, str, str]]
     client: str
     category: str
+    group: str
 
 
-def _names(fields, client, category):
+def _names(fields, client, category, group):
     parts = [name.strip() for name in fields.split(",")] if fields else []
     if len(parts) not in (0, 2, 3) or not all(parts[:1] + parts[-1:]):
         raise BadInput(
@@ -149,7 +155,7 @@ def _names(fields, client, category):
             f" {quoted(fields)}"
         )
     own = [(parts[0], parts[1] if parts[2:] else "", parts[-1])] if parts else FORMS
-    return Names(own, client, category)
+    return Names(own, client, category, group)
 
 
 def _records(file: Path, names: Names) -> list[Record]:
@@ -163,7 +169,7 @@ def _records(file: Path, names: Names) -> list[Record]:
     for number, row in enumerate(rows, 1):
         facts = [
             _field(file, number, row, name, key)
-            for name, key in ((client, "client"), (category, "category"))
+            for name, key in ((client, "client"), (category, "category"), (names.group, "group"))
         ]
         made.append(Record(_messages(file, number, row, names.forms), *facts))
     return made
@@ -176,7 +182,7 @@ def _field(file, number, row, name, key):
     """
     if not name:
         return ""
-    value = _text(file, number, row, name).strip()
+    value = as_name(_text(file, number, row, name))
     if not value:
         raise BadInput(
             f"{file}: record {number} has no {quoted(name)}; {nearest(name, row)}, or"

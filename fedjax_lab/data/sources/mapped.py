@@ -12,7 +12,7 @@ from fedjax_lab.data.places import folder_of, path_of
 from fedjax_lab.data.sources import arrays
 from fedjax_lab.errors import BadInput, nearest, quoted
 
-NAMES, CLASSES = ("x", "y", "domain", "test", "client"), "classes.json"
+NAMES, CLASSES = ("x", "y", "domain", "test", "client", "group"), "classes.json"
 REMEDY = "write the arrays with numpy.save"
 HELP = "name a folder with x.npy with --config.data.path"
 
@@ -26,10 +26,10 @@ def mapped(*, path: str) -> Dataset:
     `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D], as uint8, int8, int16,
     int32, float32 or float16; `data/normalize.py` says what the numbers mean. `y` holds the labels
     [R, ...]: integers from 0 for classes, or what config.task needs. Optional files: `domain` [R],
-    integers or names; `client` [R], the natural user of each example, integers or names; `test`
-    [R], True or 1 for test examples; and classes.json, a list of class names. Without `test`, a
-    random fifth of the examples is the test set: the same one at every call, unless
-    config.data.test draws another.
+    integers or names; `client` [R], the natural user of each example, integers or names; `group`
+    [R], as in `arrays`; `test` [R], True or 1 for test examples; and classes.json, a list of class
+    names. Without `test`, a random fifth of the examples is the test set, as `held_out` draws it,
+    unless config.data.test draws another.
     """
     with safe.remedied(HELP):
         folder = folder_of(path_of(path, HELP))

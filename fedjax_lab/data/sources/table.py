@@ -9,21 +9,21 @@ Training rows are those outside of the test set and of the unseen domain. config
 `standard` for a table: all columns have mean 0 and standard deviation 1 in the training rows.
 """
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_lab.bounds import BelowOne, NotNegative
-from fedjax_lab.data import safe
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data import held_out, leaks
+from fedjax_lab.data.dataset import Dataset, are_numerals
+from fedjax_lab.data.formats import typed_columns
+from fedjax_lab.data.formats.columns import as_name, sorted_names
+from fedjax_lab.data.formats.typed_columns import check_text, kind_of, numbers_of
 from fedjax_lab.data.places import path_of
 from fedjax_lab.data.sources import arrays
-from fedjax_lab.errors import BadInput, cut, missing, nearest, printable, quoted
+from fedjax_lab.errors import BadInput, cut, nearest, printable, quoted
 
-ENDINGS = {".csv": ",", ".tsv": "\t", ".parquet": ""}  # with their separators
-REMEDY = "write it as a CSV, TSV or Parquet file"
-INDEX = "__index_level_"  # beginning of the column with the index of a DataFrame in Parquet
 MOST_VALUES = 1000  # of a category; more are refused as mistakes
 
 
@@ -34,8 +34,10 @@ def table(
     client: str = "",
     domain: str = "",
     split: str = "",
+    group: str = "",
     drop: tuple[str, ...] = (),
     categories: tuple[str, ...] = (),
+    missing: tuple[str, ...] = (),
     test: BelowOne = 0.2,
     test_seed: NotNegative[int] = 0,
     unseen: str = "",
@@ -47,12 +49,17 @@ def table(
       path: a .csv, .tsv or .parquet file, whose first line has the names of the columns.
       target: the column to predict, or several, separated by commas. Text and true or false become
         classes in alphabetic order; numbers stay as they are: see config.task.
-      client: the column with the client of each row, for partition by_client; empty: none.
+      client: the column with the client of each row, for partition by_client; empty: none. The
+        columns client, domain, split, group and categories are read as text: 07 is not 7.
       domain: the column with the domain of each row; empty: there is a single domain.
       split: the column that says which rows are test rows: "train" or "test", or 0 and 1.
+      group: the column with groups, such as patients, of which none has training and test rows.
       drop: further columns that are not used, such as numbers of rows.
-      categories: columns of numbers that are categories.
-      test: the share of the rows that are drawn as test rows, if there is no `split`.
+      categories: columns of numbers that are categories. A target among them is one of classes.
+      missing: marks of missing values, such as ?, besides empty cells and, in CSV and TSV files,
+        NA, N/A, NaN, NULL and the like, which may be names of clients, domains and groups.
+      test: the share of the rows of each client, domain and class that are drawn as test rows, if
+        there is no `split`.
       test_seed: the seed of the draw.
       unseen: config.data.unseen, a domain that no client holds.
       normalize: config.data.normalize.
@@ -61,34 +68,31 @@ def table(
       BadInput: a file or column is missing or cannot be used.
     """
     file = path_of(path, "name a .csv, .tsv or .parquet file with --config.data.path")
-    columns, targets = read(file), [name.strip() for name in target.split(",")]
-    roles = {"client": client, "domain": domain, "split": split}
-    roles = {role: name for role, name in roles.items() if name}
+    targets = [name.strip() for name in target.split(",")]
+    named = {"client": client, "domain": domain, "split": split, "group": group}
+    roles = {role: name for role, name in named.items() if name}
+    as_text, marks = {*roles.values(), *categories}, {as_name(mark) for mark in missing}
+    columns = typed_columns.read(file, as_text, marks)
     _check_names(file, columns, [*targets, *roles.values(), *drop], categories)
+    for name in roles.values():
+        typed_columns.check_exact(file, name, columns[name])
     members = {role: _names(file, name, columns[name]) for role, name in roles.items()}
-    members |= _labels(file, {name: columns[name] for name in targets})
-    rows = len(members["y"])
-    is_test = _is_test(file, members.get("split"), rows, test, test_seed)
-    members["split"] = is_test.astype(int)
-    training = ~is_test & (members["domain"] != unseen if domain else True)
-    if unseen and not domain:
-        raise BadInput(f"config.data.unseen={unseen} needs config.data.domain, a column's name")
-    if not training.any() or not is_test.any():
+    members |= _labels(file, {name: columns[name] for name in targets}, categories)
+    draw = partial(held_out.with_share, share=test, seed=test_seed)
+    rows = np.arange(len(members["y"]))
+    made = arrays.dataset_of(file, rows, members, "split", _is_test, draw)
+    training = ~made.test & _is_seen(members.get("domain"), unseen)
+    if not training.any():
         raise BadInput(
-            f"{file}: {is_test.sum()} of {rows} rows are test rows, {training.sum()} training rows;"
-            " set config.data.test, split or unseen so that there are some of both"
+            f"{file}: all rows are test rows or of the domain {unseen}; set config.data.test, split"
+            " or unseen so that there are some training rows"
         )
-    used = set(columns) - {*targets, *roles.values(), *drop}
-    encoded = [
-        _encoded(file, name, columns[name], name in categories, training)
-        for name in columns
-        if name in used
-    ]
+    used = [name for name in columns if name not in {*targets, *roles.values(), *drop}]
+    encoded = [_encoded(file, name, columns[name], name in categories, training) for name in used]
     if not encoded:
         raise BadInput(f"{file} has no columns besides the target; a model needs some")
     x = np.concatenate([each.values for each in encoded], 1)
-    made = arrays.dataset_of(file, x, members, "split", arrays.is_test)
-    return made._replace(test_is_drawn=not split, remarks=_remarks(file, members, encoded, target))
+    return made._replace(x=x, remarks=_remarks(file, made, columns, encoded, target))
 
 
 def _check_names(file, columns, used, categories):
@@ -109,87 +113,32 @@ class Encoded(NamedTuple):
     missing: int  # number of rows without a value
 
 
-def read(file: Path) -> dict[str, Any]:
-    """The columns of a table by name, as arrays of pyarrow. Raises BadInput if it is damaged."""
-    try:
-        import pyarrow
-        from pyarrow import csv, parquet
-    except ImportError as error:
-        raise missing(error, "table") from error
-    if file.suffix not in ENDINGS:
-        raise BadInput(f"{file}: a table must end in {', '.join(ENDINGS)}")
-    with safe.reading(file, REMEDY):
-        safe.check_regular(file)
-        try:
-            if file.suffix == ".parquet":
-                made = parquet.read_table(file)
-                made = made.select([n for n in made.column_names if not n.startswith(INDEX)])
-            else:
-                options = csv.ConvertOptions(strings_can_be_null=True)
-                parsing = csv.ParseOptions(delimiter=ENDINGS[file.suffix])
-                made = csv.read_csv(file, parse_options=parsing, convert_options=options)
-            names = [name.strip() for name in made.column_names]
-        except (pyarrow.ArrowInvalid, UnicodeDecodeError) as error:
-            reason = str(error).partition("\n")[0]
-            raise BadInput(f"{file} cannot be read ({reason}): {REMEDY}, in UTF-8") from error
-    if not made.num_rows:
-        raise BadInput(f"{file} has no rows")
-    for name in names:
-        if names.count(name) > 1:
-            raise BadInput(f"{file} has two columns {quoted(name)}; rename one")
-    return {name: _plain(column) for name, column in zip(names, made.columns, strict=True)}
-
-
-def _plain(column):
-    """A column in one array; the categories of pandas as text."""
-    from pyarrow import types
-
-    column = column.combine_chunks()
-    is_text = types.is_string_view(column.type)
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column.cast("string") if is_text else column
-
-
-def _kind(column):
-    """The kind of a column: "number", "text", "flag" or "empty"; of others the type of pyarrow."""
-    from pyarrow import types
-
-    kinds = {
-        "number": types.is_integer(column.type) or types.is_floating(column.type),
-        "text": types.is_string(column.type) or types.is_large_string(column.type),
-        "flag": types.is_boolean(column.type),
-        "empty": types.is_null(column.type),
-    }
-    return next((kind for kind, holds in kinds.items() if holds), str(column.type))
-
-
-def _numbers(column):
-    """The numbers of a column [R] float64; NaN where one is missing."""
-    return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
-
-
 def _names(file, name, column):
     """The values of a column as text [R]. Raises BadInput if one is missing."""
-    texts = ["nan" if value is None else str(value) for value in column.to_pylist()]
-    if "nan" in texts:
-        row = texts.index("nan") + 1
-        raise BadInput(f"{file}: row {row} has no value in the column {quoted(name)}; fill it in")
-    return np.array(texts)
+    texts = [None if value is None or value != value else value for value in column.to_pylist()]
+    if None in texts:
+        row = texts.index(None) + 1
+        raise BadInput(
+            f"{file}: row {row} has no value in the column {quoted(name)}; fill it in, or leave out"
+            " the row"
+        )
+    return np.array([*map(as_name, texts)])
 
 
-def _labels(file, columns):
+def _labels(file, columns, categories):
     """The arrays y [R] or [R, T], and classes unless the targets are numbers."""
     each = {}
     for name, column in columns.items():
-        if (kind := _kind(column)) not in ("number", "text", "flag"):
+        if (kind := kind_of(column)) not in ("number", "text", "flag"):
             raise BadInput(
                 f"{file}: the target {quoted(name)} has values of type {kind}; convert them to"
                 " numbers or text"
             )
+        if kind == "text" and name not in categories:
+            check_text(file, name, column)
         names = _names(file, name, column)
         is_number = kind == "number" or (kind == "flag" and len(columns) > 1)
-        each[name] = _numbers(column) if is_number else names
+        each[name] = numbers_of(column) if is_number and name not in categories else names
     if len(each) == 1:
         (y,) = each.values()
         return _as_labels(y)
@@ -202,24 +151,32 @@ def _labels(file, columns):
 
 def _as_labels(y):
     if y.dtype.kind == "U":
-        classes, numbers = np.unique(y, return_inverse=True)
-        return {"y": numbers, "classes": classes}
-    whole = (y == np.round(y)).all() and 0 <= y.min() <= y.max() < arrays.MOST_CLASSES
+        classes = np.array(sorted_names({*y.tolist()}))
+        order = np.argsort(classes)
+        return {"y": order[np.searchsorted(classes, y, sorter=order)], "classes": classes}
+    whole = (y == np.round(y)).all() and np.abs(y).max() < arrays.HIGHEST
     return {"y": y.astype(np.int32) if whole else y}
 
 
-def _is_test(file, split, rows, test, seed):
+def _is_test(file, split):
     """The flags of the test rows [R] bool."""
-    if split is not None:
-        entries = split.astype(int) if np.isin(split, ("0", "1")).all() else split
-        return arrays.is_test(file, entries)
-    return arrays.random_test_rows(rows, test, seed)
+    entries = split.astype(int) if np.isin(split, ("0", "1")).all() else split
+    return arrays.is_test(file, entries)
+
+
+def _is_seen(domains, unseen):
+    """Whether each row is outside of the unseen domain; domains: [R], None if there are none."""
+    if unseen and domains is None:
+        raise BadInput(f"config.data.unseen={unseen} needs config.data.domain, a column's name")
+    return True if domains is None else domains != unseen
 
 
 def _encoded(file, name, column, is_category, training):
     """A column as one or several columns of numbers."""
-    if (kind := _kind(column)) == "empty":
+    if (kind := kind_of(column)) == "empty":
         raise BadInput(f"{file}: the column {quoted(name)} has no values; add it to data.drop")
+    if kind == "text" and not is_category:
+        check_text(file, name, column)
     if kind in ("text", "flag") or is_category:
         return _of_category(file, name, column, training)
     if kind != "number":
@@ -227,13 +184,12 @@ def _encoded(file, name, column, is_category, training):
             f"{file}: the column {quoted(name)} has values of {kind}, which are neither"
             " numbers nor text; convert it, or add it to data.drop"
         )
-    values = _numbers(column)
+    values = numbers_of(column)
     lacks = np.isnan(values)
     if lacks[training].all():
         raise BadInput(f"{file}: no training row has a value in {quoted(name)}; drop the column")
     arrays.finite(f"{file}, column {name}", "it", values[~lacks])
-    as_stored = np.unique(values[~lacks].astype(np.float32))
-    if len(as_stored) < len(np.unique(values[~lacks])) and (values[~lacks] % 1 == 0).all():
+    if _is_rounded(column, values[~lacks]):
         raise BadInput(
             f"{file}: whole numbers in the column {quoted(name)} are too large to be told apart in"
             " float32; subtract their smallest one, or add it to data.drop"
@@ -241,6 +197,12 @@ def _encoded(file, name, column, is_category, training):
     mean = values[training & ~lacks].mean()
     columns = [np.where(lacks, mean, values)] + ([lacks] if lacks.any() else [])
     return Encoded(name, np.stack(columns, 1).astype(np.float32), "numbers", int(lacks.sum()))
+
+
+def _is_rounded(column, values):
+    """Whether different whole numbers of a column are equal as float32."""
+    different = len(column.drop_null().unique()) - (len(values) < len(column.drop_null()))
+    return (values % 1 == 0).all() and len(np.unique(values.astype(np.float32))) < different
 
 
 def _of_category(file, name, column, training):
@@ -256,20 +218,26 @@ def _of_category(file, name, column, training):
     return Encoded(name, indicators, f"{len(known)} categories", int(column.null_count))
 
 
-def _remarks(file, members, columns, target):
+def _remarks(file, made, columns, encoded, target):
     """What was done with the columns, and with a target that is text or true and false."""
-    rows = len(members["y"])
-    numbers = sum(each.what == "numbers" for each in columns)
-    text = f"{file.name}: {rows} rows; {numbers} columns of numbers"
-    for each in columns:
+    numbers = sum(each.what == "numbers" for each in encoded)
+    text = f"{file.name}: {len(made.y)} rows; {numbers} columns of numbers"
+    for each in encoded:
         if each.what != "numbers":
             text += f", {each.name} as {each.what}"
-    lacking = [f"{each.missing} in {each.name}" for each in columns if each.missing]
+    lacking = [f"{each.missing} in {each.name}" for each in encoded if each.missing]
     if lacking:
         text += f"; missing values ({', '.join(lacking)}) are the mean of the training rows"
-        if any(each.missing and each.what != "numbers" for each in columns):
+        if any(each.missing and each.what != "numbers" for each in encoded):
             text += ", and zeros in categories"
-    if "classes" not in members or members["y"].ndim > 1:
-        return (text,)
-    names = cut(printable(", ".join(members["classes"])), 80)
-    return text, f"{printable(target)}: the classes are {names}, numbered from 0"
+    ids = [
+        quoted(each.name)
+        for each in encoded
+        if each.what == "numbers"
+        and leaks.ids_that_predict(numbers_of(columns[each.name])[:, None], made.y)
+    ]
+    warned = (leaks.remark_on_ids(ids) + " (data.drop)",) if ids else ()
+    if made.y.ndim > 1 or are_numerals(made.classes):
+        return (text, *warned)
+    names = cut(printable(", ".join(made.classes)), 80)
+    return text, *warned, f"{printable(target)}: the classes are {names}, numbered from 0"

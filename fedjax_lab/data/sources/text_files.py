@@ -10,7 +10,7 @@ from fedjax_lab.bounds import Positive
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import text_rows, text_tables
-from fedjax_lab.data.formats.columns import numbered, positions
+from fedjax_lab.data.formats.columns import as_name, numbered, positions
 from fedjax_lab.data.formats.text_rows import TextTask, Vocabulary
 from fedjax_lab.errors import BadInput
 
@@ -23,6 +23,7 @@ class Text(NamedTuple):
     text: str
     label: str  # empty for next-word prediction
     user: str  # empty if unknown
+    group: str = ""
 
 
 def text_files(
@@ -32,6 +33,7 @@ def text_files(
     text: str = "text",
     label: str = "label",
     client: str = "",
+    group: str = "",
     header: bool = True,
     encoding: str = "utf-8",
     task: TextTask = "classify",
@@ -48,6 +50,7 @@ def text_files(
       given by name, or by number from 1.
     label: the column with the label. Classes are sorted, by number or else by name.
     client: the column with the user; empty: users are not known.
+    group: the column with groups of texts that config.data.test never divides; empty: none.
     header: whether the first line of a .csv or .tsv file has the names of its columns.
     encoding: the encoding of a .csv or .tsv file, for example latin-1.
     task: classify, or next_word: each word of a text is an example, with the words before it as x
@@ -68,7 +71,8 @@ def text_files(
             " --config.data.task=next_word"
         )
     train, test = text_tables.splits(path, test_path, text_tables.ENDINGS)
-    columns = Columns(text, "" if task == "next_word" else label, client, header, encoding)
+    label = "" if task == "next_word" else label
+    columns = Columns(text, label, client, header, encoding, group)
     texts = columns.read(train)
     others = columns.read(test) if test else []
     return dataset_of(texts, others, tokens, str(train))
@@ -82,20 +86,22 @@ class Columns(NamedTuple):
     client: str
     header: bool = True
     encoding: str = "utf-8"
+    group: str = ""
 
     def read(self, file: Path) -> list[Text]:
         """The texts of a file."""
         parts = [name.strip() for name in self.text.split(",")]
-        others = [name for name in (self.label, self.client) if name]
+        named = {"label": self.label, "user": self.client, "group": self.group}
+        others = [name for name in named.values() if name]
         rows = text_tables.read(file, [*parts, *others], self.header, self.encoding)
         made = []
         for number, row in enumerate(rows, 1):
-            rest = iter(row[len(parts) :])
-            label, user = (next(rest).strip() if name else "" for name in (self.label, self.client))
-            for column, cell, what in ((self.label, label, "label"), (self.client, user, "user")):
-                if column and not cell:
+            rest = map(as_name, row[len(parts) :])
+            names = {what: next(rest) if column else "" for what, column in named.items()}
+            for what, column in named.items():
+                if column and not names[what]:
                     raise BadInput(f"{file}: text {number} has an empty {what}")
-            made.append(Text(" ".join(row[: len(parts)]), label, user))
+            made.append(Text(" ".join(row[: len(parts)]), *names.values()))
         return made
 
 
@@ -124,6 +130,8 @@ def dataset_of(
     if any(each.user for each in texts):
         client, users = numbered([each.user for each in texts], where)
         dataset = dataset._replace(client=client, users=users)
+    if any(each.group for each in texts):
+        dataset = dataset._replace(origin=numbered([each.group for each in texts], where)[0])
     dataset = text_rows.of_texts(dataset, [each.text for each in texts], tokens)
     if dataset.test.all():
         raise BadInput(f"{where} has no training texts")
