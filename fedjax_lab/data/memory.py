@@ -43,6 +43,8 @@ def from_arrays(
     Raises:
       BadInput: the arrays do not belong together, or hold values that cannot be used.
     """
+    if y is None:
+        raise BadInput("from_arrays: y is None; give the label of each example")
     given = {"y": y, "client": client, "domain": domain, "split": split, "classes": classes}
     members = {name: _array(name, each) for name, each in given.items() if each is not None}
     return _section(arrays.of_members("from_arrays", _array("x", x), members))

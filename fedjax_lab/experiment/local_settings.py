@@ -10,15 +10,13 @@ A row is for the client of this number, or for all clients with at least so many
 Clients without a row, and empty cells, have the numbers of the config.
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.experiment.speeds import to_read
+from fedjax_lab.errors import BadInput, cut, nearest, quoted
+from fedjax_lab.experiment.speeds import table_of
 from fedjax_lab.types import Federation, LocalSettings, Stage
 
 KEY = "local.per_client"
@@ -44,11 +42,9 @@ def read(local: Mapping) -> Table | None:
     path = local["per_client"]
     if not path:
         return None
-    with io.StringIO(to_read(KEY, path), newline="") as file:
-        reader = csv.reader(file)
-        names = [name.strip() for name in next(reader, [])]
-        _check_columns(path, names, local)
-        rows = [_row(path, reader.line_num, names, row) for row in reader if row]
+    (_, names), *lines = table_of(KEY, path)
+    _check_columns(path, names, local)
+    rows = [_row(path, line, names, row) for line, row in lines]
     numbers = np.array(sorted(rows)).reshape(-1, len(names))
     repeated = numbers[1:, 0][np.diff(numbers[:, 0]) == 0]
     if len(repeated):
@@ -72,7 +68,7 @@ def _check_columns(path, names, local):
             )
         if name not in valid:
             raise BadInput(
-                f"config.{KEY}: unknown column {name!r} in {path}; {nearest(name, valid)}"
+                f"config.{KEY}: unknown column {quoted(name)} in {path}; {nearest(name, valid)}"
             )
     if len(names) < 2 or len(set(names)) < len(names):
         raise BadInput(f"config.{KEY}: {path} must have one column for each setting")
@@ -87,7 +83,7 @@ def _row(path, line, names, row):
     except ValueError:
         raise BadInput(
             f"config.{KEY}: line {line} of {path} must have a whole number, and a number above 0"
-            f" (lr) or a whole number of at least 1 for each setting, not {','.join(row)}"
+            f" (lr) or a whole number of at least 1 for each setting, not {cut(','.join(row), 80)}"
         ) from None
 
 

@@ -7,6 +7,7 @@ is in bytes per second, up and down; 0: messages take no time.
 import collections
 import csv
 import io
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +16,11 @@ import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 
-from fedjax_lab.errors import BadInput, check_not_negative
+from fedjax_lab.data import safe
+from fedjax_lab.errors import BadInput, check_not_negative, cut, quoted
 from fedjax_lab.types import Array
+
+COLUMNS = ("client", "seconds", "bandwidth")  # of a file of speeds
 
 
 class Speeds(NamedTuple):
@@ -111,26 +115,45 @@ def _alike(seconds, bandwidth, num_clients, of_tasks=False):
 
 def _read(path):
     """The rows (client, seconds, bandwidth) of a file of speeds."""
-    text = to_read("clock.speeds", path)
-    with io.StringIO(text, newline="") as file:
-        reader = csv.DictReader(file)
-        for name in ("client", "seconds", "bandwidth"):
-            if name not in (reader.fieldnames or ()):
-                raise BadInput(f"config.clock.speeds: {path} has no column {name}")
-        return [_row(path, reader.line_num, row) for row in reader]
+    (_, names), *rows = table_of("clock.speeds", path)
+    for name in COLUMNS:
+        if name not in names:
+            raise BadInput(f"config.clock.speeds: {path} has no column {name}")
+    places = [names.index(name) for name in COLUMNS]
+    return [_row(path, line, row, places) for line, row in rows]
 
 
-def _row(path, line, row):
+def _row(path, line, row, places):
+    """The number of a client, its seconds and its bandwidth."""
     try:
-        numbers = int(row["client"]), float(row["seconds"]), float(row["bandwidth"])
-    except (TypeError, ValueError):
-        numbers = (-1,)
-    if not (np.isfinite(numbers).all() and min(numbers) >= 0):
+        client, *rest = (row[place] for place in places)
+        numbers = int(client), *map(float, rest)
+        if not all(0 <= number < math.inf for number in numbers):
+            raise ValueError
+    except (IndexError, ValueError):
         raise BadInput(
             f"config.clock.speeds: line {line} of {path} must have the number of a client, and its"
-            f" seconds and bandwidth of at least 0, not {','.join(map(str, row.values()))}"
-        )
+            f" seconds and bandwidth of at least 0, not {cut(','.join(row), 80)}"
+        ) from None
     return numbers
+
+
+def table_of(key: str, path: str) -> list[tuple[int, list[str]]]:
+    """The number and the cells of each line of the CSV file that a key of the config names.
+
+    The first line has the names of the columns, without the blanks around them.
+
+    Raises BadInput if the file cannot be read.
+    """
+    reader = csv.reader(io.StringIO(to_read(key, path), newline=""))
+    try:
+        rows = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise BadInput(
+            f"config.{key}: line {reader.line_num} of {path} cannot be read ({error})"
+        ) from error
+    (line, names), *others = rows or [(1, [])]
+    return [(line, [name.strip() for name in names]), *others]
 
 
 def to_read(key: str, path: str) -> str:
@@ -139,10 +162,8 @@ def to_read(key: str, path: str) -> str:
         raise BadInput(f"config.{key} must name a file, because config.clock uses a trace")
     if not (file := Path(path).expanduser()).is_file():
         raise BadInput(f"config.{key}: there is no file {path}")
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"config.{key}: {path} is not a text in UTF-8") from error
+    with safe.reading(f"config.{key}: {path}", "it must be a text in UTF-8"):
+        return safe.content(file).decode("utf-8-sig")
 
 
 def check_clients(key: str, path: str, clients: Sequence[int], num_clients: int) -> None:
@@ -156,6 +177,7 @@ def check_clients(key: str, path: str, clients: Sequence[int], num_clients: int)
     for how, wrong in found.items():
         if wrong:
             raise BadInput(
-                f"config.{key}: client {min(wrong)} {how} in {path}; the clients of this run are"
+                f"config.{key}: client {quoted(min(wrong))} {how} in {path}; the clients of this"
+                " run are"
                 f" 0 .. {num_clients - 1}"
             )

@@ -284,9 +284,9 @@ class Run:
         CPUs, GPUs and TPUs: `jax.export.deserialize(content).call(x)`. A .peft folder has low-rank
         adapters, which the package PEFT and config.adapter.start read.
 
-        Raises BadInput for another suffix, and if the path exists or its folder does not.
+        Raises BadInput for another suffix, and if the path exists or cannot be written.
         """
-        exporting.check(path := Path(path))
+        path = exporting.check(path)
         message, who = self.of_client(client, seed)
 
         def predict(x):

@@ -122,6 +122,8 @@ def read(file: Path) -> dict[str, Any]:
         safe.check_regular(file)
         try:
             if file.suffix == ".parquet":
+                size = parquet.read_metadata(file)
+                safe.check_memory(8 * size.num_rows * size.num_columns)  # also of repeated numbers
                 made = parquet.read_table(file)
                 made = made.select([n for n in made.column_names if not n.startswith(INDEX)])
             else:
