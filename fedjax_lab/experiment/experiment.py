@@ -71,6 +71,7 @@ def build(
     dataset = load_data(config.data) if dataset is None else dataset
     objective = make_objective(config, dataset)
     if checks.are_numbers(objective):
+        normalize.check_labels("the labels", np.asarray(dataset.y))
         dataset = dataset._replace(y=np.asarray(dataset.y, np.float32), classes=())
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
     scale = make_scale(config.data, dataset)
@@ -202,6 +203,7 @@ def _check_arrays(dataset):
         array = getattr(dataset, field)
         if not (hasattr(array, "dtype") and np.ndim(array)):
             raise BadInput(f"the dataset's {field} must be an array, not {quoted(array)}")
+        normalize.check_unmasked(f"the dataset's {field}", array)
         if np.dtype(array.dtype).kind not in valid:
             numbers = "numbers" if field in "xy" else "whole numbers"
             raise BadInput(f"the dataset's {field} must be {numbers}, not {array.dtype}")

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.data.normalize import Scale, scale_of
+from fedjax_lab.data.normalize import Scale, in_float32, scale_of
 from fedjax_lab.data.partitions import dealing, partition
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.types import CLIENT_ROWS, Federation, LocalSettings, Rows, Skew
@@ -189,14 +190,17 @@ def parts_of(rows: Rows) -> partition.Parts:
 
 def _make_pool(dataset, scale, test, unseen, public):
     """A federation with the pool of examples, but without the rows of clients."""
-    x = dataset.x.reshape(len(dataset.x), -1)
+    x, center, factor = dataset.x, scale.center, scale.scale
+    if x.dtype == np.float64:  # scaled now, because float32 could not hold the numbers before
+        x, center, factor = in_float32(x, scale), jnp.float32(0), jnp.float32(1)
+    x = x.reshape(len(x), -1)
     y = np.asarray(dataset.y, np.float32 if dataset.y.dtype.kind == "f" else np.int32)
     return Federation(
         x=x,
         y=y,
         domain=np.asarray(dataset.domain, np.int32),
-        center=scale.center,
-        scale=scale.scale,
+        center=center,
+        scale=factor,
         **dict.fromkeys(CLIENT_ROWS),
         global_test=test.astype(np.int32) if len(test) else None,
         unseen=unseen.astype(np.int32) if len(unseen) else None,

@@ -287,6 +287,11 @@ class Run:
         Raises BadInput for another suffix, and if the path exists or cannot be written.
         """
         path = exporting.check(path)
+        if path.suffix == ".stablehlo" and self.experiment.dataset.x.dtype == np.float64:
+            raise BadInput(
+                f"{path.name}: the run scales its examples in float64, but a program takes float32;"
+                " subtract the means of the columns before training, or export .safetensors"
+            )
         message, who = self.of_client(client, seed)
 
         def predict(x):
@@ -445,7 +450,9 @@ class Run:
         low, high = (0.0, 255.0) if normalize.is_pixels(x) else lazy.limits(x)
         if "vocabulary" in self.config.model:  # token ids that the model embeds
             high = max(high, len(dataset.classes) - 1, self.config.model.vocabulary - 1)
-        return rescaling.Known(x, (low, high), columns)
+        in_float64 = x.dtype == np.float64
+        scale = experiment.make_scale(self.config.data, dataset) if in_float64 else None
+        return rescaling.Known(x, (low, high), columns, scale)
 
     def index(self, seed: int | None) -> int:
         """The position of a seed in `seeds`; 0 for None. Raises BadInput for an unknown seed."""

@@ -338,7 +338,9 @@ def _evaluate(live, since, progress):
 
     since: the number of rounds since the last evaluation.
     """
-    new = _rows(live, since)
+    before, new = hints.clipped(live.rows or [{}]), _rows(live, since)
+    if not before and (line := hints.clipped(new)):
+        progress.tell(line)
     for part in live.parts:
         part.rows.extend(new[part.span])
         if part.folder:
