@@ -40,9 +40,9 @@ def run(
 ):
     """Runs the training that a config describes. On a CPU it uses every core, as the command does.
 
-    As with the command, compiled programs are kept in the user's cache folder for later runs, unless
-    jax already has a folder for them (JAX_COMPILATION_CACHE_DIR). JAX_ENABLE_COMPILATION_CACHE=0
-    keeps none.
+    As with the command, compiled programs are kept in the user's cache folder for later runs,
+    unless jax has another folder for them (JAX_COMPILATION_CACHE_DIR) or is to keep none
+    (JAX_ENABLE_COMPILATION_CACHE=0).
 
     Args:
       config: a ConfigDict, or a dict as `get_config` returns it: sections with the values that

@@ -18,6 +18,7 @@ from fedjax_lab.analysis import formats
 from fedjax_lab.data import writing
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.partitions import partition
+from fedjax_lab.engine import defaults
 from fedjax_lab.experiment import clients
 from fedjax_lab.experiment.federation import class_counts
 from fedjax_lab.running import plots
@@ -121,6 +122,7 @@ def write(held: Held, path: Path) -> None:
     writing.replace(path, formats.csv_text([header, *lines], "\r\n").encode())
 
 
+@defaults.restored()
 def skewed_images(
     dataset: Dataset, federation: Federation, skew: Callable | None
 ) -> dict[str, np.ndarray]:

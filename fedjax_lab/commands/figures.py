@@ -52,7 +52,7 @@ from fedjax_lab.analysis.figures import (
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import make_parser
-from fedjax_lab.engine import parallel
+from fedjax_lab.engine import defaults, parallel
 from fedjax_lab.errors import BadInput, nearest, parse, printable, quoted
 from fedjax_lab.running import plots
 from fedjax_lab.running.storage import cloud, metric_rows
@@ -92,7 +92,9 @@ def _main(argv):
             if not folder.is_dir():
                 problem = "is not a folder" if folder.exists() else "does not exist"
                 raise BadInput(f"{folder} {problem}")
-        write(FIGURES[name](*local, **options), target, formats)
+        with defaults.restored():
+            drawn = FIGURES[name](*local, **options)
+        write(drawn, target, formats)
     return 0
 
 

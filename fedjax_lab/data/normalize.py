@@ -118,8 +118,7 @@ def _is_binary(x):
 
 
 def _as_type(x, kind):
-    """The array in a type; one of another type that is not in memory is converted when it is read.
-    """
+    """The array in a type. One that is not in memory is converted when it is read."""
     if x.dtype == kind:
         return x
     if isinstance(x, (LazyArray, np.memmap)):

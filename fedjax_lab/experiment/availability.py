@@ -13,7 +13,12 @@ from fedjax_lab.experiment.speeds import check_clients, to_read
 from fedjax_lab.simulation.clock import Availability
 
 INVALID = (  # what a file raises that is not of the form of `trace`
-    AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError
+    AttributeError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
 )
 CYCLES = 32  # times that `on_off` draws before they repeat
 

@@ -15,7 +15,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
 from fedjax_lab.data.normalize import Scale
-from fedjax_lab.engine import fsdp
+from fedjax_lab.engine import defaults, fsdp
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.errors import BadInput, check_seeds, quoted
@@ -51,6 +51,7 @@ class Experiment(NamedTuple):
     remarks: tuple[str, ...] = ()  # what the examples are, and how they are scaled
 
 
+@defaults.restored()
 def build(
     config: ml_collections.ConfigDict,
     seeds: Sequence[int] | None = None,
@@ -125,6 +126,7 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     return simulation
 
 
+@defaults.restored()
 def with_base(experiment: Experiment) -> Experiment:
     """The experiment with the frozen weights in its task and stages, outside of the engine."""
     simulation = experiment.simulation
@@ -137,6 +139,7 @@ def with_base(experiment: Experiment) -> Experiment:
     return experiment._replace(task=task, simulation=simulation._replace(stages=stages))
 
 
+@defaults.restored()
 def guarantee(experiment: Experiment) -> Guarantee | None:
     """The privacy guarantee of the run; None if it has none, or if epsilon is infinite."""
     return experiment.simulation.stages[0].method.extra.guarantee
@@ -164,6 +167,7 @@ def ends_with(experiment: Experiment, rounds: int) -> dict[str, int]:
     return ends(lay_out(make_method(task=experiment.task, **config.method), rounds))
 
 
+@defaults.restored()
 def load_data(section: Mapping) -> Dataset:
     """Loads the dataset of the source that a config's section `data` names.
 
@@ -228,6 +232,7 @@ def _check_numbers(what, numbers, names):
         raise BadInput(f"row {row} has {what} {numbers[row]}, out of range 0..{len(names) - 1}")
 
 
+@defaults.restored()
 def deal_dataset(
     config: ml_collections.ConfigDict,
     dataset: Dataset,
@@ -265,6 +270,7 @@ def deal_dataset(
     )
 
 
+@defaults.restored()
 def make_scale(section: Mapping, dataset: Dataset) -> Scale:
     """How examples become inputs of the model, by config.data.normalize.
 
@@ -304,6 +310,7 @@ def _unused_users(config, dataset):
         )
 
 
+@defaults.restored()
 def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.ndarray, Dataset]:
     """The number of training examples of each class of each client, [C, K], and the dataset."""
     dataset = load_data(config.data)
@@ -311,6 +318,7 @@ def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.n
     return class_counts(federation.train, dataset.strata, len(dataset.stratum_names)), dataset
 
 
+@defaults.restored()
 def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embeddings:
     """The embeddings, from the named source, of all examples that clients may train on."""
     unseen = is_of_domain(dataset, config.data.unseen)
@@ -337,6 +345,7 @@ def _check_embeddings(name, made, count, classes):
             )
 
 
+@defaults.restored()
 def make_objective(config: ml_collections.ConfigDict, dataset: Dataset) -> Objective:
     """What the model learns, by config.task, from the labels of the training examples."""
     y, rows = np.asarray(dataset.y), _training_rows(config.data, dataset)
@@ -348,6 +357,7 @@ def make_objective(config: ml_collections.ConfigDict, dataset: Dataset) -> Objec
     return made
 
 
+@defaults.restored()
 def make_model(
     config: ml_collections.ConfigDict,
     dataset: Dataset,
@@ -455,6 +465,7 @@ def _augmentation(name: str, x: np.ndarray) -> Callable | None:
     return look_up("augmentation", name)
 
 
+@defaults.restored()
 def feature_skew(
     config: ml_collections.ConfigDict, x: np.ndarray, federation: Federation
 ) -> Callable | None:

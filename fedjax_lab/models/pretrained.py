@@ -82,8 +82,8 @@ def read(path: str) -> Mapping[str, np.ndarray]:
         return _read_safetensors(file)
     if tensors := safe.glob(file, "*.safetensors"):
         raise BadInput(
-            f"it has no {hub.CONFIG}, which describes the model of a folder in the hub's format; add"
-            f" it, or name {tensors[0].name} if that has the weights of this model"
+            f"it has no {hub.CONFIG}, which describes the model of a folder in the hub's format;"
+            f" add it, or name {tensors[0].name} if that has the weights of this model"
         )
     return _read_orbax(file)
 

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.data import lazy, normalize, rescaling
 from fedjax_lab.data.dataset import IGNORED, Dataset
-from fedjax_lab.engine import processes
+from fedjax_lab.engine import defaults, processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.programs import make_program
@@ -34,6 +34,7 @@ from fedjax_lab.types import ROWS, TRAITS, Client, PyTree, Stage, State, Weights
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
 
 
+@defaults.restored()
 def load(folder: str | Path, rounds: int | None = None) -> "Run":
     """The run of a folder, at one of its checkpoints.
 
@@ -184,6 +185,7 @@ class Run:
         """The stage of the method at the checkpoint."""
         return self.experiment.simulation.stages[self.number]
 
+    @defaults.restored()
     def predict(self, x: Any, client: int | None = None, seed: int | None = None) -> np.ndarray:
         """Predictions for examples x [N, ...] in the format of the run's dataset.
 
@@ -198,6 +200,7 @@ class Run:
         message, who = self.of_client(client, seed)
         return self._in_batches(self._predict, self._unlabeled(x, seed), message, who)
 
+    @defaults.restored()
     def score(self, data: Dataset | tuple[Any, Any], seed: int | None = None) -> dict:
         """Evaluates the run's models on all examples of another dataset.
 
@@ -239,6 +242,7 @@ class Run:
         scores = evaluate.Scores(None, of_clients, average, None)
         return evaluate.summarize(scores, dataset.domains, self._plan.metrics)
 
+    @defaults.restored()
     def model(self, client: int | None = None, seed: int | None = None) -> Weights:
         """The weights of a model of `experiment.task`.
 
@@ -254,6 +258,7 @@ class Run:
             raise no_model(name)
         return weights
 
+    @defaults.restored()
     def choose(
         self, questions: Sequence[tuple], client: int | None = None, seed: int | None = None
     ) -> choices.Answers:
@@ -274,6 +279,7 @@ class Run:
         length = self.experiment.dataset.x.shape[1]
         return choices.answer(questions, self.config.data.tokenizer, length, log_likelihoods)
 
+    @defaults.restored()
     def export(self, path: str | Path, client: int | None = None, seed: int | None = None) -> None:
         """Writes a model to a new file or folder, in the format of its suffix.
 
@@ -301,6 +307,7 @@ class Run:
         task, base = self.experiment.task, self.config.model.pretrained
         exporting.write(path, lambda: self.model(client, seed), predict, task, base)
 
+    @defaults.restored()
     def of_client(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
         """The message with which the client predicts, and the client with its private state."""
         i, method = self.index(seed), self.stage.method

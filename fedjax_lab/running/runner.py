@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import STOP, tree
-from fedjax_lab.engine import flops, processes
+from fedjax_lab.engine import defaults, flops, processes
 from fedjax_lab.engine.engine import Engine, Snapshot
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import kinds, transforming
@@ -63,6 +63,7 @@ class Result(NamedTuple):
     stage: int  # index of the last stage that was trained
 
 
+@defaults.restored()
 def run(
     experiment: Experiment,
     workdir: Path | None = None,
@@ -125,6 +126,7 @@ def _run(experiment, folder, bar, profile, begin, on_evaluation):
     return Result(summary, rows, engine.final_states(), path, engine.stage_number)
 
 
+@defaults.restored()
 def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Chosen = ()) -> None:
     """Executes several runs as one computation, each with a new workdir of its own.
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_lab.data.partitions import dealing
 from fedjax_lab.data.partitions import partition as partitions
+from fedjax_lab.engine import defaults
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.testing.failure import CheckFailed, check, section
@@ -13,6 +14,7 @@ from fedjax_lab.testing.failure import CheckFailed, check, section
 COUNT, USERS = 600, 12  # training examples and natural users of the toy dataset
 
 
+@defaults.restored()
 def check_partition(
     partition: str | Callable, num_clients: int = 5, num_domains: int = 1, **settings
 ) -> None:
