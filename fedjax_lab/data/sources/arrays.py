@@ -110,8 +110,8 @@ def pixels(file: Path | str, x: np.ndarray) -> np.ndarray:
     if x.ndim < 2 or 0 in x.shape:
         raise BadInput(f"{file}: x has shape {list(x.shape)}, not [R, D] or [R, H, W, channels]")
     if x.dtype.kind == "f":
-        finite(file, "x", x)
-        x = normalize.exact(f"{file}: the numbers of x", x)
+        narrow = finite(file, "x", x)
+        x = x.astype(np.float64) if normalize.merged(x) else narrow
     elif x.ndim == 2 and x.dtype.kind in "iu" and x.dtype != np.uint8:
         of_byte = x.dtype == np.int8  # columns, not token ids
         x = x.astype(np.float16) if of_byte else normalize.exact(f"{file}: the numbers of x", x)
