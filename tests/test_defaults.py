@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedjax_lab
+from fedjax_lab import defaults
 from fedjax_lab.data import from_arrays
-from fedjax_lab.engine import defaults
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 Y = X[:, :3].argmax(1)

@@ -13,12 +13,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import streams
+from fedjax_lab import defaults, streams
 from fedjax_lab.analysis import formats
 from fedjax_lab.data import writing
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.partitions import partition
-from fedjax_lab.engine import defaults
 from fedjax_lab.experiment import clients
 from fedjax_lab.experiment.federation import class_counts
 from fedjax_lab.running import plots

@@ -36,6 +36,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedjax_lab import defaults
 from fedjax_lab.analysis.figures import (
     client2vec,
     clients,
@@ -52,7 +53,7 @@ from fedjax_lab.analysis.figures import (
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import make_parser
-from fedjax_lab.engine import defaults, parallel
+from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, nearest, parse, printable, quoted
 from fedjax_lab.running import plots
 from fedjax_lab.running.storage import cloud, metric_rows

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import tree
+from fedjax_lab import defaults, tree
 from fedjax_lab.data import held_out, leaks, normalize
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
 from fedjax_lab.data.normalize import Scale
-from fedjax_lab.engine import defaults, fsdp
+from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.errors import BadInput, check_seeds, quoted

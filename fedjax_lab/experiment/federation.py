@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab import defaults
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
@@ -15,6 +16,7 @@ from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.types import CLIENT_ROWS, Federation, LocalSettings, Rows, Skew
 
 
+@defaults.restored()
 def make_federations(
     dataset: Dataset,
     deal: Callable[..., partition.Parts],

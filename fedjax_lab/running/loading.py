@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import streams, tree
+from fedjax_lab import defaults, streams, tree
 from fedjax_lab.data import lazy, normalize, rescaling
 from fedjax_lab.data.dataset import IGNORED, Dataset
-from fedjax_lab.engine import defaults, processes
+from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.programs import make_program

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import STOP, tree
-from fedjax_lab.engine import defaults, flops, processes
+from fedjax_lab import STOP, defaults, tree
+from fedjax_lab.engine import flops, processes
 from fedjax_lab.engine.engine import Engine, Snapshot
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import kinds, transforming

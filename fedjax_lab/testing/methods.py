@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import tree
-from fedjax_lab.engine import defaults, parallel
+from fedjax_lab import defaults, tree
+from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import name_of
 from fedjax_lab.simulation import contract, simulate

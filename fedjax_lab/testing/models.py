@@ -7,8 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import tree
-from fedjax_lab.engine import defaults
+from fedjax_lab import defaults, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.models import calls

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedjax_lab import defaults
 from fedjax_lab.data.partitions import dealing
 from fedjax_lab.data.partitions import partition as partitions
-from fedjax_lab.engine import defaults
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.testing.failure import CheckFailed, check, section

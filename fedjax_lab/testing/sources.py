@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedjax_lab import defaults
 from fedjax_lab.data.dataset import TYPES, Dataset
-from fedjax_lab.engine import defaults
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.experiment import load_data
 from fedjax_lab.testing.failure import CheckFailed, check, section
