@@ -10,7 +10,7 @@ from fedjax_lab import defaults
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.data.normalize import Scale, in_float32, scale_of
+from fedjax_lab.data.normalize import Scale, check_labels, in_float32, scale_of
 from fedjax_lab.data.partitions import dealing, partition
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.types import CLIENT_ROWS, Federation, LocalSettings, Rows, Skew
@@ -196,7 +196,10 @@ def _make_pool(dataset, scale, test, unseen, public):
     if x.dtype == np.float64:  # scaled now, because float32 could not hold the numbers before
         x, center, factor = in_float32(x, scale), jnp.float32(0), jnp.float32(1)
     x = x.reshape(len(x), -1)
-    y = np.asarray(dataset.y, np.float32 if dataset.y.dtype.kind == "f" else np.int32)
+    y = np.asarray(dataset.y)
+    if y.dtype.kind == "f":
+        check_labels("the labels", y)
+    y = y.astype(np.float32 if y.dtype.kind == "f" else np.int32, copy=False)
     return Federation(
         x=x,
         y=y,

@@ -481,6 +481,8 @@ def _as_dataset(data, like, objective):
         return data
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise BadInput("data must be a Dataset, or a pair of examples and labels: score((x, y))")
+    for name, each in zip(("examples", "labels"), data, strict=True):
+        normalize.check_unmasked(f"the array of {name}", each)
     x, y = map(np.asarray, data)
     _check_labels(y, len(x), like, objective)
     nothing = np.zeros(len(y), np.int32)
