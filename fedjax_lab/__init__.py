@@ -40,6 +40,10 @@ def run(
 ):
     """Runs the training that a config describes. On a CPU it uses every core, as the command does.
 
+    As with the command, compiled programs are kept in the user's cache folder for later runs,
+    unless jax has another folder for them (JAX_COMPILATION_CACHE_DIR) or is to keep none
+    (JAX_ENABLE_COMPILATION_CACHE=0).
+
     Args:
       config: a ConfigDict, or a dict as `get_config` returns it: sections with the values that
         differ from the defaults. With `resume`, None means the config of the saved run.
@@ -71,11 +75,12 @@ def run(
     from fedjax_lab.errors import BadInput, quoted
     from fedjax_lab.experiment import experiment
     from fedjax_lab.experiment.config import resolve
-    from fedjax_lab.running import growth, loading, loggers, runner
+    from fedjax_lab.running import compilation_cache, growth, loading, loggers, runner
     from fedjax_lab.running.storage import cloud
     from fedjax_lab.running.workdir import owned
 
     parallel.use_every_core_if_possible()
+    compilation_cache.enable()
     config = None if config is None and resume and workdir else resolve(config)
     chosen = loggers.find(log)  # before anything is loaded
     if on_evaluation is not None and not callable(on_evaluation):
@@ -108,6 +113,7 @@ def load(folder, *, rounds=None):
     Raises:
       BadInput: the folder holds no run or no such checkpoint, or the data have changed.
     """
-    from fedjax_lab.running import loading
+    from fedjax_lab.running import compilation_cache, loading
 
+    compilation_cache.enable()
     return loading.load(folder, rounds)

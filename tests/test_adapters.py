@@ -1,5 +1,6 @@
 """Models of which a part is frozen: LoRA by qwix, and some layers alone."""
 
+import json
 import re
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import optional
 import pytest
 import toys
+from inputs import complaint
 from slow_cases import slow_but
 
 import fedjax_lab
@@ -19,7 +21,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.registry import METHODS
-from fedjax_lab.models import adapters, nets
+from fedjax_lab.models import adapters, nets, peft_files
 from fedjax_lab.models.task import make_task
 from fedjax_lab.models.transformer import transformer
 from fedjax_lab.running import runner
@@ -272,3 +274,10 @@ def test_a_run_starts_from_the_adapters_of_another(tmp_path):
     run(flora, workdir=tmp_path / "flora", run={"rounds": 2}, method={"name": "flora"})
     with pytest.raises(BadInput, match="changed the frozen weights"):
         run(flora, run={**start, "start_from": str(tmp_path / "flora")})
+
+
+@pytest.mark.parametrize(("key", "value"), [("r", -4), ("r", 0), ("r", "8"), ("lora_alpha", None)])
+def test_a_folder_of_adapters_with_an_impossible_scale_is_one_line(key, value, tmp_path):
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": True, key: value}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    assert f"{key} is {value!r}" in complaint(peft_files.read, str(tmp_path), None, 2.0, {})

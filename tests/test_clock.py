@@ -156,3 +156,27 @@ def test_a_clock_changes_no_other_number(tmp_path):
     )
     names = (tmp_path / "timed" / "names.json").read_text()
     assert '"seconds": [' in names
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (f"{10**30},1,1", "does not exist"),
+        ("0," + "9" * 200_000 + ",1", "line 2 of"),
+        ("0,1", "line 2 of"),
+        ("0,1,-1", "not 0,1,-1"),
+        ("0,nan,1", "line 2 of"),
+    ],
+)
+def test_a_damaged_file_of_speeds_is_one_line(row, words, tmp_path):
+    (file := tmp_path / "speeds.csv").write_text(f"client, seconds ,bandwidth\n{row}\n")
+    message = complaint(speeds.trace, 1, None, speeds=str(file))
+    assert words in message and message.startswith("config.clock.speeds")
+    file.write_text("client, seconds ,bandwidth\n0,2.5,0\n")
+    assert speeds.trace(1, None, speeds=str(file)).seconds == [2.5]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"0": {"active": [0], "inactive": [1%s]}}'])
+def test_a_damaged_file_of_sessions_is_one_line(text, tmp_path):
+    (file := tmp_path / "sessions.json").write_text(text.replace("%s", "0" * 400))
+    assert "must be a JSON object" in complaint(availability.trace, 1, None, sessions=str(file))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ from commands import call
 from shared_programs import shared_programs  # noqa: F401
 from slow_cases import in_ci
 
+import fedjax_lab
 from fedjax_lab.commands import command, report, sweep
 from fedjax_lab.data import safe
 from fedjax_lab.engine import parallel
@@ -384,6 +386,16 @@ def test_compiled_programs_are_cached_and_damaged_entries_are_removed(
     compilation_cache.enable()
     names = {path.name for path in folder.iterdir()}
     assert names == {".lockfile", "whole-cache", "whole-atime"}
+
+
+def test_runs_in_python_use_the_cache_unless_jax_has_another(tmp_path, monkeypatch, cache_settings):
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path))
+    for given, folder in ((None, tmp_path / "programs"), (str(tmp_path / "own"), tmp_path)):
+        for start in (partial(fedjax_lab.run, {"method": 3}), partial(fedjax_lab.load, 3)):
+            jax.config.update("jax_compilation_cache_dir", given)
+            with pytest.raises(BadInput):
+                start()
+            assert Path(jax.config.jax_compilation_cache_dir).parent == folder
 
 
 @pytest.mark.parametrize("name", ["file", "not utf-8 \udcff"])

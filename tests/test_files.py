@@ -203,6 +203,9 @@ def test_the_error_names_the_damaged_file_and_the_reason(tmp_path):
         b"{}": "it lacks data, method, partition, run, seeds",
         b"[" * 10**5: "nested too deep",
         b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}": "nested too deep",
+        b'{"data":{"name":{}},"partition":{},"method":{"name":""},"run":{},"seeds":[0]}': (
+            "data.name must be text"
+        ),
         b'{"a": ' + b"9" * 5000 + b"}": "integer string conversion",
     }.items():
         path.write_bytes(text)

@@ -88,6 +88,7 @@ def test_another_run_can_start_from_an_exported_model(file, loaded, folder, tmp_
     toys.same(first, loaded.model(1))
     assert "exists; name a new" in complaint(loaded.export, tmp_path / file)
     assert "no folder" in complaint(loaded.export, tmp_path / "nowhere" / file)
+    assert "must be text or a Path, not 3" in complaint(loaded.export, 3)
 
 
 USER_FILE = """

@@ -59,6 +59,7 @@ def test_a_table_by_size_holds_from_so_many_examples(tmp_path):
         ("client,epochs\n0,0\n", "whole number of at least 1 for each setting, not 0,0"),
         ("client,epochs\n0,1.5\n", "line 2 of"),
         ("client,epochs\n0,1,2\n", "not 0,1,2"),
+        ("client,epochs\n0," + "9" * 200_000 + "\n", "line 2 of"),
         ("client,epochs\n0,1\n0,2\n", "client 0 is repeated in"),
     ],
 )

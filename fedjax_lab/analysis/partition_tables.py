@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import streams
+from fedjax_lab import defaults, streams
 from fedjax_lab.analysis import formats
 from fedjax_lab.data import writing
 from fedjax_lab.data.dataset import Dataset
@@ -121,6 +121,7 @@ def write(held: Held, path: Path) -> None:
     writing.replace(path, formats.csv_text([header, *lines], "\r\n").encode())
 
 
+@defaults.restored()
 def skewed_images(
     dataset: Dataset, federation: Federation, skew: Callable | None
 ) -> dict[str, np.ndarray]:

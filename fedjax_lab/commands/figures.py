@@ -36,6 +36,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedjax_lab import defaults
 from fedjax_lab.analysis.figures import (
     client2vec,
     clients,
@@ -92,7 +93,9 @@ def _main(argv):
             if not folder.is_dir():
                 problem = "is not a folder" if folder.exists() else "does not exist"
                 raise BadInput(f"{folder} {problem}")
-        write(FIGURES[name](*local, **options), target, formats)
+        with defaults.restored():
+            drawn = FIGURES[name](*local, **options)
+        write(drawn, target, formats)
     return 0
 
 

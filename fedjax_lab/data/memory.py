@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_lab.data import held_out
+from fedjax_lab.data import held_out, normalize
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.sources import arrays, hub
 from fedjax_lab.errors import BadInput, nearest, quoted
+
+READ_TWICE = 16  # examples of a dataset of PyTorch; a flip changes one of two
 
 Section = dict[str, Callable[[], Dataset]]
 
@@ -46,6 +48,8 @@ def from_arrays(
     Raises:
       BadInput: the arrays do not belong together, or hold values that cannot be used.
     """
+    if y is None:
+        raise BadInput("from_arrays: y is None; give the label of each example")
     given = {"y": y, "client": client, "domain": domain, "group": group, "split": split}
     given["classes"] = classes
     members = {name: _array(name, each) for name, each in given.items() if each is not None}
@@ -63,7 +67,9 @@ def from_torch(
 ) -> Section:
     """The section `data` of a config for map-style datasets of PyTorch, which are read at once.
 
-    Images in tensors are channels first there, [channels, H, W], and channels last here.
+    Images in tensors are channels first there, [channels, H, W], and channels last here. Random
+    transforms of a dataset are drawn once, for the whole run, and a line of the run says so; use
+    config.data.augment instead.
 
     Args:
       train: the training examples; each item is a pair of an example and its label, as tensors,
@@ -77,12 +83,27 @@ def from_torch(
     Raises:
       BadInput: the items are not such pairs of equal shapes.
     """
-    pairs = [pair for part in (train, test) if part is not None for pair in _pairs(part)]
+    each = {name: part for name, part in (("train", train), ("test", test)) if part is not None}
+    read = {name: [*_pairs(part)] for name, part in each.items()}
+    pairs = [pair for of_part in read.values() for pair in of_part]
     x, y = _stacked([_channels_last(x) for x, _ in pairs]), _stacked([y for _, y in pairs])
     split = None if test is None else (np.arange(len(x)) >= len(train)).astype(int)
     classes = getattr(train, "classes", None) if classes is None else classes
     named = {"client": client, "domain": domain, "group": group}
-    return from_arrays(x, y, **named, split=split, classes=classes)
+    section = from_arrays(x, y, **named, split=split, classes=classes)
+    remarks = tuple(
+        f"from_torch: a transform of {name} is random; it was drawn once for the whole run"
+        " (config.data.augment draws anew in each step)"
+        for name in each
+        if _is_random(each[name], read[name])
+    )
+    return _section(section["name"]()._replace(remarks=remarks)) if remarks else section
+
+
+def _is_random(dataset, pairs):
+    """Whether some of the first examples differ if they are read again."""
+    again = [np.asarray(dataset[i][0]) for i in range(min(len(pairs), READ_TWICE))]
+    return not all(map(np.array_equal, again, (x for x, _ in pairs)))
 
 
 def from_hub(dataset: Any, **settings: Any) -> Section:
@@ -131,6 +152,7 @@ def _section(dataset):
 
 def _array(name, values):
     """The values as an array. Columns of text in pandas are arrays of objects."""
+    normalize.check_unmasked(f"from_arrays: {name}", values)
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -161,7 +183,9 @@ def _channels_last(x):
 
 
 def _stacked(values):
-    """The values as one array. Raises BadInput if their shapes differ."""
+    """The values as one array. Raises BadInput if their shapes differ, or values are masked."""
+    for value in values:
+        normalize.check_unmasked("from_torch: an example or label", value)
     each = [np.asarray(value) for value in values]
     shapes = sorted({a.shape for a in each})
     if len(shapes) > 1:

@@ -11,12 +11,18 @@ the range of their numbers decide, never their integer type:
 Rows of numbers, x [R, D], are columns of a table or token ids, and are taken as they are. So after
 `as_meant`, the type uint8 means 8-bit pixels, and nothing else does. The model sees
 (x - center) * scale, which `scale_of` computes from config.data.normalize.
+
+A large number with a small spread, such as a time since 1970, loses its last digits in float32.
+Where that makes different numbers equal, the type is float64, and `in_float32` scales the numbers
+before it converts them.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.lazy import PIECE, LazyArray, example_bytes, limits, pieces
@@ -41,13 +47,17 @@ LARGE = 3.0  # root mean square of a column; examples of LONG norm can then keep
 LONG = 30.0  # learning anything but the majority class
 UNLIKE = 1000.0  # ratio of the standard deviations of two columns; the model then ignores one
 SAMPLE = 10_000  # rows of a table that a remark examines
+MOST_SORTED = 2**20  # numbers of a sample in which `merged` searches
+FINE = 1e-6  # share of a column's range below which a difference does not count
+LOST = 0.01  # share of a column's differences that may become 0
+NOISE = 1e-13  # relative rounding error of computed float64; constants of them differ by it
 
 
 class Scale(NamedTuple):
     """How the numbers of a data set become inputs of a model, (x - center) * scale."""
 
-    center: Array  # [], [channels] or [columns] float32
-    scale: Array
+    center: Array | np.ndarray  # [], [channels] or [columns], in float64 if x is
+    scale: Array | np.ndarray
     lowest: Array  # input of the model, for Task.lowest
     highest: Array
     limits: tuple[float, float]  # the lowest and the highest number in x
@@ -70,16 +80,18 @@ def as_meant(x: Any) -> Any:
     """The examples x [R, ...] in a type that says what their numbers mean.
 
     8-bit pixels become uint8; images and rows of only 0 and 1 become int8. Other rows become real
-    numbers, unless they have a type of token ids: int8, int16 or int32. Memory-mapped and lazy
-    arrays are converted when they are read. The numbers in a lazy array of uint8 are not examined:
-    its files hold 8-bit pixels.
+    numbers, unless they have a type of token ids: int8, int16 or int32. Numbers that float32 cannot
+    tell apart become float64. Memory-mapped and lazy arrays are converted when they are read. The
+    numbers in a lazy array of uint8 are not examined: its files hold 8-bit pixels.
 
-    Raises BadInput if the axes of images are channels first.
+    Raises BadInput if the axes of images are channels first, or float64 is not exact enough either.
     """
     kind = np.dtype(x.dtype)
     check_axes(x.shape)
-    if kind.kind == "f":
+    if kind.kind == "f" and kind.itemsize <= 4:
         return x
+    if kind.kind == "f" or (kind.itemsize >= 4 and merged(x)):
+        return exact("the examples", x)
     if not is_image(x):
         return x if kind in (np.int8, np.int16, np.int32) else _rows(x)
     if kind == np.uint8:
@@ -106,7 +118,9 @@ def _is_binary(x):
 
 
 def _as_type(x, kind):
-    """The array with another type; one that is not in memory is converted when it is read."""
+    """The array in a type. One that is not in memory is converted when it is read."""
+    if x.dtype == kind:
+        return x
     if isinstance(x, (LazyArray, np.memmap)):
         digest = getattr(x, "digest", None)
         digest = digest and f"{digest} as {np.dtype(kind)}"
@@ -141,6 +155,91 @@ def are_whole(x: Any) -> bool:
     return x.dtype.kind in "biu" or not any((x[rows] % 1).any() for rows in pieces(x))
 
 
+# Numbers that a type cannot tell apart
+
+
+class Merged(NamedTuple):
+    """A column of which different numbers become equal."""
+
+    column: int
+    different: int  # numbers in a sample
+    left: int  # of them, different ones after the conversion
+    mean: float
+
+    def __str__(self) -> str:
+        return f"of {self.different} different ones {self.left} are left"
+
+
+def merged(x: Any, kind: DTypeLike = np.float32) -> Merged | None:
+    """The first column of x [R, ...] that loses differences by conversion to a type; None: none.
+
+    A sample of the rows is examined. Differences that are rounding errors, or that no type of this
+    precision holds next to the column's range, do not count.
+    """
+    if x.dtype.itemsize < 4 or x.dtype == kind:
+        return None
+    numbers = np.sort(_sample(x), 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        gaps = np.diff(numbers, axis=0).astype(np.float64)  # of integers exact
+        equal = np.diff(numbers.astype(kind), axis=0) == 0
+    least = FINE * gaps.sum(0)
+    if x.dtype.kind == "f":
+        least = np.maximum(least, NOISE * np.abs(numbers).max(0))
+    differs = gaps > least
+    lost = (differs & equal).sum(0)
+    bad = np.flatnonzero(lost > LOST * differs.sum(0))
+    if not len(bad):
+        return None
+    at = bad[0]
+    different = 1 + int(differs[:, at].sum())
+    return Merged(int(at), different, different - int(lost[at]), float(numbers[:, at].mean()))
+
+
+def _sample(x):
+    """The numbers of some examples by column or channel [., D]; of one column for labels [R]."""
+    size = int(np.prod(x.shape[1:]))
+    count = min(len(x), SAMPLE, max(1, MOST_SORTED // max(1, size)))
+    if count < len(x):
+        x = x[np.sort(np.random.default_rng(0).choice(len(x), count, replace=False))]
+    return np.asarray(x).reshape(-1, 1 if len(x.shape) in (1, 3) else x.shape[-1])
+
+
+def exact(what: str, x: Any) -> Any:
+    """Numbers [R, ...] as float32, or as float64 where float32 cannot tell them apart.
+
+    what: the numbers in words, for the message.
+
+    Raises BadInput if float64 cannot tell them apart either.
+    """
+    if not merged(x):
+        return _as_type(x, np.float32)
+    if lost := merged(x, np.float64):
+        raise BadInput(
+            f"{what} are too large for float64, column {lost.column} among them: {lost}; subtract"
+            " its smallest number from it"
+        )
+    return _as_type(x, np.float64)
+
+
+def check_labels(what: str, y: np.ndarray) -> None:
+    """Raises BadInput if float32 cannot tell the labels y [R, ...] apart, which are numbers."""
+    if lost := merged(y):
+        raise BadInput(
+            f"{what} are numbers that float32 cannot tell apart: {lost}; subtract a number near"
+            f" their mean, such as {lost.mean:.4g}, from them, and add it to the predictions"
+        )
+
+
+def check_unmasked(what: str, values: Any) -> None:
+    """Raises BadInput if `values` is a masked array of NumPy with masked entries."""
+    if isinstance(values, np.ma.MaskedArray) and (count := np.ma.count_masked(values)):
+        row = np.argwhere(np.ma.getmaskarray(values))[0][0]
+        raise BadInput(
+            f"{what} has {count} masked values, first in row {row}: leave these rows out, or put"
+            " numbers in their place with its method `filled`"
+        )
+
+
 # How they are scaled
 
 
@@ -152,15 +251,33 @@ def scale_of(x: Any, normalize: str, train: np.ndarray | None = None) -> Scale:
     Raises BadInput if the numbers have no such meaning, or are not finite.
     """
     low, high = (0.0, 255.0) if is_pixels(x) else limits(x)
+    if normalize != "standard" and (lost := merged(x) if x.dtype == np.float64 else None):
+        raise BadInput(
+            f"x has numbers in column {lost.column} that float32 cannot tell apart: {lost};"
+            f" {SETTING}=standard subtracts the column's mean first"
+        )
     if normalize == "standard":
         center, scale, *ends = _standard(x, np.arange(len(x)) if train is None else train)
     else:
         make = {"unit": _unit, "pixels": _pixels, "none": _none}.get(normalize, _of_pixels)
         center, scale = make(x, low, high, normalize)
         ends = [low, high]
-    center, scale = jnp.asarray(center, jnp.float32), jnp.asarray(scale, jnp.float32)
-    lowest, highest = ((jnp.asarray(end, jnp.float32) - center) * scale for end in ends)
+    made = np.asarray if x.dtype == np.float64 else partial(jnp.asarray, dtype=jnp.float32)
+    center, scale = made(center), made(scale)
+    of_ends = ((made(end) - center) * scale for end in ends)
+    lowest, highest = (jnp.asarray(end, jnp.float32) for end in of_ends)
     return Scale(center, scale, lowest, highest, (low, high))
+
+
+def in_float32(x: Any, scale: Scale) -> Any:
+    """What the model sees of examples x [R, ...] in float64, as float32."""
+
+    def seen(part):
+        return ((np.asarray(part, np.float64) - scale.center) * scale.scale).astype(np.float32)
+
+    if isinstance(x, (LazyArray, np.memmap)):
+        return LazyArray(lambda rows: seen(x[rows]), x.shape, np.float32, None)
+    return seen(x)
 
 
 def id_limits(x: Any, scale: Scale) -> tuple[float, float] | None:
@@ -249,7 +366,8 @@ def _standard(x, train):
     A constant column gets the scale 0, so that the model always sees 0.
     """
     made = moments(x, train)
-    inverse = np.divide(1, made.std, out=np.zeros_like(made.std), where=made.std > 0)
+    varies = made.std > NOISE * np.maximum(np.abs(made.low), np.abs(made.high))
+    inverse = np.divide(1, made.std, out=np.zeros_like(made.std), where=varies)
     return made.mean, inverse, made.low, made.high
 
 

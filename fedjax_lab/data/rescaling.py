@@ -10,8 +10,11 @@ import numpy as np
 
 from fedjax_lab.data.normalize import (
     Moments,
+    Scale,
     are_whole,
     check_axes,
+    check_unmasked,
+    in_float32,
     is_image,
     is_of_pixels,
     is_pixels,
@@ -29,14 +32,16 @@ class Known(NamedTuple):
     x: Any  # all of them, after `normalize.as_meant`
     limits: tuple[float, float]  # the lowest and the highest number; 0 and 255 of 8-bit pixels
     columns: Moments | None  # of the training examples, if they are rows of real numbers
+    scale: Scale | None = None  # of examples in float64, which are scaled here; None: on the device
 
 
 def like(given: Any, known: Known) -> np.ndarray:
-    """The given examples [N, ...] with the shape and the range of the run's examples.
+    """The given examples [N, ...] as the run's federations hold examples.
 
     Raises BadInput if their shape differs, if they are not finite, or if they plainly have a scale
     from which the run's scale does not follow.
     """
+    check_unmasked("the array of examples", given)
     x = np.asarray(given)
     if x.dtype.kind not in "buif":
         raise BadInput(f"examples must be numbers, not {x.dtype}")
@@ -47,8 +52,10 @@ def like(given: Any, known: Known) -> np.ndarray:
         return x
     low, high = float(x.min()), float(x.max())
     if is_image(x):
-        return x * np.float32(_factor(x.dtype.kind, low, high, known))
-    return _rows(x, low, high, known)
+        x = x * np.float32(_factor(x.dtype.kind, low, high, known))
+    else:
+        x = _rows(x, low, high, known)
+    return x if known.scale is None else in_float32(x, known.scale)
 
 
 def shaped(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -19,6 +19,7 @@ from fedjax_lab.data import limits
 from fedjax_lab.errors import MACHINE, BadInput, missing
 
 DEFLATE = 1032  # the highest compression ratio of zip and gzip
+CONSTANT = 1000  # the ratio from which on larger content than SMALL is practically constant
 SMALL = 2**26  # bytes; the free memory is checked only for larger sizes
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -117,13 +118,15 @@ def lines(path: Path) -> list[str]:
 
 
 def check_claim(size: int, stored: int) -> None:
-    """Raises ValueError if `stored` bytes, possibly compressed, cannot hold `size` bytes.
+    """Raises ValueError if `stored` bytes, possibly compressed, cannot hold `size` useful bytes.
 
     Also raises TooLargeError as `check_memory` does.
     """
     if size > DEFLATE * stored:
         raise ValueError(f"it declares {size} bytes, more than its {stored} bytes can hold")
     check_memory(size)
+    if size > max(SMALL, CONSTANT * stored):
+        raise ValueError(f"its {stored} bytes hold {size} bytes, which must be all the same")
 
 
 def check_memory(size: int) -> None:

@@ -8,10 +8,19 @@ import json
 import numpy as np
 
 from fedjax_lab.bounds import Positive
+from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.speeds import check_clients, to_read
 from fedjax_lab.simulation.clock import Availability
 
+INVALID = (  # what a file raises that is not of the form of `trace`
+    AttributeError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 CYCLES = 32  # times that `on_off` draws before they repeat
 
 
@@ -47,7 +56,7 @@ def trace(num_clients: int, rng: np.random.Generator, *, sessions: str = "") -> 
     try:
         content = json.loads(text, object_pairs_hook=list)  # a client may be repeated
         of_clients = [(int(client), _changes(dict(each))) for client, each in content]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except INVALID as error:
         raise BadInput(
             f"{key}: {sessions} must be a JSON object that has for each client the ascending lists"
             " active and inactive, in turn, and their finish_time, all of at least 0"
@@ -56,6 +65,7 @@ def trace(num_clients: int, rng: np.random.Generator, *, sessions: str = "") -> 
     of_clients.sort(key=lambda of_client: of_client[0])
     changes, period = zip(*(of_client for _, of_client in of_clients), strict=True)
     longest = max(map(len, changes))
+    safe.check_fits(8 * num_clients * longest, f"the sessions in {sessions}", "shorten them")
     padded = [
         np.pad(a, (0, longest - len(a)), constant_values=a[0] + end)
         for a, end in zip(changes, period, strict=True)

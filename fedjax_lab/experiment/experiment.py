@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import tree
+from fedjax_lab import defaults, tree
 from fedjax_lab.data import held_out, leaks, normalize
 from fedjax_lab.data.dataset import Dataset, are_numerals, numerals, without_marks
 from fedjax_lab.data.formats.text_rows import are_words
@@ -51,6 +51,7 @@ class Experiment(NamedTuple):
     remarks: tuple[str, ...] = ()  # what the examples are, and how they are scaled
 
 
+@defaults.restored()
 def build(
     config: ml_collections.ConfigDict,
     seeds: Sequence[int] | None = None,
@@ -70,9 +71,10 @@ def build(
     check_seeds(seeds)
     dataset = load_data(config.data) if dataset is None else dataset
     objective = make_objective(config, dataset)
-    dataset = dataset._replace(y=_as_labels(np.asarray(dataset.y), objective))
     if checks.are_numbers(objective):
+        normalize.check_labels("the labels", np.asarray(dataset.y))
         dataset = dataset._replace(classes=())
+    dataset = dataset._replace(y=_as_labels(np.asarray(dataset.y), objective))
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
     scale = make_scale(config.data, dataset)
     federations = deal_dataset(config, dataset, seeds, embeddings, scale)
@@ -129,6 +131,7 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     return simulation
 
 
+@defaults.restored()
 def with_base(experiment: Experiment) -> Experiment:
     """The experiment with the frozen weights in its task and stages, outside of the engine."""
     simulation = experiment.simulation
@@ -141,6 +144,7 @@ def with_base(experiment: Experiment) -> Experiment:
     return experiment._replace(task=task, simulation=simulation._replace(stages=stages))
 
 
+@defaults.restored()
 def guarantee(experiment: Experiment) -> Guarantee | None:
     """The privacy guarantee of the run; None if it has none, or if epsilon is infinite."""
     return experiment.simulation.stages[0].method.extra.guarantee
@@ -168,6 +172,7 @@ def ends_with(experiment: Experiment, rounds: int) -> dict[str, int]:
     return ends(lay_out(make_method(task=experiment.task, **config.method), rounds))
 
 
+@defaults.restored()
 def load_data(section: Mapping) -> Dataset:
     """Loads the dataset of the source that a config's section `data` names.
 
@@ -231,6 +236,7 @@ def _check_arrays(dataset):
         array = getattr(dataset, field)
         if not (hasattr(array, "dtype") and np.ndim(array)):
             raise BadInput(f"the dataset's {field} must be an array, not {quoted(array)}")
+        normalize.check_unmasked(f"the dataset's {field}", array)
         if np.dtype(array.dtype).kind not in valid:
             numbers = "numbers" if field in "xy" else "whole numbers"
             raise BadInput(f"the dataset's {field} must be {numbers}, not {array.dtype}")
@@ -255,6 +261,7 @@ def _check_numbers(what, numbers, names):
         raise BadInput(f"row {row} has {what} {numbers[row]}, out of range 0..{len(names) - 1}")
 
 
+@defaults.restored()
 def deal_dataset(
     config: ml_collections.ConfigDict,
     dataset: Dataset,
@@ -292,6 +299,7 @@ def deal_dataset(
     )
 
 
+@defaults.restored()
 def make_scale(section: Mapping, dataset: Dataset) -> Scale:
     """How examples become inputs of the model, by config.data.normalize.
 
@@ -347,6 +355,7 @@ def _unused_users(config, dataset):
         )
 
 
+@defaults.restored()
 def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.ndarray, Dataset]:
     """The number of training examples of each class of each client, [C, K], and the dataset."""
     dataset = load_data(config.data)
@@ -354,6 +363,7 @@ def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.n
     return class_counts(federation.train, dataset.strata, len(dataset.stratum_names)), dataset
 
 
+@defaults.restored()
 def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embeddings:
     """The embeddings, from the named source, of all examples that clients may train on."""
     unseen = is_of_domain(dataset, config.data.unseen)
@@ -380,6 +390,7 @@ def _check_embeddings(name, made, count, classes):
             )
 
 
+@defaults.restored()
 def make_objective(config: ml_collections.ConfigDict, dataset: Dataset) -> Objective:
     """What the model learns, by config.task, from the labels of the training examples."""
     y, rows = np.asarray(dataset.y), _training_rows(config.data, dataset)
@@ -392,6 +403,7 @@ def make_objective(config: ml_collections.ConfigDict, dataset: Dataset) -> Objec
     return made
 
 
+@defaults.restored()
 def make_model(
     config: ml_collections.ConfigDict,
     dataset: Dataset,
@@ -499,6 +511,7 @@ def _augmentation(name: str, x: np.ndarray) -> Callable | None:
     return look_up("augmentation", name)
 
 
+@defaults.restored()
 def feature_skew(
     config: ml_collections.ConfigDict, x: np.ndarray, federation: Federation
 ) -> Callable | None:

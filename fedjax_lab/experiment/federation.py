@@ -3,17 +3,20 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab import defaults
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.data.normalize import Scale, scale_of
+from fedjax_lab.data.normalize import Scale, check_labels, in_float32, scale_of
 from fedjax_lab.data.partitions import dealing, partition
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.types import CLIENT_ROWS, Federation, LocalSettings, Rows, Skew
 
 
+@defaults.restored()
 def make_federations(
     dataset: Dataset,
     deal: Callable[..., partition.Parts],
@@ -189,14 +192,20 @@ def parts_of(rows: Rows) -> partition.Parts:
 
 def _make_pool(dataset, scale, test, unseen, public):
     """A federation with the pool of examples, but without the rows of clients."""
-    x = dataset.x.reshape(len(dataset.x), -1)
-    y = np.asarray(dataset.y, np.float32 if dataset.y.dtype.kind == "f" else np.int32)
+    x, center, factor = dataset.x, scale.center, scale.scale
+    if x.dtype == np.float64:  # scaled now, because float32 could not hold the numbers before
+        x, center, factor = in_float32(x, scale), jnp.float32(0), jnp.float32(1)
+    x = x.reshape(len(x), -1)
+    y = np.asarray(dataset.y)
+    if y.dtype.kind == "f":
+        check_labels("the labels", y)
+    y = y.astype(np.float32 if y.dtype.kind == "f" else np.int32, copy=False)
     return Federation(
         x=x,
         y=y,
         domain=np.asarray(dataset.domain, np.int32),
-        center=scale.center,
-        scale=scale.scale,
+        center=center,
+        scale=factor,
         **dict.fromkeys(CLIENT_ROWS),
         global_test=test.astype(np.int32) if len(test) else None,
         unseen=unseen.astype(np.int32) if len(unseen) else None,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput, cut, nearest
+from fedjax_lab.errors import BadInput, cut, nearest, quoted
 from fedjax_lab.experiment.speeds import number, rows_of
 from fedjax_lab.types import Federation, LocalSettings, Stage
 
@@ -67,7 +67,7 @@ def _check_columns(path, names, local):
             )
         if name not in valid:
             raise BadInput(
-                f"config.{KEY}: unknown column {name!r} in {path}; {nearest(name, valid)}"
+                f"config.{KEY}: unknown column {quoted(name)} in {path}; {nearest(name, valid)}"
             )
     if len(names) < 2 or len(set(names)) < len(names):
         raise BadInput(f"config.{KEY}: {path} must have one column for each setting")

@@ -16,11 +16,12 @@ import jax.scipy.special
 import numpy as np
 
 from fedjax_lab.bounds import NotNegative
-from fedjax_lab.errors import BadInput, cut
+from fedjax_lab.data import safe
+from fedjax_lab.errors import BadInput, cut, quoted
 from fedjax_lab.types import Array
 
 T = TypeVar("T")
-COLUMNS = ("client", "seconds", "bandwidth")
+COLUMNS = ("client", "seconds", "bandwidth")  # of a file of speeds
 LARGEST = 2**31 - 1  # whole number in a file
 
 
@@ -128,9 +129,10 @@ def _read(path):
 
 
 def _row(path, line, row, places):
+    """The number of a client, its seconds and its bandwidth."""
     try:
-        client, *of_client = (row[place] for place in places)
-        numbers = number(client, int), *(number(text, float) for text in of_client)
+        client, *rest = (row[place] for place in places)
+        numbers = number(client, int), *(number(text, float) for text in rest)
     except (IndexError, ValueError):
         raise BadInput(
             f"config.clock.speeds: line {line} of {path} must have the number of a client, and its"
@@ -169,10 +171,8 @@ def to_read(key: str, path: str) -> str:
         raise BadInput(f"config.{key} must name a file, because config.clock uses a trace")
     if not (file := Path(path).expanduser()).is_file():
         raise BadInput(f"config.{key}: there is no file {path}")
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"config.{key}: {path} is not a text in UTF-8") from error
+    with safe.reading(f"config.{key}: {path}", "it must be a text in UTF-8"):
+        return safe.content(file).decode("utf-8-sig")
 
 
 def check_clients(key: str, path: str, clients: Sequence[int], num_clients: int) -> None:
@@ -186,6 +186,7 @@ def check_clients(key: str, path: str, clients: Sequence[int], num_clients: int)
     for how, wrong in found.items():
         if wrong:
             raise BadInput(
-                f"config.{key}: client {min(wrong)} {how} in {path}; the clients of this run are"
+                f"config.{key}: client {quoted(min(wrong))} {how} in {path}; the clients of this"
+                " run are"
                 f" 0 .. {num_clients - 1}"
             )

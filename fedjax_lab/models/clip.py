@@ -19,6 +19,7 @@ from flax import traverse_util
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import hub
+from fedjax_lab.models.pretrained import numbers
 from fedjax_lab.types import Array
 
 LEGACY_EOS = 2  # in configs of OpenAI's models; the end of a text is then its highest token
@@ -221,7 +222,7 @@ def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) ->
                 f"{file}: {name} has shape {list(tensors[name].shape)}, which does not match"
                 f" config.json: {REMEDY}"
             )
-        return tensor.astype(np.float32)
+        return numbers(f"{file}: {name}", tensor).astype(np.float32)
 
     return traverse_util.path_aware_map(fill, shapes)
 

@@ -15,7 +15,8 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.data import safe, writing
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.models.pretrained import safetensors
+from fedjax_lab.models import hub
+from fedjax_lab.models.pretrained import numbers, safetensors
 from fedjax_lab.types import Adapters, Weights
 
 FACTORS = {"_lora_a": "lora_A", "_lora_b": "lora_B"}  # how names end in qwix, and those in PEFT
@@ -80,6 +81,8 @@ def read(path: str, shapes: Weights, own_scale: float, published: dict[str, str]
         for key in ("rank_pattern", "alpha_pattern"):
             if config.get(key):
                 raise ValueError(f"it has a {key}, but all its adapters must have one rank")
+        hub.check("r", config["r"], int)
+        hub.check("lora_alpha", config["lora_alpha"], float)
         scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
     if not np.isclose(scale, own_scale):
         raise BadInput(
@@ -104,7 +107,8 @@ def _stacked(path, tensors, names, shape):
                 f"{path}: its tensor {name} is {list(tensors[name].shape)}, but the model needs"
                 f" {list(shape[-2:][::-1])}; config.adapter.rank is the rank"
             )
-    return np.stack([np.asarray(tensors[name], np.float32).T for name in names]).reshape(shape)
+    matrices = [numbers(f"{path}: its tensor {name}", tensors[name]).T for name in names]
+    return np.stack(matrices).reshape(shape).astype(np.float32)
 
 
 def _check(path: str, tensors: Mapping[str, Any], needed: set[str]) -> None:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.data import writing
+from fedjax_lab.data import safe, writing
 from fedjax_lab.errors import BadInput, cut
 from fedjax_lab.models import gguf_files, hub, language_models
 from fedjax_lab.models.head import HEAD
@@ -78,7 +78,14 @@ def read(path: str) -> Mapping[str, np.ndarray]:
     file = Path(path).expanduser()
     if file.suffix == gguf_files.SUFFIX or hub.is_model(file):
         return language_models.tensors(file)
-    return _read_orbax(file) if file.is_dir() else _read_safetensors(file)
+    if not file.is_dir():
+        return _read_safetensors(file)
+    if tensors := safe.glob(file, "*.safetensors"):
+        raise BadInput(
+            f"it has no {hub.CONFIG}, which describes the model of a folder in the hub's format;"
+            f" add it, or name {tensors[0].name} if that has the weights of this model"
+        )
+    return _read_orbax(file)
 
 
 def _read_safetensors(file):
@@ -180,7 +187,16 @@ def _of_shape(name, tensor, leaf):
     if tensor.shape != leaf.shape:
         given, needed = (_shown(a.shape) for a in (tensor, leaf))
         raise BadInput(f"its tensor {name!r} is {given}, but the model needs {needed}")
-    return tensor.astype(leaf.dtype)
+    return numbers(f"its tensor {name!r}", tensor).astype(leaf.dtype)
+
+
+def numbers(what: str, tensor: np.ndarray) -> np.ndarray:
+    """The tensor. Raises BadInput unless it has real and finite numbers, as weights have."""
+    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+        raise BadInput(f"{what} has numbers of type {tensor.dtype}, but weights are real numbers")
+    if not np.isfinite(tensor).all():
+        raise BadInput(f"{what} has NaN or infinite values; the model cannot start from them")
+    return tensor
 
 
 def _shown(shape):
@@ -306,4 +322,4 @@ def _fitted(name, tensor, shape, dtype, kind):
     if tensor.shape != expected:
         given, needed = _shown(tensor.shape), _shown(expected)
         raise BadInput(f"its tensor {name!r} is {given}, but the model needs {needed}")
-    return tensor.transpose(order).astype(dtype)
+    return numbers(f"its tensor {name!r}", tensor).transpose(order).astype(dtype)

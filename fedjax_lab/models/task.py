@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
-from fedjax_lab import losses, tree
+from fedjax_lab import defaults, losses, tree
 from fedjax_lab.errors import BadInput, nearest, quoted
 from fedjax_lab.models import calls, head, layers, mixed_precision, modules, pretrained
 from fedjax_lab.models.head import HEAD, Head
@@ -19,6 +19,7 @@ from fedjax_lab.types import Array, Objective, Output, Task, Weights
 FITTING = {"segmentation": "unet", "tokens": "causal_transformer"}  # models by task
 
 
+@defaults.restored()
 def make_task(
     module: nn.Module,
     sample_shape: tuple[int, ...],

@@ -1,5 +1,6 @@
 """Writes the models of a run as files that other programs read; the suffix decides the format."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.data import writing
-from fedjax_lab.errors import BadInput, missing, nearest, reason_of
+from fedjax_lab.errors import BadInput, check_path, missing, nearest, quoted, reason_of
 from fedjax_lab.models import peft_files, pretrained
 from fedjax_lab.types import Array, Task, Weights
 
@@ -20,8 +21,12 @@ SUFFIXES = {
 }
 
 
-def check(path: Path) -> None:
-    """Raises BadInput unless a new file or folder of a known format can be written here."""
+def check(given: str | Path) -> Path:
+    """The path of a new file or folder. Raises BadInput unless its format can be written there."""
+    if not isinstance(given, (str, Path)):
+        raise BadInput(f"export: the path must be text or a Path, not {quoted(given)}")
+    check_path("path", given)
+    path = Path(given)
     if path.suffix not in SUFFIXES:
         known = ", ".join(f"{suffix or 'no suffix'} ({what})" for suffix, what in SUFFIXES.items())
         raise BadInput(
@@ -32,6 +37,9 @@ def check(path: Path) -> None:
         raise BadInput(f"{path} exists; name a new file or folder")
     if not path.absolute().parent.is_dir():
         raise BadInput(f"cannot write {path.name}: there is no folder {path.parent}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise BadInput(f"cannot write {path.name}: the folder {path.parent} is not writable")
+    return path
 
 
 def write(

@@ -1,6 +1,7 @@
 """Hints at the end of a run: what a result may mean that a newcomer cannot know."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -45,6 +46,17 @@ def lines(facts: Facts) -> list[str]:
             " without BatchNorm (docs/faq.md)"
         )
     return hints
+
+
+def clipped(rows: Sequence[dict]) -> str:
+    """A line if numbers of updates were clipped for the secure sums of these rows; "" otherwise."""
+    share = max(row.get("recorded", {}).get("clipped_share", 0.0) for row in rows)
+    if not share:
+        return ""
+    return (
+        f"secure_sum clips up to {100 * share:.2g} % of the numbers of a round's updates, so that"
+        " their mean is wrong; increase config.aggregator.limit"
+    )
 
 
 def _just_above_chance(classes):

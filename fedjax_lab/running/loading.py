@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import streams, tree
+from fedjax_lab import defaults, streams, tree
 from fedjax_lab.data import lazy, normalize, rescaling
 from fedjax_lab.data.dataset import IGNORED, Dataset, without_marks
 from fedjax_lab.engine import processes
@@ -34,6 +34,7 @@ from fedjax_lab.types import ROWS, TRAITS, Client, PyTree, Stage, State, Weights
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
 
 
+@defaults.restored()
 def load(folder: str | Path, rounds: int | None = None) -> "Run":
     """The run of a folder, at one of its checkpoints.
 
@@ -184,6 +185,7 @@ class Run:
         """The stage of the method at the checkpoint."""
         return self.experiment.simulation.stages[self.number]
 
+    @defaults.restored()
     def predict(self, x: Any, client: int | None = None, seed: int | None = None) -> np.ndarray:
         """Predictions for examples x [N, ...] in the format of the run's dataset.
 
@@ -198,6 +200,7 @@ class Run:
         message, who = self.of_client(client, seed)
         return self._in_batches(self._predict, self._unlabeled(x, seed), message, who)
 
+    @defaults.restored()
     def score(self, data: Dataset | tuple[Any, Any], seed: int | None = None) -> dict:
         """Evaluates the run's models on all examples of another dataset.
 
@@ -240,6 +243,7 @@ class Run:
         scores = evaluate.Scores(None, of_clients, average, None)
         return evaluate.summarize(scores, dataset.domains, self._plan.metrics)
 
+    @defaults.restored()
     def model(self, client: int | None = None, seed: int | None = None) -> Weights:
         """The weights of a model of `experiment.task`.
 
@@ -255,6 +259,7 @@ class Run:
             raise no_model(name)
         return weights
 
+    @defaults.restored()
     def choose(
         self, questions: Sequence[tuple], client: int | None = None, seed: int | None = None
     ) -> choices.Answers:
@@ -275,6 +280,7 @@ class Run:
         length = self.experiment.dataset.x.shape[1]
         return choices.answer(questions, self.config.data.tokenizer, length, log_likelihoods)
 
+    @defaults.restored()
     def export(self, path: str | Path, client: int | None = None, seed: int | None = None) -> None:
         """Writes a model to a new file or folder, in the format of its suffix.
 
@@ -285,9 +291,14 @@ class Run:
         CPUs, GPUs and TPUs: `jax.export.deserialize(content).call(x)`. A .peft folder has low-rank
         adapters, which the package PEFT and config.adapter.start read.
 
-        Raises BadInput for another suffix, and if the path exists or its folder does not.
+        Raises BadInput for another suffix, and if the path exists or cannot be written.
         """
-        exporting.check(path := Path(path))
+        path = exporting.check(path)
+        if path.suffix == ".stablehlo" and self.experiment.dataset.x.dtype == np.float64:
+            raise BadInput(
+                f"{path.name}: the run scales its examples in float64, but a program takes float32;"
+                " subtract the means of the columns before training, or export .safetensors"
+            )
         message, who = self.of_client(client, seed)
 
         def predict(x):
@@ -297,6 +308,7 @@ class Run:
         task, base = self.experiment.task, self.config.model.pretrained
         exporting.write(path, lambda: self.model(client, seed), predict, task, base)
 
+    @defaults.restored()
     def of_client(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
         """The message with which the client predicts, and the client with its private state."""
         i, method = self.index(seed), self.stage.method
@@ -446,7 +458,9 @@ class Run:
         low, high = (0.0, 255.0) if normalize.is_pixels(x) else lazy.limits(x)
         if "vocabulary" in self.config.model:  # token ids that the model embeds
             high = max(high, len(dataset.classes) - 1, self.config.model.vocabulary - 1)
-        return rescaling.Known(x, (low, high), columns)
+        in_float64 = x.dtype == np.float64
+        scale = experiment.make_scale(self.config.data, dataset) if in_float64 else None
+        return rescaling.Known(x, (low, high), columns, scale)
 
     def index(self, seed: int | None) -> int:
         """The position of a seed in `seeds`; 0 for None. Raises BadInput for an unknown seed."""
@@ -471,6 +485,8 @@ def _as_dataset(data, like, objective, marks):
         return data
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise BadInput("data must be a Dataset, or a pair of examples and labels: score((x, y))")
+    for name, each in zip(("examples", "labels"), data, strict=True):
+        normalize.check_unmasked(f"the array of {name}", each)
     x, y = map(np.asarray, data)
     y = without_marks(y, marks) if marks and y.dtype.kind in "iu" else y
     _check_labels(y, len(x), like, objective)

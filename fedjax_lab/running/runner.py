@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import STOP, tree
+from fedjax_lab import STOP, defaults, tree
 from fedjax_lab.engine import flops, processes
 from fedjax_lab.engine.engine import Engine, Snapshot
 from fedjax_lab.errors import BadInput
@@ -64,6 +64,7 @@ class Result(NamedTuple):
     stage: int  # index of the last stage that was trained
 
 
+@defaults.restored()
 def run(
     experiment: Experiment,
     workdir: Path | None = None,
@@ -126,6 +127,7 @@ def _run(experiment, folder, bar, profile, begin, on_evaluation):
     return Result(summary, rows, engine.final_states(), path, engine.stage_number)
 
 
+@defaults.restored()
 def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Chosen = ()) -> None:
     """Executes several runs as one computation, each with a new workdir of its own.
 
@@ -340,7 +342,9 @@ def _evaluate(live, since, progress):
 
     since: the number of rounds since the last evaluation.
     """
-    new = _rows(live, since)
+    before, new = hints.clipped(live.rows or [{}]), _rows(live, since)
+    if not before and (line := hints.clipped(new)):
+        progress.tell(line)
     for part in live.parts:
         part.rows.extend(new[part.span])
         if part.folder:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab import optim, streams
+from fedjax_lab import defaults, optim, streams
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.simulation import contract, evaluate, metrics, simulate
 from fedjax_lab.simulation.evaluate import Scores
@@ -52,6 +52,7 @@ class Simulator(NamedTuple):
     data: Data  # the default of the arguments `data`
 
 
+@defaults.restored()
 def simulator(
     method: Method,
     task: Task,
@@ -130,15 +131,19 @@ def _functions(program, federation, domains):
     def lane(key, data):
         return Lane(data.federation, data.population, streams.make_keys(key), new=data.new)
 
+    @defaults.restored()
     def init(key):
         return simulate.init(method, streams.make_keys(key), len(federation.train))
 
+    @defaults.restored()
     def play_round(key, state, t, data=default):
         return simulate.play_round(program, lane(key, data), state, t)
 
+    @defaults.restored()
     def score(key, state, t, data=default):
         return evaluate.score(program, lane(key, data), state, jnp.asarray(t))
 
+    @defaults.restored()
     def upload(key, state, t, id, data=default):
         exchange, left = method.round[0], len(method.round) - 1
         ids = jnp.asarray(id)[None]

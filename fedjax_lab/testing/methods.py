@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import tree
+from fedjax_lab import defaults, tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import name_of
@@ -28,6 +28,7 @@ LEARNED = 54  # further rounds, after which a method must have learned the toy p
 CHIPS = "v5e:2x2"  # TPU chips for which a round is compiled if libtpu is installed
 
 
+@defaults.restored()
 def check_method(method: str | Callable, **settings) -> Method | Stages:
     """Trains a method on a toy problem and checks that the simulator can rely on it.
 

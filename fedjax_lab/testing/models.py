@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import tree
+from fedjax_lab import defaults, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.models import calls
@@ -16,6 +16,7 @@ from fedjax_lab.testing.failure import CheckFailed, check, check_same, section
 from fedjax_lab.types import Batch, Task
 
 
+@defaults.restored()
 def check_model(
     model: str | Callable,
     shape: tuple[int, ...] = (16, 16, 1),

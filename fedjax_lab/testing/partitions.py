@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedjax_lab import defaults
 from fedjax_lab.data.partitions import dealing
 from fedjax_lab.data.partitions import partition as partitions
 from fedjax_lab.errors import BadInput
@@ -13,6 +14,7 @@ from fedjax_lab.testing.failure import CheckFailed, check, section
 COUNT, USERS = 600, 12  # training examples and natural users of the toy dataset
 
 
+@defaults.restored()
 def check_partition(
     partition: str | Callable, num_clients: int = 5, num_domains: int = 1, **settings
 ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedjax_lab import defaults
 from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.experiment import load_data
@@ -12,6 +13,7 @@ from fedjax_lab.testing.failure import CheckFailed, check, section
 EXAMPLES = 64  # examples that are read from a lazy source
 
 
+@defaults.restored()
 def check_source(source: str | Callable, **settings) -> Dataset:
     """Raises CheckFailed unless the function returns a valid dataset. Returns that dataset.
 

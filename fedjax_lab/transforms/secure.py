@@ -12,7 +12,9 @@ are therefore not drawn (`neighbors`).
 As with any aggregator, the method sees only u, as the update of every client (`cohort.replaced`).
 Values that the method averages without the shares, such as SCAFFOLD's control variates, are thus
 averaged by share. Where too many clients are lost to unmask the sum, the server's state does not
-change, and the rows of the evaluations count such rounds (recorded, aborted_sums).
+change, and the rows of the evaluations count such rounds (recorded, aborted_sums). They also have
+the largest share of numbers that were clipped in a round (clipped_share), which the simulation sees
+in the words before they are masked, and a server does not.
 
 An upload has the arrays that a client would send: masked words, its share, two public keys, and for
 each of its k neighbors two secret shares and one more that it reveals at the end. A message has two
@@ -66,6 +68,13 @@ class Protocol(NamedTuple):
     threshold: float
 
 
+class Counters(NamedTuple):
+    """What the rows of the evaluations record."""
+
+    aborted: Array  # [] int32, rounds whose sum could not be unmasked
+    clipped: Array  # [] float32, largest share of numbers of a round that were clipped
+
+
 class Sealed(NamedTuple):
     """An upload as it is sent, without its masks."""
 
@@ -100,7 +109,8 @@ def secure_sum(
     More neighbors cost bytes and time; the mean does not depend on them.
 
     bits: the bits of each number that is sent, 16 or 32. The sum is modulo 2^bits.
-    limit: the largest absolute value of a number of an update; larger ones are clipped.
+    limit: the largest absolute value of a number of an update; larger ones are clipped, and the run
+        says so (recorded: clipped_share).
     neighbors: k, the number of clients with which a client shares masks; M - 1: all others, as in
         Bonawitz et al.
     threshold: more than this share of a client's neighbors must arrive, or else the round changes
@@ -120,7 +130,10 @@ def secure_sum(
     scored = method.scored or method.round[-1].send
     masked = method._replace(round=tuple(map(wrapped, method.round)), scored=scored)
     masked = server_state.with_state(
-        masked, lambda key: jnp.int32(0), _listen, lambda aborted: {"aborted_sums": aborted}
+        masked,
+        lambda key: Counters(jnp.int32(0), jnp.float32(0)),
+        partial(_listen, protocol.fixed),
+        lambda seen: {"aborted_sums": seen.aborted, "clipped_share": seen.clipped},
     )
     ignores_server = method.sample in AT_RANDOM
     return masked._replace(sample=method.sample) if ignores_server else masked
@@ -179,9 +192,23 @@ def _local(exchange: Exchange, protocol: Protocol, sent: WithPeers, client: Clie
     return Sealed(words, jnp.float32(client.weight), keys, secrets), private
 
 
-def _listen(exchange, server, sent, cohort):
+def _listen(fixed, exchange, server, sent, cohort):
     after, is_known = exchange.aggregate(server.base, sent, cohort)
-    return Server(after, server.extra + ~is_known)
+    aborted, most = server.extra
+    return Server(after, Counters(aborted + ~is_known, jnp.maximum(most, _clipped(fixed, sent))))
+
+
+def _clipped(fixed, sent):
+    """The share of the numbers in uploads [M] that are at the limit, as clipped ones are."""
+    limit = jnp.maximum(jnp.floor(sent.share * fixed.limit / fixed.step), 1)  # [M]
+
+    def share(words):
+        signed = jax.lax.bitcast_convert_type(words, SIGNED[fixed.bits]).astype(jnp.float32)
+        at_limit = jnp.abs(signed) >= limit.reshape(-1, *[1] * (signed.ndim - 1))
+        return jnp.mean(at_limit, dtype=jnp.float32)
+
+    leaves = jax.tree.leaves(sent.words)
+    return sum(w.size * share(w) for w in leaves) / sum(w.size for w in leaves)
 
 
 def _unmask(

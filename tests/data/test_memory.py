@@ -129,3 +129,24 @@ def test_wrong_data_are_refused_when_they_are_given():
     assert "a pair of an example and its label" in complaint(from_torch, [1, 2])
     assert "the same shape" in complaint(from_torch, [(X[0], 0), (X[0, :2], 1)])
     assert "has no examples" in complaint(from_torch, [])
+
+
+def test_masked_arrays_are_refused_unless_nothing_is_masked():
+    masked = np.ma.masked_greater(X, 1)
+    for given in ((masked, Y), (X, np.ma.masked_equal(Y, 3))):
+        assert "masked values, first in row" in complaint(from_arrays, *given)
+    made = from_arrays(np.ma.array(X), Y)["name"]()
+    np.testing.assert_array_equal(made.x, X)
+    assert "y is None" in complaint(from_arrays, X, None)
+
+
+def test_random_transforms_of_a_torch_dataset_are_named():
+    class Flipping(Images):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return (Tensor(x.numpy()[..., ::-1]) if RNG.random() < 0.5 else x), y
+
+    fixed, random = Images(20), Flipping(20)
+    assert from_torch(fixed, fixed)["name"]().remarks == ()
+    (line,) = from_torch(fixed, random)["name"]().remarks
+    assert "transform of test is random" in line

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import struct
 
 import numpy as np
 import pytest
@@ -151,3 +152,26 @@ def test_bytes_of_a_number_of_zeros_are_rejected(kind):
     """Such a pickle of thirty bytes would fill the memory."""
     content = pickle.dumps(Call(kind, (10**12,)), 2)
     assert "it makes bytes of something else" in complaint(pickles.loads, content, "a")
+
+
+def again(start: bytes, call: bytes) -> bytes:
+    """A pickle that makes a text of a million letters, and then calls a function of it often."""
+    text = b"X" + struct.pack("<I", 10**6) + b"a" * 10**6
+    return b"\x80\x02" + start + b"(" + text + b"U\x06latin1tq\x01" + call * 100 + b"."
+
+
+BOMBS = {
+    "encode": (again(b"", b"c_codecs\nencode\nh\x01R"), "makes far more bytes"),
+    "bytearray": (b"\x80\x05\x96" + struct.pack("<Q", 2**33) + b".", "declares 8589934592 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", BOMBS)
+def test_pickles_that_would_fill_the_memory_are_rejected(case):
+    content, expected = BOMBS[case]
+    assert expected in complaint(pickles.loads, content, "a")
+
+
+def test_a_large_number_in_the_memo_needs_no_memory():
+    content = b"\x80\x02K\x01r" + struct.pack("<I", 2**31 - 1) + b"."
+    assert pickles.loads(content, "a") == 1

@@ -320,8 +320,9 @@ def test_compressed_zeros_are_read_only_if_they_fit_in_memory(tmp_path, monkeypa
     np.savez_compressed(file, x=np.zeros((10, 2**19), np.uint8), y=np.arange(10) % 2)
     assert file.stat().st_size < 2**14
     assert arrays(path=str(file)).x.shape == (10, 2**19)
-    monkeypatch.setattr(safe, "free_memory", lambda: 9 * 2**20)
     monkeypatch.setattr(safe, "SMALL", 0)
+    assert "bytes, which must be all the same" in complaint(arrays, path=str(file))
+    monkeypatch.setattr(safe, "free_memory", lambda: 9 * 2**20)
     assert f"{file}: x does not fit in memory: 0.0 GiB" in complaint(arrays, path=str(file))
 
 

@@ -7,7 +7,7 @@ from slow_cases import in_ci
 
 import fedjax_lab
 from fedjax_lab.commands import data as command
-from fedjax_lab.data import normalize
+from fedjax_lab.data import normalize, rescaling
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
@@ -206,3 +206,56 @@ def test_a_loaded_run_refuses_columns_on_another_scale(loaded):
     standard = (COLUMNS - COLUMNS.mean(0)) / [1, 90, 1]
     assert "on another scale" in complaint(run.predict, standard)
     assert "shape [N, 3]" in complaint(run.predict, COLUMNS[:, :2])
+
+
+# Numbers that float32 cannot tell apart.
+
+TIMES = np.stack([1.6e9 + 7.5 * np.arange(40), RNG.normal(size=40)], 1)
+
+
+def test_large_numbers_are_scaled_before_they_become_float32(tmp_path):
+    config = config_of(tmp_path, TIMES, data={"normalize": "standard"})
+    data = experiment.load_data(config.data)
+    assert data.x.dtype == np.float64 and not normalize.merged(TIMES - TIMES.mean(0))
+    scale = experiment.make_scale(config.data, data)
+    (federation,) = experiment.deal_dataset(config, data, [0], scale=scale)
+    train = TIMES[~TEST]
+    expected = (TIMES - train.mean(0)) / train.std(0)
+    np.testing.assert_allclose(federation.x, expected, atol=1e-6)
+    assert federation.x.dtype == np.float32 and len(np.unique(federation.x[:, 0])) == 40
+    assert (federation.center, federation.scale) == (0, 1)
+    facts = normalize.moments(data.x, np.flatnonzero(~TEST))
+    known = rescaling.Known(data.x, (TIMES.min(), TIMES.max()), facts, scale)
+    np.testing.assert_array_equal(rescaling.like(TIMES, known), federation.x)
+    lazy = LazyArray(lambda rows: TIMES[rows], TIMES.shape, np.float64, None)
+    np.testing.assert_array_equal(normalize.in_float32(lazy, scale)[:], federation.x)
+    message = complaint(experiment.make_scale, {**config.data, "normalize": "unit"}, data)
+    assert "column 0" in message and "--config.data.normalize=standard" in message
+
+
+@pytest.mark.parametrize("kind", ["i4", "u4", "i8", "f8"])
+def test_whole_numbers_of_every_type_are_told_apart(kind):
+    x = (1_700_000_000 + np.arange(80).reshape(40, 2)).astype(kind)
+    np.testing.assert_array_equal(normalize.as_meant(x), x)
+    assert normalize.as_meant(x).dtype == np.float64
+
+
+def test_numbers_that_float64_cannot_tell_apart_are_refused():
+    x = 10**18 + np.arange(80).reshape(40, 2)
+    assert "too large for float64, column 0" in complaint(normalize.as_meant, x)
+
+
+def test_ordinary_numbers_are_stored_in_float32():
+    """Also if float64 holds rounding errors, or more digits than their spread has."""
+    noisy = np.where(np.arange(40) % 2, 0.3, 0.1 + 0.2)
+    for column in (RNG.normal(size=40), 290 + 10 * RNG.normal(size=40), noisy, 1e5 + np.arange(40)):
+        x = np.stack([column, np.arange(40.0)], 1)
+        np.testing.assert_array_equal(normalize.as_meant(x), x.astype(np.float32))
+        assert normalize.as_meant(x).dtype == np.float32
+    assert normalize.scale_of(noisy[:, None], "standard").scale == 0  # a constant
+
+
+def test_labels_that_float32_cannot_tell_apart_are_refused():
+    normalize.check_labels("y", RNG.normal(size=40))
+    message = complaint(normalize.check_labels, "y", TIMES[:, 0])
+    assert "of 40 different ones" in message and "add it to the predictions" in message

@@ -196,6 +196,10 @@ def test_the_error_lists_missing_unknown_and_misshaped_variables(change, said):
 def test_unsuitable_files_are_rejected(tmp_path, monkeypatch):
     error = complaint(make_task, NORMED_MLP, (5,), 3, pretrained_file=str(tmp_path))
     assert f"{tmp_path}: not a folder written by Orbax" in error
+    (tmp_path / "model.safetensors").touch()
+    assert "it has no config.json" in complaint(
+        make_task, NORMED_MLP, (5,), 3, pretrained_file=str(tmp_path)
+    )
     optional.module("safetensors")
     path = tmp_path / "weights.pth"
     net = TINY["resnet"].clone(pretrained=str(path))
@@ -204,3 +208,11 @@ def test_unsuitable_files_are_rejected(tmp_path, monkeypatch):
         path.write_bytes(b"PK\x03\x04 a pickle")
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert "pip install 'fedjax_lab[clip]'" in complaint(make_task, net, (8, 8, 3), 3)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [(np.ones(3, np.int8), "has numbers of type int8"), (np.full(3, np.nan), "has NaN")],
+)
+def test_weights_are_real_and_finite_numbers(tensor, words):
+    assert words in complaint(pretrained.numbers, "its tensor 'a'", tensor)

@@ -123,8 +123,11 @@ MEAN = SHARE[ARRIVED] @ U[ARRIVED] / SHARE[ARRIVED].sum()
 ATTACKERS = np.array([0, 1, 1, 1, 0, 0], bool)  # which clients attack
 
 
+FIRST = secure.Counters(jnp.int32(0), jnp.float32(0))
+
+
 def received(wrap):
-    """What the server learns of each client [M, D], and the number of sums not unmasked."""
+    """What the server learns of each client [M, D], the sums not unmasked, the share clipped."""
     (exchange,) = wrap(toys.bare(toys.make("fedavg"))).round
     cohort = tree.take(toys.POPULATION, jnp.arange(M))._replace(weight=jnp.asarray(SHARE))
     cohort = cohort._replace(attacks=jnp.asarray(ATTACKERS))
@@ -137,10 +140,10 @@ def received(wrap):
             return exchange.local(message, client, work)[0]
 
         sent, clients = failures.received(jax.vmap(local)(u, cohort), cohort, jnp.asarray(ARRIVED))
-        return exchange.aggregate(Server(jnp.zeros((M, D)), jnp.int32(0)), sent, clients)
+        return exchange.aggregate(Server(jnp.zeros((M, D)), FIRST), sent, clients)
 
     server = jax.jit(round)(jnp.asarray(U))
-    return np.asarray(server.base), int(server.extra)
+    return np.asarray(server.base), int(server.extra.aborted), float(server.extra.clipped)
 
 
 def test_the_server_gets_the_mean_as_the_upload_of_every_client():
@@ -154,9 +157,9 @@ def test_the_server_gets_the_mean_as_the_upload_of_every_client():
 
 def test_a_round_that_cannot_be_unmasked_changes_nothing():
     """Four of six uploads have arrived: at most 0.8 of the five neighbors of any client."""
-    after, aborted = received(partial(secured, neighbors=5, threshold=0.8))
+    after, aborted, _ = received(partial(secured, neighbors=5, threshold=0.8))
     assert (after == 0).all() and aborted == 1
-    after, aborted = received(partial(secured, neighbors=5, threshold=0.5))
+    after, aborted, _ = received(partial(secured, neighbors=5, threshold=0.5))
     assert (after[ARRIVED] != 0).all() and aborted == 0
 
 
@@ -223,3 +226,14 @@ def test_sums_that_are_not_possible_are_rejected():
     assert "its uploads are already masked" in complaint(toys.bytes_of, both)
     message = complaint(secure._check_sum, Fixed(16, 1.0), 2**14 + 1)
     assert "at most 16384 clients in a round, but there are 16385" in message
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_the_share_of_clipped_numbers_is_counted(bits):
+    u = np.float32(np.random.default_rng(1).normal(size=(3, 1000)))
+    u[np.abs(np.abs(u) - 1) < 0.01] = 0  # words of 16 bits cannot tell these from clipped ones
+    fixed, share = Fixed(bits, 1.0), jnp.asarray([0.5, 0.25, 0.25])
+    keys = jax.random.split(KEYS.init, 3)
+    words = jax.vmap(partial(secure.encode, fixed))([jnp.asarray(u)], share, keys)
+    sent = secure.Sealed(words, share, None, None)
+    assert secure._clipped(fixed, sent) == pytest.approx(np.mean(np.abs(u) > 1))

@@ -53,6 +53,5 @@ def _claimed(key: str, content: IO[bytes], member: zipfile.ZipInfo) -> int:
     due = math.prod(shape) * max(1, dtype.itemsize)  # empty strings have 0 bytes, but count as 1
     if min(shape, default=0) < 0 or due > member.file_size - content.tell():
         raise ValueError(f"{key} declares {due} bytes, but its member has {member.file_size}")
-    if member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        safe.check_claim(member.file_size, member.compress_size)
+    safe.check_claim(member.file_size, member.compress_size)
     return due

@@ -4,11 +4,15 @@ A pickle is a program that may call whatever functions its reader looks up for i
 up only replacements for the functions that NumPy's own pickles call (those of NumPy 1 and 2, Python
 2 and 3, any protocol), and three harmless types. Even `numpy.dtype` itself is not available,
 because a forged dtype could turn bytes into pointers.
+
+A few bytes can also ask for any memory: as the number of an object in the memo, for which Python's
+unpickler in C allocates a list, or by making a large value again and again.
 """
 
-import builtins
 import pickle
 import re
+import struct
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,8 +22,11 @@ import numpy as np
 from fedjax_lab.data import safe
 
 LARGEST = 1 << 31  # bytes of a pickle
-BUILTINS = ("complex", "frozenset", "set")
+GROWTH = 4  # bytes that may be made of a byte of a pickle, besides those of its own values
 STAND_INS = {  # (module, name) in a pickle: the attribute of `_Reader` that replaces it
+    ("builtins", "complex"): "make_complex",
+    ("builtins", "set"): "make_set",
+    ("builtins", "frozenset"): "make_frozenset",
     ("builtins", "bytes"): "make_bytes",
     ("builtins", "bytearray"): "make_bytearray",
     ("_codecs", "encode"): "encode",
@@ -48,22 +55,50 @@ def loads(content: bytes, name: str) -> Any:
     with safe.reading(name, problem="is damaged or not plain data"):
         if len(content) > LARGEST:
             raise pickle.UnpicklingError(f"it has more than {LARGEST} bytes")
-        return _Reader(BytesIO(content), encoding="bytes").load()
+        return _Reader(content).load()
 
 
-class _Reader(pickle.Unpickler):
+class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
     """An unpickler whose replacements are its own methods."""
 
     ndarray = None  # used only as an argument, which `reconstruct` ignores
 
+    def __init__(self, content: bytes):
+        super().__init__(BytesIO(content), encoding="bytes")
+        self.left = safe.SMALL + GROWTH * len(content)  # bytes that may still be made
+
+    def take(self, size: int) -> None:
+        """Counts bytes that are made. Raises an error if they are far more than the pickle has."""
+        self.left -= size
+        if self.left < 0:
+            raise pickle.UnpicklingError("it makes far more bytes than it has")
+
+    def load_bytearray8(self) -> None:
+        """Python's own one allocates the size that the file declares."""
+        (size,) = struct.unpack("<Q", self.read(8))
+        made = self.read(min(size, self.left))
+        if len(made) < size:
+            raise pickle.UnpicklingError(f"it declares {size} bytes, more than it has")
+        self.append(bytearray(made))
+
+    dispatch = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
+
     def find_class(self, module: str, name: str) -> Any:
-        if module in ("builtins", "__builtin__") and name in BUILTINS:
-            return getattr(builtins, name)
         module = module.replace("numpy._core.", "numpy.core.").replace("__builtin__", "builtins")
         stand_in = STAND_INS.get((module, name))
         if stand_in is None:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}")
         return getattr(self, stand_in)
+
+    def make_complex(self, real, imaginary):
+        return complex(real, imaginary)
+
+    def make_set(self, values=()):
+        self.take(8 * len(values))
+        return set(values)
+
+    def make_frozenset(self, values=()):
+        return frozenset(self.make_set(values))
 
     def make_bytes(self, content=b"", codec="latin1"):
         """Bytes of text or of bytes, but not of a number, which would be their length."""
@@ -72,19 +107,24 @@ class _Reader(pickle.Unpickler):
         return content if isinstance(content, bytes) else self.encode(content, codec)
 
     def make_bytearray(self, content=b"", codec="latin1"):
-        return bytearray(self.make_bytes(content, codec))
+        made = self.make_bytes(content, codec)
+        self.take(len(made))
+        return bytearray(made)
 
     def encode(self, text, codec):
         """Encodes the bytes in a pickle that Python 3 wrote for Python 2."""
         if codec not in ("latin1", b"latin1", "latin-1"):
             raise pickle.UnpicklingError("it uses a codec other than latin1")
+        self.take(len(text))
         return text.encode("latin1")
 
     def dtype(self, code, *_):
         return _Type(code)
 
     def reconstruct(self, *_):
-        return _Array()
+        array = _Array()
+        array.take = self.take
+        return array
 
     def scalar(self, kind, data):
         return np.frombuffer(data, kind.checked(), 1)[0]
@@ -126,17 +166,21 @@ class _Array(np.ndarray):
     An array of objects is pickled as a list; if all of them are str, they are converted to bytes.
     """
 
+    take: Callable[[int], None]  # of the reader
+
     def __new__(cls):
         return super().__new__(cls, 0, np.uint8)
 
     def __setstate__(self, state: tuple) -> None:
         _, shape, kind, fortran, data = state
         if type(data) is list and data and all(type(text) is str for text in data):
+            self.take(4 * len(data) * max(map(len, data)))
             texts = np.array(data)
             kind, data, fortran = _Type(texts.dtype.str[1:]), texts.tobytes(), False
         if not isinstance(data, bytes):
             kind.checked()  # raises an error for an array of objects
             raise pickle.UnpicklingError("it holds an array without its bytes")
+        self.take(len(data))
         super().__setstate__((1, shape, kind.checked(), fortran, data))
         _readable(self)
 

@@ -71,6 +71,8 @@ def read(file: Path, as_text: Collection[str], marks: Collection[str]) -> dict[s
 def _of_parquet(file):
     from pyarrow import parquet
 
+    size = parquet.read_metadata(file)
+    safe.check_memory(8 * size.num_rows * size.num_columns)  # also of repeated numbers
     made = parquet.read_table(file)
     return made.select([name for name in made.column_names if not name.startswith(INDEX)])
 

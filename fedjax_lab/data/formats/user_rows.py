@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.data import safe
+from fedjax_lab.data import normalize, safe
 from fedjax_lab.data.dataset import MOST_CLASSES, Dataset
 from fedjax_lab.data.formats.columns import positions
 from fedjax_lab.errors import BadInput, quoted
@@ -57,7 +57,9 @@ def numbers(parts: Sequence[UserRows], name: str) -> Dataset:
         )
     is_femnist = shapes.keys() == {(*FEMNIST, 1)}
     classes = characters(parts) if is_femnist else numbered(parts)
-    return assembled(parts, joined([part.x for part in parts]), classes, name)
+    x = joined([part.x for part in parts])
+    x = normalize.exact(f"{name}: the numbers of x", x) if x.dtype == np.float64 else x
+    return assembled(parts, x, classes, name)
 
 
 def characters(parts: Sequence[UserRows]) -> tuple[str, ...]:
@@ -99,14 +101,16 @@ def labels(values: Any) -> np.ndarray:
 def images_or_vectors(values: Any) -> np.ndarray:
     """Finite numbers as [n, D] or [n, H, W, channels]; 784 numbers are an image [28, 28, 1].
 
-    Such images become uint8 if that is lossless. Raises ValueError if values are malformed.
+    Such images become uint8 if that is lossless; others are in float64. Raises ValueError if values
+    are malformed.
     """
     with np.errstate(over="ignore"):
-        x = np.array(values, np.float32)
-    if x.ndim < 2 or 0 in x.shape or not np.isfinite(x).all():
+        x = np.array(values, np.float64)
+        narrow = x.astype(np.float32)
+    if x.ndim < 2 or 0 in x.shape or not np.isfinite(narrow).all():
         raise ValueError("x must hold finite numbers, equally many in each example")
     if x.shape[1:] in (FEMNIST, (FEMNIST[0] * FEMNIST[1],)):
-        return as_bytes(x).reshape(-1, *FEMNIST, 1)
+        return as_bytes(narrow).reshape(-1, *FEMNIST, 1)
     return x[..., None] if x.ndim == 3 else x
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.data import held_out, leaks, safe
+from fedjax_lab.data import held_out, leaks, normalize, safe
 from fedjax_lab.data.dataset import Dataset, numerals
 from fedjax_lab.data.formats import npz
 from fedjax_lab.data.places import path_of
@@ -121,16 +121,19 @@ def read(file: Path) -> dict[str, np.ndarray]:
 def pixels(file: Path | str, x: np.ndarray) -> np.ndarray:
     """Examples as images of their type or as rows; images [R, H, W] get a channel axis.
 
-    Numbers that are not of one byte become finite float32, except for the integers of images.
+    Numbers that are not of one byte become finite float32, except for the integers of images, and
+    for numbers that only float64 can tell apart.
     """
     if x.dtype.kind not in "buif":
         raise BadInput(f"{file}: x must hold numbers, but its type is {x.dtype}")
     if x.ndim < 2 or 0 in x.shape:
         raise BadInput(f"{file}: x has shape {list(x.shape)}, not [R, D] or [R, H, W, channels]")
     if x.dtype.kind == "f":
-        x = finite(file, "x", x)
+        narrow = finite(file, "x", x)
+        x = x.astype(np.float64) if normalize.merged(x) else narrow
     elif x.ndim == 2 and x.dtype.kind in "iu" and x.dtype != np.uint8:
-        x = x.astype(np.float16 if x.dtype == np.int8 else np.float32)  # columns, not token ids
+        of_byte = x.dtype == np.int8  # columns, not token ids
+        x = x.astype(np.float16) if of_byte else normalize.exact(f"{file}: the numbers of x", x)
     return x[..., None] if x.ndim == 3 else x
 
 
@@ -160,6 +163,7 @@ def labels(file: Path | str, y: np.ndarray, classes: tuple[str, ...]) -> np.ndar
     Raises BadInput if a label [R] has no name among given classes.
     """
     if y.dtype.kind == "f" or not LOWEST <= y.min() <= y.max() <= HIGHEST:
+        normalize.check_labels(f"{file}: y", y)
         return finite(file, "y", y)
     bad = (y < 0) | (y >= len(classes))
     if classes and y.ndim == 1 and bad.any():

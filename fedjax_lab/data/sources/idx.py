@@ -185,7 +185,7 @@ def read_file(path: Path, dimensions: int) -> np.ndarray:
         due, stored = math.prod(shape), path.stat().st_size
         if due > safe.DEFLATE * stored:
             raise Fault(f"{path} is truncated: {stored} bytes cannot hold {due}")
-        safe.check_memory(due)
+        safe.check_claim(due, stored)
         content = file.read(due + 1)
     if len(content) < due:
         raise Fault(f"{path} is truncated, {len(content)} bytes instead of {due}")

@@ -62,7 +62,10 @@ def check_names(folder: Path) -> None:
 def examples(file: Path, x: np.ndarray) -> np.ndarray:
     """The memory-mapped examples of a file; images [R, H, W] get a channel axis."""
     if x.dtype not in map(np.dtype, TYPES):
-        remedy = "save x.astype(numpy.float32), or numpy.uint8 for pixels from 0 to 255"
+        remedy = (
+            "save x.astype(numpy.float32), after subtracting large means of its columns, or"
+            " numpy.uint8 for pixels from 0 to 255"
+        )
         raise BadInput(f"{file} has type {x.dtype}, not one of {', '.join(TYPES)}: {remedy}")
     if x.ndim < 2:
         raise BadInput(f"{file} has shape {list(x.shape)}, not [R, D] or [R, H, W, channels]")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab.bounds import BelowOne, NotNegative
-from fedjax_lab.data import held_out, leaks
+from fedjax_lab.data import held_out, leaks, normalize
 from fedjax_lab.data.dataset import Dataset, are_numerals
 from fedjax_lab.data.formats import typed_columns
 from fedjax_lab.data.formats.columns import as_name, sorted_names
@@ -43,7 +43,7 @@ def table(
     unseen: str = "",
     normalize: str = "standard",
 ) -> Dataset:
-    """Examples x [R, D] float32, one for each row of the table.
+    """Examples x [R, D], one for each row of the table.
 
     Args:
       path: a .csv, .tsv or .parquet file, whose first line has the names of the columns.
@@ -108,7 +108,7 @@ class Encoded(NamedTuple):
     """A column of the table as columns of the examples."""
 
     name: str
-    values: np.ndarray  # [R, columns] float32
+    values: np.ndarray  # [R, columns] float32, or float64 where float32 merges different numbers
     what: str  # in words
     missing: int  # number of rows without a value
 
@@ -189,20 +189,12 @@ def _encoded(file, name, column, is_category, training):
     if lacks[training].all():
         raise BadInput(f"{file}: no training row has a value in {quoted(name)}; drop the column")
     arrays.finite(f"{file}, column {name}", "it", values[~lacks])
-    if _is_rounded(column, values[~lacks]):
-        raise BadInput(
-            f"{file}: whole numbers in the column {quoted(name)} are too large to be told apart in"
-            " float32; subtract their smallest one, or add it to data.drop"
-        )
+    given = np.asarray(column.drop_null().to_numpy(zero_copy_only=False))  # integers stay exact
+    given = given if given.dtype.kind in "iu" else values[~lacks]
+    kind = normalize.exact(f"{file}: numbers of the column {quoted(name)}", given[:, None]).dtype
     mean = values[training & ~lacks].mean()
     columns = [np.where(lacks, mean, values)] + ([lacks] if lacks.any() else [])
-    return Encoded(name, np.stack(columns, 1).astype(np.float32), "numbers", int(lacks.sum()))
-
-
-def _is_rounded(column, values):
-    """Whether different whole numbers of a column are equal as float32."""
-    different = len(column.drop_null().unique()) - (len(values) < len(column.drop_null()))
-    return (values % 1 == 0).all() and len(np.unique(values.astype(np.float32))) < different
+    return Encoded(name, np.stack(columns, 1).astype(kind), "numbers", int(lacks.sum()))
 
 
 def _of_category(file, name, column, training):

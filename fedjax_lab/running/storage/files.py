@@ -80,14 +80,15 @@ EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may add a
     "epsilon?": SCORE,  # null: infinite
     "delta?": NUMBER,
 }
+SECTION = {"name?": TEXT}  # of a config
 CONFIG = {  # config.json
-    "data": OBJECT,
-    "partition": OBJECT,
+    "data": SECTION,
+    "partition": SECTION,
     "method": {"name": TEXT},
     "run": {"rounds?": POSITIVE, "eval_every?": POSITIVE},
     "seeds": [COUNT],
     "parts?": {"*": OBJECT},  # where the user's own functions came from
-    "*": OBJECT,  # the other sections
+    "*": SECTION,  # the others
 }
 _CHOSEN = {"round?": NUMBER, "train_loss?": NUMBER, "epsilon?": SCORE, **SCORES}
 _WAY = {"per_seed": {"*": _CHOSEN}, "mean": _CHOSEN, "std?": _CHOSEN}
