@@ -83,8 +83,9 @@ def _words(render, messages, number, text):
         before, _, rest = whole.partition(first)
         inside, end, after = rest.partition(last)
         if end and text == before + inside + after:
-            start = len(before)
-            return slice(start, start + len(inside)), render(marked).rpartition(last)[2]
+            start, is_last = len(before), number == len(messages) - 1
+            closing = after if is_last else render(marked).rpartition(last)[2]
+            return slice(start, start + len(inside)), closing
         is_printed |= first in whole or last in whole
     if is_printed:
         raise BadInput(_rewritten(messages))
@@ -111,12 +112,13 @@ def _parts(content: str) -> Iterator[slice]:
 def _start(render, earlier, text, words):
     """Where a model that has read the earlier messages begins to write."""
     try:
-        begun, read = render(earlier, True), render(earlier)
+        begun = render(earlier, True)
+        if not text.startswith(begun) or len(begun) > words.stop:
+            return words.start
+        is_beginning = not text[len(begun) : words.start].strip() or begun != render(earlier)
     except BadInput:  # templates may demand a first turn of the user
         return words.start
-    continues = text.startswith(begun) and len(begun) <= words.stop
-    is_beginning = begun != read or not text[len(begun) : words.start].strip()
-    return len(begun) if continues and is_beginning else words.start
+    return len(begun) if is_beginning else words.start
 
 
 def _end(text, place, closing, special):
