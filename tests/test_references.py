@@ -325,14 +325,15 @@ def test_code_that_this_process_has_named_needs_no_trust(own, received, monkeypa
     assert recalled(received) == f"{own}:near"
     monkeypatch.setattr(references, "_executions", {})
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(own), raising=False)
-    assert recalled(received) == f"{own}:near"
+    saved = json.loads((received / "config.json").read_text())
+    assert provenance.recalled(saved, received)["method"]["name"] == f"{own}:near"
 
 
 @pytest.mark.parametrize(
     "method, source, code",
     [
-        ("own.py:near", {"file": "/received/own.py"}, "/received/own.py:near"),
-        ("own.py:near", {"file": "/received/own.py", "module": "own"}, "/received/own.py:near"),
+        ("own.py:near", {"file": "received/own.py"}, "received/own.py:near"),
+        ("own.py:near", {"file": "received/own.py", "module": "own"}, "received/own.py:near"),
         ("received:near", {"file": "/x/received.py", "module": "received"}, "(/x/received.py)"),
         ("shutil:rmtree", {}, "shutil:rmtree"),
         ("own.py:twice", {}, ""),
@@ -341,13 +342,15 @@ def test_code_that_this_process_has_named_needs_no_trust(own, received, monkeypa
 )
 def test_a_folder_cannot_replace_what_this_process_has_named(own, method, source, code, tmp_path):
     load_config("own.py")
+    (tmp_path / "received").mkdir()
+    own_parts.write(tmp_path / "received")
     config = {"method": {"name": method}, "parts": {method: source}}
     if code:
         message = complaint(provenance.recalled, config, tmp_path)
         assert f"{tmp_path} names code that would be executed: " in message and code in message
     else:
         assert provenance.recalled(config, tmp_path)["method"]["name"] == method
-    assert not {"/received", "/x"} & set(sys.path)
+    assert not {"/received", "/x", "received", str(tmp_path / "received")} & set(sys.path)
 
 
 def test_the_base_of_a_method_and_metrics_are_code_too(own, received):
