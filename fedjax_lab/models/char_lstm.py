@@ -74,7 +74,7 @@ def char_lstm(num_classes: int) -> CharLSTM:
 def causal_lstm(num_classes: int) -> CharLSTM:
     """The `char_lstm` with a head at each position, for config.task.name=tokens.
 
-    With three tokens besides its characters this is Reddi et al.'s model for Shakespeare.
+    Reddi et al.'s model for Shakespeare: 820,522 parameters at its 90 tokens.
     """
     return CharLSTM(num_classes, causal=True, name="causal_lstm")
 

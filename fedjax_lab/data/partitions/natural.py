@@ -15,6 +15,7 @@ SOURCES = (  # data sources that can have natural users
     "instructions",
     "leaf",
     "mapped",
+    "plays",
     "records",
     "sentiment140",
     "shakespeare",
