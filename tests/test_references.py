@@ -309,7 +309,7 @@ def test_code_that_only_a_folder_names_needs_trust(own, received):
     own.write_text(f"open({str(mark)!r}, 'w')\n{own.read_text()}")
     message = complaint(recalled, received)
     assert message == (
-        f"{received} names code that would be executed: {own}:blobs; if you trust this code, add"
+        f"{received} names code that would be executed: {own}:Net; if you trust this code, add"
         " --trust, in Python trust=True, or name its file as this run did, with --config"
     )
     for reads in (fedjax_lab.load, loading.build):
