@@ -37,6 +37,7 @@ def run(
     profile=None,
     log=(),
     on_evaluation=None,
+    trust=False,
 ):
     """Runs the training that a config describes. On a CPU it uses every core, as the command does.
 
@@ -60,6 +61,8 @@ def run(
         the seed's state. If it returns `fedjax_lab.STOP`, the run ends after this evaluation. If it
         raises an exception, the state is saved, and the exception ends the run. In a run of several
         processes, each process calls it; if one of them calls `state`, all of them must.
+      trust: whether code that the folder of a saved run names may be executed; code that this
+        process has named in a config may be executed anyway.
 
     Returns:
       A `loading.Run`, as `load` returns it: its summary, the rows of metrics.jsonl, the final
@@ -73,7 +76,7 @@ def run(
     """
     from fedjax_lab.engine import parallel, processes
     from fedjax_lab.errors import BadInput, quoted
-    from fedjax_lab.experiment import experiment
+    from fedjax_lab.experiment import experiment, references
     from fedjax_lab.experiment.config import resolve
     from fedjax_lab.running import compilation_cache, growth, loading, loggers, runner
     from fedjax_lab.running.storage import cloud
@@ -85,7 +88,7 @@ def run(
     chosen = loggers.find(log)  # before anything is loaded
     if on_evaluation is not None and not callable(on_evaluation):
         raise BadInput(f"on_evaluation must be a function, got {quoted(on_evaluation)}")
-    with cloud.staged(workdir or None) as path:
+    with references.trusting(trust), cloud.staged(workdir or None) as path:
         config, seeds = growth.completed(config, seeds, path)
         with owned(path, config, seeds, resume):  # before anything is loaded
             built = experiment.build(config, seeds)
@@ -100,20 +103,23 @@ def run(
     return loading.of_result(built, result)
 
 
-def load(folder, *, rounds=None):
+def load(folder, *, rounds=None, trust=False):
     """Loads a finished or unfinished run from its folder, which is not changed.
 
     Args:
       folder: the folder of the run, or a cloud address such as gs://BUCKET/FOLDER.
       rounds: the number of rounds after which the checkpoint was saved. None: the newest one.
+      trust: whether code that the folder names may be executed: user-defined methods, models and
+        other parts. Code that this process has named in a config may be executed anyway.
 
     Returns:
       A `loading.Run`, which predicts, scores and exports the models of the run.
 
     Raises:
-      BadInput: the folder holds no run or no such checkpoint, or the data have changed.
+      BadInput: the folder holds no run or no such checkpoint, names code that is not trusted, or
+        the data have changed.
     """
     from fedjax_lab.running import compilation_cache, loading
 
     compilation_cache.enable()
-    return loading.load(folder, rounds)
+    return loading.load(folder, rounds, trust)

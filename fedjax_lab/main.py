@@ -2,7 +2,7 @@
 
 python -m fedjax_lab.main --config=quickstart[:METHOD] [--config.method.mu=0.1 ...]
                           [--workdir=DIR] [--seeds=0,1,2] [--resume | --resume_or_start]
-                          [--partition_only]
+                          [--partition_only] [--trust]
                           [--profile=ROUNDS] [--log=wandb,mlflow] [--distributed=auto|I/N@HOST:PORT]
                           [--nocompilation_cache] [--flagfile=FILE] [--show_config]
 python -m fedjax_lab.main --help-method NAME
@@ -28,6 +28,9 @@ python -m fedjax_lab.main --help-method NAME
                   as --resume, but starts the run if the workdir holds none; for the scripts of
                   schedulers, which run one command again and again
 --partition_only  prints and draws which clients hold which examples, without training
+--trust           executes code that the folder of a run names (--workdir with --resume and without
+                  --config, or config.run.start_from); code that this command names itself, for
+                  example with --config, is executed anyway
 --profile         number of rounds to profile, after the first three rounds. The trace in
                   DIR/profile can be opened in TensorBoard (xprof) and in Perfetto; profiling does
                   not change the results
@@ -90,6 +93,7 @@ RESUME_OR_START = flags.DEFINE_bool(
     "resume_or_start", False, "as --resume, or start the run if the workdir holds none"
 )
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show the partition without training")
+TRUST = flags.DEFINE_bool("trust", False, "execute code that the folder of a run names")
 PROFILE = flags.DEFINE_string("profile", None, "number of rounds to profile")
 LOG = flags.DEFINE_list("log", [], "loggers: wandb, mlflow, tensorboard, MODULE:FUNCTION")
 COMPILATION_CACHE = flags.DEFINE_bool("compilation_cache", True, "keep compiled programs on disk")
@@ -118,12 +122,13 @@ def _main(argv):
     _configure_jax()
 
     from fedjax_lab.engine import parallel, processes
+    from fedjax_lab.experiment import references
     from fedjax_lab.running import growth, loggers, workdir
 
     loggers.find(LOG.value)
     parallel.check_devices()
     config = _given_config(overrides) if CONFIG.value else None
-    with cloud.staged(WORKDIR.value or None) as path:
+    with references.trusting(TRUST.value), cloud.staged(WORKDIR.value or None) as path:
         if RESUME.value and not RESUME_OR_START.value:
             processes.of_first(lambda: growth.check_begun(path))
         config, seeds = growth.completed(config, seeds, path, overrides)

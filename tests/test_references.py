@@ -18,8 +18,8 @@ from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.optimizers import make_optimizer
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedprox import fedprox
-from fedjax_lab.running import growth, workdir
-from fedjax_lab.running.storage import metric_rows
+from fedjax_lab.running import growth, loading, workdir
+from fedjax_lab.running.storage import metric_rows, provenance
 
 
 @pytest.fixture
@@ -289,6 +289,73 @@ def test_a_run_resumes_with_the_same_source_under_any_name_only(own, run, monkey
     resume(run, resolve(load_config("../own.py")))
     own.rename(own.parent / "inner" / "moved.py")
     resume(run, resolve(load_config("moved.py")))
+
+
+@pytest.fixture
+def received(run, monkeypatch):
+    """The folder of a run of own.py that another process has begun."""
+    monkeypatch.setattr(references, "_executions", {})
+    return run
+
+
+def recalled(folder):
+    """The name of the method of a run that is resumed without a config."""
+    config, _ = growth.completed(None, None, folder)
+    return config.method.name
+
+
+def test_code_that_only_a_folder_names_needs_trust(own, received):
+    mark = own.parent / "executed"
+    own.write_text(f"open({str(mark)!r}, 'w')\n{own.read_text()}")
+    message = complaint(recalled, received)
+    assert message == (
+        f"{received} names code that would be executed: {own}:Net; if you trust this code, add"
+        " --trust, in Python trust=True, or name its file as this run did, with --config"
+    )
+    for reads in (fedjax_lab.load, loading.build):
+        assert complaint(reads, received) == message
+    with references.trusting(False):
+        assert complaint(recalled, received) == message and not mark.exists()
+    with references.trusting():
+        assert recalled(received) == f"{own}:near" and mark.exists()
+
+
+def test_code_that_this_process_has_named_needs_no_trust(own, received, monkeypatch):
+    load_config("own.py")
+    assert recalled(received) == f"{own}:near"
+    monkeypatch.setattr(references, "_executions", {})
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(own), raising=False)
+    saved = json.loads((received / "config.json").read_text())
+    assert provenance.recalled(saved, received)["method"]["name"] == f"{own}:near"
+
+
+@pytest.mark.parametrize(
+    "method, source, code",
+    [
+        ("own.py:near", {"file": "received/own.py"}, "received/own.py:near"),
+        ("own.py:near", {"file": "received/own.py", "module": "own"}, "received/own.py:near"),
+        ("received:near", {"file": "/x/received.py", "module": "received"}, "(/x/received.py)"),
+        ("shutil:rmtree", {}, "shutil:rmtree"),
+        ("own.py:twice", {}, ""),
+        ("optax:adamw", {"file": "/received/optax.py", "module": "optax"}, ""),
+    ],
+)
+def test_a_folder_cannot_replace_what_this_process_has_named(own, method, source, code, tmp_path):
+    load_config("own.py")
+    (tmp_path / "received").mkdir()
+    own_parts.write(tmp_path / "received")
+    config = {"method": {"name": method}, "parts": {method: source}}
+    if code:
+        message = complaint(provenance.recalled, config, tmp_path)
+        assert f"{tmp_path} names code that would be executed: " in message and code in message
+    else:
+        assert provenance.recalled(config, tmp_path)["method"]["name"] == method
+    assert not {"/received", "/x", "received", str(tmp_path / "received")} & set(sys.path)
+
+
+def test_the_base_of_a_method_and_metrics_are_code_too(own, received):
+    for config in ({"method": {"name": "ditto", "base": "a.py:f"}}, {"run": {"metrics": ["a:f"]}}):
+        assert "names code" in complaint(provenance.recalled, config, received)
 
 
 def test_a_function_of_a_notebook_is_identified_by_its_code(own, monkeypatch):

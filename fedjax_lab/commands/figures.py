@@ -1,6 +1,7 @@
 """The command that draws learning curves and the analyses of five papers from runs.
 
-python -m fedjax_lab.figures NAME FOLDER... [--out=DIR] [--format=png,pdf,svg] [options of NAME]
+python -m fedjax_lab.figures NAME FOLDER... [--out=DIR] [--format=png,pdf,svg] [--trust]
+                             [options of NAME]
 
 clients           accuracy of each client, by its number of examples and domain
 confusion         which classes the model takes for which
@@ -21,6 +22,7 @@ fedconcat and hfedf take several folders.
 --out     folder to write the pictures to, and numbers.json if there are numbers; default:
           FOLDER/figures, in the first FOLDER
 --format  format of the pictures: one or several of png (the default), pdf and svg
+--trust   executes code that the folder of the run names, such as its user-defined method
 
 Exit codes: 0 success; 1 the machine failed (disk, memory); 2 the input is invalid (reported in one
 line); 130 interrupted.
@@ -55,6 +57,7 @@ from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import make_parser
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, nearest, parse, printable, quoted
+from fedjax_lab.experiment import references
 from fedjax_lab.running import plots
 from fedjax_lab.running.storage import cloud, metric_rows
 
@@ -86,9 +89,9 @@ def _main(argv):
     if {"-h", "--help"} & set(rest):
         print(inspect.getmodule(FIGURES[name]).__doc__)
         return 0
-    folders, out, formats, options = _parse(name, rest)
+    folders, out, formats, trust, options = _parse(name, rest)
     parallel.check_devices()
-    with cloud.read(folders) as local, cloud.staged(out) as target:
+    with references.trusting(trust), cloud.read(folders) as local, cloud.staged(out) as target:
         for folder in local:
             if not folder.is_dir():
                 problem = "is not a folder" if folder.exists() else "does not exist"
@@ -100,12 +103,13 @@ def _main(argv):
 
 
 def _parse(name, arguments):
-    """Parses the folders of runs, the output folder, the formats and the options of the figures."""
+    """The folders of runs, the output folder, the formats, --trust, the options of the figures."""
     draw = FIGURES[name]
     parser = make_parser()
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--format", default=FORMATS[0])
+    parser.add_argument("--trust", action="store_true")
     for option, default in options_of(draw).items():
         kind = str if isinstance(default, str) else int
         parser.add_argument(f"--{option}", type=kind, default=default)
@@ -123,7 +127,7 @@ def _parse(name, arguments):
     for folder in folders:
         cloud.check("FOLDER", folder)
     cloud.check("--out", out)
-    return folders, out or folders[0] / "figures", formats, args
+    return folders, out or folders[0] / "figures", formats, args.pop("trust"), args
 
 
 def options_of(draw: Callable[..., Drawn]) -> dict[str, str | int | None]:

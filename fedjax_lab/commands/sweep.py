@@ -4,7 +4,7 @@ python -m fedjax_lab.sweep --config=configs/X.py --out=DIR [--methods=fedavg,fed
                            [--grid=method.mu=0.01,0.1] [--grid=partition.alpha=0.1,0.5]
                            [--tune=random:20|tpe:20 [--on=validation] [--range=method.mu=log:...]]
                            [--seeds=0,1,2] [--workers=N | --together] [--share=I/N]
-                           [--log=wandb,mlflow] [--nocompilation_cache]
+                           [--log=wandb,mlflow] [--nocompilation_cache] [--trust]
                            [--config.run.rounds=20 ...]
 python -m fedjax_lab.sweep --status=DIR
 
@@ -20,6 +20,8 @@ Cells run one after another in this process. With --workers=N, N cells run at a 
 their own: each has an equal part of the CPU cores, or one GPU. With --together, new cells that
 differ only in numerical settings of `method` and `local` run as one vmapped computation. If that
 fails (out of memory, a setting that cannot be traced, a cell that diverges), they run one by one.
+
+With --trust, code that the folder of config.run.start_from names is executed.
 
 With --log (see fedjax_lab.main), each cell is one run of the service. All cells are in one group of
 Weights & Biases, or one experiment of MLflow, with the name of DIR.
@@ -84,7 +86,7 @@ from fedjax_lab.commands.arguments import make_parser, parse_seeds, split_overri
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, cut, parse, printable, quoted, reason_of
-from fedjax_lab.experiment import experiment
+from fedjax_lab.experiment import experiment, references
 from fedjax_lab.experiment.config_files import split
 from fedjax_lab.running import compilation_cache, loggers, runner, workdir
 from fedjax_lab.running.storage import cloud, lock
@@ -293,7 +295,11 @@ def _main(argv):
     chosen = share_of(cells, args.share)
     contenders = sweep_tuning.contenders(cells.values(), shared, search) if search else []
     own = [each for each in contenders if each.cell.name in chosen]
-    with cloud.staged(args.out) as out, lock.owned_share(out, args.share):  # before data are loaded
+    with (
+        references.trusting(args.trust),
+        cloud.staged(args.out) as out,
+        lock.owned_share(out, args.share),  # before data are loaded
+    ):
         work = Work(args, shared, search, out, load_once())
         cells, chosen = as_begun(cells.values(), out), as_begun(chosen.values(), out)
         check_folder(shared, {} if search else cells, out)
@@ -433,7 +439,7 @@ def _parse(argv):
     path, methods = _methods(args)
     seeds = parse_seeds(args.seeds)
     loggers.find(args.log)
-    shared = Shared(path, overrides, seeds, args.compilation_cache, args.log)
+    shared = Shared(path, overrides, seeds, args.compilation_cache, args.log, args.trust)
     search = None
     if args.tune is not None:
         search = sweep_tuning.parse(args.tune, args.on or "validation", args.range)
@@ -476,6 +482,7 @@ def _parser():
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--nocompilation_cache", action="store_false", dest="compilation_cache")
     parser.add_argument("--share", default="0/1")
+    parser.add_argument("--trust", action="store_true")
     parser.add_argument("--log", default="")
     return parser
 

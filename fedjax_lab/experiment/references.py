@@ -2,9 +2,12 @@
 
 A reference is MODULE:FUNCTION or PATH/FILE.py:FUNCTION. A path is relative to the current folder. A
 file is executed once in a process, and again if its content has changed at a call of `refresh`.
+References in the folder of a run are executed only if this process has named the same code, or
+inside of `trusting`.
 """
 
 import contextlib
+import contextvars
 import functools
 import hashlib
 import importlib
@@ -34,6 +37,9 @@ class _Execution(NamedTuple):
 _executions: dict[str, _Execution] = {}  # by absolute path
 _first_digests: dict[tuple[str, int], str] = {}  # of a module's file at the first `source_of`
 _nameless: dict[str, Callable] = {}  # functions that are not an attribute of a module, by reference
+# The modules that this process has named, with that of the optimizers that every config may name.
+_named_modules: set[str] = {"__main__", "optax"}
+_trusts = contextvars.ContextVar("trusts", default=False)  # see `trusting`
 
 
 def parts_of(config: Mapping) -> Iterator[tuple[str, str, str]]:
@@ -190,6 +196,7 @@ def _imported(name):
         raise
     if is_new:
         add_part(name)
+    _named_modules.add(name)
     return module
 
 
@@ -243,6 +250,7 @@ def _where(module):
     """The part before the colon in references to functions of the module."""
     path = _path_of(module)
     if path is None:
+        _named_modules.add(module.__name__)
         return module.__name__
     beside = os.path.relpath(path)
     return path if beside.startswith(os.pardir) else beside
@@ -305,23 +313,49 @@ def digest(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def recalled(text: str, source: Source) -> str:
+@contextlib.contextmanager
+def trusting(trust: bool = True) -> Iterator[None]:
+    """Inside the context, code that a run's folder names may be executed if `trust`."""
+    token = _trusts.set(trust or _trusts.get())
+    try:
+        yield
+    finally:
+        _trusts.reset(token)
+
+
+def recalled(text: str, source: Source, owner: Path) -> str:
     """A reference to the function with that source that is valid in any current folder.
 
     text: the original reference, valid in the folder in which it was written.
+    owner: the folder of the run that has the reference.
+
+    Raises BadInput unless the code may be executed: see `trusting`.
     """
-    path, module = source.get("file"), source.get("module")
-    where, _, name = text.rpartition(":")
-    if not path or not where:
+    path, (where, _, name) = source.get("file"), text.rpartition(":")
+    if is_file(where) and path and (os.path.isfile(path) or not os.path.isfile(where)):
+        text = f"{path}:{name}"
+    _check_trusted(text, path, owner)
+    if is_file(where) or not path or where in sys.modules:
         return text
-    if module is None:
-        return text if os.path.isfile(where) and not os.path.isfile(path) else f"{path}:{name}"
     for folder in Path(path).parents:
-        stem = folder.joinpath(*module.split("."))
+        stem = folder.joinpath(*where.split("."))
         if stem.with_suffix(".py").is_file() or (stem / "__init__.py").is_file():
             _search(str(folder))
             break
     return text
+
+
+def _check_trusted(text, path, owner):
+    """Raises BadInput for a reference to code that this process has not named, unless trusted."""
+    where = text.rpartition(":")[0]
+    file = os.path.abspath(where)
+    named = file in (*_executions, _main_file()) if is_file(where) else where in _named_modules
+    if not (named or _trusts.get() or not lasts(text)):
+        code = text if is_file(where) or not path else f"{text} ({path})"
+        raise BadInput(
+            f"{owner} names code that would be executed: {code}; if you trust this code, add"
+            " --trust, in Python trust=True, or name its file as this run did, with --config"
+        )
 
 
 # Functions that installed packages provide.

@@ -62,7 +62,7 @@ MODULES = {  # other modules, with the names of their functions
         "models.resnet": "resnet18 resnet50",
         "models.mobilenet": "mobilenet_v2",
         "models.cct": "cct7",
-        "models.char_lstm": "char_lstm word_lstm",
+        "models.char_lstm": "char_lstm causal_lstm word_lstm",
         "models.decoder": "decoder",
         "models.fasttext": "fasttext",
         "models.gpt2": "gpt2",

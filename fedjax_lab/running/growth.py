@@ -134,7 +134,7 @@ def completed(
       overrides: overrides of the config in the folder.
 
     Raises:
-      BadInput: there is no config, and the folder holds no run.
+      BadInput: there is no config, and the folder holds no run, or names code that is not trusted.
     """
     if config is not None:
         return config, [config.run.seed] if seeds is None else list(seeds)
@@ -142,7 +142,7 @@ def completed(
     saved = read_config(folder)
     own = saved.pop("seeds")
     seeds = own if seeds is None else list(seeds)
-    return resolve(provenance.recalled(saved), overrides), seeds
+    return resolve(provenance.recalled(saved, folder), overrides), seeds
 
 
 # Rounds.

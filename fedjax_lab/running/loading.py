@@ -20,7 +20,7 @@ from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.programs import make_program
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.experiment import experiment, titles
+from fedjax_lab.experiment import experiment, references, titles
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import Experiment, with_base
 from fedjax_lab.running import choices, exporting, growth, results, resuming
@@ -35,7 +35,7 @@ ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
 
 
 @defaults.restored()
-def load(folder: str | Path, rounds: int | None = None) -> "Run":
+def load(folder: str | Path, rounds: int | None = None, trust: bool = False) -> "Run":
     """The run of a folder, at one of its checkpoints.
 
     The folder is not changed, and a command may still be training in it. The data are loaded again
@@ -43,9 +43,10 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
 
     folder: a local folder, or text such as gs://BUCKET/FOLDER.
     rounds: the number of rounds after which the checkpoint was saved; None: the newest checkpoint.
+    trust: whether code that the folder names may be executed; see `references.trusting`.
 
-    Raises BadInput if the folder holds no run or no such checkpoint, or if the data or files have
-    changed since the run.
+    Raises BadInput if the folder holds no run or no such checkpoint, if it names code that is not
+    trusted, or if the data or files have changed since the run.
     """
     if not isinstance(folder, (str, Path)):
         raise BadInput(f"a folder must be text or a Path, got {quoted(folder)}")
@@ -53,7 +54,8 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
         raise BadInput(f"rounds must be a whole number, got {quoted(rounds)}")
     with cloud.staged(folder, writes=False) as path:
         cloud.fetch(path, whole=True)
-        run = _load(path, rounds)
+        with references.trusting(trust):
+            run = _load(path, rounds)
         return replace(run, folder=str(folder)) if cloud.is_remote(path) else run
 
 
@@ -68,7 +70,7 @@ def build(folder: Path) -> Experiment:
         raise BadInput(f"{folder} holds no run: it has no config.json{inside}")
     growth.check_removed(folder, config)
     seeds = config.pop("seeds")
-    resolved = resolve(provenance.recalled(config))
+    resolved = resolve(provenance.recalled(config, folder))
     growth.check_config(folder, growth.saved_config(resolved, seeds))
     return experiment.build(resolved, seeds)
 

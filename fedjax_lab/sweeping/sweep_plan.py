@@ -26,6 +26,7 @@ class Shared(NamedTuple):
     seeds: list[int] | None = None  # None: config.run.seed
     compilation_cache: bool = True  # whether to keep compiled programs on disk
     log: str = ""  # loggers, separated by commas
+    trust: bool = False  # whether code that the folder of run.start_from names is executed
 
 
 class Cell(NamedTuple):

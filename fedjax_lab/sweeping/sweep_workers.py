@@ -118,7 +118,7 @@ def _command(cell, folder, shared):
     words = [sys.executable, "-m", "fedjax_lab.main", f"--config={shared.path}:{cell.method}"]
     words += [f"--workdir={cloud.address(folder)}", f"--seeds={','.join(map(str, cell.seeds))}"]
     words += ["--nocompilation_cache"] * (not shared.compilation_cache)
-    words += [f"--log={shared.log}"] * bool(shared.log)
+    words += [f"--log={shared.log}"] * bool(shared.log) + ["--trust"] * shared.trust
     settings = [*shared.overrides, *cell.grid.items()]
     words += [f"--config.{key}={text}" for key, text in settings]
     return words + ["--resume"] * (folder / "config.json").exists()

@@ -95,7 +95,13 @@ def config_of(folder, name):
     )
 
 
-OF_POSITIONS = {"causal_transformer", "decoder", "gpt2", "unet"}  # their logits are not [B, K]
+OF_POSITIONS = {
+    "causal_lstm",
+    "causal_transformer",
+    "decoder",
+    "gpt2",
+    "unet",
+}  # their logits are not [B, K]
 OF_CLASSES = sorted(registry.NAMED["model"].keys() - OF_POSITIONS)
 EVERY = [(kind, name) for kind in absent.TARGETS for name in OF_CLASSES]
 

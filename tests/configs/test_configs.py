@@ -84,6 +84,7 @@ def test_a_config_makes_the_methods_that_it_has_settings_for(path):
         config = resolve(load_config(f"{path}:{method}"))
         size = config.data.get("size", 28)
         shapes = {"fashion_mnist": (size, size, 1), "shakespeare": (80,), "synthetic": (60,)}
+        shapes["plays"] = (80,)
         shapes["writers"] = shapes["mnist"] = (28, 28, 1)
         task = task_of(config.model.name, shapes.get(config.data.name, (size, size, 3)))
         made = registry.make_method(task=task, **config.method)

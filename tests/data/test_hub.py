@@ -1,5 +1,7 @@
 """Data sets of Hugging Face's library, in the files that the library writes."""
 
+import json
+
 import numpy as np
 import optional
 import pytest
@@ -77,6 +79,21 @@ def test_data_sets_saved_without_splits_or_with_other_splits(library, tmp_path):
     assert np.array_equal(two.x, PIXELS[[0, 3, 5]]) and not two.test.any()
     by_writer = huggingface(dataset=folder, train_split="b", test_split="a", label="writer")
     assert by_writer.classes == ("w3", "w7") and by_writer.y.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["../outside.arrow", "/etc/hostname", "..", "a/../../b"])
+def test_saved_data_sets_name_no_files_outside_of_their_folder(library, tmp_path, name):
+    folder = saved(library, tmp_path / "toy", train=table(library))
+    state = tmp_path / "toy" / "train" / "state.json"
+    content = state.read_text()
+    state.write_text(json.dumps({**json.loads(content), "_data_files": [{"filename": name}]}))
+    said = complaint(huggingface, dataset=folder)
+    assert f"(train/state.json names {name!r}, outside of it)" in said
+    state.write_text(content)
+    (tmp_path / "toy" / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
+    assert f"(dataset_dict.json names {name!r}, outside of it)" in complaint(
+        huggingface, dataset=folder
+    )
 
 
 def test_folders_of_parquet_and_image_files(library, tmp_path):

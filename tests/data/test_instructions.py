@@ -237,37 +237,10 @@ def test_a_chat_template_is_that_of_transformers(tmp_path):
     assert "".join(said) == "Ho<|end|>So long<|end|>"
 
 
-@pytest.mark.parametrize(
-    "template, expected",
-    [
-        # The header of a reply is not the model's, also if the template does not know of replies.
-        ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}", "Ho<|end|>"),
-        # A template that always begins a reply.
-        (chat_tokenizers.TEMPLATE.replace("{% if add_generation_prompt %}", "{% if 1 %}"), None),
-        # No end of turns: the end of text is appended.
-        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "Ho<|end|>"),
-        ("{% for m in messages %}{{ m.content ~ eos_token }}{% endfor %}", "Ho<|end|>"),
-    ],
-)
-def test_responses_end_once_in_any_template(template, expected, tmp_path):
-    chat_tokenizers.write_json(tmp_path, template=template)
-    _, labels = rows(tmp_path, ("user", "Hi"), ("assistant", "Ho"))
-    assert "".join(labels) == (expected or "Ho<|end|>")
-
-
-@pytest.mark.parametrize(
-    "template, said",
-    [
-        ("", "has no chat template: put the model's tokenizer_config.json or chat_template.jinja"),
-        ("{% for", "the chat template is invalid ("),
-        ("{{ raise_exception('no system') }}", "fails on a conversation (no system)"),
-        ("{{ messages.append(1) }}", "fails on a conversation ("),  # sandboxed
-        ("{{ messages | length }}", "the chat template changes earlier turns"),
-    ],
-)
-def test_bad_chat_templates_are_a_one_line_error(template, said, tmp_path):
-    chat_tokenizers.write_json(tmp_path, template=template)
-    assert said in complaint(rows, tmp_path, ("user", "Hi"), ("assistant", "Ho"))
+def test_a_chat_template_is_needed(tmp_path):
+    chat_tokenizers.write_json(tmp_path, template="")
+    said = complaint(rows, tmp_path, ("user", "Hi"), ("assistant", "Ho"))
+    assert "has no chat template: put the model's tokenizer_config.json or chat_template.j" in said
 
 
 def test_a_tokenizer_needs_an_end_of_text(tmp_path):
@@ -276,11 +249,18 @@ def test_a_tokenizer_needs_an_end_of_text(tmp_path):
     assert "names no end of text: put the model's tokenizer_config.json" in said
 
 
-def test_a_token_across_the_border_is_of_the_response(tmp_path):
+def test_a_token_across_a_border_is_of_the_response(tmp_path):
     chat_tokenizers.write_json(tmp_path)
     tokenizer = tokenizer_files.read(str(tmp_path), ())
-    ids, counted = conversations.tokens([("of ", False), ("the user", True)], tokenizer)
-    assert [tokenizer.tokens[id] for id in ids[counted]] == ["Ġthe", "Ġuser"]
+
+    def counted(*pieces):
+        ids, counted = conversations.tokens([*pieces], tokenizer)
+        return [tokenizer.tokens[id] for id in ids[counted]]
+
+    assert counted(("of ", False), ("the user", True)) == ["Ġthe", "Ġuser"]
+    assert counted(("of", True), (" ", False), ("the user", False)) == ["of"]
+    assert counted(("of t", True), ("he user", False)) == ["of", "Ġthe"]
+    assert len(counted(("of", False), ("\N{GRINNING FACE}", True), ("the", False))) == 4  # bytes
 
 
 # Generated instructions.

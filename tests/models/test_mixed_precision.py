@@ -18,7 +18,13 @@ from fedjax_lab.models.vit import ViT
 from fedjax_lab.types import Batch
 
 K = 10
-OF_POSITIONS = {"causal_transformer", "decoder", "gpt2", "unet"}  # their logits are not [B, K]
+OF_POSITIONS = {
+    "causal_lstm",
+    "causal_transformer",
+    "decoder",
+    "gpt2",
+    "unet",
+}  # their logits are not [B, K]
 NETS = {
     "mlp": nets.mlp(K, width=16, norm=True),
     "cnn": nets.digit_cnn(K, width=4),

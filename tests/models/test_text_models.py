@@ -95,6 +95,20 @@ def test_a_word_lstm_skips_padding():
 
 
 @pytest.mark.slow
+def test_a_causal_lstm_predicts_at_each_position_as_the_char_lstm_does_at_the_last():
+    task, weights, x = small("lstm")
+    w, x = one_client(weights, x)
+    last = jax.jit(task.apply)(w, x)
+    net = char_lstm.CharLSTM(5, embedding=2, width=3, causal=True)
+    logits, features = net.apply({"params": w.params}, x)
+    assert logits.shape == (5, 4, 5)
+    close(logits[:, -1], last.logits)
+    close(features[:, -1], last.features)
+    published = jax.eval_shape(char_lstm.causal_lstm(90).init, KEY, jnp.zeros((1, 80)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(published)) == 820_522  # by Reddi et al.
+
+
+@pytest.mark.slow
 def test_char_lstm_matches_numpy():
     task, weights, x = small("lstm")
     w, x = one_client(weights, x)

@@ -1,22 +1,21 @@
 """Conversations as rows of token ids, with the tokens of the responses as labels.
 
-A template turns a conversation into text. A response is what a model would write: it begins after
-the last word of the template, and ends with the first special token after it, to which the model
-stops. If the template has none there, the end of text is appended.
+A template turns a conversation into text. A response is what a model would write, with the token to
+which it stops; `chat_templates` has its borders in a tokenizer's own template.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_lab.bounds import OneOf, Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import IGNORED
-from fedjax_lab.data.formats import tokenizer_files
+from fedjax_lab.data.formats import chat_templates, tokenizer_files
+from fedjax_lab.data.formats.chat_templates import Pieces
 from fedjax_lab.data.formats.tokenizer_files import ModelTokenizer
-from fedjax_lab.errors import BadInput, message_of, missing, reason_of
+from fedjax_lab.errors import BadInput
 
 # The words of Alpaca's two prompts: PROMPT_DICT in train.py of
 # https://github.com/tatsu-lab/stanford_alpaca (15b51ae).
@@ -28,8 +27,6 @@ VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives"
     " helpful, detailed, and polite answers to the user's questions."
 )
-
-Pieces = list[tuple[str, bool]]  # the parts of a text, and whether each is a response
 
 
 class Message(NamedTuple):
@@ -107,10 +104,11 @@ def tokens(pieces: Pieces, tokenizer: ModelTokenizer) -> tuple[np.ndarray, np.nd
     A token that has parts of both belongs to the response.
     """
     ids, ends = tokenizer.encode("".join(text for text, _ in pieces))
-    borders = np.cumsum([len(text) for text, _ in pieces])
-    piece = np.searchsorted(borders, np.maximum(ends, 1))  # in which the token ends
-    is_response = np.array([counted for _, counted in pieces], bool)
-    return np.array(ids, np.int32), is_response[piece]
+    ends = np.array(ends, int)
+    starts = np.minimum(np.append(0, ends)[:-1], ends - 1).clip(0)  # tokens may share a character
+    lengths, is_response = zip(*((len(text), counted) for text, counted in pieces), strict=True)
+    before = np.append(0, np.cumsum(np.repeat(is_response, lengths)))  # characters of responses
+    return np.array(ids, np.int32), before[ends] > before[starts]
 
 
 def _arrays(chosen, pad, train_on):
@@ -155,7 +153,7 @@ def renderer(form: Form, tokenizer: ModelTokenizer) -> Callable[[Sequence[Messag
 
     def render(messages):
         if not any(each.content.strip() for each in messages if each.role == "assistant"):
-            return []  # no response
+            return [("", False)]  # no response
         return make(messages)
 
     return render
@@ -204,88 +202,21 @@ def _vicuna(form, tokenizer):
 
 
 def _chat(form, tokenizer):
-    """The tokenizer's own template, in the environment that transformers gives it.
-
-    Without the current date, so that rows are the same on every day.
-    """
+    """The tokenizer's own template."""
     if not tokenizer.template:
         raise BadInput(
             f"the tokenizer {form.tokenizer} has no chat template: put the model's"
             f" {tokenizer_files.CONFIG} or {tokenizer_files.TEMPLATE} beside it, or set"
             " --config.data.template=alpaca"
         )
-    compiled = _compiled(tokenizer.template)
     facts = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos, "pad_token": ""}
+    render = chat_templates.renderer(tokenizer.template, **facts)
 
-    def render(messages, reply):
+    def make(messages):
         given = [{"role": each.role, "content": _joined(each, form)} for each in messages]
-        try:
-            return compiled.render(messages=given, add_generation_prompt=reply, **facts)
-        except Exception as error:  # a template may do anything
-            reason = " ".join(message_of(error).split())[:200]
-            raise BadInput(f"the chat template fails on a conversation ({reason})") from error
+        return chat_templates.pieces(render, tokenizer.special, tokenizer.eos, given)
 
-    return functools.partial(_chat_pieces, render, tokenizer.special, tokenizer.eos)
-
-
-def _chat_pieces(render, special, eos, messages):
-    """The pieces of a rendered conversation; what follows the last response is left out.
-
-    render: (messages, reply) -> text, which ends with the beginning of a reply if `reply`.
-    """
-    text, pieces, place = render(messages, False), [], 0
-    for number, message in enumerate(messages):
-        if message.role == "assistant":
-            start = len(prompt := render(messages[:number], True))
-            if not text.startswith(prompt) or start < place:
-                raise BadInput(
-                    "the chat template changes earlier turns of a conversation; set"
-                    " --config.data.template=vicuna"
-                )
-            so_far = render(messages[: number + 1], False)
-            turn = text[start : len(so_far) if text.startswith(so_far) else None]
-            header = _header(turn, message.content.strip(), special)
-            response, end = _ended(turn[header:], special, eos)
-            pieces += [(text[place : start + header], False), (response, True)]
-            place = start + header + end
-    return pieces
-
-
-def _header(turn, content, special):
-    """The length of the beginning of a turn that is not the model's: with a special token."""
-    place = max(turn.find(content), 0)
-    return place if any(token in turn[:place] for token in special) else 0
-
-
-def _ended(turn, special, eos):
-    """The response in the rest of a turn with its end, and how much of the turn it is."""
-    found = [(turn.find(token), -len(token)) for token in special if token in turn]
-    if not found:
-        return turn.rstrip() + eos, len(turn.rstrip())
-    place, size = min(found)
-    return turn[: place - size], place - size
-
-
-def _compiled(template: str) -> Any:
-    try:
-        from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise missing(error, "llm") from error
-
-    def fail(message):
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.globals["raise_exception"] = fail
-    try:
-        return environment.from_string(template)
-    except Exception as error:  # Jinja compiles to Python, which may be nested too deeply
-        remedy = tokenizer_files.OTHER
-        raise BadInput(f"the chat template is invalid ({reason_of(error)}): {remedy}") from error
+    return make
 
 
 TEMPLATES: dict[str, Callable] = {"chat": _chat, "alpaca": _alpaca, "vicuna": _vicuna}

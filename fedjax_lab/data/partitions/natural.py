@@ -18,6 +18,7 @@ SOURCES = (  # data sources that can have natural users
     "instructions",
     "leaf",
     "mapped",
+    "plays",
     "records",
     "sentiment140",
     "shakespeare",

@@ -5,7 +5,9 @@ https://huggingface.co/docs/datasets
 """
 
 import contextlib
+import json
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -137,8 +139,19 @@ def _loaded(dataset: Any, subset: str, names: Sequence[str]) -> Mapping[str, Any
             return _generated(str(folder), subset, names)
         if subset:
             raise BadInput(f"{dataset} has no configurations (config.data.subset={quoted(subset)})")
+        _check_inside(folder)
         made = datasets.load_from_disk(folder)
         return made if isinstance(made, dict) else {"train": made}
+
+
+def _check_inside(folder: Path) -> None:
+    """Raises ValueError if the files of save_to_disk name others outside of their folders."""
+    for file in (file for name in SAVED for file in folder.rglob(name)):
+        facts = json.loads(safe.content(file))
+        names = [*facts.get("splits", ()), *(d["filename"] for d in facts.get("_data_files", ()))]
+        for name in names:
+            if Path(name).name != name or name == os.pardir:
+                raise ValueError(f"{file.relative_to(folder)} names {quoted(name)}, outside of it")
 
 
 def _by_name(dataset: str, subset: str, names: Sequence[str]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ therefore have moved, or be named by another path.
 """
 
 import copy
+from pathlib import Path
 
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import references
@@ -61,10 +62,15 @@ def _check_unchanged(folder, name, old, new):
     )
 
 
-def recalled(config: dict) -> dict:
-    """The sections of a config.json, with references that are valid in any working directory."""
+def recalled(config: dict, owner: Path) -> dict:
+    """The sections of a config.json, with references that are valid in any working directory.
+
+    owner: the folder with the file. Raises BadInput for code that may not be executed: see
+    `references.trusting`.
+    """
     parts = config.get(SOURCES, {})
-    names = {name: references.recalled(name, source) for name, source in parts.items()}
+    named = {name for _, _, name in parts_of(config) if references.is_reference(name)}
+    names = {name: references.recalled(name, parts.get(name, {}), owner) for name in sorted(named)}
     return _renamed(_sections(config), names)
 
 
