@@ -23,7 +23,7 @@ SETTINGS = {  # keys of the tables that are settings of a name
     "partition.min_size": ("partition", "dirichlet"),
     "data.dataset": ("data", "huggingface"),
     "method.epochs": ("method", "finetune"),
-    "method.optimizer": ("method", "fedopt"),
+    "method.server_optimizer": ("method", "fedopt"),
 }
 
 

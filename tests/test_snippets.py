@@ -92,6 +92,8 @@ def test_the_experiments_of_a_page_can_be_built(name, page_folder):
     "name", exhaustive_but(FIRST, [name for name in WITH_BLOCKS if name != CHECKED_ELSEWHERE])
 )
 def test_the_blocks_of_a_page_run_in_their_order(name, page_folder):
+    for package in ("pandas", "safetensors"):
+        pytest.importorskip(package)
     folder = page_folder(name)
     commands = folder / "bin"
     commands.mkdir()

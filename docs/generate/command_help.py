@@ -11,7 +11,7 @@ from pathlib import Path
 from fedjax_lab.commands.command import COMMANDS
 
 PAGE = Path(__file__).parents[1] / "commands.md"
-HEADING = "## What --help prints\n"
+HEADING = "## The help of each command\n"
 
 
 def written(page: str) -> str:
