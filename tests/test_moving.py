@@ -40,7 +40,7 @@ def moved():
 def test_every_key_and_name_of_the_tables_exists():
     sections = "|".join({key.partition(".")[0] for key in KEYS})
     cells = [line.rsplit("|", 3)[1:3] for line in PAGE.read_text().splitlines() if line[:1] == "|"]
-    text = " ".join(" ".join(each) for each in cells)
+    text = "\n".join("\n".join(each) for each in cells)
     for key in set(re.findall(rf"`((?:{sections})\.[a-z_]+)", text)):
         kind, name = SETTINGS.get(key, ("", ""))
         settings = registry.default_settings(registry.look_up(kind, name)) if kind else KEYS

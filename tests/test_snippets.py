@@ -1,8 +1,8 @@
 """The Python and shell blocks of README and docs run as they stand.
 
 The fast tests check the syntax and the commands, and import the files that pages have; the slow
-ones build all experiments that train on generated data, and run the pages of the first minutes; the
-exhaustive ones run all pages. `snippets.py` says how a page marks a block that cannot be run.
+ones build all experiments that train on generated data; the exhaustive ones run all pages.
+`snippets.py` says how a page marks a block that cannot be run.
 """
 
 import ast
@@ -13,14 +13,12 @@ import sys
 
 import pytest
 import snippets
-from slow_cases import exhaustive_but
 from snippets import PAGES, ROOT
 
 from fedjax_lab.commands import sweep
 from fedjax_lab.experiment import experiment
 
 WITH_BLOCKS = [str(page.relative_to(ROOT)) for page in PAGES if snippets.blocks(page)]
-FIRST = ["docs/first_run.md"]
 CHECKED_ELSEWHERE = "CONTRIBUTING.md"  # its blocks are parts of tests: test_readme.py
 
 
@@ -88,9 +86,8 @@ def test_the_experiments_of_a_page_can_be_built(name, page_folder):
                 experiment.build(config, seeds, load(config))
 
 
-@pytest.mark.parametrize(
-    "name", exhaustive_but(FIRST, [name for name in WITH_BLOCKS if name != CHECKED_ELSEWHERE])
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name in WITH_BLOCKS if name != CHECKED_ELSEWHERE])
 def test_the_blocks_of_a_page_run_in_their_order(name, page_folder):
     for package in ("pandas", "safetensors"):
         pytest.importorskip(package)
