@@ -89,6 +89,7 @@ def test_the_experiments_of_a_page_can_be_built(name, page_folder):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in WITH_BLOCKS if name != CHECKED_ELSEWHERE])
 def test_the_blocks_of_a_page_run_in_their_order(name, page_folder):
+    """The shell blocks run one after another, and the Python blocks as one session."""
     for package in ("pandas", "safetensors"):
         pytest.importorskip(package)
     folder = page_folder(name)
@@ -104,9 +105,10 @@ def test_the_blocks_of_a_page_run_in_their_order(name, page_folder):
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "2",
     }
-    shells = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+    session = "\n".join(b.text for b in runnable(name) if b.kind == "python" and b.use != "file")
+    shell = [block.text for block in runnable(name) if block.kind == "bash"]
     pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 3600}
-    for block in runnable(name):
-        if block.use != "file":
-            done = subprocess.run([*shells[block.kind], block.text], env=environment, **pipes)
-            assert done.returncode == 0, f"{name}:{block.line}\n{done.stdout}\n{done.stderr}"
+    runs = [["bash", "-euo", "pipefail", "-c", text] for text in shell]
+    for run in [*runs, [sys.executable, "-c", session]]:
+        done = subprocess.run(run, env=environment, **pipes)
+        assert done.returncode == 0, f"{run[-1]}\n{done.stdout}\n{done.stderr}"
