@@ -165,7 +165,7 @@ def executed(session_cache, tmp_path_factory):
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         }
 
-        client = NotebookClient(read(NAMES[0]), timeout=120, config=sockets, coalesce_streams=True)
+        client = NotebookClient(read(NAMES[0]), timeout=600, config=sockets, coalesce_streams=True)
 
         @functools.cache
         def run(name):
