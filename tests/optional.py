@@ -21,6 +21,7 @@ EXTRAS = {
     "latex2mathml": "docs",
     "mlflow": "mlflow",
     "optuna": "tune",
+    "pandas": "pandas",
     "pyarrow": "text",
     "qwix": "llm",
     "safetensors": "clip",

@@ -10,10 +10,8 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import toys
-from inputs import complaint
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from slow_cases import exhaustive_but, in_ci
@@ -21,7 +19,7 @@ from slow_cases import exhaustive_but, in_ci
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running.storage import digest
-from fedjax_lab.running.storage.checkpoint import Checkpoints, numbers
+from fedjax_lab.running.storage.checkpoint import Checkpoints
 
 STATE = {"w": jnp.arange(12.0), "n": jnp.int32(3), "none": None, "empty": (), "f": np.ones(1)}
 
@@ -322,14 +320,3 @@ def test_a_sharded_array_is_never_gathered_on_the_host(tmp_path, monkeypatch):
     restored = restore(tmp_path, state)
     monkeypatch.undo()
     toys.same(restored, state)
-
-
-def test_a_checkpoint_of_version_0_1_0_is_refused(tmp_path):
-    """That version saved one digest for all arrays."""
-    state = spread(1)
-    leaves = {str(i): np.asarray(numbers(a)) for i, a in enumerate(jax.tree.leaves(state))}
-    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
-        arrays, whole = ocp.args.StandardSave(leaves), ocp.args.JsonSave({"sha256": "0"})
-        manager.save(4, args=ocp.args.Composite(leaves=arrays, digest=whole))
-    message = complaint(restore, tmp_path, state)
-    assert "version 0.1.0 has saved it, which 0.2.0 is the last one to read" in message

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import nbformat
 import numpy as np
 import pytest
+import repository_address
 from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 from PIL import Image
@@ -208,14 +210,14 @@ def test_a_notebook_is_stored_without_outputs(name):
         assert link.startswith("https://") or (FOLDER / link).is_file(), link
     first, install = notebook.cells[:2]
     badge = re.match(r"\[!\[Open in Colab\]\(https://[^)]+\.svg\)\]\(([^)]+)\)\n\n# ", first.source)
-    repository = re.search(r'^REPOSITORY = "https://github.com/([^"]+)"$', install.source, re.M)
+    repository = re.search(r'^REPOSITORY = "https://github.com/([^"]+)"', install.source, re.M)
     path = f"github/{repository[1]}/blob/main/notebooks/{name}.ipynb"
     assert badge[1] == f"https://colab.research.google.com/{path}"
 
 
 def test_a_notebook_installs_the_package_if_it_is_missing(monkeypatch):
     (source,) = {cell(read(name), "install").source for name in NAMES}
-    code = TransformerManager().transform_cell(source)
+    code = TransformerManager().transform_cell(source.replace("_OWNER_", "someone", 1))
     asked = []
 
     class Shell:
@@ -235,6 +237,32 @@ def test_a_notebook_installs_the_package_if_it_is_missing(monkeypatch):
     assert run() == [("pip", 'install -q "fedjax_lab @ HERE"')]
     monkeypatch.setattr(shutil, "which", lambda name: "nvidia-smi")
     assert run() == [("pip", 'install -q "fedjax_lab[cuda12] @ HERE"')]
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        "https://github.com/a-b/fed.x",
+        "git@github.com:a-b/fed.x.git",
+        "ssh://git@github.com/a-b/fed.x",
+    ],
+)
+def test_a_fork_writes_its_address_to_the_notebooks(remote, tmp_path):
+    shutil.copytree(FOLDER, tmp_path / "notebooks")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    subprocess.run(["git", "-C", tmp_path, "remote", "add", "origin", remote], check=True)
+    repository_address.main(tmp_path)
+    for path in (tmp_path / "notebooks").glob("*.ipynb"):
+        title, install, *_ = nbformat.read(path, as_version=4).cells
+        assert f"google.com/github/a-b/fed.x/blob/main/notebooks/{path.name}" in title.source
+        assert 'REPOSITORY = "https://github.com/a-b/fed.x"' in install.source
+
+
+def test_an_address_that_colab_cannot_open_is_an_error(tmp_path):
+    with pytest.raises(SystemExit, match="from GitHub only"):
+        repository_address.on_github("https://gitlab.com/a/b")
+    with pytest.raises(SystemExit, match="from GitHub only"):
+        repository_address.main(tmp_path)
 
 
 # A notebook takes half a minute; CI runs the shortest.

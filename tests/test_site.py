@@ -2,6 +2,7 @@
 
 import re
 
+import command_help
 import equations
 import method_pages
 import paper_pages
@@ -103,3 +104,9 @@ def test_links_lead_to_pages_of_the_site():
     shown = on_site("../../setup.cfg", "papers/x.md", "docs/papers/x.md")
     assert shown == "[a](../code/setup.cfg.md)"
     assert on_site("https://jax.dev", "a.md", "docs/a.md") == "[a](https://jax.dev)"
+
+
+def test_the_page_of_commands_has_their_help():
+    """If not: python docs/generate/command_help.py."""
+    page = command_help.PAGE.read_text(encoding="utf-8")
+    assert command_help.written(page) == page

@@ -14,7 +14,7 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.experiment.aliases import REMOVED
+from fedjax_lab.experiment.aliases import CHANGED, REMOVED
 from fedjax_lab.experiment.config import Override, default_values, resolve, sources_of, value_at
 from fedjax_lab.running import siblings
 from fedjax_lab.running.storage import cloud, files, lock, metric_rows, provenance
@@ -85,6 +85,20 @@ def check_removed(folder: Path, config: Mapping) -> None:
             raise BadInput(
                 f"{folder} holds a run with config.{name}={saved}, which only version 0.2.0 can"
                 " load and continue"
+            )
+
+
+def check_version(folder: Path) -> None:
+    """Raises BadInput if version 0.2.0 or 0.1.0 began a run whose next rounds would differ now."""
+    saved = read_config(folder)
+    if "task" in saved:  # a section that those versions did not have
+        return
+    for name in CHANGED:
+        section, key, value = name.replace("=", ".").split(".")
+        if saved.get(section, {}).get(key) == value:
+            raise BadInput(
+                f"{folder} holds a run with config.{name} of version 0.2.0 or 0.1.0, which only"
+                " version 0.2.0 can continue, because this version computes other numbers"
             )
 
 

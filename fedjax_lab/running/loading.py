@@ -156,7 +156,7 @@ class Run:
         return self.folder
 
     def to_pandas(self) -> Any:
-        """The rows as a DataFrame of pandas, with a column for each measure."""
+        """The rows as a DataFrame with a column for each measure; needs the extra `pandas`."""
         return results.frame(self.rows)
 
     def plot(self) -> Any:

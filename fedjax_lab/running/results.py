@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, missing
 from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.types import Objective
 
@@ -14,7 +14,7 @@ def frame(rows: list[dict]) -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise BadInput("to_pandas needs pandas: pip install pandas") from error
+        raise missing(error, "pandas") from error
     places = [{key: row.get(key) for key in ("round", "seed", "stage")} for row in rows]
     each = [place | metric_rows.numbers(row) for place, row in zip(places, rows, strict=True)]
     return pandas.json_normalize(each)

@@ -93,6 +93,7 @@ def _check_content(path, config, seeds, resume):
     if not resume:
         raise BadInput(f"{path} is not empty; use --resume to continue its run")
     growth.check_config(path, growth.saved_config(config, seeds))
+    growth.check_version(path)
 
 
 def _of_a_run(file):

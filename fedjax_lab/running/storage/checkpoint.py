@@ -25,6 +25,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedjax_lab.data.cache import checksum
 from fedjax_lab.engine import parallel, processes
 from fedjax_lab.engine.host.host_state import HostState
 from fedjax_lab.errors import BadInput, causes, warn
@@ -180,17 +181,24 @@ class Checkpoints:
     def has_stores(self, rounds: int) -> bool:
         """Whether an intact checkpoint has clients' state that was kept in host memory."""
         folder = self._folder.absolute() / str(rounds)
-        return bool(self._json.restore(folder / "digest")["kept"])
+        return bool(self._json.restore(folder / "digest").get("kept"))
 
     def _described(self, rounds):
         """The description of a checkpoint, after checking it and the clients' state on the host."""
         description = self._json.restore(self._folder.absolute() / str(rounds) / "digest")
         if "arrays" not in description:
-            raise ValueError("version 0.1.0 has saved it, which 0.2.0 is the last one to read")
+            return self._described_as_a_whole(rounds, description["sha256"])
         if description != _signed(rounds, description["arrays"], description["kept"]):
             raise ValueError("the description does not match its checksum")
         host_files.check(self._kept / str(rounds), description["kept"])
         return description
+
+    def _described_as_a_whole(self, rounds, sha256):
+        """The description of a checkpoint of version 0.1.0, with one checksum for all arrays."""
+        read = self._arrays.restore(self._folder.absolute() / str(rounds) / "leaves")
+        if sha256 != checksum({"rounds": np.array(rounds), **read}):
+            raise ValueError("its arrays do not match their checksum")
+        return _description(rounds, [read[str(i)] for i in range(len(read))], [])
 
     def _read_arrays(self, folder, like):
         """Reads the shards of this process's devices, without waiting for other processes."""

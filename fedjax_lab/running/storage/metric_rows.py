@@ -59,21 +59,22 @@ def write_text(path: Path, text: str) -> None:
 def read_metrics(path: Path) -> list[dict]:
     """Reads the evaluations of a metrics.jsonl, without a last line that a kill has cut off.
 
+    Rows that a later version of the package has added may have more measurements.
+
     Raises files.Damaged if a line is not an evaluation, does not come after the earlier lines of
-    its seed, or has other measurements than the other lines of its stage and seed.
+    its seed, or lacks measurements that an earlier line of its stage and seed has.
     """
     rows = files.read_rows(path, files.EVALUATION)
-    first: dict[tuple, dict] = {}
-    newest: dict[int, int] = {}
+    newest: dict[int, dict] = {}  # the newest row of each seed
     for number, row in enumerate(rows, 1):
-        if row["round"] <= newest.get(row["seed"], 0):
+        before = newest.get(row["seed"], {"round": 0})
+        if row["round"] <= before["round"]:
             raise _out_of_order(path, number, row)
-        newest[row["seed"]] = row["round"]
-        expected = first.setdefault((row.get("stage"), row["seed"]), row)
-        if _layout(row) != _layout(expected):
+        newest[row["seed"]] = row
+        if row.get("stage") == before.get("stage") and not _measures_as(before, row):
             raise files.Damaged(
-                f"{path} cannot be used: for seed {row['seed']}, rounds {expected['round']} and"
-                f" {row['round']} of one stage do not have the same measurements"
+                f"{path} cannot be used: for seed {row['seed']}, round {row['round']} does not have"
+                f" the measurements of round {before['round']}, which is of the same stage"
             )
     return rows
 
@@ -83,6 +84,12 @@ def _out_of_order(path, number, row):
         f"{path} cannot be used: row {number} is of round {row['round']} and seed {row['seed']},"
         " which is a duplicate or out of order"
     )
+
+
+def _measures_as(before, row):
+    """Whether a row has all measurements of the row before it, of as many clients."""
+    (names, clients), (names_now, clients_now) = _layout(before), _layout(row)
+    return names <= names_now and clients in (0, clients_now)
 
 
 def _layout(row):
