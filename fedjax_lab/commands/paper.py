@@ -71,11 +71,14 @@ class Cell(NamedTuple):
     result: Result
     recipe: Recipe
     runs: list[Run]
+    absent: str = ""  # what a release without some domains lacks for this cell
+    note: str = ""  # with what the number is compared, if not with the printed one
 
     @property
     def missing(self) -> str:
         """Why the cell cannot be measured on this machine; empty if it can."""
-        return self.recipe.lacks or next((run.missing for run in self.runs if run.missing), "")
+        lacks = self.recipe.lacks or next((run.missing for run in self.runs if run.missing), "")
+        return lacks or self.absent
 
 
 class Request(NamedTuple):
@@ -103,13 +106,45 @@ def plan(results: Iterable[Result], request: Request) -> list[Cell]:
                 described[spec.name] = _run(spec, recipe, request)
         of_cell = [described[spec.name] for spec in recipe.specs]
         cells.append(Cell(published.cell_name(result), result, recipe, of_cell))
-    return cells
+    return [_with_domains(cell, cells) for cell in cells]
+
+
+def _with_domains(cell, cells):
+    """The cell as a release without some domains can measure it.
+
+    The mean over domains is compared with the mean of the printed columns of those that exist.
+    """
+    present = requirements.domains(cell.runs[0].cell.config) if cell.runs else ()
+    if not present:
+        return cell
+    prefix, _, domain = cell.recipe.measure.rpartition(".")
+    if prefix == "domains":
+        return cell if domain in present else cell._replace(absent=f"the release has no {domain}")
+    measures = [f"domains.{name}" for name in present]
+    row = cell.result._replace(column="", mean=0, std=None, conflict="")
+    printed = [
+        other.result.mean
+        for other in cells
+        if other.recipe.measure in measures
+        and other.result._replace(column="", mean=0, std=None, conflict="") == row
+    ]
+    if len(printed) < len(present):
+        return cell._replace(absent="only the mean over all domains is printed")
+    mean, names = float(np.mean(printed)), ", ".join(present)
+    note = (
+        f"{cell.name}: the mean over {names}, beside {mean:.2f}, the mean of these printed columns;"
+        f" over all domains {cell.result.mean:.2f} is printed"
+    )
+    return cell._replace(result=cell.result._replace(mean=mean, std=None, conflict=""), note=note)
 
 
 def _run(spec, recipe, request):
     path = str(request.configs / spec.config)
     settings = [*spec.settings.items(), *request.overrides]
     config = resolve(_load(f"{path}:{spec.method}"), settings)
+    if present := requirements.domains(config):  # one client for each
+        settings.append(("partition.num_clients", str(len(present))))
+        config = resolve(_load(f"{path}:{spec.method}"), settings)
     seeds = list(range(recipe.seeds)) if request.seeds is None else request.seeds
     cell = sweep_plan.Cell(name=spec.name, method=spec.method, grid={}, config=config, seeds=seeds)
     return Run(cell, path, settings, requirements.missing(config))
@@ -241,6 +276,7 @@ def remarks(cells: Sequence[Cell], overrides: Sequence[Override]) -> list[str]:
     runnable = [cell for cell in cells if not cell.missing]
     out += dict.fromkeys(note for cell in runnable for note in cell.recipe.notes)
     out += [f"{cell.name}: {cell.result.conflict}" for cell in runnable if cell.result.conflict]
+    out += [cell.note for cell in runnable if cell.note]
     lacking = Counter(cell.missing for cell in cells if cell.missing)
     return out + [f"{n} cell{'s' * (n > 1)} not run: {reason}" for reason, n in lacking.items()]
 
