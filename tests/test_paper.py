@@ -391,3 +391,22 @@ def test_a_release_without_some_domains_measures_the_columns_that_it_has(tmp_pat
     assert only.missing == "only the mean over all domains is printed"
     whole = find(cells_of("fedc2i", "1"), row["avg"].name)
     assert whole.result.mean == 82.88 and not whole.note
+
+
+def test_all_data_sets_are_found_below_one_folder(tmp_path, capsys):
+    for name in ("digits_five", "svhn"):
+        for file in FIRST_FILES[name]:
+            (tmp_path / f"of {name}" / file).parent.mkdir(parents=True)
+            (tmp_path / f"of {name}" / file).touch()
+    request = REQUEST._replace(folder=tmp_path)
+    rows = published.tables()
+    (cell, *_) = paper.plan(rows["fedpick", "II"][:1], request)
+    assert cell.runs[0].cell.config.data.folder == str(tmp_path / "of digits_five")
+    (cell,) = paper.plan([r for r in rows["fedconcat", "1"] if r.dataset == "svhn"][:1], request)
+    assert cell.runs[0].cell.config.data.folder == str(tmp_path / "of svhn")
+    assert ("data.folder", str(tmp_path / "of svhn")) in cell.runs[0].settings
+    override = request._replace(overrides=[("data.folder", "/elsewhere")])
+    (cell,) = paper.plan([r for r in rows["fedconcat", "1"] if r.dataset == "svhn"][:1], override)
+    assert cell.runs[0].cell.config.data.folder == "/elsewhere"
+    assert paper.main(["list", "--folder=/nowhere"]) == 2
+    assert "/nowhere is not a folder" in capsys.readouterr().err

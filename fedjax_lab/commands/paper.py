@@ -1,8 +1,8 @@
 """The command that reproduces published tables and prints measured beside published numbers.
 
-python -m fedjax_lab.paper list [--configs=DIR] [--config.data.folder=DIR ...]
+python -m fedjax_lab.paper list [--folder=DIR] [--configs=DIR] [--config.data.folder=DIR ...]
 python -m fedjax_lab.paper PAPER TABLE [--cells=PATTERN,PATTERN] [--seeds=0,1,2] [--out=DIR]
-                           [--dry_run] [--configs=DIR] [--config.run.rounds=20 ...]
+                           [--dry_run] [--folder=DIR] [--configs=DIR] [--config.run.rounds=20 ...]
 
 `list` prints one line for each data set of each accuracy table of Client2Vec, FedC2I, FedConcat,
 hFedF and FedPick: the number of cells, how many of them have their data on this machine, and their
@@ -14,6 +14,8 @@ cost. `fedconcat table1` runs the cells of that table.
 --out      folder of the runs; default: runs/PAPER-TABLE
 --dry_run  prints the command of each run without training; a # marks runs that cannot start on this
            machine
+--folder   folder of several data sets, each in it or in a folder of its own in it; each run gets
+           the one with its files as config.data.folder
 --configs  folder of the config files; default: the configs that come with the package
 
 Each run is a run of fedjax_lab.main with its own folder; columns of a table that come from the same
@@ -45,6 +47,8 @@ from fedjax_lab.analysis import formats, published, requirements, runs
 from fedjax_lab.analysis.published import Recipe, Result
 from fedjax_lab.commands import command, sweep
 from fedjax_lab.commands.arguments import make_parser, parse_seeds, split_overrides
+from fedjax_lab.data.fetching import presence
+from fedjax_lab.data.places import folder_of
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, printable
 from fedjax_lab.experiment.config import Override, resolve
@@ -87,6 +91,7 @@ class Request(NamedTuple):
     configs: Path
     overrides: Sequence[Override] = ()
     seeds: list[int] | None = None  # None: as many as the paper has
+    folder: Path | None = None  # of the data sets
 
 
 # The plan.
@@ -142,6 +147,10 @@ def _run(spec, recipe, request):
     path = str(request.configs / spec.config)
     settings = [*spec.settings.items(), *request.overrides]
     config = resolve(_load(f"{path}:{spec.method}"), settings)
+    given = "data.folder" in dict(settings)
+    if request.folder and not given and (where := _folder_of(config.data.name, request.folder)):
+        settings.append(("data.folder", str(where)))
+        config = resolve(_load(f"{path}:{spec.method}"), settings)
     if present := requirements.domains(config):  # one client for each
         settings.append(("partition.num_clients", str(len(present))))
         config = resolve(_load(f"{path}:{spec.method}"), settings)
@@ -151,6 +160,13 @@ def _run(spec, recipe, request):
 
 
 _load = functools.cache(load_config)
+
+
+@functools.cache
+def _folder_of(data, folder):
+    """`folder` or the first folder in it that has the files of a data set; None if none has."""
+    inside = sorted(each for each in folder.iterdir() if each.is_dir())
+    return next((f for f in (folder, *inside) if presence.has_files(data, str(f))), None)
 
 
 def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
@@ -370,18 +386,20 @@ def _carry_out(args, request, cells, out):
 
 def _parse(argv):
     argv, overrides = split_overrides(argv)
-    parser = make_parser("--cells", "--seeds", "--out", "--configs")
+    parser = make_parser("--cells", "--seeds", "--out", "--configs", "--folder")
     parser.add_argument("what", nargs="*")
     parser.add_argument("--dry_run", action="store_true")
     args = parse(parser, argv)
     cloud.check("--out", args.out)
     check_path("--configs", args.configs)
+    check_path("--folder", args.folder)
     if args.what != ["list"] and len(args.what) != 2:
         raise BadInput(
             "no table is given; for example `fedjax-lab paper fedconcat table1`; `fedjax-lab paper"
             " list` shows all tables"
         )
-    return args, Request(_configs(args.configs), overrides, parse_seeds(args.seeds))
+    folder = folder_of(args.folder) if args.folder else None
+    return args, Request(_configs(args.configs), overrides, parse_seeds(args.seeds), folder)
 
 
 def _configs(wanted):
