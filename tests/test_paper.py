@@ -384,7 +384,7 @@ def test_a_release_without_some_domains_measures_the_columns_that_it_has(tmp_pat
     assert row["avg"].result.mean == pytest.approx(mean) and row["avg"].result.std is None
     (note,) = [text for text in paper.remarks(list(row.values()), []) if "mean over" in text]
     assert note == (
-        f"digits_five/fedavg/avg: the mean over mnist_m, mnist, usps, beside {mean:.2f}, the mean"
+        f"fedavg/avg: the mean over mnist_m, mnist, usps, beside {mean:.2f}, the mean"
         " of these printed columns; over all domains 82.88 is printed"
     )
     (only, *_) = paper.plan(published.tables()["fedc2i", "4"][:1], request)

@@ -103,3 +103,10 @@ def test_links_lead_to_pages_of_the_site():
     shown = on_site("../../setup.cfg", "papers/x.md", "docs/papers/x.md")
     assert shown == "[a](../code/setup.cfg.md)"
     assert on_site("https://jax.dev", "a.md", "docs/a.md") == "[a](https://jax.dev)"
+
+
+def test_a_page_of_code_is_wide_and_not_searched():
+    page = repository_links.code_page("configs/quickstart.py")
+    _, matter, text = page.split("---\n", 2)
+    assert "hide: [navigation, toc]" in matter and "exclude: true" in matter
+    assert "````python" in text and "def get_config" in text
