@@ -59,7 +59,8 @@ def results(
 def _result(section, choice, p: Mapping[str, float], comparisons: int):
     """p: the corrected p-values of the rows that are compared with the baseline."""
     baseline = section.baseline_title
-    if len(section.entries) == 1 or not baseline:
+    measured = any(entry.values for entry in section.entries)
+    if len(section.entries) == 1 or not baseline or not measured:
         return _best(section, choice)
     if not p:
         return f"No difference from {baseline} can be tested: a test needs two shared seeds."
