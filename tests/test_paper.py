@@ -366,3 +366,47 @@ def test_list_has_every_table(capsys, monkeypatch):
     (line,) = [line for line in lines if line[:3] == ["fedc2i", "table1", "digits_five"]]
     assert line[3:] == ["lenet", "42", "42", "7", "3", f"{7 * 3 * 5000 * 40 / 1e6:.0f}", "-"]
     assert "fmnist: x" in out and "fedconcat table12: the paper does not say" in out
+
+
+def test_a_release_without_some_domains_measures_the_columns_that_it_has(tmp_path):
+    names = ("mnist_m", "mnist", "usps")
+    split = np.array(["train", "test"] * 3)
+    x, domain = np.zeros((6, 32, 32, 3), np.uint8), np.repeat(names, 2)
+    for sampling in ("fedpick", "fedc2i"):
+        np.savez(tmp_path / f"{sampling}.npz", x=x, y=np.zeros(6, int), domain=domain, split=split)
+    request = REQUEST._replace(overrides=[("data.folder", str(tmp_path))])
+    cells = paper.plan(published.tables()["fedc2i", "1"], request)
+    row = {cell.result.column: cell for cell in cells if cell.result.method == "fedavg"}
+    assert {name for name, cell in row.items() if cell.missing} == {"svhn", "synth_digits"}
+    assert row["svhn"].missing == "the release has no svhn"
+    assert row["usps"].runs[0].cell.config.partition.num_clients == 3
+    mean = np.mean([row[name].result.mean for name in names])
+    assert row["avg"].result.mean == pytest.approx(mean) and row["avg"].result.std is None
+    (note,) = [text for text in paper.remarks(list(row.values()), []) if "mean over" in text]
+    assert note == (
+        f"fedavg/avg: the mean over mnist_m, mnist, usps, beside {mean:.2f}, the mean"
+        " of these printed columns; over all domains 82.88 is printed"
+    )
+    (only, *_) = paper.plan(published.tables()["fedc2i", "4"][:1], request)
+    assert only.missing == "only the mean over all domains is printed"
+    whole = find(cells_of("fedc2i", "1"), row["avg"].name)
+    assert whole.result.mean == 82.88 and not whole.note
+
+
+def test_all_data_sets_are_found_below_one_folder(tmp_path, capsys):
+    for name in ("digits_five", "svhn"):
+        for file in FIRST_FILES[name]:
+            (tmp_path / f"of {name}" / file).parent.mkdir(parents=True)
+            (tmp_path / f"of {name}" / file).touch()
+    request = REQUEST._replace(folder=tmp_path)
+    rows = published.tables()
+    (cell, *_) = paper.plan(rows["fedpick", "II"][:1], request)
+    assert cell.runs[0].cell.config.data.folder == str(tmp_path / "of digits_five")
+    (cell,) = paper.plan([r for r in rows["fedconcat", "1"] if r.dataset == "svhn"][:1], request)
+    assert cell.runs[0].cell.config.data.folder == str(tmp_path / "of svhn")
+    assert ("data.folder", str(tmp_path / "of svhn")) in cell.runs[0].settings
+    override = request._replace(overrides=[("data.folder", "/elsewhere")])
+    (cell,) = paper.plan([r for r in rows["fedconcat", "1"] if r.dataset == "svhn"][:1], override)
+    assert cell.runs[0].cell.config.data.folder == "/elsewhere"
+    assert paper.main(["list", "--folder=/nowhere"]) == 2
+    assert "/nowhere is not a folder" in capsys.readouterr().err

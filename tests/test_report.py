@@ -564,7 +564,7 @@ def test_a_loss_is_compared_and_lower_is_better(losses, capsys):
     assert "until loss.mean is 0.4 in the last stage" in out
     assert "accuracy.mean, %" in out  # among the other metrics
     page = call(capsys, losses, "--measure=loss.mean", "--format=html")
-    assert "<h1>Loss, mean over clients, last round: runs compared</h1>" in page
+    assert "<h1>FedAvg and FedProx on toy, IID, 3 clients</h1>" in page
     assert "Loss, %" not in page and 'aria-label="loss on north by row, last round"' in page
 
 
@@ -638,3 +638,72 @@ def test_clients_with_the_names_of_domains_have_no_table_of_their_own(capsys, tm
     known = {"domains": ["north", "south"], "clients": {"0": named}}
     (folder / "names.json").write_text(json.dumps(known))
     assert "by client" not in call(capsys, tmp_path)
+
+
+def sentence_of(capsys, *arguments):
+    return call(capsys, *arguments).splitlines()[0]
+
+
+def test_a_report_begins_with_its_result(tmp_path, capsys):
+    shifts = {"fedavg": (0, 0, 0), "fedprox": (-2, 3, 1)}
+    shifts |= {"ditto": (4.9, 5, 5.1), "moon": (-8.4, -8, -7.6)}
+    for method, of_seeds in shifts.items():
+        scores = {seed: (0, 0, 70 + shift) for seed, shift in enumerate(of_seeds)}
+        write(tmp_path / method, scores, method=method)
+    none = "No difference from FedAvg is significant after Holm's correction for 1 comparison."
+    assert sentence_of(capsys, tmp_path / "fedavg", tmp_path / "fedprox") == none
+    assert sentence_of(capsys, tmp_path) == (
+        "Significantly better than FedAvg: Ditto by 5.00 (p < 0.001); worse than FedAvg: MOON by"
+        " 8.00 (p = 0.002); accuracy, %, mean over clients, after Holm's correction for 3"
+        " comparisons."
+    )
+    page = call(capsys, tmp_path, "--format=html")
+    assert '<p class="result">Significantly better than FedAvg: Ditto by 5.00 (p &lt; 0.0' in page
+    assert "<h1>Ditto, FedAvg, FedProx and MOON on toy, IID, 3 clients</h1>" in page
+
+
+def test_the_result_of_runs_that_cannot_be_tested(tmp_path, capsys):
+    write(tmp_path / "a", {0: (50, 60, 70), 1: (50, 60, 72)})
+    one = "FedAvg, accuracy, %, mean over clients: 71.00 +- 1.41 over 2 seeds."
+    assert sentence_of(capsys, tmp_path) == one
+    write(tmp_path / "b", {1: (50, 60, 74)}, method="fedprox")
+    shared = "No difference from FedAvg can be tested: a test needs two shared seeds."
+    assert sentence_of(capsys, tmp_path) == shared
+    write(tmp_path / "c", {0: (50, 60, 75)}, method="moon")
+    assert sentence_of(capsys, tmp_path / "b", tmp_path / "c") == (
+        "The best mean is that of MOON, accuracy, %, mean over clients: 75.00 over 1 seed;"
+        " without a baseline it is untested."
+    )
+
+
+def test_a_loss_that_falls_is_better(tmp_path, capsys):
+    for method, shift in (("fedavg", 0.0), ("fedprox", -0.5)):
+        losses = {seed: 1 + 0.1 * seed + shift * (1 + 0.01 * seed) for seed in range(4)}
+        with_metrics(tmp_path / method, losses, method)
+    told = sentence_of(capsys, tmp_path, "--measure=loss.mean")
+    assert told.startswith("Significantly better than FedAvg: FedProx by 0.5075 (p < 0.001)")
+
+
+def test_the_result_of_a_table_of_several_federations_has_its_correction(pair, tmp_path, capsys):
+    write(pair / "c", SCORES["fedavg"], data={"size": 9})
+    write(pair / "d", SCORES["fedprox"], data={"size": 9}, method="fedprox")
+    first, second, *_ = call(capsys, pair, "--pivot").splitlines()
+    assert first.endswith("significant after Holm's correction for 2 comparisons.")
+    assert first.startswith("toy size=8, IID, 3 clients: ") and second.startswith("toy size=9")
+    page = call(capsys, pair, "--format=html")
+    assert "<h1>FedAvg and FedProx on 2 federations</h1>" in page
+    assert "for 1 comparison." in page
+
+
+def test_numbers_of_clients_and_examples_and_a_key_of_the_columns(tmp_path, capsys):
+    folder = write(tmp_path / "a", {0: (50, 60, 70), 1: (52, 62, 72)})
+    clients = {"0": {"examples": [900, 200, 10]}, "1": {"examples": [900, 200, 30]}}
+    (folder / "names.json").write_text(json.dumps({"domains": ["north"], "clients": clients}))
+    told = "3 clients have 1,110 to 1,130 training examples, 10 to 900 each."
+    assert f"toy, IID, 3 clients: {told}" in call(capsys, tmp_path)
+    out = call(capsys, tmp_path, "--format=html")
+    page = Page()
+    page.feed(out)
+    assert f"<p>{told}</p>" in out
+    assert page.tags.count("caption") == page.tags.count("table")
+    assert "<dt>global</dt>" in out and "<dt>worst 10 %</dt>" in out and "<dt>id</dt>" not in out

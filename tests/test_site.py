@@ -110,3 +110,10 @@ def test_the_page_of_commands_has_their_help():
     """If not: python docs/generate/command_help.py."""
     page = command_help.PAGE.read_text(encoding="utf-8")
     assert command_help.written(page) == page
+
+
+def test_a_page_of_code_is_wide_and_not_searched():
+    page = repository_links.code_page("configs/quickstart.py")
+    _, matter, text = page.split("---\n", 2)
+    assert "hide: [navigation, toc]" in matter and "exclude: true" in matter
+    assert "````python" in text and "def get_config" in text

@@ -58,8 +58,9 @@ def linked_code(markdown: str, path: str) -> set[str]:
 
 
 def code_page(path: str) -> str:
-    """The page that shows a file as code; it is excluded from the site's search."""
+    """The page that shows a file as code, without columns beside it; the search leaves it out."""
     language = {".py": "python", ".sh": "bash", ".cfg": "ini"}.get(Path(path).suffix, "text")
     text = (ROOT / path).read_text(encoding="utf-8").rstrip()
-    head = f"---\nsearch:\n  exclude: true\n---\n\n# {Path(path).name}\n\n`{path}`"
+    matter = "---\nhide: [navigation, toc]\nsearch:\n  exclude: true\n---"
+    head = f"{matter}\n\n# {Path(path).name}\n\n`{path}`"
     return f"{head}\n\n````{language}\n{text}\n````\n"

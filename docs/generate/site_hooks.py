@@ -18,6 +18,7 @@ MARKER = re.compile(r"<!-- (accuracies|measured) (\w+) -->")
 UNNAMED = re.compile(r'(<li class="doc-section-item field-body">)\s*–\s*(?=<div)')
 CELL = re.compile(r"<td[^>]*>[^<]*</td>")
 INTERVAL = re.compile(r"(?<=\d) (±|\+-|to) (?=[-−]?\d)")  # stays in one line of a cell
+LISTS = ("reference/", "changelog.md")  # the search shows pages that explain before these
 FLAG = re.compile(r"(?<![\w-])--\w[\w-]*")
 
 
@@ -103,10 +104,12 @@ def _generated():
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
-    """Fill in the markers on the papers' pages, and convert links to pages of the site."""
+    """Fill in the markers on the papers' pages, convert links, and weigh pages for the search."""
     uri = page.file.src_uri
     if uri.startswith("code/"):
         return markdown
+    if uri.startswith(LISTS):
+        page.meta["search"] = {"boost": 0.01}
     return repository_links.on_site(MARKER.sub(_filled, markdown), uri, _path(uri))
 
 

@@ -10,6 +10,7 @@ from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.simulation.units import HEADLINES, is_percent
 
+LEVEL = 0.05  # the significance level
 EXACT_PAIRS = 12  # up to this many pairs, all signs of the differences are enumerated
 
 

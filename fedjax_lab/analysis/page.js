@@ -51,6 +51,12 @@ function makeSortable(table) {
   });
 }
 
+/** Says below a table that it can be scrolled, as long as a part of it is hidden. */
+function makeHinted(region) {
+  const look = () => region.classList.toggle("wide", region.scrollWidth > region.clientWidth);
+  new ResizeObserver(look).observe(region);
+}
+
 /** Shows the value of the point of a picture that is nearest to the pointer. */
 function makeReadable(figure) {
   const svg = figure.querySelector("svg");
@@ -81,5 +87,6 @@ function makeReadable(figure) {
 
 if (typeof document !== "undefined") {
   document.querySelectorAll("table").forEach(makeSortable);
+  document.querySelectorAll(".scroll").forEach(makeHinted);
   document.querySelectorAll("figure > script").forEach((each) => makeReadable(each.parentElement));
 }

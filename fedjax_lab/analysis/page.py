@@ -8,15 +8,15 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 
-from fedjax_lab.analysis import formats, runs
+from fedjax_lab.analysis import conclusions, formats, runs
 from fedjax_lab.analysis.formats import Table
 from fedjax_lab.analysis.tables import (
     WAYS,
     Choice,
     Section,
     axis_label,
-    described,
     digits,
+    forms_of,
     subtitle,
     tables,
 )
@@ -39,6 +39,7 @@ _AT = {
 def html(
     sections: Sequence[Section],
     choice: Choice,
+    results: Sequence[str],
     notes: Sequence[str],
     pivoted: Table | None = None,
 ) -> str:
@@ -47,18 +48,24 @@ def html(
     Args:
       sections: the blocks with their numbers.
       choice: the measure and the way by which runs are compared.
-      notes: lines to show at the top.
+      results: what the comparison says, in sentences to show at the top.
+      notes: lines to show below them.
       pivoted: a table of all sections, shown before them.
     """
-    title = f"{sentence(described(choice.measure))}, {WAYS[choice.way]}: runs compared"
-    how = _sign(subtitle(sections, choice))
-    body = [f"<h1>{_text(title)}</h1>", f'<p class="how">{_text(how)}.</p>']
+    title = conclusions.subject(sections)
+    how = sentence(_sign(subtitle(sections, choice)))
+    body = [f"<h1>{_text(title)}</h1>"]
+    body += [f'<p class="result">{_text(_sign(result))}</p>' for result in results]
+    body.append(f'<p class="how">{_text(how)}.</p>')
     if notes:
         body.append("<ul>" + "".join(f"<li>{_text(note)}</li>" for note in notes) + "</ul>")
     body += ['<div class="tables">', _table(pivoted), "</div>"] if pivoted else []
-    for section in sections:
+    for number, section in enumerate(sections):
+        shown = tables(section, choice)
         body += ["<section>", f"<h2>{_text(section.block.heading)}</h2>"]
-        body += ['<div class="tables">', *map(_table, tables(section, choice)), "</div>"]
+        body += [f"<p>{size}</p>"] if (size := conclusions.size(section.block)) else []
+        body += ['<div class="tables">', *map(_table, shown), "</div>"]
+        body += [] if number else [_key_of_columns(shown, choice)]
         body += [*_curves(section, choice), *_clients(section, choice)]
         body += [*_domains(section, choice), *_configs(section), "</section>"]
     return "\n".join(
@@ -91,12 +98,25 @@ def _table(table: Table) -> str:
     for i, (name, *cells) in enumerate(table.cells):
         tds = "".join(f"<td>{_cell(table, i, j, cell)}</td>" for j, cell in enumerate(cells, 1))
         lines.append(f'<tr><th scope="row">{_text(name)}</th>{tds}</tr>')
-    title = _text(_sign(table.title))
+    title = _text(_sign(sentence(table.title)))
     return (
-        f'<div>\n<p class="how">{title}</p>\n'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">\n<table>'
-        f"<thead>{heads}</thead>\n<tbody>" + "\n".join(lines) + "</tbody></table></div></div>"
+        f"<caption><span>{title}</span></caption>\n"
+        f"<thead>{heads}</thead>\n<tbody>" + "\n".join(lines) + "</tbody></table></div>"
     )
+
+
+def _key_of_columns(shown, choice):
+    """A list that explains the columns of these tables."""
+    (_, mean), *_ = forms_of(metric_of(choice.measure)).values()
+    headers = dict.fromkeys(header for table in shown for header in table.header)
+    meanings = {mean: conclusions.MEAN, **conclusions.KEY}
+    items = [
+        f"<dt>{_text(header)}</dt><dd>{_text(meanings[header])}</dd>"
+        for header in headers
+        if header in meanings
+    ]
+    return f"<h3>What the columns mean</h3>\n<dl>{''.join(items)}</dl>"
 
 
 def _cell(table, i, j, cell):

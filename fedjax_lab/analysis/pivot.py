@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from fedjax_lab.analysis import compare, formats, runs
-from fedjax_lab.analysis.compare import Entry
+from fedjax_lab.analysis.compare import LEVEL, Entry
 from fedjax_lab.analysis.formats import BETTER, NONE, WORSE, Table, mean_std
 from fedjax_lab.analysis.published import Result
 from fedjax_lab.analysis.tables import (
@@ -22,7 +22,6 @@ from fedjax_lab.analysis.tables import (
 )
 from fedjax_lab.simulation.units import sentence
 
-LEVEL = 0.05  # the significance level
 BOUNDS = ("central",)  # non-federated methods, which are shown as bounds and not ranked
 
 
@@ -65,14 +64,14 @@ def table(columns: Sequence[Column], choice: Choice, sets_off: bool) -> Table:
 
     sets_off: whether the output format can show bold and underlined text.
     """
-    names, tests = _names(columns), _tests(columns)
+    names, p_values = _names(columns), tests(columns)
     header, written = [""], [[_titles(columns)[name] for name in names]]
     ranks: tuple[set, set] = set(), set()
     marks = {}
     for k, column in enumerate(columns):
         for cells, best in zip(ranks, _ranks(column, choice), strict=False):
             cells.update((names.index(name), len(header)) for name in best)
-        for (name, of), p in tests.items():
+        for (name, of), p in p_values.items():
             if of == k and p < LEVEL:
                 marks[names.index(name), len(header)] = _mark(column.entries[name], choice)
         header.append(column.partition)
@@ -82,7 +81,7 @@ def table(columns: Sequence[Column], choice: Choice, sets_off: bool) -> Table:
             written.append([_published(column.printed.get(name), choice.measure) for name in names])
     bold, underlined = ranks if sets_off else ((), ())
     rows = [list(row) for row in zip(*written, strict=True)]
-    title = caption(columns, choice, len(tests), sets_off)
+    title = caption(columns, choice, len(p_values), sets_off)
     return Table(title, header, rows, bold, underlined, marks, _groups(columns))
 
 
@@ -122,7 +121,7 @@ def _ranks(column, choice):
     return ranked(means(rows, choice.measure), choice.measure, choice.lower_is_better)
 
 
-def _tests(columns):
+def tests(columns: Sequence[Column]) -> dict[tuple[str, int], float]:
     """{(name, column): p} of all comparisons with the baseline, with Holm's correction.
 
     The tests are paired t-tests over seeds. A comparison without a test (one seed, or the
@@ -203,12 +202,12 @@ def _marks_sentence(columns, comparisons):
 
 def to_csv(columns: Sequence[Column], choice: Choice) -> str:
     """The table as CSV: one line per row, with every number unrounded; missing ones are empty."""
-    tests = _tests(columns)
-    lines = [{"row": name} | _line(columns, name, choice, tests) for name in _names(columns)]
+    p_values = tests(columns)
+    lines = [{"row": name} | _line(columns, name, choice, p_values) for name in _names(columns)]
     return formats.csv_of_rows(lines)
 
 
-def _line(columns, name, choice, tests):
+def _line(columns, name, choice, p_values):
     line: dict[str, object] = {}
     for k, column in enumerate(columns):
         entry, result = column.entries.get(name), column.printed.get(name)
@@ -216,7 +215,7 @@ def _line(columns, name, choice, tests):
         difference = entry and entry.paired and entry.paired.difference
         numbers = {key: getattr(spread, key, None) for key in ("mean", "std", "n")}
         numbers["difference"] = getattr(difference, "mean", None)
-        numbers["p t_holm"] = tests.get((name, k))
+        numbers["p t_holm"] = p_values.get((name, k))
         if column.printed:
             numbers |= {f"published {key}": getattr(result, key, None) for key in ("mean", "std")}
         line |= {f"{column.name}: {key}": n for key, n in numbers.items()}

@@ -7,6 +7,7 @@ import ml_collections
 
 from fedjax_lab.data.fetching import presence
 from fedjax_lab.data.partitions.partition import count_new
+from fedjax_lab.data.sources import digits_five
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
@@ -53,6 +54,17 @@ def _no_data(settings):
     except BadInput as error:
         return str(error)
     return ""
+
+
+def domains(config: ml_collections.ConfigDict) -> tuple[str, ...]:
+    """The domains of the data set's release on this machine if some are missing; otherwise ()."""
+    if config.data.name != "digits_five":
+        return ()
+    try:
+        names = digits_five.domains(digits_five.find(config.data.folder, config.data.source))
+    except BadInput:
+        return ()
+    return names if len(names) < len(digits_five.FOLDERS) else ()
 
 
 @functools.cache

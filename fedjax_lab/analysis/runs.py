@@ -55,6 +55,7 @@ class Run(NamedTuple):
     rows: list[dict]  # the evaluations that all seeds have; `seconds` is for one seed
     summary: dict  # {} if the run is unfinished
     clients: Mapping[str, Sequence[str]] = MappingProxyType({})  # names by seed, if they have some
+    examples: Mapping[str, Sequence[int]] = MappingProxyType({})  # of each training client, by seed
 
 
 class Row(NamedTuple):
@@ -167,7 +168,8 @@ def read(folder: Path) -> Run:
     summary = files.read_json(folder / "summary.json", files.SUMMARY)
     known = files.read_json(folder / "names.json", files.NAMES) or {"clients": {}}
     named = {seed: of["names"] for seed, of in known["clients"].items() if "names" in of}
-    return Run(folder, config, tuple(seeds), rows, summary or {}, named)
+    examples = {seed: of["examples"] for seed, of in known["clients"].items()}
+    return Run(folder, config, tuple(seeds), rows, summary or {}, named, examples)
 
 
 def comparable(config: dict) -> dict:

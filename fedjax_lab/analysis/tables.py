@@ -323,7 +323,8 @@ def _p(p):
 
 
 def _milliseconds(pace):
-    median, low, high = (f"{1000 * s:.3g}" for s in (pace.seconds, pace.low, pace.high))
+    each = [1000 * s for s in (pace.seconds, pace.low, pace.high)]
+    median, low, high = (f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}" for ms in each)
     return f"{median} ({low} to {high})"
 
 

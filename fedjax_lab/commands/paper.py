@@ -1,8 +1,8 @@
 """The command that reproduces published tables and prints measured beside published numbers.
 
-python -m fedjax_lab.paper list [--configs=DIR] [--config.data.folder=DIR ...]
+python -m fedjax_lab.paper list [--folder=DIR] [--configs=DIR] [--config.data.folder=DIR ...]
 python -m fedjax_lab.paper PAPER TABLE [--cells=PATTERN,PATTERN] [--seeds=0,1,2] [--out=DIR]
-                           [--dry_run] [--configs=DIR] [--config.run.rounds=20 ...]
+                           [--dry_run] [--folder=DIR] [--configs=DIR] [--config.run.rounds=20 ...]
 
 `list` prints one line for each data set of each accuracy table of Client2Vec, FedC2I, FedConcat,
 hFedF and FedPick: the number of cells, how many of them have their data on this machine, and their
@@ -14,6 +14,8 @@ cost. `fedconcat table1` runs the cells of that table.
 --out      folder of the runs; default: runs/PAPER-TABLE
 --dry_run  prints the command of each run without training; a # marks runs that cannot start on this
            machine
+--folder   folder of several data sets, each in it or in a folder of its own in it; each run gets
+           the one with its files as config.data.folder
 --configs  folder of the config files; default: the configs that come with the package
 
 Each run is a run of fedjax_lab.main with its own folder; columns of a table that come from the same
@@ -45,6 +47,8 @@ from fedjax_lab.analysis import formats, published, requirements, runs
 from fedjax_lab.analysis.published import Recipe, Result
 from fedjax_lab.commands import command, sweep
 from fedjax_lab.commands.arguments import make_parser, parse_seeds, split_overrides
+from fedjax_lab.data.fetching import presence
+from fedjax_lab.data.places import folder_of
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, printable
 from fedjax_lab.experiment.config import Override, resolve
@@ -71,11 +75,14 @@ class Cell(NamedTuple):
     result: Result
     recipe: Recipe
     runs: list[Run]
+    absent: str = ""  # what a release without some domains lacks for this cell
+    note: str = ""  # with what the number is compared, if not with the printed one
 
     @property
     def missing(self) -> str:
         """Why the cell cannot be measured on this machine; empty if it can."""
-        return self.recipe.lacks or next((run.missing for run in self.runs if run.missing), "")
+        lacks = self.recipe.lacks or next((run.missing for run in self.runs if run.missing), "")
+        return lacks or self.absent
 
 
 class Request(NamedTuple):
@@ -84,6 +91,7 @@ class Request(NamedTuple):
     configs: Path
     overrides: Sequence[Override] = ()
     seeds: list[int] | None = None  # None: as many as the paper has
+    folder: Path | None = None  # of the data sets
 
 
 # The plan.
@@ -103,19 +111,62 @@ def plan(results: Iterable[Result], request: Request) -> list[Cell]:
                 described[spec.name] = _run(spec, recipe, request)
         of_cell = [described[spec.name] for spec in recipe.specs]
         cells.append(Cell(published.cell_name(result), result, recipe, of_cell))
-    return cells
+    return [_with_domains(cell, cells) for cell in cells]
+
+
+def _with_domains(cell, cells):
+    """The cell as a release without some domains can measure it.
+
+    The mean over domains is compared with the mean of the printed columns of those that exist.
+    """
+    present = requirements.domains(cell.runs[0].cell.config) if cell.runs else ()
+    if not present:
+        return cell
+    prefix, _, domain = cell.recipe.measure.rpartition(".")
+    if prefix == "domains":
+        return cell if domain in present else cell._replace(absent=f"the release has no {domain}")
+    measures = [f"domains.{name}" for name in present]
+    row = cell.result._replace(column="", mean=0, std=None, conflict="")
+    printed = [
+        other.result.mean
+        for other in cells
+        if other.recipe.measure in measures
+        and other.result._replace(column="", mean=0, std=None, conflict="") == row
+    ]
+    if len(printed) < len(present):
+        return cell._replace(absent="only the mean over all domains is printed")
+    mean, names = float(np.mean(printed)), ", ".join(present)
+    note = (
+        f"{cell.name}: the mean over {names}, beside {mean:.2f}, the mean of these printed columns;"
+        f" over all domains {cell.result.mean:.2f} is printed"
+    )
+    return cell._replace(result=cell.result._replace(mean=mean, std=None, conflict=""), note=note)
 
 
 def _run(spec, recipe, request):
     path = str(request.configs / spec.config)
     settings = [*spec.settings.items(), *request.overrides]
     config = resolve(_load(f"{path}:{spec.method}"), settings)
+    given = "data.folder" in dict(settings)
+    if request.folder and not given and (where := _folder_of(config.data.name, request.folder)):
+        settings.append(("data.folder", str(where)))
+        config = resolve(_load(f"{path}:{spec.method}"), settings)
+    if present := requirements.domains(config):  # one client for each
+        settings.append(("partition.num_clients", str(len(present))))
+        config = resolve(_load(f"{path}:{spec.method}"), settings)
     seeds = list(range(recipe.seeds)) if request.seeds is None else request.seeds
     cell = sweep_plan.Cell(name=spec.name, method=spec.method, grid={}, config=config, seeds=seeds)
     return Run(cell, path, settings, requirements.missing(config))
 
 
 _load = functools.cache(load_config)
+
+
+@functools.cache
+def _folder_of(data, folder):
+    """`folder` or the first folder in it that has the files of a data set; None if none has."""
+    inside = sorted(each for each in folder.iterdir() if each.is_dir())
+    return next((f for f in (folder, *inside) if presence.has_files(data, str(f))), None)
 
 
 def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
@@ -241,6 +292,7 @@ def remarks(cells: Sequence[Cell], overrides: Sequence[Override]) -> list[str]:
     runnable = [cell for cell in cells if not cell.missing]
     out += dict.fromkeys(note for cell in runnable for note in cell.recipe.notes)
     out += [f"{cell.name}: {cell.result.conflict}" for cell in runnable if cell.result.conflict]
+    out += [cell.note for cell in runnable if cell.note]
     lacking = Counter(cell.missing for cell in cells if cell.missing)
     return out + [f"{n} cell{'s' * (n > 1)} not run: {reason}" for reason, n in lacking.items()]
 
@@ -334,18 +386,20 @@ def _carry_out(args, request, cells, out):
 
 def _parse(argv):
     argv, overrides = split_overrides(argv)
-    parser = make_parser("--cells", "--seeds", "--out", "--configs")
+    parser = make_parser("--cells", "--seeds", "--out", "--configs", "--folder")
     parser.add_argument("what", nargs="*")
     parser.add_argument("--dry_run", action="store_true")
     args = parse(parser, argv)
     cloud.check("--out", args.out)
     check_path("--configs", args.configs)
+    check_path("--folder", args.folder)
     if args.what != ["list"] and len(args.what) != 2:
         raise BadInput(
             "no table is given; for example `fedjax-lab paper fedconcat table1`; `fedjax-lab paper"
             " list` shows all tables"
         )
-    return args, Request(_configs(args.configs), overrides, parse_seeds(args.seeds))
+    folder = folder_of(args.folder) if args.folder else None
+    return args, Request(_configs(args.configs), overrides, parse_seeds(args.seeds), folder)
 
 
 def _configs(wanted):

@@ -48,7 +48,7 @@ import re
 import sys
 from pathlib import Path
 
-from fedjax_lab.analysis import compare, formats, notes, pivot, runs, tables
+from fedjax_lab.analysis import compare, conclusions, formats, notes, pivot, runs, tables
 from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import make_parser
 from fedjax_lab.errors import MACHINE, BadInput, parse, quoted, shown
@@ -206,15 +206,20 @@ def report(args) -> str:
 def _shown(args, sections, choice, told, columns):
     """The comparison in a format for people; columns: those of the pivot table, or empty."""
     pivoted = pivot.table(columns, choice, args.format != "terminal") if columns else None
+    results = conclusions.results(sections, choice, columns)
     if args.format == "html":
         from fedjax_lab.analysis import page
 
-        return page.html(sections, choice, told, pivoted)
+        return page.html(sections, choice, results, told, pivoted)
     label = args.label or "tab:" + re.sub(r"[^A-Za-z0-9]+", "-", choice.measure)
     if pivoted:
-        return _text([("", [pivoted])], told, args.format, label)
+        return _text([("", [pivoted])], [*results, *told], args.format, label)
+    sizes = [
+        f"{block.title}: {size}" for block, *_ in sections if (size := conclusions.size(block))
+    ]
     titled = [(section.block.heading, tables.tables(section, choice)) for section in sections]
-    return _text(titled, [tables.subtitle(sections, choice), *told], args.format, label)
+    remarks = [*results, tables.subtitle(sections, choice), *sizes, *told]
+    return _text(titled, remarks, args.format, label)
 
 
 def _sections(blocks, choice, wanted):

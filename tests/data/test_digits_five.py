@@ -1,5 +1,6 @@
 """Digits-Five: small data sets in the original formats."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -219,3 +220,61 @@ def test_an_error_says_what_is_wrong_with_a_matlab_file(tmp_path):
             broken.replace(file, content)
         broken.check(digits_five.digits_five, file, expected, folder=str(tmp_path))
         broken.replace(file, whole)
+
+
+def remaining(data, names):
+    """The examples of these domains, as `digits_five` numbers them."""
+    rows = np.isin(data.domain, [DOMAINS.index(name) for name in names])
+    number = {DOMAINS.index(name): i for i, name in enumerate(names)}
+    domain = np.array([number[d] for d in data.domain[rows].tolist()])
+    return data.x[rows], data.y[rows], domain, data.test[rows]
+
+
+def check_equal(data, expected):
+    for made, wanted in zip((data.x, data.y, data.domain, data.test), expected, strict=True):
+        np.testing.assert_array_equal(made, wanted)
+
+
+@pytest.mark.parametrize("gone", [("synth", "svhn"), ("mnist_m", "mnist")])
+@pytest.mark.parametrize("form", ["fedbn", "m3sda"])
+def test_a_release_without_some_domains_is_read_and_says_so(form, gone, release, caplog):
+    where = release / "digits_five"
+    if form == "m3sda":
+        where = release / "other"
+        write_matlab(where)
+    whole = digits_five.digits_five(folder=str(where))
+    assert not caplog.records
+    names = tuple(name for name in DOMAINS if name not in gone)
+    for name in gone:
+        if form == "fedbn":
+            shutil.rmtree(where / digits_five.FOLDERS[name])
+        for file in where.glob(f"*{name.removesuffix('_m')}*{'m' * (name == 'mnist_m')}*.mat"):
+            file.unlink()
+    data = digits_five.digits_five(folder=str(where))
+    assert data.domains == names
+    check_equal(data, remaining(whole, names))
+    (record,) = caplog.records
+    assert f"has 3 of the five domains: {', '.join(names)}" in record.getMessage()
+    assert "means over domains are not those of papers" in record.getMessage()
+
+
+def test_the_arrays_of_a_sampling_are_read(release, tmp_path):
+    folder = tmp_path / "npz"
+    folder.mkdir()
+    names = ("mnist_m", "usps")
+    for sampling in SMALL:
+        whole = digits_five.digits_five(folder=str(release), sampling=sampling)
+        expected = remaining(whole, names)
+        x, y, domain, test = expected
+        words = {"domain": np.array(names)[domain], "split": np.where(test, "test", "train")}
+        arrays = {"x": x, "y": y, **words}
+        np.savez(folder / f"{sampling}.npz", **arrays)
+        data = digits_five.digits_five(folder=str(folder), sampling=sampling)
+        assert data.domains == names
+        check_equal(data, expected)
+        assert digits_five.domains(digits_five.find(str(folder))) == names
+    for key, problem in (("split", "has no array 'split'"), ("domain", "has no array 'domain'")):
+        np.savez(folder / "fedpick.npz", **{k: a for k, a in arrays.items() if k != key})
+        assert problem in complaint(digits_five.digits_five, folder=str(folder))
+    np.savez(folder / "fedpick.npz", **arrays | {"domain": np.full(len(y), "mnistm")})
+    assert "did you mean 'mnist_m'" in complaint(digits_five.digits_five, folder=str(folder))

@@ -1,11 +1,13 @@
 """Digits-Five: MNIST-M, MNIST, USPS, synthetic digits and SVHN, as in FedPick and FedC2I.
 
-Two releases can be read. FedBN's (https://github.com/med-air/FedBN, utils/data_preprocess.py) has
+Three forms can be read. FedBN's (https://github.com/med-air/FedBN, utils/data_preprocess.py) has
 pickled pairs (images, labels) and splits each data set 80/20; its parts 0 .. 9 are the first 7438
 images of train.pkl. M3SDA's (Peng et al. 2019) and KD3A's MATLAB files keep the original splits
-(USPS: 7438 + 1860).
+(USPS: 7438 + 1860). Arrays are the examples of one sampling, fedpick.npz or fedc2i.npz, with x, y,
+domain (the names in FOLDERS) and split, as in `arrays`. Some domains may be missing.
 """
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -17,10 +19,12 @@ from fedjax_lab.bounds import OneOf
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, first_of_each, pooled
 from fedjax_lab.data.declared import Side, source
-from fedjax_lab.data.formats import matlab, pickles
+from fedjax_lab.data.formats import matlab, npz, pickles
 from fedjax_lab.data.formats.image_arrays import array_of, labels_of
 from fedjax_lab.data.places import locate, told
 from fedjax_lab.data.safe import Fault
+from fedjax_lab.data.sources import arrays
+from fedjax_lab.errors import nearest, quoted
 
 FOLDERS = {  # the domains and their folders in FedBN's release
     "mnist_m": "MNIST_M",
@@ -36,9 +40,12 @@ MATLAB = {  # file, images, labels; {} is train or test; the first file that exi
     "synth": [("synth_{}_32x32.mat", "X", "y"), ("syn_number.mat", "{}_data", "{}_label")],
     "svhn": [("svhn_{}_32x32.mat", "X", "y")],
 }
-PROBES = {  # files that identify a source, in the folders to which its archive may be unpacked
-    "fedbn": [f"{a}MNIST/test.pkl" for a in ("", "digits_five/", "digit_dataset/")],
-    "m3sda": [f"{a}mnist_data.mat" for a in ("", "digits_five/", "Digit-Five/", "DigitFive/")],
+PARTS = ("test.pkl", "train.pkl", "partitions")  # of a domain in FedBN's release
+PLACES = ("", "digits_five/", "digit_dataset/", "Digit-Five/", "DigitFive/")  # of an archive
+PROBES = {  # files whose names identify a form; files of other domains do as well
+    "fedbn": [f"{place}MNIST/test.pkl" for place in PLACES[:3]],
+    "m3sda": [f"{place}mnist_data.mat" for place in (*PLACES[:2], *PLACES[3:])],
+    "arrays": [f"{place}fedpick.npz" for place in PLACES[:2]],
 }
 
 
@@ -68,25 +75,77 @@ def digits_five(
     sampling: fedpick: the first 1000 training images of each domain and all test images; fedc2i:
         the first 100 of each class among the first 7438 training images of each domain, and the
         first 200 test images of each class.
-    source: the release to read, fedbn or m3sda; auto prefers FedBN's if a folder has both.
+    source: the form to read, fedbn, m3sda or arrays; auto takes the first that a folder has.
     folder: the folder with the files, or with a folder digits_five; empty: ~/.cache/fedjax_lab and
         data/ are searched.
     """
     probe, chosen = find(folder, source), SAMPLINGS[sampling]
+    names = domains(probe)
+    if len(names) < len(FOLDERS):
+        logging.getLogger(__name__).warning(
+            "%s has %d of the five domains: %s; means over domains are not those of papers",
+            _base(probe), len(names), ", ".join(names),
+        )  # fmt: skip
     if probe.suffix == ".pkl":
-        read = partial(_fedbn, probe.parents[1], chosen.parts)
+        read = partial(_fedbn, _base(probe), chosen.parts)
+    elif probe.suffix == ".mat":
+        read = partial(_m3sda, _base(probe))
     else:
-        read = partial(_m3sda, probe.parent)
-    train = [_first(*read(name, "train"), chosen.pool, chosen.train) for name in FOLDERS]
-    test = [_first(*read(name, "test"), None, chosen.test) for name in FOLDERS]
+        file = _base(probe) / f"{sampling}.npz"
+        read = partial(_arrays, arrays.read(file), file)
+    train = [_first(*read(name, "train"), chosen.pool, chosen.train) for name in names]
+    test = [_first(*read(name, "test"), None, chosen.test) for name in names]
     parts = [images for images, _ in (*train, *test)]
-    arrays = pooled(_resized(parts, size), [y for _, y in train], [y for _, y in test])
-    return Dataset(**arrays, classes=tuple("0123456789"), domains=tuple(FOLDERS))
+    pixels = _resized(parts, size)
+    made = pooled(pixels, [y for _, y in train], [y for _, y in test])
+    return Dataset(**made, classes=tuple("0123456789"), domains=names)
 
 
 def find(folder: str, release: str = "auto") -> Path:
-    """A file that identifies a release."""
-    return locate(folder, sum(PROBES.values(), []) if release == "auto" else PROBES[release])
+    """A file that identifies a release; it exists unless its domain is missing."""
+    probes = sum(PROBES.values(), []) if release == "auto" else PROBES[release]
+    return locate(folder, probes, lambda probe: bool(domains(probe)))
+
+
+def domains(probe: Path) -> tuple[str, ...]:
+    """The domains of a release that exist, in the order of FOLDERS; probe: see `find`."""
+    base = _base(probe)
+    if probe.suffix == ".npz":
+        files = [base / f"{sampling}.npz" for sampling in SAMPLINGS]
+        held = [_domains_of_arrays(file) for file in files if file.is_file()]
+        return tuple(name for name in FOLDERS if any(name in names for names in held))
+    if probe.suffix == ".pkl":
+        choices = {d: [base / f / part for part in PARTS] for d, f in FOLDERS.items()}
+    else:
+        choices = {d: [base / each[0].format("train") for each in MATLAB[d]] for d in FOLDERS}
+    return tuple(name for name, files in choices.items() if any(map(Path.exists, files)))
+
+
+def _base(probe):
+    """The folder of a release; probe: see `find`."""
+    return probe.parents[1] if probe.suffix == ".pkl" else probe.parent
+
+
+def _domains_of_arrays(file):
+    """The distinct names in the array `domain` of fedpick.npz or fedc2i.npz."""
+    with safe.reading(file, problem="is not an .npz file, or is damaged"):
+        lacking = {"domain", "split"}.difference(npz.names(file))
+    if lacking:
+        raise Fault(f"{file} has no array {min(lacking)!r}")
+    names = set(map(str, npz.read(file, ["domain"], "", "is damaged")["domain"].tolist()))
+    unknown = next(iter(names.difference(FOLDERS)), None)
+    if unknown is not None:
+        raise Fault(f"{file}: no domain {quoted(unknown)}; {nearest(unknown, FOLDERS)}")
+    return names
+
+
+def _arrays(members: dict, file: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a domain. members: the arrays of fedpick.npz or fedc2i.npz, by name."""
+    rows = members["domain"] == domain
+    rows &= arrays.is_test(file, members["split"]) == (split == "test")
+    if not rows.any():
+        raise Fault(f"{file} has no {split} examples of {domain}")
+    return _examples(members["x"][rows], members["y"][rows], file)
 
 
 def _first(

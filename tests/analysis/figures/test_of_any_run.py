@@ -60,6 +60,34 @@ def test_clients_are_listed_from_the_worst_on_and_drawn_by_size_and_domain(run):
     assert best["value"] == 50
 
 
+def test_the_clients_of_a_sweep_are_in_one_picture_and_one_table(tmp_path):
+    scores = {"fedavg": {0: (50, 60), 1: (50, 62)}, "fedprox": {1: (50, 90), 2: (50, 50)}}
+    for method, of_seeds in scores.items():
+        folder = write(tmp_path / method, of_seeds, method=method)
+        named = NAMES["clients"]["0"]
+        known = NAMES | {"clients": {str(seed): named for seed in of_seeds}}
+        (folder / "names.json").write_text(json.dumps(known))
+    drawn = clients.draw(tmp_path)
+    assert drawn.numbers["seed"] == 1 and [*drawn.numbers["rows"]] == ["FedAvg", "FedProx"]
+    header, _, first, *_ = drawn.text.splitlines()[-5:]
+    assert header.split() == ["client", "examples", "domain", "FedAvg", "FedProx"]
+    assert first.split() == ["Ann", "30", "north", "52.00", "80.00"]
+    (figure,) = drawn.pictures.values()
+    assert [axes.get_title() for axes in figure.axes] == ["FedAvg", "FedProx"]
+    assert [axes.lines[1].get_xydata().tolist() for axes in figure.axes] == [[[10, 62]], [[10, 90]]]
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    assert "has no seed 0 with an evaluation; valid: [1]" in complaint(
+        clients.draw, tmp_path, seed=0
+    )
+
+
+def test_federations_have_pictures_of_their_own(run, tmp_path):
+    other = write(tmp_path / "other", {0: (50, 60)}, partition={"num_clients": 7})
+    (other / "names.json").write_text(json.dumps(NAMES))
+    drawn = clients.draw(run, other)
+    assert [*drawn.pictures] == [*drawn.numbers] == ["clients-1", "clients-2"]
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
@@ -101,14 +129,14 @@ def test_a_client_without_examples_is_on_the_logarithmic_axis():
     told = [
         {"name": str(size), "examples": size, "domain": "", "value": 50.0} for size in (0, 1, 900)
     ]
-    figure = clients.scatter(told, "Accuracy, %", "title")
+    figure = clients.scatter({"FedAvg": told}, "Accuracy, %", "title")
     figure.canvas.draw()
     (axes,) = figure.axes
     low, high = axes.get_xlim()
     assert axes.get_xscale() == "symlog" and low < 0 and high > 900
     at = axes.transData.transform([(0, 50.0), (1, 50.0), (900, 50.0)])[:, 0]
     assert np.isfinite(at).all() and (np.diff(at) > 20).all()
-    (axes,) = clients.scatter(told[1:], "Accuracy, %", "title").axes
+    (axes,) = clients.scatter({"FedAvg": told[1:]}, "Accuracy, %", "title").axes
     assert axes.get_xscale() == "log"
 
 
