@@ -100,7 +100,8 @@ def compiled(programs: Programs) -> Programs:
     lowered, structure = jax.tree.flatten((programs.play, programs.score))
     at_once = len(lowered) if jax.process_count() == 1 else 1  # processes keep the same order
     with ThreadPoolExecutor(at_once) as pool:  # XLA does much of a compilation in one thread
-        play, score = structure.unflatten(pool.map(lambda each: each.compile(), lowered))
+        made = list(pool.map(lambda each: each.compile(), lowered))
+    play, score = jax.tree.unflatten(structure, made)
     if (sizes := play.memory_analysis()) is not None:
         parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
     return programs._replace(play=play, score=score)

@@ -31,31 +31,33 @@ def multiply(x: Array, kernel: Array) -> Array:
 
 
 def _states(x, kernel, bias):
-    """h, c [T, B, H] and the values before the gates' activation [T, B, 4 H] of all steps."""
+    """h, c [T, B, H] and the gates [T, B, 4 H] of all steps."""
+    scale = _scale(x, len(kernel))
 
     def step(carry, x):
         h, c = carry
         z = x + (h.astype(x.dtype) @ kernel + bias)
-        i, f, g, o = _gates(z)
+        gates = scale * jnp.tanh(scale * z) + (1 - scale)
+        i, f, g, o = jnp.split(gates, 4, axis=-1)
         c = f * c + i * g
         h = o * jnp.tanh(c)
-        return (h, c), (h, c, z)
+        return (h, c), (h, c, gates)
 
     first = jnp.zeros((x.shape[1], len(kernel)), jnp.float32)
     return jax.lax.scan(step, (first, first), x)[1]
 
 
-def _gates(z):
-    i, f, g, o = jnp.split(z, 4, axis=-1)
-    return jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+def _scale(x, width):
+    """Factors [4 H] with which all gates are one tanh: sigmoid(z) = tanh(z / 2) / 2 + 1 / 2."""
+    return jnp.repeat(jnp.array([0.5, 0.5, 1, 0.5], x.dtype), width, total_repeat_length=4 * width)
 
 
 @lstm.defjvp
 def _lstm_jvp(primals, tangents):
     """The states, and their derivative by a loop that is linear in the tangents."""
     (_, kernel, _), (dx, d_kernel, d_bias) = primals, tangents
-    h, c, z = _states(*primals)
-    i, f, g, o = _gates(z)
+    h, c, gates = _states(*primals)
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
     h_before, c_before = _before(h), _before(c)
     tanh = jnp.tanh(c)
     by_gate = i * (1 - i) * g, f * (1 - f) * c_before, (1 - g**2) * i, o * (1 - o) * tanh
