@@ -86,6 +86,35 @@ def test_wrong_methods_fail_with_a_specific_error(method, message):
         check_method("fedprox", mü=1.0)
 
 
+def uses_random_numbers_of_its_own(task):
+    def aggregate(server, uploads, cohort):
+        noise = np.random.default_rng().normal()
+        return jax.tree.map(lambda a: noise + a[0], uploads)
+
+    return with_round(task, aggregate=aggregate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (uses_random_numbers_of_its_own, "the numbers depend on"),
+        (divides_by_zero, "the state or a loss is not finite after two rounds"),
+        pytest.param(draws_thirds, "the sampling of the method", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_quick_check_finds_wrong_numbers(method, message):
+    with fails(message):
+        check_method(method, level="quick")
+    with fails("level cannot be 'fast'; choose from full, quick"):
+        check_method(method, level="fast")
+
+
+@pytest.mark.slow
+def test_the_quick_check_accepts_a_method_that_does_not_learn():
+    check_method(never_trains, level="quick")
+
+
 class LogitsAlone(nn.Module):
     num_classes: int
     width: int = 8

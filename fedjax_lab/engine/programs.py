@@ -1,6 +1,7 @@
 """The programs of a stage: how they are written for one seed, lowered for all, and compiled."""
 
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -96,10 +97,13 @@ def compiled(programs: Programs) -> Programs:
     """The compiled programs. MemoryError if a round needs more memory than a CPU has free."""
     if parallel.jit_is_disabled():
         return programs
-    play = programs.play.compile()
+    lowered, structure = jax.tree.flatten((programs.play, programs.score))
+    at_once = len(lowered) if jax.process_count() == 1 else 1  # processes keep the same order
+    with ThreadPoolExecutor(at_once) as pool:  # XLA does much of a compilation in one thread
+        made = list(pool.map(lambda each: each.compile(), lowered))
+    play, score = jax.tree.unflatten(structure, made)
     if (sizes := play.memory_analysis()) is not None:
         parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
-    score = jax.tree.map(lambda lowered: lowered.compile(), programs.score)
     return programs._replace(play=play, score=score)
 
 

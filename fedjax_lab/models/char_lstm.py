@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_lab.bounds import NotNegative, Positive
-from fedjax_lab.models import layers, tokens
+from fedjax_lab.models import layers, recurrence, tokens
 from fedjax_lab.types import Array
 
 
@@ -41,28 +41,66 @@ class CharLSTM(nn.Module):
         size = self.vocabulary or self.num_classes
         count = tokens.count_padding(ids) if self.skips_padding else None
         ids = ids if count is None else tokens.moved_to_front(ids, count)
-        z = nn.Embed(size, self.embedding, embedding_init=first)(ids)
-        init, dtype = layers.torch_uniform(self.width), z.dtype
-        for _ in range(self.depth):
-            cell = nn.OptimizedLSTMCell(
-                self.width,
-                kernel_init=init,
-                recurrent_kernel_init=init,
-                bias_init=init,
-                dtype=dtype,  # of the products; the carry from step to step is float32
-            )
-            z = nn.RNN(cell)(z)
-        if not self.causal:
-            z = z[:, -1] if count is None else _before_padding(z, count)
+        z = nn.Embed(size, self.embedding, embedding_init=first)(ids.T)  # [T, B, embedding]
+        for i in range(self.depth):
+            z = LSTM(self.width, name=f"OptimizedLSTMCell_{i}")(z)
+        if self.causal:
+            z = jnp.swapaxes(z, 0, 1)
+        else:
+            z = z[-1] if count is None else _before_padding(z, count)
         if self.projection:
             z = layers.dense(z, self.projection, name="projection")
         return layers.dense(z, self.num_classes, name="head"), z
 
 
+class LSTM(nn.Module):
+    """An LSTM layer with the parameters of Flax's `OptimizedLSTMCell`, initialized as in PyTorch.
+
+    The products have the type of the parameters, and the states from step to step are float32.
+    """
+
+    width: int
+
+    @nn.compact
+    def __call__(self, z: Array) -> Array:
+        """z [T, B, D] -> the state after each step, [T, B, width] float32."""
+        gates = [
+            (
+                Gate(self.width, use_bias=False, name=f"i{gate}")(z.shape[-1]),
+                Gate(self.width, name=f"h{gate}")(self.width),
+            )
+            for gate in "ifgo"
+        ]
+        (kernel,), of_state = map(_joined, zip(*gates, strict=True))
+        x = recurrence.multiply(z.astype(kernel.dtype), kernel)
+        return recurrence.lstm(x, *of_state)
+
+
+class Gate(nn.Module):
+    """The kernel [inputs, width] of a gate, and its bias [width]."""
+
+    width: int
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, inputs: int) -> tuple[Array, ...]:
+        """inputs: the number of values that the kernel multiplies."""
+        init = layers.torch_uniform(self.width)
+        kernel = self.param("kernel", init, (inputs, self.width))
+        if not self.use_bias:
+            return (kernel,)
+        return kernel, self.param("bias", init, (self.width,))
+
+
+def _joined(gates):
+    """The kernels of all gates as one, and the biases."""
+    return [jnp.concatenate(arrays, axis=-1) for arrays in zip(*gates, strict=True)]
+
+
 def _before_padding(z, count):
-    """The last position of z [B, T, D] before `count` positions of padding, or 0: [B, D]."""
-    last = z.shape[1] - 1 - count
-    at = jnp.take_along_axis(z, jnp.maximum(last, 0)[:, None, None], 1)[:, 0]
+    """The last position of z [T, B, D] before `count` positions of padding, or 0: [B, D]."""
+    last = len(z) - 1 - count
+    at = jnp.take_along_axis(z, jnp.maximum(last, 0)[None, :, None], 0)[0]
     return jnp.where(last[:, None] >= 0, at, 0)
 
 

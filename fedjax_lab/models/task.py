@@ -273,14 +273,14 @@ def inputs_of(layer: str, instead: Array | None = None):
     """Inside the context, collects the inputs of the layer at this path in a list, and yields it.
 
     instead: if given, the layer gets this input. Raises BadInput if the layer is inside a loop of
-    the model, where it has many inputs.
+    the model, where it has many inputs, or if it only holds weights of such a loop.
     """
     seen = []
     level = get_opaque_trace_state()
 
     def tap(called, call, args, kwargs):
         if called.path == layer and called.method == "__call__":
-            if get_opaque_trace_state() != level:
+            if get_opaque_trace_state() != level or isinstance(args[0], int):
                 raise BadInput(
                     f"layer {layer!r} is inside a loop of the model or a remat, so that its input"
                     " cannot be read or replaced; choose another model or another layer"

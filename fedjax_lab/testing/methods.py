@@ -18,18 +18,22 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import name_of
 from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.testing.failure import CheckFailed, check, check_same
-from fedjax_lab.testing.padding import check_padding
+from fedjax_lab.testing.padding import check_equal, check_padding, player
 from fedjax_lab.testing.stages import check_stages
 from fedjax_lab.testing.toy import C, K, toy_method
-from fedjax_lab.testing.trial import ROUNDS, SEEDS, Trial, keys_of
+from fedjax_lab.testing.trial import ROUNDS, SEEDS, Trial, exchanged, keys_of
 from fedjax_lab.types import Method, Stages
 
 LEARNED = 54  # further rounds, after which a method must have learned the toy problem
+REPEATS = (
+    "a second run of the same seed, in which two seeds computed together change places, differs;"
+    " all random numbers must come from the given keys"
+)
 CHIPS = "v5e:2x2"  # TPU chips for which a round is compiled if libtpu is installed
 
 
 @defaults.restored()
-def check_method(method: str | Callable, **settings) -> Method | Stages:
+def check_method(method: str | Callable, *, level: str = "full", **settings) -> Method | Stages:
     """Trains a method on a toy problem and checks that the simulator can rely on it.
 
     On a federation of eight clients of different sizes, five per round, the method must learn and
@@ -43,6 +47,9 @@ def check_method(method: str | Callable, **settings) -> Method | Stages:
 
     Args:
       method: (task, *, settings) -> Method or Stages; or the name of a method, or a reference.
+      level: "full", or "quick" while a method is being written: after two rounds, only types,
+        sampling, padding, finite numbers and random numbers are checked; not the learning. Methods
+        with stages always get all of their checks.
       **settings: values that replace the defaults of the method's settings.
 
     Returns the method that was made for the toy problem. Raises CheckFailed, with the reason, if a
@@ -50,10 +57,11 @@ def check_method(method: str | Callable, **settings) -> Method | Stages:
     """
     name = method if isinstance(method, str) else name_of("method", method)
     try:
+        check(level in LEVELS, f"level cannot be {level!r}; choose from {', '.join(LEVELS)}")
         made = toy_method(name, **settings)
         if isinstance(made, Method):
             trial = Trial(made)
-            for one in CHECKS:
+            for one in LEVELS[level]:
                 one(trial)
         else:
             check_stages(made)
@@ -80,20 +88,30 @@ def check_types(trial: Trial) -> None:
 
 def check_cohorts(trial: Trial) -> None:
     """Checks that the method draws clients that exist, with shares that sum to 1."""
-    server = tree.take(trial.played[0], -1).server
+    _check_draws(trial, trial.played[0])
+
+
+def _check_draws(trial, states):
+    server = tree.take(states, -1).server
     lane = trial.lane(keys_of(SEEDS[-1]))
     for t in range(3):
         drawn = simulate.draw(trial.program, lane, server, jnp.int32(t))
         contract.check_cohort("the sampling of the method", *drawn, len(trial.population.id))
 
 
+def check_quickly(trial: Trial) -> None:
+    """Checks sampling, padding, finite numbers, and that they depend on nothing but the seed."""
+    play, play_padded = (player(trial, times) for times in (1, 2))
+    few = play(trial.keys)
+    check(bool(tree.finite(few)), "the state or a loss is not finite after two rounds")
+    _check_draws(trial, few[0])
+    check_same(exchanged(play(exchanged(trial.keys))), few, REPEATS)
+    check_equal(few, play_padded(trial.keys))
+
+
 def check_repeats(trial: Trial) -> None:
     """Checks that the same seed gives the same bits, whatever seed is computed next to it."""
-    what = (
-        "a second run of the same seed, in which two seeds computed together change places,"
-        " differs; all random numbers must come from the given keys"
-    )
-    check_same(trial.swapped(0, ROUNDS, trial.start()), trial.played, what)
+    check_same(trial.swapped(0, ROUNDS, trial.start()), trial.played, REPEATS)
 
 
 def check_resumes(trial: Trial) -> None:
@@ -197,3 +215,4 @@ CHECKS = (
     check_learns,
     check_compiles_for_tpu,
 )
+LEVELS = {"full": CHECKS, "quick": (check_types, check_quickly)}

@@ -1,15 +1,18 @@
 """The check that the padding of short batches changes nothing, for a method of one stage."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import tree
+from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.testing.failure import check_same
 from fedjax_lab.testing.toy import C, D, K, toy_federation
-from fedjax_lab.testing.trial import Trial, keys_of, pooled
+from fedjax_lab.testing.trial import Trial, keys_of, pooled, quickly
 from fedjax_lab.types import Federation, Method
 
 ROUNDS = 2
@@ -25,7 +28,12 @@ DEPENDS_SCORED = (
 
 def check_padding(trial: Trial) -> None:
     """Checks that neither the number nor the content of padded rows changes states and scores."""
-    few, many = (_played(trial.method, times) for times in (1, 2))
+    few, many = (player(trial, times)(trial.keys) for times in (1, 2))
+    check_equal(few, many)
+
+
+def check_equal(few: Any, many: Any) -> None:
+    """Checks that what `player` returns for 1 and for 2 is the same."""
     check_same(many[0], few[0], DEPENDS, rtol=5e-4, atol=5e-5)
     check_same(many[1], few[1], DEPENDS_SCORED, rtol=5e-4, atol=5e-5)
 
@@ -41,27 +49,28 @@ def padded(times: int) -> Federation:
     )
 
 
-def _played(method: Method, times: int):
-    """The state after some rounds, and the losses when it is scored.
+def player(trial: Trial, times: int) -> Callable[[streams.Keys], Any]:
+    """Makes a function: the random streams of both seeds -> their states and losses of scores.
 
     times: how many times the examples of the largest client fit into a batch.
     """
+    method = trial.method
     federation, population, plan = pooled(method, padded(times))
     plan = plan._replace(batch_size=times * federation.train.longest, eval_batch=25 - 9 * times)
     program = Program(method, plan, parallel.vectorized())
     to_train, to_score = Lane(federation, population, keys_of(0)), _to_score(method, times)
 
-    @jax.jit
-    def played(to_train, to_score):
-        state = simulate.init(method, to_train.keys, C)
+    def of_seed(keys, to_train, to_score):
+        state = simulate.init(method, keys, C)
         start = state, simulate.no_progress(empty_places=method.extra.empty_places)
-        state, _ = simulate.play(program, to_train, *start, 0, ROUNDS)
+        state, _ = simulate.play(program, to_train._replace(keys=keys), *start, 0, ROUNDS)
         scored = program._replace(plan=plan._replace(cohort=C))
-        return state, evaluate.score(scored, to_score, state, ROUNDS)
+        scores = evaluate.score(scored, to_score._replace(keys=keys), state, ROUNDS)
+        counts = {name: of for name, of in scores._asdict().items() if of is not None}
+        return state, {name: tree.scale(1 / 20, of.measured["loss"]) for name, of in counts.items()}
 
-    state, scores = played(to_train, to_score)
-    counts = {name: of for name, of in scores._asdict().items() if of is not None}
-    return state, {name: tree.scale(1 / 20, of.measured["loss"]) for name, of in counts.items()}
+    play = quickly(jax.jit(jax.vmap(of_seed, (0, None, None))), trial.keys, to_train, to_score)
+    return lambda keys: play(keys, to_train, to_score)
 
 
 def _to_score(method: Method, times: int) -> Lane:

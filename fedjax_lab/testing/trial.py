@@ -1,7 +1,6 @@
 """Trains and scores a method on the toy federation."""
 
 import functools
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,10 +19,25 @@ from fedjax_lab.types import Client, Federation, Method, Plan, State
 SEEDS = (5, 0)
 ROUNDS = PLAN.rounds
 
+# Options of the compiler for programs that run for milliseconds.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def quickly(jitted: Any, *args: Any) -> Any:
+    """Compiles a jitted function for these arguments, on a CPU with little optimization."""
+    options = QUICK if jax.default_backend() == "cpu" else None
+    return jitted.lower(*args).compile(compiler_options=options)
+
 
 def keys_of(seed: int) -> streams.Keys:
     """The random streams of one seed."""
     return streams.make_keys(jax.random.key(seed))
+
+
+@jax.jit
+def exchanged(a: Any) -> Any:
+    """Arrays [seeds, ...] with the two seeds in the place of each other."""
+    return jax.tree.map(lambda a: a[::-1], a)
 
 
 def pooled(
@@ -50,7 +64,7 @@ class Trial:
         self.method = method
         self.federation, self.population, self.plan = pooled(method)
         self.program = Program(method, self.plan, parallel.vectorized())
-        self._keys = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(s) for s in SEEDS]))
+        self.keys = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(s) for s in SEEDS]))
 
     def lane(self, keys: streams.Keys) -> Lane:
         """What a seed with these random streams trains on."""
@@ -58,26 +72,29 @@ class Trial:
 
     def start(self) -> Any:
         """The states of both seeds before the first round."""
-        return jax.vmap(lambda keys: simulate.init(self.method, keys, C))(self._keys)
+        return self._first(self.keys)
+
+    @functools.cached_property
+    def _first(self):
+        return jax.jit(jax.vmap(lambda keys: simulate.init(self.method, keys, C)))
 
     def play(self, start: int, count: int, state: Any) -> tuple[Any, Any]:
         """Plays `count` rounds from round `start` on; returns states and sums [seeds].
 
         state: the states of both seeds before these rounds.
         """
-        return self._compiled(self._keys, state, jnp.int32(start), jnp.int32(count))
+        return self._compiled(self.keys, state, jnp.int32(start), jnp.int32(count))
 
     def swapped(self, start: int, count: int, state: Any) -> tuple[Any, Any]:
         """As `play`, by the same program, but each seed is computed in the place of the other."""
-        keys, state = (jax.tree.map(lambda a: a[::-1], a) for a in (self._keys, state))
-        after = self._compiled(keys, state, jnp.int32(start), jnp.int32(count))
-        return jax.tree.map(lambda a: a[::-1], after)
+        keys, state = exchanged((self.keys, state))
+        return exchanged(self._compiled(keys, state, jnp.int32(start), jnp.int32(count)))
 
     @functools.cached_property
     def _compiled(self):
         """The compiled rounds; states that were saved and read would make `jit` compile again."""
         play = jax.jit(jax.vmap(self.of_seed, (0, 0, None, None)))
-        return play.lower(self._keys, self.start(), jnp.int32(0), jnp.int32(0)).compile()
+        return quickly(play, self.keys, self.start(), jnp.int32(0), jnp.int32(0))
 
     @functools.cached_property
     def played(self) -> tuple[Any, Any]:
@@ -110,13 +127,14 @@ class Trial:
                 federation = federation._replace(**{name: jax.tree.map(jnp.asarray, rows)})
         program = self.program._replace(strategy=strategy)
         lane = Lane(federation, self.population, keys_of(SEEDS[-1]))
-        state = simulate.init(self.method, lane.keys, C)
-        run: Callable[..., Any] = jax.jit(partial(simulate.play, program))
-        return run(lane, state, simulate.no_progress(), jnp.int32(0), jnp.int32(count))
+        args = lane, tree.take(self.start(), -1), simulate.no_progress(), jnp.int32(0)
+        run = quickly(jax.jit(partial(simulate.play, program)), *args, jnp.int32(count))
+        return run(*args, jnp.int32(count))
 
     def scores(self, states: Any, after: int) -> dict:
         """Evaluates the last seed after `after` rounds; states: of all seeds."""
         federation, population, plan = pooled(self.method.having(pooled=False))
         lane = Lane(federation, population, keys_of(SEEDS[-1]))
-        score = jax.jit(partial(evaluate.score, self.program._replace(plan=plan)))
-        return evaluate.summarize(score(lane, tree.take(states, -1), after), ("only",))
+        args = lane, tree.take(states, -1), jnp.int32(after)
+        score = quickly(jax.jit(partial(evaluate.score, self.program._replace(plan=plan))), *args)
+        return evaluate.summarize(score(*args), ("only",))

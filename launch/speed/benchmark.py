@@ -127,10 +127,10 @@ def make_model(
     work: Workload, convolution: str = "auto", dtype: str = "float32", platform: str = ""
 ) -> Task:
     """The workload's model, with the convolutions of a platform ("": this machine's)."""
-    net = look_up("model", work.model)(10, **work.settings)
+    net = look_up("model", work.model)(work.classes, **work.settings)
     if hasattr(net, "kernels"):
         net = net.clone(kernels=kernels.choose(platform or jax.default_backend(), convolution))
-    return make_task(net, work.x.shape[1:], 10, compute_dtype=jnp.dtype(dtype))
+    return make_task(net, work.x.shape[1:], work.classes, compute_dtype=jnp.dtype(dtype))
 
 
 def make_federation(work: Workload) -> Federation:

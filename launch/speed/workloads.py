@@ -54,6 +54,7 @@ class Workload(NamedTuple):
     score_train: bool = False  # an evaluation scores the training examples too
     settings: Mapping[str, Any] = MappingProxyType({})  # keyword arguments of the model
     method: str = "fedavg"
+    classes: int = NUM_CLASSES
 
 
 def images(count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
