@@ -2,10 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
-USUAL = {  # the values of JAX's settings, and the contexts that set them
+USUAL: dict[
+    str, tuple[str, Any]
+] = {  # the values of JAX's settings, and the contexts that set them
     "jax_numpy_rank_promotion": ("allow", jax.numpy_rank_promotion),
     "jax_numpy_dtype_promotion": ("standard", jax.numpy_dtype_promotion),
     "jax_transfer_guard": ("allow", jax.transfer_guard),

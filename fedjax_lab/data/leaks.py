@@ -62,7 +62,7 @@ def ids_that_predict(x: Any, y: np.ndarray) -> list[int]:
         return []
     first = np.nan_to_num(np.asarray(x[:FIRST], np.float64))
     distinct = (np.diff(np.sort(first, axis=0), axis=0) > 0).all(0) & (first % 1 == 0).all(0)
-    return [column for column in np.flatnonzero(distinct) if _predicts(x[:, column], y)]
+    return [column for column in np.flatnonzero(distinct).tolist() if _predicts(x[:, column], y)]
 
 
 def _predicts(ids, y):

@@ -89,8 +89,9 @@ def from_torch(
     x, y = _stacked([_channels_last(x) for x, _ in pairs]), _stacked([y for _, y in pairs])
     split = None if test is None else (np.arange(len(x)) >= len(train)).astype(int)
     classes = getattr(train, "classes", None) if classes is None else classes
-    named = {"client": client, "domain": domain, "group": group}
-    section = from_arrays(x, y, **named, split=split, classes=classes)
+    section = from_arrays(
+        x, y, client=client, domain=domain, group=group, split=split, classes=classes
+    )
     remarks = tuple(
         f"from_torch: a transform of {name} is random; it was drawn once for the whole run"
         " (config.data.augment draws anew in each step)"

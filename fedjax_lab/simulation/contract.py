@@ -47,7 +47,8 @@ def check_method(method: Any) -> None:
         raise BadInput("the round of a method must have at least one Exchange")
     if method.validation and (method.extra.pooled or method.extra.one_by_one):
         raise BadInput("a method with validation=True must not be pooled, nor one_by_one")
-    for part in (method, method.extra, *method.round):
+    parts: tuple[Any, ...] = (method, method.extra, *method.round)
+    for part in parts:
         for field, function in part._asdict().items():
             if field in TAKES and function is not None:
                 _check_call(field, function)

@@ -103,8 +103,8 @@ def tokens(pieces: Pieces, tokenizer: ModelTokenizer) -> tuple[np.ndarray, np.nd
 
     A token that has parts of both belongs to the response.
     """
-    ids, ends = tokenizer.encode("".join(text for text, _ in pieces))
-    ends = np.array(ends, int)
+    ids, last = tokenizer.encode("".join(text for text, _ in pieces))
+    ends = np.array(last, int)
     starts = np.minimum(np.append(0, ends)[:-1], ends - 1).clip(0)  # tokens may share a character
     lengths, is_response = zip(*((len(text), counted) for text, counted in pieces), strict=True)
     before = np.append(0, np.cumsum(np.repeat(is_response, lengths)))  # characters of responses

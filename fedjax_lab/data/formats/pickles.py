@@ -58,7 +58,10 @@ def loads(content: bytes, name: str) -> Any:
         return _Reader(content).load()
 
 
-class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
+PYTHON: Any = pickle._Unpickler  # type: ignore[attr-defined]  # in Python: its memo is a dict
+
+
+class _Reader(PYTHON):
     """An unpickler whose replacements are its own methods."""
 
     ndarray = None  # used only as an argument, which `reconstruct` ignores
@@ -67,7 +70,7 @@ class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
         super().__init__(BytesIO(content), encoding="bytes")
         self.left = safe.SMALL + GROWTH * len(content)  # bytes that may still be made
 
-    def take(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """Counts bytes that are made. Raises an error if they are far more than the pickle has."""
         self.left -= size
         if self.left < 0:
@@ -81,7 +84,7 @@ class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
             raise pickle.UnpicklingError(f"it declares {size} bytes, more than it has")
         self.append(bytearray(made))
 
-    dispatch = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
+    dispatch = {**PYTHON.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy._core.", "numpy.core.").replace("__builtin__", "builtins")
@@ -94,7 +97,7 @@ class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
         return complex(real, imaginary)
 
     def make_set(self, values=()):
-        self.take(8 * len(values))
+        self.count_bytes(8 * len(values))
         return set(values)
 
     def make_frozenset(self, values=()):
@@ -108,14 +111,14 @@ class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
 
     def make_bytearray(self, content=b"", codec="latin1"):
         made = self.make_bytes(content, codec)
-        self.take(len(made))
+        self.count_bytes(len(made))
         return bytearray(made)
 
     def encode(self, text, codec):
         """Encodes the bytes in a pickle that Python 3 wrote for Python 2."""
         if codec not in ("latin1", b"latin1", "latin-1"):
             raise pickle.UnpicklingError("it uses a codec other than latin1")
-        self.take(len(text))
+        self.count_bytes(len(text))
         return text.encode("latin1")
 
     def dtype(self, code, *_):
@@ -123,7 +126,7 @@ class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
 
     def reconstruct(self, *_):
         array = _Array()
-        array.take = self.take
+        array.count_bytes = self.count_bytes
         return array
 
     def scalar(self, kind, data):
@@ -166,7 +169,7 @@ class _Array(np.ndarray):
     An array of objects is pickled as a list; if all of them are str, they are converted to bytes.
     """
 
-    take: Callable[[int], None]  # of the reader
+    count_bytes: Callable[[int], None]  # of the reader
 
     def __new__(cls):
         return super().__new__(cls, 0, np.uint8)
@@ -174,13 +177,13 @@ class _Array(np.ndarray):
     def __setstate__(self, state: tuple) -> None:
         _, shape, kind, fortran, data = state
         if type(data) is list and data and all(type(text) is str for text in data):
-            self.take(4 * len(data) * max(map(len, data)))
+            self.count_bytes(4 * len(data) * max(map(len, data)))
             texts = np.array(data)
             kind, data, fortran = _Type(texts.dtype.str[1:]), texts.tobytes(), False
         if not isinstance(data, bytes):
             kind.checked()  # raises an error for an array of objects
             raise pickle.UnpicklingError("it holds an array without its bytes")
-        self.take(len(data))
+        self.count_bytes(len(data))
         super().__setstate__((1, shape, kind.checked(), fortran, data))
         _readable(self)
 

@@ -104,7 +104,8 @@ def read(folder: Path) -> Speeches:
 
 def speeches(text: str) -> Iterator[tuple[str, str]]:
     """(role, speech) in the order of a play, without the list of persons and stage directions."""
-    text, role, said = DIRECTION.sub("", text.replace("\r", "")), "", []
+    text, role = DIRECTION.sub("", text.replace("\r", "")), ""
+    said: list[str] = []
     begin = BEGIN.search(text)
     for paragraph in re.split(r"\n\s*\n", text[begin.start() :] if begin else ""):
         first, *rest = [line.strip() for line in paragraph.strip().split("\n")]
