@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -61,6 +61,8 @@ def loads(content: bytes, name: str) -> Any:
 class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
     """An unpickler whose replacements are its own methods."""
 
+    read: Callable[[int], bytes]  # of the superclass, from the pickle
+    append: Callable[[Any], None]  # the same, to its stack
     ndarray = None  # used only as an argument, which `reconstruct` ignores
 
     def __init__(self, content: bytes):
@@ -81,7 +83,10 @@ class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
             raise pickle.UnpicklingError(f"it declares {size} bytes, more than it has")
         self.append(bytearray(made))
 
-    dispatch = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy._core.", "numpy.core.").replace("__builtin__", "builtins")
@@ -123,7 +128,7 @@ class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
 
     def reconstruct(self, *_):
         array = _Array()
-        array.take = self.take
+        array.claim = self.take
         return array
 
     def scalar(self, kind, data):
@@ -166,7 +171,7 @@ class _Array(np.ndarray):
     An array of objects is pickled as a list; if all of them are str, they are converted to bytes.
     """
 
-    take: Callable[[int], None]  # of the reader
+    claim: Callable[[int], None]  # `take` of the reader
 
     def __new__(cls):
         return super().__new__(cls, 0, np.uint8)
@@ -174,13 +179,13 @@ class _Array(np.ndarray):
     def __setstate__(self, state: tuple) -> None:
         _, shape, kind, fortran, data = state
         if type(data) is list and data and all(type(text) is str for text in data):
-            self.take(4 * len(data) * max(map(len, data)))
+            self.claim(4 * len(data) * max(map(len, data)))
             texts = np.array(data)
             kind, data, fortran = _Type(texts.dtype.str[1:]), texts.tobytes(), False
         if not isinstance(data, bytes):
             kind.checked()  # raises an error for an array of objects
             raise pickle.UnpicklingError("it holds an array without its bytes")
-        self.take(len(data))
+        self.claim(len(data))
         super().__setstate__((1, shape, kind.checked(), fortran, data))
         _readable(self)
 
