@@ -1,14 +1,13 @@
 """JAX's usual promotion and transfers, whatever the user has set for code of their own."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import jax
 
-USUAL: dict[
-    str, tuple[str, Any]
-] = {  # the values of JAX's settings, and the contexts that set them
+# The values of JAX's settings, and the contexts that set them.
+USUAL: dict[str, tuple[str, Callable[[str], AbstractContextManager]]] = {
     "jax_numpy_rank_promotion": ("allow", jax.numpy_rank_promotion),
     "jax_numpy_dtype_promotion": ("standard", jax.numpy_dtype_promotion),
     "jax_transfer_guard": ("allow", jax.transfer_guard),

@@ -372,9 +372,9 @@ def test_compiled_programs_are_cached_and_damaged_entries_are_removed(
     tmp_path, monkeypatch, cache_settings
 ):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "given"))
     compilation_cache.enable()
-    given = cache_settings["jax_compilation_cache_dir"]
-    assert jax.config.jax_compilation_cache_dir == given
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "given")
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.enable()
     folder = Path(jax.config.jax_compilation_cache_dir)

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -58,19 +58,18 @@ def loads(content: bytes, name: str) -> Any:
         return _Reader(content).load()
 
 
-PYTHON: Any = pickle._Unpickler  # type: ignore[attr-defined]  # in Python: its memo is a dict
-
-
-class _Reader(PYTHON):
+class _Reader(pickle._Unpickler):  # in Python, whose memo is a dict
     """An unpickler whose replacements are its own methods."""
 
+    read: Callable[[int], bytes]  # of the superclass, from the pickle
+    append: Callable[[Any], None]  # the same, to its stack
     ndarray = None  # used only as an argument, which `reconstruct` ignores
 
     def __init__(self, content: bytes):
         super().__init__(BytesIO(content), encoding="bytes")
         self.left = safe.SMALL + GROWTH * len(content)  # bytes that may still be made
 
-    def count_bytes(self, size: int) -> None:
+    def take(self, size: int) -> None:
         """Counts bytes that are made. Raises an error if they are far more than the pickle has."""
         self.left -= size
         if self.left < 0:
@@ -84,7 +83,10 @@ class _Reader(PYTHON):
             raise pickle.UnpicklingError(f"it declares {size} bytes, more than it has")
         self.append(bytearray(made))
 
-    dispatch = {**PYTHON.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy._core.", "numpy.core.").replace("__builtin__", "builtins")
@@ -97,7 +99,7 @@ class _Reader(PYTHON):
         return complex(real, imaginary)
 
     def make_set(self, values=()):
-        self.count_bytes(8 * len(values))
+        self.take(8 * len(values))
         return set(values)
 
     def make_frozenset(self, values=()):
@@ -111,14 +113,14 @@ class _Reader(PYTHON):
 
     def make_bytearray(self, content=b"", codec="latin1"):
         made = self.make_bytes(content, codec)
-        self.count_bytes(len(made))
+        self.take(len(made))
         return bytearray(made)
 
     def encode(self, text, codec):
         """Encodes the bytes in a pickle that Python 3 wrote for Python 2."""
         if codec not in ("latin1", b"latin1", "latin-1"):
             raise pickle.UnpicklingError("it uses a codec other than latin1")
-        self.count_bytes(len(text))
+        self.take(len(text))
         return text.encode("latin1")
 
     def dtype(self, code, *_):
@@ -126,7 +128,7 @@ class _Reader(PYTHON):
 
     def reconstruct(self, *_):
         array = _Array()
-        array.count_bytes = self.count_bytes
+        array.claim = self.take
         return array
 
     def scalar(self, kind, data):
@@ -169,7 +171,7 @@ class _Array(np.ndarray):
     An array of objects is pickled as a list; if all of them are str, they are converted to bytes.
     """
 
-    count_bytes: Callable[[int], None]  # of the reader
+    claim: Callable[[int], None]  # `take` of the reader
 
     def __new__(cls):
         return super().__new__(cls, 0, np.uint8)
@@ -177,13 +179,13 @@ class _Array(np.ndarray):
     def __setstate__(self, state: tuple) -> None:
         _, shape, kind, fortran, data = state
         if type(data) is list and data and all(type(text) is str for text in data):
-            self.count_bytes(4 * len(data) * max(map(len, data)))
+            self.claim(4 * len(data) * max(map(len, data)))
             texts = np.array(data)
             kind, data, fortran = _Type(texts.dtype.str[1:]), texts.tobytes(), False
         if not isinstance(data, bytes):
             kind.checked()  # raises an error for an array of objects
             raise pickle.UnpicklingError("it holds an array without its bytes")
-        self.count_bytes(len(data))
+        self.claim(len(data))
         super().__setstate__((1, shape, kind.checked(), fortran, data))
         _readable(self)
 
