@@ -96,8 +96,10 @@ def declared(annotation: Any) -> Limit | None:
     for mark in getattr(annotation, "__metadata__", ()):
         if isinstance(mark, Within | OneOf):
             return mark
-    parts = [part for part in get_args(annotation) if get_origin(part) is not Literal]
-    return next(filter(None, map(declared, parts)), None)
+    for part in get_args(annotation):
+        if get_origin(part) is not Literal and (limit := declared(part)) is not None:
+            return limit
+    return None
 
 
 def limits(signature: inspect.Signature) -> dict[str, Limit]:

@@ -146,6 +146,16 @@ def test_a_norm_bound_does_not_change_short_updates():
     np.testing.assert_allclose(vector(made[1]), expected, rtol=1e-5)
 
 
+def test_a_share_of_less_than_one_client_counts_as_one():
+    u = updates_of(4)[:4]
+    expected = np.sort(u, 0)[1:3].mean(0)
+    arrived, share = np.ones(4, bool), np.full(4, 0.25, np.float32)
+    trim = partial(aggregators.trimmed, share=0.2)
+    np.testing.assert_allclose(aggregated(trim, u, arrived, share), expected, rtol=1e-5)
+    assert aggregators.most_attackers(5, 0.1) == 1 and aggregators.most_attackers(4, 0.0) == 0
+    assert "2f + 3 = 5 clients in a round for f=1" in complaint(aggregators.most_attackers, 4, 0.2)
+
+
 def test_bad_settings_are_rejected():
     plain = toys.make("fedavg")
     of = aggregators

@@ -54,6 +54,7 @@ def test_a_share_of_the_clients_attacks_and_the_seed_determines_which():
     assert failures.attacks(toys.PLAN, KEYS.cohort, all_clients, 400) is None
     fewer = toys.PLAN._replace(attackers=0.29)
     assert failures.attacks(fewer, KEYS.cohort, jnp.arange(100), 100).sum() == 29
+    assert failures.attacks(fewer, KEYS.cohort, jnp.arange(3), 3).sum() == 1  # 0.87, rounded up
 
 
 def test_uploads_of_sign_flip_and_gaussian_attackers():
