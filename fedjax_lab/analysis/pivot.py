@@ -133,7 +133,8 @@ def tests(columns: Sequence[Column]) -> dict[tuple[str, int], float]:
         for name, entry in column.entries.items()
         if entry.paired and entry.paired.t is not None and not _is_bound(entry)
     }
-    return dict(zip(p, compare.holm(list(p.values())), strict=True))
+    corrected = zip(p, compare.holm(list(p.values())), strict=True)
+    return {key: value for key, value in corrected if value is not None}
 
 
 def _mark(entry, choice):
