@@ -254,7 +254,7 @@ def test_nan_settings_are_rejected(name):
         ("fedpick", {"head_layers": 2}, "leaves no layer for the body"),
         ("fedproto", {"prediction": "nearest"}, "cannot be 'nearest'"),
         ("fedrep", {"head_epochs": 0, "body_epochs": 0}, "body_epochs cannot both be 0"),
-        ("fedsr", {"l2r_power": 3}, "cannot be '3'"),
+        ("fedsr", {"l2r_power": 3}, "cannot be 3; valid: 1, 2"),
         ("fjord", {"widths": (0.5, 0.2)}, "must ascend from above 0 to at most 1"),
         ("heterofl", {"weights": "sizes"}, "did you mean 'size'"),
         ("hfedf", {"embedding": "randm"}, "did you mean 'random'"),
