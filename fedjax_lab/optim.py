@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.bounds import BelowOne, NotNegative, Positive, Within
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive, Within
 from fedjax_lab.types import Array, PyTree
 
 

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
-from fedjax_lab import bounds
-from fedjax_lab.bounds import OneOf
+from fedjax_lab import ranges
 from fedjax_lab.configs import hfedf_digits, quickstart
 from fedjax_lab.data import normalize
 from fedjax_lab.errors import BadInput
@@ -16,6 +15,7 @@ from fedjax_lab.experiment.config import resolve, value_at
 from fedjax_lab.experiment.config_files import load_config, packaged
 from fedjax_lab.experiment.keys import DEFAULTS, KEYS
 from fedjax_lab.experiment.registry import NAMED, look_up
+from fedjax_lab.ranges import OneOf
 
 
 def str_of(value):
@@ -145,7 +145,7 @@ def test_every_normalization_is_a_choice():
 
 def test_defaults_are_choices_and_within_the_limits():
     for key, known in KEYS.items():
-        bounds.check(key, known.default, known.limit)
+        ranges.check(key, known.default, known.limit)
 
 
 VALUES = st.one_of(

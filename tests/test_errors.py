@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
-from fedjax_lab import bounds, errors
+from fedjax_lab import errors, ranges
 from fedjax_lab.commands import command
 from fedjax_lab.engine import processes
 from fedjax_lab.errors import MOST_CAUSES, BadInput, causes
@@ -40,7 +40,7 @@ def test_a_value_is_shown_briefly_or_named_by_its_type():
     assert errors.quoted(10**5000) == "a value of type int that cannot be shown"
     assert errors.quoted("a") == "'a'" and len(errors.quoted("a" * 5000)) == 80
     assert len(complaint(errors.check_choice, "a.b", "x" * 5000, ["one", "two"])) < 150
-    assert len(complaint(bounds.NOT_NEGATIVE.check, "a.b", -(10**4000))) < 150
+    assert len(complaint(ranges.NOT_NEGATIVE.check, "a.b", -(10**4000))) < 150
 
 
 def test_an_unknown_flag_is_reported_once():

@@ -13,7 +13,7 @@ from children import run
 PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 # Imports run from the right to the left; modules and folders of one level may import each other.
 ORDER = (
-    "types errors < tree losses optim sampling bounds ranges streams wire defaults < data models"
+    "types errors < tree losses optim sampling ranges streams wire defaults < data models"
     " < methods transforms simulation tasks < engine < configs experiment < running"
     " < sweeping analysis testing < commands < main __main__"
 )

@@ -11,10 +11,10 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import ranges
-from fedjax_lab.bounds import NOT_NEGATIVE, Limit, OneOf
 from fedjax_lab.experiment import registry, variants
 from fedjax_lab.experiment.config import limits_in, named_functions
 from fedjax_lab.experiment.keys import DEFAULTS, KEYS
+from fedjax_lab.ranges import NOT_NEGATIVE, Limit, OneOf
 
 WIDTH = 100  # characters of a line
 INDENT = 6  # of the description of a key

@@ -9,11 +9,11 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated
 
-from fedjax_lab import bounds
-from fedjax_lab.bounds import Within
+from fedjax_lab import ranges
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.safe import remedied
+from fedjax_lab.ranges import Within
 
 SIDE = Within(8, 512)  # of images, in pixels
 Side = Annotated[int, SIDE]
@@ -26,12 +26,12 @@ def source(remedy: str = "", /) -> Callable[[Callable], Callable[..., Dataset]]:
     """
 
     def decorate(read: Callable[..., Dataset]) -> Callable[..., Dataset]:
-        limits = bounds.limits(inspect.signature(read))
+        limits = ranges.limits(inspect.signature(read))
 
         @functools.wraps(read)
         def checked(**settings):
             for key in limits.keys() & settings.keys():
-                bounds.check(f"data.{key}", settings[key], limits[key])
+                ranges.check(f"data.{key}", settings[key], limits[key])
             with remedied(remedy):
                 dataset = read(**settings)
             if isinstance(dataset.x, LazyArray):

@@ -15,7 +15,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from fedjax_lab import bounds
+from fedjax_lab import ranges
 from fedjax_lab.data.partitions.partition import count_new
 from fedjax_lab.errors import (
     BadInput,
@@ -174,7 +174,7 @@ def _defaults(section, values):
     return defaults, words
 
 
-def limits_in(section: str, values: Mapping) -> dict[str, bounds.Limit | None]:
+def limits_in(section: str, values: Mapping) -> dict[str, ranges.Limit | None]:
     """The bounds and choices of a section's keys and of the settings of the functions it names.
 
     What a function declares for a key that every config has replaces that key's limit.
@@ -295,9 +295,9 @@ def _check_values(full):
     sources_of(full)  # BadInput if there is no such function
     for section, values in full.items():
         for key, limit in limits_in(section, values).items():
-            bounds.check(f"{section}.{key}", values[key], limit)
+            ranges.check(f"{section}.{key}", values[key], limit)
     if not has_own_test(full["data"]["name"]):
-        bounds.BELOW_ONE.check("data.test", full["data"]["test"])
+        ranges.BELOW_ONE.check("data.test", full["data"]["test"])
     _check_kinds(full["model"])
     _check_clients(full["partition"], full["run"]["cohort"])
     _check_run(full["run"], full["local"], full["partition"]["validation"])
@@ -322,7 +322,7 @@ def _check_clients(partition, cohort):
                 f" {quoted(capacity)}"
             )
     if default_values("partition", partition)["num_clients"] != 0:
-        bounds.POSITIVE.check("partition.num_clients", num_clients)
+        ranges.POSITIVE.check("partition.num_clients", num_clients)
     if num_clients == 0:
         return  # the data decide; the cohort is checked when they are loaded
     new = count_new(num_clients, partition["new_clients"])

@@ -7,7 +7,7 @@ name functions too. This module imports nothing heavy, so that reports of runs s
 
 from typing import Any, NamedTuple
 
-from fedjax_lab.bounds import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Limit, OneOf, Within
+from fedjax_lab.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Limit, OneOf, Within
 
 
 class Key(NamedTuple):

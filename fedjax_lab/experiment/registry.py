@@ -14,8 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import jax
 
-from fedjax_lab import bounds, methods, tasks
-from fedjax_lab.bounds import Limit
+from fedjax_lab import methods, ranges, tasks
 from fedjax_lab.data import augment, sources
 from fedjax_lab.data.partitions.dealing import takes_examples
 from fedjax_lab.errors import (
@@ -28,6 +27,7 @@ from fedjax_lab.errors import (
 )
 from fedjax_lab.experiment import references
 from fedjax_lab.models import embeddings, modules
+from fedjax_lab.ranges import Limit
 from fedjax_lab.simulation import metrics
 from fedjax_lab.simulation.metrics import Metric
 from fedjax_lab.types import Method, Stages, Task
@@ -376,7 +376,7 @@ def limits_of(function: Callable, chosen: dict | None = None) -> dict[str, Limit
     limits: dict[str, Limit] = {}
     for part in _and_base(function, chosen):
         usual = keyword_defaults(part) if is_method(part) else ()
-        limits |= dict.fromkeys(usual, bounds.NOT_NEGATIVE) | bounds.limits(_signature(part))
+        limits |= dict.fromkeys(usual, ranges.NOT_NEGATIVE) | ranges.limits(_signature(part))
     return limits
 
 
@@ -384,7 +384,7 @@ def check_settings(section: str, function: Callable, values: Mapping) -> None:
     """Raises BadInput for the values in a section of a config that the function does not accept."""
     for key, limit in limits_of(function, dict(values)).items():
         if key in values:
-            bounds.check(f"{section}.{key}", values[key], limit)
+            ranges.check(f"{section}.{key}", values[key], limit)
 
 
 def keyword_defaults(function: Callable) -> dict:

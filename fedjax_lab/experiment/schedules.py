@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.errors import BadInput, place_of, quoted, reason_of
+from fedjax_lab.ranges import NotNegative, Positive
 from fedjax_lab.types import Array
 
 Schedule = Callable[[Array], Array]  # index of a round -> factor of the learning rate

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput, cut, quoted
+from fedjax_lab.ranges import NotNegative
 from fedjax_lab.types import Array
 
 T = TypeVar("T")

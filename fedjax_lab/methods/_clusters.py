@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.bounds import Within
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import Within
 from fedjax_lab.types import Array, PyTree, Task
 
 CAP = 1.2  # largest size of a balanced cluster, in mean sizes (FedConcat's released code)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree
-from fedjax_lab.bounds import Within
 from fedjax_lab.errors import BadInput, check_pairs
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import Within
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
 Graph = Literal["ring", "torus", "random", "complete"]

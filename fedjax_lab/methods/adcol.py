@@ -19,11 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, streams, tree, wire
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import Positive, choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
 
 RANGES = {

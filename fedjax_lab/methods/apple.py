@@ -25,10 +25,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.bounds import Positive
 from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods.fedavg import send
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import Positive, choice, log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.bounds import OneOf, Positive, Share
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _index_source
 from fedjax_lab.methods._client_index import Index
@@ -31,7 +30,7 @@ from fedjax_lab.methods._index_dsa_ign import REDUCTIONS, Training
 from fedjax_lab.methods._index_naive import NAIVE, head
 from fedjax_lab.methods._index_source import Source
 from fedjax_lab.models.task import with_side_head
-from fedjax_lab.ranges import choice
+from fedjax_lab.ranges import OneOf, Positive, Share, choice
 from fedjax_lab.types import (
     Array,
     Batch,

@@ -23,9 +23,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree, wire
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedmd import drawn
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import Positive, choice, log_uniform
 from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task, Weights
 
 RANGES = {

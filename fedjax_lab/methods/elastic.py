@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, wire
-from fedjax_lab.bounds import Share
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
-from fedjax_lab.ranges import uniform
+from fedjax_lab.ranges import Share, uniform
 from fedjax_lab.types import Array, Exchange, Method, Task, Weights
 
 RANGES = {"tau": uniform(0.0, 1.0)}

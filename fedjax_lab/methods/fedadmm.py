@@ -17,9 +17,8 @@ minimizes the whole objective.
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import Positive, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"rho": log_uniform(1e-3, 1.0), "server_lr": log_uniform(0.3, 3.0)}

@@ -24,12 +24,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree, wire
-from fedjax_lab.bounds import BelowOne, Share
 from fedjax_lab.errors import BadInput, check_pairs
 from fedjax_lab.methods import _pairs
 from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedbn import fedbn
-from fedjax_lab.ranges import choice, uniform
+from fedjax_lab.ranges import BelowOne, Share, choice, uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task, Weights
 
 RANGES = {"lam": uniform(0.1, 0.9), "warmup": choice(0.1, 0.25, 0.5)}

@@ -12,10 +12,9 @@ without momentum.
 
 import optax
 
-from fedjax_lab.bounds import Share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedopt import with_server_optimizer
-from fedjax_lab.ranges import uniform
+from fedjax_lab.ranges import Share, uniform
 from fedjax_lab.types import Method, Task
 
 RANGES = {"beta": uniform(0.1, 1.0)}

@@ -23,11 +23,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.bounds import Positive, Share
 from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods._pairs import distances
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import choice, uniform
+from fedjax_lab.ranges import Positive, Share, choice, uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"tau": uniform(0.1, 0.9), "beta": choice(20, 50, 100, 200)}

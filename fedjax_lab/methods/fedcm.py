@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, tree, wire
-from fedjax_lab.bounds import Positive, PositiveShare
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import Positive, PositiveShare, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"alpha": log_uniform(0.01, 1.0), "server_lr": log_uniform(0.1, 1.0)}

@@ -23,10 +23,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
-from fedjax_lab.bounds import OneOf, Positive, Share
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import choice
+from fedjax_lab.ranges import OneOf, Positive, Share, choice
 from fedjax_lab.types import Array, Client, Method, PyTree, State, Task, Weights
 
 COLLABORATORS = "lowest", "highest", "in_order"

@@ -21,9 +21,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import Positive, log_uniform
 from fedjax_lab.types import Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"alpha": log_uniform(1e-3, 0.1)}

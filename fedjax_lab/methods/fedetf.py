@@ -18,9 +18,8 @@ import math
 import jax.numpy as jnp
 
 from fedjax_lab import losses
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import choice, uniform
+from fedjax_lab.ranges import Positive, choice, uniform
 from fedjax_lab.types import Array, Method, State, Task, Weights
 
 RANGES = {"gamma": uniform(0.0, 1.0), "scale": choice(1.0, 5.0, 10.0)}

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import aggregate, fedavg
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import Positive, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"eps": log_uniform(1e-4, 1.0)}

@@ -33,12 +33,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, streams, tree, wire
-from fedjax_lab.bounds import Positive
 from fedjax_lab.errors import check_uploads
 from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import choice, log_uniform, uniform
+from fedjax_lab.ranges import Positive, choice, log_uniform, uniform
 from fedjax_lab.types import (
     Array,
     Batch,

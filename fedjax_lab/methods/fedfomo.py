@@ -24,9 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree, wire
-from fedjax_lab.bounds import Share
 from fedjax_lab.errors import check_pairs
-from fedjax_lab.ranges import choice, uniform
+from fedjax_lab.ranges import Share, choice, uniform
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
 RANGES = {"models": choice(3, 5, 10), "epsilon": uniform(0.0, 0.5)}

@@ -26,11 +26,10 @@ import numpy as np
 import optax
 
 from fedjax_lab import losses, optim, sampling, streams, tree, wire
-from fedjax_lab.bounds import Positive, Within
 from fedjax_lab.methods.fml import divergence
 from fedjax_lab.models import layers, nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.ranges import choice, log_uniform, uniform
+from fedjax_lab.ranges import Positive, Within, choice, log_uniform, uniform
 from fedjax_lab.types import (
     Array,
     Batch,

@@ -21,10 +21,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.bounds import Share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.task import check_bias
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import Share, choice, log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, Output, State, Task, Weights
 
 RANGES = {"ema": choice(0.1, 0.5, 0.95), "penalty": log_uniform(5e-4, 1e-2)}

@@ -22,10 +22,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, tree
-from fedjax_lab.bounds import Share
 from fedjax_lab.methods._personal import train_together, with_personal_models
 from fedjax_lab.methods.fedavg import send
-from fedjax_lab.ranges import uniform
+from fedjax_lab.ranges import Share, uniform
 from fedjax_lab.types import Array, Exchange, Method, Task, Weights
 
 RANGES = {"energy": uniform(0.8, 1.0)}

@@ -22,10 +22,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.bounds import Positive
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._stages import unchanged
-from fedjax_lab.ranges import choice
+from fedjax_lab.ranges import Positive, choice
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
 RANGES = {"align_epochs": choice(1, 2, 5)}

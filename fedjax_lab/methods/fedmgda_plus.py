@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree
-from fedjax_lab.bounds import Positive, Share
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import Positive, Share, log_uniform
 from fedjax_lab.types import Array, Method, Task, Weights
 
 RANGES = {"eps": log_uniform(0.01, 1.0), "server_lr": log_uniform(0.1, 10.0)}

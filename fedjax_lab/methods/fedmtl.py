@@ -20,9 +20,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.bounds import Positive
 from fedjax_lab.errors import check_pairs
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import Positive, choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
 
 RANGES = {"lam": log_uniform(1e-5, 1.0), "relation": choice("mean", "learned")}

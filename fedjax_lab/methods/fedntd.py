@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import Positive, choice, log_uniform
 from fedjax_lab.types import Array, Method, Task
 
 RANGES = {"beta": log_uniform(0.1, 3.0), "tau": choice(1.0, 2.0, 3.0)}

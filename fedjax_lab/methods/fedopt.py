@@ -22,9 +22,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.bounds import BelowOne, Positive
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import BelowOne, Positive, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(1e-3, 1.0), "tau": log_uniform(1e-5, 0.1)}

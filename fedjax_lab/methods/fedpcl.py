@@ -25,10 +25,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, tree
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import fedproto
 from fedjax_lab.methods.fedavg import send
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import Positive, log_uniform
 from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task
 
 RANGES = {"tau": log_uniform(0.02, 1.0)}

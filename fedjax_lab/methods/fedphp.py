@@ -19,9 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.bounds import BelowOne, Positive
 from fedjax_lab.methods._personal import with_personal_models
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import BelowOne, Positive, choice, log_uniform
 from fedjax_lab.types import Array, Method, Task
 
 RANGES = {"lam": log_uniform(0.01, 0.5), "transfer": choice("kd", "mmd")}

@@ -12,9 +12,8 @@ the updates of W for absent classes are restricted. Predictions are not restrict
 import jax.numpy as jnp
 
 from fedjax_lab import losses
-from fedjax_lab.bounds import Share
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import uniform
+from fedjax_lab.ranges import Share, uniform
 from fedjax_lab.types import Method, Task
 
 RANGES = {"alpha": uniform(0.1, 0.9)}

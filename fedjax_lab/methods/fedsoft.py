@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import _clusters as clusters
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import Positive, choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights, Work
 
 RANGES = {"num_clusters": choice(2, 3, 4), "mu": log_uniform(1e-3, 1.0)}

@@ -23,11 +23,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, streams
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import fedproto as prototypes
 from fedjax_lab.methods.fedproto import fedproto
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import Positive, choice, log_uniform
 from fedjax_lab.types import Array, Method, PyTree, State, Task
 
 RANGES = {

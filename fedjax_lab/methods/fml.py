@@ -16,9 +16,8 @@ import jax
 import optax
 
 from fedjax_lab import losses
-from fedjax_lab.bounds import Share
 from fedjax_lab.methods._personal import train_together, with_personal_models
-from fedjax_lab.ranges import uniform
+from fedjax_lab.ranges import Share, uniform
 from fedjax_lab.types import Array, Method, Task
 
 RANGES = {"alpha": uniform(0.1, 1.0), "beta": uniform(0.1, 1.0)}

@@ -21,11 +21,10 @@ from typing import Literal
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.bounds import BelowOne
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.ranges import log_uniform, uniform
+from fedjax_lab.ranges import BelowOne, log_uniform, uniform
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
 RANGES = {"lam": log_uniform(1e-5, 1e-1), "gamma": uniform(0.5, 0.99)}

@@ -22,12 +22,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree, wire
-from fedjax_lab.bounds import OneOf, Share
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._embeddings import embed
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import OneOf, Share, choice, log_uniform
 from fedjax_lab.types import (
     Array,
     Client,

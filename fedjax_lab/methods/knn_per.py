@@ -20,10 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses
-from fedjax_lab.bounds import Positive, Share
 from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import choice, uniform
+from fedjax_lab.ranges import Positive, Share, choice, uniform
 from fedjax_lab.types import Array, Method, Output, Task
 
 RANGES = {"weight": uniform(0.0, 1.0), "neighbors": choice(5, 10, 20)}

@@ -30,10 +30,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.bounds import Share
 from fedjax_lab.methods._stages import go_on, unchanged
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import Share, choice, log_uniform
 from fedjax_lab.types import (
     Array,
     Client,

@@ -18,10 +18,9 @@ from typing import Literal
 import jax
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.bounds import BelowOne, Positive
 from fedjax_lab.methods import mimelite as lite
 from fedjax_lab.methods.fedavg import aggregate
-from fedjax_lab.ranges import uniform
+from fedjax_lab.ranges import BelowOne, Positive, uniform
 from fedjax_lab.types import Exchange, Method, State, Task
 
 RANGES = {"beta": uniform(0.0, 0.99)}

@@ -19,9 +19,8 @@ import jax
 import optax
 
 from fedjax_lab import losses, streams, tree, wire
-from fedjax_lab.bounds import BelowOne, Positive
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
-from fedjax_lab.ranges import uniform
+from fedjax_lab.ranges import BelowOne, Positive, uniform
 from fedjax_lab.types import Exchange, Method, State, Task
 
 RANGES = {"beta": uniform(0.0, 0.99)}

@@ -25,10 +25,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, streams, tree, wire
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import Positive, log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"ridge": log_uniform(1e-3, 1.0)}

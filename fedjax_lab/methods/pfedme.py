@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.bounds import Positive
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.methods.fedavg import aggregate, send
-from fedjax_lab.ranges import log_uniform, uniform
+from fedjax_lab.ranges import Positive, log_uniform, uniform
 from fedjax_lab.types import Exchange, Method, Task, Weights
 
 RANGES = {

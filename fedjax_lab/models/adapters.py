@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from fedjax_lab import tree
-from fedjax_lab.bounds import BelowOne, OneOf, Positive
 from fedjax_lab.errors import BadInput, missing, nearest
 from fedjax_lab.models import frozen as freezing
 from fedjax_lab.models import peft_files
 from fedjax_lab.models.frozen import Model
 from fedjax_lab.models.head import HEAD
+from fedjax_lab.ranges import BelowOne, OneOf, Positive
 from fedjax_lab.types import Adapters, Array, Objective, Task, Weights
 
 A, B = peft_files.FACTORS  # how the names of the factors end

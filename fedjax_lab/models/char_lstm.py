@@ -7,8 +7,8 @@ LEAF's model for characters (Caldas et al. 2018, arXiv 1812.01097) and Reddi et 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.models import layers, recurrence, tokens
+from fedjax_lab.ranges import NotNegative, Positive
 from fedjax_lab.types import Array
 
 

@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative, OneOf, Within
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import language_models, layers, tokens
 from fedjax_lab.models.language_models import Sizes
+from fedjax_lab.ranges import NotNegative, OneOf, Within
 from fedjax_lab.types import Array
 
 FIRST = nn.initializers.normal(0.02)  # the hub's `initializer_range`

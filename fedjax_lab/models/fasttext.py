@@ -3,8 +3,8 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.models import layers, tokens
+from fedjax_lab.ranges import NotNegative, Positive
 from fedjax_lab.types import Array
 
 PRIME = 116_049_371  # factor of the first word in the hash of a bigram

@@ -12,10 +12,10 @@ from typing import Annotated
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.bounds import OneOf, Within
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
+from fedjax_lab.ranges import OneOf, Within
 from fedjax_lab.types import Array
 
 POOLS: dict[str, Callable[[Kernels, Array], Array]] = {

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_lab.bounds import Within
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.kernels import CPU, Kernels
+from fedjax_lab.ranges import Within
 from fedjax_lab.types import Array
 
 MOMENTUM = 0.9  # running = 0.9 running + 0.1 batch; PyTorch's momentum is 0.1

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.bounds import Positive, Within
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
+from fedjax_lab.ranges import Positive, Within
 from fedjax_lab.types import Array
 
 

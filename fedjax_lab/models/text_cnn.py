@@ -6,9 +6,9 @@ The authors' constraint on the norm of the head's weights (at most 3) is omitted
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.bounds import BelowOne, NotNegative, Positive
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers, tokens
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive
 from fedjax_lab.types import Array
 
 

@@ -8,10 +8,10 @@ from it and the words before it. Weights are initialized as in `vit`; there is n
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.models import layers, tokens
 from fedjax_lab.models.cct import Positions, dense, layer_norm
 from fedjax_lab.models.vit import Block
+from fedjax_lab.ranges import NotNegative, Positive
 from fedjax_lab.types import Array
 
 

@@ -9,10 +9,10 @@ upsampling.
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.bounds import Positive
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
+from fedjax_lab.ranges import Positive
 from fedjax_lab.types import Array
 
 GROUPS = 4  # of the channels whose mean and variance are normalized together

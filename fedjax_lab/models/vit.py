@@ -10,10 +10,10 @@ layer of the loop is one layer that includes its copies in all blocks.
 
 import flax.linen as nn
 
-from fedjax_lab.bounds import Positive
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.cct import Attention, Positions, dense, layer_norm
+from fedjax_lab.ranges import Positive
 from fedjax_lab.types import Array
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab.bounds import OneOf, Positive
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import OneOf, Positive
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.tasks import Labels, check_labels
 from fedjax_lab.types import Array, Objective

@@ -16,8 +16,8 @@ from typing import Annotated
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative, OneOf
 from fedjax_lab.data.dataset import IGNORED
+from fedjax_lab.ranges import NotNegative, OneOf
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.tasks import Labels, _positions, check_labels
 from fedjax_lab.types import Array, Objective

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree
-from fedjax_lab.bounds import NotNegative, Positive, Within
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import NotNegative, Positive, Within
 from fedjax_lab.transforms import cohort
 from fedjax_lab.transforms.cohort import Updates
 from fedjax_lab.types import Array, Client, Method, Task

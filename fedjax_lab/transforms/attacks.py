@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
-from fedjax_lab.bounds import NotNegative, Positive
+from fedjax_lab.ranges import NotNegative, Positive
 from fedjax_lab.transforms import cohort, uplink
 from fedjax_lab.transforms.aggregators import mean_of
 from fedjax_lab.transforms.cohort import Updates

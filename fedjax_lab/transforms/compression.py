@@ -12,7 +12,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.bounds import Positive, PositiveShare
+from fedjax_lab.ranges import Positive, PositiveShare
 from fedjax_lab.transforms import codecs, compressed, uplink
 from fedjax_lab.types import Method, Task
 

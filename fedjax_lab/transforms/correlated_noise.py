@@ -31,8 +31,8 @@ import numpy as np
 
 from fedjax_lab import sampling as cohorts
 from fedjax_lab import streams, tree, wire
-from fedjax_lab.bounds import BelowOne, NotNegative, Positive
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive
 from fedjax_lab.transforms import accounting, libraries, privacy, rehearsal, server_state
 from fedjax_lab.transforms.accounting import Run
 from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier

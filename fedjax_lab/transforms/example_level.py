@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, streams, tree, wire
-from fedjax_lab.bounds import BelowOne, NotNegative, Positive
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.transforms import accounting, accounting_examples, libraries, privacy, rehearsal
 from fedjax_lab.transforms.accounting_examples import Training

@@ -33,8 +33,8 @@ import jax.numpy as jnp
 
 from fedjax_lab import sampling as cohorts
 from fedjax_lab import streams, tree, wire
-from fedjax_lab.bounds import BelowOne, NotNegative, OneOf, Positive, Share
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import BelowOne, NotNegative, OneOf, Positive, Share
 from fedjax_lab.transforms import accounting, server_state, uplink
 from fedjax_lab.transforms import cohort as of_cohort
 from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier

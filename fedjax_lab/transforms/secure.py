@@ -32,8 +32,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree, wire
-from fedjax_lab.bounds import BelowOne, OneOf, Positive
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import BelowOne, OneOf, Positive
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.transforms import cohort as of_cohort
 from fedjax_lab.transforms import server_state

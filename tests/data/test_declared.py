@@ -7,12 +7,12 @@ import pytest
 from inputs import complaint
 from small_dataset import SMALL
 
-from fedjax_lab.bounds import Positive
 from fedjax_lab.data.declared import Side, source
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.safe import Fault, reading, remedied
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import keyword_defaults
+from fedjax_lab.ranges import Positive
 
 
 @source("get it")

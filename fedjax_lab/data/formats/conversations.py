@@ -9,13 +9,13 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import OneOf, Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import IGNORED
 from fedjax_lab.data.formats import chat_templates, tokenizer_files
 from fedjax_lab.data.formats.chat_templates import Pieces
 from fedjax_lab.data.formats.tokenizer_files import ModelTokenizer
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import OneOf, Within
 
 # The words of Alpaca's two prompts: PROMPT_DICT in train.py of
 # https://github.com/tatsu-lab/stanford_alpaca (15b51ae).

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 import numpy as np
 from tqdm import tqdm
 
-from fedjax_lab.bounds import Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.declared import SIDE
 from fedjax_lab.data.formats.images import GRAY, check_image, in_threads, stretch, upright
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import Within
 
 PIECE = 1000  # images that are read at a time
 Size = Annotated[int, Within(0, SIDE.high)]  # of images; 0: they keep their size

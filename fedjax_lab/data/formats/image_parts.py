@@ -6,12 +6,12 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import OneOf
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.columns import positions, sorted_names
 from fedjax_lab.data.formats.images import COLORS, FITS, Look, Split, of_files, upright
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.errors import quoted
+from fedjax_lab.ranges import OneOf
 
 SPLITS = {  # usual names of a split: its kind
     "train": "train",

@@ -12,11 +12,11 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import tokenizer_files
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import Within
 
 SPECIAL = ("<padding>", "<unknown>")  # the names of ids 0 and 1
 UNKNOWN, FIRST = 1, len(SPECIAL)  # ids of the unknown word and of the first word

@@ -17,8 +17,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.bounds import NotNegative
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import NotNegative
 from fedjax_lab.types import Array
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from fedjax_lab.bounds import Positive
 from fedjax_lab.data.partitions import partition
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput, check_range
+from fedjax_lab.ranges import Positive
 
 TRIES = 1000  # draws of `extended_dirichlet`
 

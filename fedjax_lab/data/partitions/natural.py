@@ -4,10 +4,10 @@ from typing import Annotated
 
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative, Within
 from fedjax_lab.data.partitions.dealing import Examples, mixed_by_number
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import NotNegative, Within
 
 SOURCES = (  # data sources that can have natural users
     "arrays",

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import BELOW_ONE, Positive
 from fedjax_lab.errors import BadInput, check_range, printable
+from fedjax_lab.ranges import BELOW_ONE, Positive
 
 Parts = list[np.ndarray]  # per client: positions [N_i] int32
 

@@ -5,11 +5,11 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import Within
 from fedjax_lab.data.partitions import partition
 from fedjax_lab.data.partitions.dealing import Examples, mixed_by_number
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import Within
 
 FITTED = 10_000  # examples of a class to which a mixture is fitted
 REDUCED = 100_000  # examples to which the principal components are fitted

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedjax_lab.bounds import Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.ranges import Within
 
 LARGEST = 1_000_000  # upper limit of a spread: larger than any useful value, far from overflow
 

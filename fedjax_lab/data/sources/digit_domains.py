@@ -14,11 +14,11 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative, Within
 from fedjax_lab.data import safe, writing
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
+from fedjax_lab.ranges import NotNegative, Within
 
 VERSION = 1  # of the images; increment it with every change that alters a pixel
 DOMAINS = ("handwritten", "blended", "printed", "street", "postal")

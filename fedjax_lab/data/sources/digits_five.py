@@ -15,7 +15,6 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from fedjax_lab.bounds import OneOf
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, first_of_each, pooled
 from fedjax_lab.data.declared import Side, source
@@ -25,6 +24,7 @@ from fedjax_lab.data.places import locate, told
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources import arrays
 from fedjax_lab.errors import nearest, quoted
+from fedjax_lab.ranges import OneOf
 
 FOLDERS = {  # the domains and their folders in FedBN's release
     "mnist_m": "MNIST_M",

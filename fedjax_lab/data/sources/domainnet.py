@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import Side
@@ -20,6 +19,7 @@ from fedjax_lab.data.places import fetched, locate, told
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources._domain_folders import PARTS, Release, inside, read
 from fedjax_lab.errors import check_range, quoted
+from fedjax_lab.ranges import NotNegative, Positive
 
 RELEASE = Release(
     name="domainnet-v1",

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import numpy as np
 
-from fedjax_lab.bounds import OneOf
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.sources import idx
+from fedjax_lab.ranges import OneOf
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase
 MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # others merge with their capitals

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative, Positive, Within
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats.conversations import Form, Length, Message, Template, TrainOn
 from fedjax_lab.data.sources._generated import Concentration
 from fedjax_lab.data.sources.instructions import Record, dataset_of
 from fedjax_lab.data.sources.topics import TESTS, drawn, how_many
+from fedjax_lab.ranges import NotNegative, Positive, Within
 
 WORDS = (
     "apple ball bird book bread chair clock cloud cup desk door egg fish flower fork glass gold"

@@ -9,7 +9,6 @@ The numbers of patients are log-normal. One w ~ N(0, I) is drawn for all hospita
 
 import numpy as np
 
-from fedjax_lab.bounds import BelowOne, NotNegative, Positive
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.sources._generated import (
     Spread,
@@ -17,6 +16,7 @@ from fedjax_lab.data.sources._generated import (
     of_users,
     training_counts,
 )
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive
 
 SPREAD = 0.7  # standard deviation of the logarithm of a hospital's number of patients
 LEAST = 5  # smallest number of patients of a hospital

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.bounds import Positive
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import columns, encoded, text_rows
@@ -23,6 +22,7 @@ from fedjax_lab.data.formats.images import image_source
 from fedjax_lab.data.formats.text_rows import TextTask, Vocabulary
 from fedjax_lab.data.places import path_of
 from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.ranges import Positive
 
 SAVED = ("dataset_dict.json", "state.json")  # written by save_to_disk for several splits, for one
 REMEDY = (

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative
 from fedjax_lab.data import places, safe
 from fedjax_lab.data.dataset import Dataset, first_of_each, of_one_domain
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats.image_arrays import labels_of
 from fedjax_lab.data.safe import Fault
+from fedjax_lab.ranges import NotNegative
 
 KINDS = {0x801: "labels", 0x803: "images"}  # by the first four bytes of a file
 DIGITS = tuple("0123456789")

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from fedjax_lab.bounds import NotNegative, OneOf
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
@@ -11,6 +10,7 @@ from fedjax_lab.data.fetching import catalog
 from fedjax_lab.data.formats.conversations import Length, Template, TrainOn
 from fedjax_lab.data.places import fetched, locate, told
 from fedjax_lab.data.sources.instructions import instructions
+from fedjax_lab.ranges import NotNegative, OneOf
 
 
 class Release(NamedTuple):

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
@@ -15,6 +14,7 @@ from fedjax_lab.data.formats.columns import as_name, numbered
 from fedjax_lab.data.formats.conversations import Form, Length, Message, Template, TrainOn
 from fedjax_lab.data.formats.packing import packed
 from fedjax_lab.errors import BadInput, nearest, quoted
+from fedjax_lab.ranges import NotNegative
 
 # The fields of the instruction, of what it is for, and of the response, in the published sets.
 FORMS = (

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from fedjax_lab.bounds import POSITIVE, NotNegative
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import Side, source
@@ -26,6 +25,7 @@ from fedjax_lab.data.places import folder_of
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources import image_folders
 from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.ranges import POSITIVE, NotNegative
 
 VERSION = 1  # of the pixels of image files; increment it with every change that alters a pixel
 END = "<EOS>"  # marks the end of a comment

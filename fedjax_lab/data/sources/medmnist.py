@@ -9,13 +9,13 @@ from typing import Annotated
 
 import numpy as np
 
-from fedjax_lab.bounds import OneOf
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.formats import npz
 from fedjax_lab.data.formats.image_arrays import images_of, labels_of
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.ranges import OneOf
 
 ORGANS = (
     "bladder; femur-left; femur-right; heart; kidney-left; kidney-right; liver; lung-left; "

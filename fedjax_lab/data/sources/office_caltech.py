@@ -4,12 +4,12 @@ from typing import Annotated
 
 import numpy as np
 
-from fedjax_lab.bounds import OneOf
 from fedjax_lab.data.dataset import Dataset, first_of_each
 from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats.images import image_source
 from fedjax_lab.data.places import told
 from fedjax_lab.data.sources._domain_folders import Release, read
+from fedjax_lab.ranges import OneOf
 
 RELEASE = Release(
     name="office_caltech-v1",

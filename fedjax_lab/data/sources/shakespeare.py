@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative, PositiveShare
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import leaf_json
@@ -18,6 +17,7 @@ from fedjax_lab.data.formats.leaf_json import User
 from fedjax_lab.data.places import locate, told
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.ranges import NotNegative, PositiveShare
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80  # characters in a text

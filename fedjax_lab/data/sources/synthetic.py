@@ -17,7 +17,6 @@ from typing import Annotated
 
 import numpy as np
 
-from fedjax_lab.bounds import BelowOne, NotNegative, Positive, Within
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.sources._generated import (
@@ -26,6 +25,7 @@ from fedjax_lab.data.sources._generated import (
     of_users,
     training_counts,
 )
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive, Within
 
 CITATION = (
     "T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated Optimization in"

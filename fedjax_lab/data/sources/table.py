@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import BelowOne, NotNegative
 from fedjax_lab.data import held_out, leaks, normalize
 from fedjax_lab.data.dataset import Dataset, are_numerals
 from fedjax_lab.data.formats import typed_columns
@@ -23,6 +22,7 @@ from fedjax_lab.data.formats.typed_columns import check_text, kind_of, numbers_o
 from fedjax_lab.data.places import path_of
 from fedjax_lab.data.sources import arrays
 from fedjax_lab.errors import BadInput, cut, nearest, printable, quoted
+from fedjax_lab.ranges import BelowOne, NotNegative
 
 MOST_VALUES = 1000  # of a category; more are refused as mistakes
 

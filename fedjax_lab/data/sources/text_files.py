@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.bounds import Positive
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import text_rows, text_tables
 from fedjax_lab.data.formats.columns import as_name, numbered, positions
 from fedjax_lab.data.formats.text_rows import TextTask, Vocabulary
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import Positive
 
 DIGITS = 1000  # largest length of a number; Python refuses to parse several thousand digits
 

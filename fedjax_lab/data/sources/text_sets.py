@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from fedjax_lab.bounds import Positive
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import text_rows
@@ -10,6 +9,7 @@ from fedjax_lab.data.formats.text_rows import TextTask, Vocabulary
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.data.sources.text_files import Columns, Text, dataset_of
 from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.ranges import Positive
 
 AG_NEWS = {"1": "World", "2": "Sports", "3": "Business", "4": "Sci/Tech"}
 AG_NEWS_FILES = ("train.csv", "test.csv")

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from fedjax_lab.bounds import NotNegative, Positive
 from fedjax_lab.data import safe
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.dataset import Dataset
@@ -30,6 +29,7 @@ from fedjax_lab.errors import (
     check_choice,
     quoted,
 )
+from fedjax_lab.ranges import NotNegative, Positive
 
 REMEDY = (
     "run tff.simulation.datasets.emnist.load_data() (or cifar100, shakespeare, stackoverflow) of"

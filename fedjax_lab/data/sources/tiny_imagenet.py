@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from fedjax_lab.bounds import Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.images import Look, Split, image_source, of_classes, of_files
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import quoted
+from fedjax_lab.ranges import Within
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
 find = partial(locate, names=("wnids.txt", "tiny-imagenet-200/wnids.txt"))

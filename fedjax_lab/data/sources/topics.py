@@ -10,7 +10,6 @@ from typing import Annotated
 
 import numpy as np
 
-from fedjax_lab.bounds import NotNegative, Positive, Within
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
@@ -18,6 +17,7 @@ from fedjax_lab.data.formats import text_rows
 from fedjax_lab.data.formats.text_rows import TextTask, Vocabulary
 from fedjax_lab.data.sources._generated import Concentration
 from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import NotNegative, Positive, Within
 
 OWN = 0.5  # weight of a topic's own word distribution; the rest is common to all topics
 FOLLOWS = 0.5  # probability that a word is the successor of the previous one

@@ -14,7 +14,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from fedjax_lab.bounds import BelowOne, NotNegative, Positive
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.fetching import catalog
@@ -26,6 +25,7 @@ from fedjax_lab.data.sources._generated import (
     training_counts,
 )
 from fedjax_lab.data.sources.digit_domains import CLASSES, split_digits
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive
 
 SIDE, SHAPE_SIDE = 28, 8  # sides of an image and of a shape, in pixels
 MEAN, DEVIATION, LEAST = 227, 89, 10  # of the number of examples of a writer

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from fedjax_lab.bounds import Positive
 from fedjax_lab.data.cache import cache_folder, checksum, load, save
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.images import read, rgb, truncated_allowed, versions
@@ -30,6 +29,7 @@ from fedjax_lab.models.clip import (
 )
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.embeddings._prompts import is_text, of_examples, of_labels
+from fedjax_lab.ranges import Positive
 
 VERSION = 1  # of the embeddings; increment it with every change that alters one
 SHARD = 2048  # examples in a cache file; an interruption loses at most this many

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
-from fedjax_lab.bounds import Positive
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.embeddings._prompts import is_text, is_tokens
+from fedjax_lab.ranges import Positive
 
 NORM = 10.0  # mean length of CLIP's raw features
 FILTERS, WIDTH, GRID = 64, 5, 4  # for images; averages over GRID x GRID parts of the image

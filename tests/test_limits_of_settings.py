@@ -9,10 +9,10 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import bounds
-from fedjax_lab.bounds import BelowOne, NotNegative, OneOf, Positive, PositiveShare, Share, Within
+from fedjax_lab import ranges
 from fedjax_lab.experiment import registry
 from fedjax_lab.experiment.config import resolve
+from fedjax_lab.ranges import BelowOne, NotNegative, OneOf, Positive, PositiveShare, Share, Within
 
 NO_SETTINGS = ("metric", "augmentation")
 
@@ -35,12 +35,12 @@ NO_SETTINGS = ("metric", "augmentation")
     ],
 )
 def test_an_annotation_declares_what_a_setting_accepts(annotation, allowed, refused, words):
-    limit = bounds.declared(annotation)
+    limit = ranges.limit_of(annotation)
     assert str(limit) == words
     for value in allowed:
-        bounds.check("a.b", value, limit)
+        ranges.check("a.b", value, limit)
     for value in refused:
-        assert complaint(bounds.check, "a.b", value, limit).startswith("config.a.b ")
+        assert complaint(ranges.check, "a.b", value, limit).startswith("config.a.b ")
 
 
 def test_other_annotations_declare_nothing():
@@ -52,12 +52,12 @@ def test_other_annotations_declare_nothing():
         Any,
         inspect.Parameter.empty,
     ):
-        assert bounds.declared(annotation) is None
+        assert ranges.limit_of(annotation) is None
 
 
 def test_a_traced_setting_is_not_checked():
-    limit = bounds.declared(Share)
-    jax.make_jaxpr(lambda value: bounds.check("a.b", value, limit) or value)(7.0)
+    limit = ranges.limit_of(Share)
+    jax.make_jaxpr(lambda value: ranges.check("a.b", value, limit) or value)(7.0)
 
 
 def own(task, *, pull: "Share" = 0.5, ways: "Literal['a', 'b']" = "a", free: float = 1.0):
