@@ -169,7 +169,7 @@ def test_wrong_data_sources_fail_with_a_specific_error():
     for settings, message in (
         ({"seed": -1}, "two calls return different examples"),
         ({"low": -2}, "out of range 0..2"),
-        ({"kind": "float64"}, "x must be images [R, H, W] or [R, H, W, channels] in uint8"),
+        ({"kind": "complex64"}, "x must be numbers, not complex64"),
     ):
         with fails(message):
             check_source(blobs, **settings)

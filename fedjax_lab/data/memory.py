@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_lab.data import held_out, normalize
+from fedjax_lab.data import held_out, precision
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.sources import arrays, hub
 from fedjax_lab.errors import BadInput, nearest, quoted
@@ -153,7 +153,7 @@ def _section(dataset):
 
 def _array(name, values):
     """The values as an array. Columns of text in pandas are arrays of objects."""
-    normalize.check_unmasked(f"from_arrays: {name}", values)
+    precision.check_unmasked(f"from_arrays: {name}", values)
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -186,7 +186,7 @@ def _channels_last(x):
 def _stacked(values):
     """The values as one array. Raises BadInput if their shapes differ, or values are masked."""
     for value in values:
-        normalize.check_unmasked("from_torch: an example or label", value)
+        precision.check_unmasked("from_torch: an example or label", value)
     each = [np.asarray(value) for value in values]
     shapes = sorted({a.shape for a in each})
     if len(shapes) > 1:

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import DTypeLike
 
-from fedjax_lab.data import safe
 from fedjax_lab.data.lazy import PIECE, LazyArray, example_bytes, limits, pieces
+from fedjax_lab.data.precision import NOISE, SAMPLE, as_type, exact, merged
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array
 
@@ -46,11 +45,6 @@ PLAINLY = 127  # numbers from 0 that exceed it, but not 255, are plainly pixels
 LARGE = 3.0  # root mean square of a column; examples of LONG norm can then keep an MLP from
 LONG = 30.0  # learning anything but the majority class
 UNLIKE = 1000.0  # ratio of the standard deviations of two columns; the model then ignores one
-SAMPLE = 10_000  # rows of a table that a remark examines
-MOST_SORTED = 2**20  # numbers of a sample in which `merged` searches
-FINE = 1e-6  # share of a column's range below which a difference does not count
-LOST = 0.01  # share of a column's differences that may become 0
-NOISE = 1e-13  # relative rounding error of computed float64; constants of them differ by it
 
 
 class Scale(NamedTuple):
@@ -95,41 +89,26 @@ def as_meant(x: Any) -> Any:
     if not is_image(x):
         return x if kind in (np.int8, np.int16, np.int32) else _rows(x)
     if kind == np.uint8:
-        return _as_type(x, np.int8) if _is_binary(x) else x
+        return as_type(x, np.int8) if _is_binary(x) else x
     low, high = limits(x)
     if low < 0 or high > 255:
         if kind.itemsize < 4 or kind == np.int32:
             return x
         fits = -(2**31) <= low and high < 2**31
-        return _as_type(x, np.int32 if fits else np.float32)  # JAX would truncate 64 bits to 32
-    return _as_type(x, np.int8 if high <= 1 else np.uint8)
+        return as_type(x, np.int32 if fits else np.float32)  # JAX would truncate 64 bits to 32
+    return as_type(x, np.int8 if high <= 1 else np.uint8)
 
 
 def _rows(x):
     """Rows of numbers: those of one byte in a type for which they need little memory."""
     if x.dtype.itemsize > 1:
-        return _as_type(x, np.float32)
-    return _as_type(x, np.int8 if _is_binary(x) else np.float16)  # exact up to 2048
+        return as_type(x, np.float32)
+    return as_type(x, np.int8 if _is_binary(x) else np.float16)  # exact up to 2048
 
 
 def _is_binary(x):
     """Whether an array in memory, or a memory-mapped one, of bool or uint8 has only 0 and 1."""
     return not isinstance(x, LazyArray) and not any(x[rows].max() > 1 for rows in pieces(x))
-
-
-def _as_type(x, kind):
-    """The array in a type. One that is not in memory is converted when it is read."""
-    if x.dtype == kind:
-        return x
-    if isinstance(x, (LazyArray, np.memmap)):
-        digest = getattr(x, "digest", None)
-        digest = digest and f"{digest} as {np.dtype(kind)}"
-        return LazyArray(lambda rows: x[rows].astype(kind), x.shape, kind, digest)
-    if x.dtype.itemsize == np.dtype(kind).itemsize == 1:
-        return np.asarray(x).view(kind)
-    with safe.reading("x", "use fewer examples, or data.name=mapped"):
-        safe.check_memory(np.size(x) * np.dtype(kind).itemsize)
-    return np.asarray(x).astype(kind)
 
 
 def check_axes(shape: tuple[int, ...]) -> None:
@@ -153,91 +132,6 @@ def is_of_pixels(low: float, high: float) -> bool:
 def are_whole(x: Any) -> bool:
     """Whether all numbers of x [R, ...] are whole."""
     return x.dtype.kind in "biu" or not any((x[rows] % 1).any() for rows in pieces(x))
-
-
-# Numbers that a type cannot tell apart
-
-
-class Merged(NamedTuple):
-    """A column of which different numbers become equal."""
-
-    column: int
-    different: int  # numbers in a sample
-    left: int  # of them, different ones after the conversion
-    mean: float
-
-    def __str__(self) -> str:
-        return f"of {self.different} different ones {self.left} are left"
-
-
-def merged(x: Any, kind: DTypeLike = np.float32) -> Merged | None:
-    """The first column of x [R, ...] that loses differences by conversion to a type; None: none.
-
-    A sample of the rows is examined. Differences that are rounding errors, or that no type of this
-    precision holds next to the column's range, do not count.
-    """
-    if x.dtype.itemsize < 4 or x.dtype == kind:
-        return None
-    numbers = np.sort(_sample(x), 0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        gaps = np.diff(numbers, axis=0).astype(np.float64)  # of integers exact
-        equal = np.diff(numbers.astype(kind), axis=0) == 0
-    least = FINE * gaps.sum(0)
-    if x.dtype.kind == "f":
-        least = np.maximum(least, NOISE * np.abs(numbers).max(0))
-    differs = gaps > least
-    lost = (differs & equal).sum(0)
-    bad = np.flatnonzero(lost > LOST * differs.sum(0))
-    if not len(bad):
-        return None
-    at = bad[0]
-    different = 1 + int(differs[:, at].sum())
-    return Merged(int(at), different, different - int(lost[at]), float(numbers[:, at].mean()))
-
-
-def _sample(x):
-    """The numbers of some examples by column or channel [., D]; of one column for labels [R]."""
-    size = int(np.prod(x.shape[1:]))
-    count = min(len(x), SAMPLE, max(1, MOST_SORTED // max(1, size)))
-    if count < len(x):
-        x = x[np.sort(np.random.default_rng(0).choice(len(x), count, replace=False))]
-    return np.asarray(x).reshape(-1, 1 if len(x.shape) in (1, 3) else x.shape[-1])
-
-
-def exact(what: str, x: Any) -> Any:
-    """Numbers [R, ...] as float32, or as float64 where float32 cannot tell them apart.
-
-    what: the numbers in words, for the message.
-
-    Raises BadInput if float64 cannot tell them apart either.
-    """
-    if not merged(x):
-        return _as_type(x, np.float32)
-    if lost := merged(x, np.float64):
-        raise BadInput(
-            f"{what} are too large for float64, column {lost.column} among them: {lost}; subtract"
-            " its smallest number from it"
-        )
-    return _as_type(x, np.float64)
-
-
-def check_labels(what: str, y: np.ndarray) -> None:
-    """Raises BadInput if float32 cannot tell the labels y [R, ...] apart, which are numbers."""
-    if lost := merged(y):
-        raise BadInput(
-            f"{what} are numbers that float32 cannot tell apart: {lost}; subtract a number near"
-            f" their mean, such as {lost.mean:.4g}, from them, and add it to the predictions"
-        )
-
-
-def check_unmasked(what: str, values: Any) -> None:
-    """Raises BadInput if `values` is a masked array of NumPy with masked entries."""
-    if isinstance(values, np.ma.MaskedArray) and (count := np.ma.count_masked(values)):
-        row = np.argwhere(np.ma.getmaskarray(values))[0][0]
-        raise BadInput(
-            f"{what} has {count} masked values, first in row {row}: leave these rows out, or put"
-            " numbers in their place with its method `filled`"
-        )
 
 
 # How they are scaled

@@ -13,12 +13,12 @@ from fedjax_lab.data.normalize import (
     Scale,
     are_whole,
     check_axes,
-    check_unmasked,
     in_float32,
     is_image,
     is_of_pixels,
     is_pixels,
 )
+from fedjax_lab.data.precision import check_unmasked
 from fedjax_lab.errors import BadInput
 
 FEW = 8  # rows; the mean of fewer rows of a table says too little

@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import defaults, tree
-from fedjax_lab.data import held_out, leaks, normalize
+from fedjax_lab.data import held_out, leaks, normalize, precision
 from fedjax_lab.data.dataset import Dataset, are_numerals, numerals, without_marks
 from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
@@ -72,7 +72,7 @@ def build(
     dataset = load_data(config.data) if dataset is None else dataset
     objective = make_objective(config, dataset)
     if checks.are_numbers(objective):
-        normalize.check_labels("the labels", np.asarray(dataset.y))
+        precision.check_labels("the labels", np.asarray(dataset.y))
         dataset = dataset._replace(classes=())
     dataset = dataset._replace(y=_as_labels(np.asarray(dataset.y), objective))
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
@@ -236,7 +236,7 @@ def _check_arrays(dataset):
         array = getattr(dataset, field)
         if not (hasattr(array, "dtype") and np.ndim(array)):
             raise BadInput(f"the dataset's {field} must be an array, not {quoted(array)}")
-        normalize.check_unmasked(f"the dataset's {field}", array)
+        precision.check_unmasked(f"the dataset's {field}", array)
         if np.dtype(array.dtype).kind not in valid:
             numbers = "numbers" if field in "xy" else "whole numbers"
             raise BadInput(f"the dataset's {field} must be {numbers}, not {array.dtype}")

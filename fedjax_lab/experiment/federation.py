@@ -10,8 +10,9 @@ from fedjax_lab import defaults
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.data.normalize import Scale, check_labels, in_float32, scale_of
+from fedjax_lab.data.normalize import Scale, in_float32, scale_of
 from fedjax_lab.data.partitions import dealing, partition
+from fedjax_lab.data.precision import check_labels
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.types import CLIENT_ROWS, Federation, LocalSettings, Rows, Skew
 

@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import defaults, streams, tree
-from fedjax_lab.data import lazy, normalize, rescaling
+from fedjax_lab.data import lazy, normalize, precision, rescaling
 from fedjax_lab.data.dataset import IGNORED, Dataset, without_marks
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
@@ -488,7 +488,7 @@ def _as_dataset(data, like, objective, marks):
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise BadInput("data must be a Dataset, or a pair of examples and labels: score((x, y))")
     for name, each in zip(("examples", "labels"), data, strict=True):
-        normalize.check_unmasked(f"the array of {name}", each)
+        precision.check_unmasked(f"the array of {name}", each)
     x, y = map(np.asarray, data)
     y = without_marks(y, marks) if marks and y.dtype.kind in "iu" else y
     _check_labels(y, len(x), like, objective)

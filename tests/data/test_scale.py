@@ -7,7 +7,7 @@ from slow_cases import in_ci
 
 import fedjax_lab
 from fedjax_lab.commands import data as command
-from fedjax_lab.data import normalize, rescaling
+from fedjax_lab.data import normalize, precision, rescaling
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
@@ -216,7 +216,7 @@ TIMES = np.stack([1.6e9 + 7.5 * np.arange(40), RNG.normal(size=40)], 1)
 def test_large_numbers_are_scaled_before_they_become_float32(tmp_path):
     config = config_of(tmp_path, TIMES, data={"normalize": "standard"})
     data = experiment.load_data(config.data)
-    assert data.x.dtype == np.float64 and not normalize.merged(TIMES - TIMES.mean(0))
+    assert data.x.dtype == np.float64 and not precision.merged(TIMES - TIMES.mean(0))
     scale = experiment.make_scale(config.data, data)
     (federation,) = experiment.deal_dataset(config, data, [0], scale=scale)
     train = TIMES[~TEST]
@@ -256,6 +256,6 @@ def test_ordinary_numbers_are_stored_in_float32():
 
 
 def test_labels_that_float32_cannot_tell_apart_are_refused():
-    normalize.check_labels("y", RNG.normal(size=40))
-    message = complaint(normalize.check_labels, "y", TIMES[:, 0])
+    precision.check_labels("y", RNG.normal(size=40))
+    message = complaint(precision.check_labels, "y", TIMES[:, 0])
     assert "of 40 different ones" in message and "add it to the predictions" in message

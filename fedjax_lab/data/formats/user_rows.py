@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.data import normalize, safe
+from fedjax_lab.data import precision, safe
 from fedjax_lab.data.dataset import MOST_CLASSES, Dataset
 from fedjax_lab.data.formats.columns import positions
 from fedjax_lab.errors import BadInput, quoted
@@ -58,7 +58,7 @@ def numbers(parts: Sequence[UserRows], name: str) -> Dataset:
     is_femnist = shapes.keys() == {(*FEMNIST, 1)}
     classes = characters(parts) if is_femnist else numbered(parts)
     x = joined([part.x for part in parts])
-    x = normalize.exact(f"{name}: the numbers of x", x) if x.dtype == np.float64 else x
+    x = precision.exact(f"{name}: the numbers of x", x) if x.dtype == np.float64 else x
     return assembled(parts, x, classes, name)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.data import held_out, leaks, normalize, safe
+from fedjax_lab.data import held_out, leaks, precision, safe
 from fedjax_lab.data.dataset import Dataset, numerals
 from fedjax_lab.data.formats import npz
 from fedjax_lab.data.places import path_of
@@ -130,10 +130,10 @@ def pixels(file: Path | str, x: np.ndarray) -> np.ndarray:
         raise BadInput(f"{file}: x has shape {list(x.shape)}, not [R, D] or [R, H, W, channels]")
     if x.dtype.kind == "f":
         narrow = finite(file, "x", x)
-        x = x.astype(np.float64) if normalize.merged(x) else narrow
+        x = x.astype(np.float64) if precision.merged(x) else narrow
     elif x.ndim == 2 and x.dtype.kind in "iu" and x.dtype != np.uint8:
         of_byte = x.dtype == np.int8  # columns, not token ids
-        x = x.astype(np.float16) if of_byte else normalize.exact(f"{file}: the numbers of x", x)
+        x = x.astype(np.float16) if of_byte else precision.exact(f"{file}: the numbers of x", x)
     return x[..., None] if x.ndim == 3 else x
 
 
@@ -163,7 +163,7 @@ def labels(file: Path | str, y: np.ndarray, classes: tuple[str, ...]) -> np.ndar
     Raises BadInput if a label [R] has no name among given classes.
     """
     if y.dtype.kind == "f" or not LOWEST <= y.min() <= y.max() <= HIGHEST:
-        normalize.check_labels(f"{file}: y", y)
+        precision.check_labels(f"{file}: y", y)
         return finite(file, "y", y)
     bad = (y < 0) | (y >= len(classes))
     if classes and y.ndim == 1 and bad.any():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.data import held_out, leaks, normalize
+from fedjax_lab.data import held_out, leaks, precision
 from fedjax_lab.data.dataset import Dataset, are_numerals
 from fedjax_lab.data.formats import typed_columns
 from fedjax_lab.data.formats.columns import as_name, sorted_names
@@ -191,7 +191,7 @@ def _encoded(file, name, column, is_category, training):
     arrays.finite(f"{file}, column {name}", "it", values[~lacks])
     given = np.asarray(column.drop_null().to_numpy(zero_copy_only=False))  # integers stay exact
     given = given if given.dtype.kind in "iu" else values[~lacks]
-    kind = normalize.exact(f"{file}: numbers of the column {quoted(name)}", given[:, None]).dtype
+    kind = precision.exact(f"{file}: numbers of the column {quoted(name)}", given[:, None]).dtype
     mean = values[training & ~lacks].mean()
     columns = [np.where(lacks, mean, values)] + ([lacks] if lacks.any() else [])
     return Encoded(name, np.stack(columns, 1).astype(kind), "numbers", int(lacks.sum()))
