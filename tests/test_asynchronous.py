@@ -384,7 +384,10 @@ def test_other_methods_and_transforms_run_asynchronously(tmp_path, method, secti
         ({"clock": {"name": "constant", "over_selection": 0.5}}, "must be at least 1, got 0.5"),
         ({"clock": {"name": "constant", "over_selection": 9.0}}, "use at most 4"),
         ({"clock": {"name": "constant", "late": "partial"}}, "late=partial needs"),
-        ({"clock": {"name": "constant", "seconds": -1.0}}, "config.clock.seconds must be at least 0"),
+        (
+            {"clock": {"name": "constant", "seconds": -1.0}},
+            "clock.seconds must be at least 0",
+        ),
         (
             {"clock": {"name": "constant", "over_selection": 2.0}, "method": {"name": "local"}},
             "always draws 8",

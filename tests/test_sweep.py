@@ -177,7 +177,10 @@ BAD = [
     (["--grid=run.seed=1,2"], "use --seeds"),
     (["--grid=method.name=moon"], "use --methods"),
     (["--methods=fedavg,fedprx"], "did you mean 'fedprox'?"),
-    (["--methods=fedavg,moon", "--grid=method.tau=1,0"], "config.method.tau must be above 0, got 0.0"),
+    (
+        ["--methods=fedavg,moon", "--grid=method.tau=1,0"],
+        "method.tau must be above 0, got 0.0",
+    ),
     (["--grid=partition.num_clients=6,500"], "fedavg,partition.num_clients=500: "),
     (["--metods=fedavg"] * 400, "did you mean '--methods'?"),
     (["--workers=two"], "--workers"),

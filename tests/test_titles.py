@@ -49,8 +49,8 @@ def test_only_other_methods_are_called_asynchronous():
         name for name in registry.METHODS if "weighs_staleness=True" in source_of("method", name)
     }
     assert made_for_it == titles.ASYNCHRONOUS
-    assert titles.of_method({"name": "fedbuff"}, 4).text == "FedBuff"
-    assert titles.of_method({"name": "fedavg"}, 0).text == "FedAvg"
+    assert titles.method_title({"name": "fedbuff"}, 4).text == "FedBuff"
+    assert titles.method_title({"name": "fedavg"}, 0).text == "FedAvg"
 
 
 def source_of(kind, name):

@@ -74,8 +74,8 @@ def _result(section, choice, p: Mapping[str, float], comparisons: int):
         by = f"{abs(mean):.{digits(choice.measure)}f}"
         way = "better" if (mean > 0) != choice.descends else "worse"
         groups[way].append(f"{entry.row.title} by {by} ({_p(p[entry.row.name])})")
-    told = [f"{way} than {baseline}: {_listed(rows)}" for way, rows in groups.items() if rows]
-    return f"Significantly {'; '.join(told)}; {described(choice.measure)}, {how}."
+    clauses = [f"{way} than {baseline}: {_listed(rows)}" for way, rows in groups.items() if rows]
+    return f"Significantly {'; '.join(clauses)}; {described(choice.measure)}, {how}."
 
 
 def _best(section, choice):
@@ -114,8 +114,8 @@ def size(block: Block) -> str:
         return ""
     clients, totals = ([f(each) for each in counts] for f in (len, np.sum))
     noun = "client has" if max(clients) == 1 else "clients have"
-    told = f"{_span(clients)} {noun} {_span(totals)} training examples"
-    return f"{told}, {_span(np.concatenate(counts))} each." if max(clients) > 1 else f"{told}."
+    text = f"{_span(clients)} {noun} {_span(totals)} training examples"
+    return f"{text}, {_span(np.concatenate(counts))} each." if max(clients) > 1 else f"{text}."
 
 
 def _span(numbers):

@@ -446,7 +446,7 @@ def _with_title(parts, config, short, titles_of):
         return parts.values()
     section = {key.removeprefix(short): value for key, value in config.items()}
     if short == "method.":
-        title = titles.of_method(section, config.get("clock.concurrency", 0), titles_of)
+        title = titles.method_title(section, config.get("clock.concurrency", 0), titles_of)
     else:
         title = titles.of(short.removesuffix("."), section, titles_of)
     told = {f"{short}{key}" for key in ("name", *title.stated)}

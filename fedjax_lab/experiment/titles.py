@@ -65,7 +65,7 @@ def of(kind: str, section: Mapping[str, Any], names: Mapping[str, str] | None = 
     return Title(text, frozenset(stated))
 
 
-def of_method(
+def method_title(
     section: Mapping[str, Any], concurrency: int, names: Mapping[str, str] | None = None
 ) -> Title:
     """The title of a method, which says whether the method of a synchronous paper is asynchronous.
@@ -90,6 +90,6 @@ def beginning(kind: str, name: str) -> str:
 
 def of_run(config: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
     """What a run trains on what, such as "FedAvg, Fashion-MNIST, Dir(0.3)"."""
-    method = of_method(config["method"], config.get("clock", {}).get("concurrency", 0), names)
+    method = method_title(config["method"], config.get("clock", {}).get("concurrency", 0), names)
     others = (of(kind, config[kind], names) for kind in KINDS[1:])
     return ", ".join(title.text for title in (method, *others))
