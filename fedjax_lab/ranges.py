@@ -11,8 +11,8 @@ A setting declares its bounds or its words where its default stands, and accepts
         clusters: Positive[int] | Literal["elbow"] = 5,
     ) -> Method:
 
-They are checked when a config is read and when a method is made. A setting `tuple[X, ...]` has the
-bounds of X for each of its values.
+They are checked when a config is read and by `registry.make_method`. A setting `tuple[X, ...]` has
+the bounds of X for each of its values.
 
 The ranges of a method's settings are a constant of its file, beside its function:
 
@@ -50,16 +50,17 @@ class Within(NamedTuple):
         ends = [text for text in (first, last) if "inf" not in text]
         return " and ".join(ends)
 
+    def allows(self, number: float) -> bool:
+        """Whether the number is within the bounds."""
+        above = number > self.low if self.above else number >= self.low
+        return above and (number < self.high if self.below else number <= self.high)
+
     def check(self, key: str, value: Any) -> None:
         """Raises BadInput if the config's value of `key` is a number out of bounds.
 
         Other values are not checked, such as words and traced numbers.
         """
-        if not isinstance(value, (int, float)):
-            return
-        above = value > self.low if self.above else value >= self.low
-        below = value < self.high if self.below else value <= self.high
-        if not (above and below):
+        if isinstance(value, (int, float)) and not self.allows(value):
             raise BadInput(f"config.{key} must be {self}, got {quoted(value)}")
 
 
@@ -106,8 +107,10 @@ def limit_of(annotation: Any) -> Limit | None:
     for mark in getattr(annotation, "__metadata__", ()):
         if isinstance(mark, Within | OneOf):
             return mark
+    is_tuple = get_origin(annotation) is tuple
     for part in get_args(annotation):
-        if get_origin(part) is not Literal and (limit := limit_of(part)) is not None:
+        is_limit = is_tuple or get_origin(part) is not Literal
+        if is_limit and (limit := limit_of(part)) is not None:
             return limit
     return None
 

@@ -151,3 +151,10 @@ def test_public_examples_are_held_by_no_client_and_the_same_for_all_seeds():
     np.testing.assert_array_equal(x, first.x[left])
     np.testing.assert_array_equal(y, DATASET.y[left])
     assert make()[0].public is None
+
+
+@pytest.mark.parametrize("key", ["validation", "public"])
+@pytest.mark.parametrize("share", [-0.5, 1.0])
+def test_a_share_that_leaves_no_training_examples_is_refused(key, share):
+    message = complaint(make_federations, None, None, [0], num_clients=2, **{key: share})
+    assert message == f"config.partition.{key} must be at least 0 and below 1, got {share}"

@@ -31,6 +31,7 @@ NO_SETTINGS = ("metric", "augmentation")
         (Literal[1, 2], (1, 2), (0, 3), "one of 1, 2"),
         (Annotated[str, OneOf({"a": 0})], ("a",), ("b",), "one of a"),
         (Positive[int] | Literal["elbow"], (1, "elbow"), (0,), "above 0"),
+        (tuple[Literal["a", "b"], ...], ((), ("a", "b")), (("a", "c"),), "one of a, b"),
         (tuple[PositiveShare, ...], ((), (0.5, 1.0)), ((0.5, 0.0),), "above 0 and at most 1"),
     ],
 )

@@ -336,6 +336,7 @@ def test_code_that_this_process_has_named_needs_no_trust(own, received, monkeypa
         ("own.py:near", {"file": "received/own.py", "module": "own"}, "received/own.py:near"),
         ("received:near", {"file": "/x/received.py", "module": "received"}, "(/x/received.py)"),
         ("shutil:rmtree", {}, "shutil:rmtree"),
+        ("optax:_src.utils.contextlib.os.kill", {}, "os.kill"),
         ("own.py:twice", {}, ""),
         ("optax:adamw", {"file": "/received/optax.py", "module": "optax"}, ""),
     ],

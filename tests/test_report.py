@@ -669,6 +669,10 @@ def test_the_result_of_runs_that_cannot_be_tested(tmp_path, capsys):
     write(tmp_path / "b", {1: (50, 60, 74)}, method="fedprox")
     shared = "No difference from FedAvg can be tested: a test needs two shared seeds."
     assert sentence_of(capsys, tmp_path) == shared
+    write(tmp_path / "same" / "a", {0: (50, 60, 70), 1: (50, 60, 72)})
+    write(tmp_path / "same" / "b", {0: (50, 60, 71), 1: (50, 60, 73)}, method="fedprox")
+    same = "No difference from FedAvg can be tested: it is the same for all seeds."
+    assert sentence_of(capsys, tmp_path / "same") == same
     write(tmp_path / "c", {0: (50, 60, 75)}, method="moon")
     assert sentence_of(capsys, tmp_path / "b", tmp_path / "c") == (
         "The best mean is that of MOON, accuracy, %, mean over clients: 75.00 over 1 seed;"

@@ -1,5 +1,7 @@
 """The functions of `simulator`: equal to the rounds of the engine, transformed by JAX, checked."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from fedjax_lab.data.partitions.partition import dirichlet
 from fedjax_lab.data.sources.digit_domains import digit_domains
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.federation import make_federations
+from fedjax_lab.methods.fedasync import fedasync
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedconcat import fedconcat
 from fedjax_lab.methods.fedprox import fedprox
@@ -100,6 +103,30 @@ def test_examples_that_are_arguments_are_no_constants_of_the_program():
     assert len(passed) < len(closed) - SIM.data.federation.x.nbytes
 
 
+def test_a_round_keeps_the_types_of_the_state_in_64_bit_mode():
+    sim = simulator(fedasync(TASK), TASK, toy_federation(), **SIZES)
+
+    def run(key, data):
+        def one(state, t):
+            return sim.round(key, state, t, data)
+
+        return jax.lax.scan(one, sim.init(key), jnp.arange(2))[0]
+
+    with jax.enable_x64(True):
+        state = jax.eval_shape(run, jax.random.key(0), sim.data)
+    assert state.server.params["Dense_0"]["kernel"].dtype == jnp.float32
+
+
+def test_names_of_domains():
+    federation = toy_federation()._replace(domain=jnp.arange(600) % 2)
+    with pytest.raises(BadInput, match="has 2 domains, got 1 names"):
+        simulator(fedavg(TASK), TASK, federation, domains=("ink",))
+    sim = simulator(fedavg(TASK), TASK, toy_federation(), domains=("ink", "print"))
+    key = jax.random.key(0)
+    scores = jax.eval_shape(sim.score, key, sim.init(key), 0, sim.data)
+    assert scores.test.total.shape == (C, 2)
+
+
 @pytest.mark.slow
 def test_a_loop_has_the_numbers_of_the_command():
     data = digit_domains()
@@ -136,6 +163,12 @@ def test_a_loop_has_the_numbers_of_the_command():
         ({"cohort": -1}, "cohort must be an integer of at least 0"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ({"epochs": 1.5}, "epochs must be an integer"),
+        ({"dropout": 1.0}, "dropout must be a number at least 0 and below 1, got 1.0"),
+        ({"straggler": "all"}, "straggler must be a number from 0 to 1, got 'all'"),
+        ({"straggler": 0.5}, "at least 2 in a round, got 1"),
+        ({"task": fedavg}, "the task must be that of make_task"),
+        ({"federation": [toy_federation()]}, "one of those that make_federations returns"),
+        ({"optimizer": 0.1}, "such as optim.sgd(0.1), got 0.1"),
         ({"task": make_task(nets.mlp(K), (7,), K)}, "an example of the federation has [6]"),
         ({"task": make_task(nets.mlp(2), (6,), 2)}, "make the task with 4 classes"),
         ({"federation": toy_federation()._replace(y=jnp.zeros((600, 2)))}, "labels int32[]"),
@@ -143,5 +176,5 @@ def test_a_loop_has_the_numbers_of_the_command():
 )
 def test_what_does_not_fit_is_refused(changed, message):
     given = {"method": fedavg(TASK), "task": TASK, "federation": toy_federation(), **changed}
-    with pytest.raises(BadInput, match=message.replace("[", r"\[").replace("]", r"\]")):
+    with pytest.raises(BadInput, match=re.escape(message)):
         simulator(**given)

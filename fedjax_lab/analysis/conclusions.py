@@ -63,7 +63,9 @@ def _result(section, choice, p: Mapping[str, float], comparisons: int):
     if len(section.entries) == 1 or not baseline or not measured:
         return _best(section, choice)
     if not p:
-        return f"No difference from {baseline} can be tested: a test needs two shared seeds."
+        alike = any(e.paired and e.paired.difference.n > 1 for e in section.entries)
+        why = "it is the same for all seeds" if alike else "a test needs two shared seeds"
+        return f"No difference from {baseline} can be tested: {why}."
     how = f"after Holm's correction for {_count(comparisons, 'comparison')}"
     certain = [e for e in section.entries if p.get(e.row.name, 1.0) < LEVEL]
     if not certain:

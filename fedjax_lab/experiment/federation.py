@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import defaults
+from fedjax_lab import defaults, ranges
 from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
@@ -60,6 +60,8 @@ def make_federations(
     kinds: the share of the clients of each kind, who are chosen at random; (): there are no kinds.
     settings: `local_settings.of_clients` of a table; None: all clients train alike.
     """
+    for key, share in {"validation": validation, "public": public}.items():
+        ranges.BELOW_ONE.check(f"partition.{key}", share)
     in_unseen = is_of_domain(dataset, unseen)
     unseen_rows = np.flatnonzero(in_unseen)
     if shots and not len(unseen_rows):

@@ -346,10 +346,14 @@ def recalled(text: str, source: Source, owner: Path) -> str:
 
 
 def _check_trusted(text, path, owner):
-    """Raises BadInput for a reference to code that this process has not named, unless trusted."""
-    where = text.rpartition(":")[0]
+    """Raises BadInput for a reference to code that this process has not named, unless trusted.
+
+    A dotted name can lead to a module that the named one has imported, such as `os`.
+    """
+    where, _, name = text.rpartition(":")
     file = os.path.abspath(where)
     named = file in (*_executions, _main_file()) if is_file(where) else where in _named_modules
+    named = named and "." not in name
     if not (named or _trusts.get() or not lasts(text)):
         code = text if is_file(where) or not path else f"{text} ({path})"
         raise BadInput(

@@ -14,9 +14,9 @@ from fedjax_lab.types import Array
 
 @jax.custom_jvp
 def lstm(x: Array, kernel: Array, bias: Array) -> Array:
-    """The states h after each step, from c = h = 0: [T, B, H] float32.
+    """The states h after each step, from c = h = 0: [T, B, H] float32, or float64 if x is.
 
-    The gates i, f, g, o are computed in the type of `x`, and c and h in float32.
+    The gates i, f, g, o are computed in the type of `x`, and c and h in at least float32.
 
     x: the products of the input and its kernel, [T, B, 4 H].
     kernel: of the state, [H, 4 H].
@@ -43,7 +43,8 @@ def _states(x, kernel, bias):
         h = o * jnp.tanh(c)
         return (h, c), (h, c, gates)
 
-    first = jnp.zeros((x.shape[1], len(kernel)), jnp.float32)
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    first = jnp.zeros((x.shape[1], len(kernel)), dtype)
     return jax.lax.scan(step, (first, first), x)[1]
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab import defaults, optim, streams
+from fedjax_lab import defaults, optim, ranges, streams, tree
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.simulation import contract, evaluate, metrics, simulate
 from fedjax_lab.simulation.evaluate import Scores
@@ -96,11 +96,12 @@ def simulator(
     Raises:
       BadInput: the method, the federation, the task and these numbers do not fit each other.
     """
+    _check_types(task, federation, optimizer)
     _check_method(method, federation)
     _check_examples(task, federation)
     _check_sizes(len(federation.train), cohort, batch_size, epochs, steps)
-    count = int(np.asarray(federation.domain).max()) + 1
-    names = tuple(domains) or tuple(map(str, range(count)))
+    _check_failures(dropout, straggler, steps or epochs)
+    names = _domain_names(federation, domains)
     plan = make_plan(
         [federation],
         rounds=0,
@@ -115,7 +116,7 @@ def simulator(
         augment=augment,
         metrics=metrics.make((*measures, *method.extra.metrics), task.objective),
         objective=task.objective,
-        num_domains=count,
+        num_domains=len(names),
         example_shape=task.input_shape,
     )
     return _functions(Program(method, plan, strategy or vectorized()), federation, names)
@@ -137,7 +138,8 @@ def _functions(program, federation, domains):
 
     @defaults.restored()
     def play_round(key, state, t, data=default):
-        return simulate.play_round(program, lane(key, data), state, t)
+        after, measured = simulate.play_round(program, lane(key, data), state, t)
+        return tree.typed_like(after, state), measured
 
     @defaults.restored()
     def score(key, state, t, data=default):
@@ -177,6 +179,30 @@ def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, *
         equal_steps=not settings and bool((-(-sizes // size) == -(-width // size)).all()),
         **fields,
     )
+
+
+def _domain_names(federation, domains):
+    """The names of the federation's domains. Raises BadInput if there are fewer names."""
+    count = int(np.asarray(federation.domain).max()) + 1
+    if domains and len(domains) < count:
+        raise BadInput(f"simulator: the federation has {count} domains, got {len(domains)} names")
+    return tuple(domains) or tuple(map(str, range(count)))
+
+
+def _check_types(task, federation, optimizer):
+    """Raises BadInput if one of them is something else."""
+    if not isinstance(task, Task):
+        raise BadInput(f"simulator: the task must be that of make_task, got {quoted(task)}")
+    if not isinstance(federation, Federation):
+        raise BadInput(
+            "simulator: the federation must be one of those that make_federations returns, got"
+            f" {quoted(federation)}"
+        )
+    if not isinstance(optimizer, optax.GradientTransformation | None):
+        raise BadInput(
+            f"simulator: the optimizer must be one of optax, such as optim.sgd(0.1), got"
+            f" {quoted(optimizer)}"
+        )
 
 
 def _check_method(method, federation):
@@ -230,9 +256,23 @@ def _check_sizes(num_clients, cohort, batch_size, epochs, steps):
         "steps": (steps, 0, None),
     }
     for name, (number, low, high) in bounds.items():
-        if not isinstance(number, int) or number < low or (high is not None and number > high):
+        whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+        if not whole or number < low or (high is not None and number > high):
             upper = "" if high is None else f" and at most {high}, the number of clients"
             raise BadInput(
                 f"simulator: {name} must be an integer of at least {low}{upper}, got"
                 f" {quoted(number)}"
             )
+
+
+def _check_failures(dropout, straggler, work):
+    """Raises BadInput unless clients can fail like that. work: the passes or steps of a round."""
+    bounds = {"dropout": (dropout, ranges.BELOW_ONE), "straggler": (straggler, ranges.SHARE)}
+    for name, (number, limit) in bounds.items():
+        if not isinstance(number, (int, float)) or not limit.allows(number):
+            raise BadInput(f"simulator: {name} must be a number {limit}, got {quoted(number)}")
+    if straggler and work < 2:
+        raise BadInput(
+            "simulator: stragglers make fewer passes or steps, so that there must be at least 2 in"
+            f" a round, got {work}"
+        )

@@ -45,6 +45,7 @@ WORDS = {16: jnp.uint16, 32: jnp.uint32}
 SIGNED = {16: jnp.int16, 32: jnp.int32}
 SECURE = 6  # number of this transform's random stream among the streams of an upload
 SECRET = 32  # bytes of a public key, and of a share of a secret
+COARSE = 8  # steps up to the limit, below which rounding takes too many numbers there
 KEYS = 2  # key pairs of a client: for the masks, and to encrypt messages between neighbors
 
 
@@ -199,8 +200,12 @@ def _listen(fixed, exchange, server, sent, cohort):
 
 
 def _clipped(fixed, sent):
-    """The share of the numbers in uploads [M] that are at the limit, as clipped ones are."""
-    limit = jnp.maximum(jnp.floor(sent.share * fixed.limit / fixed.step), 1)  # [M]
+    """The share of the numbers in uploads [M] that are at the limit, as clipped ones are.
+
+    Words of a client whose share is too small for COARSE steps up to the limit do not tell it.
+    """
+    steps = sent.share * fixed.limit / fixed.step  # [M]
+    limit = jnp.where(steps >= COARSE, jnp.floor(steps), jnp.inf)
 
     def share(words):
         signed = jax.lax.bitcast_convert_type(words, SIGNED[fixed.bits]).astype(jnp.float32)

@@ -86,3 +86,15 @@ def test_bfloat16_is_that_of_flax():
     ours, flax = gradient.values()
     assert [a.dtype for a in jax.tree.leaves(ours)] == [a.dtype for a in jax.tree.leaves(flax)]
     same(*(jax.tree.map(lambda a: a.astype(float), each) for each in (ours, flax)), 0.03, 0.03)
+
+
+def test_float64_stays_float64():
+    with jax.enable_x64(True):
+        x = jnp.ones((1, B, 4 * H), jnp.float64)
+        shapes = jax.eval_shape(
+            jax.value_and_grad(lambda *a: recurrence.lstm(*a).sum(), (0, 1, 2)),
+            x,
+            jnp.ones((H, 4 * H), jnp.float64),
+            jnp.ones(4 * H, jnp.float64),
+        )
+        assert {a.dtype for a in jax.tree.leaves(shapes)} == {x.dtype}

@@ -237,3 +237,10 @@ def test_the_share_of_clipped_numbers_is_counted(bits):
     words = jax.vmap(partial(secure.encode, fixed))([jnp.asarray(u)], share, keys)
     sent = secure.Sealed(words, share, None, None)
     assert secure._clipped(fixed, sent) == pytest.approx(np.mean(np.abs(u) > 1))
+
+
+def test_rounding_the_numbers_of_a_tiny_client_is_no_clipping():
+    fixed, share = Fixed(16, 1.0), jnp.asarray([1.0 - 1e-4, 1e-4])
+    keys = jax.random.split(KEYS.init, 2)
+    words = jax.vmap(partial(secure.encode, fixed))([jnp.full((2, 1000), 0.3)], share, keys)
+    assert secure._clipped(fixed, secure.Sealed(words, share, None, None)) == 0
