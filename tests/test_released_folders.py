@@ -1,7 +1,8 @@
 """Folders of runs that released versions have begun load, report and resume.
 
 `golden/run_VERSION.zip` has the folder of a run of this version: SCAFFOLD on the examples of
-`toys.write_examples` (config.data.path=data.npz), evaluated after 2, 4 and 6 rounds.
+`toys.write_examples` (config.data.path=data.npz), evaluated after 2, 4 and 6 rounds. These versions
+drew the test examples among all rows; here an array `split` names them.
 """
 
 import csv
@@ -9,6 +10,7 @@ import json
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import toys
 from commands import call, contents, refusal
@@ -27,7 +29,8 @@ VERSIONS = list(TRAIN_LOSS)
 def begun(tmp_path, monkeypatch):
     """A function that writes a version's folder, beside which the examples are."""
     monkeypatch.chdir(tmp_path)
-    toys.write_examples(tmp_path / "data.npz")
+    split = np.isin(np.arange(300), np.random.default_rng(0).permutation(300)[-60:])
+    toys.write_examples(tmp_path / "data.npz", split=split.astype(np.int32))
 
     def write(version):
         zipfile.ZipFile(GOLDEN / f"run_{version}.zip").extractall("run")
