@@ -50,6 +50,11 @@ def test_the_setting_of_a_model_is_named_also_where_an_axis_is_a_multiple_of_it(
     assert largest.responsible(config, ()) == ""
 
 
+def test_the_number_of_examples_does_not_follow_from_a_model():
+    words = largest.describe(made(method={"name": "fedavg"}, model={"name": "mlp", "width": 64}))
+    assert words.startswith("the largest array is examples,") and "lower" not in words
+
+
 def test_a_high_token_id_is_named():
     ids = np.where(np.arange(480).reshape(80, 6) == 7, HUGE, 1)
     words = largest.describe(made(ids, model={"name": "fasttext"}))

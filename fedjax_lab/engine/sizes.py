@@ -129,11 +129,12 @@ def check_model(method: Method, group: int, devices: Devices, base: int = 0) -> 
         )
 
 
-def largest(arrays: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
-    """The shape of the largest of these named arrays, and a description of it in words."""
+def largest(arrays: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
+    """The name and the shape of the largest of these arrays, and a description of it in words."""
     name, array = max(arrays.items(), key=lambda named: tree.num_bytes(named[1]))
     size = _amount(tree.num_bytes(array))
-    return array.shape, f"the largest array is {name}, {array.dtype} {list(array.shape)}, {size}"
+    words = f"the largest array is {name}, {array.dtype} {list(array.shape)}, {size}"
+    return name, array.shape, words
 
 
 def step_words(number: int, client: int, memory: int) -> str:

@@ -1,7 +1,7 @@
 """Names the largest array of a run that does not fit in memory, and the setting behind it."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import jax
@@ -40,20 +40,24 @@ def describe(experiment: Experiment) -> str:
     if method.init is not None:
         first = partial(contract.first_state, method, num_clients=clients)
         arrays |= tree.by_name(jax.eval_shape(first, jax.random.key(0)))
-    shape, words = sizes.largest(arrays)
+    name, shape, words = sizes.largest(arrays)
     longest = max(shape, default=0)
     if isinstance(x, np.ndarray) and x.dtype != np.uint8 and float(x.max()) + 1 == longest:
         return f"{words}: the examples have token ids up to {longest - 1}"
-    setting = responsible(experiment.config, shape)
+    sections = ("data",) if name == "examples" else SECTIONS
+    setting = responsible(experiment.config, shape, sections)
     return f"{words}: lower {setting}" if setting else words
 
 
-def responsible(config: Mapping, shape: tuple[int, ...]) -> str:
-    """The largest setting that the longest axis of a shape may follow from; "" if there is none."""
+def responsible(config: Mapping, shape: tuple[int, ...], sections: Sequence[str] = SECTIONS) -> str:
+    """The largest setting that the longest axis of a shape may follow from; "" if there is none.
+
+    sections: those of the config that have such settings.
+    """
     longest = max(shape, default=0)
     values = {
         f"config.{section}.{key}": value
-        for section in SECTIONS
+        for section in sections
         for key, value in config[section].items()
         if type(value) is int and value <= longest <= MULTIPLE * value
     }
