@@ -158,8 +158,10 @@ def _array(name, values):
         array = np.asarray(values)
     except ValueError as error:
         raise BadInput(f"from_arrays: {name} has rows of unequal shapes; pad them") from error
-    is_text = array.dtype == object and all(isinstance(each, str) for each in array.flat)
-    return array.astype(str) if is_text else array
+    if array.dtype.kind not in "OU":
+        return array
+    array = np.asarray(values, object)  # a list of names with a NaN, which NumPy would name "nan"
+    return array.astype(str) if all(isinstance(each, str) for each in array.flat) else array
 
 
 def _pairs(dataset):

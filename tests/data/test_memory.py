@@ -131,6 +131,12 @@ def test_wrong_data_are_refused_when_they_are_given():
     assert "has no examples" in complaint(from_torch, [])
 
 
+def test_names_with_a_missing_one_are_refused():
+    client = ["north", float("nan"), "south", "south"]  # NumPy would name it "nan"
+    said = complaint(from_arrays, np.zeros((4, 2)), [0, 1, 0, 1], client=client)
+    assert "client must hold integers or strings" in said
+
+
 def test_masked_arrays_are_refused_unless_nothing_is_masked():
     masked = np.ma.masked_greater(X, 1)
     for given in ((masked, Y), (X, np.ma.masked_equal(Y, 3))):
