@@ -248,3 +248,43 @@ def test_unusable_tables_are_refused(path, tmp_path):
     ):
         (tmp_path / name).write_text(content)
         assert expected in complaint(table, path=str(tmp_path / name), target="a"), name
+
+
+def test_marks_and_missing_values_of_typed_columns(tmp_path):
+    columns = {
+        "y": [0, 1, 0, 1],
+        "id": pyarrow.array([2**60, 2**60 + 1, 2**60, 2**60 + 1]),
+        "score": pyarrow.array([1, -99.9, 3, 5], pyarrow.float32()),
+        "grade": [1.0, 2.0, float("nan"), 1.0],
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "stays.parquet")
+    given = {"target": "y", "client": "id", "categories": ("grade",), "missing": ("-99.9",)}
+    made = table(path=str(tmp_path / "stays.parquet"), **given)
+    assert made.users == (str(2**60), str(2**60 + 1))
+    assert made.x.shape[1] == 2 + 2 and made.x[1, 1] == 1  # -99.9 is missing in float32, too
+    np.testing.assert_array_equal(made.x[:, 2:], [[1, 0], [0, 1], [0, 0], [1, 0]])
+    assert "1 in score, 1 in grade" in made.remarks[0]
+
+
+def test_rows_in_messages_are_counted_from_one(tmp_path):
+    file = tmp_path / "stays.csv"
+    file.write_text("y,age,part\n0,,train\n1,inf,Test\n0,3,train\n")
+    assert "row 2 has inf in the column 'age'" in complaint(
+        table, path=str(file), target="y", drop=("part",)
+    )
+    assert "split is 'Test' in row 2" in complaint(table, path=str(file), target="y", split="part")
+
+
+def test_an_open_quotation_mark_is_refused(tmp_path):
+    for name, separator in (("stays.csv", ","), ("stays.tsv", "\t")):
+        lines = ["y,note", "0,a", '1,"b', "0,c", '1,"d"', "0,e", "1,f"]  # two rows are in one cell
+        (tmp_path / name).write_text("\n".join(lines).replace(",", separator))
+        said = complaint(table, path=str(tmp_path / name), target="y")
+        assert "quotation mark" in said and "stays" in said
+
+
+def test_quoted_lines_may_be_anywhere_in_a_long_file(tmp_path):
+    rows = [f'{row % 2},"a note\nof {row % 3}"' for row in range(80_000)]  # more than a megabyte
+    (tmp_path / "stays.csv").write_text("\n".join(["y,note", *rows]))
+    made = table(path=str(tmp_path / "stays.csv"), target="y")
+    np.testing.assert_array_equal(made.x, np.eye(3)[np.arange(80_000) % 3])

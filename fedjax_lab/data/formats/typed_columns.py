@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data import safe
+from fedjax_lab.data.formats.text_tables import decoded, lines_of
 from fedjax_lab.errors import BadInput, missing, quoted
 
 ENDINGS = {".csv": ",", ".tsv": "\t", ".parquet": ""}  # with their separators
@@ -25,6 +27,7 @@ LIKE_A_NUMBER = re.compile(r"[^\w]*\d[\d\s.,']*([eE][+-]?\d+)?[^\w]*")  # also 1
 LARGEST = 2**53  # up to which float64 has all whole numbers
 FIRST = 1000  # rows whose type is tried first
 SHOWN = 3  # cells in a message
+BLOCK = 2**25  # bytes of a file that are read at once; a row must fit in them
 
 
 def read(file: Path, as_text: Collection[str], marks: Collection[str]) -> dict[str, Any]:
@@ -55,9 +58,9 @@ def read(file: Path, as_text: Collection[str], marks: Collection[str]) -> dict[s
             raise BadInput(f"{file} cannot be read ({reason}): {REMEDY}, in UTF-8") from error
     if not made.num_rows:
         raise BadInput(f"{file} has no rows")
-    for name in names:
-        if names.count(name) > 1:
-            raise BadInput(f"{file} has two columns {quoted(name)}; rename one")
+    if len(repeated := Counter(names)) < len(names):
+        name, _ = repeated.most_common(1)[0]
+        raise BadInput(f"{file} has two columns {quoted(name)}; rename one")
     columns = dict(zip(names, map(_plain, made.columns), strict=True))
     if file.suffix == ".parquet":
         return {name: _without(column, {"", *marks}) for name, column in columns.items()}
@@ -82,11 +85,30 @@ def _of_lines(file):
     import pyarrow
     from pyarrow import csv
 
-    parsing = csv.ParseOptions(delimiter=ENDINGS[file.suffix])
-    with csv.open_csv(file, parse_options=parsing) as opened:
+    parsing = csv.ParseOptions(delimiter=ENDINGS[file.suffix], newlines_in_values=True)
+    options = {"read_options": csv.ReadOptions(block_size=BLOCK), "parse_options": parsing}
+    with csv.open_csv(file, **options) as opened:
         kinds = dict.fromkeys(opened.schema.names, pyarrow.string())
-    options = csv.ConvertOptions(column_types=kinds)
-    return csv.read_csv(file, parse_options=parsing, convert_options=options)
+    made = csv.read_csv(file, **options, convert_options=csv.ConvertOptions(column_types=kinds))
+    _check_quotes(file, made)
+    return made
+
+
+def _check_quotes(file, made):
+    """Raises BadInput if rows are in a cell with lines, since its quotation mark is not closed.
+
+    pyarrow takes text after a closing quotation mark as a part of the cell.
+    """
+    from pyarrow import compute
+
+    if not any(compute.any(compute.match_substring(cells, "\n")).as_py() for cells in made.columns):
+        return
+    lines = lines_of(file, decoded(file, "utf-8"), ENDINGS[file.suffix])
+    if sum(1 for _ in lines) - 1 != made.num_rows:
+        raise BadInput(
+            f"{file}: a quotation mark is not closed, or text follows a closing one; write"
+            " quotation marks inside of quoted texts twice"
+        )
 
 
 def _plain(column):
@@ -104,15 +126,17 @@ def _plain(column):
 def _without(column, marks):
     """The column, of text or numbers, without the cells that are one of these marks."""
     import pyarrow
-    from pyarrow import compute
+    from pyarrow import compute, types
 
     kind, values = kind_of(column), list(marks)
     if kind == "number":
         values = [float(mark) for mark in marks if NUMBER.fullmatch(mark)]
     if kind not in ("number", "text") or not values:
         return column
-    compared = column.cast("float64") if kind == "number" else column
-    is_mark = compute.is_in(compared, value_set=pyarrow.array(values, compared.type))
+    is_like_float64 = kind == "number" and not types.is_float32(column.type)
+    compared = column.cast("float64", safe=False) if is_like_float64 else column
+    marked = pyarrow.array(values).cast(compared.type, safe=False)  # -99.9 as float32 has it
+    is_mark = compute.is_in(compared, value_set=marked)
     return compute.if_else(is_mark, pyarrow.scalar(None, column.type), column)
 
 

@@ -115,14 +115,31 @@ class Encoded(NamedTuple):
 
 def _names(file, name, column):
     """The values of a column as text [R]. Raises BadInput if one is missing."""
-    texts = [None if value is None or value != value else value for value in column.to_pylist()]
-    if None in texts:
-        row = texts.index(None) + 1
+    texts = _texts(column)
+    if "" in texts:
+        row = texts.index("") + 1
         raise BadInput(
             f"{file}: row {row} has no value in the column {quoted(name)}; fill it in, or leave out"
             " the row"
         )
-    return np.array([*map(as_name, texts)])
+    return np.array(texts)
+
+
+def _texts(column):
+    """The values of a column as text, "" where one is missing."""
+    values = column.to_pylist()
+    return ["" if value is None or value != value else as_name(value) for value in values]
+
+
+def _check_finite(file, name, values):
+    """Raises BadInput if one of the numbers [R] is infinite in float32; NaN is a missing one."""
+    infinite = np.abs(values) > np.finfo(np.float32).max
+    if infinite.any():
+        row = infinite.argmax()
+        raise BadInput(
+            f"{file}: row {row + 1} has {values[row]:g} in the column {quoted(name)}, which is"
+            " infinite or beyond float32; correct it, or leave out the row"
+        )
 
 
 def _labels(file, columns, categories):
@@ -136,9 +153,11 @@ def _labels(file, columns, categories):
             )
         if kind == "text" and name not in categories:
             check_text(file, name, column)
-        names = _names(file, name, column)
+        each[name] = _names(file, name, column)
         is_number = kind == "number" or (kind == "flag" and len(columns) > 1)
-        each[name] = numbers_of(column) if is_number and name not in categories else names
+        if is_number and name not in categories:
+            each[name] = numbers_of(column)
+            _check_finite(file, name, each[name])
     if len(each) == 1:
         (y,) = each.values()
         return _as_labels(y)
@@ -160,8 +179,14 @@ def _as_labels(y):
 
 def _is_test(file, split):
     """The flags of the test rows [R] bool."""
-    entries = split.astype(int) if np.isin(split, ("0", "1")).all() else split
-    return arrays.is_test(file, entries)
+    for train, test in (("0", "1"), ("train", "test")):
+        if np.isin(split, (train, test)).all():
+            return split == test
+    row = np.isin(split, ("train", "test"), invert=True).argmax()
+    raise BadInput(
+        f"{file}: split is {quoted(str(split[row]))} in row {row + 1}; all rows must have train or"
+        " test, or all 0 or 1"
+    )
 
 
 def _is_seen(domains, unseen):
@@ -188,7 +213,7 @@ def _encoded(file, name, column, is_category, training):
     lacks = np.isnan(values)
     if lacks[training].all():
         raise BadInput(f"{file}: no training row has a value in {quoted(name)}; drop the column")
-    arrays.finite(f"{file}, column {name}", "it", values[~lacks])
+    _check_finite(file, name, values)
     given = np.asarray(column.drop_null().to_numpy(zero_copy_only=False))  # integers stay exact
     given = given if given.dtype.kind in "iu" else values[~lacks]
     kind = precision.exact(f"{file}: numbers of the column {quoted(name)}", given[:, None]).dtype
@@ -203,11 +228,11 @@ def _of_category(file, name, column, training):
             f"{file}: the column {quoted(name)} has {count} different values; a category may have"
             f" {MOST_VALUES}: add it to data.drop, or name it as data.client"
         )
-    values = np.array(["" if value is None else str(value) for value in column.to_pylist()])
+    values = np.array(_texts(column))
     known = np.unique(values[training])
     known = known[known != ""]
     indicators = (values[:, None] == known).astype(np.float32)
-    return Encoded(name, indicators, f"{len(known)} categories", int(column.null_count))
+    return Encoded(name, indicators, f"{len(known)} categories", int((values == "").sum()))
 
 
 def _remarks(file, made, columns, encoded, target):
