@@ -164,6 +164,7 @@ def test_a_clock_changes_no_other_number(tmp_path):
         (f"{10**30},1,1", "line 2 of"),
         ("0," + "9" * 200_000 + ",1", "line 2 of"),
         ("0,1", "line 2 of"),
+        ("0,0,005,1", "line 2 of"),  # a decimal comma
         ("0,1,-1", "not 0,1,-1"),
         ("0,nan,1", "line 2 of"),
     ],

@@ -125,12 +125,14 @@ def _read(path):
         if name not in names:
             raise BadInput(f"config.clock.speeds: {path} has no column {name}")
     places = [names.index(name) for name in COLUMNS]
-    return [_row(path, line, row, places) for line, row in lines]
+    return [_row(path, line, row, places, len(names)) for line, row in lines]
 
 
-def _row(path, line, row, places):
-    """The number of a client, its seconds and its bandwidth."""
+def _row(path, line, row, places, width):
+    """The number of a client, its seconds and its bandwidth. width: number of columns."""
     try:
+        if any(row[width:]):  # such as a decimal comma, whose cells are not those of the header
+            raise ValueError
         client, *rest = (row[place] for place in places)
         numbers = number(client, int), *(number(text, float) for text in rest)
     except (IndexError, ValueError):
