@@ -236,6 +236,8 @@ def test_unusable_tables_are_refused(path, tmp_path):
         ("h.csv", "a,b\n" + f"1,{10**18}\n2,{10**18 + 1}\n" * 9, "most of its cells"),
         ("i.csv", "b,a\n" + "1,1700000000.5\n2,1700000001.5\n" * 9, "y are numbers that float32"),
         ("c.csv", "a,b\n1,2\n1,2,3\n", "cannot be read"),
+        ("k.csv", "a;b\n1,5;2\n", "separated by ';'"),
+        ("k.tsv", "a,b\n1,2\n", "separated by ','"),
         (
             "i.csv",
             "a,b\n" + "".join(f"{i % 2},{10**18 + i}\n" for i in range(9)),

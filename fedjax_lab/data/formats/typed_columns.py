@@ -85,6 +85,7 @@ def _of_lines(file):
     import pyarrow
     from pyarrow import csv
 
+    _check_separator(file)
     parsing = csv.ParseOptions(delimiter=ENDINGS[file.suffix], newlines_in_values=True)
     options = {"read_options": csv.ReadOptions(block_size=BLOCK), "parse_options": parsing}
     with csv.open_csv(file, **options) as opened:
@@ -92,6 +93,18 @@ def _of_lines(file):
     made = csv.read_csv(file, **options, convert_options=csv.ConvertOptions(column_types=kinds))
     _check_quotes(file, made)
     return made
+
+
+def _check_separator(file):
+    """Raises BadInput if the first line has another separator of cells than those of its ending."""
+    with file.open("rb") as opened:
+        first = opened.readline(BLOCK).decode("utf-8", "replace")
+    other = next((each for each in ";\t|," if each in first), None)
+    if other and ENDINGS[file.suffix] not in first:
+        raise BadInput(
+            f"{file}: the cells of its first line are separated by {other!r}; write it with commas"
+            " as .csv or with tabs as .tsv, and numbers with decimal points"
+        )
 
 
 def _check_quotes(file, made):
