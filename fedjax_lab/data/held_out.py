@@ -6,7 +6,7 @@ never divided between training and test examples.
 
 import numpy as np
 
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.dataset import Dataset, are_numerals
 from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.errors import BadInput
 
@@ -88,7 +88,19 @@ def drawn(dataset: Dataset, share: float, seed: int) -> np.ndarray:
     """Flags [R] bool of the examples that are drawn; x is not read."""
     if dataset.origin is not None:
         return _of_origins(dataset, dataset.origin, share, seed)
-    return draw(dataset.strata, dataset.domain, dataset.client, share, seed)
+    return draw(_classes(dataset), dataset.domain, dataset.client, share, seed)
+
+
+def _classes(dataset: Dataset) -> np.ndarray:
+    """The class of each example [R]; 0 for all if the labels are amounts or not one class.
+
+    Whole numbers without names, some of which are missing between others, are taken as amounts,
+    such as days. Each amount that occurs once would be a training example if it were a class.
+    """
+    y = dataset.strata
+    present = np.unique(y)
+    is_amount = are_numerals(dataset.classes) and len(present) <= np.ptp(present)
+    return np.zeros(len(y), np.int32) if is_amount else y
 
 
 def _of_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -> np.ndarray:
@@ -99,8 +111,9 @@ def _of_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -
     _, first, number = np.unique(origin, return_index=True, return_inverse=True)
     client = None if dataset.client is None else np.asarray(dataset.client)[first]
     domain = np.asarray(dataset.domain)[first]
-    labels = dataset.strata[first]
-    if not np.array_equal(labels[number], dataset.strata):
+    classes = _classes(dataset)
+    labels = classes[first]
+    if not np.array_equal(labels[number], classes):
         labels = np.zeros(len(first), np.int32)
     return draw(labels, domain, client, share, seed)[number]
 

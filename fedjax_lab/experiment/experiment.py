@@ -517,8 +517,8 @@ def feature_skew(
 ) -> Callable | None:
     """The config's feature skew as a function of raw examples x; None if there is none.
 
-    The skew itself sees pixels from 0 to 255 in 0..1, examples in float64 as `in_float32` has scaled
-    them, and others unchanged.
+    The skew itself sees pixels from 0 to 255 in 0..1, examples in float64 scaled by `in_float32`,
+    and others unchanged.
 
     Raises BadInput if it does not fit the examples.
     """

@@ -7,6 +7,7 @@ import pytest
 import toys
 from inputs import complaint
 
+from fedjax_lab.data import from_arrays
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.held_out import draw, with_test
 from fedjax_lab.data.lazy import LazyArray
@@ -152,3 +153,13 @@ def test_all_words_of_a_text_are_in_the_same_split():
     assert "each word is an example" in complaint(with_test, data, "toy", 0.5, 0)
     made = with_test(data._replace(origin=np.array([7, 7, 4, 4])), "toy", 0.5, 0)
     assert made.test.tolist() in ([True, True, False, False], [False, False, True, True])
+
+
+def test_whole_amounts_are_drawn_as_amounts_and_not_as_classes():
+    days = np.round(np.random.default_rng(0).lognormal(1.5, 1.2, 1000)).astype(int)
+    whole, fractions = (from_arrays(np.zeros((1000, 1)), y)["name"]() for y in (days, days + 0.5))
+    np.testing.assert_array_equal(whole.test, fractions.test)
+    _, amount, count = np.unique(days, return_inverse=True, return_counts=True)
+    assert whole.test[count[amount] == 1].any()  # as classes, rare amounts would never be tested
+    in_groups = from_arrays(np.zeros((1000, 1)), days, group=np.arange(1000))["name"]()
+    np.testing.assert_array_equal(in_groups.test, whole.test)
