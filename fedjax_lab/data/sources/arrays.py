@@ -94,7 +94,10 @@ def _check_split(where, test):
     """Raises BadInput unless there are training and test examples."""
     for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
         if count == 0:
-            raise BadInput(f"{where}: there are no {name} examples among its {len(test)}")
+            raise BadInput(
+                f"{where}: there are no {name} examples among its {len(test)}; give a split with"
+                " some, or more examples of a class than one, which is for training"
+            )
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
