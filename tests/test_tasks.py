@@ -357,6 +357,7 @@ def test_labels_that_a_task_cannot_learn_are_refused_with_the_task_that_can():
         ("classification", PIXELS, "segmentation for a class of each pixel"),
         ("binary", np.arange(5), "one of these data is 2; set --config.task.name=classification"),
         ("regression", PIXELS, "segmentation"),
+        ("segmentation", PIXELS[..., None], "remove the last axis of masks"),
         ("tokens", WORDS[:, 0], "classification for classes, binary for 0 and 1, regression for"),
         ("classification", np.arange(3.0), "convert classes to whole numbers, y.astype(int)"),
         ("classification", np.arange(3) - 1, "leave out examples without a label, such as -1"),

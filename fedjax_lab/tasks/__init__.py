@@ -52,6 +52,8 @@ def _fitting(y):
         return f"set --config.task.name={fitting}"
     if y.ndim == 2:
         return "set --config.task.name=multilabel for columns of 0 and 1, tokens for sequences"
+    if y.shape[3:] == (1,):
+        return "remove the last axis of masks [H, W, 1], as y[..., 0] does"
     return "set --config.task.name=segmentation for a class of each pixel, [H, W], a whole number"
 
 

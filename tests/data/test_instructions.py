@@ -155,7 +155,7 @@ def test_categories_and_test_files(tmp_path):
     "records, settings, said",
     [
         ([{"text": "a"}], {}, "record 1 has the fields text, but needs instruction and output"),
-        ([{**DOLLY, "category": ""}], {}, "record 1 has no 'category'"),
+        ([{**DOLLY, "category": ""}], {}, "record 1 has an empty 'category'; fill it in"),
         ([{**DOLLY, "category": None}], {}, "or --config.data.category=none"),
         ([DOLLY], {"client": "user"}, "record 1 has no 'user'; "),
         ([DOLLY], {"fields": "response"}, "config.data.fields must be INSTRUCTION,RESPONSE"),

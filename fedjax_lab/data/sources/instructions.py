@@ -184,10 +184,10 @@ def _field(file, number, row, name, key):
         return ""
     value = as_name(_text(file, number, row, name))
     if not value:
-        raise BadInput(
-            f"{file}: record {number} has no {quoted(name)}; {nearest(name, row)}, or"
-            f" --config.data.{key}={NONE}"
-        )
+        what = f"an empty {quoted(name)}; fill it in"
+        if name not in row:
+            what = f"no {quoted(name)}; {nearest(name, row)}"
+        raise BadInput(f"{file}: record {number} has {what}, or --config.data.{key}={NONE}")
     return value
 
 
