@@ -131,6 +131,8 @@ def test_blanks_in_a_file_of_speeds_do_not_count(tmp_path):
         assert said in complaint(speeds.trace, 1, rng, speeds=str(file))
     file.write_text("client, second,bandwidth\n0,1,1\n")
     assert "has no column seconds" in complaint(speeds.trace, 1, rng, speeds=str(file))
+    file.write_text("client,seconds,seconds,bandwidth\n0,1,2,1\n")
+    assert "has two columns seconds" in complaint(speeds.trace, 1, rng, speeds=str(file))
 
 
 @pytest.mark.slow

@@ -122,8 +122,9 @@ def _read(path):
     """The rows (client, seconds, bandwidth) of a file of speeds."""
     names, lines = rows_of("clock.speeds", path)
     for name in COLUMNS:
-        if name not in names:
-            raise BadInput(f"config.clock.speeds: {path} has no column {name}")
+        if names.count(name) != 1:
+            count = "two columns" if name in names else "no column"
+            raise BadInput(f"config.clock.speeds: {path} has {count} {name}")
     places = [names.index(name) for name in COLUMNS]
     return [_row(path, line, row, places, len(names)) for line, row in lines]
 
