@@ -226,10 +226,13 @@ def check_text(file: Path, name: str, column: Any) -> None:
         ]
         more = f" and {len(others) - SHOWN} others" * (len(others) > SHOWN)
         what = f"most of its cells are numbers, but not {', '.join(rows)}{more}"
-        remedy = (
-            "correct them, or name marks of missing values, such as"
-            f" --config.data.missing={quoted(others[0], 20)}"
-        )
+        marks = [cell for cell in others if not alike[cell] and "," not in cell and len(cell) < 20]
+        remedy = "correct them"
+        if marks:  # --config.data.missing=1,200 would be the numbers 1 and 200
+            remedy += (
+                ", or name marks of missing values, such as"
+                f" --config.data.missing={quoted(marks[0])}"
+            )
         if all(map(LONG.fullmatch, others)):
             remedy = "they are too long to be told apart: name it as data.client or data.group"
     raise BadInput(
