@@ -31,17 +31,19 @@ def multiply(x: Array, kernel: Array) -> Array:
 
 
 def _states(x, kernel, bias):
-    """h, c [T, B, H] and the gates [T, B, 4 H] of all steps."""
+    """h [T, B, H] of all steps, and by what each step multiplies its tangents: see `_lstm_jvp`."""
     scale = _scale(x, len(kernel))
 
     def step(carry, x):
-        h, c = carry
+        h, c_before = carry
         z = x + (h.astype(x.dtype) @ kernel + bias)
         gates = scale * jnp.tanh(scale * z) + (1 - scale)
         i, f, g, o = jnp.split(gates, 4, axis=-1)
-        c = f * c + i * g
-        h = o * jnp.tanh(c)
-        return (h, c), (h, c, gates)
+        c = f * c_before + i * g
+        tanh = jnp.tanh(c)
+        by_gate = i * (1 - i) * g, f * (1 - f) * c_before, (1 - g**2) * i, o * (1 - o) * tanh
+        h = o * tanh
+        return (h, c), (h, (f, o * (1 - tanh**2), by_gate))
 
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     first = jnp.zeros((x.shape[1], len(kernel)), dtype)
@@ -57,16 +59,13 @@ def _scale(x, width):
 def _lstm_jvp(primals, tangents):
     """The states, and their derivative by a loop that is linear in the tangents."""
     (_, kernel, _), (dx, d_kernel, d_bias) = primals, tangents
-    h, c, gates = _states(*primals)
-    i, f, g, o = jnp.split(gates, 4, axis=-1)
-    h_before, c_before = _before(h), _before(c)
-    tanh = jnp.tanh(c)
-    by_gate = i * (1 - i) * g, f * (1 - f) * c_before, (1 - g**2) * i, o * (1 - o) * tanh
+    h, factors = _states(*primals)
+    h_before = jnp.concatenate([jnp.zeros_like(h[:1]), h[:-1]])
     dz = dx + (multiply(h_before.astype(dx.dtype), d_kernel) + d_bias)
 
     def step(carry, of_step):
         dh, dc = carry
-        dz, f, by_c, by_gate = of_step
+        dz, (f, by_c, by_gate) = of_step
         dz = dz + dh.astype(dz.dtype) @ kernel
         di, df, dg, do = map(jnp.multiply, by_gate, jnp.split(dz, 4, axis=-1))
         dc = f * dc + di + df + dg
@@ -74,9 +73,4 @@ def _lstm_jvp(primals, tangents):
         return (dh, dc), dh
 
     first = jnp.zeros_like(h[0])
-    return h, jax.lax.scan(step, (first, first), (dz, f, o * (1 - tanh**2), by_gate))[1]
-
-
-def _before(a):
-    """The values before each step: those of the step before, or 0."""
-    return jnp.concatenate([jnp.zeros_like(a[:1]), a[:-1]])
+    return h, jax.lax.scan(step, (first, first), (dz, factors))[1]
