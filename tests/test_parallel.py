@@ -100,7 +100,6 @@ def chosen(name="auto", *, cohort=6400, in_turn=False, equal_steps=True, **more)
         ({"chunk": 1}, "sequential"),
         ({"name": "vectorized"}, "vectorized"),
         ({"in_turn": True}, "sequential"),
-        ({"cohort": 2}, "sequential"),
         ({"in_turn": True, "chunk": 16}, "chunked(16)"),
         ({"cohort": 32, "equal_steps": False}, "chunked(4)"),
     ],

@@ -235,17 +235,17 @@ def choose(
 
     `auto` chooses one. On a CPU it runs clients one after another if `in_turn`: those of a
     convolutional model, because their kernels cannot be batched over clients, and those with unlike
-    models, because at once each of them computes the models of all. It does the same if a device
-    trains a single client, because products of batches of one matrix are slower; for a `group`
-    of more than one device, because a model that needs a group fills its devices alone, and if jit
-    is disabled, so that a debugger sees the arrays of one client. Otherwise `chunk` clients run at
-    a time; if it is 0, `width` chooses the number from client_bytes(), the memory for a step of one
+    models, because at once each of them computes the models of all. It does the same for recurrent
+    models, because products of batches of matrices are slower in their loops; for a `group` of more
+    than one device, because a model that needs a group fills its devices alone; and if jit is
+    disabled, so that a debugger sees the arrays of one client. Otherwise `chunk` clients run at a
+    time; if it is 0, `width` chooses the number from client_bytes(), the memory for a step of one
     client. Several devices, or groups of devices, share the cohort, and the arrays that `divided`
     selects: arguments of `on_mesh`.
     """
     chosen = choose_devices(cohort, group, devices)
     line = -(-cohort * group // len(chosen))  # clients of one device, or of one group
-    on_cpu = chosen[0].platform == "cpu" and (in_turn or line == 1)
+    on_cpu = in_turn and chosen[0].platform == "cpu"
     if name == "auto" and not chunk and (on_cpu or group > 1 or jit_is_disabled()):
         name = "sequential"
     if name in ("auto", "chunked") and not chunk:

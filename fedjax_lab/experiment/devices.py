@@ -13,7 +13,7 @@ from fedjax_lab.engine.host.runs import Host
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.frozen import Model, model_of
-from fedjax_lab.models.task import has_convolutions
+from fedjax_lab.models.task import has_convolutions, is_recurrent
 from fedjax_lab.types import Federation, Plan, Stage
 
 
@@ -31,7 +31,8 @@ def engine_fields(
     devices, memory: as for `experiment.build`. Raises BadInput if the run does not allow a setting.
     """
     task = model.unbound
-    in_turn = bool(task.kinds) or has_convolutions(task)  # one client after another on a CPU
+    # Clients of these models train one after another on a CPU.
+    in_turn = bool(task.kinds) or has_convolutions(task) or is_recurrent(task)
     lent = _lent(engine, plan, stages, model, devices, memory)
     division = _divide(engine, plan, stages, federations, lent)
     host = _host(division, engine, stages)

@@ -409,3 +409,8 @@ def has_convolutions(task: Task) -> bool:
     """Whether the model has convolution kernels: parameters with four axes."""
     shapes = jax.eval_shape(task.init, jax.random.key(0)).params
     return any(len(a.shape) == 4 for a in jax.tree.leaves(shapes))
+
+
+def is_recurrent(task: Task) -> bool:
+    """Whether the model has recurrent cells, by the names that Flax gives them."""
+    return any("Cell_" in layer for layer in task.layers)

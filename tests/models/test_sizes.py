@@ -9,7 +9,7 @@ from slow_cases import in_ci
 from fedjax_lab import tree
 from fedjax_lab.experiment import registry
 from fedjax_lab.models import kernels, layers, resnet
-from fedjax_lab.models.task import has_convolutions, make_task
+from fedjax_lab.models.task import has_convolutions, is_recurrent, make_task
 
 
 def model(name, classes=10, **settings):
@@ -130,3 +130,4 @@ def test_layers_are_found_by_type_and_listed_in_order():
     assert has_convolutions(task) and not has_convolutions(
         make_task(model("mlp", 3), (28, 28, 3), 3)
     )
+    assert is_recurrent(make_task(model("char_lstm", 5), (6,), 5)) and not is_recurrent(task)
