@@ -6,6 +6,9 @@ error, because its case would silently leave the intended tests.
 
 import pytest
 
+# Models whose logits are not [B, K], so that tests of classifiers leave them out.
+OF_POSITIONS = {"causal_lstm", "causal_transformer", "decoder", "gpt2", "unet"}
+
 
 def slow_but(fast, values):
     """Returns the parameters `values`, marked slow except for those that `fast` names."""

@@ -2,7 +2,7 @@
 
 `golden/run_VERSION.zip` has the folder of a run of this version: SCAFFOLD on the examples of
 `toys.write_examples` (config.data.path=data.npz), evaluated after 2, 4 and 6 rounds. This version
-draws other test examples, so that the file names those of the run.
+draws other test examples, so that the file names those of the run, `toys.random_split`.
 """
 
 import csv
@@ -10,7 +10,6 @@ import json
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import toys
 from commands import call, contents, refusal
@@ -29,9 +28,7 @@ VERSIONS = list(TRAIN_LOSS)
 def begun(tmp_path, monkeypatch):
     """A function that writes a version's folder, beside which the examples are."""
     monkeypatch.chdir(tmp_path)
-    is_test = np.zeros(300, int)  # the test examples that these versions draw
-    is_test[np.random.default_rng(0).permutation(300)[240:]] = 1
-    toys.write_examples(tmp_path / "data.npz", split=is_test)
+    toys.write_examples(tmp_path / "data.npz", split=toys.random_split())
 
     def write(version):
         zipfile.ZipFile(GOLDEN / f"run_{version}.zip").extractall("run")

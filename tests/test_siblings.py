@@ -3,7 +3,6 @@
 import csv
 import json
 
-import jax
 import pytest
 import toys
 from commands import call, comparable
@@ -50,7 +49,7 @@ def test_seeds_that_no_folder_has_are_a_new_run(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
-    toys.write_examples(folder / "data.npz")
+    toys.write_examples(folder / "data.npz", split=toys.random_split())
     run = {"rounds": 4, "eval_every": 2, "cohort": 3}
     return toys.write_config(folder, run=run, engine={"seeds": "sequential"})
 
@@ -80,11 +79,7 @@ def test_more_seeds_are_trained_beside_the_run_and_reported_with_it(
     assert call(*more, "--seeds=3,2,1,0", "--config.run.eval_every=1") == 0  # a row needs one value
     assert before.items() <= content(tmp_path).items()
     rows = [row for each in ("", "-seeds-1-2", "-seeds-3") for row in comparable(f"{run}{each}")]
-    rows.sort(key=lambda row: (row["round"], row["seed"]))
-    expected = comparable(whole)  # whose seeds are one program: equal up to rounding
-    assert jax.tree.structure(rows) == jax.tree.structure(expected)
-    for given, number in zip(jax.tree.leaves(rows), jax.tree.leaves(expected), strict=True):
-        assert given == (number if isinstance(number, str) else pytest.approx(number, rel=1e-5))
+    assert sorted(rows, key=lambda row: (row["round"], row["seed"])) == comparable(whole)
     capsys.readouterr()
     assert report.main([str(run), "--format=csv"]) == 0
     (row,) = csv.DictReader(capsys.readouterr().out.splitlines())

@@ -81,6 +81,12 @@ SUMMARY = {  # the summary.json of a finished run
 }
 
 
+def random_split(count=300):
+    """0 for each training and 1 for each test example, which are a random fifth."""
+    is_test = np.isin(np.arange(count), np.random.default_rng(0).permutation(count)[-count // 5 :])
+    return is_test.astype(int)
+
+
 def write_examples(path, **more):
     """Writes an .npz of 300 examples of three classes, 5 features each, for the source `arrays`."""
     rng = np.random.default_rng(0)

@@ -369,7 +369,7 @@ def setting_words(function: Callable, chosen: dict | None = None) -> dict[str, t
 
 
 def limits_of(function: Callable, chosen: dict | None = None) -> dict[str, Limit]:
-    """The bounds and choices of settings, which annotations declare: see `bounds`.
+    """The bounds and choices of settings, which annotations declare: see `ranges`.
 
     A number of a method that declares no bounds must not be negative.
     """

@@ -47,7 +47,8 @@ class Simulator(NamedTuple):
     # (key, state, t, data) -> the state after round t, and measurements of the round
     score: Callable[..., Scores]  # (key, state, t, data) -> the counts of the models after t rounds
     upload: Callable[..., PyTree]
-    # (key, state, t, id, data) -> what client `id` uploads in the first exchange of round t
+    # (key, state, t, id, data) -> what client `id` uploads in the first exchange of round t; the
+    # dropout and the stragglers of a round are ignored
     summarize: Callable[[Scores], dict[str, Any]]  # scores -> as a row of metrics, on the host
     data: Data  # the default of the arguments `data`
 

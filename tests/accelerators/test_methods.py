@@ -10,7 +10,7 @@ import absent
 import numpy as np
 import optional
 import pytest
-from slow_cases import in_ci
+from slow_cases import OF_POSITIONS, in_ci
 
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.width import client_bytes
@@ -95,13 +95,6 @@ def config_of(folder, name):
     )
 
 
-OF_POSITIONS = {
-    "causal_lstm",
-    "causal_transformer",
-    "decoder",
-    "gpt2",
-    "unet",
-}  # their logits are not [B, K]
 OF_CLASSES = sorted(registry.NAMED["model"].keys() - OF_POSITIONS)
 EVERY = [(kind, name) for kind in absent.TARGETS for name in OF_CLASSES]
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from slow_cases import in_ci
+from slow_cases import OF_POSITIONS, in_ci
 
 from fedjax_lab import losses, tree
 from fedjax_lab.experiment.registry import NAMED, look_up
@@ -18,13 +18,6 @@ from fedjax_lab.models.vit import ViT
 from fedjax_lab.types import Batch
 
 K = 10
-OF_POSITIONS = {
-    "causal_lstm",
-    "causal_transformer",
-    "decoder",
-    "gpt2",
-    "unet",
-}  # their logits are not [B, K]
 NETS = {
     "mlp": nets.mlp(K, width=16, norm=True),
     "cnn": nets.digit_cnn(K, width=4),
