@@ -135,7 +135,7 @@ def skewed_images(
     Returns:
       Images with values in [0, 1]; {} without a feature skew, or if the examples are not images.
     """
-    x, skews = dataset.x, federation.skews
+    x, skews = dataset.x, federation.traits.get("skew")
     if skew is None or skews is None or len(x.shape) != 4 or x.shape[3] not in (1, 3):
         return {}
     image = np.asarray(x[np.asarray(federation.train[0])[:1]])

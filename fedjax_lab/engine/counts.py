@@ -88,7 +88,7 @@ def absent_bytes(method: Method, federations: Sequence[Federation]) -> np.ndarra
     of_client, part_of = method.extra.absent, method.extra.part_of
     means = np.zeros((len(federations), 2))
     for i, federation in enumerate(federations):
-        parts = part_of(federation) if part_of else federation.capacities
+        parts = part_of(federation) if part_of else federation.traits.get("capacity")
         if of_client is not None and parts is not None:
             held = parts[: len(federation.train)]
             levels, counts = np.unique(held, axis=0, return_counts=True)

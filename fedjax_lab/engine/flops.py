@@ -67,7 +67,7 @@ def of_round(program: Program, lane: Lane, state: State) -> RoundCost | None:
     of the additional steps. The rest of the first one's operations is fixed: each client of a
     cohort performs it in each round, whatever it holds. The server's operations are fixed too.
     """
-    if lane.population.kind is not None:
+    if "kind" in lane.population.traits:
         return None
     lane, state = _shapes((lane, state))
     clients = simulate.cohort_size(program, lane, state)

@@ -18,7 +18,7 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.placement import Placement
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.simulate import Lane, Progress
-from fedjax_lab.types import CLIENT_ROWS, POOL, TRAITS, Federation, PyTree, State
+from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
 
 
 class Lanes(NamedTuple):
@@ -78,7 +78,7 @@ def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[st
         people = [of(federation, simulation.num_classes) for federation in federations[group]]
         if paces is not None:
             each = zip(people, paces[group], strict=True)
-            people = [of_seed._replace(pace=pace) for of_seed, pace in each]
+            people = [p._replace(traits=p.traits | {"pace": pace}) for p, pace in each]
         return None if people[0] is None else place.put_clients(people)
 
     for group in groups:
@@ -92,7 +92,7 @@ def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[st
 
 def _make_pool(simulation, place, federation):
     """The federation without the clients' rows; in NumPy if examples are streamed."""
-    shared = federation._replace(**dict.fromkeys((*CLIENT_ROWS, *TRAITS)))
+    shared = federation._replace(**dict.fromkeys(CLIENT_ROWS), traits={})
     if simulation.host is not None and simulation.host.stream:
         return shared
     pool = {name: place.put_pool(getattr(federation, name)) for name in POOL}

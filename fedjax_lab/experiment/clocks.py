@@ -127,7 +127,7 @@ def _of_seed(config, plan, federation, seed):
 
 def _local_settings(federation):
     """The settings of the clients [C], without those of new clients; None if they have none."""
-    return simulate.traits(federation, slice(len(federation.train)))["settings"]
+    return simulate.traits(federation, slice(len(federation.train))).get("settings")
 
 
 def _work(plan, of_clients):

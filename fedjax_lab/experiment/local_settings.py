@@ -11,7 +11,7 @@ Clients without a row, and empty cells, have the numbers of the config.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def _number(name, text):
 
 def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[Stage]) -> None:
     """Raises BadInput if clients have batch sizes that the run would ignore."""
-    settings = [each.settings for each in federations if each.settings is not None]
+    settings = [each.traits["settings"] for each in federations if "settings" in each.traits]
     if all(each.batch_size is None for each in settings):
         return
     reason = ""
@@ -110,13 +110,14 @@ def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[St
         raise BadInput(f"config.{KEY}: the column batch_size does not go with {reason}")
 
 
-def of_clients(table: Table, local: Mapping, order: np.ndarray, n: Sequence[int]) -> LocalSettings:
+def of_clients(table: Table, local: Mapping, clients: Any) -> LocalSettings:
     """The numbers of all clients, [C + N] in the order of their ids.
 
-    order: the number that each client had before new clients were chosen. n: its training examples.
+    clients: `traits.Dealt`.
     """
+    order = clients.order
     if table.whom == "examples":
-        row = np.searchsorted(table.rows, n, side="right") - 1
+        row = np.searchsorted(table.rows, clients.sizes, side="right") - 1
     else:
         unknown = table.rows[table.rows >= len(order)]
         if len(unknown):

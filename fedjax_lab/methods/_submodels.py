@@ -132,9 +132,9 @@ def narrowed(known, rule, task, message, rho, id) -> tuple[Callable[..., Output]
 
 def rate(client: Client) -> Array:
     """The share rho of the channels that the client trains."""
-    if client.capacity is None:
+    if (capacity := client.traits.get("capacity")) is None:
         return jnp.float32(1)
-    return jnp.where(client.capacity > 0, client.capacity, 1)
+    return jnp.where(capacity > 0, capacity, 1)
 
 
 def drawn(levels: tuple[float, ...], work: Work) -> Array:

@@ -29,7 +29,7 @@ from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.local import WorkRows, fetch, make_work, of_client, work_rows
-from fedjax_lab.types import ROWS, TRAITS, Client, PyTree, Stage, State, Weights
+from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
 
@@ -375,7 +375,7 @@ class Run:
             frozen = view.frozen(self.states[i].server)
         x, y, domain = (jnp.asarray(a) for a in (x, y, domain))
         y = y.astype(self._plan.objective.label.dtype)
-        no_rows: Any = dict.fromkeys((*ROWS, *TRAITS))
+        no_rows: Any = dict.fromkeys(ROWS) | {"traits": {}}
         pool = federation._replace(x=x.reshape(x.shape[0], -1), y=y, domain=domain, frozen=frozen)
         return pool._replace(**no_rows)
 
@@ -445,7 +445,7 @@ class Run:
         def tune(settings, message, client, held, rows, key):
             program = self._program(settings)
             pool, (train, validation) = of_client(held, client), rows
-            sets = {"validation": validation, "settings": client.settings}
+            sets = {"validation": validation, "settings": client.traits.get("settings")}
             work, _ = make_work(pool, train, program.plan, key, **sets)
             return program.method.tune(message, client, work)
 

@@ -22,7 +22,7 @@ from fedjax_lab.transforms.kinds import FITTING, of_kinds
 from fedjax_lab.types import NeedsAdapters
 
 KINDS = np.resize(np.int32([0, 1]), toys.C)
-FEDERATION = toys.FEDERATION._replace(kinds=KINDS)
+FEDERATION = toys.FEDERATION._replace(traits={"kind": KINDS})
 
 
 def task(width, depth=1):
