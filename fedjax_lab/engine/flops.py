@@ -180,7 +180,8 @@ def _entry(lane, state):
 
     The client has the plan's settings, because its numbers of steps are measured in the run.
     """
-    stacked = lane.population._replace(private=state.private, settings=None)
+    traits = {name: of for name, of in lane.population.traits.items() if name != "settings"}
+    stacked = lane.population._replace(private=state.private, traits=traits)
     return _shapes(stacked, lambda shape: shape[1:]), jax.eval_shape(_key), None
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_collections
 import numpy as np
@@ -29,8 +29,8 @@ def makers(config: ml_collections.ConfigDict) -> dict[str, Maker]:
     `experiment.clocks` adds the pace, which depends on the plan of the run.
     """
     partition, shares = config.partition, kinds.shares(config.model)
-    table = local_settings.read(config.local)
-    rows = {
+    table: Any = local_settings.read(config.local)
+    rows: dict[str, tuple[Any, Maker]] = {
         "skew": (partition.feature_skew != "none", skew),
         "capacity": (partition.capacity, partial(capacity, partition.capacity)),
         "kind": (shares, partial(kind, shares)),
@@ -41,7 +41,7 @@ def makers(config: ml_collections.ConfigDict) -> dict[str, Maker]:
 
 def skew(clients: Dealt) -> Skew:
     """The inputs of the clients' feature skews."""
-    order = clients.order
+    order: Any = clients.order
     rng = np.random.default_rng([clients.seed, 1])
     drawn = rng.integers(2**32, size=len(order), dtype=np.uint32)
     return Skew(order.astype(np.int32), drawn[order])

@@ -107,7 +107,7 @@ class Public:
 
     def _pool(self):
         x, y = self._examples()
-        return self._federation._replace(x=x, y=y, skew=None)
+        return self._federation._replace(x=x, y=y, traits={})
 
 
 class WorkRows(NamedTuple):
