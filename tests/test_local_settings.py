@@ -32,7 +32,8 @@ def table(folder, text, **local):
 
 def test_a_table_by_client_follows_clients_that_are_renumbered(tmp_path):
     read = table(tmp_path, "client,lr,epochs\n3,0.2,\n0,,7\n")
-    settings = local_settings.of_clients(read, LOCAL, Dealt(np.array([1, 3, 0, 2]), np.full(4, 9), 0))
+    clients = Dealt(np.array([1, 3, 0, 2]), np.full(4, 9), 0)
+    settings = local_settings.of_clients(read, LOCAL, clients)
     np.testing.assert_array_equal(settings.work, [2, 2, 7, 2])
     np.testing.assert_array_equal(settings.rate, np.float32([1, 2, 1, 1]))
     assert settings.batch_size is None
