@@ -164,7 +164,7 @@ def distilled(T: float, alpha: Array | float, logits: Array, batch: Batch) -> Ar
 
 
 def drawn(key: Array, held: Array) -> Array:
-    """Returns the places of a random batch of rows; held: [R], the number of existing rows up to each."""
+    """Returns the places of a random batch; held: [R], the number of existing rows up to each."""
     number = jax.random.randint(key, (BATCH,), 0, jnp.maximum(held[-1], 1))
     return jnp.searchsorted(held, number + 1)
 

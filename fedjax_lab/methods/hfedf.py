@@ -300,7 +300,7 @@ def step(
 
 
 def rest(moving: Array, new: PyTree, old: PyTree) -> PyTree:
-    """Returns `new`, in which only the embeddings marked by `moving`, and their moments, have changed."""
+    """Returns `new`, with the old embeddings and moments where `moving` does not hold."""
 
     def keep(path, a, b):
         return tree.where(moving, a, b) if getattr(path[-1], "name", "") == "nu" else a
