@@ -55,9 +55,9 @@ def make_federations(
     public: the share of the training examples that no client gets, and that become public; they
         are the same for all seeds.
     skewed: whether the clients' examples have a feature skew, which adds `skews` to federations.
-    capacity: those of all clients in the order in which they are dealt, or fewer levels, which
-        equally many clients have, at random; (): no client has a limit.
-    kinds: the share of the clients of each kind, who are chosen at random; (): there are no kinds.
+    capacity: of each client in the order in which they are dealt, or fewer levels, each for
+        equally many clients at random; (): no client has a limit.
+    kinds: the share of the clients of each kind, chosen at random; (): there are no kinds.
     settings: `local_settings.of_clients` of a table; None: all clients train alike.
     """
     for key, share in {"validation": validation, "public": public}.items():
