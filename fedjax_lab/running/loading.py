@@ -168,8 +168,8 @@ class Run:
     def confusion(self, client: int | None = None, seed: int | None = None) -> np.ndarray:
         """The numbers [K, K] of global test examples by actual and by predicted class.
 
-        Tokens and pixels without a label are left out. Raises BadInput if there is no global test set, or
-        if the task has no classes.
+        Tokens and pixels without a label are left out. Raises BadInput if there is no global
+        test set, or if the task has no classes.
         """
         dataset, objective = self.experiment.dataset, self._plan.objective
         rows = self.experiment.simulation.federations[self.index(seed)].global_test

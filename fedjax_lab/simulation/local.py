@@ -235,7 +235,7 @@ def make_work(
 
 
 def _done(plan, passes, amount):
-    """The part of an amount of work that a client does if it makes `passes` of `Plan.work`; None: all."""
+    """The part of an amount of work that makes `passes` of `Plan.work`; None: all of it."""
     return amount if passes is None else -(-amount * passes // plan.work)
 
 

@@ -113,7 +113,7 @@ def _check(measure):
 
 
 def _described(workdir, known, values):
-    """The description and the value of each client. Raises files.Damaged if their numbers differ."""
+    """What is known of each client, with its value. Raises files.Damaged if their numbers differ."""
     absent = {"names": clients.numbers(len(values)), "examples": [], "domains": [""] * len(values)}
     known = absent | known
     each = [known[key] for key in ("names", "examples", "domains")]
