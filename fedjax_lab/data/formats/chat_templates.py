@@ -102,7 +102,7 @@ def _unused(text):
 
 
 def _parts(content: str) -> Iterator[slice]:
-    """The slices of a message that templates print: all, all but blanks around it, or its answer."""
+    """The slices of a message that templates print: all, all but outer blanks, or its answer."""
     answer = content.rfind(ANSWER) + len(ANSWER) if ANSWER in content else 0
     for start in (0, answer):
         yield slice(start, len(content))
