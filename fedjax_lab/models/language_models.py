@@ -258,5 +258,5 @@ GGUF = {
 
 
 def with_tied(*sets: dict[str, str]) -> tuple[dict[str, str], ...]:
-    """The sets of names, preceded by copies whose head is the embedding, for files without a head."""
+    """The sets of names, after copies whose head is the embedding, for files without a head."""
     return tuple({**each, "head": each["embed"]} for each in sets) + sets
