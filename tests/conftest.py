@@ -33,6 +33,7 @@ os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys(FLAGS))  # before jax is import
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+import users_settings  # noqa: E402
 from pacs import make_folders, picture  # noqa: E402
 
 from fedjax_lab.engine import parallel  # noqa: E402
@@ -62,6 +63,7 @@ else:
 if programs := os.environ.get("FEDJAX_LAB_TEST_PROGRAMS"):
     jax.config.update("jax_compilation_cache_dir", programs)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+users_settings.enter()
 
 
 # The tier `smoke`: fast tests of these files and folders, which together use every part of the
