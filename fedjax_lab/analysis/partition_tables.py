@@ -75,7 +75,7 @@ def _named(federation, dataset):
 
 
 def _tests_of_nobody(federation: Federation) -> int:
-    """The number of examples of the global test set that no client holds.
+    """The number of global test examples that no client holds.
 
     They belong to users who have no training examples, or whom the partition leaves out.
     """

@@ -84,7 +84,7 @@ def count(program: ClosedJaxpr) -> float:
 
 
 def _count_once(program):
-    """The operations as XLA counts them: the body of a loop once."""
+    """The operations as XLA counts them, with the body of each loop once."""
     lowered = jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals)
     return (lowered.cost_analysis() or {}).get("flops", 0.0)
 

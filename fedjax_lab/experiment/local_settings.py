@@ -1,13 +1,13 @@
 """Settings of the config's section `local` that differ between clients: config.local.per_client.
 
-The key names a CSV file. Its first column says for whom a row is, and the others are settings:
+The key names a CSV file. Its first column says to whom a row applies; the others are settings:
 
   client,epochs,lr          examples,epochs,batch_size
   0,2,0.1                   0,4,16
   3,1,0.05                  500,1,64
 
-A row is for the client of this number, or for all clients with at least so many training examples.
-Clients without a row, and empty cells, have the numbers of the config.
+A row applies to the client of this number, or to all clients with at least so many training
+examples. Clients without a row, and empty cells, have the numbers of the config.
 """
 
 from collections.abc import Mapping, Sequence

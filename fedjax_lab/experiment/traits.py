@@ -50,8 +50,8 @@ def skew(clients: Dealt) -> Skew:
 def capacity(levels: tuple[float, ...], clients: Dealt) -> np.ndarray:
     """The clients' capacities.
 
-    levels: those of all clients in the order in which they are dealt, or fewer levels, which
-        equally many clients have, at random.
+    levels: of each client in the order in which they are dealt, or fewer levels, each for equally
+        many clients at random.
     """
     number = len(clients.order)
     if len(levels) > number:

@@ -141,7 +141,7 @@ class Run:
     summary: dict | None = None  # the content of summary.json; None: the run is not finished
 
     def __repr__(self) -> str:
-        """What was trained on what, for how many rounds, and the folder."""
+        """The title of the run, its number of rounds, and its folder."""
         at = f" in {self.folder}" if self.folder else ""
         return f"<Run: {titles.of_run(self.config)}, {self.rounds} rounds{at}>"
 
@@ -166,10 +166,10 @@ class Run:
         return plots.learning_curve(self.rows, titles.of_run(self.config))
 
     def confusion(self, client: int | None = None, seed: int | None = None) -> np.ndarray:
-        """Numbers [K, K] of the global test set by actual and by predicted class.
+        """The numbers [K, K] of global test examples by actual and by predicted class.
 
-        Of tokens and pixels, those that count. Raises BadInput if there is no global test set, or
-        if the task has no classes.
+        Tokens and pixels without a label are left out. Raises BadInput if there is no global
+        test set, or if the task has no classes.
         """
         dataset, objective = self.experiment.dataset, self._plan.objective
         rows = self.experiment.simulation.federations[self.index(seed)].global_test

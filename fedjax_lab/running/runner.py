@@ -171,7 +171,7 @@ class _Part(NamedTuple):
     span: slice = slice(None)  # its seeds among those of all runs
 
     def snapshot(self, whole: Snapshot) -> Snapshot:
-        """Its part of a snapshot, as if it were executed alone."""
+        """This run's part of a snapshot, as if it were executed alone."""
         if self.span == slice(None):
             return whole
         own = self.span if self.span.stop - self.span.start > 1 else self.span.start

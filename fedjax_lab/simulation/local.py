@@ -236,7 +236,7 @@ def make_work(
 
 
 def _done(plan, passes, amount):
-    """How much of an amount of work a client does that does `passes` of `Plan.work`; None: all."""
+    """The part of an amount of work that makes `passes` of `Plan.work`; None: all of it."""
     return amount if passes is None else -(-amount * passes // plan.work)
 
 
