@@ -107,7 +107,7 @@ def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[St
     if any(stage.view and stage.view.batch_size for stage in stages):
         reason = "this method, which trains a stage in batches of another size"
     if reason:
-        raise BadInput(f"config.{KEY}: the column batch_size does not go with {reason}")
+        raise BadInput(f"config.{KEY}: the column batch_size cannot be combined with {reason}")
 
 
 def of_clients(table: Table, local: Mapping, clients: Any) -> LocalSettings:
