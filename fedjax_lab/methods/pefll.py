@@ -165,5 +165,5 @@ def step(adam, params: PyTree, gradient: PyTree, moments: PyTree) -> tuple[PyTre
 
 
 def psi_references(message, id, u):
-    """The references of a gradient of psi: itself; that of running statistics, 0, is kept."""
+    """Marks the gradient of psi as an update, and that of the running statistics as none."""
     return {"body": wire.update_references(u["body"]), "last": wire.itself(u["last"])}
