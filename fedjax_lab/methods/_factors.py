@@ -196,10 +196,16 @@ def changing_the_base(task: Task, exchange: Exchange) -> Method:
     def updates(server, id, upload):
         return wire.of_model(server.w, upload)
 
+    def model(server, private):
+        raise BadInput(
+            "its model is more than its adapters, because it has changed the frozen weights too;"
+            " config.run.start_with=state continues it"
+        )
+
     return Method(
         init=init,
         round=(exchange._replace(updates=updates),),
         predict=predict,
         newcomer=lambda state: (state.server, ()),
         sample=sampling.by_size,
-    )
+    ).having(model=model)
