@@ -280,10 +280,8 @@ class Extra(NamedTuple):
     acknowledged: bool = False  # a client whose upload is not used keeps its private state
     model: Callable[[PyTree, PyTree], Weights] | None = None  # (message, private) -> weights
     absent: Callable[[Any], Any] | None = None
-    # `Client.capacity` -> bytes of an upload and of a message that the client does not need: one
-    # number for both, or two
-    part_of: Callable[[Any], Any] | None = None  # `Federation` -> what `absent` gets instead of
-    # the capacity of each client [C, ...]
+    # `Federation` -> bytes of an upload and of a message that each client does not need: [C] for
+    # both, or [C, 2]
 
 
 class Method(NamedTuple):

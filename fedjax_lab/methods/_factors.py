@@ -147,16 +147,14 @@ def counted(method: Method, task: Task, ranks: tuple) -> Method:
     """The method, whose messages are counted without what is beyond the ranks of clients."""
     shapes = pairs(jax.eval_shape(task.init, jax.random.key(0)))
 
-    def absent(rank):
-        each = [(tree.num_bytes(pair), pair.A.shape[-1]) for pair in shapes.values()]
-        return sum(size // r * max(0, r - rank) for size, r in each)
-
     rank_of = of_clients(task, ranks)
 
-    def part_of(federation):
-        return rank_of(np.arange(len(federation.train)))
+    def absent(federation):
+        rank = np.asarray(rank_of(np.arange(len(federation.train))), np.float64)  # [C]
+        each = [(tree.num_bytes(pair), pair.A.shape[-1]) for pair in shapes.values()]
+        return sum(size // r * np.maximum(0, r - rank) for size, r in each)
 
-    return method.having(absent=absent, part_of=part_of)
+    return method.having(absent=absent)
 
 
 def train(loss: losses.Loss, w: Weights, work: Work, keep: Callable[[Weights], Weights]) -> Weights:
