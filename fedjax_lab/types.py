@@ -260,7 +260,8 @@ class Extra(NamedTuple):
     client, with a cohort of one, before `send` is called for the next.
     `alone` is the server's training on its own data at the end of a round. `split` takes a tree of
     arrays [B, ...] and leaves their values unchanged; computations on `split(rows)` are divided
-    among the devices by row.
+    among the devices by row, where each device would repeat those of `aggregate`.
+    `acknowledged`: clients learn which uploads are used; they do so after `local` has returned.
     `pooled`: training sees one client that holds the examples of all clients (centralized
     training).
     `metrics` are evaluated in addition to those that a config names.
