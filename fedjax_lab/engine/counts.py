@@ -1,4 +1,4 @@
-"""What a run has done: its rounds and seconds, the sums of its clients, and the bytes they sent."""
+"""Counts of what a run has done: rounds, seconds, sums over clients, and bytes sent."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

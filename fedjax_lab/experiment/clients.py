@@ -46,7 +46,7 @@ def _of_seed(dataset, rows, seconds):
 
 
 def numbers(count: int) -> list[str]:
-    """The names of clients that have no others."""
+    """The names of clients without names: their numbers."""
     return list(map(str, range(count)))
 
 

@@ -179,7 +179,8 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
 
     federation = simulation.training[0]
     population = simulate.population_on_host(federation, simulation.num_classes)
-    population = population._replace(pace=simulation.paces and simulation.paces[0])
+    if simulation.paces:
+        population = population._replace(traits=population.traits | {"pace": simulation.paces[0]})
     shapes = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (federation, population)
     )

@@ -106,7 +106,7 @@ def aggregate(server, psi, cohort):
 
 
 def updates(u_i, id, upload):
-    """The references of an upload: u_i for psi_i; statistics are kept."""
+    """Marks psi_i as an update of u_i, and the statistics as none."""
     psi, stats = upload
     return wire.of_model(u_i, psi), wire.kept(stats)
 

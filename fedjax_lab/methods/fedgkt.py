@@ -60,7 +60,7 @@ class Server(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client knows of each of its examples; N is the number of the largest client."""
+    """A client's features, logits and labels of its examples; N is the largest client's number."""
 
     h: Array  # [N, D]
     z: Array  # [N, K]
@@ -164,13 +164,13 @@ def distilled(T: float, alpha: Array | float, logits: Array, batch: Batch) -> Ar
 
 
 def drawn(key: Array, held: Array) -> Array:
-    """Returns the places of a random batch among rows, of which `held` [R] exist up to each."""
+    """Returns the places of a random batch; held: [R], the number of existing rows up to each."""
     number = jax.random.randint(key, (BATCH,), 0, jnp.maximum(held[-1], 1))
     return jnp.searchsorted(held, number + 1)
 
 
 def absent(net: Task, federation: Federation) -> np.ndarray:
-    """Returns the bytes of uploads and of messages without those that count, [C, 2].
+    """Returns the bytes of uploads and of messages that clients do not need, [C, 2].
 
     Of each client's rows in an upload some are padding, and the logits that it needs of a message
     are those of its own rows.

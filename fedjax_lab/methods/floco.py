@@ -120,7 +120,7 @@ def assign(server: Server, w: Weights, cohort: Client) -> Server:
 
 
 def updates(message, id, w):
-    """The references of an upload: w_t."""
+    """Marks the upload as an update of w_t."""
     return wire.of_model(message.w, w)
 
 

@@ -74,10 +74,10 @@ def mime(
 
 
 def of_gradient(w_t, id, g):
-    """The references of the first upload: the gradient is an update itself."""
+    """Marks the gradient, the first upload, as an update itself."""
     return wire.itself(g)
 
 
 def of_model(message, id, y):
-    """The references of the second upload: w_t."""
+    """Marks the second upload as an update of w_t."""
     return wire.of_model(message[0], y)

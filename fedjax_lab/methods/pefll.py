@@ -163,5 +163,5 @@ def step(adam, params: PyTree, gradient: PyTree, moments: PyTree) -> tuple[PyTre
 
 
 def of_psi(message, id, u):
-    """The references of a gradient of psi: itself; that of running statistics, 0, is kept."""
+    """Marks the gradient of psi as an update, and that of the running statistics as none."""
     return {"body": wire.of_pseudo_gradient(u["body"]), "last": wire.itself(u["last"])}

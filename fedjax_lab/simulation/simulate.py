@@ -22,7 +22,6 @@ from fedjax_lab.simulation.local import (
 from fedjax_lab.simulation.strategies import Strategy
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import (
-    TRAITS,
     Array,
     Client,
     Federation,
@@ -98,7 +97,7 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
         "private": (),
         "num_clients": np.full_like(n, len(n)),
         "mean_n": np.full_like(n, count.mean()),
-        **traits(federation, slice(len(n))),
+        "traits": traits(federation, slice(len(n))),
     }
     return Client(**fields)
 
@@ -118,17 +117,14 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
         "weight": np.zeros_like(new.weight),
         "num_clients": np.full_like(new.n, len(count)),
         "mean_n": np.full_like(new.n, count.mean()),
-        **traits(federation, slice(len(count), None)),
+        "traits": traits(federation, slice(len(count), None)),
     }
     return new._replace(**fields)
 
 
 def traits(federation: Federation, clients: slice) -> dict[str, Any]:
-    """The traits of some of the clients [C + N], by the fields of `Client`; see `types.TRAITS`."""
-    return {
-        field: jax.tree.map(lambda a: a[clients], getattr(federation, of_all))
-        for of_all, field in TRAITS.items()
-    }
+    """The traits of some of the clients [C + N]."""
+    return jax.tree.map(lambda a: a[clients], federation.traits)
 
 
 def _label_counts(rows, y, num_classes):
@@ -347,7 +343,7 @@ def _outcome(program, lane, state, k_clients, cohort, update, virtual):
 
 def _batches(program, lane, ids, share, t):
     """The work of each client in round t, [M], up to a common factor."""
-    settings = tree.take(lane.population.settings, ids)
+    settings = tree.take(lane.population.traits.get("settings"), ids)
     of_pass = num_batches(lane.population.n[ids], batch_size(program.plan, settings))
     if program.plan.steps:
         of_pass = jnp.ones_like(of_pass)
@@ -439,7 +435,8 @@ def one_client(exchange, plan):
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
         pool, (train, validation) = of_client(federation, client), rows
-        work, trainings = make_work(pool, train, plan, key, passes, validation, client.settings)
+        settings = client.traits.get("settings")
+        work, trainings = make_work(pool, train, plan, key, passes, validation, settings)
         with jax.named_scope("local"):
             returned = exchange.local(message, client, work)
         upload, private = contract.check_local(returned, client.private)
