@@ -51,7 +51,7 @@ def check_clock(config: ml_collections.ConfigDict) -> None:
             )
     if needs["over_selection"] and config.privacy.name != "none":
         raise BadInput(
-            f"config.clock.over_selection={clock.over_selection} does not go with"
+            f"config.clock.over_selection={clock.over_selection} cannot be combined with"
             f" config.privacy.name={config.privacy.name}: fast clients would take part more often"
             " than epsilon assumes"
         )
@@ -225,8 +225,8 @@ def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
         section, entry = key.split(".")
         if config[section][entry] not in ("", "none"):
             raise BadInput(
-                f"{ASYNCHRONOUS} does not go with config.{key}={config[section][entry]}, which"
-                " needs the rounds of synchronous runs"
+                f"{ASYNCHRONOUS} cannot be combined with config.{key}={config[section][entry]},"
+                " which needs the rounds of synchronous runs"
             )
     (first, *others), name = stages, config.method.name
     method, extra = first.method, first.method.extra

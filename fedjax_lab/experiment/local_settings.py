@@ -109,7 +109,7 @@ def check(
     if any(each.plan and each.plan(plan).batch_size != plan.batch_size for each in stages):
         reason = "this method, which trains a stage in batches of another size"
     if reason:
-        raise BadInput(f"config.{KEY}: the column batch_size does not go with {reason}")
+        raise BadInput(f"config.{KEY}: the column batch_size cannot be combined with {reason}")
 
 
 def client_settings(table: Table, local: Mapping, clients: Any) -> LocalSettings:
