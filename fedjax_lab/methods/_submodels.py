@@ -230,14 +230,14 @@ def mean_of_holders(
 def by_capacity(absent: Callable[[Array], Array]) -> Callable[[Federation], np.ndarray]:
     """`Extra.absent` from the bytes that a client of a capacity does not need."""
 
-    def of_clients(federation):
+    def absent_bytes(federation):
         held, count = federation.traits.get("capacity"), len(federation.train)
         if held is None:
             return np.zeros(count)
         levels, place = np.unique(held[:count], return_inverse=True)
         return np.array([float(absent(level)) for level in levels])[place]
 
-    return of_clients
+    return absent_bytes
 
 
 def absent(known: widths.Widths, shapes: Weights, rho: Array) -> Array:
