@@ -231,7 +231,7 @@ def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
     (first, *others), name = stages, config.method.name
     method, extra = first.method, first.method.extra
     reasons = {
-        "has stages": others or first.prepare or first.start or first.view,
+        "has stages": others or not first.is_plain,
         "trains on pooled examples": extra.pooled,
         "has several exchanges in a round": len(method.round) > 1,
         "lets clients take turns": extra.one_by_one,
@@ -241,5 +241,5 @@ def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
     for reason in (reason for reason, is_so in reasons.items() if is_so):
         raise BadInput(
             f"{ASYNCHRONOUS}: method {name} {reason}, so its clients cannot train asynchronously;"
-            " methods for it are fedbuff, fedasync and ca2fl"
+            " docs/time.md has methods that are made for it"
         )
