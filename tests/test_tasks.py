@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from inputs import checked, complaint
+from inputs import complaint
 from sklearn import metrics as reference
 from slow_cases import exhaustive_but
 
@@ -239,7 +239,7 @@ def test_a_loss_by_example_is_the_mean_of_the_means_of_examples():
     sums = jax.tree.map(lambda a: np.asarray(a).sum(0), perplexity.statistics(o, y, None))
     of_tokens = np.exp(naive_loss("tokens", o, y))
     assert perplexity.value(sums, np.float64(N)) == pytest.approx(of_tokens, rel=1e-4)
-    said = complaint(checked("task", tokens), Labels(y, NAMES), loss_mean="tokens")
+    said = complaint(tokens, Labels(y, NAMES), loss_mean="tokens")
     assert "config.task.loss_mean cannot be 'tokens'; did you mean 'token'?" in said
 
 
@@ -372,7 +372,7 @@ def test_labels_that_a_task_cannot_learn_are_refused_with_the_task_that_can():
         assert expected in complaint(make[name], Labels(y, classes)), (name, expected)
     others = Labels(INDICATORS[:, 0], NAMES[:2], others=np.array([2], np.int32))
     assert "one of these data is 2" in complaint(make["binary"], others)
-    assert "loss" in complaint(checked("task", regression), Labels(NUMBERS, ()), loss="mes")
+    assert "loss" in complaint(regression, Labels(NUMBERS, ()), loss="mes")
 
 
 def test_marks_of_no_label_do_not_count(tmp_path):

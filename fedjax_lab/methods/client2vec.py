@@ -30,7 +30,7 @@ from fedjax_lab.methods._index_dsa_ign import REDUCTIONS, Training
 from fedjax_lab.methods._index_naive import NAIVE, head
 from fedjax_lab.methods._index_source import Source
 from fedjax_lab.models.task import with_side_head
-from fedjax_lab.ranges import OneOf, Positive, Share, choice
+from fedjax_lab.ranges import OneOf, Positive, Share, checked, choice
 from fedjax_lab.types import (
     Array,
     Batch,
@@ -60,6 +60,7 @@ class Server(NamedTuple):
     age: Array  # [C] int32: how many rounds ago a client last took part, from 1
 
 
+@checked("method")
 def client2vec(
     task: Task,
     make_base: Callable[[Task], Method],

@@ -26,7 +26,7 @@ from fedjax_lab.methods._communication import split_rounds
 from fedjax_lab.methods._concatenation import Clusters, concatenation, decayed, inside_clusters
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.task import check_bias
-from fedjax_lab.ranges import Positive, choice
+from fedjax_lab.ranges import Positive, checked, choice
 from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task, Weights
 
 RANGES = {"num_clusters": choice(2, 3, 5)}
@@ -34,6 +34,7 @@ RANGES = {"num_clusters": choice(2, 3, 5)}
 BATCH = 100  # noise images per batch
 
 
+@checked("method")
 def fedconcat_id(
     task: Task,
     *,

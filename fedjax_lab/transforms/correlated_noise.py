@@ -32,7 +32,7 @@ import numpy as np
 from fedjax_lab import sampling as cohorts
 from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import BelowOne, NotNegative, Positive
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive, checked
 from fedjax_lab.transforms import accounting, libraries, privacy, rehearsal, server_state
 from fedjax_lab.transforms.accounting import Run
 from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
@@ -51,6 +51,7 @@ class Correlated(NamedTuple):
     noises: tuple[PyTree, ...]  # x_{t-1}, ..., x_{t-b+1}, with the shapes and sharding of u_t
 
 
+@checked("privacy")
 def banded(
     method: Method,
     task: Task,

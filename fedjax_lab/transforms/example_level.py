@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, streams, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import BelowOne, NotNegative, Positive
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive, checked
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.transforms import accounting, accounting_examples, libraries, privacy, rehearsal
 from fedjax_lab.transforms.accounting_examples import Training
@@ -41,6 +41,7 @@ NEIGHBORS = "the examples of all clients, one of which has a gradient of zero in
 PROTECTED = ("train", "switch", "steps", "optimizer", "frozen", "upload_key")  # in use
 
 
+@checked("privacy")
 def example_level(
     method: Method,
     task: Task,
