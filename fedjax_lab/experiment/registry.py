@@ -28,7 +28,7 @@ from fedjax_lab.errors import (
 from fedjax_lab.experiment import references
 from fedjax_lab.models import embeddings, modules
 from fedjax_lab.ranges import Limit
-from fedjax_lab.simulation import metrics
+from fedjax_lab.simulation import metrics, needs
 from fedjax_lab.simulation.metrics import Metric
 from fedjax_lab.types import Method, Stages, Task
 
@@ -322,10 +322,8 @@ def _make_base(name, settings, task):
     method = make_method(name, task, **settings)
     if not isinstance(method, Method):
         raise BadInput(f"config.method.base={name} has several stages; choose another method")
-    if method.extra.pooled or method.extra.one_by_one:
-        raise BadInput(
-            f"config.method.base={name} has no rounds with several clients; choose another method"
-        )
+    if reason := needs.unmet(method, "all_at_once"):
+        raise BadInput(f"config.method.base={name}: {reason}; choose another method")
     return method
 
 

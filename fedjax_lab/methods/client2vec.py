@@ -31,6 +31,7 @@ from fedjax_lab.papers.client2vec.index import Index
 from fedjax_lab.papers.client2vec.index_source import Source
 from fedjax_lab.papers.client2vec.naive_index import NAIVE, head
 from fedjax_lab.ranges import OneOf, Positive, Share, checked, choice
+from fedjax_lab.transforms import lens
 from fedjax_lab.types import (
     Array,
     Batch,
@@ -212,32 +213,8 @@ def first_state(
 
 def with_index(base: Method) -> Method:
     """The base method with an index in its server's state, which it does not use yet."""
-
-    def beside_index(exchange, ends_round):
-        def send(server, id):
-            return exchange.send(server.base, id)
-
-        def aggregate(server, uploads, cohort):
-            return server._replace(base=exchange.aggregate(server.base, uploads, cohort))
-
-        return exchange._replace(send=send, aggregate=aggregate)
-
-    def sample(key, server, population, m):
-        return base.sample(key, server.base, population, m)
-
-    def of_base(state):
-        return State(state.server.base, state.private)
-
-    scored = base.scored or base.round[-1].send
-    newcomer, join, record = base.newcomer, base.join, base.record
-    return with_exchanges(base, beside_index)._replace(
-        init=None,
-        newcomer=newcomer and (lambda state: newcomer(of_base(state))),
-        join=join and (lambda server, client, work: join(server.base, client, work)),
-        sample=sample,
-        scored=lambda server, id: scored(server.base, id),
-        record=record and (lambda state: record(of_base(state))),
-    )
+    base = base._replace(init=None, scored=base.sends_scored)
+    return lens.lifted(base, server=lens.field("base"))
 
 
 def with_index_sampling(method: Method, similarity: Similarity, tau: float) -> Method:

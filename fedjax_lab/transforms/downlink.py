@@ -46,8 +46,7 @@ def messages(method: Method, codec: Codec) -> Method:
             updates=partial(_updates, exchange, codec),
         )
 
-    scored = method.scored or method.round[-1].send
-    return method._replace(round=tuple(map(wrapped, method.round)), scored=scored)
+    return method._replace(round=tuple(map(wrapped, method.round)), scored=method.sends_scored)
 
 
 def encoded(codec: Codec, message: PyTree) -> Coded:

@@ -129,8 +129,7 @@ def secure_sum(
             updates=_are_masked,
         )
 
-    scored = method.scored or method.round[-1].send
-    masked = method._replace(round=tuple(map(wrapped, method.round)), scored=scored)
+    masked = method._replace(round=tuple(map(wrapped, method.round)), scored=method.sends_scored)
     masked = server_state.with_state(
         masked,
         lambda key: Counters(jnp.int32(0), jnp.float32(0)),
