@@ -99,12 +99,12 @@ class Task(NamedTuple):
     # like `apply`, but `Output.features` is the input of the named layer. If `features` are passed,
     # they replace that input: the layers before it are then not computed (once jitted), and
     # `Output.features` is the input of the head again
-    labels: Callable[[], Array] | None = None  # () -> embeddings of the class names [K, E]
+    embeddings: Callable[[], Any] | None = None  # () -> `Embeddings` of examples and class names
     lowest: Array | float = 0.0  # lower bound of inputs, [] or [channels]
     highest: Array | float = 1.0  # upper bound of inputs, [] or [channels]
     adapters: Adapters | None = None  # None: the model has no low-rank factors
     levels: tuple[float, ...] = ()  # config.partition.capacity: of the clients, in these shares
-    kinds: tuple["Task", ...] = ()  # the models of all kinds of clients: `Client.kind`; (): one
+    kinds: tuple["Task", ...] = ()  # the models of all kinds of clients: trait `kind`; (): one
 
     @property
     def shared(self) -> "Task":
@@ -177,7 +177,18 @@ class NoCounts:
 
 
 class Client(NamedTuple):
-    """One client. With a leading axis on each leaf: a cohort [M] or the population [C]."""
+    """One client. With a leading axis on each leaf: a cohort [M] or the population [C].
+
+    `traits` has an entry for each trait in which the clients of the run may differ, so that
+    `client.traits.get("capacity")` is None in a run without it. `experiment.traits` makes them:
+
+    `capacity`: [] float32, the share of the model's channels or layers that the client can train; 0
+    for a client that has no limit.
+    `kind`: [] int32, the number of the client's model in `Task.kinds`.
+    `skew`: `Skew`, if the run has a feature skew.
+    `pace`: `clock.Pace`, if the run has a clock.
+    `settings`: `LocalSettings`, if some clients train with other numbers than the plan's.
+    """
 
     id: Array  # [] int32
     n: Array  # [] float32, number of training examples
@@ -186,19 +197,14 @@ class Client(NamedTuple):
     private: PyTree  # state that the client keeps between rounds
     num_clients: Array  # [] float32, C: the size of the whole population, not of the cohort
     mean_n: Array  # [] float32, n averaged over the whole population
+    traits: dict[str, Any] = {}  # what distinguishes this run's clients: see below
     arrived: Any = None  # [] bool, whether the server received the upload: for `aggregate` only
-    skew: Any = None  # `Skew`; None: the run has no feature skew
     attacks: Any = None  # [] bool, whether the client attacks in this round; None: no client does
     key: Any = None  # [] key of the server's random numbers in this exchange, the same for the
     # whole cohort: for `aggregate` only
     staleness: Any = None  # [] float32, number of the server's updates since the message from which
     # the client has trained, 0 in synchronous rounds: for `aggregate` only
-    pace: Any = None  # `clock.Pace`; None: the run has no clock
-    capacity: Any = None  # [] float32, the share of the model's channels or layers that the client
-    # can train; 0 for a client that has no limit; None: no client has one
-    kind: Any = None  # [] int32, the number of its model in `Task.kinds`; None: all have the same
     public: Any = None  # as `Work.public`: for `aggregate` only
-    settings: Any = None  # `LocalSettings`; None: all clients train with the numbers of the plan
 
 
 class Work(NamedTuple):
@@ -260,7 +266,8 @@ class Extra(NamedTuple):
     client, with a cohort of one, before `send` is called for the next.
     `alone` is the server's training on its own data at the end of a round. `split` takes a tree of
     arrays [B, ...] and leaves their values unchanged; computations on `split(rows)` are divided
-    among the devices by row.
+    among the devices by row, where each device would repeat those of `aggregate`.
+    `acknowledged`: clients learn which uploads are used; they do so after `local` has returned.
     `pooled`: training sees one client that holds the examples of all clients (centralized
     training).
     `metrics` are evaluated in addition to those that a config names.
@@ -280,10 +287,8 @@ class Extra(NamedTuple):
     acknowledged: bool = False  # a client whose upload is not used keeps its private state
     model: Callable[[PyTree, PyTree], Weights] | None = None  # (message, private) -> weights
     absent: Callable[[Any], Any] | None = None
-    # `Client.capacity` -> bytes of an upload and of a message that the client does not need: one
-    # number for both, or two
-    part_of: Callable[[Any], Any] | None = None  # `Federation` -> what `absent` gets instead of
-    # the capacity of each client [C, ...]
+    # `Federation` -> bytes of an upload and of a message that each client does not need: [C] for
+    # both, or [C, 2]
 
 
 class Method(NamedTuple):
@@ -332,18 +337,11 @@ class View(NamedTuple):
     `frozen` selects a part of the server's state that is sent to every client once, when the stage
     starts, and stays constant during the stage: `Work.frozen`. `transform` computes, from this part
     and the examples, the inputs that the method gets instead of the examples. It is evaluated once
-    for all examples, or in every batch if training images are augmented, unless
-    `before_augmentation` is true.
-
-    `embedded`: the examples are embeddings [B, E] (config.embedding) of the training rows; nothing
-    is scored, so the method need not predict.
+    for all examples, or in every batch if training images are augmented.
     """
 
     frozen: Callable[[PyTree], PyTree] | None = None  # server -> part of it
     transform: Callable[[PyTree, Array], Array] | None = None  # (frozen, x [B, ...]) -> [B, ...]
-    before_augmentation: bool = False  # `transform` gets the images without augmentation
-    embedded: bool = False
-    batch_size: int | None = None  # replaces config.local.batch_size; None: it does not
 
 
 class Stage(NamedTuple):
@@ -355,9 +353,11 @@ class Stage(NamedTuple):
     `start` the stage begins with `Method.init`. Before the first stage the previous state is None.
     When a run is resumed, `start` also runs on untrained states to determine shapes.
 
-    With a `view` the method gets other inputs instead of the examples. A `reliable` stage needs the
-    upload of every client, so config.run.dropout, clock.over_selection and clock.deadline do not
-    apply to it.
+    With a `view` the method gets other inputs instead of the examples. With `embeddings` it gets
+    these, and nothing is scored, so the method need not predict. `plan` changes with which numbers
+    the clients of this stage train, such as their batch size or augmentation. A `reliable` stage
+    needs the upload of every client, so config.run.dropout, clock.over_selection and clock.deadline
+    do not apply to it.
     """
 
     name: str
@@ -368,7 +368,14 @@ class Stage(NamedTuple):
     start: Callable[[Array, int, State | None, dict[str, Array]], State] | None = None
     # (key, C, last state, facts) -> State
     view: View | None = None
+    embeddings: Callable[[], Any] | None = None  # () -> `Embeddings`, such as `Task.embeddings`
+    plan: Callable[["Plan"], "Plan"] | None = None  # the run's plan -> that of this stage
     reliable: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the stage starts from `Method.init` and trains as the run's config says."""
+        return not (self.prepare or self.start or self.view or self.embeddings or self.plan)
 
 
 Stages = Callable[[int], tuple[Stage, ...]]  # config.run.rounds -> the stages of a method
@@ -472,11 +479,8 @@ class Federation(NamedTuple):
     new_train: Rows | None = None  # training rows of each new client [N]
     new_test: Rows | None = None  # test rows of each new client [N]
     frozen: PyTree = ()  # the result of `View.frozen`, used by `Plan.view` and `Work`
-    skews: Skew | None = None  # of the clients, then of the new clients [C + N]: `Client.skew`
-    capacities: Any = None  # [C + N] of the clients, then of the new clients: `Client.capacity`
-    settings: LocalSettings | None = None  # [C + N] likewise: `Client.settings`
-    kinds: Any = None  # [C + N] of the clients, then of the new clients: `Client.kind`
-    skew: Skew | None = None  # of the client whose examples are fetched; None: no feature skew
+    traits: dict[str, Any] = {}  # of the clients, then of the new clients [C + N]: `Client.traits`;
+    # in the federation of one client (`local.client_federation`) its own
     public: tuple[Array, Array] | None = None  # (x [P, D], y [P, *label]), examples that no client
     # holds, and that the server and all clients have: a copy on each device, beside the pool
 
@@ -486,12 +490,6 @@ POPULATION_ROWS = ("train", "validation", "test")  # the fields with rows of eac
 NEW_ROWS = ("new_train", "new_test")  # the fields with rows of each new client [N]
 CLIENT_ROWS = (*POPULATION_ROWS, *NEW_ROWS)
 ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # all fields with rows
-TRAITS = {  # the fields of all clients, and the field of a `Client` that each becomes
-    "skews": "skew",
-    "capacities": "capacity",
-    "kinds": "kind",
-    "settings": "settings",
-}
 
 
 class Plan(NamedTuple):

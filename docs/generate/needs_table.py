@@ -3,6 +3,7 @@
 python docs/generate/needs_table.py
 """
 
+import math
 from pathlib import Path
 
 from fedjax_lab.errors import BadInput
@@ -17,7 +18,8 @@ from fedjax_lab.types import Method
 PAGE = Path(__file__).parents[1] / "transforms.md"
 BEGIN, END = "<!-- needs -->\n", "<!-- end needs -->\n"
 SETUP = Setup(num_clients=40, cohort=4, rounds=12, sizes=(10,) * 40, batch_size=8, epochs=1)
-PLAIN = fedavg(toy_task())
+TASK = toy_task()._replace(batch_norms=())
+PLAIN = fedavg(TASK)
 LACKING = {  # FedAvg without what a transform may need
     "all_at_once": PLAIN.having(one_by_one=True),
     "common_update": PLAIN._replace(round=(PLAIN.round[0]._replace(alike=False),)),
@@ -49,20 +51,23 @@ def lacking(need: str) -> str:
 
 def refusing(need: str) -> str:
     """The transforms that refuse a method only because it does not meet a need."""
-    refused = [
-        f"{section}={name}"
+    refused = {
+        section: [
+            name
+            for name in registry.NAMED[section]
+            if _refuses(section, registry.look_up(section, name), need)
+        ]
         for section in TRANSFORMS
-        for name in registry.NAMED[section]
-        if _refuses(section, registry.look_up(section, name), need)
-    ]
-    return _listed(refused + ["clock.concurrency"] * (need in clocks.OF_ASYNCHRONOUS))
+    }
+    each = [f"{section} {_listed(names)}" for section, names in refused.items() if names]
+    return "; ".join(each + ["`clock.concurrency`"] * (need in clocks.OF_ASYNCHRONOUS))
 
 
 def _refuses(section, transform, need):
-    settings = {"noise": 1.0} if "noise" in registry.keyword_defaults(transform) else {}
+    settings = {"epsilon": math.inf} if "epsilon" in registry.keyword_defaults(transform) else {}
     takes = (SETUP,) if section == "privacy" else ()
     try:
-        transform(LACKING[need], toy_task(), *takes, **settings)
+        transform(LACKING[need], TASK, *takes, **settings)
     except BadInput as error:
         return NEEDS[need].reason in str(error)
     return False

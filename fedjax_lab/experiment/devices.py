@@ -101,7 +101,7 @@ def _step(strategy, plan, of_client, lent):
 
 
 def _lent(engine, plan, stages, model, devices, memory):
-    """The devices, with the memory that is free beside the frozen weights. BadInput if none is."""
+    """The devices with the memory that frozen weights leave. Raises BadInput if none is left."""
     chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
     lent = sizes.Devices(
         number=len(chosen) // engine.fsdp,
@@ -124,7 +124,7 @@ def _host(division, engine, stages):
         return None
     stream = division.data.where == "stream"
     asked = f"config.engine.{'data=stream' if stream else f'state={division.state.where}'}"
-    if len(stages) > 1 or stages[0].start or stages[0].view:
+    if len(stages) > 1 or not stages[0].is_plain:
         names = ", ".join(stage.name for stage in stages)
         raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
     if reason := needs.unmet(stages[0].method, "clients"):

@@ -110,8 +110,8 @@ def fresh(w: Weights, key: Array) -> Weights:
 
 
 def updates(message: tuple[Weights, Array], id: Array, upload: Weights) -> Weights:
-    """The references of an upload whose message begins with the weights."""
-    return wire.of_model(message[0], upload)
+    """Marks an upload as an update of the weights with which the message begins."""
+    return wire.model_references(message[0], upload)
 
 
 # Ranks of clients.
@@ -127,7 +127,7 @@ def truncated(w: Weights, rank: Array) -> Weights:
     return each(one, w)
 
 
-def of_clients(task: Task, ranks: tuple) -> Callable[[Array], Array]:
+def client_ranks(task: Task, ranks: tuple) -> Callable[[Array], Array]:
     """A function from ids of clients to their ranks, by which `ranks` is repeated; (): r.
 
     Raises BadInput unless the ranks are whole numbers from 1 to r.
@@ -144,19 +144,17 @@ def of_clients(task: Task, ranks: tuple) -> Callable[[Array], Array]:
 
 
 def counted(method: Method, task: Task, ranks: tuple) -> Method:
-    """The method, whose messages are counted without what is beyond the ranks of clients."""
+    """The method, whose bytes are counted without the entries beyond the clients' ranks."""
     shapes = pairs(jax.eval_shape(task.init, jax.random.key(0)))
 
-    def absent(rank):
+    rank_of = client_ranks(task, ranks)
+
+    def absent(federation):
+        rank = np.asarray(rank_of(np.arange(len(federation.train))), np.float64)  # [C]
         each = [(tree.num_bytes(pair), pair.A.shape[-1]) for pair in shapes.values()]
-        return sum(size // r * max(0, r - rank) for size, r in each)
+        return sum(size // r * np.maximum(0, r - rank) for size, r in each)
 
-    rank_of = of_clients(task, ranks)
-
-    def part_of(federation):
-        return rank_of(np.arange(len(federation.train)))
-
-    return method.having(absent=absent, part_of=part_of)
+    return method.having(absent=absent)
 
 
 def train(loss: losses.Loss, w: Weights, work: Work, keep: Callable[[Weights], Weights]) -> Weights:
@@ -194,7 +192,13 @@ def changing_the_base(task: Task, exchange: Exchange) -> Method:
         return on_base(task, server.delta).apply(server.w, x).logits
 
     def updates(server, id, upload):
-        return wire.of_model(server.w, upload)
+        return wire.model_references(server.w, upload)
+
+    def model(server, private):
+        raise BadInput(
+            "its model is more than its adapters, because it has changed the frozen weights too;"
+            " config.run.start_with=state continues it"
+        )
 
     return Method(
         init=init,
@@ -202,4 +206,4 @@ def changing_the_base(task: Task, exchange: Exchange) -> Method:
         predict=predict,
         newcomer=lambda state: (state.server, ()),
         sample=sampling.by_size,
-    )
+    ).having(model=model)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree
-from fedjax_lab.errors import BadInput, check_pairs
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import Within
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
@@ -21,7 +22,7 @@ Combine = Callable[[Array, Weights, Weights], Weights]
 
 
 def over_graph(task: Task, graph: str, degree: int, combine: Combine, name: str) -> Method:
-    """A method whose clients train models of their own and combine them with their neighbors'.
+    """A method whose clients train their own models and mix them with those of their neighbors.
 
     The server stands for the network: it holds all models and W. A client that does not take part,
     or whose upload is lost, keeps its model for the round. A new client gets the mean model.

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.errors import check_pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
@@ -88,7 +88,9 @@ def apple(
             return value + coefficient * jnp.sum(away**2), out
 
         both = Weights((tree.take(message.w, client.id), away), stats)
-        (w_i, away), stats = work.train(both, loss, optimizer=of_both(work.optimizer, factor, p_lr))
+        (w_i, away), stats = work.train(
+            both, loss, optimizer=joint_optimizer(work.optimizer, factor, p_lr)
+        )
         return w_i, Private(away, Weights(mixed(w_i, away), stats))
 
     return Method(
@@ -101,8 +103,8 @@ def apple(
     )
 
 
-def of_both(optimizer, factor: float, p_lr: float):
-    """Returns the optimizer of (w_i, p_i), from that of config.local."""
+def joint_optimizer(optimizer, factor: float, p_lr: float):
+    """Returns the optimizer of (w_i, p_i), made of the one in config.local."""
     parts = {"w": optax.chain(optimizer, optax.scale(factor)), "p": optim.sgd(p_lr, 0.9)}
     return optax.multi_transform(parts, ("w", "p"))
 
@@ -127,5 +129,5 @@ def aggregate(server, w, cohort):
 
 
 def updates(message, id, upload):
-    """The references of an upload: the core model of the message."""
+    """Marks the upload as an update of the core model in the message."""
     return tree.take(message.w, id)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.methods._submodels import mean_of_holders, rate
+from fedjax_lab.methods._submodels import by_capacity, mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import layers
 from fedjax_lab.models.parts import number
@@ -58,7 +58,7 @@ def depthfl(task: Task, *, exits: tuple = (), distill: float = 1.0) -> Method:
 
     def updates(message, id, upload):
         w, depth = upload
-        return wire.of_model(cut(depth, message[0]), w), wire.KEPT
+        return wire.model_references(cut(depth, message[0]), w), wire.KEPT
 
     def predict(message, client, x):
         z, _ = run(message[0], x)
@@ -72,7 +72,9 @@ def depthfl(task: Task, *, exits: tuple = (), distill: float = 1.0) -> Method:
         predict=predict,
         sample=sampling.equal,
     )
-    return method.having(absent=lambda capacity: absent(has(depth_of(capacity), shapes), shapes))
+    return method.having(
+        absent=by_capacity(lambda capacity: absent(has(depth_of(capacity), shapes), shapes))
+    )
 
 
 def ramp(t: Array) -> Array:

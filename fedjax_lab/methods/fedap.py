@@ -24,8 +24,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree, wire
-from fedjax_lab.errors import BadInput, check_pairs
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.ranges import BelowOne, Share, checked, choice, uniform
@@ -106,9 +107,9 @@ def aggregate(server, psi, cohort):
 
 
 def updates(u_i, id, upload):
-    """The references of an upload: u_i for psi_i; statistics are kept."""
+    """Marks psi_i as an update of u_i, and the statistics as none."""
     psi, stats = upload
-    return wire.of_model(u_i, psi), wire.kept(stats)
+    return wire.model_references(u_i, psi), wire.kept(stats)
 
 
 def distances(stats: PyTree) -> Array:

@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods._pairs import distances
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import Positive, Share, checked, choice, uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
@@ -114,6 +114,6 @@ def aggregate(server: Server, uploads: tuple[Weights, PyTree], cohort: Client) -
 
 
 def updates(sent, id, upload):
-    """The references of an upload: the model that was sent; the mask is kept."""
+    """Marks the model as an update of the one that was sent, and the mask as none."""
     w, mask = upload
-    return wire.of_model(sent, w), wire.kept(mask)
+    return wire.model_references(sent, w), wire.kept(mask)

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree, wire
-from fedjax_lab.errors import check_pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.ranges import Share, checked, choice, uniform
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
@@ -142,5 +142,5 @@ def aggregate(server, upload, cohort):
 
 
 def updates(message, id, upload):
-    """The references of an upload: the model itself, since it did not start from a sent model."""
-    return Upload(wire.of_pseudo_gradient(upload.model), wire.KEPT, wire.KEPT)
+    """Marks the model itself as an update, since it did not start from a sent model."""
+    return Upload(wire.update_references(upload.model), wire.KEPT, wire.KEPT)

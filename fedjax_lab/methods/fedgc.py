@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods import _heads
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import aggregate
 from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights
@@ -92,9 +92,9 @@ def logits(h: Array, W_i: Array, client: Client) -> Array:
 
 
 def updates(message, id, upload):
-    """The references of an upload: the message for theta and W_i; which classes exist is kept."""
+    """Marks theta and W_i as updates of the message, and the flags of classes as none."""
     theta, _, has = upload
-    return wire.of_model(message[0], theta), message[1], wire.kept(has)
+    return wire.model_references(message[0], theta), message[1], wire.kept(has)
 
 
 def regularizer(W: Array, s: Array, has: Array) -> Array:

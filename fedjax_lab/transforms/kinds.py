@@ -20,12 +20,6 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.transforms import rehearsal
 from fedjax_lab.types import Client, Method, PyTree, Stages, State, Task
 
-# A test finds the same ones.
-FITTING = (
-    "adcol, fd, fedgh, fedgkt, fedkd, fedmd, fedmrl, fedpcl, fedproto, fedtgp, fml, lg_fedavg,"
-    " local, pfl_da"
-)
-
 
 class Shapes(NamedTuple):
     """What server and clients of a method send each other, as shapes."""
@@ -35,7 +29,7 @@ class Shapes(NamedTuple):
     scored: PyTree  # the message with which a client predicts
 
 
-def of_kinds(make: Callable[[Task], Method | Stages], task: Task) -> Method | Stages:
+def mixed_method(make: Callable[[Task], Method | Stages], task: Task) -> Method | Stages:
     """The method for all kinds of models of the task; make: task -> the method for its model.
 
     Raises BadInput if the method has several stages, or sends what depends on the kind.
@@ -43,7 +37,7 @@ def of_kinds(make: Callable[[Task], Method | Stages], task: Task) -> Method | St
     if not task.kinds:
         return make(task)
     tasks = [
-        kind._replace(labels=task.labels, levels=task.levels, kinds=task.kinds)
+        kind._replace(embeddings=task.embeddings, levels=task.levels, kinds=task.kinds)
         for kind in task.kinds
     ]
     methods = [method for method in map(make, tasks) if isinstance(method, Method)]
@@ -65,7 +59,7 @@ def refused(reason: str) -> BadInput:
     """The error for a method that clients with unlike models cannot use."""
     return BadInput(
         f"config.model.kinds: this method {reason}; choose one that sends only what all models have"
-        f" in common: {FITTING}"
+        " in common (docs/unlike_clients.md#unlike-nets lists them)"
     )
 
 
@@ -82,10 +76,11 @@ def joined(methods: Sequence[Method], shapes: Sequence[Shapes]) -> Method:
         return State(states[0].server, tuple(state.private for state in states))
 
     def predict(message, client, x):
-        def of_kind(k):
-            return methods[k].predict(_like(scored[k], message), _of_kind(client, k), x)
+        def predict_kind(k):
+            return methods[k].predict(_like(scored[k], message), _select_kind(client, k), x)
 
-        return jax.lax.switch(client.kind, [partial(of_kind, k) for k in range(len(methods))])
+        each = [partial(predict_kind, k) for k in range(len(methods))]
+        return jax.lax.switch(client.traits["kind"], each)
 
     def local(i):
         messages = [each.messages[i] for each in shapes]
@@ -114,16 +109,19 @@ def _by_kind(
 
     def run(message, client, work):
         def branch(k):
-            value, private = functions[k](_like(messages[k], message), _of_kind(client, k), work)
+            value, private = functions[k](
+                _like(messages[k], message), _select_kind(client, k), work
+            )
             of_all = (*client.private[:k], private, *client.private[k + 1 :])
             return _like(returned, value), of_all
 
-        return work.switch(client.kind, [partial(branch, k) for k in range(len(functions))])
+        branches = [partial(branch, k) for k in range(len(functions))]
+        return work.switch(client.traits["kind"], branches)
 
     return run
 
 
-def _of_kind(client: Client, k: int) -> Client:
+def _select_kind(client: Client, k: int) -> Client:
     """The client with the private state of one kind."""
     return client._replace(private=client.private[k])
 

@@ -24,7 +24,7 @@ BASE = "frozen weights"
 START = "start of seed"  # the state that the seed takes from config.run.start_from
 
 
-def of(experiment: Experiment) -> dict[str, str]:
+def compute(experiment: Experiment) -> dict[str, str]:
     """A digest of each part of the data: examples, labels, users, partition and embeddings.
 
     With a clock, there are also digests of the clients' speeds and availability.
@@ -37,9 +37,8 @@ def of(experiment: Experiment) -> dict[str, str]:
         rows = {name: getattr(federation, field) for name, field in ROWS.items()}
         rows = {name: _array(held) for name, held in rows.items() if held is not None}
         parts[f"partition of seed {seed}"] = rows
-    if any(stage.view and stage.view.embedded for stage in simulation.stages):
-        assert simulation.embeddings is not None  # an embedded stage has them
-        parts[EMBEDDINGS] = simulation.embeddings()._asdict()
+    for embeddings in {stage.embeddings for stage in simulation.stages} - {None}:
+        parts[EMBEDDINGS] = embeddings()._asdict()
     if simulation.base is not None:
         leaves = jax.tree.leaves(simulation.base.load())
         parts[BASE] = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
@@ -47,11 +46,9 @@ def of(experiment: Experiment) -> dict[str, str]:
         leaves = jax.tree.leaves(pace)
         parts[f"speeds of seed {seed}"] = {str(i): leaf for i, leaf in enumerate(leaves)}
     for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
-        if federation.settings is not None:
-            settings = {
-                name: a for name, a in federation.settings._asdict().items() if a is not None
-            }
-            parts[f"local.per_client of seed {seed}"] = settings
+        if (settings := federation.traits.get("settings")) is not None:
+            arrays = {name: a for name, a in settings._asdict().items() if a is not None}
+            parts[f"local.per_client of seed {seed}"] = arrays
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = experiment.dataset.digests()
     digests |= {name: checksum(arrays) for name, arrays in parts.items()}
