@@ -185,7 +185,7 @@ def test_a_central_run_has_no_clients_and_a_plan_has_the_largest_batch(tmp_path)
     local = {"per_client": str(path)}
     simulation = toys.build(tmp_path, local=local).simulation
     assert simulation.plan.batch_size == 24 and not simulation.plan.equal_steps
-    population = simulate.population_on_host(simulation.federations[0], 3)
+    population = simulate.population_on_host(simulation.seeds[0].federation, 3)
     sizes = population.traits["settings"].batch_size
     np.testing.assert_array_equal(sizes, [20, 24, 16, 16, 16, 16])
     pooled = toys.build(tmp_path, local=local, method={"name": "central"}).simulation

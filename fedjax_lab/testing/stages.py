@@ -6,7 +6,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.engine.input import Simulation
+from fedjax_lab.engine.input import Seed, Simulation
 from fedjax_lab.experiment.stages import lay_out
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.simulation import evaluate
@@ -64,9 +64,7 @@ def _simulation(method, strategy, times):
     x = np.asarray(federation.x)
     embedded = Embeddings(np.pad(x, ((0, 0), (0, 32 - D))), np.eye(K, 32, dtype=x.dtype))
     return Simulation(
-        seeds=[0],
-        federations=[federation],
-        training=[jax.device_get(training)],
+        seeds=[Seed(0, federation, jax.device_get(training))],
         num_classes=K,
         stages=stages,
         plan=plan._replace(rounds=sum(stage.rounds for stage in stages)),
