@@ -474,7 +474,7 @@ class Federation(NamedTuple):
     new_test: Rows | None = None  # test rows of each new client [N]
     frozen: PyTree = ()  # the result of `View.frozen`, used by `Plan.view` and `Work`
     traits: dict[str, Any] = {}  # of the clients, then of the new clients [C + N]: `Client.traits`;
-    # in the federation of one client (`local.of_client`) its own
+    # in the federation of one client (`local.client_federation`) its own
     public: tuple[Array, Array] | None = None  # (x [P, D], y [P, *label]), examples that no client
     # holds, and that the server and all clients have: a copy on each device, beside the pool
 

@@ -33,7 +33,7 @@ def table(folder, text, **local):
 def test_a_table_by_client_follows_clients_that_are_renumbered(tmp_path):
     read = table(tmp_path, "client,lr,epochs\n3,0.2,\n0,,7\n")
     clients = Dealt(np.array([1, 3, 0, 2]), np.full(4, 9), 0)
-    settings = local_settings.of_clients(read, LOCAL, clients)
+    settings = local_settings.client_settings(read, LOCAL, clients)
     np.testing.assert_array_equal(settings.work, [2, 2, 7, 2])
     np.testing.assert_array_equal(settings.rate, np.float32([1, 2, 1, 1]))
     assert settings.batch_size is None
@@ -42,7 +42,7 @@ def test_a_table_by_client_follows_clients_that_are_renumbered(tmp_path):
 def test_a_table_by_size_holds_from_so_many_examples(tmp_path):
     read = table(tmp_path, "examples,batch_size\n100,64\n10,8\n")
     clients = Dealt(np.arange(5), np.array([9, 10, 99, 100, 1000]), 0)
-    settings = local_settings.of_clients(read, LOCAL, clients)
+    settings = local_settings.client_settings(read, LOCAL, clients)
     np.testing.assert_array_equal(settings.batch_size, [16, 8, 8, 64, 64])
     assert settings.work is None and settings.rate is None
     assert table(tmp_path, "client,lr,epochs\n1,0.1,\n3,,2\n") is None  # as the config

@@ -22,13 +22,13 @@ def names_of_run(dataset: Dataset, seeds: Sequence[Seed]) -> dict:
     return ({"classes": list(dataset.classes)} if dataset.classes else {}) | {
         "domains": list(dataset.domains),
         "clients": {
-            str(seed.number): _of_seed(dataset, seed.federation.train, seed.task_seconds)
+            str(seed.number): _seed_entry(dataset, seed.federation.train, seed.task_seconds)
             for seed in seeds
         },
     }
 
 
-def _of_seed(dataset, rows, seconds):
+def _seed_entry(dataset, rows, seconds):
     known: dict[str, Any] = {"examples": np.asarray(rows.count).tolist()}
     if seconds is not None:
         known["seconds"] = seconds.tolist()

@@ -79,7 +79,7 @@ def timed(
     if config.clock.name == "none" or pooled:
         return plan, seeds
     _check_turns(config, stages)
-    each = [_of_seed(config, plan, seed) for seed in seeds]
+    each = [_seed_clock(config, plan, seed) for seed in seeds]
     clock, paces = each[0][0], [pace for _, pace in each]
     if not is_asynchronous(config):
         plan = _over_selected(config, plan._replace(clock=clock), len(paces[0].compute))
@@ -111,7 +111,7 @@ def _with_pace(seed, pace):
     return seed._replace(federation=federation, training=federation)
 
 
-def _of_seed(config, plan, seed):
+def _seed_clock(config, plan, seed):
     """The clock of a run, and the paces of the clients of one seed."""
     settings, n = config.clock, np.asarray(seed.federation.train.count)
     rng = np.random.default_rng([seed.number, 3, 1])

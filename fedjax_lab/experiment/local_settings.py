@@ -110,7 +110,7 @@ def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[St
         raise BadInput(f"config.{KEY}: the column batch_size does not go with {reason}")
 
 
-def of_clients(table: Table, local: Mapping, clients: Any) -> LocalSettings:
+def client_settings(table: Table, local: Mapping, clients: Any) -> LocalSettings:
     """The numbers of all clients, [C + N] in the order of their ids.
 
     clients: `traits.Dealt`.

@@ -34,7 +34,7 @@ def makers(config: ml_collections.ConfigDict) -> dict[str, Maker]:
         "skew": (partition.feature_skew != "none", skew),
         "capacity": (partition.capacity, partial(capacity, partition.capacity)),
         "kind": (shares, partial(kind, shares)),
-        "settings": (table, partial(local_settings.of_clients, table, config.local)),
+        "settings": (table, partial(local_settings.client_settings, table, config.local)),
     }
     return {name: maker for name, (is_set, maker) in rows.items() if is_set}
 

@@ -54,4 +54,4 @@ def afl(task: Task, *, lambda_lr: float = 0.1) -> Method:
 def updates(w_t, id, upload):
     """Marks the model as an update of w_t, and the loss as none."""
     w, F = upload
-    return wire.of_model(w_t, w), wire.kept(F)
+    return wire.model_references(w_t, w), wire.kept(F)

@@ -71,7 +71,7 @@ def fedas(task: Task, *, align_lr: float = 0.01, align_epochs: int = 1) -> Metho
 def updates(b_t, id, upload):
     """Marks the body as an update of b_t, and T_i as none."""
     b, T = upload
-    return wire.of_model(b_t, b), wire.kept(T)
+    return wire.model_references(b_t, b), wire.kept(T)
 
 
 def distance(h: Array, P: Array, batch: Batch) -> Array:

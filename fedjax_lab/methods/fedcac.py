@@ -115,4 +115,4 @@ def aggregate(server: Server, uploads: tuple[Weights, PyTree], cohort: Client) -
 def updates(sent, id, upload):
     """Marks the model as an update of the one that was sent, and the mask as none."""
     w, mask = upload
-    return wire.of_model(sent, w), wire.kept(mask)
+    return wire.model_references(sent, w), wire.kept(mask)

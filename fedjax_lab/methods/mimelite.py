@@ -92,4 +92,4 @@ def full_gradient(risk, w_t, work):
 def updates(message, id, upload):
     """Marks the model as an update of w_t, and the gradient as an update itself."""
     (w_t, _), (y, g) = message, upload
-    return wire.of_model(w_t, y), wire.itself(g)
+    return wire.model_references(w_t, y), wire.itself(g)

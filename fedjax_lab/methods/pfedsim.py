@@ -82,7 +82,7 @@ def send(server: Server, id: Array) -> Weights:
 def updates(in_head, u_i, id, w):
     """Marks the body as an update of u_i, and the head as an update itself."""
     head, body = tree.split(in_head, w)
-    return tree.join(wire.of_model(u_i, body), wire.of_pseudo_gradient(head))
+    return tree.join(wire.model_references(u_i, body), wire.update_references(head))
 
 
 def with_similarities(phi: Array, ids: Array, kernels: Array) -> Array:

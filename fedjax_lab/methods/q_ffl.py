@@ -49,4 +49,4 @@ def q_ffl(task: Task, *, q: float = 0.01) -> Method:
 def updates(w_t, id, upload):
     """Marks the model as an update of w_t, and the numbers as none."""
     w, *numbers = upload
-    return wire.of_model(w_t, w), *wire.kept(numbers)
+    return wire.model_references(w_t, w), *wire.kept(numbers)

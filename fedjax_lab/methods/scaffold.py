@@ -74,4 +74,4 @@ def scaffold(
 def updates(message, id, upload):
     """Marks the model as an update of w_t, and the control variate's change as an update itself."""
     (w_t, _), (y, change) = message, upload
-    return wire.of_model(w_t, y), wire.itself(change)
+    return wire.model_references(w_t, y), wire.itself(change)

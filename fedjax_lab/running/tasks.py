@@ -11,10 +11,10 @@ def in_summary(simulation: Simulation, played: int) -> dict[str, Any]:
     """The entry `tasks` of a summary after the rounds played, by seed; {} for synchronous runs."""
     if simulation.seeds[0].schedule is None or not played:
         return {}
-    return {"tasks": {str(seed.number): _of_seed(played, seed) for seed in simulation.seeds}}
+    return {"tasks": {str(seed.number): _seed_entry(played, seed) for seed in simulation.seeds}}
 
 
-def _of_seed(played: int, seed: Seed) -> dict[str, Any]:
+def _seed_entry(played: int, seed: Seed) -> dict[str, Any]:
     schedule, tasks, seconds = seed.schedule, seed.tasks, seed.task_seconds
     assert schedule is not None and tasks is not None and seconds is not None
     ids = schedule.ids[:played]

@@ -13,10 +13,10 @@ from fedjax_lab.simulation.asynchronous import Schedule, Virtual
 from fedjax_lab.simulation.local import (
     Public,
     batch_size,
+    client_federation,
     fetch,
     make_work,
     num_batches,
-    of_client,
     work_rows,
 )
 from fedjax_lab.simulation.strategies import Strategy
@@ -251,7 +251,7 @@ def play_round(
     measured = _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual)
     private = program.strategy.put(state.private, places, cohort.private)
     if update is not None:
-        measured = _of_update(measured, update.facts, exchanges[0], server)
+        measured = _record_update(measured, update.facts, exchanges[0], server)
     return State(server, private), measured
 
 
@@ -265,7 +265,7 @@ def _private(program, cohort, before, arrived):
     return cohort.private if changes is None else tree.where(changes, cohort.private, before)
 
 
-def _of_update(measured, facts, exchange, server):
+def _record_update(measured, facts, exchange, server):
     """The measurements of an asynchronous round, with the server's state in the history."""
     history = measured.virtual.history
     history = asynchronous.in_history(history, exchange, server, facts.new_place)
@@ -303,7 +303,7 @@ def _sample(program, lane, state, t):
     ids, share = strategy.whole(draw(program, lane, state.server, t))
     number = 1 if method.extra.pooled else plan.num_clients or len(lane.population.id)
     is_cohort = contract.is_cohort(ids, share, number)
-    update = None if lane.schedule is None else asynchronous.of_update(lane.schedule, t)
+    update = None if lane.schedule is None else asynchronous.get_update(lane.schedule, t)
     extra, unequal = method.extra, plan.straggler or not plan.equal_steps
     if not extra.one_by_one and (unequal or extra.empty_places):
         order = strategy.deal(_batches(program, lane, ids, share, t))
@@ -434,7 +434,7 @@ def one_client(exchange, plan):
         client, key, passes = entry
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
-        pool, (train, validation) = of_client(federation, client), rows
+        pool, (train, validation) = client_federation(federation, client), rows
         settings = client.traits.get("settings")
         work, trainings = make_work(pool, train, plan, key, passes, validation, settings)
         with jax.named_scope("local"):
