@@ -45,7 +45,6 @@ class Simulation(NamedTuple):
     placement: str = ""  # a text that says where state and examples are kept, and why
     vectorized_seeds: bool = False
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
-    embeddings: Callable[[], Any] | None = None  # () -> Embeddings, for embedded stages
     base: Model | None = None  # a model of which a part is frozen; None: all of it is trained
     variant: Callable[[dict[str, PyTree]], tuple[tuple[Stage, ...], dict[str, Any]]] | None = None
     # settings -> the stages of a seed, and its fields of the plan

@@ -36,8 +36,8 @@ def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = N
     """The examples of rows [B], where -1 is padding. The only function that reads `federation.x`.
 
     The examples are converted to float32 and to the shape `plan.example_shape`. In a federation of
-    one client (`client_federation`) its feature skew is applied. With a key, the examples are those of a
-    training step and are augmented by `plan.augment`.
+    one client (`client_federation`) its feature skew is applied. With a key, the examples are those
+    of a training step and are augmented by `plan.augment`.
     """
     raw = federation.x[rows]
     x = raw.astype(jnp.float32)
