@@ -147,7 +147,7 @@ def _shapes(method: Method, task: Task) -> Shapes:
             messages.append(exchange.send(server, client.id))
             upload, private = exchange.local(messages[-1], client, rehearsal.stand_in(task))
             uploads.append(upload)
-        scored = (method.scored or method.round[-1].send)(server, client.id)
+        scored = method.sends_scored(server, client.id)
         return Shapes(messages, uploads, scored)
 
     return jax.eval_shape(trace)
