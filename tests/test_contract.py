@@ -87,8 +87,7 @@ def test_a_sampling_must_return_ids_and_shares(drawn, error):
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
     lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
     state = simulate.init(method, KEYS, toys.C)
-    assert error in complaint(simulate.cohort_size, program, lane, state)
-    assert error in complaint(simulate.draw, program, lane, state.server, jnp.int32(0))
+    assert error in complaint(simulate.checked, program, lane, state)
 
 
 @pytest.mark.parametrize("made, shown", [(None, "None"), (jnp.zeros((2, 3)), "float32[2, 3]")])

@@ -16,7 +16,7 @@ from fedjax_lab import losses, streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import simulate
-from fedjax_lab.types import Exchange, State
+from fedjax_lab.types import Exchange, Failures, State
 
 
 def test_the_population_counts_examples_and_labels():
@@ -121,7 +121,7 @@ def test_a_client_in_an_empty_place_takes_no_part():
 
 
 def test_private_state_must_keep_its_shapes():
-    """The error is raised when the method is traced; no array is broadcast instead."""
+    """The error is raised before anything is compiled; no array is broadcast instead."""
     plain = fedavg(toys.TASK)
     (exchange,) = plain.round
 
@@ -135,7 +135,7 @@ def test_private_state_must_keep_its_shapes():
             return upload, jax.tree.map(jnp.asarray, returned)
 
         method = plain._replace(init=init, round=(exchange._replace(local=local),))
-        message = complaint(toys.player(method), KEYS, 0, 1)
+        message = complaint(toys.bytes_of, method)
         assert "in the shapes that `init` gave" in message
 
 
@@ -171,7 +171,7 @@ def test_a_server_gets_a_key_for_each_exchange_and_round():
     expected = jax.random.uniform(streams.server(KEYS.cohort, 1, 0))
     assert second[1, 0] == expected  # of the last exchange of round 1
     mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
-    lossy = toys.PLAN._replace(dropout=0.3)
+    lossy = toys.PLAN._replace(failures=Failures(dropout=0.3))
     again = toys.player(noting(), strategy=mesh, plan=lossy)(KEYS, 1, 1)[0].server
     np.testing.assert_array_equal(again, second)
     drawn = np.asarray(toys.player(noting(one_by_one=True))(KEYS, 0, 1)[0].server)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import losses, streams, wire
+from fedjax_lab import losses, streams, tree, wire
 from fedjax_lab.engine import parallel, shards
 from fedjax_lab.engine.engine import Simulation
 from fedjax_lab.engine.placement import Jit, Placement
@@ -21,7 +21,7 @@ from fedjax_lab.simulation import simulate
 from fedjax_lab.testing import toy
 from fedjax_lab.testing.toy import PLAN, C, D, K, N, as_rows, make_federation  # noqa: F401
 from fedjax_lab.testing.trial import pooled
-from fedjax_lab.types import Batch, Exchange, Stage, State, Weights
+from fedjax_lab.types import Batch, Exchange, Stage, State, Turn, Weights
 
 
 def skewed(federation, seed=1):
@@ -196,13 +196,23 @@ def player(method, strategy=VECTORIZED, plan=None, federation=FEDERATION, schedu
     return play
 
 
+def turn(keys, clients=None, **fields):
+    """The turn of clients [M] with these random streams, before anything happens to them."""
+    count = len(keys)
+    if clients is None:
+        clients = tree.take(POPULATION, jnp.zeros(count, jnp.int32))
+    nothing = jnp.ones(count, bool), jnp.zeros(count), None, None, jnp.zeros(())
+    return Turn(clients, keys, *nothing)._replace(**fields)
+
+
 def bytes_of(method, plan=None):
     """(up, down) of one client in one round."""
     federation, population, plan_of_method = pooled(method, FEDERATION)
     keys = streams.make_keys(jax.random.key(0))
     state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     program = simulate.Program(method, plan or plan_of_method, VECTORIZED)
-    return simulate.message_bytes(program, simulate.Lane(federation, population, keys), state)
+    lane = simulate.Lane(federation, population, keys)
+    return simulate.checked(program, lane, state).message_bytes
 
 
 def make(name, task=NORM, **hyper):

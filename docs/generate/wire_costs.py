@@ -49,5 +49,6 @@ def _cost(method, task):
     keys = streams.make_keys(jax.random.key(0))
     state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     program = simulate.Program(method, plan._replace(example_shape=SHAPE), vectorized())
-    up, down = simulate.message_bytes(program, simulate.Lane(federation, population, keys), state)
+    lane = simulate.Lane(federation, population, keys)
+    up, down = simulate.checked(program, lane, state).message_bytes
     return Cost(up / model, down / model)

@@ -65,8 +65,8 @@ def of_stage(
 
 def _reliable(plan):
     """The plan of a stage in which no upload is lost or late."""
-    clock = plan.clock and plan.clock._replace(first=0, deadline=0.0)
-    return plan._replace(dropout=0.0, clock=clock)
+    clock = plan.failures.clock and plan.failures.clock._replace(first=0, deadline=0.0)
+    return plan._replace(failures=plan.failures._replace(dropout=0.0, clock=clock))
 
 
 def frozen_bytes(simulation: Simulation, number: int, state: State, seeds: int) -> int:

@@ -83,7 +83,8 @@ def timed(
     each = [_of_seed(config, plan, *of) for of in zip(federations, seeds, strict=True)]
     clock, paces = each[0][0], [pace for _, pace in each]
     if not is_asynchronous(config):
-        plan = _over_selected(config, plan._replace(clock=clock), len(paces[0].compute))
+        failures = plan.failures._replace(clock=clock)
+        plan = _over_selected(config, plan._replace(failures=failures), len(paces[0].compute))
     sent, drawn = _first_round(plan, stages[0], federations[0])
     works = [_work(plan, _local_settings(federation)) for federation in federations]
     each = list(zip(paces, works, strict=True))
@@ -99,8 +100,9 @@ def timed(
         for pace, work, seed in zip(paces, works, seeds, strict=True)
     ]
     schedules, tasks = map(list, zip(*made, strict=True))
-    plan = plan._replace(clock=clock, dropout=0.0, straggler=0.0)  # the schedule has both
-    return plan, fields | {"schedules": schedules, "tasks": tasks}
+    failures = plan.failures._replace(dropout=0.0, straggler=0.0)  # the schedule has both
+    fields |= {"schedules": schedules, "tasks": tasks}
+    return plan._replace(failures=failures), fields
 
 
 def _of_seed(config, plan, federation, seed):
@@ -145,7 +147,7 @@ def _first_round(plan, stage, federation):
     state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
     program = Program(stage.method, plan, parallel.vectorized())
     of_round = program, Lane(shapes, population, None), state
-    return sum(simulate.message_bytes(*of_round)), simulate.cohort_size(*of_round)
+    return sum(simulate.checked(*of_round).message_bytes), simulate.cohort_size(*of_round)
 
 
 def _check_deadline(config, clock, each, sent):
@@ -212,8 +214,8 @@ def _rules(config, plan, num_clients):
         concurrency=clock.concurrency,
         max_staleness=clock.max_staleness,
         start_rate=clock.start_rate,
-        lost=plan.dropout,
-        straggler=plan.straggler,
+        lost=plan.failures.dropout,
+        straggler=plan.failures.straggler,
     )
 
 

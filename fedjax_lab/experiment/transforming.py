@@ -16,7 +16,6 @@ from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.simulation import contract, simulate
-from fedjax_lab.simulation.asynchronous import Virtual, first_history, num_places
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.transforms import latest_losses, private_state
 from fedjax_lab.transforms.guarantee import Setup
@@ -163,27 +162,13 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
     is_plain = is_plain and all(config[k].name == "none" for k in TRANSFORMS)
     if is_plain or stage.method.init is None or stage.view is not None:
         return
-    program = Program(stage.method, plan, parallel.vectorized())
-    schedules = simulation.schedules
-
-    def first_round(federation, population, seed):
-        keys = streams.make_keys(seed)
-        state = simulate.init(stage.method, keys, len(federation.train))
-        schedule = schedules and jax.tree.map(jnp.asarray, schedules[0])
-        lane = Lane(federation, population, keys, schedule=schedule)
-        virtual = plan.clock and Virtual(jnp.zeros(()))
-        if schedules:
-            history = first_history(stage.method, state.server, num_places(schedules))
-            virtual = virtual._replace(history=history)
-        return simulate.play_round(program, lane, state, jnp.int32(0), virtual)
-
     federation = simulation.training[0]
     population = simulate.population_on_host(federation, simulation.num_classes)
-    population = population._replace(pace=simulation.paces and simulation.paces[0])
-    shapes = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (federation, population)
-    )
-    jax.eval_shape(first_round, *shapes, jax.eval_shape(lambda: jax.random.key(0)))
+    shapes = simulate.shapes(federation)
+    init = functools.partial(simulate.init, stage.method, num_clients=len(federation.train))
+    state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
+    program = Program(stage.method, plan, parallel.vectorized())
+    simulate.checked(program, Lane(shapes, population, None), state)
 
 
 def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulation) -> None:

@@ -24,7 +24,17 @@ from fedjax_lab.simulation.local import work_rows
 from fedjax_lab.simulation.metrics import Metric
 from fedjax_lab.simulation.simulate import Lane, Program, Round
 from fedjax_lab.simulation.strategies import Strategy, is_rows, vectorized
-from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State, Task
+from fedjax_lab.types import (
+    Array,
+    Client,
+    Failures,
+    Federation,
+    Method,
+    Plan,
+    PyTree,
+    State,
+    Task,
+)
 
 
 class Data(NamedTuple):
@@ -112,8 +122,7 @@ def simulator(
         steps=steps,
         optimizer=optim.sgd(0.01) if optimizer is None else optimizer,
         clip=clip,
-        dropout=dropout,
-        straggler=straggler,
+        failures=Failures(dropout=dropout, straggler=straggler),
         augment=augment,
         metrics=metrics.make((*measures, *method.extra.metrics), task.objective),
         objective=task.objective,
@@ -155,7 +164,12 @@ def _functions(program, federation, domains):
         rows, client = jax.tree.map(lambda a: a[ids][0], (rows, clients), is_leaf=is_rows)
         stream = streams.exchange(streams.clients(streams.make_keys(key).local, t, ids), left)[0]
         run = simulate.one_client(exchange, plan)
-        return run(state.server, data.federation, rows, (client, stream, None))[0]
+        (sent, _), _ = run(state.server, data.federation, rows, (client, stream, None))
+        return sent
+
+    program = simulate.checked(
+        program, lane(jax.random.key(0), default), jax.eval_shape(init, jax.random.key(0))
+    )
 
     def summarize(scores):
         return evaluate.summarize(jax.device_get(scores), domains, plan.metrics)

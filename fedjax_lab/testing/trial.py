@@ -106,7 +106,7 @@ class Trial:
         """The bytes (up, down) of the messages of one client in one round."""
         lane = self.lane(keys_of(0))
         state = jax.eval_shape(lambda: simulate.init(self.method, lane.keys, C))
-        return simulate.message_bytes(self.program, lane, state)
+        return simulate.checked(self.program, lane, state).message_bytes
 
     def of_seed(self, keys: streams.Keys, state: State, start: Any, count: Any) -> tuple[Any, Any]:
         """As `play`, for one seed with these random streams."""

@@ -120,6 +120,7 @@ class Hosted:
         place, everywhere = self._jit.place, self._jit.place.strategy.sharding
         out = State(everywhere, place.of_segments), everywhere
         settings = self._settings
+        self._program = simulate.checked(self._program, lane, state)
         play = self._jit.of(self._of_settings(simulate.play), (), out, donate_argnums=(2, 3))
         score = self._jit.of(self._of_settings(evaluate.score), (), everywhere)
         scores = [
@@ -131,7 +132,12 @@ class Hosted:
 
     def _of_settings(self, function):
         """A function of a program as one of its settings, which may be large arrays."""
-        return lambda settings, *args: function(self._make_program(settings), *args)
+        sent = self._program.message_bytes
+
+        def of_settings(settings, *args):
+            return function(self._make_program(settings)._replace(message_bytes=sent), *args)
+
+        return of_settings
 
     def use(self, play: Any, score: list[Any]) -> None:
         """Sets the compiled versions of the programs that `lower` returned."""
