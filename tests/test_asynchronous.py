@@ -17,7 +17,7 @@ from fedjax_lab import sampling, tree
 from fedjax_lab.experiment import availability, speeds
 from fedjax_lab.methods import _staleness
 from fedjax_lab.running.runner import run
-from fedjax_lab.simulation import asynchronous, simulate
+from fedjax_lab.simulation import asynchronous, outline, simulate
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, until_available
 from fedjax_lab.transforms import staleness
@@ -321,7 +321,7 @@ def test_an_asynchronous_run_is_resumed_with_more_rounds(tmp_path):
     simulation = built(tmp_path, 18).simulation
     np.testing.assert_allclose(times, simulation.schedules[0].time[2::3], rtol=1e-6)
     tasks = whole.summary["tasks"]["0"]
-    _, sent = simulate.checked(*_round_of(simulation)).message_bytes
+    _, sent = outline.checked(*_round_of(simulation)).message_bytes
     assert first[-1]["bytes_up"] == 36 * sent
     assert first[-1]["bytes_down"] == simulation.schedules[0].started.sum() * sent
     assert tasks["used"] == 36 == tasks["started"] - tasks["unfinished"]

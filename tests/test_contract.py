@@ -11,7 +11,7 @@ from naive import KEYS
 
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.simulation import contract, evaluate, local, simulate
+from fedjax_lab.simulation import contract, evaluate, local, outline, simulate
 from fedjax_lab.types import Stage, State, View
 
 PLAIN = fedavg(toys.TASK)
@@ -87,7 +87,7 @@ def test_a_sampling_must_return_ids_and_shares(drawn, error):
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
     lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
     state = simulate.init(method, KEYS, toys.C)
-    assert error in complaint(simulate.checked, program, lane, state)
+    assert error in complaint(outline.checked, program, lane, state)
 
 
 @pytest.mark.parametrize("made, shown", [(None, "None"), (jnp.zeros((2, 3)), "float32[2, 3]")])

@@ -1,6 +1,10 @@
 """Checks rounds: the population, random streams, traces and measured work."""
 
+import ast
+import inspect
+import re
 from functools import partial
+from pathlib import Path
 
 import chex
 import jax
@@ -16,7 +20,35 @@ from fedjax_lab import losses, streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import simulate
-from fedjax_lab.types import Exchange, Failures, State
+from fedjax_lab.types import Exchange, Failures, State, Turn
+
+ROUND = Path(simulate.__file__)
+
+
+def none_by_default(path):
+    """{class: the fields of each class of a file whose default is None}."""
+    classes = [c for c in ast.walk(ast.parse(path.read_text())) if isinstance(c, ast.ClassDef)]
+    return {
+        c.name: {
+            ast.unparse(field.target)
+            for field in c.body
+            if isinstance(field, ast.AnnAssign) and ast.unparse(field.value or field) == "None"
+        }
+        for c in classes
+    }
+
+
+def test_a_round_has_few_optional_parts():
+    """Each field that may be None is a branch of every round, so that a new one needs a reason."""
+    optional = none_by_default(ROUND)
+    assert optional["Progress"] == optional["Round"] == optional["Count"] == set()
+    assert optional["Program"] == set()
+    assert optional["Lane"] <= {"held", "new", "schedule"}
+    types = none_by_default(Path(inspect.getfile(Turn)))
+    assert types["Turn"] == set() and types["Failures"] <= {"clock"} and len(types["Plan"]) <= 7
+    text = ROUND.read_text()
+    assert len(re.findall("is (?:not )?None", text)) <= 11
+    assert not re.search(r"contract\.check_|message_bytes\(", text)
 
 
 def test_the_population_counts_examples_and_labels():

@@ -17,7 +17,7 @@ from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running.storage.checkpoint import numbers
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation import outline, simulate
 from fedjax_lab.testing import toy
 from fedjax_lab.testing.toy import PLAN, C, D, K, N, as_rows, make_federation  # noqa: F401
 from fedjax_lab.testing.trial import pooled
@@ -178,7 +178,14 @@ def example(count=9):
 @lru_cache(maxsize=8)
 def compiled(method, plan, strategy, scheduled=None):
     """`simulate.play`, jitted and cached, so that the same method is traced only once."""
-    program = simulate.Program(method, plan, strategy, scheduled)
+    program = simulate.Program(method, plan, strategy)
+    if scheduled is not None:
+
+        def in_round(program, t):
+            method, fields = scheduled(t)
+            return program._replace(method=method, plan=program.plan._replace(**fields))
+
+        program = program._replace(scheduled=in_round)
     return jax.jit(partial(simulate.play, program))
 
 
@@ -212,7 +219,7 @@ def bytes_of(method, plan=None):
     state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     program = simulate.Program(method, plan or plan_of_method, VECTORIZED)
     lane = simulate.Lane(federation, population, keys)
-    return simulate.checked(program, lane, state).message_bytes
+    return outline.checked(program, lane, state).message_bytes
 
 
 def make(name, task=NORM, **hyper):

@@ -9,7 +9,7 @@ from fedjax_lab.engine.parallel import vectorized
 from fedjax_lab.experiment import registry
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation import outline, simulate
 from fedjax_lab.testing.toy import (
     RANK,
     C,
@@ -50,5 +50,5 @@ def _cost(method, task):
     state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     program = simulate.Program(method, plan._replace(example_shape=SHAPE), vectorized())
     lane = simulate.Lane(federation, population, keys)
-    up, down = simulate.checked(program, lane, state).message_bytes
+    up, down = outline.checked(program, lane, state).message_bytes
     return Cost(up / model, down / model)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import partial_eval
 
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation import outline, simulate
 from fedjax_lab.simulation.local import WorkRows, work_sets
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import POOL, ROWS, State
@@ -69,8 +69,8 @@ def of_round(program: Program, lane: Lane, state: State) -> RoundCost | None:
     """
     if lane.population.kind is not None:
         return None
-    lane, state = simulate.shapes((lane, state))
-    clients = simulate.cohort_size(program, lane, state)
+    lane, state = outline.stripped((lane, state))
+    clients = outline.cohort_size(program, lane, state)
     small, large = (of_client(program, lane, state, batches) for batches in (1, 2))
     steps = large.steps - small.steps
     step = (large.operations - small.operations) / steps if steps else 0.0
@@ -145,8 +145,8 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
     for exchange in program.method.round:
         run = simulate.one_client(exchange, program.plan)
         (upload, _), _ = jax.eval_shape(run, state.server, federation, rows, entry)
-        uploads, cohort = simulate.aggregated(entry[0], upload, size)
-        aggregate = simulate.aggregate_with(exchange, program.plan)
+        uploads, cohort = outline.aggregated(entry[0], upload, size)
+        aggregate = outline.aggregate_with(exchange, program.plan)
         traced = jax.make_jaxpr(aggregate)(state.server, uploads, cohort, federation)
         total += times * count(traced)
     if (alone := extra.alone) is not None:
@@ -158,7 +158,7 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
 def _small(method, federation, count):
     """The shapes of a federation with `count` examples and no rows, and `WorkRows` of them all."""
     pool = {name: getattr(federation, name) for name in POOL}
-    pool = simulate.shapes(pool, lambda shape: (count, *shape[1:]))
+    pool = outline.stripped(pool, lambda shape: (count, *shape[1:]))
     rows = WorkRows(*[jax.ShapeDtypeStruct((count,), np.int32)] * len(work_sets(method)))
     return federation._replace(**pool, **dict.fromkeys(ROWS)), rows
 
@@ -169,4 +169,4 @@ def _entry(lane, state):
     The client has the plan's settings, because its numbers of steps are measured in the run.
     """
     population = lane.population._replace(settings=None)
-    return simulate.one_entry(lane._replace(population=population), state)
+    return outline.one_entry(lane._replace(population=population), state)

@@ -11,7 +11,7 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, axes_of_settings, lane_of_one_seed
 from fedjax_lab.engine.placement import Jit
-from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation import evaluate, outline, simulate
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
 from fedjax_lab.types import Plan, PyTree, Stage, State
 
@@ -49,9 +49,9 @@ def make_program(
     if scheduled is None:
         return program
 
-    def in_round(t):
+    def in_round(program, t):
         stage, fields = varied(simulation, number, scheduled(number, settings, t))
-        return stage.method, fields
+        return program._replace(method=stage.method, plan=program.plan._replace(**fields))
 
     return program._replace(scheduled=in_round)
 
@@ -67,7 +67,7 @@ def lower(
     """Lowers the programs of a lane. program: settings -> the program of one seed."""
     number = np.int32(0)
     lane, of_one = lane_of_one_seed(lanes.training, axes, state, jit.place.seeds)
-    checked = simulate.checked(program({}), lane, of_one)
+    checked = outline.checked(program({}), lane, of_one)
 
     def play(settings, *args):
         sent = checked.message_bytes
@@ -90,7 +90,7 @@ def lower(
 
 def make_programs(play: Any, score: Any, of_round: tuple[Program, Lane, State]) -> Programs:
     """The programs with the clients of a round."""
-    return Programs(play, score, of_round, simulate.cohort_size(*of_round))
+    return Programs(play, score, of_round, outline.cohort_size(*of_round))
 
 
 def compiled(programs: Programs) -> Programs:

@@ -14,7 +14,7 @@ from fedjax_lab import sampling, streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import local, simulate
+from fedjax_lab.simulation import local, outline, simulate
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, durations
 from fedjax_lab.simulation.simulate import Lane, Program
@@ -147,7 +147,7 @@ def _first_round(plan, stage, federation):
     state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
     program = Program(stage.method, plan, parallel.vectorized())
     of_round = program, Lane(shapes, population, None), state
-    return sum(simulate.checked(*of_round).message_bytes), simulate.cohort_size(*of_round)
+    return sum(outline.checked(*of_round).message_bytes), outline.cohort_size(*of_round)
 
 
 def _check_deadline(config, clock, each, sent):

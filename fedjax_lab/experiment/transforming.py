@@ -15,7 +15,7 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import contract, simulate
+from fedjax_lab.simulation import contract, outline, simulate
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.transforms import latest_losses, private_state
 from fedjax_lab.transforms.guarantee import Setup
@@ -164,11 +164,11 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
         return
     federation = simulation.training[0]
     population = simulate.population_on_host(federation, simulation.num_classes)
-    shapes = simulate.shapes(federation)
+    shapes = outline.stripped(federation)
     init = functools.partial(simulate.init, stage.method, num_clients=len(federation.train))
     state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
     program = Program(stage.method, plan, parallel.vectorized())
-    simulate.checked(program, Lane(shapes, population, None), state)
+    outline.checked(program, Lane(shapes, population, None), state)
 
 
 def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulation) -> None:

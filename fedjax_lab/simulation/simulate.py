@@ -14,7 +14,6 @@ from fedjax_lab.simulation.asynchronous import Schedule
 from fedjax_lab.simulation.local import (
     Public,
     batch_size,
-    fetch,
     make_work,
     num_batches,
     of_client,
@@ -27,20 +26,16 @@ from fedjax_lab.types import (
     TRAITS,
     Array,
     Client,
-    Exchange,
     Federation,
     Method,
     NoCounts,
     Plan,
     PyTree,
-    Rows,
     State,
     Turn,
 )
 
 PIECE = 1 << 16  # clients whose labels are counted at a time
-AGGREGATED = "the last `aggregate` of a method's round must return the server's state"
-ALIKE = "where uploads may be lost, each `aggregate` of a method must return the server's state"
 
 
 class Program(NamedTuple):
@@ -49,8 +44,8 @@ class Program(NamedTuple):
     method: Method
     plan: Plan
     strategy: Strategy
-    scheduled: Callable[[Array], tuple[Method, dict[str, Any]]] | None = None
-    # round -> (method, fields of the plan), if a learning rate depends on the round
+    scheduled: Callable[[Any, Array], Any] = lambda program, t: program
+    # (program, t) -> the program with the learning rates of round t
     message_bytes: tuple[int, int] = (0, 0)  # up and down, of one client in a round: see `checked`
 
 
@@ -278,17 +273,14 @@ def play_round(
 
 def in_round(program: Program, t: Array) -> Program:
     """The program with the learning rates of round t."""
-    if program.scheduled is None:
-        return program
-    method, fields = program.scheduled(t)
-    return program._replace(method=method, plan=program.plan._replace(**fields))
+    return program.scheduled(program, t)
 
 
 def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array, Array]:
     """The clients of round t, and their shares in the server's mean: [M] each."""
     method, plan, *_ = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
-    clients = _who_train(program, lane.population)
+    clients = who_train(program, lane.population)
     if lane.schedule is None:
         return method.sample(k_cohort, server, clients, plan.cohort)
     ids = lane.schedule.ids[t]  # the sampling takes all of these clients, and gives them shares
@@ -355,7 +347,7 @@ def _kept(extra, turn, before, private):
     return private
 
 
-def _who_train(program, population):
+def who_train(program, population):
     """The clients that train: the population without padding, or one for a pooled method."""
     plan = program.plan
     if program.method.extra.pooled:
@@ -460,96 +452,3 @@ def _measure(turn, trainings, lane_steps, learned, is_cohort):
         is_cohort=is_cohort,
         seconds=turn.seconds,
     )
-
-
-def view_pool(plan: Plan, strategy: Strategy, federation: Federation) -> Array:
-    """All examples of the pool after the plan's view, [R, ...]."""
-    count, size = federation.x.shape[0], plan.eval_batch
-    rows = jnp.arange(-(-count // size) * size) % count
-
-    def block(shared, federation, rows, entry):
-        return fetch(federation, rows, plan).x
-
-    everyone = strategy.everyone(block, plan.cohort)
-    seen = everyone((), federation, rows.reshape(-1, size), ())
-    return seen.reshape(-1, *seen.shape[2:])[:count]
-
-
-def cohort_size(program: Program, lane: Lane, state: State) -> int:
-    """The size of a cohort, which may be larger than the plan's if the method samples more.
-
-    Raises BadInput unless the method's sampling returns clients and shares.
-    """
-
-    def ids(key, server, population):
-        clients = _who_train(program, population)
-        drawn = program.method.sample(key, server, clients, program.plan.cohort)
-        return contract.check_sample(drawn)[0]
-
-    return jax.eval_shape(ids, jax.random.key(0), state.server, lane.population).shape[0]
-
-
-def one_entry(lane: Lane, state: State) -> tuple[Client, Array, None]:
-    """The shapes of what `one_client` gets of a client that does all of the plan's work."""
-    client = shapes(lane.population._replace(private=state.private), lambda shape: shape[1:])
-    return client, jax.eval_shape(lambda: jax.random.key(0)), None
-
-
-def aggregated(client: Client, upload: PyTree, size: int) -> tuple[PyTree, Client]:
-    """The shapes of the uploads and of the cohort [size] that `aggregate` gets."""
-    uploads, cohort = shapes((upload, client), lambda shape: (size, *shape))
-    key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
-    arrived = jax.ShapeDtypeStruct((size,), bool)
-    return uploads, cohort._replace(arrived=arrived, key=key, staleness=cohort.n)
-
-
-def aggregate_with(exchange: Exchange, plan: Plan) -> Callable[..., PyTree]:
-    """The function (server, uploads [M], cohort [M], federation) -> server of an exchange."""
-
-    def aggregate(server, uploads, cohort, federation):
-        return exchange.aggregate(server, uploads, cohort._replace(public=Public(federation, plan)))
-
-    return aggregate
-
-
-def shapes(arrays: PyTree, change: Callable = lambda shape: shape) -> PyTree:
-    """The shapes of arrays, without shardings. change: shape -> the shape that it becomes."""
-
-    def one(a):
-        return jax.ShapeDtypeStruct(change(jnp.shape(a)), jnp.result_type(a))
-
-    return jax.tree.map(one, arrays)
-
-
-def checked(program: Program, lane: Lane, state: State) -> Program:
-    """The program with the bytes of its messages, found from shapes: nothing is computed.
-
-    Lost uploads are not considered. A pooled method sends nothing.
-
-    Raises BadInput unless the functions of the method return what a round needs. Rounds do not
-    check it again.
-    """
-    extra, server, up, down = program.method.extra, state.server, 0, 0
-    size, entry = cohort_size(program, lane, state), one_entry(lane, state)
-    lossy = program.plan.failures.dropout or program.plan.failures.clock
-    rows = jax.tree.map(
-        lambda of_set: jax.ShapeDtypeStruct((of_set.longest,), jnp.int32),
-        work_rows(program.method, lane.federation),
-        is_leaf=lambda part: isinstance(part, Rows),
-    )
-    for exchange in program.method.round:
-        client, *others = entry
-        down += tree.num_bytes(jax.eval_shape(exchange.send, server, client.id))
-        run = one_client(exchange, program.plan)
-        returned, _ = jax.eval_shape(run, server, lane.federation, rows, entry)
-        upload, private = contract.check_local(returned, client.private)
-        up += tree.num_bytes(upload)
-        entry = client._replace(private=private), *others
-        uploads, cohort = aggregated(client, upload, 1 if extra.one_by_one else size)
-        aggregate = aggregate_with(exchange, program.plan)
-        after = jax.eval_shape(aggregate, server, uploads, cohort, lane.federation)
-        if extra.one_by_one or lossy:
-            contract.check_alike(ALIKE if lossy else AGGREGATED, after, server)
-        server = after
-    contract.check_alike(AGGREGATED, server, state.server)
-    return program._replace(message_bytes=(0, 0) if extra.pooled else (up, down))

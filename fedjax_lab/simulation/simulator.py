@@ -18,7 +18,7 @@ import optax
 
 from fedjax_lab import defaults, optim, ranges, streams, tree
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.simulation import contract, evaluate, metrics, simulate
+from fedjax_lab.simulation import contract, evaluate, metrics, outline, simulate
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.local import work_rows
 from fedjax_lab.simulation.metrics import Metric
@@ -167,7 +167,7 @@ def _functions(program, federation, domains):
         (sent, _), _ = run(state.server, data.federation, rows, (client, stream, None))
         return sent
 
-    program = simulate.checked(
+    program = outline.checked(
         program, lane(jax.random.key(0), default), jax.eval_shape(init, jax.random.key(0))
     )
 

@@ -16,7 +16,7 @@ from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
 from fedjax_lab.engine.placement import Jit
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
-from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation import evaluate, outline, simulate
 from fedjax_lab.simulation.local import work_sets
 from fedjax_lab.simulation.metrics import Whole
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
@@ -120,7 +120,7 @@ class Hosted:
         place, everywhere = self._jit.place, self._jit.place.strategy.sharding
         out = State(everywhere, place.of_segments), everywhere
         settings = self._settings
-        self._program = simulate.checked(self._program, lane, state)
+        self._program = outline.checked(self._program, lane, state)
         play = self._jit.of(self._of_settings(simulate.play), (), out, donate_argnums=(2, 3))
         score = self._jit.of(self._of_settings(evaluate.score), (), everywhere)
         scores = [
@@ -173,7 +173,7 @@ class Hosted:
         whole, lane = self._seed.to_train, self._seed.training
         sets = work_sets(self._program.method)
         fitting = self._clients_that_fit(whole, sets)
-        cohort = simulate.cohort_size(self._program, lane, self._like)
+        cohort = outline.cohort_size(self._program, lane, self._like)
         ahead = playing.draws_ahead(self._program, lane, self._like.server)
         size = playing.block_size(self._program, self._owners, cohort, fitting, ahead)
         part = self._part(lane, whole, sets, size.clients)
