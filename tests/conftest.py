@@ -125,11 +125,11 @@ def as_users_compile():
 @pytest.fixture
 def small_network(monkeypatch):
     """DSA-IGN with one layer of width 16."""
-    from fedjax_lab.models import dsa_ign
+    from fedjax_lab.papers.client2vec import network
 
-    monkeypatch.setattr(dsa_ign, "HIDDEN", 16)
-    monkeypatch.setattr(dsa_ign, "LAYERS", 1)
-    monkeypatch.setattr(dsa_ign, "DROPOUT", dsa_ign.DROPOUT)
+    monkeypatch.setattr(network, "HIDDEN", 16)
+    monkeypatch.setattr(network, "LAYERS", 1)
+    monkeypatch.setattr(network, "DROPOUT", network.DROPOUT)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 import repository_links
 import result_tables
 
-from fedjax_lab.analysis import published
 from fedjax_lab.experiment import registry
+from fedjax_lab.papers import published
 from fedjax_lab.testing.toy import needs_adapters
 
 

@@ -13,7 +13,7 @@ and aggregation; w=0.1, 1, 5: also local training with this weight (the paper's 
 import records
 from records import GridRow
 
-from fedjax_lab.analysis.published import CLIENT2VEC_BASES
+from fedjax_lab.papers.published import CLIENT2VEC_BASES
 
 PAGE = "results_client2vec.md"
 SETS = {"digits": "configs/client2vec_digits.py", "fashion": "configs/client2vec_fmnist.py"}

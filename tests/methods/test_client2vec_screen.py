@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import client2vec_screen as screen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +9,10 @@ import pytest
 import toys
 
 from fedjax_lab import losses
-from fedjax_lab.methods._index_dsa_ign import REDUCTIONS
 from fedjax_lab.methods.client2vec import L_index
 from fedjax_lab.models.task import with_side_head
+from fedjax_lab.papers.client2vec import __main__ as screen
+from fedjax_lab.papers.client2vec.dsa_ign import REDUCTIONS
 from fedjax_lab.types import Batch
 
 B_F = jnp.asarray(np.random.default_rng(0).normal(size=(6, 8)), jnp.float32)

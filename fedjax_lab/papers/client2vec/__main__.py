@@ -1,6 +1,6 @@
 """Tries readings of Client2Vec's local term (eq. 4) in short runs of FedAvg with that term alone.
 
-    python launch/client2vec_screen.py [--index=DIR] [--readings=PATTERN,...] [--rounds=20]
+    python -m fedjax_lab.papers.client2vec [--index=DIR] [--readings=PATTERN,...] [--rounds=20]
         [--images=40] [--steps=0] [--config=configs/client2vec_digits.py]
         [--config.data.size=16 ...]
 
@@ -44,10 +44,10 @@ from fedjax_lab.errors import parse
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.methods._index_kept import kept
-from fedjax_lab.models.dsa_ign import Network
 from fedjax_lab.models.embeddings.stand_in import stand_in
 from fedjax_lab.models.task import with_side_head
+from fedjax_lab.papers.client2vec.network import Network
+from fedjax_lab.papers.client2vec.saved_index import kept
 from fedjax_lab.types import Batch, Task, Weights
 
 # orth: weight of mean |z P B^f|. p_q, q_p: weights of KL(softmax o || softmax o_P) and of its
