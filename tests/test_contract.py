@@ -71,7 +71,7 @@ def test_init_must_return_a_state_with_an_axis_of_clients(state, error):
     ],
 )
 def test_a_round_must_keep_the_structure_of_the_states(part, function, error):
-    assert error in complaint(toys.player(with_exchange(**{part: function})), KEYS, 0, 1)
+    assert error in complaint(toys.bytes_of, with_exchange(**{part: function}))
 
 
 @pytest.mark.parametrize(
