@@ -71,22 +71,24 @@ def checked(program: Program, lane: Lane, state: State) -> Program:
 
     Raises BadInput unless the functions of the method return what a round needs.
     """
-    extra, server, up, down = program.method.extra, state.server, 0, 0
-    size, entry = cohort_size(program, lane, state), one_entry(lane, state)
-    lossy = program.plan.failures.dropout or program.plan.failures.clock
+    extra, failures, server = program.method.extra, program.plan.failures, state.server
+    lossy = failures.dropout or failures.clock
+    size, up, down = cohort_size(program, lane, state), 0, 0
+    attacks = jax.ShapeDtypeStruct((), bool) if failures.attackers else None
+    client, *others = one_entry(lane, state)
+    client = client._replace(attacks=attacks)
     rows = jax.tree.map(
         lambda of_set: jax.ShapeDtypeStruct((of_set.longest,), jnp.int32),
         work_rows(program.method, lane.federation),
         is_leaf=lambda part: isinstance(part, Rows),
     )
     for exchange in program.method.round:
-        client, *others = entry
         down += tree.num_bytes(jax.eval_shape(exchange.send, server, client.id))
         run = simulate.one_client(exchange, program.plan)
-        returned, _ = jax.eval_shape(run, server, lane.federation, rows, entry)
+        returned, _ = jax.eval_shape(run, server, lane.federation, rows, (client, *others))
         upload, private = contract.check_local(returned, client.private)
         up += tree.num_bytes(upload)
-        entry = client._replace(private=private), *others
+        client = client._replace(private=private)
         uploads, cohort = aggregated(client, upload, 1 if extra.one_by_one else size)
         aggregate = aggregate_with(exchange, program.plan)
         after = jax.eval_shape(aggregate, server, uploads, cohort, lane.federation)

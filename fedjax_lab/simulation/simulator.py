@@ -146,6 +146,9 @@ def _functions(program, federation, domains):
     def init(key):
         return simulate.init(method, streams.make_keys(key), len(federation.train))
 
+    seed = jax.random.key(0)
+    program = outline.checked(program, lane(seed, default), jax.eval_shape(init, seed))
+
     @defaults.restored()
     def play_round(key, state, t, data=default):
         after, measured = simulate.play_round(program, lane(key, data), state, t)
@@ -166,10 +169,6 @@ def _functions(program, federation, domains):
         run = simulate.one_client(exchange, plan)
         (sent, _), _ = run(state.server, data.federation, rows, (client, stream, None))
         return sent
-
-    program = outline.checked(
-        program, lane(jax.random.key(0), default), jax.eval_shape(init, jax.random.key(0))
-    )
 
     def summarize(scores):
         return evaluate.summarize(jax.device_get(scores), domains, plan.metrics)
