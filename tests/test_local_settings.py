@@ -31,7 +31,7 @@ def table(folder, text, **local):
 
 def test_a_table_by_client_follows_clients_that_are_renumbered(tmp_path):
     read = table(tmp_path, "client,lr,epochs\n3,0.2,\n0,,7\n")
-    settings = local_settings.of_clients(read, LOCAL, np.array([1, 3, 0, 2]), [9] * 4)
+    settings = local_settings.client_settings(read, LOCAL, np.array([1, 3, 0, 2]), [9] * 4)
     np.testing.assert_array_equal(settings.work, [2, 2, 7, 2])
     np.testing.assert_array_equal(settings.rate, np.float32([1, 2, 1, 1]))
     assert settings.batch_size is None
@@ -39,7 +39,7 @@ def test_a_table_by_client_follows_clients_that_are_renumbered(tmp_path):
 
 def test_a_table_by_size_holds_from_so_many_examples(tmp_path):
     read = table(tmp_path, "examples,batch_size\n100,64\n10,8\n")
-    settings = local_settings.of_clients(read, LOCAL, np.arange(5), [9, 10, 99, 100, 1000])
+    settings = local_settings.client_settings(read, LOCAL, np.arange(5), [9, 10, 99, 100, 1000])
     np.testing.assert_array_equal(settings.batch_size, [16, 8, 8, 64, 64])
     assert settings.work is None and settings.rate is None
     assert table(tmp_path, "client,lr,epochs\n1,0.1,\n3,,2\n") is None  # as the config

@@ -153,7 +153,7 @@ def scale_of(x: Any, normalize: str, train: np.ndarray | None = None) -> Scale:
     if normalize == "standard":
         center, scale, *ends = _standard(x, np.arange(len(x)) if train is None else train)
     else:
-        make = {"unit": _unit, "pixels": _pixels, "none": _none}.get(normalize, _of_pixels)
+        make = {"unit": _unit, "pixels": _pixels, "none": _none}.get(normalize, _pixel_scale)
         center, scale = make(x, low, high, normalize)
         ends = [low, high]
     made = np.asarray if x.dtype == np.float64 else partial(jnp.asarray, dtype=jnp.float32)
@@ -212,7 +212,7 @@ def _none(*_):
     return 0, 1
 
 
-def _of_pixels(x, low, high, normalize):
+def _pixel_scale(x, low, high, normalize):
     """The center and scale of a normalization of pixels, whose highest value is 255 or 1."""
     top = 255 if is_pixels(x) else 1
     if normalize in CHANNELS and x.shape[1:][2:] != (3,):

@@ -34,10 +34,10 @@ def block_length(session: Session, begun: Session, at_most: int) -> int:
     """
     new = session.played - begun.played
     pace = new / (session.seconds - begun.seconds) if new else 0.0
-    return processes.of_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
+    return processes.call_in_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
 
 
-def of_seeds(sums: Sequence[Progress]) -> Progress:
+def seed_sums(sums: Sequence[Progress]) -> Progress:
     """The sums of all lanes as NumPy arrays, [seeds] each; without histories, which are large."""
     sums = [of_lane._replace(history=[]) for of_lane in sums]
     each = [jax.tree.map(np.atleast_1d, of_lane) for of_lane in jax.device_get(sums)]
@@ -46,7 +46,7 @@ def of_seeds(sums: Sequence[Progress]) -> Progress:
 
 def work_of(sums: Sequence[Progress]) -> np.ndarray:
     """The examples, steps and lane steps of all seeds."""
-    total = of_seeds(sums)
+    total = seed_sums(sums)
     return np.array([total.examples.sum(), total.steps.sum(), total.lane_steps.sum()])
 
 
@@ -57,7 +57,7 @@ def messages_of(sums: Sequence[Progress]) -> Messages:
     """
     if not sums[0].counts.keys() & {"drawn", "arrived"}:
         return None, None
-    counts = of_seeds(sums).counts
+    counts = seed_sums(sums).counts
     return counts.get("drawn"), counts.get("arrived")
 
 

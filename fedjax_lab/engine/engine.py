@@ -84,7 +84,7 @@ class Engine:
     def _apply_view(self):
         """Sets the lanes and the plan of this stage, as its view of the examples requires."""
         of_stage = self.simulation, self.stage_number, self._jit, self._image_lanes, self.states
-        self.lanes, self.plan, self._differing = views.of_stage(*of_stage)
+        self.lanes, self.plan, self._differing = views.stage_lanes(*of_stage)
 
     def compile(self) -> None:
         """Compiles a block of rounds and the evaluation of this stage, once for all seeds.
@@ -100,7 +100,7 @@ class Engine:
             hosted.use(each.play, each.score)
         self._players: Sequence[Any] = self._hosted or self.programs
         self._absent = counts.absent_bytes(self.stage.method, self.simulation.training)
-        self.round_cost = flops.of_round(*self.programs[0].of_round)
+        self.round_cost = flops.round_cost(*self.programs[0].of_round)
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
@@ -170,7 +170,7 @@ class Engine:
         if self.simulation.host is None:
             return starting.first_states(*of_stage, self.states, facts)
         self._hosted = starting.make_hosted(*of_stage, self.plan, self._folder)
-        return [starting.of_server(hosted, self._jit) for hosted in self._hosted]
+        return [starting.server_state(hosted, self._jit) for hosted in self._hosted]
 
     def _begin_with(self, given):
         """Replaces the initial states by the states `given` [seed]."""
@@ -207,7 +207,7 @@ class Engine:
 
     def progress(self) -> simulate.Progress:
         """The sums since the last evaluation, [seeds] each."""
-        return counts.of_seeds(self.sums)
+        return counts.seed_sums(self.sums)
 
     def evaluate(self) -> list[evaluate.Scores]:
         """Scores each seed after the rounds played so far, and resets the sums."""

@@ -44,7 +44,7 @@ class RoundCost(NamedTuple):
     fixed: float
     step: float
 
-    def of(self, rounds: int, steps: float) -> float:
+    def operations(self, rounds: int, steps: float) -> float:
         """The operations of `rounds` rounds in which all clients together make `steps` steps."""
         return rounds * self.fixed + steps * self.step
 
@@ -58,7 +58,7 @@ def utilization(rate: float | None) -> float | None:
     return rate / (len(jax.devices()) * peak) if rate and peak else None
 
 
-def of_round(program: Program, lane: Lane, state: State) -> RoundCost | None:
+def round_cost(program: Program, lane: Lane, state: State) -> RoundCost | None:
     """The cost of a round of one seed, from the shapes of the arguments.
 
     None for clients with unlike models, whose cost depends on who takes part.
@@ -71,16 +71,16 @@ def of_round(program: Program, lane: Lane, state: State) -> RoundCost | None:
         return None
     lane, state = outline.stripped((lane, state))
     clients = outline.cohort_size(program, lane, state)
-    small, large = (of_client(program, lane, state, batches) for batches in (1, 2))
+    small, large = (client_cost(program, lane, state, batches) for batches in (1, 2))
     steps = large.steps - small.steps
     step = (large.operations - small.operations) / steps if steps else 0.0
     fixed = max(small.operations - small.steps * step, 0.0)
-    return RoundCost(clients * fixed + of_server(program, lane, state, clients), step)
+    return RoundCost(clients * fixed + server_operations(program, lane, state, clients), step)
 
 
 def count(program: ClosedJaxpr) -> float:
     """The operations of a program. A loop whose length depends on data counts as one iteration."""
-    return _count_once(program) + _of_further_turns(program.jaxpr)
+    return _count_once(program) + _count_repeats(program.jaxpr)
 
 
 def _count_once(program):
@@ -89,11 +89,11 @@ def _count_once(program):
     return (lowered.cost_analysis() or {}).get("flops", 0.0)
 
 
-def _of_further_turns(jaxpr):
+def _count_repeats(jaxpr):
     """The operations of the loops after their first iteration; of the longest branch of a cond."""
     total = 0.0
     for each in jaxpr.eqns:
-        inner = [_of_further_turns(program) for program in jaxprs_in_params(each.params)]
+        inner = [_count_repeats(program) for program in jaxprs_in_params(each.params)]
         name, params = each.primitive.name, each.params
         if name == "scan":
             total += params["length"] * inner[0]
@@ -111,7 +111,7 @@ class ClientCost(NamedTuple):
     steps: float
 
 
-def of_client(program: Program, lane: Lane, state: State, batches: int) -> ClientCost:
+def client_cost(program: Program, lane: Lane, state: State, batches: int) -> ClientCost:
     """The cost of a client that holds this number of full batches, in a round; from shapes."""
     plan = program.plan._replace(equal_steps=True)
     federation, rows = _small(program.method, lane.federation, batches * plan.batch_size)
@@ -136,7 +136,7 @@ def _first_output(traced):
     return 0.0 if any(needed) else float(jaxpr_as_fun(ClosedJaxpr(jaxpr, traced.consts))()[0])
 
 
-def of_server(program: Program, lane: Lane, state: State, clients: int) -> float:
+def server_operations(program: Program, lane: Lane, state: State, clients: int) -> float:
     """The operations of the server in a round with this number of clients; from shapes."""
     federation, rows = _small(program.method, lane.federation, program.plan.batch_size)
     entry = _entry(lane, state)

@@ -211,7 +211,7 @@ def put_segment(a: PyTree, sharding: NamedSharding) -> PyTree:
     return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), a)
 
 
-def of_process(a: Array) -> np.ndarray:
+def local_part(a: Array) -> np.ndarray:
     """The part of an array on the devices of this process; the whole array if it is not divided."""
     if a.is_fully_replicated:
         return np.asarray(a)
@@ -292,7 +292,7 @@ def free_memory(devices: Sequence[jax.Device] | None = None) -> int:
 
 def _memory():
     """Bytes that JAX may allocate on a device, the same in every process; 0 if unknown."""
-    stats = processes.of_first(lambda: jax.local_devices()[0].memory_stats())
+    stats = processes.call_in_first(lambda: jax.local_devices()[0].memory_stats())
     return (stats or {}).get("bytes_limit", 0)
 
 

@@ -77,10 +77,10 @@ def lower(
         return evaluate.score(program(settings), *args)
 
     everywhere = jit.place.strategy.sharding
-    out = jit.place.of_state(state), everywhere
+    out = jit.place.state_shardings(state), everywhere
     of_settings = axes_of_settings(lanes.settings)
-    block = jit.of(play, (of_settings, axes, 0, 0, None, None), out, donate_argnums=(2, 3))
-    scored = jit.of(score, (of_settings, axes, 0, None), everywhere)
+    block = jit.wrap(play, (of_settings, axes, 0, 0, None, None), out, donate_argnums=(2, 3))
+    scored = jit.wrap(score, (of_settings, axes, 0, None), everywhere)
     if not parallel.jit_is_disabled():
         of_lane = lanes.settings, lanes.training, state, sums, number, number
         block = block.lower(*of_lane)

@@ -80,7 +80,7 @@ def timed(
     if config.clock.name == "none" or pooled:
         return plan, {}
     _check_turns(config, stages)
-    each = [_of_seed(config, plan, *of) for of in zip(federations, seeds, strict=True)]
+    each = [_seed_clock(config, plan, *of) for of in zip(federations, seeds, strict=True)]
     clock, paces = each[0][0], [pace for _, pace in each]
     if not is_asynchronous(config):
         failures = plan.failures._replace(clock=clock)
@@ -105,7 +105,7 @@ def timed(
     return plan._replace(failures=failures), fields
 
 
-def _of_seed(config, plan, federation, seed):
+def _seed_clock(config, plan, federation, seed):
     """The clock of a run, and the paces of the clients of one seed."""
     settings, n = config.clock, np.asarray(federation.train.count)
     rng = np.random.default_rng([seed, 3, 1])

@@ -277,7 +277,7 @@ def deal_dataset(
     load = embeddings or functools.cache(lambda: load_embeddings(config, dataset))
     checks.check_partition(config, dataset)
     table = local_settings.read(config.local)
-    settings = table and functools.partial(local_settings.of_clients, table, config.local)
+    settings = table and functools.partial(local_settings.client_settings, table, config.local)
     return make_federations(
         dataset,
         bind("partition", config.partition),
@@ -436,7 +436,7 @@ def make_model(
         )
 
     if config.model.kinds:
-        return model_of(unlike.of_kinds([make(net, "") for net in nets]))
+        return model_of(unlike.mixed_task([make(net, "") for net in nets]))
     adapter = bind("adapter", config.adapter)(objective)
     return adapters.apply(adapter, nets[0], config.model.pretrained, make)
 
@@ -536,10 +536,10 @@ def feature_skew(
     of_pixels = normalize.is_pixels(x) or config.data.normalize == "pixels"
     scale, num_clients = 255 if of_pixels else 1, len(skews.client)
 
-    def of_raw(key, x, client):
+    def skew_raw(key, x, client):
         skewed = contract.check_skewed(skew(key, x / scale, client, num_clients), x)
         return skewed * scale
 
     like = jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)
-    jax.eval_shape(of_raw, jax.random.key(0), like, jnp.int32(0))  # BadInput if it does not fit
-    return of_raw
+    jax.eval_shape(skew_raw, jax.random.key(0), like, jnp.int32(0))  # BadInput if it does not fit
+    return skew_raw

@@ -58,7 +58,7 @@ def make_federations(
     capacity: those of all clients in the order in which they are dealt, or fewer levels, which
         equally many clients have, at random; (): no client has a limit.
     kinds: the share of the clients of each kind, who are chosen at random; (): there are no kinds.
-    settings: `local_settings.of_clients` of a table; None: all clients train alike.
+    settings: `local_settings.client_settings` of a table; None: all clients train alike.
     """
     for key, share in {"validation": validation, "public": public}.items():
         ranges.BELOW_ONE.check(f"partition.{key}", share)
@@ -321,7 +321,7 @@ def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, hold_out, new_cl
     kept = [np.concatenate([train[p], shots]) for p, shots in zip(kept, shot_rows, strict=True)]
     each = kept, [train[p] for p in held_out], [test[p] for p in tests]
     new = partition.choose_new(len(parts), new_clients, rng)
-    new_train, new_validation, new_test = (_of(rows, new) for rows in each)
+    new_train, new_validation, new_test = (_select(rows, new) for rows in each)
     to_score = new_test if any(map(len, tests)) else new_validation
     if new.any() and not any(map(len, to_score)):
         raise BadInput(
@@ -329,11 +329,11 @@ def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, hold_out, new_cl
             " examples to be scored on; increase new_clients or, if the data have no test"
             " examples, hold some out with --config.partition.validation=0.1"
         )
-    rows = *(_of(rows, ~new) for rows in each), new_train, to_score
+    rows = *(_select(rows, ~new) for rows in each), new_train, to_score
     return rows, np.argsort(new, kind="stable")
 
 
-def _of(rows, chosen):
+def _select(rows, chosen):
     """The rows of the chosen clients."""
     return [of_one for of_one, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
 
@@ -345,10 +345,10 @@ def make_rows(parts_by_seed: Sequence[partition.Parts]) -> list[Any]:
         return [None] * len(counts)
     longest, length = int(counts.max()), counts.sum(1).max()
 
-    def of_seed(parts, count):
+    def seed_rows(parts, count):
         held = np.full(length, -1, np.int32)
         np.concatenate(parts, out=held[: count.sum()], casting="unsafe")
         start = np.cumsum(count, dtype=np.int32) - count
         return Rows(start, count, held, longest)
 
-    return [of_seed(*each) for each in zip(parts_by_seed, counts, strict=True)]
+    return [seed_rows(*each) for each in zip(parts_by_seed, counts, strict=True)]

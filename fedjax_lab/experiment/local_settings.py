@@ -110,7 +110,9 @@ def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[St
         raise BadInput(f"config.{KEY}: the column batch_size does not go with {reason}")
 
 
-def of_clients(table: Table, local: Mapping, order: np.ndarray, n: Sequence[int]) -> LocalSettings:
+def client_settings(
+    table: Table, local: Mapping, order: np.ndarray, n: Sequence[int]
+) -> LocalSettings:
     """The numbers of all clients, [C + N] in the order of their ids.
 
     order: the number that each client had before new clients were chosen. n: its training examples.

@@ -224,18 +224,18 @@ def with_index(base: Method) -> Method:
     def sample(key, server, population, m):
         return base.sample(key, server.base, population, m)
 
-    def of_base(state):
+    def base_state(state):
         return State(state.server.base, state.private)
 
     scored = base.scored or base.round[-1].send
     newcomer, join, record = base.newcomer, base.join, base.record
     return with_exchanges(base, beside_index)._replace(
         init=None,
-        newcomer=newcomer and (lambda state: newcomer(of_base(state))),
+        newcomer=newcomer and (lambda state: newcomer(base_state(state))),
         join=join and (lambda server, client, work: join(server.base, client, work)),
         sample=sample,
         scored=lambda server, id: scored(server.base, id),
-        record=record and (lambda state: record(of_base(state))),
+        record=record and (lambda state: record(base_state(state))),
     )
 
 

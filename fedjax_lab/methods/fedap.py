@@ -107,7 +107,7 @@ def aggregate(server, psi, cohort):
 def updates(u_i, id, upload):
     """The references of an upload: u_i for psi_i; statistics are kept."""
     psi, stats = upload
-    return wire.of_model(u_i, psi), wire.kept(stats)
+    return wire.model_references(u_i, psi), wire.kept(stats)
 
 
 def distances(stats: PyTree) -> Array:

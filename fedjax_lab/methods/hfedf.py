@@ -223,7 +223,7 @@ def exchange(task: Task, update: Update) -> Exchange:
 
 def updates(phi: Weights, id: Array, upload: Weights) -> Weights:
     """The references of the uploads of `pseudo_gradient`, which are updates themselves."""
-    return wire.of_pseudo_gradient(upload)
+    return wire.update_references(upload)
 
 
 def pseudo_gradient(task: Task):

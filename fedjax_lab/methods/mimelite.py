@@ -92,4 +92,4 @@ def full_gradient(risk, w_t, work):
 def updates(message, id, upload):
     """The references of an upload: w_t for the model; the gradient is an update itself."""
     (w_t, _), (y, g) = message, upload
-    return wire.of_model(w_t, y), wire.itself(g)
+    return wire.model_references(w_t, y), wire.itself(g)

@@ -65,10 +65,10 @@ def pefll(task: Task, *, server_lr: float = 3e-3, embedding_dim: int = 0) -> Met
     def pull_back(message, client, work):
         psi, d_i = message
 
-        def of_batch(batch):
+        def batch_gradient(batch):
             return jax.grad(lambda psi: d_i @ phi(psi, batch))(psi)
 
-        return work.mean(of_batch), ()
+        return work.mean(batch_gradient), ()
 
     def tune(server, client, work):
         v_i, _ = embed(server.psi, client, work)
@@ -77,7 +77,9 @@ def pefll(task: Task, *, server_lr: float = 3e-3, embedding_dim: int = 0) -> Met
     train_h, train_phi = partial(train_theta, adam), partial(train_psi, adam)
     collecting = Exchange(lambda server, id: server.psi, embed, keep_embeddings, wire.all_itself)
     training = Exchange(send, pseudo_gradient(task), train_h, updates=of_models, alike=False)
-    pulling = Exchange(lambda server, id: (server.psi, server.d[id]), pull_back, train_phi, of_psi)
+    pulling = Exchange(
+        lambda server, id: (server.psi, server.d[id]), pull_back, train_phi, psi_references
+    )
     return Method(
         init=partial(first_state, task, adam, embedding_dim),
         round=(collecting, training, pulling),
@@ -162,6 +164,6 @@ def step(adam, params: PyTree, gradient: PyTree, moments: PyTree) -> tuple[PyTre
     return optax.apply_updates(params, updates), moments
 
 
-def of_psi(message, id, u):
+def psi_references(message, id, u):
     """The references of a gradient of psi: itself; that of running statistics, 0, is kept."""
-    return {"body": wire.of_pseudo_gradient(u["body"]), "last": wire.itself(u["last"])}
+    return {"body": wire.update_references(u["body"]), "last": wire.itself(u["last"])}

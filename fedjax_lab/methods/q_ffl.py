@@ -49,4 +49,4 @@ def q_ffl(task: Task, *, q: float = 0.01) -> Method:
 def updates(w_t, id, upload):
     """The references of an upload: w_t for the model; the numbers are kept."""
     w, *numbers = upload
-    return wire.of_model(w_t, w), *wire.kept(numbers)
+    return wire.model_references(w_t, w), *wire.kept(numbers)

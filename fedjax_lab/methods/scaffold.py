@@ -74,4 +74,4 @@ def scaffold(
 def updates(message, id, upload):
     """The references of an upload: w_t for the model; the control variate's change is an update."""
     (w_t, _), (y, change) = message, upload
-    return wire.of_model(w_t, y), wire.itself(change)
+    return wire.model_references(w_t, y), wire.itself(change)

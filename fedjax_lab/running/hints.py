@@ -75,7 +75,7 @@ def is_one_class(accuracy: float, miou: float, classes: int) -> bool:
     return miou <= 1.01 * accuracy / classes
 
 
-def of_run(experiment: Experiment, state: State, summary: dict) -> dict[str, list[str]]:
+def run_hints(experiment: Experiment, state: State, summary: dict) -> dict[str, list[str]]:
     """The entry of summary.json with the hints, if there are any.
 
     state: of one seed, of which only the structure matters.

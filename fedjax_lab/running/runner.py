@@ -117,7 +117,7 @@ def _run(experiment, folder, bar, profile, begin, on_evaluation):
     profile.open()
     if folder and engine.played == 0:
         stage_facts.write(path, engine.stage, engine.first_facts)
-    with followers.of_run(begin, experiment, path, rows) as following:
+    with followers.start(begin, experiment, path, rows) as following:
         part = _Part(experiment, folder, following, rows)
         summary = folder.summary() if folder and is_over(experiment, engine, rows) else None
         if summary is None:
@@ -152,7 +152,7 @@ def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Cho
             folder.open()
         each, ends = [], itertools.accumulate(len(part.simulation.seeds) for part in parts)
         for part, folder, end in zip(parts, folders, ends, strict=True):
-            following = enter(followers.of_run(begin, part, folder.path, []))
+            following = enter(followers.start(begin, part, folder.path, []))
             span = slice(end - len(part.simulation.seeds), end)
             each.append(_Part(part, folder, following, [], span))
         live = _Live(joint, engine, each, Profile(None, None))
@@ -230,7 +230,7 @@ def _finish(live, more):
     summaries = []
     for part in live.parts:
         summary = {**_summary(live.engine, part.experiment, part.rows), **together, **more}
-        summary |= hints.of_run(part.experiment, live.engine.states[0], summary)
+        summary |= hints.run_hints(part.experiment, live.engine.states[0], summary)
         summaries.append(part.folder.finish(summary, part.rows) if part.folder else summary)
     return summaries
 
@@ -409,7 +409,7 @@ def _rows(live, since):
         up, down = engine.bytes[i]
         operations = None if cost is None else before.get(seed, 0.0)
         if operations is not None:
-            operations += cost.of(since, float(sums.steps[i]))
+            operations += cost.operations(since, float(sums.steps[i]))
         rows.append(
             {
                 "round": engine.played,

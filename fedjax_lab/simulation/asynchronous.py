@@ -233,12 +233,12 @@ def _random(clock, seed):
     picks, tasks, gaps = (np.random.default_rng([seed, 3, n]) for n in (2, 3, 4))
     return (
         _each(lambda: picks.random(DRAWS)),
-        _each(partial(_of_tasks, clock, tasks)),
+        _each(partial(_draw_tasks, clock, tasks)),
         _each(lambda: gaps.standard_exponential(DRAWS)),
     )
 
 
-def _of_tasks(clock, rng):
+def _draw_tasks(clock, rng):
     u = rng.random((DRAWS, 4))
     below_one = np.minimum(np.float32(u[:, 0]), np.nextafter(np.float32(1), np.float32(0)))
     u[:, 0] = clock.factor(jnp.asarray(below_one))

@@ -14,9 +14,9 @@ from fedjax_lab.simulation.asynchronous import Schedule
 from fedjax_lab.simulation.local import (
     Public,
     batch_size,
+    client_federation,
     make_work,
     num_batches,
-    of_client,
     work_of,
     work_rows,
 )
@@ -423,7 +423,7 @@ def one_client(exchange, plan):
         client, key, passes = entry
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
-        pool, (train, validation) = of_client(federation, client), rows
+        pool, (train, validation) = client_federation(federation, client), rows
         work, trainings = make_work(pool, train, plan, key, passes, validation, client.settings)
         with jax.named_scope("local"):
             return exchange.local(message, client, work), trainings

@@ -78,7 +78,7 @@ def check_types(trial: Trial) -> None:
     keys = keys_of(0)
 
     def play(keys, start, count):
-        return trial.of_seed(keys, simulate.init(trial.method, keys, C), start, count)
+        return trial.play_seed(keys, simulate.init(trial.method, keys, C), start, count)
 
     with jax.enable_x64(True):
         state, _ = jax.eval_shape(play, keys, jnp.int32(0), jnp.int32(2))

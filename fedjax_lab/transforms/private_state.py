@@ -27,12 +27,16 @@ def wrapped(method: Method, begin: Begin) -> Method:
         state = method.init(key, num_clients)
         return state._replace(private=Beside(state.private, begin(state, num_clients)))
 
-    functions: dict[str, Any] = {"init": init, **_of_clients(method), **_of_states(method)}
+    functions: dict[str, Any] = {
+        "init": init,
+        **_client_functions(method),
+        **_state_functions(method),
+    }
     defined = {name: f for name, f in functions.items() if getattr(method, name) is not None}
     return method._replace(**defined)
 
 
-def _of_clients(method):
+def _client_functions(method):
     """The wrapped functions of a method that take a client."""
 
     def predict(message, client, x):
@@ -49,7 +53,7 @@ def _of_clients(method):
     return {"predict": predict, "tune": tune, "join": join}
 
 
-def _of_states(method):
+def _state_functions(method):
     """The wrapped functions of a method that take a state."""
 
     def newcomer(state):

@@ -27,10 +27,10 @@ def test_the_objective_has_the_gradients_of_the_method(reading, detach):
     reading = reading + " gradient to o" if detach else reading
     given = screen.complete(screen.READINGS[reading])
 
-    def of_method(params):
+    def method_loss(params):
         out = task.apply(w._replace(params=params), BATCH.x, jax.random.key(0), BATCH.mask)
         term = L_index(out, BATCH, B_F, reduce=REDUCTIONS["mean"], orth=True, detach=detach)
         return losses.cross_entropy(out.logits, BATCH) + 5 * term
 
     of_screen = partial(screen.objective, task, w.stats, BATCH, given, B_F)
-    toys.close(jax.grad(lambda p: of_screen(p)[0])(w.params), jax.grad(of_method)(w.params))
+    toys.close(jax.grad(lambda p: of_screen(p)[0])(w.params), jax.grad(method_loss)(w.params))

@@ -19,7 +19,7 @@ from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate
 from fedjax_lab.types import Batch, Client, Work
 
-KNOWN = widths.of_task(toys.TASK)
+KNOWN = widths.task_widths(toys.TASK)
 DEEP = make_task(nets.mlp(toys.K, width=3, depth=2), (toys.D,), toys.K)
 
 

@@ -18,7 +18,7 @@ from fedjax_lab.experiment.registry import METHODS, make_method
 from fedjax_lab.models import nets, unlike
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate, simulate
-from fedjax_lab.transforms.kinds import FITTING, of_kinds
+from fedjax_lab.transforms.kinds import FITTING, mixed_method
 from fedjax_lab.types import NeedsAdapters
 
 KINDS = np.resize(np.int32([0, 1]), toys.C)
@@ -30,12 +30,12 @@ def task(width, depth=1):
 
 
 NARROW, WIDE = task(4), task(6, depth=2)
-UNLIKE = unlike.of_kinds([NARROW, WIDE])
-ALIKE = unlike.of_kinds([NARROW, NARROW])
+UNLIKE = unlike.mixed_task([NARROW, WIDE])
+ALIKE = unlike.mixed_task([NARROW, NARROW])
 
 
 def made(name, of):
-    return of_kinds(functools.partial(make_method, name), of)
+    return mixed_method(functools.partial(make_method, name), of)
 
 
 def test_adaptive_pooling():
@@ -71,12 +71,12 @@ def test_kinds_of_one_model_are_one_kind(name):
     one, sums = play(make_method(name, NARROW))(KEYS, 0, 2)
     two, sums_of_kinds = play(made(name, ALIKE))(KEYS, 0, 2)
     toys.close(two.server, one.server)
-    of_kind = jax.tree.map(lambda a, b: jnp.where(_of(KINDS, a) == 0, a, b), *two.private)
+    of_kind = jax.tree.map(lambda a, b: jnp.where(_aligned(KINDS, a) == 0, a, b), *two.private)
     toys.close(of_kind, one.private)
     toys.close((sums.steps, sums.train_loss), (sums_of_kinds.steps, sums_of_kinds.train_loss))
 
 
-def _of(numbers, leaf):
+def _aligned(numbers, leaf):
     return numbers.reshape(-1, *[1] * (leaf.ndim - 1))
 
 

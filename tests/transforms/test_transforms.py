@@ -182,7 +182,8 @@ def test_a_transform_may_be_user_defined(toy, tmp_path, monkeypatch):
     assert made.config.aggregator.factor == 0.25
     assert list(sources_of(made.config)) == ["half.py:half"]
     assert (
-        descriptions.of_section("aggregator", made.config.aggregator)["factor"] == "of each update"
+        descriptions.section_meanings("aggregator", made.config.aggregator)["factor"]
+        == "of each update"
     )
 
 

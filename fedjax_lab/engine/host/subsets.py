@@ -27,7 +27,7 @@ LOTS = 4 * READERS  # pieces of work for these threads, because pieces take diff
 Part = Callable[..., Federation]
 
 
-def of_rows(pool: Federation, whole: Federation, sets: Sequence[str], owners: Owners) -> Part:
+def row_subsets(pool: Federation, whole: Federation, sets: Sequence[str], owners: Owners) -> Part:
     """Makes parts that contain only rows; all parts share the examples of `pool`.
 
     pool: examples, on the devices.

@@ -24,7 +24,7 @@ BASE = "frozen weights"
 START = "start of seed"  # the state that the seed takes from config.run.start_from
 
 
-def of(experiment: Experiment) -> dict[str, str]:
+def compute(experiment: Experiment) -> dict[str, str]:
     """A digest of each part of the data: examples, labels, users, partition and embeddings.
 
     With a clock, there are also digests of the clients' speeds and availability.

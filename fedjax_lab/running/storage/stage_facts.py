@@ -29,7 +29,9 @@ def read(path: Path, stage: Stage, lanes: int) -> list[dict]:
     """
     if stage.prepare is None:
         return [{} for _ in range(lanes)]
-    return processes.of_first(lambda: [read_arrays(_file(path, stage, i)) for i in range(lanes)])
+    return processes.call_in_first(
+        lambda: [read_arrays(_file(path, stage, i)) for i in range(lanes)]
+    )
 
 
 def _file(path, stage, lane):
