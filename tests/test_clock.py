@@ -26,7 +26,7 @@ SECONDS = 0.5 + COMPUTE * WORK + PER_BYTE * SENT
 def outcome_of(clock, arrived=None, work=None, in_turn=False, absent=None, **fields):
     """The turn after the clock; its seconds are those of the round."""
     pace = jax.tree.map(jnp.asarray, Pace(COMPUTE, PER_BYTE, **fields))
-    cohort = jax.tree.map(lambda a: a[:M], toys.POPULATION)._replace(pace=pace)
+    cohort = jax.tree.map(lambda a: a[:M], toys.POPULATION)._replace(traits={"pace": pace})
     drawn = jnp.arange(M) != (M if absent is None else absent)
     given = {"arrived": arrived, "work": work, "drawn": drawn, "seconds": jnp.float32(TIME)}
     plan = toys.PLAN._replace(epochs=WORK, failures=Failures(clock=clock))

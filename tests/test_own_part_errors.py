@@ -235,7 +235,7 @@ def test_a_sample_that_is_no_cohort_is_refused_before_training(toy, sample, mess
 
 @pytest.mark.slow
 def test_shares_that_depend_on_the_server_stop_the_run_in_one_line(toy):
-    with pytest.raises(BadInput, match=r"of_server returned in round 1 \(seed 0\) .* sum to 1"):
+    with pytest.raises(BadInput, match=r"server_shares returned in round 1 \(seed 0\) .* sum to 1"):
         fedjax_lab.run(config(toy, server_shares), quiet=True)
 
 

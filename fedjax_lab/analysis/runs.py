@@ -311,7 +311,7 @@ def _titled(blocks, names):
 
 
 def _shared(block):
-    """The settings outside of _UNTOLD that all rows of a block share."""
+    """The settings that all rows of a block share, without those in _UNTOLD."""
     first, *rest = (flatten(row.config) for row in block.rows)
     return {
         key: value
@@ -516,7 +516,7 @@ def lower_is_better(blocks: Iterable[Block]) -> frozenset[str]:
 
 
 def peeks(way: str, measured: Iterable[str]) -> bool:
-    """Whether a way of choosing a round uses test examples, if these measures exist.
+    """Whether a way of choosing a round uses test examples when these measures exist.
 
     max_over_rounds uses the first of HEADLINES that exists: without a test set, `id`.
     """

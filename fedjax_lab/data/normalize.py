@@ -100,7 +100,7 @@ def as_meant(x: Any) -> Any:
 
 
 def _rows(x):
-    """Rows of numbers: those of one byte in a type for which they need little memory."""
+    """Rows of numbers; one-byte numbers keep a type that needs little memory."""
     if x.dtype.itemsize > 1:
         return as_type(x, np.float32)
     return as_type(x, np.int8 if _is_binary(x) else np.float16)  # exact up to 2048
@@ -125,7 +125,7 @@ def check_axes(shape: tuple[int, ...]) -> None:
 
 
 def is_of_pixels(low: float, high: float) -> bool:
-    """Whether numbers from `low` to `high` plainly are pixels in 0..255."""
+    """Whether numbers from `low` to `high` can only be pixels in 0..255."""
     return low >= 0 and PLAINLY < high <= 255
 
 

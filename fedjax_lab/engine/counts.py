@@ -1,4 +1,4 @@
-"""What a run has done: its rounds and seconds, the sums of its clients, and the bytes they sent."""
+"""Counts of what a run has done: rounds, seconds, sums over clients, and bytes sent."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ def absent_bytes(method: Method, federations: Sequence[Federation]) -> np.ndarra
     of_client, part_of = method.extra.absent, method.extra.part_of
     means = np.zeros((len(federations), 2))
     for i, federation in enumerate(federations):
-        parts = part_of(federation) if part_of else federation.capacities
+        parts = part_of(federation) if part_of else federation.traits.get("capacity")
         if of_client is not None and parts is not None:
             held = parts[: len(federation.train)]
             levels, counts = np.unique(held, axis=0, return_counts=True)

@@ -1,4 +1,4 @@
-"""Plays a run: its stages one after another, and the state between the calls of their programs."""
+"""Plays the stages of a run one after another, and holds the states of all seeds between calls."""
 
 import itertools
 import tempfile
@@ -173,7 +173,7 @@ class Engine:
         return [starting.server_state(hosted, self._jit) for hosted in self._hosted]
 
     def _begin_with(self, given):
-        """Replaces the initial states by the states `given` [seed]."""
+        """Replaces the initial states by these states [seed]."""
         for first, state in zip(self.final_states(), given, strict=True):
             contract.check_alike("the state that the run starts from must be", state, first)
         for hosted, state in zip(self._hosted, given, strict=False):

@@ -67,7 +67,7 @@ def round_cost(program: Program, lane: Lane, state: State) -> RoundCost | None:
     of the additional steps. The rest of the first one's operations is fixed: each client of a
     cohort performs it in each round, whatever it holds. The server's operations are fixed too.
     """
-    if lane.population.kind is not None:
+    if "kind" in lane.population.traits:
         return None
     lane, state = outline.stripped((lane, state))
     clients = outline.cohort_size(program, lane, state)
@@ -84,7 +84,7 @@ def count(program: ClosedJaxpr) -> float:
 
 
 def _count_once(program):
-    """The operations as XLA counts them: the body of a loop once."""
+    """The operations as XLA counts them, with the body of each loop once."""
     lowered = jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals)
     return (lowered.cost_analysis() or {}).get("flops", 0.0)
 
@@ -168,5 +168,6 @@ def _entry(lane, state):
 
     The client has the plan's settings, because its numbers of steps are measured in the run.
     """
-    population = lane.population._replace(settings=None)
+    traits = {name: of for name, of in lane.population.traits.items() if name != "settings"}
+    population = lane.population._replace(traits=traits)
     return outline.one_entry(lane._replace(population=population), state)

@@ -146,7 +146,7 @@ def make_mesh(devices: int | Sequence[jax.Device], group: int = 1) -> Mesh:
 
 
 def put(a: PyTree, sharding: Sharding | None, compared: bool = True) -> PyTree:
-    """A copy, on all devices of the mesh, of arrays that every process has; also of random keys.
+    """Copies arrays that every process has, random keys included, to all devices of the mesh.
 
     compared: checks that the arrays of all processes are equal. Only the main thread may do this.
     """
@@ -187,7 +187,7 @@ def padded_shape(shape: Sequence[int], sharding: NamedSharding, axis: int) -> tu
 
 
 def put_divided(a: np.ndarray, sharding: NamedSharding, axis: int) -> Array:
-    """Puts a host array on devices that divide one of its axes, which is padded with zeros.
+    """Divides one axis of a host array, padded with zeros, among the devices.
 
     Each process reads only the entries of its own devices.
     """

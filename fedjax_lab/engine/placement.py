@@ -38,7 +38,7 @@ class Placement(NamedTuple):
         return -self.num_clients % self.parts
 
     def put(self, a: PyTree, compared: bool = True) -> PyTree:
-        """Arrays that every process has, copied to all devices, as in `parallel.put`."""
+        """Copies arrays that every process has to all devices, as `parallel.put`."""
         if self.abstract:
             return self.described(a, self.strategy.sharding)
         return parallel.put(a, self.strategy.sharding, compared)
@@ -72,11 +72,11 @@ class Placement(NamedTuple):
         return [f._replace(**dict(zip(rows, of_seed, strict=True))) for f, of_seed in each]
 
     def put_rows(self, rows_by_seed: Sequence[Any]) -> Any:
-        """The `Rows` of these seeds, or None, as one tree."""
+        """Puts the `Rows` of these seeds, or None, as one tree."""
         return None if rows_by_seed[0] is None else self.put_clients(rows_by_seed)
 
     def put_clients(self, of_seeds: Sequence[PyTree]) -> PyTree:
-        """NumPy arrays [C, ...] with an entry for each client, one tree per seed, as one tree."""
+        """Puts trees of NumPy arrays [C, ...] of clients, one per seed, as one tree."""
         joined = jax.tree.map(lambda *a: np.stack(a), *of_seeds) if self.seeds else of_seeds[0]
         sharding = self.client_sharding
         if sharding is None:

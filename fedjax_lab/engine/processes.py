@@ -1,4 +1,4 @@
-"""Runs with several processes on one or more hosts: their numbers, and how they agree on decisions.
+"""Runs with several processes on one or more hosts, and how these agree on decisions.
 
 All processes run the same program on one mesh of all their devices. If a process decides something
 from its own clock, signals or files, all processes must agree on the decision before the next

@@ -1,4 +1,4 @@
-"""The programs of a stage: how they are written for one seed, lowered for all, and compiled."""
+"""Writes the programs of a stage for one seed, lowers them for all seeds, and compiles them."""
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from fedjax_lab.types import Plan, PyTree, Stage, State
 
 
 class Programs(NamedTuple):
-    """The programs of one stage, lowered or compiled; functions as they are if jit is disabled."""
+    """The programs of one stage, lowered or compiled; plain functions if jit is disabled."""
 
     play: Any  # (settings, lane, state, sums, start, count): a block of rounds
     score: Any  # (settings, lane, state, t): the evaluation; a list of several for a hosted lane

@@ -48,7 +48,7 @@ def _seed_entry(dataset, rows, seconds):
 
 
 def numbers(count: int) -> list[str]:
-    """The names of clients that have no others."""
+    """The names of clients without names: their numbers."""
     return list(map(str, range(count)))
 
 

@@ -129,7 +129,7 @@ def _seed_clock(config, plan, federation, seed):
 
 def _local_settings(federation):
     """The settings of the clients [C], without those of new clients; None if they have none."""
-    return simulate.traits(federation, slice(len(federation.train)))["settings"]
+    return simulate.traits(federation, slice(len(federation.train))).get("settings")
 
 
 def _work(plan, of_clients):
@@ -220,7 +220,7 @@ def _rules(config, plan, num_clients):
 
 
 def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:
-    """Raises BadInput unless the clients of a method can train asynchronously, if they are to."""
+    """Raises BadInput if an asynchronous run has a method that cannot train asynchronously."""
     if not is_asynchronous(config):
         return
     for key in ("run.sampling", "privacy.name"):

@@ -19,7 +19,15 @@ from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.errors import BadInput, check_seeds, cut, printable, quoted
-from fedjax_lab.experiment import checks, clocks, kinds, local_settings, transforming, variants
+from fedjax_lab.experiment import (
+    checks,
+    clocks,
+    kinds,
+    local_settings,
+    traits,
+    transforming,
+    variants,
+)
 from fedjax_lab.experiment.devices import check_fsdp, engine_fields, platform_of
 from fedjax_lab.experiment.federation import (
     class_counts,
@@ -276,8 +284,6 @@ def deal_dataset(
     """
     load = embeddings or functools.cache(lambda: load_embeddings(config, dataset))
     checks.check_partition(config, dataset)
-    table = local_settings.read(config.local)
-    settings = table and functools.partial(local_settings.client_settings, table, config.local)
     return make_federations(
         dataset,
         bind("partition", config.partition),
@@ -292,10 +298,7 @@ def deal_dataset(
         shots_per=config.data.shots_per,
         new_clients=config.partition.new_clients,
         public=config.partition.public,
-        skewed=config.partition.feature_skew != "none",
-        capacity=config.partition.capacity,
-        kinds=kinds.shares(config.model),
-        settings=settings,
+        traits=traits.makers(config),
     )
 
 
@@ -524,7 +527,7 @@ def feature_skew(
 
     Raises BadInput if it does not fit the examples.
     """
-    name, skews = config.partition.feature_skew, federation.skews
+    name, skews = config.partition.feature_skew, federation.traits.get("skew")
     if skews is None:
         return None
     of_ids = not normalize.is_image(x) and x.dtype.kind in "iu" and limits(x)[1] > 1

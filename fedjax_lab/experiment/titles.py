@@ -91,7 +91,7 @@ def beginning(kind: str, name: str) -> str:
 
 
 def run_title(config: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
-    """What a run trains on what, such as "FedAvg, Fashion-MNIST, Dir(0.3)"."""
+    """A run's method, data and partition, such as "FedAvg, Fashion-MNIST, Dir(0.3)"."""
     method = method_title(config["method"], config.get("clock", {}).get("concurrency", 0), names)
     others = (section_title(kind, config[kind], names) for kind in KINDS[1:])
     return ", ".join(title.text for title in (method, *others))

@@ -110,7 +110,7 @@ def fresh(w: Weights, key: Array) -> Weights:
 
 
 def updates(message: tuple[Weights, Array], id: Array, upload: Weights) -> Weights:
-    """The references of an upload whose message begins with the weights."""
+    """Marks an upload as an update of the weights with which the message begins."""
     return wire.model_references(message[0], upload)
 
 
@@ -144,7 +144,7 @@ def client_ranks(task: Task, ranks: tuple) -> Callable[[Array], Array]:
 
 
 def counted(method: Method, task: Task, ranks: tuple) -> Method:
-    """The method, whose messages are counted without what is beyond the ranks of clients."""
+    """The method, whose bytes are counted without the entries beyond the clients' ranks."""
     shapes = pairs(jax.eval_shape(task.init, jax.random.key(0)))
 
     def absent(rank):

@@ -132,9 +132,9 @@ def narrowed(known, rule, task, message, rho, id) -> tuple[Callable[..., Output]
 
 def rate(client: Client) -> Array:
     """The share rho of the channels that the client trains."""
-    if client.capacity is None:
+    if (capacity := client.traits.get("capacity")) is None:
         return jnp.float32(1)
-    return jnp.where(client.capacity > 0, client.capacity, 1)
+    return jnp.where(capacity > 0, capacity, 1)
 
 
 def drawn(levels: tuple[float, ...], work: Work) -> Array:
@@ -164,7 +164,7 @@ def train(
 
 
 def place(rho: Array, levels: tuple[float, ...]) -> Array:
-    """1 + the place of rho among these levels, or 0.
+    """1 + the place of rho among these levels; 0 if it is none of them.
 
     It is 0 if rho is none of them, and if clients train together in one `vmap`, which would compute
     the models of all levels.
@@ -211,7 +211,7 @@ def loss_of_part(task: Task, rho: Array, scaler: bool, classes: Any) -> losses.L
 def mean_of_holders(
     held: Callable[[Array], Weights], share: Array, w: Weights, w_t: Weights
 ) -> Weights:
-    """The mean of each number over the clients that have it; the old one if there are none.
+    """The mean of each number over the clients that have it; the old number if none has it.
 
     held: shares [M] -> for each number, the sum of the shares of the clients that have it.
     share: [M], which sum to 1. w: [M, ...], 0 where a client does not have a number.

@@ -103,7 +103,7 @@ def apple(
 
 
 def joint_optimizer(optimizer, factor: float, p_lr: float):
-    """Returns the optimizer of (w_i, p_i), from that of config.local."""
+    """Returns the optimizer of (w_i, p_i), made of the one in config.local."""
     parts = {"w": optax.chain(optimizer, optax.scale(factor)), "p": optim.sgd(p_lr, 0.9)}
     return optax.multi_transform(parts, ("w", "p"))
 
@@ -128,5 +128,5 @@ def aggregate(server, w, cohort):
 
 
 def updates(message, id, upload):
-    """The references of an upload: the core model of the message."""
+    """Marks the upload as an update of the core model in the message."""
     return tree.take(message.w, id)

@@ -67,7 +67,7 @@ def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
 
 
 def updates(message, id, upload):
-    """The references of an upload: w_t for the model; mean features count as an update."""
+    """Marks the model as an update of w_t, and the mean features as an update themselves."""
     (w_t, *_), (w, h_i) = message, upload
     return wire.model_references(w_t, w), wire.itself(h_i)
 

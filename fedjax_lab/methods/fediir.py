@@ -73,13 +73,13 @@ def fediir(task: Task, *, ema: Share = 0.95, penalty: float = 1e-3) -> Method:
 
 
 def sum_references(w_t: Weights, id: Array, upload: tuple[dict, Array]) -> tuple:
-    """The references of the first exchange: sums of gradients are updates, counts are kept."""
+    """Marks the sums of gradients of the first exchange as updates, and its counts as none."""
     total, count = upload
     return wire.itself(total), wire.kept(count)
 
 
 def model_references(server: Server, id: Array, w: Weights) -> Weights:
-    """The references of the second exchange: the model that was sent."""
+    """Marks the upload of the second exchange as an update of the model that was sent."""
     return wire.model_references(server.w, w)
 
 

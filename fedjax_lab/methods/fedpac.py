@@ -146,6 +146,6 @@ def shares(H: Array, V: Array, arrived: Array, steps: int) -> Array:
 
 
 def updates(message, id, upload):
-    """The references of an upload: the model that was sent; features and variances themselves."""
+    """Marks the model as an update of the one sent, and features and variances as updates."""
     w = wire.model_references(tree.join(message.heads, message.body), upload.w)
     return wire.itself(upload)._replace(w=w, counts=wire.kept(upload.counts))

@@ -122,7 +122,7 @@ def assign(server: Server, w: Weights, cohort: Client) -> Server:
 
 
 def updates(message, id, w):
-    """The references of an upload: w_t."""
+    """Marks the upload as an update of w_t."""
     return wire.model_references(message.w, w)
 
 

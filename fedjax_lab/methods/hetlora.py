@@ -115,6 +115,6 @@ def by_norm(pair: Pair, size: Array) -> Pair:
 
 
 def updates(w_t, id, upload):
-    """The references of an upload: the first columns that the client got; its rank is kept."""
+    """Marks the factors as updates of the columns that were sent, and the rank as none."""
     w, rank = upload
     return wire.model_references(factors.truncated(w_t, rank), w), wire.KEPT

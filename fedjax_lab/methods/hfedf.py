@@ -222,7 +222,7 @@ def exchange(task: Task, update: Update) -> Exchange:
 
 
 def updates(phi: Weights, id: Array, upload: Weights) -> Weights:
-    """The references of the uploads of `pseudo_gradient`, which are updates themselves."""
+    """Marks the uploads of `pseudo_gradient` as updates themselves."""
     return wire.update_references(upload)
 
 
@@ -300,7 +300,7 @@ def step(
 
 
 def rest(moving: Array, new: PyTree, old: PyTree) -> PyTree:
-    """Returns `new`, except that embeddings and their moments only change where `moving` holds."""
+    """Returns `new`, with the old embeddings and moments where `moving` does not hold."""
 
     def keep(path, a, b):
         return tree.where(moving, a, b) if getattr(path[-1], "name", "") == "nu" else a

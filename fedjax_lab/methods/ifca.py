@@ -73,7 +73,7 @@ def ifca(
 
 
 def updates(centers, id, upload):
-    """The references of an upload: the cluster's number is kept; the model is from its center."""
+    """Marks the model as an update of its cluster's center, and the cluster's number as none."""
     k, w = upload
     return wire.kept(k), wire.model_references(tree.take(centers, k), w)
 

@@ -139,7 +139,7 @@ def pass_on(server: Server, w: Weights, cohort: Client) -> Server:
 
 
 def updates(server, id, w):
-    """The references of an upload: the model itself, which need not be trained from w_p."""
+    """Marks the model itself as an update, because it need not be trained from w_p."""
     return wire.update_references(w)
 
 

@@ -74,10 +74,10 @@ def mime(
 
 
 def gradient_references(w_t, id, g):
-    """The references of the first upload: the gradient is an update itself."""
+    """Marks the gradient, the first upload, as an update itself."""
     return wire.itself(g)
 
 
 def model_references(message, id, y):
-    """The references of the second upload: w_t."""
+    """Marks the second upload as an update of w_t."""
     return wire.model_references(message[0], y)

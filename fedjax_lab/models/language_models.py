@@ -166,7 +166,7 @@ def _window(given, kind):
 
 
 def _factors(rope: Mapping[str, Any], head_dim: int, base: float) -> tuple[float, ...]:
-    """By what Llama 3.1's scaling divides each rotary frequency; empty if there is no scaling.
+    """The divisors of the rotary frequencies in Llama 3.1's scaling; empty if there is none.
 
     Wavelengths above original / low are divided by `factor`, those below original / high are kept,
     and between them the factor of the frequency is interpolated in original / wavelength.
@@ -258,5 +258,5 @@ GGUF = {
 
 
 def with_tied(*sets: dict[str, str]) -> tuple[dict[str, str], ...]:
-    """Sets of names, before which are those whose head is the embedding, for files without one."""
+    """The sets of names, after copies whose head is the embedding, for files without a head."""
     return tuple({**each, "head": each["embed"]} for each in sets) + sets

@@ -17,7 +17,7 @@ GOOD = 80.0  # accuracy in percent from which normalization needs no hint
 
 
 class Facts(NamedTuple):
-    """What the hints depend on."""
+    """The facts about a run on which its hints depend."""
 
     accuracy: float  # headline accuracy in percent after the last round; NaN if there is none
     classes: int  # 0 if an example does not have one class

@@ -29,7 +29,7 @@ from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.local import WorkRows, client_federation, fetch, make_work, work_rows
-from fedjax_lab.types import ROWS, TRAITS, Client, PyTree, Stage, State, Weights
+from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
 
@@ -141,7 +141,7 @@ class Run:
     summary: dict | None = None  # the content of summary.json; None: the run is not finished
 
     def __repr__(self) -> str:
-        """What was trained on what, for how many rounds, and the folder."""
+        """The title of the run, its number of rounds, and its folder."""
         at = f" in {self.folder}" if self.folder else ""
         return f"<Run: {titles.run_title(self.config)}, {self.rounds} rounds{at}>"
 
@@ -166,10 +166,10 @@ class Run:
         return plots.learning_curve(self.rows, titles.run_title(self.config))
 
     def confusion(self, client: int | None = None, seed: int | None = None) -> np.ndarray:
-        """Numbers [K, K] of the global test set by actual and by predicted class.
+        """The numbers [K, K] of global test examples by actual and by predicted class.
 
-        Of tokens and pixels, those that count. Raises BadInput if there is no global test set, or
-        if the task has no classes.
+        Tokens and pixels without a label are left out. Raises BadInput if there is no global
+        test set, or if the task has no classes.
         """
         dataset, objective = self.experiment.dataset, self._plan.objective
         rows = self.experiment.simulation.federations[self.index(seed)].global_test
@@ -377,7 +377,7 @@ class Run:
             frozen = view.frozen(self.states[i].server)
         x, y, domain = (jnp.asarray(a) for a in (x, y, domain))
         y = y.astype(self._plan.objective.label.dtype)
-        no_rows: Any = dict.fromkeys((*ROWS, *TRAITS))
+        no_rows: Any = dict.fromkeys(ROWS) | {"traits": {}}
         pool = federation._replace(x=x.reshape(x.shape[0], -1), y=y, domain=domain, frozen=frozen)
         return pool._replace(**no_rows)
 
@@ -447,7 +447,7 @@ class Run:
         def tune(settings, message, client, held, rows, key):
             program = self._program(settings)
             pool, (train, validation) = client_federation(held, client), rows
-            sets = {"validation": validation, "settings": client.settings}
+            sets = {"validation": validation, "settings": client.traits.get("settings")}
             work, _ = make_work(pool, train, program.plan, key, **sets)
             return program.method.tune(message, client, work)
 

@@ -171,7 +171,7 @@ class _Part(NamedTuple):
     span: slice = slice(None)  # its seeds among those of all runs
 
     def snapshot(self, whole: Snapshot) -> Snapshot:
-        """Its part of a snapshot, as if it were executed alone."""
+        """This run's part of a snapshot, as if it were executed alone."""
         if self.span == slice(None):
             return whole
         own = self.span if self.span.stop - self.span.start > 1 else self.span.start
@@ -433,13 +433,13 @@ def _measured(experiment, scores, i):
     """The numbers of an evaluation of seed i, with the accuracy by capacity and by net."""
     simulation = experiment.simulation
     measured = evaluate.summarize(scores, experiment.dataset.domains, simulation.plan.metrics)
-    federation, accuracy = simulation.federations[i], measured.get("accuracy")
-    capacities = () if federation.capacities is None else federation.capacities.tolist()
-    levels = {level: f"{level:g}" for level in sorted(capacities, reverse=True)}
+    traits, accuracy = simulation.federations[i].traits, measured.get("accuracy")
+    capacities = sorted(np.unique(traits.get("capacity", ())).tolist(), reverse=True)
+    levels = {level: f"{level:g}" for level in capacities}
     nets = dict(enumerate(kinds.names(experiment.config.model)))
     groups = {
-        "levels": evaluate.by_group(accuracy, federation.capacities, levels),
-        "kinds": evaluate.by_group(accuracy, federation.kinds, nets),
+        "levels": evaluate.by_group(accuracy, traits.get("capacity"), levels),
+        "kinds": evaluate.by_group(accuracy, traits.get("kind"), nets),
     }
     return measured | {form: means for form, means in groups.items() if means}
 

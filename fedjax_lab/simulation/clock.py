@@ -77,11 +77,12 @@ def timed(plan: Plan, sent: int, in_turn: bool, turn: Turn) -> Turn:
       plan: the work of the clients, and the clock.
       sent: the bytes of the messages of a client.
       in_turn: whether clients train one after another.
-      turn: the clients with their `pace`, and the seconds since the beginning of the run.
+      turn: the clients with their trait `pace`, and the seconds since the beginning of the run.
     """
-    clock, pace = plan.failures.clock, turn.clients.pace
+    clock = plan.failures.clock
     if clock is None:
         return turn
+    pace = turn.clients.traits["pace"]
     planned = plan.work if turn.work is None else turn.work
     xi = clock.factor(jax.vmap(jax.random.uniform)(streams.speed(turn.keys)))
     compute, other = durations(clock, pace, xi, planned, sent)

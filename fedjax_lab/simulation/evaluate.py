@@ -131,7 +131,7 @@ def _tuned(program, federation, message, client, rows, key):
     if method.tune is None:
         return message, client
     plan = plan._replace(equal_steps=False)
-    sets = {"validation": rows.validation, "settings": client.settings}
+    sets = {"validation": rows.validation, "settings": client.traits.get("settings")}
     work, _ = make_work(federation, rows.train, plan, key, **sets)
     message, private = contract.check_model("tune", method.tune(message, client, work))
     return message, client._replace(private=private)
@@ -221,9 +221,8 @@ def _made_by_new(program, federation, server, before, client, rows, key):
     method, plan, *_ = program
     if not uses_data_of_new(method):
         return None
-    work, _ = make_work(
-        federation, rows, plan._replace(equal_steps=False), key, settings=client.settings
-    )
+    plan, settings = plan._replace(equal_steps=False), client.traits.get("settings")
+    work, _ = make_work(federation, rows, plan, key, settings=settings)
     if method.join is not None:
         return contract.check_model("join", method.join(server, client, work))
     message, private = before

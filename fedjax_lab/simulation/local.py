@@ -36,16 +36,17 @@ def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = N
     """The examples of rows [B], where -1 is padding. The only function that reads `federation.x`.
 
     The examples are converted to float32 and to the shape `plan.example_shape`. In a federation of
-    one client (`client_federation`) its feature skew is applied. With a key, the examples are those of a
-    training step and are augmented by `plan.augment`.
+    one client (`client_federation`) its feature skew is applied. With a key, the examples are those
+    of a training step and are augmented by `plan.augment`.
     """
     raw = federation.x[rows]
     x = raw.astype(jnp.float32)
     if plan.example_shape is not None:
         x = x.reshape(*rows.shape, *plan.example_shape)
-    if federation.skew is not None and plan.feature_skew is not None:
-        keys = streams.examples(federation.skew.seed, raw)
-        x = jax.vmap(plan.feature_skew, (0, 0, None))(keys, x, federation.skew.client)
+    skew = federation.traits.get("skew")
+    if skew is not None and plan.feature_skew is not None:
+        keys = streams.examples(skew.seed, raw)
+        x = jax.vmap(plan.feature_skew, (0, 0, None))(keys, x, skew.client)
     if key is not None and plan.augment is not None:
         x = contract.check_augmented(plan.augment(streams.augmentation(key), x), x)
     x = (x - federation.center) * federation.scale
@@ -56,7 +57,7 @@ def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = N
 
 def client_federation(federation: Federation, client: Client) -> Federation:
     """The federation from which `fetch` returns examples with the feature skew of this client."""
-    return federation if client.skew is None else federation._replace(skew=client.skew)
+    return federation._replace(traits=client.traits)
 
 
 def num_batches(n: Array, batch_size: Array | int) -> Array:
@@ -106,7 +107,7 @@ class Public:
 
     def _pool(self):
         x, y = self._examples()
-        return self._federation._replace(x=x, y=y, skew=None)
+        return self._federation._replace(x=x, y=y, traits={})
 
 
 class WorkRows(NamedTuple):
@@ -239,7 +240,7 @@ def make_work(
 
 
 def _done(plan, passes, amount):
-    """How much of an amount of work a client does that does `passes` of `Plan.work`; None: all."""
+    """The part of an amount of work that makes `passes` of `Plan.work`; None: all of it."""
     return amount if passes is None else -(-amount * passes // plan.work)
 
 

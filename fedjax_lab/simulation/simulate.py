@@ -23,7 +23,6 @@ from fedjax_lab.simulation.local import (
 from fedjax_lab.simulation.strategies import Strategy
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import (
-    TRAITS,
     Array,
     Client,
     Federation,
@@ -130,7 +129,7 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
         "private": (),
         "num_clients": np.full_like(n, len(n)),
         "mean_n": np.full_like(n, count.mean()),
-        **traits(federation, slice(len(n))),
+        "traits": traits(federation, slice(len(n))),
     }
     return Client(**fields)
 
@@ -150,17 +149,14 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
         "weight": np.zeros_like(new.weight),
         "num_clients": np.full_like(new.n, len(count)),
         "mean_n": np.full_like(new.n, count.mean()),
-        **traits(federation, slice(len(count), None)),
+        "traits": traits(federation, slice(len(count), None)),
     }
     return new._replace(**fields)
 
 
 def traits(federation: Federation, clients: slice) -> dict[str, Any]:
-    """The traits of some of the clients [C + N], by the fields of `Client`; see `types.TRAITS`."""
-    return {
-        field: jax.tree.map(lambda a: a[clients], getattr(federation, of_all))
-        for of_all, field in TRAITS.items()
-    }
+    """The traits of some of the clients [C + N]."""
+    return jax.tree.map(lambda a: a[clients], federation.traits)
 
 
 def _label_counts(rows, y, num_classes):
@@ -297,7 +293,7 @@ def _turn(program, lane, server, t, seconds):
     ids, share = program.strategy.whole(draw(program, lane, server, t))
     number = 1 if extra.pooled else plan.num_clients or len(lane.population.id)
     clients = program.strategy.take(lane.population, ids)._replace(weight=share)
-    version, work = jnp.full_like(ids, t), work_of(clients.settings)
+    version, work = jnp.full_like(ids, t), work_of(clients.traits.get("settings"))
     if schedule is not None:
         version, work, seconds = asynchronous.started(schedule, t, work)
     turn = Turn(
@@ -325,7 +321,7 @@ def _dealt(program, turn):
     if extra.one_by_one or not unequal:
         return turn
     clients = turn.clients
-    load = num_batches(clients.n, batch_size(plan, clients.settings))
+    load = num_batches(clients.n, batch_size(plan, clients.traits.get("settings")))
     load = jnp.ones_like(load) if plan.steps else load
     order = program.strategy.deal(load if turn.work is None else load * turn.work)
     return Turn(*tree.take(turn[:-1], order), turn.seconds)
@@ -424,7 +420,8 @@ def one_client(exchange, plan):
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
         pool, (train, validation) = client_federation(federation, client), rows
-        work, trainings = make_work(pool, train, plan, key, passes, validation, client.settings)
+        settings = client.traits.get("settings")
+        work, trainings = make_work(pool, train, plan, key, passes, validation, settings)
         with jax.named_scope("local"):
             return exchange.local(message, client, work), trainings
 

@@ -33,7 +33,7 @@ def check_padding(trial: Trial) -> None:
 
 
 def check_equal(few: Any, many: Any) -> None:
-    """Checks that what `player` returns for 1 and for 2 is the same."""
+    """Checks that `player` returns the same for 1 and for 2."""
     check_same(many[0], few[0], DEPENDS, rtol=5e-4, atol=5e-5)
     check_same(many[1], few[1], DEPENDS_SCORED, rtol=5e-4, atol=5e-5)
 

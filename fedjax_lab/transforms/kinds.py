@@ -85,7 +85,8 @@ def joined(methods: Sequence[Method], shapes: Sequence[Shapes]) -> Method:
         def predict_kind(k):
             return methods[k].predict(_like(scored[k], message), _select_kind(client, k), x)
 
-        return jax.lax.switch(client.kind, [partial(predict_kind, k) for k in range(len(methods))])
+        each = [partial(predict_kind, k) for k in range(len(methods))]
+        return jax.lax.switch(client.traits["kind"], each)
 
     def local(i):
         messages = [each.messages[i] for each in shapes]
@@ -120,7 +121,8 @@ def _by_kind(
             of_all = (*client.private[:k], private, *client.private[k + 1 :])
             return _like(returned, value), of_all
 
-        return work.switch(client.kind, [partial(branch, k) for k in range(len(functions))])
+        branches = [partial(branch, k) for k in range(len(functions))]
+        return work.switch(client.traits["kind"], branches)
 
     return run
 

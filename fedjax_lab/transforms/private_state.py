@@ -81,7 +81,7 @@ def with_plain(private: PyTree, new: PyTree) -> PyTree:
 
 
 def in_stage(stage: Stage, transform: Callable[[Method], Method]) -> Stage:
-    """Transforms the method of a stage, also if the stage starts from the state of another."""
+    """Transforms the method of a stage, also of one that starts from another stage's state."""
     method, before = transform(stage.method), stage
 
     def last_of(state):

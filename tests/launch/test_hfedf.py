@@ -68,4 +68,4 @@ def test_the_record_of_a_seed_has_final_values_and_curves():
         {"round": 30, "id": 50.0, "ood": 50.0, "ood_per_client": [50.0, 50.0]},
     ]
     final = {"id": 50.0, "ood": 50.0, "spread": 0.0}
-    assert table.of_seed(rows) == {**final, "ood/20": 50.0, "spread/20": 10.0}
+    assert table.seed_values(rows) == {**final, "ood/20": 50.0, "spread/20": 10.0}

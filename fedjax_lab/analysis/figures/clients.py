@@ -113,7 +113,7 @@ def _check(measure):
 
 
 def _described(workdir, known, values):
-    """What is known of each client, with its value. Raises files.Damaged for another number."""
+    """The known facts of each client, with its value. Raises files.Damaged for another number."""
     absent = {"names": clients.numbers(len(values)), "examples": [], "domains": [""] * len(values)}
     known = absent | known
     each = [known[key] for key in ("names", "examples", "domains")]

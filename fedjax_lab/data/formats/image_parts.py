@@ -57,7 +57,7 @@ def make_look(size: int, color: str, resize: str) -> Look:
 def gather(
     title: str, parts: Sequence[Part], classes: Sequence[str], domains: Sequence[str], look: Look
 ) -> Dataset:
-    """The dataset of these parts, training examples first and ordered by domain; see `image_dataset`.
+    """The dataset of these parts, training examples first, by domain; see `image_dataset`.
 
     Validation images are test examples if there are no test images, and training examples
     otherwise. Parts without images are left out. Raises a Fault if there are no training images.

@@ -136,9 +136,9 @@ def _visible(folder: Path) -> list[os.DirEntry]:
 def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:
     """Decorates a data source that lists images, so that it decodes all of them at once.
 
-    The x of `listing` is lazy, like that of `image_dataset`; any other x is left unchanged. The decoded
-    arrays are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until a file or a label
-    changes. To read piece by piece, use the result's attribute `listing`.
+    The x of `listing` is lazy, like that of `image_dataset`; any other x is left unchanged. The
+    decoded arrays are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until a file or a
+    label changes. To read piece by piece, use the result's attribute `listing`.
     """
 
     @functools.wraps(listing)

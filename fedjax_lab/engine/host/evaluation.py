@@ -166,5 +166,5 @@ def _cut(rows, length):
 
 
 def _the_one(values):
-    """The first value that is not None; None if there is none."""
+    """The first value that is not None, or None."""
     return next((value for value in values if value is not None), None)

@@ -1,4 +1,4 @@
-"""Plays rounds in blocks: the clients' private state is on the host, a block's on the devices.
+"""Plays rounds in blocks, with the clients' private state on the host and a block's on the devices.
 
 A block is a sequence of rounds whose cohorts are drawn in advance, from the same random streams as
 in the rounds themselves. The devices hold the private state of the clients in those cohorts and,

@@ -91,7 +91,7 @@ def _main(argv):
     args = parse(parser, argv)
     config = resolve(load_config(f"{args.config}:fedavg"), overrides)
     data = data_of(config, args.images)
-    B_f = of_run(args.index) if args.index else untrained(data)
+    B_f = trained_index(args.index) if args.index else untrained(data)
     print(described(B_f), flush=True)
     B_f = B_f / np.linalg.norm(B_f, axis=1).mean()
     if args.steps:
@@ -112,7 +112,7 @@ def complete(reading: dict[str, float]) -> dict[str, float]:
     return {key: float(value) for key, value in {**FEDAVG, **reading}.items()}
 
 
-def of_run(workdir: str) -> np.ndarray:
+def trained_index(workdir: str) -> np.ndarray:
     """B^f [C, F] of the first seed of the run in `workdir`."""
     feature = kept(workdir)[0]["feature"]
     return feature.reshape(-1, *feature.shape[-2:])[0]

@@ -47,11 +47,9 @@ def compute(experiment: Experiment) -> dict[str, str]:
         leaves = jax.tree.leaves(pace)
         parts[f"speeds of seed {seed}"] = {str(i): leaf for i, leaf in enumerate(leaves)}
     for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
-        if federation.settings is not None:
-            settings = {
-                name: a for name, a in federation.settings._asdict().items() if a is not None
-            }
-            parts[f"local.per_client of seed {seed}"] = settings
+        if (settings := federation.traits.get("settings")) is not None:
+            arrays = {name: a for name, a in settings._asdict().items() if a is not None}
+            parts[f"local.per_client of seed {seed}"] = arrays
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = experiment.dataset.digests()
     digests |= {name: checksum(arrays) for name, arrays in parts.items()}
