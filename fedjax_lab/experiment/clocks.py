@@ -1,6 +1,5 @@
 """The clock of a run, and the schedule of an asynchronous one: the config's section `clock`."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +9,14 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import sampling, streams
+from fedjax_lab import sampling
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.simulation import local, outline, simulate
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, durations
-from fedjax_lab.simulation.simulate import Lane, Program
+from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.types import Federation, Plan, Stage
 
 ASYNCHRONOUS = "config.clock.concurrency"  # the key with which a run is asynchronous
@@ -142,12 +141,9 @@ def _first_round(plan, stage, federation):
     if stage.method.init is None:
         return 0, plan.cohort
     population = simulate.population_on_host(federation, plan.objective.num_classes)
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), federation)
-    init = functools.partial(simulate.init, stage.method, num_clients=len(federation.train))
-    state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
     program = Program(stage.method, plan, parallel.vectorized())
-    of_round = program, Lane(shapes, population, None), state
-    return sum(outline.checked(*of_round).message_bytes), outline.cohort_size(*of_round)
+    program, lane, state = outline.first_round(program, federation, population)
+    return sum(program.message_bytes), outline.cohort_size(program, lane, state)
 
 
 def _check_deadline(config, clock, each, sent):

@@ -16,7 +16,7 @@ from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.simulation import contract, outline, simulate
-from fedjax_lab.simulation.simulate import Lane, Program
+from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.transforms import latest_losses, private_state
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Federation, NeedsClasses, Stage, Task
@@ -164,11 +164,8 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
         return
     federation = simulation.training[0]
     population = simulate.population_on_host(federation, simulation.num_classes)
-    shapes = outline.stripped(federation)
-    init = functools.partial(simulate.init, stage.method, num_clients=len(federation.train))
-    state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
     program = Program(stage.method, plan, parallel.vectorized())
-    outline.checked(program, Lane(shapes, population, None), state)
+    outline.first_round(program, federation, population)
 
 
 def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulation) -> None:

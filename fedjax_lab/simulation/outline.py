@@ -8,11 +8,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import tree
+from fedjax_lab import streams, tree
 from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.simulation.local import Public, work_rows
 from fedjax_lab.simulation.simulate import Lane, Program
-from fedjax_lab.types import Array, Client, Exchange, Plan, PyTree, Rows, State
+from fedjax_lab.types import Array, Client, Exchange, Federation, Plan, PyTree, Rows, State
 
 AGGREGATED = "the last `aggregate` of a method's round must return the server's state"
 ALIKE = "where uploads may be lost, each `aggregate` of a method must return the server's state"
@@ -59,9 +59,19 @@ def stripped(arrays: PyTree, change: Callable = lambda shape: shape) -> PyTree:
     """The shapes of arrays, without shardings. change: shape -> the shape that it becomes."""
 
     def one(a):
-        return jax.ShapeDtypeStruct(change(jnp.shape(a)), jnp.result_type(a))
+        return jax.ShapeDtypeStruct(change(a.shape), a.dtype)
 
     return jax.tree.map(one, arrays)
+
+
+def first_round(
+    program: Program, federation: Federation, population: Client
+) -> tuple[Program, Lane, State]:
+    """The program after `checked`, and the shapes of its lane and of its first state."""
+    lane, number = Lane(stripped(federation), population, None), len(federation.train)
+    keys = jax.eval_shape(lambda: streams.make_keys(jax.random.key(0)))
+    state = jax.eval_shape(lambda keys: simulate.init(program.method, keys, number), keys)
+    return checked(program, lane, state), lane, state
 
 
 def checked(program: Program, lane: Lane, state: State) -> Program:

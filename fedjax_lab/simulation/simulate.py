@@ -252,13 +252,15 @@ def play_round(
         rows, private, places = _taken(program, lane, state.private, turn.clients.id)
     carry_out = _in_turn if extra.one_by_one else _at_once
     if lane.schedule is not None:
-        carry_out = partial(_from_versions, lane.schedule.ids[t], lane.schedule.place[t], history)
+        past = asynchronous.Past(server, history, lane.schedule.ids[t], lane.schedule.place[t])
+        carry_out = partial(_from_versions, past)
     keys, before, trainings, executed = turn.keys, private, [], 0
     for left, exchange in zip(reversed(range(len(exchanges))), exchanges, strict=True):
         clients = turn.clients._replace(private=private)
         turn = turn._replace(clients=clients, keys=streams.exchange(keys, left))
-        with_whom = lane.federation, rows, turn, streams.server(lane.keys.cohort, t, left)
-        server, private, done, steps = carry_out(program, exchange, server, *with_whom)
+        key, federation = streams.server(lane.keys.cohort, t, left), lane.federation
+        results = carry_out(program, exchange, server, federation, rows, turn, key)
+        server, private, done, steps = results
         trainings, executed = trainings + done, executed + steps
     if extra.alone is not None:
         server = extra.alone(server, program.strategy.split)
@@ -377,11 +379,10 @@ def _at_once(program, exchange, server, federation, rows, turn, key):
     return after, private, trainings, executed
 
 
-def _from_versions(ids, places, history, program, exchange, server, *with_whom):
-    """Like `_at_once`, but each of the clients `ids` starts from the version in its place."""
-    past = asynchronous.Past(server, history, ids, places)
-    exchange = asynchronous.from_versions(exchange)
-    past, *results = _at_once(program, exchange, past, *with_whom)
+def _from_versions(past, program, exchange, server, federation, rows, turn, key):
+    """Like `_at_once`, but each client starts from its version in the past."""
+    past, exchange = past._replace(server=server), asynchronous.from_versions(exchange)
+    past, *results = _at_once(program, exchange, past, federation, rows, turn, key)
     return past.server, *results
 
 

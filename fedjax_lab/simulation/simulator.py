@@ -22,7 +22,13 @@ from fedjax_lab.simulation import contract, evaluate, metrics, outline, simulate
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.local import work_rows
 from fedjax_lab.simulation.metrics import Metric
-from fedjax_lab.simulation.simulate import Lane, Program, Round
+from fedjax_lab.simulation.simulate import (
+    Lane,
+    Program,
+    Round,
+    new_on_host,
+    population_on_host,
+)
 from fedjax_lab.simulation.strategies import Strategy, is_rows, vectorized
 from fedjax_lab.types import (
     Array,
@@ -135,10 +141,9 @@ def simulator(
 def _functions(program, federation, domains):
     """The functions of a program with one federation."""
     method, plan, classes = program.method, program.plan, program.plan.objective.num_classes
-    new = simulate.new_on_host(federation, classes)
-    population = simulate.population_on_host(federation, classes)
-    everything = federation._replace(traits={}), population, new
-    default = Data(*jax.tree.map(jnp.asarray, everything))
+    people = [of(federation, classes) for of in (population_on_host, new_on_host)]
+    default = Data(*jax.tree.map(jnp.asarray, (federation._replace(traits={}), *people)))
+    program, _, _ = outline.first_round(program, default.federation, default.population)
 
     def lane(key, data):
         return Lane(data.federation, data.population, streams.make_keys(key), new=data.new)
@@ -146,9 +151,6 @@ def _functions(program, federation, domains):
     @defaults.restored()
     def init(key):
         return simulate.init(method, streams.make_keys(key), len(federation.train))
-
-    seed = jax.random.key(0)
-    program = outline.checked(program, lane(seed, default), jax.eval_shape(init, seed))
 
     @defaults.restored()
     def play_round(key, state, t, data=default):
