@@ -255,6 +255,7 @@ def passes_of(method, plan):
     return ids, passes
 
 
+@pytest.mark.slow
 def test_a_straggler_makes_fewer_passes():
     """FedAvg in NumPy, where each client makes its number of full-batch steps."""
     method, plan = (
