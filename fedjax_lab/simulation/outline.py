@@ -68,8 +68,8 @@ def first_round(
     program: Program, federation: Federation, population: Client
 ) -> tuple[Program, Lane, State]:
     """The program after `checked`, and the shapes of its lane and of its first state."""
-    lane, number = Lane(stripped(federation), population, None), len(federation.train)
     keys = jax.eval_shape(lambda: streams.make_keys(jax.random.key(0)))
+    lane, number = Lane(stripped(federation), population, keys), len(federation.train)
     state = jax.eval_shape(lambda keys: simulate.init(program.method, keys, number), keys)
     return checked(program, lane, state), lane, state
 

@@ -13,6 +13,7 @@ from fedjax_lab.simulation import asynchronous, clock, contract, failures
 from fedjax_lab.simulation.asynchronous import Schedule
 from fedjax_lab.simulation.local import (
     Public,
+    Training,
     batch_size,
     client_federation,
     make_work,
@@ -179,7 +180,15 @@ def no_progress(counts: Collection[str] = ()) -> Progress:
     """The sums before the first round. counts: names of `COUNTS`."""
     zero = jnp.zeros(4)
     begun = {name: jnp.asarray(COUNTS[name].start) for name in counts}
-    return Progress(*zero, diverged=jnp.int32(-1), counts=begun, history=[])
+    return Progress(
+        train_loss=zero[0],
+        examples=zero[1],
+        steps=zero[2],
+        lane_steps=zero[3],
+        diverged=jnp.int32(-1),
+        counts=begun,
+        history=[],
+    )
 
 
 def reset(sums: Progress, nothing: Progress) -> Progress:
@@ -254,7 +263,8 @@ def play_round(
     if lane.schedule is not None:
         past = asynchronous.Past(server, history, lane.schedule.ids[t], lane.schedule.place[t])
         carry_out = partial(_from_versions, past)
-    keys, before, trainings, executed = turn.keys, private, [], 0
+    trainings: list[Training] = []
+    keys, before, executed = turn.keys, private, 0
     for left, exchange in zip(reversed(range(len(exchanges))), exchanges, strict=True):
         clients = turn.clients._replace(private=private)
         turn = turn._replace(clients=clients, keys=streams.exchange(keys, left))
