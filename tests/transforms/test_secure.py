@@ -187,7 +187,10 @@ def sizes_of(**settings):
     """Bytes (up, down) besides those of the words and of the model."""
     plain = made("fedavg")
     up, down = toys.bytes_of(plain)
-    secure_up, secure_down = toys.bytes_of(secured(plain, **settings))
+    method = secured(plain, **settings)
+    (exchange,) = method.round  # the cohort of the toy federation is smaller than the protocol's
+    exchange = exchange._replace(aggregate=lambda server, uploads, cohort: server)
+    secure_up, secure_down = toys.bytes_of(method._replace(round=(exchange,)))
     words = up * settings.get("bits", 32) // 32
     return secure_up - words, secure_down - down
 
