@@ -134,10 +134,10 @@ class Hosted:
         """A function of a program as one of its settings, which may be large arrays."""
         sent = self._program.message_bytes
 
-        def of_settings(settings, *args):
+        def bound(settings, *args):
             return function(self._make_program(settings)._replace(message_bytes=sent), *args)
 
-        return of_settings
+        return bound
 
     def use(self, play: Any, score: list[Any]) -> None:
         """Sets the compiled versions of the programs that `lower` returned."""
