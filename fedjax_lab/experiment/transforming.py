@@ -131,7 +131,7 @@ def describe_attackers(
     config: ml_collections.ConfigDict, simulation: Simulation
 ) -> tuple[str, ...]:
     """Lines on how many clients attack, and how many attackers the aggregator expects."""
-    C, M = len(simulation.training[0].train), simulation.plan.cohort
+    C, M = len(simulation.seeds[0].training.train), simulation.plan.cohort
     lines, aggregator = [], config.aggregator
     if config.attack.name != "none":
         number = sampling.at_least_one(config.attack.share, C)
@@ -161,10 +161,10 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
     is_plain = is_plain and all(config[k].name == "none" for k in TRANSFORMS)
     if is_plain or stage.method.init is None or not stage.is_plain:
         return
-    federation = simulation.training[0]
-    population = simulate.population_on_host(federation, simulation.num_classes)
+    training = simulation.seeds[0].training
+    population = simulate.population_on_host(training, simulation.num_classes)
     program = Program(stage.method, plan, parallel.vectorized())
-    outline.first_round(program, federation, population)
+    outline.first_round(program, training, population)
 
 
 def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulation) -> None:
@@ -175,9 +175,9 @@ def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulati
     method, plan = simulation.stages[0].method, simulation.plan
     if not sampling.is_own(method.sample) or method.init is None:
         return
-    population = simulate.population_on_host(simulation.training[0], simulation.num_classes)
+    population = simulate.population_on_host(simulation.seeds[0].training, simulation.num_classes)
     population = jax.tree.map(jnp.asarray, population)
-    keys = streams.make_keys(jax.random.key(simulation.seeds[0]))
+    keys = streams.make_keys(jax.random.key(simulation.seed_numbers[0]))
 
     def draw(server, key):
         return contract.check_sample(method.sample(key, server, population, plan.cohort))
