@@ -81,6 +81,9 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
     path.write_text("client,batch_size\n1,4\n")
     other = complaint(toys.build, tmp_path, local={"per_client": str(path), "accumulate": 4})
     assert "the column batch_size cannot be combined with config.local.accumulate=4" in other
+    stages = {"method": {"name": "client2vec"}, "embedding": {"name": "stand_in", "size": 32}}
+    other = complaint(toys.build, tmp_path, local={"per_client": str(path)}, **stages)
+    assert "trains a stage in batches of another size" in other
     private = {"privacy": {"name": "example_level", "noise": 1.0}}
     path.write_text("client,epochs\n1,2\n")
     message = complaint(toys.build, tmp_path, local={"per_client": str(path)}, **private)
