@@ -184,8 +184,9 @@ def _drawn(maps, sizes, rows, images):
     if images:
         above, last = figure.subfigures(2, 1, height_ratios=[tall, of_images])
         _draw_images(last, images)
-    grid = {"sharey": True, "width_ratios": [*widths, 1.2], "squeeze": False}
-    (panels,) = above.subplots(1, len(maps) + 1, **grid)
+    (panels,) = above.subplots(
+        1, len(maps) + 1, sharey=True, width_ratios=[*widths, 1.2], squeeze=False
+    )
     for axes, (counts, columns), width in zip(panels, maps, widths, strict=False):
         shares = 100 * counts / np.maximum(sizes, 1)[:, None]
         image = axes.imshow(shares, "cividis", aspect="auto", vmin=0)
@@ -193,8 +194,9 @@ def _drawn(maps, sizes, rows, images):
             axes.xaxis, columns, counts.shape[1], width / counts.shape[1], axes.axvline
         )
         plots.name_fields(axes.yaxis, rows, len(sizes), height / len(sizes), axes.axhline)
-        bar = {"location": "top", "aspect": 10 * width, "pad": 0.15 / height}
-        above.colorbar(image, ax=axes, label="Share, %", **bar)
+        above.colorbar(
+            image, ax=axes, label="Share, %", location="top", aspect=10 * width, pad=0.15 / height
+        )
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
     for axes in panels[1:]:

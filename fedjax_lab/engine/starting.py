@@ -128,14 +128,15 @@ def make_hosted(
     """The seeds of a run that keeps its clients' state on the host, one per lane."""
     owners = divide(jit.place.num_clients, jit.place.client_sharding)
 
-    def host_seed(seed, of_lane, *wholes):
+    def host_seed(seed, of_lane, training, federation):
         keys = streams.make_keys(jax.random.key(seed))
-        given = Seed(of_lane.training, of_lane.scoring, keys, *wholes)
+        given = Seed(of_lane.training, of_lane.scoring, keys, training, federation)
         program = partial(make_program, simulation, number, plan)
         return Hosted(program, of_lane.settings, given, simulation.host, owners, folder, jit)
 
-    wholes = simulation.training, simulation.federations
-    return list(map(host_seed, simulation.seeds, lanes, *wholes))
+    return list(
+        map(host_seed, simulation.seeds, lanes, simulation.training, simulation.federations)
+    )
 
 
 def server_state(hosted: Hosted, jit: Jit) -> State:

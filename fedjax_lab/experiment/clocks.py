@@ -144,8 +144,9 @@ def _first_round(plan, stage, federation):
     init = functools.partial(simulate.init, stage.method, num_clients=len(federation.train))
     state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
     program = Program(stage.method, plan, parallel.vectorized())
-    of_round = program, Lane(shapes, population, None), state
-    return sum(simulate.message_bytes(*of_round)), simulate.cohort_size(*of_round)
+    lane = Lane(shapes, population, None)
+    sent = simulate.message_bytes(program, lane, state)
+    return sum(sent), simulate.cohort_size(program, lane, state)
 
 
 def _check_deadline(config, clock, each, sent):

@@ -76,8 +76,13 @@ def ds_fl(
 
     def learn(message, client, work):
         z, key = message
-        how = {"public": drawn(key, work.public.size, subset), "references": z}
-        return (), work.train(client.private, distilling, epochs=distill_epochs, **how)
+        return (), work.train(
+            client.private,
+            distilling,
+            epochs=distill_epochs,
+            public=drawn(key, work.public.size, subset),
+            references=z,
+        )
 
     def distill(server, _, cohort):
         places = drawn(server.key, cohort.public.size, subset)

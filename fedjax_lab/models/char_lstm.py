@@ -136,5 +136,13 @@ def word_lstm(
     projection: the size of the dense layer between LSTM and head; 0: there is none.
     vocabulary: the number of token ids; 0: as many as the data need.
     """
-    sizes = embedding, width, depth, projection, vocabulary
-    return CharLSTM(num_classes, *sizes, skips_padding=True, name="word_lstm")
+    return CharLSTM(
+        num_classes,
+        embedding,
+        width,
+        depth,
+        projection,
+        vocabulary,
+        skips_padding=True,
+        name="word_lstm",
+    )

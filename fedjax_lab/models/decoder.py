@@ -158,8 +158,8 @@ class Decoder(nn.Module):
 
     def published_names(self) -> tuple[dict[str, str], ...]:
         """The names of the layers on the hub and in GGUF, by path."""
-        both = language_models.HUB, language_models.GGUF
-        return language_models.with_tied(*both) if self.tied else both
+        hub, gguf = language_models.HUB, language_models.GGUF
+        return language_models.with_tied(hub, gguf) if self.tied else (hub, gguf)
 
 
 def decoder(

@@ -108,8 +108,16 @@ def _look(folder, built, rounds):
 def from_result(experiment: Experiment, result: Any) -> "Run":
     """The run that has just ended, as `load` returns it; result: a `runner.Result`."""
     rounds = result.metrics[-1]["round"]
-    rest = result.metrics, result.states, result.stage, result.summary
-    return Run(result.workdir, experiment.config, with_base(experiment), rounds, *rest)
+    return Run(
+        result.workdir,
+        experiment.config,
+        with_base(experiment),
+        rounds,
+        result.metrics,
+        result.states,
+        result.stage,
+        result.summary,
+    )
 
 
 def _check_saved(folder, numbers, rounds):
@@ -306,8 +314,9 @@ class Run:
         message, who = self.client_state(client, seed)
 
         def predict(x):
-            of_rows = self._settings, self._unlabeled(x, seed), message, who, jnp.arange(x.shape[0])
-            return self._predict(*of_rows)
+            return self._predict(
+                self._settings, self._unlabeled(x, seed), message, who, jnp.arange(x.shape[0])
+            )
 
         task, base = self.experiment.task, self.config.model.pretrained
         exporting.write(path, lambda: self.model(client, seed), predict, task, base)
@@ -434,8 +443,9 @@ class Run:
         """The results of a function from `_reading` for all examples of a pool."""
         count, size = len(pool.y), self._plan.eval_batch
         batches = [np.arange(i, min(i + size, count)) for i in range(0, count, size)]
-        of_client = self._settings, pool, message, client
-        return np.concatenate([of_rows(*of_client, rows) for rows in batches])
+        return np.concatenate(
+            [of_rows(self._settings, pool, message, client, rows) for rows in batches]
+        )
 
     @functools.cached_property
     def _send(self):
@@ -447,8 +457,14 @@ class Run:
         def tune(settings, message, client, held, rows, key):
             program = self._program(settings)
             pool, (train, validation) = client_federation(held, client), rows
-            sets = {"validation": validation, "settings": client.traits.get("settings")}
-            work, _ = make_work(pool, train, program.plan, key, **sets)
+            work, _ = make_work(
+                pool,
+                train,
+                program.plan,
+                key,
+                validation=validation,
+                settings=client.traits.get("settings"),
+            )
             return program.method.tune(message, client, work)
 
         return jax.jit(tune)

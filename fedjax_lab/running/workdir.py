@@ -155,16 +155,17 @@ class Workdir:
         """
         engine = new()
         self.open()
-        of_run = self.path, self._experiment
-        made = resuming.evaluations(*of_run)
-        engine, rows = resuming.read(*of_run, self._checkpoints, engine, new)
+        made = resuming.evaluations(self.path, self._experiment)
+        engine, rows = resuming.read(self.path, self._experiment, self._checkpoints, engine, new)
         if not is_over(self._experiment, engine, rows):
             processes.call_in_first(lambda: (self.path / "summary.json").unlink(missing_ok=True))
         self._checkpoints.forget_after(engine.played)
         metrics = self.path / "metrics.jsonl"
         processes.call_in_first(lambda: metric_rows.keep_until(metrics, engine.played))
-        today = times(*of_run, engine)
-        processes.call_in_first(lambda: resuming.adopt(*of_run, engine.played, made, today))
+        today = times(self.path, self._experiment, engine)
+        processes.call_in_first(
+            lambda: resuming.adopt(self.path, self._experiment, engine.played, made, today)
+        )
         self._publish()
         return engine, rows
 

@@ -131,8 +131,14 @@ def _tuned(program, federation, message, client, rows, key):
     if method.tune is None:
         return message, client
     plan = plan._replace(equal_steps=False)
-    sets = {"validation": rows.validation, "settings": client.traits.get("settings")}
-    work, _ = make_work(federation, rows.train, plan, key, **sets)
+    work, _ = make_work(
+        federation,
+        rows.train,
+        plan,
+        key,
+        validation=rows.validation,
+        settings=client.traits.get("settings"),
+    )
     message, private = contract.check_model("tune", method.tune(message, client, work))
     return message, client._replace(private=private)
 

@@ -211,8 +211,11 @@ def _draw_points(axes, clients, domains):
     """Draws the clients of each domain; the domain None stands for all of them."""
     for i, domain in enumerate(domains):
         each = [c for c in clients if c["value"] is not None and domain in (None, c["domain"])]
-        points = [c["examples"] for c in each], _values(each)
-        axes.plot(*points, **plots.look(i) | {"linestyle": "none", "alpha": 0.8})
+        axes.plot(
+            [c["examples"] for c in each],
+            _values(each),
+            **plots.look(i) | {"linestyle": "none", "alpha": 0.8},
+        )
 
 
 def _scale(axes, sizes):
@@ -229,5 +232,5 @@ def _write_names(axes, clients, domains):
     for client in clients:
         if client["value"] is not None and client["name"] not in domains:
             at = client["examples"], client["value"]
-            name, where = plots.plain(client["name"]), {"textcoords": "offset points"}
-            axes.annotate(name, at, (4, 3), fontsize="small", **where)
+            name = plots.plain(client["name"])
+            axes.annotate(name, at, (4, 3), fontsize="small", textcoords="offset points")

@@ -43,8 +43,14 @@ def draw(workdir: Path, *, seed: int | None = None) -> Drawn:
         [name, *(f"{cell:.1f}" for cell in row)] for name, row in zip(names, accuracy, strict=True)
     ]
     table = formats.Table("accuracy, %: rows trained on, columns tested on", ["", *domains], cells)
-    sides = plots.Side("trained on", names), plots.Side("tested on", domains)
-    picture = plots.draw_heat_maps({"": accuracy}, "accuracy, %", *sides, high=100, written=True)
+    picture = plots.draw_heat_maps(
+        {"": accuracy},
+        "accuracy, %",
+        plots.Side("trained on", names),
+        plots.Side("tested on", domains),
+        high=100,
+        written=True,
+    )
     return Drawn({"domain_gap": picture}, text=formats.markdown(table))
 
 

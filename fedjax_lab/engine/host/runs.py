@@ -171,8 +171,9 @@ class Hosted:
         ahead = playing.draws_ahead(self._program, lane, self._like.server)
         size = playing.block_size(self._program, self._owners, cohort, fitting, ahead)
         part = self._part(lane, whole, sets, size.clients)
-        of_state = self._program, lane, self._store, self._like
-        return playing.Player(*of_state, part, size, self._owners, self._jit)
+        return playing.Player(
+            self._program, lane, self._store, self._like, part, size, self._owners, self._jit
+        )
 
     def _make_scorer(self):
         whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
@@ -185,8 +186,9 @@ class Hosted:
             for kind in evaluation.kinds(self._program.method, whole, self._owners, clients, rows)
         ]
         _check_metrics(self._program.plan, [kind for kind, _ in kinds])
-        of_state = lane, self._store, self._like
-        return evaluation.Scorer(*of_state, kinds, self._owners, self._jit.place)
+        return evaluation.Scorer(
+            lane, self._store, self._like, kinds, self._owners, self._jit.place
+        )
 
     def _clients_that_fit(self, whole, sets):
         size = subsets.example_bytes(whole) if self._stream else 0
