@@ -80,11 +80,11 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
     assert "there is no file" in complaint(toys.build, tmp_path, local={"per_client": "no.csv"})
     path.write_text("client,batch_size\n1,4\n")
     other = complaint(toys.build, tmp_path, local={"per_client": str(path), "accumulate": 4})
-    assert "the column batch_size does not go with config.local.accumulate=4" in other
+    assert "the column batch_size cannot be combined with config.local.accumulate=4" in other
     private = {"privacy": {"name": "example_level", "noise": 1.0}}
     path.write_text("client,epochs\n1,2\n")
     message = complaint(toys.build, tmp_path, local={"per_client": str(path)}, **private)
-    assert "config.local.per_client does not go with config.privacy.name=example_level" in message
+    assert "per_client cannot be combined with config.privacy.name=example_level" in message
     path.write_text("client,lr\n1,0.2\n")
     parts = [toys.build(tmp_path, local={"per_client": str(path), "lr": lr}) for lr in (0.1, 0.2)]
     assert "their own learning rates" in complaint(joint.join, parts)

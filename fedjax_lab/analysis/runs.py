@@ -192,7 +192,7 @@ def arrange(
 ) -> tuple[list[Block], list[str]]:
     """Groups runs into blocks of rows; returns the blocks and notes about them, one line each.
 
-    names: display names of methods, data sources and partitions, see `titles.of`.
+    names: display names of methods, data sources and partitions, see `titles.section_title`.
 
     Raises BadInput if no run has been evaluated, if two runs have the same config and seed, or if
     the names give two rows of a block the same title.

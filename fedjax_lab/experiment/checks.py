@@ -99,7 +99,7 @@ def check_skewed(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
             f"config.partition.feature_skew={name} needs clients; method {method} trains on"
             " all clients' examples pooled"
         )
-    if any(stage.view and stage.view.embedded for stage in stages):
+    if any(stage.embeddings for stage in stages):
         raise BadInput(
             f"config.partition.feature_skew={name} does not change embeddings"
             f" (config.embedding), which method {method} trains on; use another method"

@@ -51,7 +51,7 @@ def check_clock(config: ml_collections.ConfigDict) -> None:
             )
     if needs["over_selection"] and config.privacy.name != "none":
         raise BadInput(
-            f"config.clock.over_selection={clock.over_selection} does not go with"
+            f"config.clock.over_selection={clock.over_selection} cannot be combined with"
             f" config.privacy.name={config.privacy.name}: fast clients would take part more often"
             " than epsilon assumes"
         )
@@ -226,13 +226,13 @@ def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
         section, entry = key.split(".")
         if config[section][entry] not in ("", "none"):
             raise BadInput(
-                f"{ASYNCHRONOUS} does not go with config.{key}={config[section][entry]}, which"
-                " needs the rounds of synchronous runs"
+                f"{ASYNCHRONOUS} cannot be combined with config.{key}={config[section][entry]},"
+                " which needs the rounds of synchronous runs"
             )
     (first, *others), name = stages, config.method.name
     method, extra = first.method, first.method.extra
     reasons = {
-        "has stages": others or first.prepare or first.start or first.view,
+        "has stages": others or not first.is_plain,
         "trains on pooled examples": extra.pooled,
         "has several exchanges in a round": len(method.round) > 1,
         "lets clients take turns": extra.one_by_one,
@@ -242,5 +242,5 @@ def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
     for reason in (reason for reason, is_so in reasons.items() if is_so):
         raise BadInput(
             f"{ASYNCHRONOUS}: method {name} {reason}, so its clients cannot train asynchronously;"
-            " methods for it are fedbuff, fedasync and ca2fl"
+            " docs/time.md has methods that are made for it"
         )

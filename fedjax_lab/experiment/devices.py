@@ -123,7 +123,7 @@ def _host(division, engine, stages):
         return None
     stream = division.data.where == "stream"
     asked = f"config.engine.{'data=stream' if stream else f'state={division.state.where}'}"
-    if len(stages) > 1 or stages[0].start or stages[0].view:
+    if len(stages) > 1 or not stages[0].is_plain:
         names = ", ".join(stage.name for stage in stages)
         raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
     if stages[0].method.extra.pooled:

@@ -106,7 +106,7 @@ def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) ->
         return
     name, method = config.privacy.name, config.method.name
     (first, *others) = stages
-    if others or first.prepare or first.start or first.view:
+    if others or not first.is_plain:
         raise BadInput(
             f"config.privacy.name={name} protects only the rounds of a single stage, but method"
             f" {method} has stages, between which it also uses data of its clients"
@@ -114,13 +114,13 @@ def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) ->
     if name == "example_level" and (config.local.steps or config.local.accumulate > 1):
         key = "steps" if config.local.steps else "accumulate"
         raise BadInput(
-            f"config.local.{key} does not go with config.privacy.name={name}, which draws the"
-            " examples of each step itself; use config.local.epochs"
+            f"config.local.{key} cannot be combined with config.privacy.name={name}, which draws"
+            " the examples of each step itself; use config.local.epochs"
         )
     if name == "example_level" and config.local.per_client:
         raise BadInput(
-            f"config.local.per_client does not go with config.privacy.name={name}, whose epsilon is"
-            " that of clients with the same epochs and batch_size"
+            f"config.local.per_client cannot be combined with config.privacy.name={name}, whose"
+            " epsilon is that of clients with the same epochs and batch_size"
         )
     if config.run.sampling and {"sampling", "bands"} & set(config.privacy):
         raise BadInput(
@@ -161,7 +161,7 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
     stage, plan = simulation.stages[0], simulation.plan
     is_plain = plan.objective.has_classes and simulation.base is None
     is_plain = is_plain and all(config[k].name == "none" for k in TRANSFORMS)
-    if is_plain or stage.method.init is None or stage.view is not None:
+    if is_plain or stage.method.init is None or not stage.is_plain:
         return
     program = Program(stage.method, plan, parallel.vectorized())
     schedules = simulation.schedules
@@ -233,9 +233,9 @@ def _with_sampling(stage, task, run):
 
 def _as_seen(stage, task):
     """The task with the input shape of the stage: that of embeddings, or the task's own."""
-    if stage.view is None or not stage.view.embedded:
+    if stage.embeddings is None:
         return task
-    return task._replace(input_shape=task.labels().shape[1:])
+    return task._replace(input_shape=stage.embeddings().examples.shape[1:])
 
 
 def _wrap(transform, takes, method):

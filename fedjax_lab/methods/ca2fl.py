@@ -6,10 +6,10 @@
   server  v_t = h_t + 1/K sum_k (Delta_k - h_k),  w_{t+1} = w_t + eta_g v_t             (Alg. 2)
           h_{t+1} = h_t + 1/C sum_k (Delta_k - h_k)
 
-h_k is the last update of client k that the server has used, 0 before the first one, and h_t the
-mean over all C clients. The paper's server keeps every h_k; here the client keeps its own, so that
-the cache is divided among devices like other private state, and the upload is as large. Running
-statistics move by the mean of the clients' changes.
+The method is asynchronous. h_k is the last update of client k that the server has used, 0 before
+the first one, and h_t the mean over all C clients. The paper's server keeps every h_k; here the
+client keeps its own, so that the cache is divided among devices like other private state, and the
+upload is as large. Running statistics move by the mean of the clients' changes.
 """
 
 import jax.numpy as jnp

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, wire
-from fedjax_lab.errors import check_uploads
+from fedjax_lab.methods._sizes import check_uploads
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.methods.fedgh import with_trained_head
 from fedjax_lab.methods.fedproto import sums_by_class

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.methods._submodels import mean_of_holders, rate
+from fedjax_lab.methods._submodels import by_capacity, mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import layers
 from fedjax_lab.models.parts import number
@@ -71,7 +71,9 @@ def depthfl(task: Task, *, exits: tuple = (), distill: float = 1.0) -> Method:
         predict=predict,
         sample=sampling.equal,
     )
-    return method.having(absent=lambda capacity: absent(has(depth_of(capacity), shapes), shapes))
+    return method.having(
+        absent=by_capacity(lambda capacity: absent(has(depth_of(capacity), shapes), shapes))
+    )
 
 
 def ramp(t: Array) -> Array:

@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
-from fedjax_lab.errors import BadInput, check_pairs
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._pairs import distances
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.ditto import drawn_to
 from fedjax_lab.ranges import Positive, log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights

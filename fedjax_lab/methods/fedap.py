@@ -24,8 +24,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree, wire
-from fedjax_lab.errors import BadInput, check_pairs
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.ranges import BelowOne, Share, choice, uniform

@@ -4,9 +4,9 @@
   local   w_k <- SGD on F_k(w) + rho/2 ||w - w_{t - tau_k}||^2 from w_{t - tau_k}
   server  w_{t+1} = (1 - alpha_t) w_t + alpha_t w_k,  alpha_t = alpha s(tau_k)          (Alg. 1)
 
-The paper's server uses each upload alone: config.run.cohort=1. With K uploads it moves by their
-mean, w_{t+1} = w_t + 1/K sum_k alpha s(tau_k) (w_k - w_t). In synchronous rounds tau = 0. Running
-statistics are mixed like parameters.
+The method is asynchronous, and the paper's server uses each upload alone: config.run.cohort=1. With
+K uploads it moves by their mean, w_{t+1} = w_t + 1/K sum_k alpha s(tau_k) (w_k - w_t). In
+synchronous rounds tau = 0. Running statistics are mixed like parameters.
 """
 
 import jax.numpy as jnp

@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods._pairs import distances
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import Positive, Share, choice, uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights

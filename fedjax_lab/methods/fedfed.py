@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, streams, tree, wire
-from fedjax_lab.errors import check_uploads
+from fedjax_lab.methods._sizes import check_uploads
 from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.layers import affine, first_affine

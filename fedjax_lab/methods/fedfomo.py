@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree, wire
-from fedjax_lab.errors import check_pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.ranges import Share, choice, uniform
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 

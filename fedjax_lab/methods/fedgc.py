@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods import _heads
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import aggregate
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights

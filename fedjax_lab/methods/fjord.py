@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods._submodels import mean_of_holders, rate
+from fedjax_lab.methods._submodels import by_capacity, mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import parts
 from fedjax_lab.models.widths import Widths, task_widths
@@ -61,7 +61,9 @@ def fjord(task: Task, *, widths: tuple = (0.2, 0.4, 0.6, 0.8, 1.0), distill: boo
             round=(Exchange(send, local, aggregate, updates, alike=False),),
             predict=predict,
         )
-        .having(absent=partial(absent, nested, jax.eval_shape(init, jax.random.key(0))))
+        .having(
+            absent=by_capacity(partial(absent, nested, jax.eval_shape(init, jax.random.key(0))))
+        )
     )
 
 

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, streams, tree, wire
-from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods import _heads
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import BelowOne, Positive, choice, uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, Stage, Stages, State, Task, Weights

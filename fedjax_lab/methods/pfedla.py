@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
-from fedjax_lab.errors import check_pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.layers import affine, first_affine
 from fedjax_lab.ranges import choice, log_uniform

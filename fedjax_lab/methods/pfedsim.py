@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import BelowOne, choice
 from fedjax_lab.types import Array, Exchange, Method, Stage, Stages, State, Task, Weights

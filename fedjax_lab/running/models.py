@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods._factors import Server
 from fedjax_lab.transforms import private_state
 from fedjax_lab.types import Client, Method, PyTree, State, Task, Weights
 
@@ -73,14 +72,13 @@ def model_of(name: str, method: Method, task: Task, message: PyTree, client: Cli
 
 
 def _stated(name, method, message, private):
-    """The model that the method itself names, or None. BadInput if the base has changed too."""
-    if isinstance(message, Server):
-        raise BadInput(
-            f"the model of {name} is more than its adapters: it has changed the frozen weights too;"
-            " config.run.start_with=state continues it"
-        )
-    model = method.extra.model
-    return None if model is None else model(message, private_state.plain(private))
+    """The model that the method itself states, or None. BadInput if it states that it has none."""
+    if method.extra.model is None:
+        return None
+    try:
+        return method.extra.model(message, private_state.plain(private))
+    except BadInput as error:
+        raise BadInput(f"method {name}: {error}") from error
 
 
 def _joined(name, parts):

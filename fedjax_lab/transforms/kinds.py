@@ -20,12 +20,6 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.transforms import rehearsal
 from fedjax_lab.types import Client, Method, PyTree, Stages, State, Task
 
-# A test finds the same ones.
-FITTING = (
-    "adcol, fd, fedgh, fedgkt, fedkd, fedmd, fedmrl, fedpcl, fedproto, fedtgp, fml, lg_fedavg,"
-    " local, pfl_da"
-)
-
 
 class Shapes(NamedTuple):
     """What server and clients of a method send each other, as shapes."""
@@ -43,7 +37,7 @@ def mixed_method(make: Callable[[Task], Method | Stages], task: Task) -> Method 
     if not task.kinds:
         return make(task)
     tasks = [
-        kind._replace(labels=task.labels, levels=task.levels, kinds=task.kinds)
+        kind._replace(embeddings=task.embeddings, levels=task.levels, kinds=task.kinds)
         for kind in task.kinds
     ]
     methods = [method for method in map(make, tasks) if isinstance(method, Method)]
@@ -65,7 +59,7 @@ def refused(reason: str) -> BadInput:
     """The error for a method that clients with unlike models cannot use."""
     return BadInput(
         f"config.model.kinds: this method {reason}; choose one that sends only what all models have"
-        f" in common: {FITTING}"
+        " in common (docs/unlike_clients.md#unlike-nets lists them)"
     )
 
 

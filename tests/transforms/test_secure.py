@@ -101,7 +101,7 @@ REJECTED = {
 @pytest.mark.parametrize("name", exhaustive_but({*SUMMED[:2], *REJECTED}, registry.METHODS))
 def test_methods_whose_server_needs_more_than_a_mean_are_rejected(name):
     """The rounds are only traced."""
-    method = toys.make(name, toys.TASK._replace(labels=toys.NORM.labels))
+    method = toys.make(name, toys.TASK._replace(embeddings=toys.NORM.embeddings))
     if not isinstance(method, Method):
         return
     try:
