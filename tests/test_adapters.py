@@ -16,7 +16,7 @@ import fedjax_lab
 from fedjax_lab import losses, tree
 from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.engine.host.runs import BASE
+from fedjax_lab.engine.host.hosted import BASE
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve

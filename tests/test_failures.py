@@ -14,11 +14,11 @@ from slow_cases import exhaustive_but, in_ci
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.engine.host.runs import Host
+from fedjax_lab.engine.host.hosted import Host
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import registry
 from fedjax_lab.simulation import failures, simulate
-from fedjax_lab.simulation.local import Public, WorkRows, make_work, work_rows
+from fedjax_lab.simulation.client_work import Public, WorkRows, make_work, work_rows
 from fedjax_lab.types import Exchange, Method
 
 LOSSY = toys.PLAN._replace(dropout=0.4)

@@ -16,7 +16,7 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.experiment import joint
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.simulation.local import fetch, make_work, num_batches, shuffle
+from fedjax_lab.simulation.client_work import fetch, make_work, num_batches, shuffle
 from fedjax_lab.types import Weights
 
 KEY = jax.random.key(1)

@@ -76,3 +76,9 @@ def test_arguments_are_passed_by_name_and_not_in_bundles(trees):
         for name in sorted(bundles(function, nodes))
     ]
     assert not bundled, f"pass these arguments one by one: {bundled}"
+
+
+def test_every_file_of_the_package_has_a_name_of_its_own(trees):
+    names = [file.name for file in trees if file.parts[0] == "fedjax_lab"]
+    repeated = {name for name in names if names.count(name) > 1} - {"__init__.py", "__main__.py"}
+    assert not repeated, f"several files have these names: {sorted(repeated)}"

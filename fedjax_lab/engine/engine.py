@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_lab.engine import counts, flops, programs, starting, views
 from fedjax_lab.engine.host.host_state import HostState
-from fedjax_lab.engine.host.runs import Hosted
+from fedjax_lab.engine.host.hosted import Hosted
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import (
     axes_of,

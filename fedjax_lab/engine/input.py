@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.host.runs import Host
+from fedjax_lab.engine.host.hosted import Host
 from fedjax_lab.models.frozen import Model
 from fedjax_lab.simulation.asynchronous import Schedule, Tasks
 from fedjax_lab.simulation.clock import Pace

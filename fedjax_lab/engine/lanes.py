@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import sampling, streams
-from fedjax_lab.engine.host.runs import BASE
+from fedjax_lab.engine.host.hosted import BASE
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.placement import Placement
 from fedjax_lab.simulation import simulate

@@ -14,7 +14,7 @@ from fedjax_lab import sampling, streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import local, simulate
+from fedjax_lab.simulation import client_work, simulate
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, durations
 from fedjax_lab.simulation.simulate import Lane, Program
@@ -113,7 +113,7 @@ def _seed_clock(config, plan, federation, seed):
     if speeds.of_tasks:
         compute = speeds.seconds / _work(plan, of_clients)
     else:
-        compute = speeds.seconds * (local.batch_size(plan, of_clients) if plan.steps else n)
+        compute = speeds.seconds * (client_work.batch_size(plan, of_clients) if plan.steps else n)
     pace = Pace(compute, 1 / speeds.bandwidth, available)
     clock = Clock(
         factor=speeds.factor,

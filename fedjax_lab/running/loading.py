@@ -17,18 +17,24 @@ from fedjax_lab.data import lazy, normalize, precision, rescaling
 from fedjax_lab.data.dataset import IGNORED, Dataset, without_marks
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.engine.host.runs import BASE
+from fedjax_lab.engine.host.hosted import BASE
 from fedjax_lab.engine.programs import make_program
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import experiment, references, titles
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import Experiment, with_base
 from fedjax_lab.running import choices, exporting, growth, results, resuming
-from fedjax_lab.running.models import model_of, no_model
+from fedjax_lab.running.client_models import model_of, no_model
 from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
 from fedjax_lab.simulation import evaluate, simulate
-from fedjax_lab.simulation.local import WorkRows, client_federation, fetch, make_work, work_rows
+from fedjax_lab.simulation.client_work import (
+    WorkRows,
+    client_federation,
+    fetch,
+    make_work,
+    work_rows,
+)
 from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints

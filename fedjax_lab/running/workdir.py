@@ -21,7 +21,7 @@ from fedjax_lab.data.dataset import fingerprint_of
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput, reason_of, warn
-from fedjax_lab.experiment import clients, titles
+from fedjax_lab.experiment import run_names, titles
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.running import growth, resuming, stopping
 from fedjax_lab.running.storage import cloud, files, lock, metric_rows
@@ -130,7 +130,7 @@ class Workdir:
         if not (self.path / "config.json").exists():  # else the files have the same content
             built, simulation = self._experiment, self._experiment.simulation
             config = growth.saved_config(built.config, simulation.seeds)
-            names = clients.names_of_run(
+            names = run_names.names_of_run(
                 built.dataset, simulation.federations, simulation.seeds, simulation.task_seconds
             )
             metric_rows.write_text(self.path / "names.json", json.dumps(names) + "\n")

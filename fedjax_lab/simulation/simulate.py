@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.simulation import asynchronous, contract, failures
 from fedjax_lab.simulation.asynchronous import Schedule, Virtual
-from fedjax_lab.simulation.local import (
+from fedjax_lab.simulation.client_work import (
     Public,
     batch_size,
     client_federation,

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel, shards
 from fedjax_lab.simulation import evaluate, simulate
-from fedjax_lab.simulation.local import work_sets
+from fedjax_lab.simulation.client_work import work_sets
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.testing.toy import PLAN, C, K, as_rows, toy_federation, with_validation
 from fedjax_lab.types import Client, Federation, Method, Plan, State

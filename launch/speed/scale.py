@@ -32,7 +32,7 @@ import psutil
 from fedjax_lab import optim
 from fedjax_lab.engine.engine import Engine, Simulation
 from fedjax_lab.engine.host.host_state import HostState
-from fedjax_lab.engine.host.runs import Host
+from fedjax_lab.engine.host.hosted import Host
 from fedjax_lab.engine.sizes import Devices, divide
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.methods.fedavg import fedavg

@@ -12,7 +12,7 @@ from scipy.special import softmax
 
 from fedjax_lab import tree
 from fedjax_lab.methods import feddf
-from fedjax_lab.simulation.local import Public
+from fedjax_lab.simulation.client_work import Public
 
 PUBLIC = Public(toys.FEDERATION, toys.PLAN)
 COHORT = tree.take(toys.POPULATION, jnp.arange(2))._replace(

@@ -14,7 +14,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.models import cct, nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import simulate
-from fedjax_lab.simulation.local import make_work
+from fedjax_lab.simulation.client_work import make_work
 
 
 def fedproto_by_hand(method, count, lam):

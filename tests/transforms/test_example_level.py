@@ -15,7 +15,7 @@ from scipy import stats
 
 from fedjax_lab import losses, sampling, streams, tree
 from fedjax_lab.engine import parallel
-from fedjax_lab.simulation.local import make_examples
+from fedjax_lab.simulation.client_work import make_examples
 from fedjax_lab.transforms import accounting_examples as accounting
 from fedjax_lab.transforms import example_level as module
 from fedjax_lab.transforms import libraries, privacy

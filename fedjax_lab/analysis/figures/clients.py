@@ -28,7 +28,7 @@ from fedjax_lab.analysis import compare, formats, runs
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.analysis.tables import WAYS, axis_label, digits
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.experiment import clients, titles
+from fedjax_lab.experiment import run_names, titles
 from fedjax_lab.running import loading, plots
 from fedjax_lab.running.storage import files
 from fedjax_lab.running.tasks import fifths
@@ -114,7 +114,11 @@ def _check(measure):
 
 def _described(workdir, known, values):
     """The known facts of each client, with its value. Raises files.Damaged for another number."""
-    absent = {"names": clients.numbers(len(values)), "examples": [], "domains": [""] * len(values)}
+    absent = {
+        "names": run_names.numbers(len(values)),
+        "examples": [],
+        "domains": [""] * len(values),
+    }
     known = absent | known
     each = [known[key] for key in ("names", "examples", "domains")]
     if {len(column) for column in each} != {len(values)}:
@@ -130,7 +134,7 @@ def _known(workdir):
     if known is None:
         built = loading.build(workdir)
         simulation = built.simulation
-        known = clients.names_of_run(
+        known = run_names.names_of_run(
             built.dataset, simulation.federations, simulation.seeds, simulation.task_seconds
         )
     return known

@@ -24,7 +24,7 @@ from fedjax_lab.analysis import finished, formats
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import plots
-from fedjax_lab.simulation.local import fetch
+from fedjax_lab.simulation.client_work import fetch
 
 BATCH = 500  # examples at a time
 

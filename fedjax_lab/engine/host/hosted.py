@@ -17,7 +17,7 @@ from fedjax_lab.engine.placement import Jit
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation import evaluate, simulate
-from fedjax_lab.simulation.local import work_sets
+from fedjax_lab.simulation.client_work import work_sets
 from fedjax_lab.simulation.metrics import Whole
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
 from fedjax_lab.streams import Keys

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_lab.analysis.figures.drawn import Drawn, by_name
-from fedjax_lab.data.partitions.partition import count_new
+from fedjax_lab.data.partitions.partitioning import count_new
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import plots
 from fedjax_lab.running.storage import files, metric_rows

@@ -40,7 +40,7 @@ from fedjax_lab.models.task import inputs_of
 from fedjax_lab.papers.fedpick import features
 from fedjax_lab.papers.fedpick.selection import Picked, pick
 from fedjax_lab.running import plots
-from fedjax_lab.simulation.local import client_federation, fetch
+from fedjax_lab.simulation.client_work import client_federation, fetch
 from fedjax_lab.types import Batch
 
 RATIOS = np.arange(1, 11) / 10  # the shares of features kept
