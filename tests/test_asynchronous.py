@@ -80,6 +80,7 @@ def buffered(w, uploads):
     return w
 
 
+@pytest.mark.slow
 def test_fedbuff_is_an_event_queue():
     rules = EVERYONE._replace(buffer=3)
     schedule, tasks = schedule_of(rules)
@@ -114,6 +115,7 @@ def test_fedasync_is_an_event_queue_that_drops_old_uploads():
     assert max(used) <= 4
 
 
+@pytest.mark.slow
 def test_ca2fl_is_an_event_queue():
     h = {i: [0 * a for a in naive.first_weights()] for i in range(toys.C)}
 
@@ -211,6 +213,7 @@ def test_a_schedule_keeps_every_bit_of_its_numbers(rules, digest):
     assert found.hexdigest() == digest
 
 
+@pytest.mark.slow
 def test_equal_clients_make_synchronous_rounds():
     """FedBuff is then FedBuff in synchronous rounds bit for bit, and FedAvg with equal shares."""
     rules = Rules(4, buffer=3, concurrency=3)

@@ -106,6 +106,7 @@ def test_a_run_with_a_damaged_file_or_without_a_fingerprint_is_rejected(run, cap
     assert "start a new run in another folder" in rejected(run, capsys, "--resume")
 
 
+@pytest.mark.slow
 def test_the_fingerprint_includes_embeddings_and_users_if_there_are_any(run):
     job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])
     plain, embedded, of_users = fingerprint.compute(job), [], []

@@ -299,6 +299,7 @@ def folders(tmp_path):
     return str(tmp_path / "set")
 
 
+@pytest.mark.slow
 def test_original_images_are_preferred_to_shrunken_ones(model, folders):
     first, data = image_folders(folder=folders, size=8), image_folders(folder=folders, size=8)
     assert data.files == first.files  # also when the pixels come from the cache

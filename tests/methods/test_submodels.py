@@ -30,6 +30,7 @@ def stacked(seed):
     return toys.random_weights(like, seed)
 
 
+@pytest.mark.slow
 def test_each_entry_is_averaged_over_the_clients_that_have_it():
     """The kernels and biases of both layers; entries that nobody has keep their value."""
     old, sent = toys.random_weights(jax.eval_shape(toys.TASK.init, KEYS.init), 1), stacked(2)
@@ -259,6 +260,7 @@ def test_clients_choose_their_model_one_by_one_and_the_whole_together():
     assert _submodels.place(rates[0], ()) == 0
 
 
+@pytest.mark.slow
 def test_drawn_levels_replace_the_capacities():
     federation = toys.FEDERATION._replace(traits={"capacity": np.full(toys.C, 0.25, np.float32)})
     task = toys.TASK._replace(levels=(0.5,))

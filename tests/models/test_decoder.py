@@ -248,6 +248,7 @@ OF_GGUF = {
 }
 
 
+@pytest.mark.slow
 def test_weights_of_bfloat16_stay_what_they_are(tmp_path):
     """Norms are float32; of a larger vocabulary than the data's, the head has the first tokens."""
     net = decoder.decoder(9, pretrained=write(tmp_path / "m", "qwen3"), param_dtype="bfloat16")

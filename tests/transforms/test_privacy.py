@@ -196,6 +196,7 @@ def test_rounds_with_a_full_cohort_are_counted():
     assert int(server_after(wrapped, updates_of(5), cohort_of(np.arange(M))).extra.full) == 0
 
 
+@pytest.mark.slow
 def test_a_round_whose_uploads_are_all_lost_releases_noise():
     """A missing release would reveal who was drawn."""
     plain = bare(toys.make("fedavg"))

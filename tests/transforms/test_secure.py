@@ -146,6 +146,7 @@ def received(wrap):
     return np.asarray(server.base), int(server.extra.aborted), float(server.extra.clipped)
 
 
+@pytest.mark.slow
 def test_the_server_gets_the_mean_as_the_upload_of_every_client():
     """The mean of the arrived uploads by share, for any number of neighbors."""
     few, many = (received(partial(secured, neighbors=k, threshold=0.0))[0] for k in (2, 5))
@@ -155,6 +156,7 @@ def test_the_server_gets_the_mean_as_the_upload_of_every_client():
     assert (few[~ARRIVED] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_round_that_cannot_be_unmasked_changes_nothing():
     """Four of six uploads have arrived: at most 0.8 of the five neighbors of any client."""
     after, aborted, _ = received(partial(secured, neighbors=5, threshold=0.8))
