@@ -321,6 +321,11 @@ class Method(NamedTuple):
     validation: bool = False
     extra: Extra = Extra()
 
+    @property
+    def sends_scored(self) -> Callable[[PyTree, Array], PyTree]:
+        """(server, id) -> the message with which a client is scored."""
+        return self.scored or self.round[-1].send
+
     def having(self, **fields) -> "Method":
         """The method with other fields of `extra`."""
         return self._replace(extra=self.extra._replace(**fields))

@@ -15,7 +15,7 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import contract, simulate
+from fedjax_lab.simulation import contract, needs, simulate
 from fedjax_lab.simulation.asynchronous import Virtual, first_history, num_places
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.transforms import latest_losses, private_state
@@ -43,8 +43,7 @@ def as_configured(
     words = " and ".join(f"{key} {config[key].name}" for key in named)
     naming = functools.partial(_naming, f"method {config.method.name} with {words}")
     with naming():
-        if stage.method.extra.pooled:
-            raise BadInput("it trains on the examples of all clients at once and has no uploads")
+        needs.check(stage.method, "clients")
         if {"compression", "downlink"} & {*named}:  # codes are those of a whole model
             stage = stage._replace(method=stage.method.having(absent=None))
         for key in named:

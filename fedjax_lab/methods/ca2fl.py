@@ -17,12 +17,13 @@ import optax
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, log_uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(0.1, 3.0)}
 
 
+@checked("method")
 def ca2fl(task: Task, *, server_lr: Positive[float] = 1.0) -> Method:
     """server_lr: eta_g."""
     risk = losses.risk(task)

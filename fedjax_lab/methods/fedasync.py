@@ -16,12 +16,13 @@ from fedjax_lab import losses, sampling, tree
 from fedjax_lab.methods import _staleness
 from fedjax_lab.methods._staleness import Law
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.ranges import Share, log_uniform, uniform
+from fedjax_lab.ranges import Share, checked, log_uniform, uniform
 from fedjax_lab.types import Exchange, Method, Task
 
 RANGES = {"alpha": uniform(0.1, 1.0), "rho": log_uniform(1e-4, 0.1), "a": uniform(0.0, 1.0)}
 
 
+@checked("method")
 def fedasync(
     task: Task,
     *,

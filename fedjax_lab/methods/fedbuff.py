@@ -18,12 +18,13 @@ from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods import _staleness
 from fedjax_lab.methods._staleness import Law
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, log_uniform, uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform, uniform
 from fedjax_lab.types import Exchange, Method, Task, Weights
 
 RANGES = {"server_lr": log_uniform(0.1, 3.0), "a": uniform(0.0, 1.0)}
 
 
+@checked("method")
 def fedbuff(
     task: Task,
     *,

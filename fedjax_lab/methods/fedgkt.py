@@ -29,7 +29,7 @@ from fedjax_lab import losses, optim, sampling, streams, tree, wire
 from fedjax_lab.methods.fml import divergence
 from fedjax_lab.models import layers, nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.ranges import Positive, Within, choice, log_uniform, uniform
+from fedjax_lab.ranges import Positive, Within, checked, choice, log_uniform, uniform
 from fedjax_lab.types import (
     Array,
     Batch,
@@ -68,6 +68,7 @@ class Upload(NamedTuple):
     mask: Array  # [N] which of them the client has
 
 
+@checked("method")
 def fedgkt(
     task: Task,
     *,

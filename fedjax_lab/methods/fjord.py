@@ -24,9 +24,11 @@ from fedjax_lab.methods._submodels import by_capacity, mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import parts
 from fedjax_lab.models.widths import Widths, task_widths
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Array, Batch, Exchange, Method, Output, State, Task, Weights
 
 
+@checked("method")
 def fjord(task: Task, *, widths: tuple = (0.2, 0.4, 0.6, 0.8, 1.0), distill: bool = True) -> Method:
     """widths: P, ascending. distill: whether narrower models learn from that of width p_i."""
     if not widths or not all(a < b <= 1 for a, b in zip((0, *widths), widths, strict=False)):

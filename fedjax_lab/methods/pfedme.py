@@ -19,7 +19,7 @@ import optax
 from fedjax_lab import losses, tree
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.methods.fedavg import aggregate, send
-from fedjax_lab.ranges import Positive, log_uniform, uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform, uniform
 from fedjax_lab.types import Exchange, Method, Task, Weights
 
 RANGES = {
@@ -29,6 +29,7 @@ RANGES = {
 }
 
 
+@checked("method")
 def pfedme(
     task: Task,
     *,

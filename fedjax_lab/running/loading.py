@@ -450,8 +450,7 @@ class Run:
 
     @functools.cached_property
     def _send(self):
-        method = self.stage.method
-        return jax.jit(method.scored or method.round[-1].send)
+        return jax.jit(self.stage.method.sends_scored)
 
     @functools.cached_property
     def _tune(self):

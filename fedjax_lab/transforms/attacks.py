@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import streams, tree
-from fedjax_lab.ranges import NotNegative, Positive
+from fedjax_lab.ranges import NotNegative, Positive, checked
 from fedjax_lab.transforms import cohort, uplink
 from fedjax_lab.transforms.aggregators import mean_of
 from fedjax_lab.transforms.cohort import Updates
@@ -21,6 +21,7 @@ from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, Tas
 NOISE = 3  # number of the attackers' random stream among the streams of an upload
 
 
+@checked("attack")
 def sign_flip(method: Method, task: Task, *, factor: Positive[float] = 1.0) -> Method:
     """Each attacker sends -factor u_i (Li et al., AAAI 2019, arXiv:1811.03761, "sign-flipping").
 
@@ -29,6 +30,7 @@ def sign_flip(method: Method, task: Task, *, factor: Positive[float] = 1.0) -> M
     return by_each(method, lambda update, key: optax.tree.scale(-factor, update))
 
 
+@checked("attack")
 def gaussian(method: Method, task: Task, *, std: Positive[float] = 1.0) -> Method:
     """Each attacker sends noise, N(0, std^2) in each coordinate (Blanchard et al., NeurIPS 2017).
 
@@ -44,6 +46,7 @@ def gaussian(method: Method, task: Task, *, std: Positive[float] = 1.0) -> Metho
     return by_each(method, noise)
 
 
+@checked("attack")
 def inner_product(method: Method, task: Task, *, epsilon: Positive[float] = 0.5) -> Method:
     """All attackers send minus epsilon times the mean of the honest updates, which they know.
 
@@ -58,6 +61,7 @@ def inner_product(method: Method, task: Task, *, epsilon: Positive[float] = 0.5)
     return by_all(method, crafted)
 
 
+@checked("attack")
 def little_is_enough(method: Method, task: Task, *, z: NotNegative[float] = 0.0) -> Method:
     """All attackers send mu - z sigma in each coordinate, a small shift of their honest updates.
 

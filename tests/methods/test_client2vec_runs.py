@@ -163,7 +163,7 @@ def test_the_index_of_local_weights_changes_during_training(folder):
     "method, words",
     [
         ({"base": "fedconcat"}, "has several stages"),
-        ({"base": "central"}, "has no rounds with several clients"),
+        ({"base": "central"}, "its server never sees the updates of several clients at once"),
         ({"base": "client2vec"}, "config.method.base cannot be 'client2vec'"),
         ({"base": "moon", "beta": 0.5}, "no setting 'beta'"),
         ({"index": "globall"}, "did you mean 'global'"),

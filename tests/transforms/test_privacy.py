@@ -8,7 +8,7 @@ import optax
 import optional
 import pytest
 import toys
-from inputs import checked, complaint
+from inputs import complaint
 from naive import KEYS, vector
 
 from fedjax_lab import sampling, streams, tree, wire
@@ -298,9 +298,7 @@ def test_clients_that_are_not_drawn_keep_their_private_state():
 
 def test_unsupported_methods_and_settings_are_one_line_errors():
     def rejected(name, make=privacy.central, **settings):
-        return complaint(
-            checked("privacy", make), toys.make(name), TASK, setup(4), **{"noise": 1.0, **settings}
-        )
+        return complaint(make, toys.make(name), TASK, setup(4), **{"noise": 1.0, **settings})
 
     assert "several clients at once" in rejected("pfedhn")
     assert "models of their own" in rejected("ifca")
