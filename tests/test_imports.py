@@ -133,10 +133,12 @@ def test_importing_the_package_loads_no_extra_and_no_backend():
 
 
 NAMED = {  # the methods that modules of the core name, and why
+    "simulation/failures.py": {"fedprox"},  # the source of a rule
     "simulation/simulator.py": {"fedavg"},  # an example in messages
     "experiment/aliases.py": {"fedavgm", "fedfomo", "fedopt", "scaffold"},  # earlier releases
     "experiment/keys.py": {"fedavg"},  # the default of config.method.name
     "experiment/registry.py": {"fedavg"},  # the default of config.method.base
+    "experiment/titles.py": {"fedavg"},  # an example of a title
 }
 CORE = ("simulation", "engine", "experiment", "running", "errors.py", "transforms/kinds.py")
 REGISTRIES = {"fedjax_lab.experiment.registry"}  # what may import methods, and finds them
@@ -148,7 +150,7 @@ def test_the_core_knows_no_method_by_name():
     named = {}
     for path in [PACKAGE / name for name in CORE]:
         for file in [path] if path.is_file() else path.rglob("*.py"):
-            if words := methods & set(re.findall(r"\w+", file.read_text())):
+            if words := methods & set(re.findall(r"\w+", file.read_text().lower())):
                 named[file.relative_to(PACKAGE).as_posix()] = words
     assert named == NAMED
     rooms = [m for m in graph() if m.split(".")[1:2] and m.split(".")[1] in CORE]

@@ -228,8 +228,8 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     ),
     "run.rounds": Key(
         50,
-        "the number of rounds; for FedConcat the number of FedAvg rounds that need as many bytes"
-        " as the run",
+        "the number of rounds; for some methods of several stages, the number of FedAvg's rounds"
+        " that need as many bytes as the run",
         POSITIVE,
     ),
     "run.cohort": Key(0, "clients that take part in a round; 0: all", NOT_NEGATIVE),

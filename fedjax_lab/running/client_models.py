@@ -12,7 +12,7 @@ from fedjax_lab.types import Client, Method, PyTree, State, Task, Weights
 def global_model(name: str, method: Method, state: State) -> Weights:
     """The model that a new client would receive from the server.
 
-    Other content of the server's message, such as SCAFFOLD's control variate, is ignored.
+    Other content of the server's message, such as a control variate, is ignored.
 
     Args:
       name: the method's name, for error messages.

@@ -37,7 +37,7 @@ def compute(experiment: Experiment) -> dict[str, str]:
         rows = {name: getattr(federation, field) for name, field in ROWS.items()}
         rows = {name: _array(held) for name, held in rows.items() if held is not None}
         parts[f"partition of seed {seed}"] = rows
-    for embeddings in {stage.embeddings for stage in simulation.stages} - {None}:
+    for embeddings in {stage.embeddings for stage in simulation.stages if stage.embeddings}:
         parts[EMBEDDINGS] = embeddings()._asdict()
     if simulation.base is not None:
         leaves = jax.tree.leaves(simulation.base.load())
