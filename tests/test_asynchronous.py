@@ -319,21 +319,21 @@ def test_an_asynchronous_run_is_resumed_with_more_rounds(tmp_path):
     times = [row["virtual_seconds"] for row in first]
     assert (np.diff(times) > 0).all()
     simulation = built(tmp_path, 18).simulation
-    np.testing.assert_allclose(times, simulation.schedules[0].time[2::3], rtol=1e-6)
+    np.testing.assert_allclose(times, simulation.seeds[0].schedule.time[2::3], rtol=1e-6)
     tasks = whole.summary["tasks"]["0"]
     _, sent = simulate.message_bytes(*_round_of(simulation))
     assert first[-1]["bytes_up"] == 36 * sent
-    assert first[-1]["bytes_down"] == simulation.schedules[0].started.sum() * sent
+    assert first[-1]["bytes_down"] == simulation.seeds[0].schedule.started.sum() * sent
     assert tasks["used"] == 36 == tasks["started"] - tasks["unfinished"]
     assert 0 < tasks["used_by_speed"][-1] < tasks["used_by_speed"][0] < 1
 
 
 def _round_of(simulation):
     method = simulation.stages[0].method
-    population = simulate.population_on_host(simulation.federations[0], simulation.num_classes)
+    population = simulate.population_on_host(simulation.seeds[0].federation, simulation.num_classes)
     program = simulate.Program(method, simulation.plan, toys.VECTORIZED)
     state = jax.eval_shape(lambda: simulate.init(method, KEYS, 8))
-    return program, simulate.Lane(simulation.federations[0], population, KEYS), state
+    return program, simulate.Lane(simulation.seeds[0].federation, population, KEYS), state
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def test_a_clock_changes_no_other_number(tmp_path):
     times = [row.pop("virtual_seconds") for row in timed.metrics]
     for before, after in zip(plain.metrics, timed.metrics, strict=True):
         assert {**before, "seconds": 0} == {**after, "seconds": 0}
-    counts = experiment.simulation.federations[0].train.count
+    counts = experiment.simulation.seeds[0].federation.train.count
     sent = (timed.metrics[0]["bytes_up"] + timed.metrics[0]["bytes_down"]) / 6  # two rounds
     assert len({*counts}) == 1  # equal clients: rounds of equal durations
     np.testing.assert_allclose(

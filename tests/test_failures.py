@@ -14,7 +14,7 @@ from slow_cases import exhaustive_but, in_ci
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.engine.host.hosted import Host
+from fedjax_lab.engine.input import Host
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import registry
 from fedjax_lab.simulation import failures, simulate

@@ -141,7 +141,7 @@ def test_tasks_of_clients_with_more_epochs_take_longer(tmp_path, concurrency):
         return toys.build(tmp_path, local=local, clock=clock, **more).simulation
 
     plain, longer = built(), built(per_client=str(path))
-    ratio = longer.task_seconds[0] / plain.task_seconds[0]
+    ratio = longer.seeds[0].task_seconds / plain.seeds[0].task_seconds
     np.testing.assert_allclose(sorted(ratio), [1, 1, 1, 3], rtol=1e-4)
 
 
@@ -185,8 +185,8 @@ def test_a_central_run_has_no_clients_and_a_plan_has_the_largest_batch(tmp_path)
     local = {"per_client": str(path)}
     simulation = toys.build(tmp_path, local=local).simulation
     assert simulation.plan.batch_size == 24 and not simulation.plan.equal_steps
-    population = simulate.population_on_host(simulation.federations[0], 3)
+    population = simulate.population_on_host(simulation.seeds[0].federation, 3)
     sizes = population.traits["settings"].batch_size
     np.testing.assert_array_equal(sizes, [20, 24, 16, 16, 16, 16])
     pooled = toys.build(tmp_path, local=local, method={"name": "central"}).simulation
-    assert pooled.training[0].traits == {} and pooled.plan.batch_size == 16
+    assert pooled.seeds[0].training.traits == {} and pooled.plan.batch_size == 16

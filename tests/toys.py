@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_lab import losses, streams, wire
 from fedjax_lab.engine import parallel, shards
-from fedjax_lab.engine.engine import Simulation
+from fedjax_lab.engine.input import Seed, Simulation
 from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
@@ -142,9 +142,7 @@ def simulation(method, rounds, plan=PLAN, federation=FEDERATION, seeds=(0, 1), *
     """A run of one stage on the same examples for each seed."""
     federation = jax.tree.map(np.asarray, federation)
     return Simulation(
-        seeds=list(seeds),
-        federations=[federation] * len(seeds),
-        training=[federation] * len(seeds),
+        seeds=[Seed(number, federation, federation) for number in seeds],
         num_classes=K,
         stages=(Stage("train", method, rounds),),
         plan=plan,

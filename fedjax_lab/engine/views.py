@@ -28,7 +28,7 @@ class Viewed(NamedTuple):
 
 def plan_of_images(simulation: Simulation, place: Placement) -> Plan:
     """The plan of a run without the view of a stage, with the padding on its devices."""
-    new = simulation.federations[0].new_train
+    new = simulation.seeds[0].federation.new_train
     return simulation.plan._replace(
         num_clients=place.num_clients if place.padding else None,
         num_new=len(new) if new is not None and len(new) % place.parts else None,

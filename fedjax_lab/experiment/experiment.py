@@ -16,8 +16,7 @@ from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
 from fedjax_lab.data.normalize import Scale
 from fedjax_lab.engine import fsdp
-from fedjax_lab.engine.host.hosted import BASE
-from fedjax_lab.engine.input import Simulation
+from fedjax_lab.engine.input import BASE, Seed, Simulation
 from fedjax_lab.errors import BadInput, check_seeds, cut, printable, quoted
 from fedjax_lab.experiment import (
     checks,
@@ -116,17 +115,14 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     plan = _plan(config, training, stages, of_step, dataset, task.objective)
     local_settings.check(config.local, training, stages, plan)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
-    plan, of_clock = clocks.timed(config, plan, stages, federations, seeds)
+    plan, timed = clocks.timed(config, plan, stages, list(map(Seed, seeds, federations, training)))
     simulation = Simulation(
-        seeds=seeds,
-        federations=federations,
-        training=training,
+        seeds=timed,
         num_classes=task.objective.num_classes,
         stages=stages,
         plan=plan,
         variant=variant,
         base=model if jax.tree.leaves(model.base) else None,
-        **of_clock,
         scheduled=variants.scheduled(config, [stage.rounds for stage in stages]),
         **engine_fields(config.engine, plan, stages, model, federations, devices, memory),
     )

@@ -12,7 +12,7 @@ from inputs import complaint
 from slow_cases import exhaustive_but
 
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.host.hosted import Host
+from fedjax_lab.engine.input import Host
 from fedjax_lab.errors import BadInput
 from fedjax_lab.transforms import aggregators, attacks, compression, downlink
 

@@ -134,9 +134,7 @@ def _known(workdir):
     if known is None:
         built = loading.build(workdir)
         simulation = built.simulation
-        known = run_names.names_of_run(
-            built.dataset, simulation.federations, simulation.seeds, simulation.task_seconds
-        )
+        known = run_names.names_of_run(built.dataset, simulation.seeds)
     return known
 
 

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_lab import tree
+from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.host import evaluation, playing, subsets
 from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
+from fedjax_lab.engine.input import BASE, Host, Seed
+from fedjax_lab.engine.lanes import Lanes
 from fedjax_lab.engine.placement import Jit
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
@@ -20,31 +22,7 @@ from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.client_work import work_sets
 from fedjax_lab.simulation.metrics import Whole
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
-from fedjax_lab.streams import Keys
-from fedjax_lab.types import NEW_ROWS, POPULATION_ROWS, Federation, Method, State
-
-BASE = "base"  # key of the frozen weights among the settings of a seed
-
-
-class Host(NamedTuple):
-    """What is kept on the host: the private state and, with `stream`, the examples."""
-
-    on_disk: bool = False  # whether the private state is in a file, not in memory
-    stream: bool = False
-
-
-class Seed(NamedTuple):
-    """The lanes and federations of one seed, for training and for scoring.
-
-    The rows in the lanes' federations are not used. If examples are streamed, those in the lanes
-    are not used either.
-    """
-
-    training: Lane
-    scoring: Lane
-    keys: Keys  # the keys of the lanes, on the default device of this process
-    to_train: Federation  # in NumPy
-    to_score: Federation  # in NumPy
+from fedjax_lab.types import NEW_ROWS, POPULATION_ROWS, Method, State
 
 
 class Hosted:
@@ -52,7 +30,8 @@ class Hosted:
 
     The states that its methods take and return have only the server's part.
 
-    program: settings -> the program of the seed. settings: those of the seed.
+    program: settings -> the program of the seed. lanes: its input. seed: its federations; the rows
+        in the lanes' federations are not used, and, if examples are streamed, nor are the examples.
     owners: the division of the clients among the processes.
     folder: where to create the file of the private state, if it is on disk.
     """
@@ -60,18 +39,18 @@ class Hosted:
     def __init__(
         self,
         program: Callable[[dict[str, Any]], Program],
-        settings: dict[str, Any],
+        lanes: Lanes,
         seed: Seed,
         host: Host,
         owners: Owners,
         folder: Path,
         jit: Jit,
     ):
-        self._make_program, self._settings = program, settings
+        self._make_program, self._settings = program, (settings := lanes.settings)
         self._program = program({key: of for key, of in settings.items() if key != BASE})
-        self._seed, self._stream, self._jit = seed, host.stream, jit
-        self._owners, self.keys = owners, seed.training.keys
-        self._num_clients = len(seed.to_train.train)
+        self._lanes, self._seed, self._stream, self._jit = lanes, seed, host.stream, jit
+        self._owners, self.keys = owners, lanes.training.keys
+        self._num_clients = len(seed.training.train)
         self._like = jax.eval_shape(self._init, self.keys)
         check(self._program.method, self._like)
         place = folder if host.on_disk else None
@@ -91,7 +70,8 @@ class Hosted:
 
         MemoryError if `init` can only be computed for all clients at once, and that does not fit.
         """
-        keys, length = self._seed.keys, len(self._store.pieces()[0])
+        keys = streams.make_keys(jax.random.key(self._seed.number))  # on this process's device
+        length = len(self._store.pieces()[0])
 
         def entries(keys, start):
             private = self._init(keys).private
@@ -164,7 +144,7 @@ class Hosted:
         return simulate.init(self._program.method, keys, self._num_clients)
 
     def _make_player(self):
-        whole, lane = self._seed.to_train, self._seed.training
+        whole, lane = self._seed.training, self._lanes.training
         sets = work_sets(self._program.method)
         fitting = self._clients_that_fit(whole, sets)
         cohort = simulate.cohort_size(self._program, lane, self._like)
@@ -176,8 +156,8 @@ class Hosted:
         )
 
     def _make_scorer(self):
-        whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
-        each = POPULATION_ROWS, NEW_ROWS
+        whole, lane = self._seed.federation, self._lanes.scoring
+        batch, each = self._program.plan.eval_batch, (POPULATION_ROWS, NEW_ROWS)
         clients, rows = min(self._clients_that_fit(whole, sets) for sets in each), len(whole.y)
         if self._stream:  # a multiple of the batch size
             rows = max(1, playing.EXAMPLE_BYTES // subsets.example_bytes(whole) // batch) * batch
