@@ -227,9 +227,8 @@ class Engine:
         """Scores each seed after the rounds played so far, and resets the sums."""
         totals = self.session.totals + counts.work_of(self.sums)
         self.session = self.session._replace(totals=totals)
-        carried = [sums.virtual for sums in self.sums]
         new = no_progress(self.simulation, self.place)
-        self.sums = [of._replace(virtual=v) for of, v in zip(new, carried, strict=True)]
+        self.sums = list(map(simulate.reset, self.sums, new))
         began = time.perf_counter()
         scores = []
         for lanes, state, player in zip(self.lanes, self.states, self._players, strict=True):

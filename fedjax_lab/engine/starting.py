@@ -110,12 +110,8 @@ def with_history(
         return first_history(method, server, places)
 
     run = jit.runner(first, (0,))
-    new = []
-    for state, of_lane in zip(states, sums, strict=True):
-        assert of_lane.virtual is not None  # a run with schedules has a clock
-        virtual = of_lane.virtual._replace(history=run(state.server))
-        new.append(of_lane._replace(virtual=virtual))
-    return new
+    pairs = zip(states, sums, strict=True)
+    return [of_lane._replace(history=run(state.server)) for state, of_lane in pairs]
 
 
 def make_hosted(

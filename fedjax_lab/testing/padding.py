@@ -63,14 +63,8 @@ def player(trial: Trial, times: int) -> Callable[[streams.Keys], Any]:
 
     def play_seed(keys, to_train, to_score):
         state = simulate.init(method, keys, C)
-        state, _ = simulate.play(
-            program,
-            to_train._replace(keys=keys),
-            state,
-            simulate.no_progress(empty_places=method.extra.empty_places),
-            0,
-            ROUNDS,
-        )
+        lane, sums = to_train._replace(keys=keys), simulate.no_progress()
+        state, _ = simulate.play(program, lane, state, sums, 0, ROUNDS)
         scored = program._replace(plan=plan._replace(cohort=C))
         scores = evaluate.score(scored, to_score._replace(keys=keys), state, ROUNDS)
         counts = {name: of for name, of in scores._asdict().items() if of is not None}
