@@ -12,7 +12,7 @@ normalization: this config trains from scratch with batch normalization; --confi
 selects group normalization.
 """
 
-from fedjax_lab.analysis.published import CLIENT2VEC_BASES
+from fedjax_lab.papers.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):

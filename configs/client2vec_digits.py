@@ -7,7 +7,7 @@ The paper's DomainNet setting with a small model and, because it needs no CLIP w
 for CLIP (embedding/stand_in.py). It shows whether the method works, but not the paper's numbers.
 """
 
-from fedjax_lab.analysis.published import CLIENT2VEC_BASES
+from fedjax_lab.papers.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):

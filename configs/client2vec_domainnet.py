@@ -11,7 +11,7 @@ from scratch. FedIIR's ema is 0.95, 0.5 or 0.1. All else is as in client2vec_cif
 pretrained weights the experiment runs, but differs from the paper's.
 """
 
-from fedjax_lab.analysis.published import CLIENT2VEC_BASES
+from fedjax_lab.papers.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):

@@ -8,7 +8,7 @@ message states the right one. Both parts of the client index are computed from t
 character of ...", "Character a").
 """
 
-from fedjax_lab.analysis.published import CLIENT2VEC_BASES
+from fedjax_lab.papers.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):

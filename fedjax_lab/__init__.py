@@ -100,7 +100,7 @@ def run(
 
         summary = result.summary
         print("\n".join([report.closing_table(summary), *summary.get("hints", [])]))
-    return loading.of_result(built, result)
+    return loading.from_result(built, result)
 
 
 def load(folder, *, rounds=None, trust=False):

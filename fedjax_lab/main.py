@@ -114,7 +114,7 @@ def _main(argv):
     if {"--help", "-help", "-h", "--helpfull", "--helpshort"} & set(argv):
         from fedjax_lab.commands import descriptions
 
-        print(f"{__doc__}\n{descriptions.of_names()}")
+        print(f"{__doc__}\n{descriptions.describe_names()}")
         return 0
     overrides, seeds, profile = _parse(argv)
     if HELP_METHOD.value or SHOW_CONFIG.value:
@@ -130,10 +130,10 @@ def _main(argv):
     config = _given_config(overrides) if CONFIG.value else None
     with references.trusting(TRUST.value), cloud.staged(WORKDIR.value or None) as path:
         if RESUME.value and not RESUME_OR_START.value:
-            processes.of_first(lambda: growth.check_begun(path))
+            processes.call_in_first(lambda: growth.check_begun(path))
         config, seeds = growth.completed(config, seeds, path, overrides)
         if PARTITION_ONLY.value:
-            return processes.of_first(lambda: _show_partition(config, seeds[0], path))
+            return processes.call_in_first(lambda: _show_partition(config, seeds[0], path))
         is_new = path is not None and not path.exists()
         own, *others = _runs(path, seeds)
         with workdir.owned(path, config, own[1], _resumes()), _telling(path, is_new):
@@ -181,9 +181,9 @@ def _explain(overrides):
     from fedjax_lab.commands import descriptions
 
     if HELP_METHOD.value:
-        print(descriptions.of_method(HELP_METHOD.value))
+        print(descriptions.describe_method(HELP_METHOD.value))
     else:
-        print(descriptions.of_config(_given_config(overrides)))
+        print(descriptions.describe_config(_given_config(overrides)))
     return 0
 
 
@@ -202,7 +202,7 @@ def _runs(path, seeds):
 
     if path is None or not _resumes():
         return [("", seeds)]
-    return list(processes.of_first(lambda: siblings.plan(path, seeds)).items())
+    return list(processes.call_in_first(lambda: siblings.plan(path, seeds)).items())
 
 
 def _train_beside(path, runs, profile):
@@ -255,7 +255,7 @@ def _train(config, seeds, profile, path):
     from fedjax_lab.running import runner
 
     job = experiment.build(config, seeds)
-    folder = path or processes.of_first(lambda: _new_folder(config))
+    folder = path or processes.call_in_first(lambda: _new_folder(config))
     if path is None:
         how = partial(_how_to_continue, folder, is_new=True)
         command.continue_with(how, partial(_saved, folder))

@@ -34,11 +34,11 @@ def dot(a: PyTree, b: PyTree) -> Array:
 def inner_products(trees: PyTree) -> Array:
     """Returns the inner products [M, M] of all pairs of trees, from leaves [M, ...]."""
 
-    def of_leaf(a):
+    def leaf_products(a):
         rows = a.reshape(len(a), -1)
         return jnp.dot(rows, rows.T, precision=jax.lax.Precision.HIGHEST)
 
-    total: Any = sum(map(of_leaf, jax.tree.leaves(trees)))
+    total: Any = sum(map(leaf_products, jax.tree.leaves(trees)))
     return total
 
 

@@ -104,7 +104,7 @@ class Task(NamedTuple):
     highest: Array | float = 1.0  # upper bound of inputs, [] or [channels]
     adapters: Adapters | None = None  # None: the model has no low-rank factors
     levels: tuple[float, ...] = ()  # config.partition.capacity: of the clients, in these shares
-    kinds: tuple["Task", ...] = ()  # the models of all kinds of clients: `Client.kind`; (): one
+    kinds: tuple["Task", ...] = ()  # the models of all kinds of clients: trait `kind`; (): one
 
     @property
     def shared(self) -> "Task":
@@ -177,7 +177,18 @@ class NoCounts:
 
 
 class Client(NamedTuple):
-    """One client. With a leading axis on each leaf: a cohort [M] or the population [C]."""
+    """One client. With a leading axis on each leaf: a cohort [M] or the population [C].
+
+    `traits` has an entry for each trait in which the clients of the run may differ, so that
+    `client.traits.get("capacity")` is None in a run without it. `experiment.traits` makes them:
+
+    `capacity`: [] float32, the share of the model's channels or layers that the client can train; 0
+    for a client that has no limit.
+    `kind`: [] int32, the number of the client's model in `Task.kinds`.
+    `skew`: `Skew`, if the run has a feature skew.
+    `pace`: `clock.Pace`, if the run has a clock.
+    `settings`: `LocalSettings`, if some clients train with other numbers than the plan's.
+    """
 
     id: Array  # [] int32
     n: Array  # [] float32, number of training examples
@@ -186,19 +197,14 @@ class Client(NamedTuple):
     private: PyTree  # state that the client keeps between rounds
     num_clients: Array  # [] float32, C: the size of the whole population, not of the cohort
     mean_n: Array  # [] float32, n averaged over the whole population
+    traits: dict[str, Any] = {}  # what distinguishes this run's clients: see below
     arrived: Any = None  # [] bool, whether the server received the upload: for `aggregate` only
-    skew: Any = None  # `Skew`; None: the run has no feature skew
     attacks: Any = None  # [] bool, whether the client attacks in this round; None: no client does
     key: Any = None  # [] key of the server's random numbers in this exchange, the same for the
     # whole cohort: for `aggregate` only
     staleness: Any = None  # [] float32, number of the server's updates since the message from which
     # the client has trained, 0 in synchronous rounds: for `aggregate` only
-    pace: Any = None  # `clock.Pace`; None: the run has no clock
-    capacity: Any = None  # [] float32, the share of the model's channels or layers that the client
-    # can train; 0 for a client that has no limit; None: no client has one
-    kind: Any = None  # [] int32, the number of its model in `Task.kinds`; None: all have the same
     public: Any = None  # as `Work.public`: for `aggregate` only
-    settings: Any = None  # `LocalSettings`; None: all clients train with the numbers of the plan
 
 
 class Work(NamedTuple):
@@ -280,7 +286,7 @@ class Extra(NamedTuple):
     acknowledged: bool = False  # a client whose upload is not used keeps its private state
     model: Callable[[PyTree, PyTree], Weights] | None = None  # (message, private) -> weights
     absent: Callable[[Any], Any] | None = None
-    # `Client.capacity` -> bytes of an upload and of a message that the client does not need: one
+    # trait `capacity` -> bytes of an upload and of a message that the client does not need: one
     # number for both, or two
     part_of: Callable[[Any], Any] | None = None  # `Federation` -> what `absent` gets instead of
     # the capacity of each client [C, ...]
@@ -467,11 +473,8 @@ class Federation(NamedTuple):
     new_train: Rows | None = None  # training rows of each new client [N]
     new_test: Rows | None = None  # test rows of each new client [N]
     frozen: PyTree = ()  # the result of `View.frozen`, used by `Plan.view` and `Work`
-    skews: Skew | None = None  # of the clients, then of the new clients [C + N]: `Client.skew`
-    capacities: Any = None  # [C + N] of the clients, then of the new clients: `Client.capacity`
-    settings: LocalSettings | None = None  # [C + N] likewise: `Client.settings`
-    kinds: Any = None  # [C + N] of the clients, then of the new clients: `Client.kind`
-    skew: Skew | None = None  # of the client whose examples are fetched; None: no feature skew
+    traits: dict[str, Any] = {}  # of the clients, then of the new clients [C + N]: `Client.traits`;
+    # in the federation of one client (`local.client_federation`) its own
     public: tuple[Array, Array] | None = None  # (x [P, D], y [P, *label]), examples that no client
     # holds, and that the server and all clients have: a copy on each device, beside the pool
 
@@ -481,12 +484,6 @@ POPULATION_ROWS = ("train", "validation", "test")  # the fields with rows of eac
 NEW_ROWS = ("new_train", "new_test")  # the fields with rows of each new client [N]
 CLIENT_ROWS = (*POPULATION_ROWS, *NEW_ROWS)
 ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # all fields with rows
-TRAITS = {  # the fields of all clients, and the field of a `Client` that each becomes
-    "skews": "skew",
-    "capacities": "capacity",
-    "kinds": "kind",
-    "settings": "settings",
-}
 
 
 class Plan(NamedTuple):

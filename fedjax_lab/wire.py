@@ -49,12 +49,12 @@ def all_itself(message: PyTree, id: Array, upload: PyTree) -> PyTree:
     return itself(upload)
 
 
-def of_model(start: Weights, upload: Weights) -> Weights:
+def model_references(start: Weights, upload: Weights) -> Weights:
     """The references of a model trained from `start`; its running statistics are KEPT."""
     return Weights(start.params, kept(upload.stats))
 
 
-def of_pseudo_gradient(upload: Weights) -> Weights:
+def update_references(upload: Weights) -> Weights:
     """The references of weights whose parameters are already differences; statistics are KEPT."""
     return Weights(itself(upload.params), kept(upload.stats))
 
@@ -75,7 +75,7 @@ def references(exchange: Exchange, message: PyTree, id: Array, upload: PyTree) -
             "it does not say what its uploads are updates of (Exchange.updates), so they cannot"
             " be transformed"
         )
-    return of_model(message, upload)
+    return model_references(message, upload)
 
 
 def updates(references: PyTree, upload: PyTree) -> list[Array]:

@@ -15,6 +15,7 @@ need not compile them again. Processes that tests start do not use it.
 import os
 from pathlib import Path
 
+import by_method
 import optional
 import targets
 import xla_flags
@@ -33,6 +34,7 @@ os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys(FLAGS))  # before jax is import
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+import users_settings  # noqa: E402
 from pacs import make_folders, picture  # noqa: E402
 
 from fedjax_lab.engine import parallel  # noqa: E402
@@ -62,6 +64,7 @@ else:
 if programs := os.environ.get("FEDJAX_LAB_TEST_PROGRAMS"):
     jax.config.update("jax_compilation_cache_dir", programs)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+users_settings.enter()
 
 
 # The tier `smoke`: fast tests of these files and folders, which together use every part of the
@@ -83,19 +86,28 @@ def is_smoke(path):
     return path.relative_to(Path(__file__).parent).as_posix().startswith(tuple(SMOKE))
 
 
+def pytest_addoption(parser):
+    parser.addoption("--method", help="run the formula, identity and shared tests of this method")
+
+
+def pytest_configure(config):
+    by_method.use(config)
+
+
 def pytest_ignore_collect(collection_path, config):
-    """The tier `smoke` imports only its own files."""
-    if (
-        config.option.markexpr == "smoke"
-        and collection_path.suffix
-        and not is_smoke(collection_path)
-    ):
+    """The tier `smoke` imports only its own files, and so do the tests of one method."""
+    option, is_file = config.option, collection_path.suffix
+    if option.markexpr == "smoke" and is_file and not is_smoke(collection_path):
+        return True
+    if option.method and is_file and by_method.is_left_out(collection_path, option.method):
         return True
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Marks the tests of the tiers `smoke` and `extras`."""
+def pytest_collection_modifyitems(items, config):
+    """Marks the tests of the tiers `smoke` and `extras`, and leaves those of `--method`."""
+    if config.option.method:
+        by_method.select(items, config)
     for item in items:
         others = {mark.name for mark in item.iter_markers()} & {"slow", "compilers", "exhaustive"}
         if is_smoke(item.path) and not others:
@@ -125,11 +137,11 @@ def as_users_compile():
 @pytest.fixture
 def small_network(monkeypatch):
     """DSA-IGN with one layer of width 16."""
-    from fedjax_lab.models import dsa_ign
+    from fedjax_lab.papers.client2vec import network
 
-    monkeypatch.setattr(dsa_ign, "HIDDEN", 16)
-    monkeypatch.setattr(dsa_ign, "LAYERS", 1)
-    monkeypatch.setattr(dsa_ign, "DROPOUT", dsa_ign.DROPOUT)
+    monkeypatch.setattr(network, "HIDDEN", 16)
+    monkeypatch.setattr(network, "LAYERS", 1)
+    monkeypatch.setattr(network, "DROPOUT", network.DROPOUT)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import toys
 
 from fedjax_lab import streams
 from fedjax_lab.experiment import registry
-from fedjax_lab.methods._client_index import Index
+from fedjax_lab.papers.client2vec.index import Index
 from fedjax_lab.simulation import simulate
 
 E, C, K = 64, toys.C, toys.K

@@ -33,7 +33,7 @@ def rounds(method, count, plan=naive.FULL, federation=toys.FEDERATION, scheduled
 
 
 @functools.lru_cache(maxsize=8)
-def _of_client(function, plan):
+def _client_runner(function, plan):
     def run(federation, population, i, message, private):
         client = tree.take(population, i)._replace(private=private)
         held_out = federation.validation
@@ -48,7 +48,7 @@ def _of_client(function, plan):
 def one_client(function, message, i, private=(), plan=naive.FULL, federation=toys.FEDERATION):
     """What a method's `local`, `tune` or `join` returns for client i; compiled once."""
     population = simulate.population(federation, toys.K)
-    return _of_client(function, plan)(federation, population, i, message, private)
+    return _client_runner(function, plan)(federation, population, i, message, private)
 
 
 def loss_of(method, state=None):

@@ -28,7 +28,7 @@ def once(table, key, make):
 @pytest.fixture(scope="module", autouse=True)
 def shared_programs():
     """In a module that imports this fixture, a run reuses the programs of an earlier equal run."""
-    run, lower, count, make = runner._run, Engine.lower, flops.of_round, programs.compiled
+    run, lower, count, make = runner._run, Engine.lower, flops.round_cost, programs.compiled
 
     def run_of_config(experiment, *rest):
         CONFIGS.append(experiment.config.to_dict())
@@ -45,16 +45,16 @@ def shared_programs():
         return once(COMPILED, id(lowered.play), lambda: make(lowered)) if CONFIGS else make(lowered)
 
     def count_once(program, *shapes):
-        def of_round():
+        def compute_cost():
             return count(program, *shapes)
 
-        return once(COSTS, id(program), of_round) if CONFIGS else of_round()
+        return once(COSTS, id(program), compute_cost) if CONFIGS else compute_cost()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_run", run_of_config)
         patch.setattr(Engine, "lower", lower_once)
         patch.setattr(programs, "compiled", compile_once)
-        patch.setattr(flops, "of_round", count_once)
+        patch.setattr(flops, "round_cost", count_once)
         yield
     for table in (LOWERED, COMPILED, COSTS):
         table.clear()

@@ -24,7 +24,7 @@ SECONDS = 0.5 + COMPUTE * WORK + PER_BYTE * SENT
 
 def outcome_of(clock, arrived=None, work=None, in_turn=False, absent=None, **fields):
     pace = jax.tree.map(jnp.asarray, Pace(COMPUTE, PER_BYTE, **fields))
-    cohort = jax.tree.map(lambda a: a[:M], toys.POPULATION)._replace(pace=pace)
+    cohort = jax.tree.map(lambda a: a[:M], toys.POPULATION)._replace(traits={"pace": pace})
     given = Outcome(arrived, None, work)
     facts = (
         WORK,

@@ -20,7 +20,7 @@ def test_every_setting_of_a_named_part_has_a_meaning(kind):
     section = {"optimizer": "local"}.get(kind, kind)
     for name in registry.NAMED[kind]:
         key = "optimizer" if kind == "optimizer" else "name"
-        words = descriptions.of_section(section, resolve({section: {key: name}})[section])
+        words = descriptions.section_meanings(section, resolve({section: {key: name}})[section])
         assert [key for key, meaning in words.items() if not meaning] == [], name
 
 
@@ -61,7 +61,7 @@ def test_help_of_a_method_has_its_settings_and_docstrings(tmp_path, monkeypatch,
     assert "--config.method.pull=0.5\n      weight of the term" in capsys.readouterr().out
     assert call("--help-method", "fedprx") == 2
     assert "did you mean 'fedprox'?" in capsys.readouterr().err
-    assert "This method has no settings" in descriptions.of_method("fedavg")
+    assert "This method has no settings" in descriptions.describe_method("fedavg")
     assert call("--help") == 0  # lists all registered names
     text = capsys.readouterr().out
     for kind in ("method", "data", "model", "partition"):

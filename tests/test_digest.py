@@ -29,19 +29,19 @@ def shardings():
 def test_the_digest_ignores_the_sharding_and_trailing_zeros(dtype, monkeypatch):
     """Device arrays are digested by a compiled program (0), or on the host like small arrays."""
     a = jnp.asarray(A, dtype)
-    (whole,) = digest.of([np.asarray(a)])
+    (whole,) = digest.digests([np.asarray(a)])
     for piece in (0, 1 << 18):
         monkeypatch.setattr(digest, "PIECE", piece)
-        assert digest.of([a[:100]]) == digest.of([a]) == [whole]
+        assert digest.digests([a[:100]]) == digest.digests([a]) == [whole]
         for sharding in shardings():
-            assert digest.of([jax.device_put(a, sharding)]) == [whole]
-    assert digest.of([np.asarray(a)[:100]]) == [whole]
+            assert digest.digests([jax.device_put(a, sharding)]) == [whole]
+    assert digest.digests([np.asarray(a)[:100]]) == [whole]
 
 
 def test_digesting_a_host_array_in_pieces_gives_the_same_digest(monkeypatch):
-    whole = digest.of([A, A.T, np.float64(3), np.ones(3), np.zeros(0)])
+    whole = digest.digests([A, A.T, np.float64(3), np.ones(3), np.zeros(0)])
     monkeypatch.setattr(digest, "PIECE", 64)
-    assert digest.of([A, A.T, np.float64(3), np.ones(3), np.zeros(0)]) == whole
+    assert digest.digests([A, A.T, np.float64(3), np.ones(3), np.zeros(0)]) == whole
 
 
 def changed():
@@ -62,16 +62,16 @@ def changed():
 
 
 def test_every_change_gives_another_digest():
-    whole = digest.of([A])
+    whole = digest.digests([A])
     for b in changed():
-        assert (digest.of([b]) == whole) == (b.tobytes() == A.tobytes())
-    assert digest.of([A, -A]) != digest.of([-A, A])  # the order of arrays matters
-    assert digest.of([A, A])[0] != digest.of([A, A])[1]
+        assert (digest.digests([b]) == whole) == (b.tobytes() == A.tobytes())
+    assert digest.digests([A, -A]) != digest.digests([-A, A])  # the order of arrays matters
+    assert digest.digests([A, A])[0] != digest.digests([A, A])[1]
 
 
 def test_a_program_is_compiled_once_for_each_shape(monkeypatch):
     monkeypatch.setattr(digest, "PIECE", 0)
     digest._program.cache_clear()
     for _ in range(2):
-        digest.of([jnp.asarray(A), jnp.asarray(-A), jnp.zeros(3)])
+        digest.digests([jnp.asarray(A), jnp.asarray(-A), jnp.zeros(3)])
     assert digest._program(None)._cache_size() == 2

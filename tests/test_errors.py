@@ -93,7 +93,7 @@ def test_a_circle_of_causes_is_searched_to_its_end(capsys):
     full = OSError(errno.ENOSPC, "No space left on device")
     assert command.machine_failure(circle(ValueError("a"), KeyError("b"))) is None
     assert command.machine_failure(circle(ValueError("a"), full)) == "No space left on device"
-    assert not processes._of_runtime(circle(ValueError("a"), KeyError("b")))
+    assert not processes._is_runtime_error(circle(ValueError("a"), KeyError("b")))
 
     def raises(_):
         raise circle(BadInput("damaged"), ValueError("a"))

@@ -31,7 +31,7 @@ def cost(method, **fields):
     plan = toys.PLAN._replace(cohort=4, batch_size=BATCH, **fields)
     program = simulate.Program(method, plan, toys.VECTORIZED)
     state = jax.eval_shape(lambda: simulate.init(method, lane().keys, toys.C))
-    return flops.of_round(program, lane(), state), program, lane(), state
+    return flops.round_cost(program, lane(), state), program, lane(), state
 
 
 def products(task, batch):
@@ -79,7 +79,7 @@ def test_the_cost_of_a_client_is_linear_in_its_number_of_batches(name):
 
 
 def check_linear(played):
-    one, two, five = (flops.of_client(*played, batches) for batches in (1, 2, 5))
+    one, two, five = (flops.client_cost(*played, batches) for batches in (1, 2, 5))
     assert five.steps == 5 * one.steps > 0
     more = two.operations - one.operations
     np.testing.assert_allclose(five.operations, one.operations + 4 * more, rtol=0.01)

@@ -136,7 +136,8 @@ def test_a_mechanism_may_be_user_defined(toy, tmp_path, monkeypatch):
     assert in_rows(made, (4,)) == [{"epsilon": 1.0, "delta": 1e-6}]
     assert experiment.guarantee(made).rounds == 4
     assert (
-        descriptions.of_section("privacy", made.config.privacy)["budget"] == "epsilon of each round"
+        descriptions.section_meanings("privacy", made.config.privacy)["budget"]
+        == "epsilon of each round"
     )
 
 
@@ -156,7 +157,7 @@ def test_configs_that_cannot_be_private_are_one_line_errors(toy, overrides, said
 
 
 @pytest.fixture
-def of_clients(tmp_path):
+def private_run(tmp_path):
     """A function that builds a private run of 4 rounds with so many clients."""
 
     def build(clients, **privacy):
@@ -170,17 +171,17 @@ def of_clients(tmp_path):
     return build
 
 
-def test_a_large_delta_is_named_and_a_sound_guarantee_needs_no_remark(of_clients):
-    few = of_clients(5, noise=1.0)  # delta is 5^-1.1 = 0.17
+def test_a_large_delta_is_named_and_a_sound_guarantee_needs_no_remark(private_run):
+    few = private_run(5, noise=1.0)  # delta is 5^-1.1 = 0.17
     assert "a delta of 0.17 for 5 clients is no guarantee" in guaranteed.remark(few)
-    given = of_clients(40, noise=0.1, delta=0.03)  # above 1/40
+    given = private_run(40, noise=0.1, delta=0.03)  # above 1/40
     assert "a delta of 0.03 for 40 clients" in guaranteed.remark(given)
-    assert guaranteed.remark(of_clients(40, noise=1.0, delta=1e-4)) == ""
-    assert guaranteed.remark(of_clients(40, epsilon="inf")) == ""
+    assert guaranteed.remark(private_run(40, noise=1.0, delta=1e-4)) == ""
+    assert guaranteed.remark(private_run(40, epsilon="inf")) == ""
 
 
-def test_the_length_of_the_noise_is_that_of_the_formula(of_clients):
-    made = of_clients(40, noise=30.0, delta=1e-4)
+def test_the_length_of_the_noise_is_that_of_the_formula(private_run):
+    made = private_run(40, noise=30.0, delta=1e-4)
     first = made.task.init(jax.random.key(0))
     d = sum(a.size for a in jax.tree.leaves(first.params))
     length = 30 * np.sqrt(4 * d) / (20 * 4)  # sigma S sqrt(d T) / m, over S T

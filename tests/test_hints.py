@@ -76,5 +76,5 @@ def test_the_facts_of_a_run(method, partition, stats, accuracy, said):
     made = experiment.build(resolve(load_config(f"quickstart:{method}"), overrides), [0])
     summary = {"last": {"mean": {**toys.SCORES, "accuracy": {"mean": accuracy}}}}
     state = State(server=(Weights({}, stats), 1.0), private=())
-    told = hints.of_run(made, state, summary).get("hints", [])
+    told = hints.run_hints(made, state, summary).get("hints", [])
     assert len(told) == len(said) and all(w in t for w, t in zip(said, told, strict=True))

@@ -46,7 +46,7 @@ def test_evaluation_in_pieces_gives_the_counts_of_one_evaluation(name, stream):
 
     scored = []
     for kind in evaluation.kinds(method, WHOLE, ONE_PROCESS, 2, 60):
-        part = subsets.of_rows(FEDERATION, WHOLE, kind.sets, ONE_PROCESS)
+        part = subsets.row_subsets(FEDERATION, WHOLE, kind.sets, ONE_PROCESS)
         if stream:
             part = subsets.with_examples(WHOLE, kind.sets, len(kind.clients[0]), 60, ONE_PROCESS)
         scored.append((kind, part))

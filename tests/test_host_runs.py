@@ -45,7 +45,7 @@ def run(*args, folder=None, **options):
     return engine.final_states(), out, engine.bytes
 
 
-def of_server(method):
+def server_dependent(method):
     """The method, whose cohorts depend on the server's state, so that a block is one round."""
 
     def sample(key, server, population, m):
@@ -77,7 +77,7 @@ CASES = {  # {name: (method, where the state is kept, options)}
     "all clients": (lambda: toys.make("ifca"), "stream", ONE),
     "validation": (lambda: toys.make("fedfomo"), "memory", ONE),
     "tunes by validation": (lambda: toys.make("knn_per", weight="validation"), "stream", ONE),
-    "one round": (lambda: of_server(toys.make("moon")), "stream", {**ONE, "cohort": 2}),
+    "one round": (lambda: server_dependent(toys.make("moon")), "stream", {**ONE, "cohort": 2}),
 }
 
 

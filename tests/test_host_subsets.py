@@ -106,6 +106,6 @@ def test_clients_are_lined_up_by_segment_and_new_ones_divided_likewise():
     assert owners.own(np.array([0, 2, 3, 3, 7, 8])).tolist() == [7, 8]
     assert owners.segment == range(6, 9) and owners.largest == 3
     owners = Owners((0, 3, 7, 10), process=1, devices=2)
-    assert owners.of_new(5) == Owners((0, 1, 3, 5), process=1, devices=2)
+    assert owners.new_owners(5) == Owners((0, 1, 3, 5), process=1, devices=2)
     with pytest.raises(BadInput, match="^2 new clients cannot be divided among 3 processes"):
-        owners.of_new(2)
+        owners.new_owners(2)

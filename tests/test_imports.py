@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 # Imports run from the right to the left; modules and folders of one level may import each other.
 ORDER = (
     "types errors < tree losses optim sampling ranges streams wire defaults < data models"
-    " < methods transforms simulation tasks < engine < configs experiment < running"
+    " < methods papers transforms simulation tasks < engine < configs experiment < running"
     " < sweeping analysis testing < commands < main __main__"
 )
 LEVELS = {name: i for i, level in enumerate(ORDER.split("<")) for name in level.split()}
@@ -66,8 +66,13 @@ def find_cycle(imported):
 
 
 def level(module):
-    """The place of a module in ORDER; a `__main__` of a folder is a command."""
+    """The place of a module in ORDER; a `__main__` of a folder is a command.
+
+    A paper's figures are an analysis of finished runs; its other modules serve its method.
+    """
     names = module.split(".")[1:]
+    if names[0] == "papers" and names[-1].endswith("_figures"):
+        return LEVELS["analysis"]
     return LEVELS["__main__" if names[-1] == "__main__" else names[0]]
 
 

@@ -133,7 +133,7 @@ def test_choices_are_scored_by_the_sum_of_their_tokens_log_probabilities(trained
 def test_peft_computes_the_same_logits_with_the_adapters(tmp_path, name):
     """A published model in PyTorch, adapted by the package PEFT, against the run's own model."""
     torch, peft = optional.module("torch"), optional.module("peft")
-    published = of_transformers(name, optional.module("transformers"), torch)
+    published = random_model(name, optional.module("transformers"), torch)
     published.save_pretrained(tmp_path / "base")
     config = {**CONFIG, "model": {"name": name, "pretrained": str(tmp_path / "base")}}
     config["adapter"] = {**CONFIG["adapter"], "targets": TARGETS[name]}
@@ -155,7 +155,7 @@ def test_peft_computes_the_same_logits_with_the_adapters(tmp_path, name):
 TARGETS = {"decoder": "q,v,down", "gpt2": "qkv,down"}  # not the other layer named c_proj
 
 
-def of_transformers(name, transformers, torch):
+def random_model(name, transformers, torch):
     """A small random model of the package transformers."""
     torch.manual_seed(0)
     if name == "gpt2":

@@ -9,6 +9,7 @@ from inputs import complaint
 
 from fedjax_lab import losses, optim, streams
 from fedjax_lab.experiment import joint, local_settings
+from fedjax_lab.experiment.traits import Dealt
 from fedjax_lab.running.runner import run
 from fedjax_lab.simulation import asynchronous, failures, simulate
 from fedjax_lab.simulation.clock import Clock, Pace
@@ -31,7 +32,8 @@ def table(folder, text, **local):
 
 def test_a_table_by_client_follows_clients_that_are_renumbered(tmp_path):
     read = table(tmp_path, "client,lr,epochs\n3,0.2,\n0,,7\n")
-    settings = local_settings.of_clients(read, LOCAL, np.array([1, 3, 0, 2]), [9] * 4)
+    clients = Dealt(np.array([1, 3, 0, 2]), np.full(4, 9), 0)
+    settings = local_settings.client_settings(read, LOCAL, clients)
     np.testing.assert_array_equal(settings.work, [2, 2, 7, 2])
     np.testing.assert_array_equal(settings.rate, np.float32([1, 2, 1, 1]))
     assert settings.batch_size is None
@@ -39,7 +41,8 @@ def test_a_table_by_client_follows_clients_that_are_renumbered(tmp_path):
 
 def test_a_table_by_size_holds_from_so_many_examples(tmp_path):
     read = table(tmp_path, "examples,batch_size\n100,64\n10,8\n")
-    settings = local_settings.of_clients(read, LOCAL, np.arange(5), [9, 10, 99, 100, 1000])
+    clients = Dealt(np.arange(5), np.array([9, 10, 99, 100, 1000]), 0)
+    settings = local_settings.client_settings(read, LOCAL, clients)
     np.testing.assert_array_equal(settings.batch_size, [16, 8, 8, 64, 64])
     assert settings.work is None and settings.rate is None
     assert table(tmp_path, "client,lr,epochs\n1,0.1,\n3,,2\n") is None  # as the config
@@ -77,11 +80,11 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
     assert "there is no file" in complaint(toys.build, tmp_path, local={"per_client": "no.csv"})
     path.write_text("client,batch_size\n1,4\n")
     other = complaint(toys.build, tmp_path, local={"per_client": str(path), "accumulate": 4})
-    assert "the column batch_size does not go with config.local.accumulate=4" in other
+    assert "the column batch_size cannot be combined with config.local.accumulate=4" in other
     private = {"privacy": {"name": "example_level", "noise": 1.0}}
     path.write_text("client,epochs\n1,2\n")
     message = complaint(toys.build, tmp_path, local={"per_client": str(path)}, **private)
-    assert "config.local.per_client does not go with config.privacy.name=example_level" in message
+    assert "per_client cannot be combined with config.privacy.name=example_level" in message
     path.write_text("client,lr\n1,0.2\n")
     parts = [toys.build(tmp_path, local={"per_client": str(path), "lr": lr}) for lr in (0.1, 0.2)]
     assert "their own learning rates" in complaint(joint.join, parts)
@@ -183,6 +186,7 @@ def test_a_central_run_has_no_clients_and_a_plan_has_the_largest_batch(tmp_path)
     simulation = toys.build(tmp_path, local=local).simulation
     assert simulation.plan.batch_size == 24 and not simulation.plan.equal_steps
     population = simulate.population_on_host(simulation.federations[0], 3)
-    np.testing.assert_array_equal(population.settings.batch_size, [20, 24, 16, 16, 16, 16])
+    sizes = population.traits["settings"].batch_size
+    np.testing.assert_array_equal(sizes, [20, 24, 16, 16, 16, 16])
     pooled = toys.build(tmp_path, local=local, method={"name": "central"}).simulation
-    assert pooled.training[0].settings is None and pooled.plan.batch_size == 16
+    assert pooled.training[0].traits == {} and pooled.plan.batch_size == 16

@@ -209,7 +209,7 @@ def negative(key, server, population, m):
     return jnp.arange(3), jnp.asarray([-1.0, 1.0, 1.0])
 
 
-def of_server(key, server, population, m):
+def server_shares(key, server, population, m):
     """Shares that depend on the server's weights, and sum to 1/2."""
     finite = jnp.isfinite(jnp.sum(server.params["head"]["bias"]))
     return jnp.arange(m), jnp.where(finite, jnp.full(m, 1 / 2 / m), 0)
@@ -235,8 +235,8 @@ def test_a_sample_that_is_no_cohort_is_refused_before_training(toy, sample, mess
 
 @pytest.mark.slow
 def test_shares_that_depend_on_the_server_stop_the_run_in_one_line(toy):
-    with pytest.raises(BadInput, match=r"of_server returned in round 1 \(seed 0\) .* sum to 1"):
-        fedjax_lab.run(config(toy, of_server), quiet=True)
+    with pytest.raises(BadInput, match=r"server_shares returned in round 1 \(seed 0\) .* sum to 1"):
+        fedjax_lab.run(config(toy, server_shares), quiet=True)
 
 
 def test_is_cohort_against_its_definition():

@@ -11,14 +11,15 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab.analysis import published, requirements, tables
-from fedjax_lab.analysis.published import Recipe, Result, Rule
+from fedjax_lab.analysis import requirements, tables
 from fedjax_lab.commands import paper
 from fedjax_lab.commands.arguments import split_overrides
 from fedjax_lab.data.fetching import presence
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve, value_at
 from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.papers import published
+from fedjax_lab.papers.published import Recipe, Result, Rule
 from fedjax_lab.running import runner
 from fedjax_lab.sweeping import sweep_plan
 

@@ -19,8 +19,9 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
 METHODS = (ROOT / "docs/methods.md").read_text()
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "launch/README.md"]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "launch/README.md"]
 FENCED = re.compile(r"^( *)```.*?^\1```", re.S | re.M)
+TABLE = re.compile(r"(?:^ *\|.*\n)+", re.M)
 PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.S | re.M)
 
 
@@ -40,6 +41,15 @@ def broken(page):
         target = page.parent / name if name else page
         if not target.exists() or (anchor and anchor not in anchors(target)):
             yield link
+
+
+def broken_tables(page):
+    """The first lines of tables without a rule, without a body or with unequal numbers of cells."""
+    for table in TABLE.findall(FENCED.sub("", page.read_text())):
+        lines = table.splitlines()
+        cells = {len(re.split(r"(?<!\\)\|", line.strip())) for line in lines}
+        if len(lines) < 3 or not re.fullmatch(r"[-:| ]+", lines[1]) or len(cells) > 1:
+            yield lines[0]
 
 
 def rows(text):
@@ -64,6 +74,22 @@ def test_broken_links_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# A *title*\n[a](#a-title) [b](#b) [c](c.md) [d](https://d.org) `[e](e)`\n")
     assert list(broken(page)) == ["#b", "c.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_have_a_body_and_rows_of_equal_length(page):
+    assert list(broken_tables(page)) == []
+
+
+def test_broken_tables_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    whole, bare, short = (
+        "| a | `\\|` |\n|---|---|\n| b | c |",
+        "| d | e |",
+        "| f |\n|---|\n| g | h |",
+    )
+    page.write_text(f"{whole}\n\n{bare}\n\n{short}\n\n| i |\n|---|\n")
+    assert list(broken_tables(page)) == ["| d | e |", "| f |", "| i |"]
 
 
 def test_the_readme_shows_the_source_of_fedprox():

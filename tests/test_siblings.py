@@ -41,8 +41,8 @@ def test_seeds_that_no_folder_has_are_a_new_run(tmp_path, monkeypatch):
     monkeypatch.chdir(run)
     there = [f"{run}-seeds-2", f"{run}-seeds-7-8"]
     for name in (".", "../run/../run", str(run)):
-        assert siblings.of(type(run)(name).resolve()) == there
-    assert siblings.of(type(run)(".")) == there
+        assert siblings.folders(type(run)(name).resolve()) == there
+    assert siblings.folders(type(run)(".")) == there
     assert siblings.place(type(run)("."), "-seeds-4") == f"{run}-seeds-4"
 
 
@@ -106,5 +106,5 @@ def test_only_folders_with_exactly_such_a_name_are_beside_a_run(tmp_path):
     ):
         (tmp_path / name).mkdir()
     (tmp_path / "a-seeds-7").write_text("a file")
-    places = [place.rpartition("/")[2] for place in siblings.of(tmp_path / "a")]
+    places = [place.rpartition("/")[2] for place in siblings.folders(tmp_path / "a")]
     assert places == ["a-seeds-2", "a-seeds-3-5"]

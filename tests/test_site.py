@@ -10,8 +10,8 @@ import pytest
 import repository_links
 import result_tables
 
-from fedjax_lab.analysis import published
 from fedjax_lab.experiment import registry
+from fedjax_lab.papers import published
 from fedjax_lab.testing.toy import needs_adapters
 
 
@@ -32,7 +32,7 @@ def test_the_page_of_a_method_has_its_settings_and_its_equations(name):
 def test_no_word_of_a_docstring_is_lost():
     kept = re.compile(r"[A-Za-z]{4,}")
     for name in registry.METHODS:
-        shown = re.sub(r"<[^>]*>", " ", equations.of_docstring(method_pages.docstring(name)))
+        shown = re.sub(r"<[^>]*>", " ", equations.docstring_html(method_pages.docstring(name)))
         text = method_pages.docstring(name).partition("\n\n")[2]
         wanted = {w for w in kept.findall(text) if w.lower() not in equations.GREEK and w != "grad"}
         assert wanted - set(kept.findall(shown)) <= {"epsilon"}, name

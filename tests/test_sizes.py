@@ -150,18 +150,18 @@ def test_bytes_of_a_client_count_one_block_of_logits():
     y = np.zeros((8, 16), np.int32)
     net = transformer.causal_transformer(500, width=4, depth=1, heads=1, vocabulary=500)
 
-    def of(block):
+    def size_of(block):
         made = tokens(Labels(y, tuple(map(str, range(500)))), block=block)
         return client_bytes(model_of(make_task(net, (16,), made)), toys.PLAN)
 
     logits = toys.PLAN.batch_size * 16 * 500 * 4
-    assert 0.7 * logits < of(0) - of(4) < logits
+    assert 0.7 * logits < size_of(0) - size_of(4) < logits
 
 
 def test_bytes_of_a_client_count_the_patches_of_a_convolution_by_products():
-    def of(convolution):
+    def size_of(convolution):
         net = nets.simple_cnn(4).clone(kernels=kernels.choose("gpu", convolution))
         return client_bytes(model_of(make_task(net, (32, 32, 3), 4)), toys.PLAN)
 
     patches, activations = (toys.PLAN.batch_size * 28 * 28 * n * 4 for n in (5 * 5 * 3, 6))
-    assert of("by_shape") - of("grouped") >= patches - activations
+    assert size_of("by_shape") - size_of("grouped") >= patches - activations

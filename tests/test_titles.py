@@ -33,12 +33,12 @@ TITLES = {  # one for each form
 @pytest.mark.parametrize("part", TITLES, ids=str)
 def test_a_docstring_begins_with_the_display_name(part):
     kind, name, *settings = part
-    title = titles.of(kind, {"name": name, **dict(settings)})
+    title = titles.section_title(kind, {"name": name, **dict(settings)})
     assert title == (TITLES[part], {key for key, _ in settings})
 
 
 def test_data_of_a_file_of_ones_own_are_called_by_it():
-    assert titles.of("data", {"name": "table", "path": "tables/stays.csv"}) == (
+    assert titles.section_title("data", {"name": "table", "path": "tables/stays.csv"}) == (
         "stays",
         frozenset(),
     )
@@ -70,12 +70,15 @@ def test_a_user_gives_other_names():
     assert names == {"fedavg": "Ours", "dirichlet": "Skewed", "own.py:f": "F"}
     message = complaint(titles.parse, "fedprx=Ours", configs)
     assert message == "--names='fedprx=Ours': no run has 'fedprx'; did you mean 'fedprox'?"
-    assert titles.of("partition", {"name": "dirichlet", "alpha": 0.3}, names) == ("Skewed", set())
+    assert titles.section_title("partition", {"name": "dirichlet", "alpha": 0.3}, names) == (
+        "Skewed",
+        set(),
+    )
     config = {"method": {"name": "fedavg"}, "data": {"name": "mnist"}, "partition": {"name": "iid"}}
-    assert titles.of_run(config, names) == "Ours, MNIST, IID"
+    assert titles.run_title(config, names) == "Ours, MNIST, IID"
     config["clock"] = {"concurrency": 4}
-    assert titles.of_run(config, names) == "Ours, MNIST, IID"
-    assert titles.of_run(config) == "Asynchronous FedAvg, MNIST, IID"
+    assert titles.run_title(config, names) == "Ours, MNIST, IID"
+    assert titles.run_title(config) == "Asynchronous FedAvg, MNIST, IID"
     assert titles.parse(None, configs) == titles.parse("", configs) == {}
     for text in ("fedavg", "fedavg=", "=Ours", "a=b,"):
         assert "is not NAME=TITLE,NAME=TITLE" in complaint(titles.parse, text, configs)

@@ -108,15 +108,15 @@ def test_a_run_with_a_damaged_file_or_without_a_fingerprint_is_rejected(run, cap
 
 def test_the_fingerprint_includes_embeddings_and_users_if_there_are_any(run):
     job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])
-    plain, embedded, of_users = fingerprint.of(job), [], []
+    plain, embedded, of_users = fingerprint.compute(job), [], []
     for value in (0, 1):
         made = Embeddings(np.full((300, 4), value, np.float32), np.zeros((3, 4), np.float32))
         stage = job.simulation.stages[0]._replace(view=View(embedded=True))
         with_stage = toys.changed(job, stages=(stage,), embeddings=lambda m=made: m)
-        embedded.append(fingerprint.of(with_stage))
+        embedded.append(fingerprint.compute(with_stage))
         client = np.arange(value, len(job.dataset.y) + value, dtype=np.int32) % 2
         data = job.dataset._replace(client=client, users=("ann", "bob"))
-        of_users.append(fingerprint.of(job._replace(dataset=data)))
+        of_users.append(fingerprint.compute(job._replace(dataset=data)))
     assert {name: embedded[0][name] for name in plain} == plain
     message = complaint(fingerprint.check_same, *embedded, run)
     assert "began: embeddings; they differ by rounding " in message and " CPU cores;" in message
@@ -133,7 +133,7 @@ def test_the_fingerprint_is_computed_without_a_table_of_all_clients(run, monkeyp
     whole = cache.checksum({name: np.asarray(rows) for name, rows in parts.items()})
     monkeypatch.setattr(lazy, "PIECE", 500)
     monkeypatch.delattr(Rows, "__array__")
-    assert fingerprint.of(job)["partition of seed 0"] == whole
+    assert fingerprint.compute(job)["partition of seed 0"] == whole
 
 
 # Damaged files.

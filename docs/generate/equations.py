@@ -34,7 +34,7 @@ TOKEN = re.compile(
 )
 
 
-def of_docstring(docstring: str) -> str:
+def docstring_html(docstring: str) -> str:
     """The paragraphs of a docstring as HTML, without the first one, which is its title."""
     parts = [part for part in re.split(r"\n\s*\n", docstring)[1:] if part.strip()]
     return "\n\n".join(block(part) if is_block(part) else paragraph(part) for part in parts)

@@ -82,7 +82,7 @@ def page(name: str, cost: Cost | None, numbers: list[result_tables.Row]) -> str:
     parts = [
         f"# {title(name)}",
         f"<p>{equations.inline(first, in_block=False)}</p>",
-        equations.of_docstring(docstring(name)),
+        equations.docstring_html(docstring(name)),
         f"```bash\n{run}\nfedjax-lab run --help-method {name}"
         f"   # its settings, in the terminal\n```",
         "## Settings\n\n" + settings(name),
@@ -100,7 +100,10 @@ def settings(name: str) -> str:
     defaults, ranged = registry.default_settings(function), ranges.declared(function)
     if not defaults:
         return "This method has no settings."
-    words, limits = descriptions.of_settings(function, list(defaults)), registry.limits_of(function)
+    words, limits = (
+        descriptions.setting_meanings(function, list(defaults)),
+        registry.limits_of(function),
+    )
     words |= {"base": descriptions.MEANINGS["method.base"]} if "base" in words else {}
     lines = ["| `config.method.` | default | meaning | range of `--tune` |", "|---|---|---|---|"]
     for key, default in defaults.items():

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import result_tables
 
-from fedjax_lab.analysis import published
-from fedjax_lab.analysis.published import Recipe, Result
+from fedjax_lab.papers import published
+from fedjax_lab.papers.published import Recipe, Result
 
 
 def accuracies(paper: str) -> str:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_lab import configs
-from fedjax_lab.analysis import published, runs
-from fedjax_lab.analysis.published import Recipe, Result
+from fedjax_lab.analysis import runs
 from fedjax_lab.analysis.runs import Row
 from fedjax_lab.analysis.tables import WAYS, Choice
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.papers import published
+from fedjax_lab.papers.published import Recipe, Result
 from fedjax_lab.running import growth
 
 # Settings in which a run may differ from the published one; notes report the relevant differences.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from fedjax_lab.analysis.runs import Run, planned_cells, shown
 
 
-def of_sweeps(runs: Iterable[Run]) -> list[str]:
+def sweep_notes(runs: Iterable[Run]) -> list[str]:
     """One line on the cost of each search for settings."""
     runs = list(runs)
     plans = {folder: planned_cells(folder) for folder in {run.folder.parent for run in runs}}
@@ -26,7 +26,7 @@ def told(tuned: Mapping) -> str:
     )
 
 
-def of_data(runs: Iterable[Run]) -> list[str]:
+def data_notes(runs: Iterable[Run]) -> list[str]:
     """One line for each data set: its name, fingerprint and license, and what to cite.
 
     Runs that have not ended, or were made by an earlier version, are left out.

@@ -178,7 +178,7 @@ def _figure(figure, label, points_with_text=()):
     return f"<figure>{drawn}{script}</figure>"
 
 
-def _of_strips(rows, measure):
+def _strip_points(rows, measure):
     """The points (x, y, text) of a picture of `plots.draw_strips`.
 
     rows: by row, the pairs of a point's name, which may be empty, and its value.
@@ -203,7 +203,7 @@ def _clients(section, choice):
             title: [(f"client {runs.shown(name)}", value) for name, value in pairs]
             for title, pairs in named.items()
         }
-        points_with_text = _of_strips(named, choice.measure)
+        points_with_text = _strip_points(named, choice.measure)
         yield _figure(figure, f"{metric} of each client by row, {way}", points_with_text)
         yield (
             '</div>\n<p class="how">Clients of all seeds: boxes show median and quartiles, whiskers'
@@ -229,7 +229,7 @@ def _domains(section, choice):
             name = runs.shown(domain.removeprefix(prefix))
             figure = plots.draw_strips(values, in_words(runs.shown(metric)), name)
             unnamed = {title: [("", value) for value in each] for title, each in values.items()}
-            points_with_text = _of_strips(unnamed, choice.measure)
+            points_with_text = _strip_points(unnamed, choice.measure)
             yield _figure(figure, f"{metric} on {name} by row, {way}", points_with_text)
         yield '</div>\n<p class="how">Each point is a seed; the bar is their mean.</p>'
 

@@ -75,7 +75,7 @@ def _named(federation, dataset):
 
 
 def _tests_of_nobody(federation: Federation) -> int:
-    """The number of examples of the global test set that no client holds.
+    """The number of global test examples that no client holds.
 
     They belong to users who have no training examples, or whom the partition leaves out.
     """
@@ -135,7 +135,7 @@ def skewed_images(
     Returns:
       Images with values in [0, 1]; {} without a feature skew, or if the examples are not images.
     """
-    x, skews = dataset.x, federation.skews
+    x, skews = dataset.x, federation.traits.get("skew")
     if skew is None or skews is None or len(x.shape) != 4 or x.shape[3] not in (1, 3):
         return {}
     image = np.asarray(x[np.asarray(federation.train[0])[:1]])

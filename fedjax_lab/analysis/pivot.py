@@ -8,7 +8,6 @@ from typing import NamedTuple
 from fedjax_lab.analysis import compare, formats, runs
 from fedjax_lab.analysis.compare import LEVEL, Entry
 from fedjax_lab.analysis.formats import BETTER, NONE, WORSE, Table, mean_std
-from fedjax_lab.analysis.published import Result
 from fedjax_lab.analysis.tables import (
     Choice,
     Section,
@@ -20,6 +19,7 @@ from fedjax_lab.analysis.tables import (
     ranked,
     spread_text,
 )
+from fedjax_lab.papers.published import Result
 from fedjax_lab.simulation.units import sentence
 
 BOUNDS = ("central",)  # non-federated methods, which are shown as bounds and not ranked

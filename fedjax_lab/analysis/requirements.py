@@ -11,7 +11,7 @@ from fedjax_lab.data.sources import digits_five
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
-from fedjax_lab.methods._communication import default_encoder_rounds
+from fedjax_lab.papers.fedconcat.communication import default_encoder_rounds
 
 EXAMPLES = {  # number of training examples, without those of the unseen domain
     "fashion_mnist": 60_000,

@@ -107,7 +107,9 @@ def find(folders: Sequence[Path]) -> list[Path]:
                 raise BadInput(f"{folder} {reason}")
             runs = _inside(folder)
             if runs == [folder] and not cloud.is_whole(folder):
-                runs += [run for beside in siblings.of(folder) for run in _inside(Path(beside))]
+                runs += [
+                    run for beside in siblings.folders(folder) for run in _inside(Path(beside))
+                ]
         except OSError as error:
             raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
         if not runs:
@@ -190,7 +192,7 @@ def arrange(
 ) -> tuple[list[Block], list[str]]:
     """Groups runs into blocks of rows; returns the blocks and notes about them, one line each.
 
-    names: display names of methods, data sources and partitions, see `titles.of`.
+    names: display names of methods, data sources and partitions, see `titles.section_title`.
 
     Raises BadInput if no run has been evaluated, if two runs have the same config and seed, or if
     the names give two rows of a block the same title.
@@ -229,11 +231,13 @@ def _completed(runs):
         for section, values in json.loads(json.dumps(DEFAULTS)).items()
     }
 
-    def of(config, section):
+    def filled(config, section):
         own = config.get(section, {})
         return {**own, **defaults.get(section, {}), **own}  # in the order of `own`
 
-    return [run._replace(config={name: of(run.config, name) for name in sections}) for run in runs]
+    return [
+        run._replace(config={name: filled(run.config, name) for name in sections}) for run in runs
+    ]
 
 
 def _note(run):
@@ -307,7 +311,7 @@ def _titled(blocks, names):
 
 
 def _shared(block):
-    """The settings outside of _UNTOLD that all rows of a block share."""
+    """The settings that all rows of a block share, without those in _UNTOLD."""
     first, *rest = (flatten(row.config) for row in block.rows)
     return {
         key: value
@@ -428,16 +432,16 @@ def _names(groups, short, titles_of=None, always=()):
                 out[key] = f"{key.removeprefix(short)}={_value(config, key)}"
         return out
 
-    def of_config(config, with_absent):
+    def config_names(config, with_absent):
         out = parts(config, with_absent)
         return " ".join(out.values()), " ".join(_with_title(out, config, short, titles_of))
 
-    def of_group(group):
+    def group_names(group):
         names = [" ".join(parts(config, False).values()) for config in group]
         pairs = zip(group, names, strict=True)
-        return [of_config(config, names.count(it) > 1 or not it) for config, it in pairs]
+        return [config_names(config, names.count(it) > 1 or not it) for config, it in pairs]
 
-    return [of_group(group) for group in groups]
+    return [group_names(group) for group in groups]
 
 
 def _with_title(parts, config, short, titles_of):
@@ -448,7 +452,7 @@ def _with_title(parts, config, short, titles_of):
     if short == "method.":
         title = titles.method_title(section, config.get("clock.concurrency", 0), titles_of)
     else:
-        title = titles.of(short.removesuffix("."), section, titles_of)
+        title = titles.section_title(short.removesuffix("."), section, titles_of)
     told = {f"{short}{key}" for key in ("name", *title.stated)}
     return [title.text, *(text for key, text in parts.items() if key not in told)]
 
@@ -512,7 +516,7 @@ def lower_is_better(blocks: Iterable[Block]) -> frozenset[str]:
 
 
 def peeks(way: str, measured: Iterable[str]) -> bool:
-    """Whether a way of choosing a round uses test examples, if these measures exist.
+    """Whether a way of choosing a round uses test examples when these measures exist.
 
     max_over_rounds uses the first of HEADLINES that exists: without a test set, `id`.
     """
@@ -570,7 +574,7 @@ def named_clients(row: Row, way: str, measure: str) -> list[tuple[str, float]]:
     names = {int(seed): named for run in row.runs for seed, named in run.clients.items()}
     out = []
     for seed, evaluation in picked(row, way).items():
-        values = of_clients(evaluation, measure)
+        values = client_values(evaluation, measure)
         named = names.get(seed, [])
         called = named if len(named) == len(values) else map(str, range(len(values)))
         pairs = zip(called, values, strict=True)
@@ -578,7 +582,7 @@ def named_clients(row: Row, way: str, measure: str) -> list[tuple[str, float]]:
     return out
 
 
-def of_clients(evaluation: dict, measure: str) -> list[float | None]:
+def client_values(evaluation: dict, measure: str) -> list[float | None]:
     """The values of a measure for single clients; None for a client without a number."""
     of_measure = evaluation.get(f"{measure}{PER_CLIENT}")
     of_metric = evaluation.get(metric_of(measure))

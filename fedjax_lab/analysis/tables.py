@@ -114,14 +114,14 @@ def tables(section: Section, choice: Choice) -> list[Table]:
         prefix = f"{measure_of(metric, form)}."
         if measures := _shared(section, prefix):
             title = f"{metric} by {words}{', %' * is_percent(metric)}, {way}"
-            columns = [_of_measure(m, shown(m.removeprefix(prefix))) for m in measures]
+            columns = [_measure_column(m, shown(m.removeprefix(prefix))) for m in measures]
             made[form] = _table(section, choice, title, columns)
             named |= {m.removeprefix(prefix) for m in measures}
-    if columns := _of_clients(section, choice, named):
+    if columns := _client_columns(section, choice, named):
         title = f"{in_words(metric)}, by client, {way}"
         made["clients"] = _table(section, choice, title, columns)
     if others := [m for name, m in runs.headlines(_shared(section)).items() if name != metric]:
-        columns = [_of_measure(m, with_unit(shown(m))) for m in others]
+        columns = [_measure_column(m, with_unit(shown(m))) for m in others]
         made["metrics"] = _table(section, choice, f"other metrics, {way}", columns)
     made["costs"] = _costs(section, choice)
     return [table._replace(label=label) for label, table in made.items()]
@@ -146,7 +146,7 @@ def _table(section, choice, title, columns, entries=None):
     return Table(title, ["", *(column.header for column in columns)], cells, bold)
 
 
-def _of_clients(section, choice, domains):
+def _client_columns(section, choice, domains):
     """Columns of clients with names, unless these are many, or the domains' names."""
     if not any(run.clients for row in section.block.rows for run in row.runs):
         return []
@@ -169,7 +169,7 @@ def _of_clients(section, choice, domains):
     return [column(name) for name in names]
 
 
-def _of_measure(measure, header):
+def _measure_column(measure, header):
     return Column(header, lambda entry: spread_text(entry.spread(measure), measure), measure)
 
 
@@ -202,9 +202,9 @@ def _compared(section, choice, metric):
     measure, names = choice.measure, _shared(section)
     columns = [
         Column("n", lambda entry: str(entry.spread(measure).n)),
-        _of_measure(measure, forms.get(measure, measure)),
+        _measure_column(measure, forms.get(measure, measure)),
         Column("95 % interval", lambda entry: _interval(entry.spread(measure), measure)),
-        *(_of_measure(m, forms[m]) for m in forms if m in names and m != measure),
+        *(_measure_column(m, forms[m]) for m in forms if m in names and m != measure),
     ]
     if any(entry.privacy for entry in section.entries):
         columns.append(Column("epsilon (delta)", lambda entry: privacy_text(entry.privacy)))
@@ -235,20 +235,20 @@ def _costs(section, choice):
     )
     timed = any(entry.cost.virtual_seconds is not None for entry in section.entries)
     title += "; virtual s by the clock of the run" if timed else ""
-    columns = _of_cost(lambda entry: entry.cost, timed)
+    columns = _cost_columns(lambda entry: entry.cost, timed)
     columns.append(Column("ms a round", lambda entry: _milliseconds(entry.pace)))
     if any(entry.pace.flops is not None for entry in section.entries):
         columns.append(Column("TFLOP", lambda entry: _tera(entry.pace.flops)))
         title += "; TFLOP of training as XLA counts them"
     if choice.target is not None:
         reached = Column("reached", lambda entry: f"{entry.goal.reached} of {entry.goal.n}")
-        columns += [reached, *_of_cost(lambda entry: entry.goal.cost, timed, " to")]
+        columns += [reached, *_cost_columns(lambda entry: entry.goal.cost, timed, " to")]
         unit = " %" if is_percent(choice.measure) else ""
         title += f"; until {choice.measure} is {choice.target:g}{unit} in the last stage"
     return _table(section, choice, title, columns)
 
 
-def _of_cost(cost_of, timed, to=""):
+def _cost_columns(cost_of, timed, to=""):
     """Columns with the costs of each entry; `-` for a cost that is None.
 
     timed: whether there is a column for the clock of a run.

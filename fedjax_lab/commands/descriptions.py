@@ -54,12 +54,12 @@ MEANINGS = {
 }
 
 
-def of_config(config: ml_collections.ConfigDict) -> str:
+def describe_config(config: ml_collections.ConfigDict) -> str:
     """All keys of a resolved config as flags of the command line, each with its meaning."""
     lines = []
     rates = variants.learning_rates(config, [config.run.rounds])
     for section, values in config.items():
-        words = of_section(section, values)
+        words = section_meanings(section, values)
         for key, curve in rates.items():
             if key.startswith(f"{section}."):
                 words[key.partition(".")[2]] += f": {shown_curve(curve)}"
@@ -82,13 +82,13 @@ def shown_curve(rates: np.ndarray) -> str:
     return ", ".join([first, *others])
 
 
-def of_section(section: str, values: Mapping) -> dict[str, str]:
+def section_meanings(section: str, values: Mapping) -> dict[str, str]:
     """The meaning of each key in a section of a config; empty for keys without a description."""
     words = {key: MEANINGS.get(f"{section}.{key}", "") for key in values}
     for function in named_functions(section, values).values():
         settings = registry.default_settings(function, dict(values))
         keys = [key for key in settings if key not in DEFAULTS[section] and key != "base"]
-        described = of_settings(function, keys, values)
+        described = setting_meanings(function, keys, values)
         words |= {key: meaning for key, meaning in described.items() if meaning}
     limits = limits_in(section, values)
     return {key: with_limit(meaning, limits.get(key)) for key, meaning in words.items()}
@@ -103,7 +103,7 @@ def with_limit(meaning: str, limit: Limit | None) -> str:
     return f"{meaning} ({limit})" if meaning else str(limit)
 
 
-def of_settings(function: Callable, keys: list[str], chosen: Mapping | None = None) -> dict:
+def setting_meanings(function: Callable, keys: list[str], chosen: Mapping | None = None) -> dict:
     """The meaning of settings, from the docstring of their function or of its base method.
 
     chosen: the section of the config, whose `base` names the base method of a wrapper.
@@ -139,14 +139,14 @@ def described_in(docstring: str, keys: list[str]) -> dict[str, str]:
     return said
 
 
-def of_method(name: str) -> str:
+def describe_method(name: str) -> str:
     """The text of --help-method: a method's settings, defaults and meanings, and its docstrings.
 
     name: the name of a method, or a reference to one. Raises BadInput if there is no such method.
     """
     function = registry.look_up("method", name)
     defaults = registry.default_settings(function)
-    words, searched = of_settings(function, list(defaults)), ranges.declared(function)
+    words, searched = setting_meanings(function, list(defaults)), ranges.declared(function)
     limits = registry.limits_of(function)
     if "base" in words:
         words["base"] = MEANINGS["method.base"]
@@ -165,7 +165,7 @@ def of_method(name: str) -> str:
     return "\n\n".join(["\n".join(lines), *filter(None, texts)])
 
 
-def of_names() -> str:
+def describe_names() -> str:
     """The names of all methods, data sources, models and other parts, as --help lists them."""
     kinds = "method data model partition embedding optimizer schedule sampling feature_skew"
     lines = []

@@ -39,35 +39,34 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedjax_lab import defaults
-from fedjax_lab.analysis.figures import (
-    client2vec,
-    clients,
-    confusion,
-    curves,
-    domain_gap,
-    encoder_exchange,
-    fedc2i,
-    fedconcat,
-    fedpick,
-    hfedf,
-    partition,
-)
+from fedjax_lab.analysis.figures import clients, confusion, curves, domain_gap, partition
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import make_parser
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, nearest, parse, printable, quoted
 from fedjax_lab.experiment import references
+from fedjax_lab.papers.client2vec import index_figures
+from fedjax_lab.papers.fedc2i import influence_figures
+from fedjax_lab.papers.fedconcat import cluster_figures, encoder_figures
+from fedjax_lab.papers.fedpick import feature_figures
+from fedjax_lab.papers.hfedf import spread_figures
 from fedjax_lab.running import plots
 from fedjax_lab.running.storage import cloud, metric_rows
 
-MODULES = (
-    *(clients, confusion, curves, client2vec, domain_gap, encoder_exchange, fedc2i, fedconcat),
-    *(fedpick, hfedf, partition),
-)
 # Each function takes the folder of a run, or several; its options are keyword-only arguments.
 FIGURES: dict[str, Callable[..., Drawn]] = {
-    module.__name__.rpartition(".")[2]: module.draw for module in MODULES
+    "clients": clients.draw,
+    "confusion": confusion.draw,
+    "curves": curves.draw,
+    "client2vec": index_figures.draw,
+    "domain_gap": domain_gap.draw,
+    "encoder_exchange": encoder_figures.draw,
+    "fedc2i": influence_figures.draw,
+    "fedconcat": cluster_figures.draw,
+    "fedpick": feature_figures.draw,
+    "hfedf": spread_figures.draw,
+    "partition": partition.draw,
 }
 FORMATS = ("png", "pdf", "svg")
 

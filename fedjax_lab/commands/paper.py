@@ -43,8 +43,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab import configs
-from fedjax_lab.analysis import formats, published, requirements, runs
-from fedjax_lab.analysis.published import Recipe, Result
+from fedjax_lab.analysis import formats, requirements, runs
 from fedjax_lab.commands import command, sweep
 from fedjax_lab.commands.arguments import make_parser, parse_seeds, split_overrides
 from fedjax_lab.data.fetching import presence
@@ -53,6 +52,8 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, printable
 from fedjax_lab.experiment.config import Override, resolve
 from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.papers import published
+from fedjax_lab.papers.published import Recipe, Result
 from fedjax_lab.running.storage import cloud, files
 from fedjax_lab.sweeping import sweep_folder, sweep_plan
 

@@ -175,7 +175,7 @@ def report(args) -> str:
     whole, damaged = runs.read_all(runs.find(args.folders))
     names = titles.parse(args.names, [run.config for run in whole])
     blocks, told = runs.arrange(whole, names)
-    told += [*notes.of_sweeps(whole), *damaged, *notes.of_data(whole)]
+    told += [*notes.sweep_notes(whole), *damaged, *notes.data_notes(whole)]
     if args.pivot:
         blocks, left_out = runs.named_alike(blocks, names)
         told += left_out

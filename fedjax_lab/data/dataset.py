@@ -120,7 +120,7 @@ def pooled(x: Any, train: Sequence[ArrayLike], test: Sequence[ArrayLike]) -> dic
     }
 
 
-def of_one_domain(
+def single_domain(
     train: tuple[np.ndarray, np.ndarray],
     test: tuple[np.ndarray, np.ndarray],
     classes: tuple[str, ...],

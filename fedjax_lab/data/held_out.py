@@ -87,7 +87,7 @@ def remark(dataset: Dataset) -> str:
 def drawn(dataset: Dataset, share: float, seed: int) -> np.ndarray:
     """Flags [R] bool of the examples that are drawn; x is not read."""
     if dataset.origin is not None:
-        return _of_origins(dataset, dataset.origin, share, seed)
+        return _draw_origins(dataset, dataset.origin, share, seed)
     return draw(_classes(dataset), dataset.domain, dataset.client, share, seed)
 
 
@@ -103,7 +103,7 @@ def _classes(dataset: Dataset) -> np.ndarray:
     return np.zeros(len(y), np.int32) if is_amount else y
 
 
-def _of_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -> np.ndarray:
+def _draw_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -> np.ndarray:
     """Flags [R] bool of the examples whose texts, images or groups are drawn.
 
     They are stratified by label if all examples of each of these have the same one.

@@ -66,7 +66,7 @@ def ids_that_predict(x: Any, y: np.ndarray) -> list[int]:
 
 
 def _predicts(ids, y):
-    """Whether these are ids that predict the labels; see `ids_that_predict`."""
+    """Whether a column is one of `ids_that_predict`."""
     ids = np.asarray(ids, np.float64)
     in_order = y[np.argsort(ids, kind="stable")]
     if (ids % 1).any() or len(np.unique(ids)) < len(ids):

@@ -15,7 +15,7 @@ def memory() -> dict[str, int]:
 
 
 def too_low(size: int) -> str:
-    """Names a limit that is too low for `size` bytes of address space; "" if there is none."""
+    """The name of a limit too low for `size` bytes of address space; "" if there is none."""
     for name, limit in memory().items():
         if limit < (needed := LIMITS[name][1] * size):
             return f"{name} is {limit / 2**30:.2f} GiB, but about {needed / 2**30:.2f} are needed"

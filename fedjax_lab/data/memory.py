@@ -53,7 +53,7 @@ def from_arrays(
     given = {"y": y, "client": client, "domain": domain, "group": group, "split": split}
     given["classes"] = classes
     members = {name: _array(name, each) for name, each in given.items() if each is not None}
-    return _section(arrays.of_members("from_arrays", _array("x", x), members))
+    return _section(arrays.from_members("from_arrays", _array("x", x), members))
 
 
 def from_torch(

@@ -99,7 +99,7 @@ def as_meant(x: Any) -> Any:
 
 
 def _rows(x):
-    """Rows of numbers: those of one byte in a type for which they need little memory."""
+    """Rows of numbers; one-byte numbers keep a type that needs little memory."""
     if x.dtype.itemsize > 1:
         return as_type(x, np.float32)
     return as_type(x, np.int8 if _is_binary(x) else np.float16)  # exact up to 2048
@@ -124,7 +124,7 @@ def check_axes(shape: tuple[int, ...]) -> None:
 
 
 def is_of_pixels(low: float, high: float) -> bool:
-    """Whether numbers from `low` to `high` plainly are pixels in 0..255."""
+    """Whether numbers from `low` to `high` can only be pixels in 0..255."""
     return low >= 0 and PLAINLY < high <= 255
 
 
@@ -152,7 +152,7 @@ def scale_of(x: Any, normalize: str, train: np.ndarray | None = None) -> Scale:
     if normalize == "standard":
         center, scale, *ends = _standard(x, np.arange(len(x)) if train is None else train)
     else:
-        make = {"unit": _unit, "pixels": _pixels, "none": _none}.get(normalize, _of_pixels)
+        make = {"unit": _unit, "pixels": _pixels, "none": _none}.get(normalize, _pixel_scale)
         center, scale = make(x, low, high, normalize)
         ends = [low, high]
     made = partial(np.asarray, dtype=np.float64 if x.dtype == np.float64 else np.float32)
@@ -211,7 +211,7 @@ def _none(*_):
     return 0, 1
 
 
-def _of_pixels(x, low, high, normalize):
+def _pixel_scale(x, low, high, normalize):
     """The center and scale of a normalization of pixels, whose highest value is 255 or 1."""
     top = 255 if is_pixels(x) else 1
     if normalize in CHANNELS and x.shape[1:][2:] != (3,):

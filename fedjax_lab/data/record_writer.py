@@ -19,8 +19,8 @@ from fedjax_lab.data.sources.records import (
     SUMS,
     Index,
     array_record,
+    label_arrays,
     named_errors,
-    of_each,
     read_index,
     shard_name,
     sum_of,
@@ -60,7 +60,7 @@ def write(dataset: Dataset, folder: Path, source: str) -> Iterator[Progress]:
     with named_when_whole(folder / INDEX) as file:
         file.write_text(json.dumps(_content(index), indent=2) + "\n")
     with named_when_whole(folder / LABELS) as file, file.open("wb") as content:
-        kinds = of_each(index)
+        kinds = label_arrays(index)
         labels: Any = {key: np.asarray(getattr(dataset, key), kind) for key, kind in kinds.items()}
         np.savez(content, **labels)
     before = (folder / SUMS).read_text(errors="replace") if (folder / SUMS).exists() else ""
@@ -89,7 +89,7 @@ def make_index(dataset: Dataset, source: str) -> Index:
         what = f"{x.dtype} {list(x.shape)}"
         raise BadInput(f"the examples are {what}, but must be non-empty and {', '.join(TYPES)}")
     size = max(1, SHARD // example_bytes(x), -(-len(x) // MOST_SHARDS))
-    arrays = {key: np.asarray(getattr(dataset, key)) for key in of_each(dataset)}
+    arrays = {key: np.asarray(getattr(dataset, key)) for key in label_arrays(dataset)}
     kinds = ("classes", "domains", "users") if dataset.users else ("classes", "domains")
     names = {key: np.array(getattr(dataset, key)) for key in kinds}
     return Index(

@@ -92,7 +92,7 @@ def _factor(kind, low, high, known):
 
 
 def _rows(x, low, high, known):
-    """Rows of numbers as they are. Raises BadInput if they are plainly on another scale."""
+    """Rows of numbers, unchanged. Raises BadInput if they are clearly on another scale."""
     of_run, to_run = known.limits
     if known.columns is None:
         if not are_whole(x) or low < min(of_run, 0) or high > to_run:

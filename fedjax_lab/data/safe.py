@@ -29,7 +29,7 @@ class TooLargeError(Exception):
 
 
 class Fault(BadInput):
-    """What is wrong with a file, without a remedy, which `remedied` adds."""
+    """Describes what is wrong with a file; `remedied` adds the remedy."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What a run has done: its rounds and seconds, the sums of its clients, and the bytes they sent."""
+"""Counts of what a run has done: rounds, seconds, sums over clients, and bytes sent."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -34,10 +34,10 @@ def block_length(session: Session, begun: Session, at_most: int) -> int:
     """
     new = session.played - begun.played
     pace = new / (session.seconds - begun.seconds) if new else 0.0
-    return processes.of_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
+    return processes.call_in_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
 
 
-def of_seeds(sums: Sequence[Progress]) -> Progress:
+def seed_sums(sums: Sequence[Progress]) -> Progress:
     """The sums of all lanes as NumPy arrays, [seeds] each; without histories, which are large."""
     sums = [of._replace(virtual=of.virtual and of.virtual._replace(history=None)) for of in sums]
     each = [jax.tree.map(np.atleast_1d, of_lane) for of_lane in jax.device_get(sums)]
@@ -46,7 +46,7 @@ def of_seeds(sums: Sequence[Progress]) -> Progress:
 
 def work_of(sums: Sequence[Progress]) -> np.ndarray:
     """The examples, steps and lane steps of all seeds."""
-    total = of_seeds(sums)
+    total = seed_sums(sums)
     return np.array([total.examples.sum(), total.steps.sum(), total.lane_steps.sum()])
 
 
@@ -57,7 +57,7 @@ def messages_of(sums: Sequence[Progress]) -> Messages:
     """
     if sums[0].drawn is None and sums[0].arrived is None:
         return None, None
-    total = of_seeds(sums)
+    total = seed_sums(sums)
     return total.drawn, total.arrived
 
 
@@ -88,7 +88,7 @@ def absent_bytes(method: Method, federations: Sequence[Federation]) -> np.ndarra
     of_client, part_of = method.extra.absent, method.extra.part_of
     means = np.zeros((len(federations), 2))
     for i, federation in enumerate(federations):
-        parts = part_of(federation) if part_of else federation.capacities
+        parts = part_of(federation) if part_of else federation.traits.get("capacity")
         if of_client is not None and parts is not None:
             held = parts[: len(federation.train)]
             levels, counts = np.unique(held, axis=0, return_counts=True)

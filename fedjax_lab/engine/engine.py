@@ -1,4 +1,4 @@
-"""Plays a run: its stages one after another, and the state between the calls of their programs."""
+"""Plays the stages of a run one after another, and holds the states of all seeds between calls."""
 
 import itertools
 import tempfile
@@ -85,7 +85,7 @@ class Engine:
     def _apply_view(self):
         """Sets the lanes and the plan of this stage, as its view of the examples requires."""
         of_stage = self.simulation, self.stage_number, self._jit, self._image_lanes, self.states
-        self.lanes, self.plan, self._differing = views.of_stage(*of_stage)
+        self.lanes, self.plan, self._differing = views.stage_lanes(*of_stage)
 
     def compile(self) -> None:
         """Compiles a block of rounds and the evaluation of this stage, once for all seeds.
@@ -97,9 +97,9 @@ class Engine:
         lowered = self.lower()
         of_round = lowered[self._shapes(0)].of_round
         with ThreadPoolExecutor(1) as pool:
-            each = pool.map(programs.compiled, lowered.values())
-            self.round_cost = flops.of_round(*of_round)  # traced while XLA compiles
-        compiled = dict(zip(lowered, each, strict=True))
+            executables = pool.map(programs.compiled, lowered.values())
+            self.round_cost = flops.round_cost(*of_round)  # traced while XLA compiles
+        compiled = dict(zip(lowered, executables, strict=True))
         self.programs = [compiled[self._shapes(i)] for i in range(len(self.lanes))]
         for hosted, each in zip(self._hosted, self.programs, strict=False):
             hosted.use(each.play, each.score)
@@ -174,10 +174,10 @@ class Engine:
         if self.simulation.host is None:
             return starting.first_states(*of_stage, self.states, facts)
         self._hosted = starting.make_hosted(*of_stage, self.plan, self._folder)
-        return [starting.of_server(hosted, self._jit) for hosted in self._hosted]
+        return [starting.server_state(hosted, self._jit) for hosted in self._hosted]
 
     def _begin_with(self, given):
-        """Replaces the initial states by the states `given` [seed]."""
+        """Replaces the initial states by these states [seed]."""
         for first, state in zip(self.final_states(), given, strict=True):
             contract.check_alike("the state that the run starts from must be", state, first)
         for hosted, state in zip(self._hosted, given, strict=False):
@@ -211,7 +211,7 @@ class Engine:
 
     def progress(self) -> simulate.Progress:
         """The sums since the last evaluation, [seeds] each."""
-        return counts.of_seeds(self.sums)
+        return counts.seed_sums(self.sums)
 
     def evaluate(self) -> list[evaluate.Scores]:
         """Scores each seed after the rounds played so far, and resets the sums."""

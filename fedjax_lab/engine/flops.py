@@ -44,7 +44,7 @@ class RoundCost(NamedTuple):
     fixed: float
     step: float
 
-    def of(self, rounds: int, steps: float) -> float:
+    def operations(self, rounds: int, steps: float) -> float:
         """The operations of `rounds` rounds in which all clients together make `steps` steps."""
         return rounds * self.fixed + steps * self.step
 
@@ -58,7 +58,7 @@ def utilization(rate: float | None) -> float | None:
     return rate / (len(jax.devices()) * peak) if rate and peak else None
 
 
-def of_round(program: Program, lane: Lane, state: State) -> RoundCost | None:
+def round_cost(program: Program, lane: Lane, state: State) -> RoundCost | None:
     """The cost of a round of one seed, from the shapes of the arguments.
 
     None for clients with unlike models, whose cost depends on who takes part.
@@ -67,33 +67,33 @@ def of_round(program: Program, lane: Lane, state: State) -> RoundCost | None:
     of the additional steps. The rest of the first one's operations is fixed: each client of a
     cohort performs it in each round, whatever it holds. The server's operations are fixed too.
     """
-    if lane.population.kind is not None:
+    if "kind" in lane.population.traits:
         return None
     lane, state = _shapes((lane, state))
     clients = simulate.cohort_size(program, lane, state)
-    small, large = (of_client(program, lane, state, batches) for batches in (1, 2))
+    small, large = (client_cost(program, lane, state, batches) for batches in (1, 2))
     steps = large.steps - small.steps
     step = (large.operations - small.operations) / steps if steps else 0.0
     fixed = max(small.operations - small.steps * step, 0.0)
-    return RoundCost(clients * fixed + of_server(program, lane, state, clients), step)
+    return RoundCost(clients * fixed + server_operations(program, lane, state, clients), step)
 
 
 def count(program: ClosedJaxpr) -> float:
     """The operations of a program. A loop whose length depends on data counts as one iteration."""
-    return _count_once(program) + _of_further_turns(program.jaxpr)
+    return _count_once(program) + _count_repeats(program.jaxpr)
 
 
 def _count_once(program):
-    """The operations as XLA counts them: the body of a loop once."""
+    """The operations as XLA counts them, with the body of each loop once."""
     lowered = jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals)
     return (lowered.cost_analysis() or {}).get("flops", 0.0)
 
 
-def _of_further_turns(jaxpr):
+def _count_repeats(jaxpr):
     """The operations of the loops after their first iteration; of the longest branch of a cond."""
     total = 0.0
     for each in jaxpr.eqns:
-        inner = [_of_further_turns(program) for program in jaxprs_in_params(each.params)]
+        inner = [_count_repeats(program) for program in jaxprs_in_params(each.params)]
         name, params = each.primitive.name, each.params
         if name == "scan":
             total += params["length"] * inner[0]
@@ -111,7 +111,7 @@ class ClientCost(NamedTuple):
     steps: float
 
 
-def of_client(program: Program, lane: Lane, state: State, batches: int) -> ClientCost:
+def client_cost(program: Program, lane: Lane, state: State, batches: int) -> ClientCost:
     """The cost of a client that holds this number of full batches, in a round; from shapes."""
     plan = program.plan._replace(equal_steps=True)
     federation, rows = _small(program.method, lane.federation, batches * plan.batch_size)
@@ -136,7 +136,7 @@ def _first_output(traced):
     return 0.0 if any(needed) else float(jaxpr_as_fun(ClosedJaxpr(jaxpr, traced.consts))()[0])
 
 
-def of_server(program: Program, lane: Lane, state: State, clients: int) -> float:
+def server_operations(program: Program, lane: Lane, state: State, clients: int) -> float:
     """The operations of the server in a round with this number of clients; from shapes."""
     federation, rows = _small(program.method, lane.federation, program.plan.batch_size)
     client, *others = _entry(lane, state)
@@ -180,7 +180,8 @@ def _entry(lane, state):
 
     The client has the plan's settings, because its numbers of steps are measured in the run.
     """
-    stacked = lane.population._replace(private=state.private, settings=None)
+    traits = {name: of for name, of in lane.population.traits.items() if name != "settings"}
+    stacked = lane.population._replace(private=state.private, traits=traits)
     return _shapes(stacked, lambda shape: shape[1:]), jax.eval_shape(_key), None
 
 

@@ -1,4 +1,4 @@
-"""The seeds of a run: alone, in a call each, or together, on a leading axis of a single call.
+"""The seeds of a run: each in a call of its own, or all on the leading axis of one call.
 
 Functions are written for one seed. `seeds` is the length of the leading axis; 0: there is none.
 """
@@ -18,7 +18,7 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.placement import Placement
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.simulate import Lane, Progress
-from fedjax_lab.types import CLIENT_ROWS, POOL, TRAITS, Federation, PyTree, State
+from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
 
 
 class Lanes(NamedTuple):
@@ -69,7 +69,7 @@ def _on_device(a):
 
 
 def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[str, Any]]:
-    """Fields of the lanes of these groups of seeds, over one pool of examples for all."""
+    """Fields of the lanes of these groups of seeds, which share one pool of examples."""
     dealt, put = federations, operator.itemgetter(0)
     if simulation.host is None:  # else rows stay in NumPy, and there is one seed per lane
         dealt, put = place.dealt(federations), place.put_rows
@@ -78,7 +78,7 @@ def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[st
         people = [of(federation, simulation.num_classes) for federation in federations[group]]
         if paces is not None:
             each = zip(people, paces[group], strict=True)
-            people = [of_seed._replace(pace=pace) for of_seed, pace in each]
+            people = [p._replace(traits=p.traits | {"pace": pace}) for p, pace in each]
         return None if people[0] is None else place.put_clients(people)
 
     for group in groups:
@@ -92,7 +92,7 @@ def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[st
 
 def _make_pool(simulation, place, federation):
     """The federation without the clients' rows; in NumPy if examples are streamed."""
-    shared = federation._replace(**dict.fromkeys((*CLIENT_ROWS, *TRAITS)))
+    shared = federation._replace(**dict.fromkeys(CLIENT_ROWS), traits={})
     if simulation.host is not None and simulation.host.stream:
         return shared
     pool = {name: place.put_pool(getattr(federation, name)) for name in POOL}
@@ -162,12 +162,12 @@ def lane_of_one_seed(lane: Lane, axes: Lane, state: State, seeds: int) -> tuple[
 
 
 def each_seed(trees: Sequence[PyTree], seeds: int) -> list[PyTree]:
-    """Trees of arrays, one per lane, as one per seed."""
+    """Splits trees of arrays, one per lane, into one tree per seed."""
     if not seeds:
         return list(trees)
     return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in range(seeds)]
 
 
 def stacked(trees: Sequence[PyTree], seeds: int) -> list[PyTree]:
-    """Trees of NumPy arrays, one per seed, as one per lane."""
+    """Stacks trees of NumPy arrays, one per seed, into one tree per lane."""
     return [jax.tree.map(lambda *a: np.stack(a), *trees)] if seeds else list(trees)

@@ -112,14 +112,14 @@ def _with_examples(each, by_row, fn):
     if not by_row:
         return each(fn)
 
-    def of_client(shared, federation, brought, entry):
+    def run_client(shared, federation, brought, entry):
         pool, rows = brought
         return fn(shared, federation._replace(**pool), rows, entry)
 
     def run(shared, federation, rows, stacked):
         if not jax.tree.leaves(rows):
             return each(fn)(shared, federation, rows, stacked)
-        return each(of_client)(shared, federation, shards.bring(federation, rows), stacked)
+        return each(run_client)(shared, federation, shards.bring(federation, rows), stacked)
 
     return run
 

@@ -146,7 +146,7 @@ def make_mesh(devices: int | Sequence[jax.Device], group: int = 1) -> Mesh:
 
 
 def put(a: PyTree, sharding: Sharding | None, compared: bool = True) -> PyTree:
-    """A copy, on all devices of the mesh, of arrays that every process has; also of random keys.
+    """Copies arrays that every process has, random keys included, to all devices of the mesh.
 
     compared: checks that the arrays of all processes are equal. Only the main thread may do this.
     """
@@ -187,7 +187,7 @@ def padded_shape(shape: Sequence[int], sharding: NamedSharding, axis: int) -> tu
 
 
 def put_divided(a: np.ndarray, sharding: NamedSharding, axis: int) -> Array:
-    """Puts a host array on devices that divide one of its axes, which is padded with zeros.
+    """Divides one axis of a host array, padded with zeros, among the devices.
 
     Each process reads only the entries of its own devices.
     """
@@ -211,7 +211,7 @@ def put_segment(a: PyTree, sharding: NamedSharding) -> PyTree:
     return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), a)
 
 
-def of_process(a: Array) -> np.ndarray:
+def local_part(a: Array) -> np.ndarray:
     """The part of an array on the devices of this process; the whole array if it is not divided."""
     if a.is_fully_replicated:
         return np.asarray(a)
@@ -292,7 +292,7 @@ def free_memory(devices: Sequence[jax.Device] | None = None) -> int:
 
 def _memory():
     """Bytes that JAX may allocate on a device, the same in every process; 0 if unknown."""
-    stats = processes.of_first(lambda: jax.local_devices()[0].memory_stats())
+    stats = processes.call_in_first(lambda: jax.local_devices()[0].memory_stats())
     return (stats or {}).get("bytes_limit", 0)
 
 

@@ -38,7 +38,7 @@ class Placement(NamedTuple):
         return -self.num_clients % self.parts
 
     def put(self, a: PyTree, compared: bool = True) -> PyTree:
-        """Arrays that every process has, copied to all devices, as in `parallel.put`."""
+        """Copies arrays that every process has to all devices, as `parallel.put`."""
         if self.abstract:
             return self.described(a, self.strategy.sharding)
         return parallel.put(a, self.strategy.sharding, compared)
@@ -72,13 +72,13 @@ class Placement(NamedTuple):
         return [f._replace(**dict(zip(rows, of_seed, strict=True))) for f, of_seed in each]
 
     def put_rows(self, rows_by_seed: Sequence[Any]) -> Any:
-        """The `Rows` of these seeds, or None, as one tree."""
+        """Puts the `Rows` of these seeds, or None, as one tree."""
         return None if rows_by_seed[0] is None else self.put_clients(rows_by_seed)
 
     def put_clients(self, of_seeds: Sequence[PyTree]) -> PyTree:
-        """NumPy arrays [C, ...] with an entry for each client, one tree per seed, as one tree."""
+        """Puts trees of NumPy arrays [C, ...] of clients, one per seed, as one tree."""
         joined = jax.tree.map(lambda *a: np.stack(a), *of_seeds) if self.seeds else of_seeds[0]
-        sharding = self.of_clients
+        sharding = self.client_sharding
         if sharding is None:
             return self.put(joined)
         axis = int(self.seeds > 0)
@@ -112,18 +112,18 @@ class Placement(NamedTuple):
         return parallel.put_divided(a, sharding, axis)
 
     @property
-    def of_clients(self) -> NamedSharding | None:
+    def client_sharding(self) -> NamedSharding | None:
         """The sharding of arrays with an entry for each client; None: as all other arrays."""
         return self._behind_seeds(self.strategy.by_client)
 
     @property
-    def of_segments(self) -> Any:
+    def segment_sharding(self) -> Any:
         """The sharding of arrays from `put_segment`."""
         return self.strategy.by_client or self.strategy.sharding
 
-    def of_state(self, state: State) -> Any:
+    def state_shardings(self, state: State) -> Any:
         """The shardings of the parts of a state, whose leaves are arrays or their shapes."""
-        whole, by_client = self.strategy.sharding, self.of_clients
+        whole, by_client = self.strategy.sharding, self.client_sharding
         if self.strategy.group > 1:
             assert isinstance(whole, NamedSharding)
             leading = int(self.seeds > 0)
@@ -138,7 +138,7 @@ class Placement(NamedTuple):
         return sum(parts) // self.strategy.group
 
     @property
-    def of_viewed_pool(self) -> Sharding | None:
+    def viewed_pool_sharding(self) -> Sharding | None:
         """The sharding of the pool of examples that a view computes for each seed."""
         if self.strategy.by_row is None:
             return self.strategy.sharding
@@ -175,10 +175,10 @@ class Placement(NamedTuple):
             x = x if hasattr(x, "dtype") else np.asarray(x, np.float32)
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-        def of_part(sharding, part):
+        def put_leaf(sharding, part):
             return jax.tree.map(lambda x: one(x, sharding), part)
 
-        return jax.tree.map(of_part, sharding, a, is_leaf=lambda s: s is None)
+        return jax.tree.map(put_leaf, sharding, a, is_leaf=lambda s: s is None)
 
 
 class Jit(NamedTuple):
@@ -187,7 +187,7 @@ class Jit(NamedTuple):
     place: Placement
     precision: str | None  # `Simulation.precision`
 
-    def of(self, function: Callable, seed_axes: Any, out: Any, **options) -> Any:
+    def wrap(self, function: Callable, seed_axes: Any, out: Any, **options) -> Any:
         """The jitted function. out: sharding of the results; None: as JAX chooses."""
         function = jax.vmap(function, seed_axes) if self.place.seeds else function
         if self.precision is not None:
@@ -200,7 +200,7 @@ class Jit(NamedTuple):
         out: sharding of the results; None: on all devices.
         """
         out = self.place.strategy.sharding if out is None else out
-        jitted = self.of(function, seed_axes, out, **options)
+        jitted = self.wrap(function, seed_axes, out, **options)
         if not self.place.abstract:
             return jitted
         return lambda *args: self.place.described(jax.eval_shape(jitted, *args), out)

@@ -1,4 +1,4 @@
-"""Runs with several processes on one or more hosts: their numbers, and how they agree on decisions.
+"""Runs with several processes on one or more hosts, and how these agree on decisions.
 
 All processes run the same program on one mesh of all their devices. If a process decides something
 from its own clock, signals or files, all processes must agree on the decision before the next
@@ -51,13 +51,13 @@ def _leave_with(tell, kind, error, trace):
 
     If the end of another process caused the exception, that is reported instead.
     """
-    if _of_runtime(error):
+    if _is_runtime_error(error):
         time.sleep(HEARTBEAT_SECONDS + 10)  # by then the runtime has reported that and ended this
     tell(kind, error, trace)
     leave(1)
 
 
-def _of_runtime(error):
+def _is_runtime_error(error):
     return any(isinstance(each, jax.errors.JaxRuntimeError) for each in causes(error))
 
 
@@ -113,7 +113,7 @@ def count() -> int:
     return 1 if _alone() else jax.process_count()
 
 
-def of_first(make: Callable[[], T]) -> T:
+def call_in_first(make: Callable[[], T]) -> T:
     """Calls `make` in the first process only, and returns its result in all processes.
 
     A BadInput from `make` is raised in all processes. All processes must call this function, in the
@@ -144,7 +144,7 @@ def on_host(a: PyTree) -> PyTree:
     return jax.device_get(a) if _alone() else multihost_utils.process_allgather(a, tiled=True)
 
 
-def of_each(a: np.ndarray) -> np.ndarray:
+def gather(a: np.ndarray) -> np.ndarray:
     """The arrays of all processes, stacked: [processes, ...]. All processes must call this.
 
     The arrays must have the same shape and type.
@@ -156,12 +156,12 @@ def least(number: int) -> int:
     """The minimum of all processes' numbers of bytes. All must call this in the same order."""
     if _alone():
         return number
-    return int(of_each(np.array(number >> 20, np.int32)).min()) << 20
+    return int(gather(np.array(number >> 20, np.int32)).min()) << 20
 
 
 def anywhere(flag: bool) -> bool:
     """Whether the flag is set in any process. All processes must call this in the same order."""
-    return bool(of_each(np.array(flag)).any())
+    return bool(gather(np.array(flag)).any())
 
 
 def _alone():

@@ -1,4 +1,4 @@
-"""The programs of a stage: how they are written for one seed, lowered for all, and compiled."""
+"""Writes the programs of a stage for one seed, lowers them for all seeds, and compiles them."""
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from fedjax_lab.types import Plan, PyTree, Stage, State
 
 
 class Programs(NamedTuple):
-    """The programs of one stage, lowered or compiled; functions as they are if jit is disabled."""
+    """The programs of one stage, lowered or compiled; plain functions if jit is disabled."""
 
     play: Any  # (settings, lane, state, sums, start, count): a block of rounds
     score: Any  # (settings, lane, state, t): the evaluation; a list of several for a hosted lane
@@ -75,10 +75,10 @@ def lower(
         return evaluate.score(program(settings), *args)
 
     everywhere = jit.place.strategy.sharding
-    out = jit.place.of_state(state), everywhere
+    out = jit.place.state_shardings(state), everywhere
     of_settings = axes_of_settings(lanes.settings)
-    block = jit.of(play, (of_settings, axes, 0, 0, None, None), out, donate_argnums=(2, 3))
-    scored = jit.of(score, (of_settings, axes, 0, None), everywhere)
+    block = jit.wrap(play, (of_settings, axes, 0, 0, None, None), out, donate_argnums=(2, 3))
+    scored = jit.wrap(score, (of_settings, axes, 0, None), everywhere)
     if not parallel.jit_is_disabled():
         of_lane = lanes.settings, lanes.training, state, sums, number, number
         block = block.lower(*of_lane)

@@ -48,7 +48,7 @@ def put(part: PyTree, ids: Array, new: PyTree) -> PyTree:
         place, held = _places(ids, a.shape[0])
         gathered = jax.lax.all_gather(_bits(new), AXIS, tiled=True)
         place = jnp.where(held, place, a.shape[0])  # out of range: dropped
-        return a.at[place].set(_of_bits(gathered, a), mode="drop")
+        return a.at[place].set(_from_bits(gathered, a), mode="drop")
 
     return jax.tree.map(replaced, part, new)
 
@@ -106,7 +106,7 @@ def collect(federation: Federation, rows: Array) -> tuple[Federation, Array]:
     def everywhere(a):
         place, held = _places(rows.reshape(-1), a.shape[0])
         bits = _bits(a[place])
-        return _of_bits(jax.lax.psum(_zero_unless(held, bits), AXIS), a)
+        return _from_bits(jax.lax.psum(_zero_unless(held, bits), AXIS), a)
 
     pool = {name: everywhere(getattr(federation, name)) for name in POOL}
     positions = jnp.arange(rows.size, dtype=jnp.int32).reshape(rows.shape)
@@ -123,7 +123,7 @@ def _places(ids, length):
 def _share(entries, ids, length):
     """This device's share of entries [M], each contributed by the device that holds it."""
     bits = _zero_unless(_places(ids, length)[1], _bits(entries))
-    return _of_bits(jax.lax.psum_scatter(bits, AXIS, scatter_dimension=0, tiled=True), entries)
+    return _from_bits(jax.lax.psum_scatter(bits, AXIS, scatter_dimension=0, tiled=True), entries)
 
 
 def _zero_unless(held, bits):
@@ -139,7 +139,7 @@ def _bits(a):
     return jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
 
 
-def _of_bits(bits, like):
+def _from_bits(bits, like):
     if tree.is_key(like):
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like))
     if like.dtype == bool:

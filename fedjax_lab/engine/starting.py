@@ -41,15 +41,15 @@ def prepared(
     """
     stage, plan = simulation.stages[number], plan_of_images(simulation, place)
 
-    def of_seed(seed, population, state):
+    def prepare_seed(seed, population, state):
         key, _ = streams.stage(streams.make_keys(jax.random.key(seed)).init, number)
         population, state = processes.on_host((population, state))
         made = stage.prepare(key, simulate.without_padding(plan, population), state)
         return {name: np.asarray(fact) for name, fact in made.items()}
 
     populations = each_seed([of_lane.scoring.population for of_lane in lanes], place.seeds)
-    facts = list(map(of_seed, simulation.seeds, populations, last))
-    facts = processes.of_first(lambda: facts)  # the last bit may differ between hosts
+    facts = list(map(prepare_seed, simulation.seeds, populations, last))
+    facts = processes.call_in_first(lambda: facts)  # the last bit may differ between hosts
     if place.seeds and len({shapes_of(of_seed) for of_seed in facts}) > 1:
         raise BadInput(
             f"the facts of stage {stage.name} differ in size between seeds; use"
@@ -84,10 +84,10 @@ def first_states(
     each = zip(lanes, last, facts, strict=True)
     args = [(of_lane.settings, of_lane.training.keys, *rest) for of_lane, *rest in each]
     axes = axes_of_settings(lanes[0].settings), 0, 0, 0
-    shapes = jax.eval_shape(jit.of(first, axes, None), *args[0])
+    shapes = jax.eval_shape(jit.wrap(first, axes, None), *args[0])
     is_random = simulation.stages[number].start is None
     options = {"compiler_options": QUICKLY} if is_random and jax.default_backend() == "cpu" else {}
-    run = jit.runner(first, axes, place.of_state(shapes), **options)
+    run = jit.runner(first, axes, place.state_shardings(shapes), **options)
     if is_random and not place.abstract:
         size = place.num_bytes(shapes)
         parallel.check_memory(size, "the model and the clients' states need")
@@ -101,7 +101,7 @@ def from_given(given: Sequence[State], jit: Jit, like: State) -> list[State]:
     def begin(bits):
         return jit.place.padded(from_bits(bits, first))
 
-    run = jit.runner(begin, (0,), jit.place.of_state(like))
+    run = jit.runner(begin, (0,), jit.place.state_shardings(like))
     return [run(state) for state in stacked(bits, jit.place.seeds)]
 
 
@@ -132,19 +132,19 @@ def make_hosted(
     folder: Path,
 ) -> list[Hosted]:
     """The seeds of a run that keeps its clients' state on the host, one per lane."""
-    owners = divide(jit.place.num_clients, jit.place.of_clients)
+    owners = divide(jit.place.num_clients, jit.place.client_sharding)
 
-    def of_seed(seed, of_lane, *wholes):
+    def host_seed(seed, of_lane, *wholes):
         keys = streams.make_keys(jax.random.key(seed))
         given = Seed(of_lane.training, of_lane.scoring, keys, *wholes)
         program = partial(make_program, simulation, number, plan)
         return Hosted(program, of_lane.settings, given, simulation.host, owners, folder, jit)
 
     wholes = simulation.training, simulation.federations
-    return list(map(of_seed, simulation.seeds, lanes, *wholes))
+    return list(map(host_seed, simulation.seeds, lanes, *wholes))
 
 
-def of_server(hosted: Hosted, jit: Jit) -> State:
+def server_state(hosted: Hosted, jit: Jit) -> State:
     """The server's part of the initial state; the clients' part is put into the store."""
     if not jit.place.abstract:
         hosted.fill()

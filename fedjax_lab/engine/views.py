@@ -35,7 +35,7 @@ def plan_of_images(simulation: Simulation, place: Placement) -> Plan:
     )
 
 
-def of_stage(
+def stage_lanes(
     simulation: Simulation, number: int, jit: Jit, lanes: list[Lanes], states: Sequence[State]
 ) -> Viewed:
     """The lanes and the plan of a stage, as its view of the examples requires.
@@ -97,10 +97,10 @@ def _transformed(view, simulation, number, viewed, jit):
         return simulate.view_pool(program.plan, simulation.strategy, federation)
 
     axes = axes_of(lanes[0].scoring, viewed.differing).federation
-    axes, out = (axes_of_settings(lanes[0].settings), axes), jit.place.of_viewed_pool
+    axes, out = (axes_of_settings(lanes[0].settings), axes), jit.place.viewed_pool_sharding
     flat = jit.runner(lambda *of_lane: _flat(whole(*of_lane)), axes, out)
     each = [(of_lane.settings, of_lane.scoring.federation) for of_lane in lanes]
-    shapes = one_seed(jax.eval_shape(jit.of(whole, axes, out), *each[0]), jit.place.seeds)
+    shapes = one_seed(jax.eval_shape(jit.wrap(whole, axes, out), *each[0]), jit.place.seeds)
     lanes = _changed(lanes, [{"x": flat(*of_lane), **_PLAIN} for of_lane in each])
     plan = plan._replace(augment=None, example_shape=shapes.shape[1:])
     return Viewed(lanes, plan, ("frozen", "x"))

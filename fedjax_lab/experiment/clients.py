@@ -27,13 +27,15 @@ def names_of_run(
     return ({"classes": list(dataset.classes)} if dataset.classes else {}) | {
         "domains": list(dataset.domains),
         "clients": {
-            str(seed): _of_seed(dataset, f.train, None if task_seconds is None else task_seconds[i])
+            str(seed): _seed_entry(
+                dataset, f.train, None if task_seconds is None else task_seconds[i]
+            )
             for i, (seed, f) in of_seeds
         },
     }
 
 
-def _of_seed(dataset, rows, seconds):
+def _seed_entry(dataset, rows, seconds):
     known: dict[str, Any] = {"examples": np.asarray(rows.count).tolist()}
     if seconds is not None:
         known["seconds"] = seconds.tolist()
@@ -46,7 +48,7 @@ def _of_seed(dataset, rows, seconds):
 
 
 def numbers(count: int) -> list[str]:
-    """The names of clients that have no others."""
+    """The names of clients without names: their numbers."""
     return list(map(str, range(count)))
 
 

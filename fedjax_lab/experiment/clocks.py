@@ -51,7 +51,7 @@ def check_clock(config: ml_collections.ConfigDict) -> None:
             )
     if needs["over_selection"] and config.privacy.name != "none":
         raise BadInput(
-            f"config.clock.over_selection={clock.over_selection} does not go with"
+            f"config.clock.over_selection={clock.over_selection} cannot be combined with"
             f" config.privacy.name={config.privacy.name}: fast clients would take part more often"
             " than epsilon assumes"
         )
@@ -80,7 +80,7 @@ def timed(
     if config.clock.name == "none" or pooled:
         return plan, {}
     _check_turns(config, stages)
-    each = [_of_seed(config, plan, *of) for of in zip(federations, seeds, strict=True)]
+    each = [_seed_clock(config, plan, *of) for of in zip(federations, seeds, strict=True)]
     clock, paces = each[0][0], [pace for _, pace in each]
     if not is_asynchronous(config):
         plan = _over_selected(config, plan._replace(clock=clock), len(paces[0].compute))
@@ -103,7 +103,7 @@ def timed(
     return plan, fields | {"schedules": schedules, "tasks": tasks}
 
 
-def _of_seed(config, plan, federation, seed):
+def _seed_clock(config, plan, federation, seed):
     """The clock of a run, and the paces of the clients of one seed."""
     settings, n = config.clock, np.asarray(federation.train.count)
     rng = np.random.default_rng([seed, 3, 1])
@@ -127,7 +127,7 @@ def _of_seed(config, plan, federation, seed):
 
 def _local_settings(federation):
     """The settings of the clients [C], without those of new clients; None if they have none."""
-    return simulate.traits(federation, slice(len(federation.train)))["settings"]
+    return simulate.traits(federation, slice(len(federation.train))).get("settings")
 
 
 def _work(plan, of_clients):
@@ -218,15 +218,15 @@ def _rules(config, plan, num_clients):
 
 
 def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:
-    """Raises BadInput unless the clients of a method can train asynchronously, if they are to."""
+    """Raises BadInput if an asynchronous run has a method that cannot train asynchronously."""
     if not is_asynchronous(config):
         return
     for key in ("run.sampling", "privacy.name"):
         section, entry = key.split(".")
         if config[section][entry] not in ("", "none"):
             raise BadInput(
-                f"{ASYNCHRONOUS} does not go with config.{key}={config[section][entry]}, which"
-                " needs the rounds of synchronous runs"
+                f"{ASYNCHRONOUS} cannot be combined with config.{key}={config[section][entry]},"
+                " which needs the rounds of synchronous runs"
             )
     (first, *others), name = stages, config.method.name
     method, extra = first.method, first.method.extra

@@ -100,7 +100,7 @@ def _step(strategy, plan, of_client, lent):
 
 
 def _lent(engine, plan, stages, model, devices, memory):
-    """The devices, with the memory that is free beside the frozen weights. BadInput if none is."""
+    """The devices with the memory that frozen weights leave. Raises BadInput if none is left."""
     chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
     lent = sizes.Devices(
         number=len(chosen) // engine.fsdp,

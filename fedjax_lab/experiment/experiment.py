@@ -19,7 +19,15 @@ from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.host.runs import BASE
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.errors import BadInput, check_seeds, cut, printable, quoted
-from fedjax_lab.experiment import checks, clocks, kinds, local_settings, transforming, variants
+from fedjax_lab.experiment import (
+    checks,
+    clocks,
+    kinds,
+    local_settings,
+    traits,
+    transforming,
+    variants,
+)
 from fedjax_lab.experiment.devices import check_fsdp, engine_fields, platform_of
 from fedjax_lab.experiment.federation import (
     class_counts,
@@ -276,8 +284,6 @@ def deal_dataset(
     """
     load = embeddings or functools.cache(lambda: load_embeddings(config, dataset))
     checks.check_partition(config, dataset)
-    table = local_settings.read(config.local)
-    settings = table and functools.partial(local_settings.of_clients, table, config.local)
     return make_federations(
         dataset,
         bind("partition", config.partition),
@@ -292,10 +298,7 @@ def deal_dataset(
         shots_per=config.data.shots_per,
         new_clients=config.partition.new_clients,
         public=config.partition.public,
-        skewed=config.partition.feature_skew != "none",
-        capacity=config.partition.capacity,
-        kinds=kinds.shares(config.model),
-        settings=settings,
+        traits=traits.makers(config),
     )
 
 
@@ -436,7 +439,7 @@ def make_model(
         )
 
     if config.model.kinds:
-        return model_of(unlike.of_kinds([make(net, "") for net in nets]))
+        return model_of(unlike.mixed_task([make(net, "") for net in nets]))
     adapter = bind("adapter", config.adapter)(objective)
     return adapters.apply(adapter, nets[0], config.model.pretrained, make)
 
@@ -522,7 +525,7 @@ def feature_skew(
 
     Raises BadInput if it does not fit the examples.
     """
-    name, skews = config.partition.feature_skew, federation.skews
+    name, skews = config.partition.feature_skew, federation.traits.get("skew")
     if skews is None:
         return None
     of_ids = not normalize.is_image(x) and x.dtype.kind in "iu" and limits(x)[1] > 1
@@ -534,10 +537,10 @@ def feature_skew(
     of_pixels = normalize.is_pixels(x) or config.data.normalize == "pixels"
     scale, num_clients = 255 if of_pixels else 1, len(skews.client)
 
-    def of_raw(key, x, client):
+    def skew_raw(key, x, client):
         skewed = contract.check_skewed(skew(key, x / scale, client, num_clients), x)
         return skewed * scale
 
     like = jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)
-    jax.eval_shape(of_raw, jax.random.key(0), like, jnp.int32(0))  # BadInput if it does not fit
-    return of_raw
+    jax.eval_shape(skew_raw, jax.random.key(0), like, jnp.int32(0))  # BadInput if it does not fit
+    return skew_raw

@@ -1,6 +1,7 @@
 """Divides a dataset among clients: federations, which record the examples of each client."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from fedjax_lab.data.normalize import Scale, in_float32, scale_of
 from fedjax_lab.data.partitions import dealing, partition
 from fedjax_lab.data.precision import check_labels
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.types import CLIENT_ROWS, Federation, LocalSettings, Rows, Skew
+from fedjax_lab.experiment.traits import Dealt, Maker
+from fedjax_lab.types import CLIENT_ROWS, Federation, Rows
 
 
 @defaults.restored()
@@ -33,10 +35,7 @@ def make_federations(
     shots_per: str = "client",
     new_clients: float = 0.0,
     public: float = 0.0,
-    skewed: bool = False,
-    capacity: tuple[float, ...] = (),
-    kinds: tuple[float, ...] = (),
-    settings: Callable[[np.ndarray, Sequence[int]], LocalSettings] | None = None,
+    traits: Mapping[str, Maker] = MappingProxyType({}),
 ) -> list[Federation]:
     """Makes one federation per seed over one pool of examples, as NumPy arrays of equal shapes.
 
@@ -54,11 +53,7 @@ def make_federations(
         clients. The remaining clients are renumbered.
     public: the share of the training examples that no client gets, and that become public; they
         are the same for all seeds.
-    skewed: whether the clients' examples have a feature skew, which adds `skews` to federations.
-    capacity: those of all clients in the order in which they are dealt, or fewer levels, which
-        equally many clients have, at random; (): no client has a limit.
-    kinds: the share of the clients of each kind, who are chosen at random; (): there are no kinds.
-    settings: `local_settings.of_clients` of a table; None: all clients train alike.
+    traits: the makers of what distinguishes the clients, by name; see experiment/traits.py.
     """
     for key, share in {"validation": validation, "public": public}.items():
         ranges.BELOW_ONE.check(f"partition.{key}", share)
@@ -87,21 +82,16 @@ def make_federations(
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
     federations = [pool._replace(**dict(zip(CLIENT_ROWS, of, strict=True))) for of in rows]
     return [
-        _with_traits(*of_seed, skewed, capacity, kinds, settings)
-        for of_seed in zip(federations, orders, seeds, strict=True)
+        _with_traits(*of_seed, traits) for of_seed in zip(federations, orders, seeds, strict=True)
     ]
 
 
-def _with_traits(federation, order, seed, skewed, capacity, kinds, settings):
-    """The federation with the traits of its clients (`types.TRAITS`)."""
+def _with_traits(federation, order, seed, makers):
+    """The federation with the traits of its clients."""
     held = (federation.train, federation.new_train)
     sizes = np.concatenate([rows.count for rows in held if rows is not None])
-    return federation._replace(
-        skews=_skews(order, seed) if skewed else None,
-        capacities=_capacities(capacity, order, seed),
-        kinds=_kinds(kinds, order, seed),
-        settings=settings and settings(order, sizes),
-    )
+    clients = Dealt(order, sizes, seed)
+    return federation._replace(traits={name: make(clients) for name, make in makers.items()})
 
 
 def _without_public(train, share):
@@ -113,41 +103,6 @@ def _without_public(train, share):
         np.arange(len(train)), np.random.default_rng(0).permutation(len(train))[:count]
     )
     return train[~is_public], train[is_public]
-
-
-def _skews(order, seed):
-    """The skews of the clients in the order of their ids; order: their numbers when dealt."""
-    drawn = np.random.default_rng([seed, 1]).integers(2**32, size=len(order), dtype=np.uint32)
-    return Skew(order.astype(np.int32), drawn[order])
-
-
-def _capacities(levels, order, seed):
-    """The capacities of the clients in the order of their ids; None: there are no levels."""
-    if not levels:
-        return None
-    if len(levels) > len(order):
-        raise BadInput(
-            f"config.partition.capacity has {len(levels)} numbers, but there are {len(order)}"
-            " clients"
-        )
-    dealt = np.resize(np.array(levels, np.float32), len(order))
-    if len(levels) != len(order):
-        dealt = np.random.default_rng([seed, 3]).permutation(dealt)
-    return dealt[order]
-
-
-def _kinds(shares, order, seed):
-    """The kinds of the clients in the order of their ids; None: there are no kinds."""
-    if not shares:
-        return None
-    ends = np.cumsum(shares)[:-1] * len(order)
-    dealt = np.searchsorted(ends, np.arange(len(order)) + 0.5).astype(np.int32)
-    if len(np.unique(dealt)) < len(shares):
-        raise BadInput(
-            f"config.model.kinds: of {len(order)} clients, a kind has none; use more clients, fewer"
-            " kinds or larger config.model.shares"
-        )
-    return np.random.default_rng([seed, 4]).permutation(dealt)[order]
 
 
 def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:
@@ -177,7 +132,7 @@ def check_scored(federation: Federation) -> None:
 def pool(federations: Sequence[Federation]) -> list[Federation]:
     """The federations with a single client that holds all training examples."""
     rows = make_rows([[np.asarray(f.train.list)] for f in federations])
-    return [f._replace(train=r, settings=None) for f, r in zip(federations, rows, strict=True)]
+    return [f._replace(train=r, traits={}) for f, r in zip(federations, rows, strict=True)]
 
 
 def class_counts(rows: Rows | None, y: Any, num_classes: int) -> np.ndarray:
@@ -321,7 +276,7 @@ def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, hold_out, new_cl
     kept = [np.concatenate([train[p], shots]) for p, shots in zip(kept, shot_rows, strict=True)]
     each = kept, [train[p] for p in held_out], [test[p] for p in tests]
     new = partition.choose_new(len(parts), new_clients, rng)
-    new_train, new_validation, new_test = (_of(rows, new) for rows in each)
+    new_train, new_validation, new_test = (_select(rows, new) for rows in each)
     to_score = new_test if any(map(len, tests)) else new_validation
     if new.any() and not any(map(len, to_score)):
         raise BadInput(
@@ -329,11 +284,11 @@ def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, hold_out, new_cl
             " examples to be scored on; increase new_clients or, if the data have no test"
             " examples, hold some out with --config.partition.validation=0.1"
         )
-    rows = *(_of(rows, ~new) for rows in each), new_train, to_score
+    rows = *(_select(rows, ~new) for rows in each), new_train, to_score
     return rows, np.argsort(new, kind="stable")
 
 
-def _of(rows, chosen):
+def _select(rows, chosen):
     """The rows of the chosen clients."""
     return [of_one for of_one, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
 
@@ -345,10 +300,10 @@ def make_rows(parts_by_seed: Sequence[partition.Parts]) -> list[Any]:
         return [None] * len(counts)
     longest, length = int(counts.max()), counts.sum(1).max()
 
-    def of_seed(parts, count):
+    def seed_rows(parts, count):
         held = np.full(length, -1, np.int32)
         np.concatenate(parts, out=held[: count.sum()], casting="unsafe")
         start = np.cumsum(count, dtype=np.int32) - count
         return Rows(start, count, held, longest)
 
-    return [of_seed(*each) for each in zip(parts_by_seed, counts, strict=True)]
+    return [seed_rows(*each) for each in zip(parts_by_seed, counts, strict=True)]

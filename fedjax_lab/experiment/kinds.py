@@ -38,6 +38,6 @@ def check(config: ml_collections.ConfigDict) -> None:
         section, _, name = key.partition(".")
         if config.model.kinds and config[section][name] != value:
             raise BadInput(
-                f"config.{key}={quoted(config[section][name])} is for one model, and does not go"
-                " with config.model.kinds"
+                f"config.{key}={quoted(config[section][name])} is for one model, and cannot be"
+                " combined with config.model.kinds"
             )

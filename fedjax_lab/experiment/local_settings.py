@@ -1,17 +1,17 @@
 """Settings of the config's section `local` that differ between clients: config.local.per_client.
 
-The key names a CSV file. Its first column says for whom a row is, and the others are settings:
+The key names a CSV file. Its first column says to whom a row applies; the others are settings:
 
   client,epochs,lr          examples,epochs,batch_size
   0,2,0.1                   0,4,16
   3,1,0.05                  500,1,64
 
-A row is for the client of this number, or for all clients with at least so many training examples.
-Clients without a row, and empty cells, have the numbers of the config.
+A row applies to the client of this number, or to all clients with at least so many training
+examples. Clients without a row, and empty cells, have the numbers of the config.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def _number(name, text):
 
 def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[Stage]) -> None:
     """Raises BadInput if clients have batch sizes that the run would ignore."""
-    settings = [each.settings for each in federations if each.settings is not None]
+    settings = [each.traits["settings"] for each in federations if "settings" in each.traits]
     if all(each.batch_size is None for each in settings):
         return
     reason = ""
@@ -107,16 +107,17 @@ def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[St
     if any(stage.view and stage.view.batch_size for stage in stages):
         reason = "this method, which trains a stage in batches of another size"
     if reason:
-        raise BadInput(f"config.{KEY}: the column batch_size does not go with {reason}")
+        raise BadInput(f"config.{KEY}: the column batch_size cannot be combined with {reason}")
 
 
-def of_clients(table: Table, local: Mapping, order: np.ndarray, n: Sequence[int]) -> LocalSettings:
+def client_settings(table: Table, local: Mapping, clients: Any) -> LocalSettings:
     """The numbers of all clients, [C + N] in the order of their ids.
 
-    order: the number that each client had before new clients were chosen. n: its training examples.
+    clients: `traits.Dealt`.
     """
+    order = clients.order
     if table.whom == "examples":
-        row = np.searchsorted(table.rows, n, side="right") - 1
+        row = np.searchsorted(table.rows, clients.sizes, side="right") - 1
     else:
         unknown = table.rows[table.rows >= len(order)]
         if len(unknown):

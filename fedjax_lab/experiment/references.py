@@ -74,7 +74,7 @@ def find(text: str) -> Callable:
             " it; define it at the top level of a file"
         )
     where, _, name = text.rpartition(":")
-    module = of_file(where) if is_file(where) else _imported(where)
+    module = file_module(where) if is_file(where) else _imported(where)
     try:
         function: Any = functools.reduce(getattr, name.split("."), module)
     except AttributeError as error:
@@ -105,7 +105,7 @@ def _offers(module, key, value):
     return callable(value) and defined_here and not key.startswith("_")
 
 
-def of_file(path: str) -> ModuleType:
+def file_module(path: str) -> ModuleType:
     """The module of a file. Raises BadInput if there is no such file, or if executing it fails."""
     absolute = os.path.abspath(path)
     if absolute == _main_file():

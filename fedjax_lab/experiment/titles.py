@@ -44,7 +44,9 @@ def parse(text: str | None, configs: Iterable[Mapping[str, Any]]) -> dict[str, s
     return names
 
 
-def of(kind: str, section: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Title:
+def section_title(
+    kind: str, section: Mapping[str, Any], names: Mapping[str, str] | None = None
+) -> Title:
     """The title of what a section of a config names.
 
     Args:
@@ -72,7 +74,7 @@ def method_title(
 
     concurrency: config.clock.concurrency of the run.
     """
-    title, name = of("method", section, names), section.get("name")
+    title, name = section_title("method", section, names), section.get("name")
     if not concurrency or name in ASYNCHRONOUS or name in (names or {}):
         return title
     return title._replace(text=f"Asynchronous {title.text}")
@@ -88,8 +90,8 @@ def beginning(kind: str, name: str) -> str:
     return begins[1] if begins else name
 
 
-def of_run(config: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
-    """What a run trains on what, such as "FedAvg, Fashion-MNIST, Dir(0.3)"."""
+def run_title(config: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
+    """A run's method, data and partition, such as "FedAvg, Fashion-MNIST, Dir(0.3)"."""
     method = method_title(config["method"], config.get("clock", {}).get("concurrency", 0), names)
-    others = (of(kind, config[kind], names) for kind in KINDS[1:])
+    others = (section_title(kind, config[kind], names) for kind in KINDS[1:])
     return ", ".join(title.text for title in (method, *others))

@@ -114,13 +114,13 @@ def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) ->
     if name == "example_level" and (config.local.steps or config.local.accumulate > 1):
         key = "steps" if config.local.steps else "accumulate"
         raise BadInput(
-            f"config.local.{key} does not go with config.privacy.name={name}, which draws the"
-            " examples of each step itself; use config.local.epochs"
+            f"config.local.{key} cannot be combined with config.privacy.name={name}, which draws"
+            " the examples of each step itself; use config.local.epochs"
         )
     if name == "example_level" and config.local.per_client:
         raise BadInput(
-            f"config.local.per_client does not go with config.privacy.name={name}, whose epsilon is"
-            " that of clients with the same epochs and batch_size"
+            f"config.local.per_client cannot be combined with config.privacy.name={name}, whose"
+            " epsilon is that of clients with the same epochs and batch_size"
         )
     if config.run.sampling and {"sampling", "bands"} & set(config.privacy):
         raise BadInput(
@@ -179,7 +179,8 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
 
     federation = simulation.training[0]
     population = simulate.population_on_host(federation, simulation.num_classes)
-    population = population._replace(pace=simulation.paces and simulation.paces[0])
+    if simulation.paces:
+        population = population._replace(traits=population.traits | {"pace": simulation.paces[0]})
     shapes = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (federation, population)
     )

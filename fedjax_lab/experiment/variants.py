@@ -57,7 +57,7 @@ def variant(
         if task.adapters is not None:
             task = task._replace(adapters=task.adapters._replace(given=True))
     method, local = (_section(config, name, settings) for name in ("method", "local"))
-    made = kinds.of_kinds(lambda task: make_method(task=task, **method), task)
+    made = kinds.mixed_method(lambda task: make_method(task=task, **method), task)
     stages = lay_out(made, config.run.rounds)
     transforming.check_private(config, stages)
     clocks.check_method(config, stages)

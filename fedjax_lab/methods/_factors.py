@@ -110,8 +110,8 @@ def fresh(w: Weights, key: Array) -> Weights:
 
 
 def updates(message: tuple[Weights, Array], id: Array, upload: Weights) -> Weights:
-    """The references of an upload whose message begins with the weights."""
-    return wire.of_model(message[0], upload)
+    """Marks an upload as an update of the weights with which the message begins."""
+    return wire.model_references(message[0], upload)
 
 
 # Ranks of clients.
@@ -127,7 +127,7 @@ def truncated(w: Weights, rank: Array) -> Weights:
     return each(one, w)
 
 
-def of_clients(task: Task, ranks: tuple) -> Callable[[Array], Array]:
+def client_ranks(task: Task, ranks: tuple) -> Callable[[Array], Array]:
     """A function from ids of clients to their ranks, by which `ranks` is repeated; (): r.
 
     Raises BadInput unless the ranks are whole numbers from 1 to r.
@@ -144,14 +144,14 @@ def of_clients(task: Task, ranks: tuple) -> Callable[[Array], Array]:
 
 
 def counted(method: Method, task: Task, ranks: tuple) -> Method:
-    """The method, whose messages are counted without what is beyond the ranks of clients."""
+    """The method, whose bytes are counted without the entries beyond the clients' ranks."""
     shapes = pairs(jax.eval_shape(task.init, jax.random.key(0)))
 
     def absent(rank):
         each = [(tree.num_bytes(pair), pair.A.shape[-1]) for pair in shapes.values()]
         return sum(size // r * max(0, r - rank) for size, r in each)
 
-    rank_of = of_clients(task, ranks)
+    rank_of = client_ranks(task, ranks)
 
     def part_of(federation):
         return rank_of(np.arange(len(federation.train)))
@@ -194,7 +194,7 @@ def changing_the_base(task: Task, exchange: Exchange) -> Method:
         return on_base(task, server.delta).apply(server.w, x).logits
 
     def updates(server, id, upload):
-        return wire.of_model(server.w, upload)
+        return wire.model_references(server.w, upload)
 
     return Method(
         init=init,

@@ -21,7 +21,7 @@ Combine = Callable[[Array, Weights, Weights], Weights]
 
 
 def over_graph(task: Task, graph: str, degree: int, combine: Combine, name: str) -> Method:
-    """A method whose clients train models of their own and combine them with their neighbors'.
+    """A method whose clients train their own models and mix them with those of their neighbors.
 
     The server stands for the network: it holds all models and W. A client that does not take part,
     or whose upload is lost, keeps its model for the round. A new client gets the mean model.

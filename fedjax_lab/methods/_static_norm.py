@@ -69,14 +69,14 @@ def with_statistics(
 
     def predict(message, client, x):
         level = jnp.argmin(jnp.abs(levels - rate(client)))
-        return method.predict(of_level(message, level), client, x)
+        return method.predict(select_level(message, level), client, x)
 
     return method._replace(
         init=init,
         round=(training._replace(send=send, aggregate=aggregate), collecting(model, levels)),
         predict=predict,
         scored=lambda server, id: server,
-    ).having(model=lambda message, private: of_level(message, -1)[0])
+    ).having(model=lambda message, private: select_level(message, -1)[0])
 
 
 def send(server: tuple[Weights, PyTree], id: Any) -> tuple[Weights, PyTree]:
@@ -85,7 +85,7 @@ def send(server: tuple[Weights, PyTree], id: Any) -> tuple[Weights, PyTree]:
     return w._replace(stats={}), state
 
 
-def of_level(server: tuple[Weights, PyTree], level: Array | int) -> tuple[Weights, PyTree]:
+def select_level(server: tuple[Weights, PyTree], level: Array | int) -> tuple[Weights, PyTree]:
     """(W with the statistics of one level, state)."""
     w, state = server
     return w._replace(stats=tree.take(w.stats, level)), state
@@ -97,11 +97,11 @@ def collecting(model: Model, levels: np.ndarray) -> Exchange:
     def measure(message, client, work):
         key = streams.extra(work.upload_key(), STATISTICS)
 
-        def of_rate(batch, rho):
+        def rate_statistics(batch, rho):
             apply, w = model(message, rho, client.id)
-            return of_batch(apply, w, batch.x, key, batch.mask)
+            return batch_statistics(apply, w, batch.x, key, batch.mask)
 
-        s = work.mean(lambda batch: jax.lax.map(partial(of_rate, batch), levels))
+        s = work.mean(lambda batch: jax.lax.map(partial(rate_statistics, batch), levels))
         return s, client.private
 
     def keep(server, s, cohort):
@@ -112,7 +112,7 @@ def collecting(model: Model, levels: np.ndarray) -> Exchange:
     return Exchange(send, measure, keep, wire.all_kept)
 
 
-def of_batch(apply: Callable[..., Output], w: Weights, *args) -> PyTree:
+def batch_statistics(apply: Callable[..., Output], w: Weights, *args) -> PyTree:
     """The statistics of a batch, instead of running ones; args: of `Task.apply`, with a key."""
 
     def forgetful(layer, call, args, kwargs):

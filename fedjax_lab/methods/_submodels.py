@@ -51,7 +51,7 @@ class Upload(NamedTuple):
     classes: Any  # [K] bool, those that it has; None: all take part
 
 
-def of_parts(
+def submodel_fedavg(
     task: Task,
     rule: Rule,
     *,
@@ -107,7 +107,7 @@ def of_parts(
 
 def parts_of(task: Task) -> tuple[widths.Widths, tuple[float, ...]]:
     """The model's units, and the levels with a program of their own."""
-    known = widths.of_task(task)
+    known = widths.task_widths(task)
     parts.check_groups(known, task.levels, "config.partition.capacity")
     return known, parts.levels(task)
 
@@ -115,12 +115,12 @@ def parts_of(task: Task) -> tuple[widths.Widths, tuple[float, ...]]:
 def updates(choose, cut, message, id, upload) -> Upload:
     """What an upload is an update of: see `wire`."""
     start = cut(choose(upload.rho, message[1], id, upload.classes), message[0])
-    return Upload(wire.of_model(start, upload.w), *wire.kept(upload[1:]))
+    return Upload(wire.model_references(start, upload.w), *wire.kept(upload[1:]))
 
 
 def units(known, rule, rho, state, id, classes=None) -> Array:
-    """The vector of units of a client's part; classes: as in `parts.of_part`."""
-    return parts.of_part(known, lambda i, n: rule.of_group(rho, state, id, i, n), classes)
+    """The vector of units of a client's part; classes: as in `parts.part_units`."""
+    return parts.part_units(known, lambda i, n: rule.of_group(rho, state, id, i, n), classes)
 
 
 def narrowed(known, rule, task, message, rho, id) -> tuple[Callable[..., Output], Weights]:
@@ -132,9 +132,9 @@ def narrowed(known, rule, task, message, rho, id) -> tuple[Callable[..., Output]
 
 def rate(client: Client) -> Array:
     """The share rho of the channels that the client trains."""
-    if client.capacity is None:
+    if (capacity := client.traits.get("capacity")) is None:
         return jnp.float32(1)
-    return jnp.where(client.capacity > 0, client.capacity, 1)
+    return jnp.where(capacity > 0, capacity, 1)
 
 
 def drawn(levels: tuple[float, ...], work: Work) -> Array:
@@ -164,7 +164,7 @@ def train(
 
 
 def place(rho: Array, levels: tuple[float, ...]) -> Array:
-    """1 + the place of rho among these levels, or 0.
+    """1 + the place of rho among these levels; 0 if it is none of them.
 
     It is 0 if rho is none of them, and if clients train together in one `vmap`, which would compute
     the models of all levels.
@@ -186,7 +186,7 @@ def _(size, batched, number):
 
 
 def loss_of_part(task: Task, rho: Array, scaler: bool, classes: Any) -> losses.Loss:
-    """The loss of a client's part; see `of_parts`. classes: [K] bool; None: all."""
+    """The loss of a client's part; see `submodel_fedavg`. classes: [K] bool; None: all."""
 
     def scaled(params):
         names = tree.names(params)
@@ -211,7 +211,7 @@ def loss_of_part(task: Task, rho: Array, scaler: bool, classes: Any) -> losses.L
 def mean_of_holders(
     held: Callable[[Array], Weights], share: Array, w: Weights, w_t: Weights
 ) -> Weights:
-    """The mean of each number over the clients that have it; the old one if there are none.
+    """The mean of each number over the clients that have it; the old number if none has it.
 
     held: shares [M] -> for each number, the sum of the shares of the clients that have it.
     share: [M], which sum to 1. w: [M, ...], 0 where a client does not have a number.
@@ -228,5 +228,5 @@ def mean_of_holders(
 def absent(known: widths.Widths, shapes: Weights, rho: Array) -> Array:
     """The bytes of a model that a client with this capacity does not need; 0: it needs all."""
     rho = jnp.where(rho > 0, rho, 1)
-    part = parts.of_part(known, lambda i, size: parts.window(rho, 0, size))
+    part = parts.part_units(known, lambda i, size: parts.window(rho, 0, size))
     return tree.num_bytes(shapes) - parts.num_bytes(known, part, shapes)

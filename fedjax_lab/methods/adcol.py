@@ -87,7 +87,7 @@ def first_discriminator(key: Array, sizes: tuple[int, ...]) -> PyTree:
 
 
 def guessed(D: PyTree, h: Array) -> Array:
-    """Returns the log-probabilities of the clients [B, C] for features h [B, F]."""
+    """Returns the log-probabilities [B, C] that D gives the clients for features h [B, F]."""
     *inner, last = D["layers"]
     for layer, norm in zip(inner, D["norms"], strict=True):
         h = jax.nn.relu(_heads.normalized(norm, affine(layer, h)))
@@ -108,6 +108,6 @@ def risk_of_guesses(h: Array, mask: Array, ids: Array, D: PyTree) -> Array:
 
 
 def updates(D, id, upload):
-    """The references of an upload: features themselves; which of them exist is kept."""
+    """Marks the features as updates, and the flags of those that exist as none."""
     h, mask = upload
     return wire.itself(h), wire.kept(mask)

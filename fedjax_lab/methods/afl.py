@@ -52,6 +52,6 @@ def afl(task: Task, *, lambda_lr: float = 0.1) -> Method:
 
 
 def updates(w_t, id, upload):
-    """The references of an upload: w_t for the model; the loss is kept."""
+    """Marks the model as an update of w_t, and the loss as none."""
     w, F = upload
-    return wire.of_model(w_t, w), wire.kept(F)
+    return wire.model_references(w_t, w), wire.kept(F)

@@ -87,7 +87,9 @@ def apple(
             return value + coefficient * jnp.sum(away**2), out
 
         both = Weights((tree.take(message.w, client.id), away), stats)
-        (w_i, away), stats = work.train(both, loss, optimizer=of_both(work.optimizer, factor, p_lr))
+        (w_i, away), stats = work.train(
+            both, loss, optimizer=joint_optimizer(work.optimizer, factor, p_lr)
+        )
         return w_i, Private(away, Weights(mixed(w_i, away), stats))
 
     return Method(
@@ -100,8 +102,8 @@ def apple(
     )
 
 
-def of_both(optimizer, factor: float, p_lr: float):
-    """Returns the optimizer of (w_i, p_i), from that of config.local."""
+def joint_optimizer(optimizer, factor: float, p_lr: float):
+    """Returns the optimizer of (w_i, p_i), made of the one in config.local."""
     parts = {"w": optax.chain(optimizer, optax.scale(factor)), "p": optim.sgd(p_lr, 0.9)}
     return optax.multi_transform(parts, ("w", "p"))
 
@@ -126,5 +128,5 @@ def aggregate(server, w, cohort):
 
 
 def updates(message, id, upload):
-    """The references of an upload: the core model of the message."""
+    """Marks the upload as an update of the core model in the message."""
     return tree.take(message.w, id)

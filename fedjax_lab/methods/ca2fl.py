@@ -48,7 +48,7 @@ def ca2fl(task: Task, *, server_lr: Positive[float] = 1.0) -> Method:
         send=lambda server, id: server[0],
         local=local,
         aggregate=step,
-        updates=lambda w_t, id, change: wire.of_pseudo_gradient(change),
+        updates=lambda w_t, id, change: wire.update_references(change),
     )
     method = fedavg(task)._replace(
         init=init,

@@ -1,6 +1,6 @@
 """Client2Vec (Guo et al., ICCV 2025, arXiv:2405.16233): client indices improve any method.
 
-  before      beta_i = [beta^f_i, beta^l_i] of each client                    (_client_index.py)
+  before      beta_i = [beta^f_i, beta^l_i] of each client        (papers/client2vec/index.py)
   S(i, A)     1 / 2N_A sum_{j in A} N_j (cos(beta^f_i, beta^f_j) + cos(beta^l_i, beta^l_j))
   i  sample   p_i ~ exp(S(i, C^{t-1}) / tau), no client of the last C / 2M rounds       (eq. 1)
   ii server   p_i ~ N_i exp(H_i / lambda_1), H_i = sum_{s <= t} gamma^{t-s} S(i, C^s)   (eq. 3)
@@ -24,12 +24,12 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import _index_source
-from fedjax_lab.methods._client_index import Index
-from fedjax_lab.methods._index_dsa_ign import REDUCTIONS, Training
-from fedjax_lab.methods._index_naive import NAIVE, head
-from fedjax_lab.methods._index_source import Source
 from fedjax_lab.models.task import with_side_head
+from fedjax_lab.papers.client2vec import index_source
+from fedjax_lab.papers.client2vec.dsa_ign import REDUCTIONS, Training
+from fedjax_lab.papers.client2vec.index import Index
+from fedjax_lab.papers.client2vec.index_source import Source
+from fedjax_lab.papers.client2vec.naive_index import NAIVE, head
 from fedjax_lab.ranges import OneOf, Positive, Share, choice
 from fedjax_lab.types import (
     Array,
@@ -67,7 +67,7 @@ def client2vec(
     sampling: bool = True,
     aggregation: bool = True,
     local_training: bool = True,
-    index: Annotated[str, OneOf(_index_source.INDICES)] = "global",
+    index: Annotated[str, OneOf(index_source.INDICES)] = "global",
     index_part: Literal["both", "feature", "label"] = "both",
     index_of: str = "",
     index_epochs: Positive[int] = 500,
@@ -135,11 +135,11 @@ def client2vec(
     base = make_base(task)
     if not (sampling or aggregation or local_training):
         return base
-    _index_source.check_base(source, base)
-    size = _index_source.size(source, task, base)
+    index_source.check_base(source, base)
+    size = index_source.size(source, task, base)
     if local_training:
         base = beside_head(make_base, task, size)
-    similarity, changes = _index_source.similarity_of(source), _index_source.changes(source)
+    similarity, changes = index_source.similarity_of(source), index_source.changes(source)
     method = with_index(base)
     if sampling:
         method = with_index_sampling(method, similarity, sampling_tau)
@@ -157,11 +157,11 @@ def client2vec(
             "train",
             method,
             rounds,
-            prepare=None if changes else partial(_index_source.facts, source),
+            prepare=None if changes else partial(index_source.facts, source),
             start=partial(first_state, base, source, size),
             view=View(frozen=all_features) if local_training and not changes else None,
         )
-        return *_index_source.stages(source, task), train
+        return *index_source.stages(source, task), train
 
     return stages
 
@@ -199,7 +199,7 @@ def first_state(
     state = init(key if last is None else last.server.key, num_clients)
     server = Server(
         base=state.server,
-        index=_index_source.first_index(source, size, num_clients, facts),
+        index=index_source.first_index(source, size, num_clients, facts),
         history=jnp.zeros(num_clients),
         age=jnp.full(num_clients, num_clients + 1),
     )
@@ -224,18 +224,18 @@ def with_index(base: Method) -> Method:
     def sample(key, server, population, m):
         return base.sample(key, server.base, population, m)
 
-    def of_base(state):
+    def base_state(state):
         return State(state.server.base, state.private)
 
     scored = base.scored or base.round[-1].send
     newcomer, join, record = base.newcomer, base.join, base.record
     return with_exchanges(base, beside_index)._replace(
         init=None,
-        newcomer=newcomer and (lambda state: newcomer(of_base(state))),
+        newcomer=newcomer and (lambda state: newcomer(base_state(state))),
         join=join and (lambda server, client, work: join(server.base, client, work)),
         sample=sample,
         scored=lambda server, id: scored(server.base, id),
-        record=record and (lambda state: record(of_base(state))),
+        record=record and (lambda state: record(base_state(state))),
     )
 
 

@@ -57,7 +57,7 @@ def depthfl(task: Task, *, exits: tuple = (), distill: float = 1.0) -> Method:
 
     def updates(message, id, upload):
         w, depth = upload
-        return wire.of_model(cut(depth, message[0]), w), wire.KEPT
+        return wire.model_references(cut(depth, message[0]), w), wire.KEPT
 
     def predict(message, client, x):
         z, _ = run(message[0], x)

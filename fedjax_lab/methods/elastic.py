@@ -48,6 +48,6 @@ def elastic(task: Task, *, tau: Share = 0.5) -> Method:
 
     def updates(w_t, id, upload):
         w, omega = upload
-        return wire.of_model(w_t, w), wire.itself(omega)
+        return wire.model_references(w_t, w), wire.itself(omega)
 
     return fedavg(task)._replace(round=(Exchange(send, local, step, updates=updates),))

@@ -51,7 +51,7 @@ def fedadmm(task: Task, *, rho: Positive[float] = 0.01, server_lr: Positive[floa
         return Weights(params, tree.mix(cohort.n / jnp.sum(cohort.n), uploads.stats))
 
     def updates(theta, id, upload):
-        return wire.of_pseudo_gradient(upload)
+        return wire.update_references(upload)
 
     return fedavg(task)._replace(
         init=init,

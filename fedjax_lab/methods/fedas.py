@@ -69,9 +69,9 @@ def fedas(task: Task, *, align_lr: float = 0.01, align_epochs: int = 1) -> Metho
 
 
 def updates(b_t, id, upload):
-    """The references of an upload: b_t for the body; T_i is kept."""
+    """Marks the body as an update of b_t, and T_i as none."""
     b, T = upload
-    return wire.of_model(b_t, b), wire.kept(T)
+    return wire.model_references(b_t, b), wire.kept(T)
 
 
 def distance(h: Array, P: Array, batch: Batch) -> Array:

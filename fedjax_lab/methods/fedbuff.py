@@ -60,7 +60,7 @@ def fedbuff(
         send=lambda w_t, id: w_t,
         local=local,
         aggregate=step,
-        updates=lambda w_t, id, Delta: wire.of_pseudo_gradient(Delta),
+        updates=lambda w_t, id, Delta: wire.update_references(Delta),
     )
     method = fedavg(task)._replace(round=(exchange,), sample=sampling.equal)
     return method.having(weighs_staleness=True)

@@ -72,7 +72,7 @@ def fedc2i(
         return task.apply(w, x).logits
 
     def updates(server, id, w):
-        return wire.of_model(tree.take(server.models, id), w)
+        return wire.model_references(tree.take(server.models, id), w)
 
     return Method(
         init=init,

@@ -113,6 +113,6 @@ def aggregate(server: Server, uploads: tuple[Weights, PyTree], cohort: Client) -
 
 
 def updates(sent, id, upload):
-    """The references of an upload: the model that was sent; the mask is kept."""
+    """Marks the model as an update of the one that was sent, and the mask as none."""
     w, mask = upload
-    return wire.of_model(sent, w), wire.kept(mask)
+    return wire.model_references(sent, w), wire.kept(mask)

@@ -52,7 +52,7 @@ def fedcm(task: Task, *, alpha: PositiveShare = 0.1, server_lr: Positive[float] 
 
     def updates(message, id, upload):
         (w_t, _), (y, reach) = message, upload
-        return wire.of_model(w_t, y), wire.kept(reach)
+        return wire.model_references(w_t, y), wire.kept(reach)
 
     return fedavg(task)._replace(
         init=init,

@@ -18,7 +18,7 @@ cluster (Fig. 3). IFCA scores each cluster's model by the mean loss over a clien
 released code takes the mean of the batches' means, in which a shorter last batch counts like the
 others. The models of all clusters of step 1 start from the same weights. Frozen encoders run in
 evaluation mode (in the released code dropout and batch statistics stay active). Stages 2 and 3 are
-in _concatenation.py.
+in papers/fedconcat/concatenation.py.
 """
 
 from functools import partial
@@ -29,12 +29,12 @@ import numpy as np
 from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _clusters as clusters
-from fedjax_lab.methods._communication import split_rounds
-from fedjax_lab.methods._concatenation import Clusters, concatenation, inside_clusters
 from fedjax_lab.methods.fedsoft import fedsoft
 from fedjax_lab.methods.fesem import fesem
 from fedjax_lab.methods.ifca import ifca
 from fedjax_lab.models.task import check_bias
+from fedjax_lab.papers.fedconcat.communication import split_rounds
+from fedjax_lab.papers.fedconcat.concatenation import Clusters, concatenation, inside_clusters
 from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task
 

@@ -22,10 +22,15 @@ import numpy as np
 from fedjax_lab import losses, optim, sampling, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _clusters as clusters
-from fedjax_lab.methods._communication import split_rounds
-from fedjax_lab.methods._concatenation import Clusters, concatenation, decayed, inside_clusters
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.task import check_bias
+from fedjax_lab.papers.fedconcat.communication import split_rounds
+from fedjax_lab.papers.fedconcat.concatenation import (
+    Clusters,
+    concatenation,
+    decayed,
+    inside_clusters,
+)
 from fedjax_lab.ranges import Positive, choice
 from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task, Weights
 

@@ -44,10 +44,10 @@ def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
         w = work.train(both, loss)
         shared = {name: layer for name, layer in w.params.items() if name != "p"}
 
-        def of_batch(batch):
+        def batch_features(batch):
             return mean_features(task.apply(w, batch.x), batch.mask)
 
-        return (w._replace(params=shared), work.mean(of_batch)), w.params["p"]
+        return (w._replace(params=shared), work.mean(batch_features)), w.params["p"]
 
     def step(server, uploads, cohort):
         (w_t, h, started), (w, h_i) = server, uploads
@@ -67,9 +67,9 @@ def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
 
 
 def updates(message, id, upload):
-    """The references of an upload: w_t for the model; mean features count as an update."""
+    """Marks the model as an update of w_t, and the mean features as an update themselves."""
     (w_t, *_), (w, h_i) = message, upload
-    return wire.of_model(w_t, w), wire.itself(h_i)
+    return wire.model_references(w_t, w), wire.itself(h_i)
 
 
 def mean_features(out: Output, mask: Array) -> Array:

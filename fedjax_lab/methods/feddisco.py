@@ -44,7 +44,7 @@ def feddisco(
 
     def updates(w_t, id, upload):
         w, d = upload
-        return wire.of_model(w_t, w), wire.kept(d)
+        return wire.model_references(w_t, w), wire.kept(d)
 
     exchange = Exchange(send, local, aggregate, updates=updates)
     return fedavg(task)._replace(round=(exchange,))

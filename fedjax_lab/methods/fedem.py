@@ -81,7 +81,7 @@ def responsibilities(task: Task, w: Weights, pi: Array, batch: Batch) -> Array:
 def mixture(task: Task, w: Weights, pi: Array, work: Work) -> Array:
     """Returns the next pi [M]: the mean of q over the examples."""
 
-    def of_batch(batch):
+    def batch_mean(batch):
         return losses.masked_mean(responsibilities(task, w, pi, batch), batch.mask)
 
-    return work.mean(of_batch)
+    return work.mean(batch_mean)

@@ -13,7 +13,7 @@ from typing import Literal
 
 import jax
 
-from fedjax_lab.methods._submodels import Rule, of_parts
+from fedjax_lab.methods._submodels import Rule, submodel_fedavg
 from fedjax_lab.models.parts import number
 from fedjax_lab.types import Array, Method, Task
 
@@ -38,4 +38,4 @@ def federated_dropout(
 
     scaler, masked_loss: as in `heterofl`.
     """
-    return of_parts(task, RULE, weights=weights, scaler=scaler, masked_loss=masked_loss)
+    return submodel_fedavg(task, RULE, weights=weights, scaler=scaler, masked_loss=masked_loss)

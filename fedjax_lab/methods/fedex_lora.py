@@ -48,11 +48,11 @@ def residual(w, uploads, cohort, rank):
     """R of each kernel, by its path; of this rank, if it is not 0."""
     means, of_clients = factors.pairs(w), factors.pairs(uploads)
 
-    def of_kernel(path):
+    def kernel_change(path):
         mean, stack = means[path], factors.stacked(cohort.weight, of_clients[path])
         if not rank:
             return factors.product(stack) - factors.product(mean)  # L10
         a, b = jnp.concatenate([stack.A, mean.A], -1), jnp.concatenate([stack.B, -mean.B], -2)
         return factors.product(best(Pair(a, b), "b", rank))
 
-    return {path: of_kernel(path) for path in means}
+    return {path: kernel_change(path) for path in means}

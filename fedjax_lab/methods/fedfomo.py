@@ -141,5 +141,5 @@ def aggregate(server, upload, cohort):
 
 
 def updates(message, id, upload):
-    """The references of an upload: the model itself, since it did not start from a sent model."""
-    return Upload(wire.of_pseudo_gradient(upload.model), wire.KEPT, wire.KEPT)
+    """Marks the model itself as an update, since it did not start from a sent model."""
+    return Upload(wire.update_references(upload.model), wire.KEPT, wire.KEPT)

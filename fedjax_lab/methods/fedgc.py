@@ -91,9 +91,9 @@ def logits(h: Array, W_i: Array, client: Client) -> Array:
 
 
 def updates(message, id, upload):
-    """The references of an upload: the message for theta and W_i; which classes exist is kept."""
+    """Marks theta and W_i as updates of the message, and the flags of classes as none."""
     theta, _, has = upload
-    return wire.of_model(message[0], theta), message[1], wire.kept(has)
+    return wire.model_references(message[0], theta), message[1], wire.kept(has)
 
 
 def regularizer(W: Array, s: Array, has: Array) -> Array:

@@ -138,6 +138,6 @@ def loss_of_step(loss: Callable[[PyTree, Array], Array], key: Array, G: PyTree, 
 
 
 def updates(message, id, upload):
-    """The references of an upload: w_t for the model; counts are kept."""
+    """Marks the model as an update of w_t, and the counts as none."""
     w, counts = upload
-    return wire.of_model(message[0], w), wire.kept(counts)
+    return wire.model_references(message[0], w), wire.kept(counts)

@@ -60,7 +60,7 @@ class Server(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client knows of each of its examples; N is the number of the largest client."""
+    """A client's features, logits and labels of its examples; N is the largest client's number."""
 
     h: Array  # [N, D]
     z: Array  # [N, K]
@@ -164,7 +164,7 @@ def distilled(T: float, alpha: Array | float, logits: Array, batch: Batch) -> Ar
 
 
 def drawn(key: Array, held: Array) -> Array:
-    """Returns the places of a random batch among rows, of which `held` [R] exist up to each."""
+    """Returns the places of a random batch; held: [R], the number of existing rows up to each."""
     number = jax.random.randint(key, (BATCH,), 0, jnp.maximum(held[-1], 1))
     return jnp.searchsorted(held, number + 1)
 
@@ -176,7 +176,7 @@ def rows_of(federation: Federation) -> np.ndarray:
 
 
 def absent(net: Task, rows: np.ndarray) -> tuple[int, int]:
-    """Returns the bytes of an upload and of a message without those that count.
+    """Returns the bytes of an upload and of a message that a client does not need.
 
     rows: how many the client has, and how many are padding.
     """

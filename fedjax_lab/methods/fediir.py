@@ -62,23 +62,25 @@ def fediir(task: Task, *, ema: Share = 0.95, penalty: float = 1e-3) -> Method:
     return fedavg(task)._replace(
         init=init,
         round=(
-            Exchange(lambda server, id: server.w, measure, partial(follow, ema), updates=of_sums),
-            Exchange(lambda server, id: server, local, aggregate, updates=of_models),
+            Exchange(
+                lambda server, id: server.w, measure, partial(follow, ema), updates=sum_references
+            ),
+            Exchange(lambda server, id: server, local, aggregate, updates=model_references),
         ),
         predict=lambda server, client, x: task.apply(server.w, x).logits,
         sample=sampling.equal,
     )
 
 
-def of_sums(w_t: Weights, id: Array, upload: tuple[dict, Array]) -> tuple:
-    """The references of the first exchange: sums of gradients are updates, counts are kept."""
+def sum_references(w_t: Weights, id: Array, upload: tuple[dict, Array]) -> tuple:
+    """Marks the sums of gradients of the first exchange as updates, and its counts as none."""
     total, count = upload
     return wire.itself(total), wire.kept(count)
 
 
-def of_models(server: Server, id: Array, w: Weights) -> Weights:
-    """The references of the second exchange: the model that was sent."""
-    return wire.of_model(server.w, w)
+def model_references(server: Server, id: Array, w: Weights) -> Weights:
+    """Marks the upload of the second exchange as an update of the model that was sent."""
+    return wire.model_references(server.w, w)
 
 
 def gradient_and_one(task: Task, w_t: Weights, batch: Batch) -> tuple[dict, Array]:

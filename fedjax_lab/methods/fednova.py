@@ -34,7 +34,7 @@ def fednova(task: Task) -> Method:
 
     def updates(w_t, id, upload):
         w, a = upload
-        return wire.of_model(w_t, w), wire.kept(a)
+        return wire.model_references(w_t, w), wire.kept(a)
 
     exchange = Exchange(send, local, aggregate, updates=updates)
     return fedavg(task)._replace(round=(exchange,))

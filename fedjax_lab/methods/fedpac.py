@@ -130,7 +130,7 @@ def shares(H: Array, V: Array, arrived: Array, steps: int) -> Array:
     lost = jnp.where(arrived, 0.0, 1e9)
     start = jnp.where(arrived, 1 / jnp.sum(arrived), 0.0)
 
-    def of_client(H_i):
+    def solve_client(H_i):
         apart = (H_i - H).reshape(len(H), -1)
         Q = apart @ apart.T + jnp.diag(jnp.maximum(V, 0))
         rate = 1 / jnp.maximum(jnp.linalg.norm(Q), 1e-12)
@@ -142,10 +142,10 @@ def shares(H: Array, V: Array, arrived: Array, steps: int) -> Array:
 
         return jax.lax.fori_loop(0, steps, step, (start, start))[0]
 
-    return jax.lax.map(of_client, H)
+    return jax.lax.map(solve_client, H)
 
 
 def updates(message, id, upload):
-    """The references of an upload: the model that was sent; features and variances themselves."""
-    w = wire.of_model(tree.join(message.heads, message.body), upload.w)
+    """Marks the model as an update of the one sent, and features and variances as updates."""
+    w = wire.model_references(tree.join(message.heads, message.body), upload.w)
     return wire.itself(upload)._replace(w=w, counts=wire.kept(upload.counts))

@@ -18,7 +18,7 @@
 In the paper, eqs. 8 and 11 lack their minus sign, and Alg. 1 passes p^u to L_dis. G' - G'' is drawn
 from one logistic distribution. Losses are means over the batch of sums over classes. The ablations
 of Table IV are settings: w/o PFSM, which is FedBN, is mask=none, and a loss is removed by setting
-its weight to 0. The network is in _selection.py.
+its weight to 0. The network is in papers/fedpick/selection.py.
 """
 
 from functools import partial
@@ -29,9 +29,9 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods._selection import Picked, first_weights, pick
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.methods.fedper import head, partly_private
+from fedjax_lab.papers.fedpick.selection import Picked, first_weights, pick
 from fedjax_lab.ranges import Positive, log_uniform
 from fedjax_lab.types import Array, Method, Output, Task
 

@@ -108,7 +108,7 @@ def aggregate(server, uploads, cohort):
 
 
 def updates(message, id, upload):
-    """The references of an upload: prototypes themselves; which of them exist is kept."""
+    """Marks the prototypes as updates, and the flags of those that exist as none."""
     C_i, has = upload
     return wire.itself(C_i), wire.kept(has)
 

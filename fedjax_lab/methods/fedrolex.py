@@ -14,7 +14,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from fedjax_lab.methods._submodels import Rule, of_parts
+from fedjax_lab.methods._submodels import Rule, submodel_fedavg
 from fedjax_lab.models.parts import window
 from fedjax_lab.types import Method, Task
 
@@ -38,4 +38,4 @@ def fedrolex(
     scaler, masked_loss, static_norm: as in `heterofl`.
     """
     settings = {"scaler": scaler, "masked_loss": masked_loss, "static_norm": static_norm}
-    return of_parts(task, RULE, weights=weights, **settings)
+    return submodel_fedavg(task, RULE, weights=weights, **settings)

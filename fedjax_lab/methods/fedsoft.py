@@ -81,9 +81,9 @@ def fedsoft(
 
 
 def updates(message, id, upload):
-    """The references of an upload: u is kept; w started from the center of the largest u."""
+    """Marks w as an update of the center with the largest u, and u as none."""
     (centers, _), (u, w) = message, upload
-    return wire.kept(u), wire.of_model(tree.take(centers, jnp.argmax(u)), w)
+    return wire.kept(u), wire.model_references(tree.take(centers, jnp.argmax(u)), w)
 
 
 def importance(task: Task, centers: Weights, work: Work, due: Array) -> Array:

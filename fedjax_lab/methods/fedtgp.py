@@ -77,7 +77,7 @@ def fedtgp(
 
 def send(server: Server, id: Array) -> tuple[Array, Array]:
     """Sends the global prototypes [K, D], and which of them exist [K]."""
-    return of_classes(server.F), server.exists
+    return class_prototypes(server.F), server.exists
 
 
 def first_net(key: Array, K: int, D: int) -> PyTree:
@@ -87,7 +87,7 @@ def first_net(key: Array, K: int, D: int) -> PyTree:
     return {"e": jax.random.normal(keys[0], (K, D)), "hidden": hidden, "out": out}
 
 
-def of_classes(F: PyTree) -> Array:
+def class_prototypes(F: PyTree) -> Array:
     """Returns the prototypes F(e_c) of all classes [K, D]."""
     return affine(F["out"], jax.nn.relu(affine(F["hidden"], F["e"])))
 
@@ -106,6 +106,6 @@ def contrast(C: Array, has: Array, delta: Array, F: PyTree) -> Array:
     """Returns the server's loss for the clients' prototypes C [M, K, D] that exist, has [M, K]."""
     M, K, D = C.shape
     own = jnp.tile(jnp.eye(K), (M, 1))  # [M K, K]
-    z = -distances(C.reshape(M * K, D), of_classes(F)) - delta * own
+    z = -distances(C.reshape(M * K, D), class_prototypes(F)) - delta * own
     each = optax.losses.softmax_cross_entropy(z, own)
     return losses.masked_mean(each, has.ravel())

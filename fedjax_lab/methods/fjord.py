@@ -23,7 +23,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._submodels import mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import parts
-from fedjax_lab.models.widths import Widths, of_task
+from fedjax_lab.models.widths import Widths, task_widths
 from fedjax_lab.types import Array, Batch, Exchange, Method, Output, State, Task, Weights
 
 
@@ -32,10 +32,10 @@ def fjord(task: Task, *, widths: tuple = (0.2, 0.4, 0.6, 0.8, 1.0), distill: boo
     if not widths or not all(a < b <= 1 for a, b in zip((0, *widths), widths, strict=False)):
         raise BadInput(f"config.method.widths must ascend from above 0 to at most 1, got {widths}")
     losses.check_classes(task)
-    nested = Nested(of_task(task), tree.within(task.batch_norms), widths)
+    nested = Nested(task_widths(task), tree.within(task.batch_norms), widths)
     parts.check_groups(nested.known, widths, "config.method.widths")
 
-    apply, init = partial(of_width, nested, task), partial(first, nested, task)
+    apply, init = partial(apply_width, nested, task), partial(first, nested, task)
 
     def local(w_t, client, work):
         largest = index(nested, rate(client))
@@ -49,7 +49,7 @@ def fjord(task: Task, *, widths: tuple = (0.2, 0.4, 0.6, 0.8, 1.0), distill: boo
 
     def updates(w_t, id, upload):
         w, largest = upload
-        return wire.of_model(held(nested, w_t, largest), w), wire.KEPT
+        return wire.model_references(held(nested, w_t, largest), w), wire.KEPT
 
     def predict(w, client, x):
         return apply(w, index(nested, rate(client)), x).logits
@@ -103,7 +103,7 @@ def index(nested: Nested, capacity: Array) -> Array:
 def part(nested: Nested, q: Array | int) -> Array:
     """The vector of units of width P[q]."""
     width = jnp.array(nested.widths)[q]
-    return parts.of_part(nested.known, lambda i, size: parts.window(width, 0, size))
+    return parts.part_units(nested.known, lambda i, size: parts.window(width, 0, size))
 
 
 def first(nested: Nested, task: Task, key: Array) -> Weights:
@@ -112,7 +112,7 @@ def first(nested: Nested, task: Task, key: Array) -> Weights:
     return tree.join(tree.repeat(norms, len(nested.widths)), body)
 
 
-def of_width(
+def apply_width(
     nested: Nested,
     task: Task,
     w: Weights,

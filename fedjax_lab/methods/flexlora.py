@@ -33,7 +33,7 @@ def flexlora(task: Task, *, ranks: tuple = (), split: Literal["b", "root"] = "b"
     split: the factor that sigma goes to: b, or root, the square root of sigma to both.
     """
     factors.adapters_of(task)
-    rank, risk = factors.of_clients(task, ranks), losses.risk(task)
+    rank, risk = factors.client_ranks(task, ranks), losses.risk(task)
 
     def send(w_t, id):
         return factors.truncated(w_t, rank(id))
@@ -43,11 +43,11 @@ def flexlora(task: Task, *, ranks: tuple = (), split: Literal["b", "root"] = "b"
         return factors.train(risk, w_t, work, cut), client.private
 
     def aggregate(w_t, uploads, cohort):
-        def of_kernel(pair):
+        def best_pair(pair):
             stack = factors.stacked(cohort.weight, pair)  # L11
             return best(stack, split, rank=pair.A.shape[-1])
 
-        new = {path: of_kernel(pair) for path, pair in factors.pairs(uploads).items()}
+        new = {path: best_pair(pair) for path, pair in factors.pairs(uploads).items()}
         return factors.with_pairs(tree.mix(cohort.weight, uploads), new)
 
     method = fedavg(task)._replace(round=(Exchange(send, local, aggregate, alike=False),))

@@ -51,7 +51,9 @@ def floco(
 
     tau: the share of config.run.rounds before the subregions, below 1; it has at least one round.
     """
-    anywhere, around = (training(task, draw) for draw in (of_simplex, partial(of_subregion, rho)))
+    anywhere, around = (
+        training(task, draw) for draw in (draw_simplex, partial(draw_subregion, rho))
+    )
     exchange = anywhere.round[0]._replace(aggregate=assign)
     assignment = anywhere._replace(round=(exchange,), sample=sampling.all_clients)
 
@@ -120,8 +122,8 @@ def assign(server: Server, w: Weights, cohort: Client) -> Server:
 
 
 def updates(message, id, w):
-    """The references of an upload: w_t."""
-    return wire.of_model(message.w, w)
+    """Marks the upload as an update of w_t."""
+    return wire.model_references(message.w, w)
 
 
 def at(w: Weights, alpha: Array) -> Weights:
@@ -130,13 +132,13 @@ def at(w: Weights, alpha: Array) -> Weights:
     return _heads.with_head(w, {**head, "kernel": tree.mix(alpha, head["kernel"])})
 
 
-def of_simplex(key: Array, alpha_k: Array) -> Array:
+def draw_simplex(key: Array, alpha_k: Array) -> Array:
     """Draws an alpha uniformly from the simplex."""
     e = jax.random.exponential(key, alpha_k.shape)
     return e / jnp.sum(e)
 
 
-def of_subregion(rho: float, key: Array, alpha_k: Array) -> Array:
+def draw_subregion(rho: float, key: Array, alpha_k: Array) -> Array:
     """Draws an alpha around alpha_k."""
     k_r, k_v = jax.random.split(key)
     v = jax.random.uniform(k_v, alpha_k.shape, minval=-1)

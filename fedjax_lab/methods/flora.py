@@ -26,7 +26,7 @@ def flora(task: Task, *, ranks: tuple = ()) -> Method:
 
     r is config.adapter.rank, the largest possible rank.
     """
-    s, rank = factors.adapters_of(task).scale, factors.of_clients(task, ranks)
+    s, rank = factors.adapters_of(task).scale, factors.client_ranks(task, ranks)
 
     def send(server, id):
         return server._replace(w=factors.truncated(server.w, rank(id)))

@@ -14,7 +14,7 @@ the whole model.
 
 from typing import Literal
 
-from fedjax_lab.methods._submodels import Rule, of_parts
+from fedjax_lab.methods._submodels import Rule, submodel_fedavg
 from fedjax_lab.models.parts import window
 from fedjax_lab.types import Method, Task
 
@@ -41,4 +41,4 @@ def heterofl(
     for each level, instead of keeping running ones in training. They then get the model again.
     """
     settings = {"scaler": scaler, "masked_loss": masked_loss, "dynamic": dynamic}
-    return of_parts(task, RULE, weights=weights, static_norm=static_norm, **settings)
+    return submodel_fedavg(task, RULE, weights=weights, static_norm=static_norm, **settings)

@@ -47,7 +47,7 @@ def hetlora(
     gamma: the share of the rank that remains after pruning, below 1.
     """
     factors.adapters_of(task)
-    first, risk = factors.of_clients(task, ranks), losses.risk(task)
+    first, risk = factors.client_ranks(task, ranks), losses.risk(task)
 
     def init(key, num_clients):
         return State(task.init(key), first(jnp.arange(num_clients)))
@@ -94,14 +94,14 @@ def pruned(rank: Array, gamma: float) -> Array:
 def tail(w: Weights, start: Array) -> Array:
     """||A_{:, tail}||_F ||B_{tail, :}||_F, where the tail begins at `start`; the sum of kernels."""
 
-    def of_kernel(pair):
+    def kernel_norm(pair):
         inside = jnp.arange(pair.A.shape[-1]) >= start
         a, b = jnp.where(inside, pair.A, 0), jnp.where(inside[:, None], pair.B, 0)
         squared = (jnp.sum(factor**2, (-2, -1)) for factor in (a, b))
         a, b = (jnp.sqrt(jnp.maximum(each, LEAST)) for each in squared)
         return jnp.sum(a * b)
 
-    return sum(map(of_kernel, factors.pairs(w).values()), jnp.float32(0))
+    return sum(map(kernel_norm, factors.pairs(w).values()), jnp.float32(0))
 
 
 def by_norm(pair: Pair, size: Array) -> Pair:
@@ -115,6 +115,6 @@ def by_norm(pair: Pair, size: Array) -> Pair:
 
 
 def updates(w_t, id, upload):
-    """The references of an upload: the first columns that the client got; its rank is kept."""
+    """Marks the factors as updates of the columns that were sent, and the rank as none."""
     w, rank = upload
-    return wire.of_model(factors.truncated(w_t, rank), w), wire.KEPT
+    return wire.model_references(factors.truncated(w_t, rank), w), wire.KEPT

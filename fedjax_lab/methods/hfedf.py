@@ -23,9 +23,9 @@ import optax
 
 from fedjax_lab import losses, optim, sampling, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods._embeddings import embed
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
+from fedjax_lab.papers.hfedf.client_embeddings import embed
 from fedjax_lab.ranges import OneOf, Share, choice, log_uniform
 from fedjax_lab.types import (
     Array,
@@ -111,7 +111,7 @@ def hfedf(
     ema_warmup: the last round that is not averaged, counted from 0.
     ema_mode: feedback (training continues from the average); shadow (the average is only scored).
     embedding: how nu is made: learned; random: redrawn after every round, never trained;
-    autoencoder: computed in a separate first round (_embeddings.py), never trained;
+    autoencoder: computed in a separate first round (papers/hfedf/), never trained;
     autoencoder_learned: computed in the same way, then trained.
     embedding_dim: e, the size of an embedding; 0: floor(1 + C / 4).
     start: torch: PyTorch's first weights of the hypernetwork; client: the biases of its heads are
@@ -222,8 +222,8 @@ def exchange(task: Task, update: Update) -> Exchange:
 
 
 def updates(phi: Weights, id: Array, upload: Weights) -> Weights:
-    """The references of the uploads of `pseudo_gradient`, which are updates themselves."""
-    return wire.of_pseudo_gradient(upload)
+    """Marks the uploads of `pseudo_gradient` as updates themselves."""
+    return wire.update_references(upload)
 
 
 def pseudo_gradient(task: Task):
@@ -300,7 +300,7 @@ def step(
 
 
 def rest(moving: Array, new: PyTree, old: PyTree) -> PyTree:
-    """Returns `new`, except that embeddings and their moments only change where `moving` holds."""
+    """Returns `new`, with the old embeddings and moments where `moving` does not hold."""
 
     def keep(path, a, b):
         return tree.where(moving, a, b) if getattr(path[-1], "name", "") == "nu" else a

@@ -73,9 +73,9 @@ def ifca(
 
 
 def updates(centers, id, upload):
-    """The references of an upload: the cluster's number is kept; the model is from its center."""
+    """Marks the model as an update of its cluster's center, and the cluster's number as none."""
     k, w = upload
-    return wire.kept(k), wire.of_model(tree.take(centers, k), w)
+    return wire.kept(k), wire.model_references(tree.take(centers, k), w)
 
 
 def best(risk: losses.Loss, centers: Weights, client: Client, work: Work) -> tuple[Weights, Array]:

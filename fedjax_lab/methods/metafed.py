@@ -139,8 +139,8 @@ def pass_on(server: Server, w: Weights, cohort: Client) -> Server:
 
 
 def updates(server, id, w):
-    """The references of an upload: the model itself, which need not be trained from w_p."""
-    return wire.of_pseudo_gradient(w)
+    """Marks the model itself as an update, because it need not be trained from w_p."""
+    return wire.update_references(w)
 
 
 def taught(

@@ -68,16 +68,16 @@ def mime(
         w_t, c, s = server
         return aggregate(w_t, y, cohort), c, base.update(c, s)[1]  # Alg. 1
 
-    first = Exchange(lambda server, id: server[0], measure, collect, updates=of_gradient)
-    second = Exchange(lambda server, id: server, local, step, updates=of_model)
+    first = Exchange(lambda server, id: server[0], measure, collect, updates=gradient_references)
+    second = Exchange(lambda server, id: server, local, step, updates=model_references)
     return lite.mimelite(task)._replace(init=init, round=(first, second))
 
 
-def of_gradient(w_t, id, g):
-    """The references of the first upload: the gradient is an update itself."""
+def gradient_references(w_t, id, g):
+    """Marks the gradient, the first upload, as an update itself."""
     return wire.itself(g)
 
 
-def of_model(message, id, y):
-    """The references of the second upload: w_t."""
-    return wire.of_model(message[0], y)
+def model_references(message, id, y):
+    """Marks the second upload as an update of w_t."""
+    return wire.model_references(message[0], y)

@@ -90,6 +90,6 @@ def full_gradient(risk, w_t, work):
 
 
 def updates(message, id, upload):
-    """The references of an upload: w_t for the model; the gradient is an update itself."""
+    """Marks the model as an update of w_t, and the gradient as an update itself."""
     (w_t, _), (y, g) = message, upload
-    return wire.of_model(w_t, y), wire.itself(g)
+    return wire.model_references(w_t, y), wire.itself(g)

@@ -32,7 +32,7 @@ from fedjax_lab import losses, optim, sampling, streams, tree, wire
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import send as everything
 from fedjax_lab.methods.hfedf import ACTIVATION, WIDTH, pseudo_gradient
-from fedjax_lab.methods.hfedf import updates as of_models
+from fedjax_lab.methods.hfedf import updates as model_references
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.layers import affine, first_affine
 from fedjax_lab.ranges import log_uniform
@@ -65,10 +65,10 @@ def pefll(task: Task, *, server_lr: float = 3e-3, embedding_dim: int = 0) -> Met
     def pull_back(message, client, work):
         psi, d_i = message
 
-        def of_batch(batch):
+        def batch_gradient(batch):
             return jax.grad(lambda psi: d_i @ phi(psi, batch))(psi)
 
-        return work.mean(of_batch), ()
+        return work.mean(batch_gradient), ()
 
     def tune(server, client, work):
         v_i, _ = embed(server.psi, client, work)
@@ -76,8 +76,10 @@ def pefll(task: Task, *, server_lr: float = 3e-3, embedding_dim: int = 0) -> Met
 
     train_h, train_phi = partial(train_theta, adam), partial(train_psi, adam)
     collecting = Exchange(lambda server, id: server.psi, embed, keep_embeddings, wire.all_itself)
-    training = Exchange(send, pseudo_gradient(task), train_h, updates=of_models, alike=False)
-    pulling = Exchange(lambda server, id: (server.psi, server.d[id]), pull_back, train_phi, of_psi)
+    training = Exchange(send, pseudo_gradient(task), train_h, updates=model_references, alike=False)
+    pulling = Exchange(
+        lambda server, id: (server.psi, server.d[id]), pull_back, train_phi, psi_references
+    )
     return Method(
         init=partial(first_state, task, adam, embedding_dim),
         round=(collecting, training, pulling),
@@ -162,6 +164,6 @@ def step(adam, params: PyTree, gradient: PyTree, moments: PyTree) -> tuple[PyTre
     return optax.apply_updates(params, updates), moments
 
 
-def of_psi(message, id, u):
-    """The references of a gradient of psi: itself; that of running statistics, 0, is kept."""
-    return {"body": wire.of_pseudo_gradient(u["body"]), "last": wire.itself(u["last"])}
+def psi_references(message, id, u):
+    """Marks the gradient of psi as an update, and that of the running statistics as none."""
+    return {"body": wire.update_references(u["body"]), "last": wire.itself(u["last"])}

@@ -90,8 +90,8 @@ def pfedfda(task: Task, *, ridge: Positive[float] = 1.0) -> Method:
 
 
 def updates(message: Message, id: Array, upload: Message) -> Message:
-    """The references of an upload: the message; running statistics are kept."""
-    return Message(wire.of_model(message.theta, upload.theta), message.features)
+    """Marks the upload as an update of the message, and running statistics as none."""
+    return Message(wire.model_references(message.theta, upload.theta), message.features)
 
 
 def shares(client: Client) -> Array:

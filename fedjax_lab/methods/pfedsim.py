@@ -80,9 +80,9 @@ def send(server: Server, id: Array) -> Weights:
 
 
 def updates(in_head, u_i, id, w):
-    """The references of an upload: u_i for the body, itself for the head."""
+    """Marks the body as an update of u_i, and the head as an update itself."""
     head, body = tree.split(in_head, w)
-    return tree.join(wire.of_model(u_i, body), wire.of_pseudo_gradient(head))
+    return tree.join(wire.model_references(u_i, body), wire.update_references(head))
 
 
 def with_similarities(phi: Array, ids: Array, kernels: Array) -> Array:

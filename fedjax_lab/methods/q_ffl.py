@@ -47,6 +47,6 @@ def q_ffl(task: Task, *, q: float = 0.01) -> Method:
 
 
 def updates(w_t, id, upload):
-    """The references of an upload: w_t for the model; the numbers are kept."""
+    """Marks the model as an update of w_t, and the numbers as none."""
     w, *numbers = upload
-    return wire.of_model(w_t, w), *wire.kept(numbers)
+    return wire.model_references(w_t, w), *wire.kept(numbers)

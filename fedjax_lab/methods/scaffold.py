@@ -72,6 +72,6 @@ def scaffold(
 
 
 def updates(message, id, upload):
-    """The references of an upload: w_t for the model; the control variate's change is an update."""
+    """Marks the model as an update of w_t, and the control variate's change as an update itself."""
     (w_t, _), (y, change) = message, upload
-    return wire.of_model(w_t, y), wire.itself(change)
+    return wire.model_references(w_t, y), wire.itself(change)

@@ -33,13 +33,13 @@ def intercepted(hook: Hook) -> Iterator[None]:
     NNX modules take part if they have been prepared by `tapped`.
     """
 
-    def of_linen(call, args, kwargs, context):
+    def intercept(call, args, kwargs, context):
         layer = Layer(named(context.module.path), context.module, context.method_name)
         return hook(layer, call, args, kwargs)
 
     token = _HOOKS.set((*_HOOKS.get(), hook))
     try:
-        with nn.intercept_methods(of_linen):
+        with nn.intercept_methods(intercept):
             yield
     finally:
         _HOOKS.reset(token)

@@ -133,7 +133,7 @@ class Decoder(nn.Module):
     param_dtype: str = "float32"  # of embeddings and kernels; norms are float32
     pretrained: str = ""  # with the initial weights; see models/pretrained.py
     tied: bool = False  # whether these have no head apart from the embedding
-    packed: bool = False  # whether a row has several records: see `tokens.of_records`
+    packed: bool = False  # whether a row has several records: see `tokens.unpack_records`
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
@@ -143,7 +143,7 @@ class Decoder(nn.Module):
         tokens.check_length(x, sizes.positions)
         places, visible = jnp.arange(x.shape[1]), None
         if self.packed:
-            ids, places, visible = tokens.of_records(ids)
+            ids, places, visible = tokens.unpack_records(ids)
         words = nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name="embed")(
             ids
         )

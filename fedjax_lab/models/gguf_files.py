@@ -28,7 +28,7 @@ def _content(field):
 
 
 def factors(file: Path) -> tuple[float, ...]:
-    """By what the file's model divides each rotary frequency; empty: by 1."""
+    """The divisors of the rotary frequencies; empty if they are all 1."""
     with safe.reading(file, REMEDY, extra="llm"):
         found = [each for each in _reader(file).tensors if each.name == FACTORS]
         return tuple(_dequantized(found[0]).tolist()) if found else ()

@@ -65,7 +65,7 @@ class GPT2(nn.Module):
     remat: bool = False  # recompute the activations of blocks in the backward pass
     param_dtype: str = "float32"  # of embeddings and kernels; norms are float32
     pretrained: str = ""  # with the initial weights; see models/pretrained.py
-    packed: bool = False  # whether a row has several records: see `tokens.of_records`
+    packed: bool = False  # whether a row has several records: see `tokens.unpack_records`
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
@@ -75,7 +75,7 @@ class GPT2(nn.Module):
         dtype = jnp.dtype(self.param_dtype)
         places, visible = jnp.arange(x.shape[1]), None
         if self.packed:
-            ids, places, visible = tokens.of_records(ids)
+            ids, places, visible = tokens.unpack_records(ids)
 
         def embedding(count, name):
             return nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name=name)

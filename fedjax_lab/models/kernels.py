@@ -68,7 +68,7 @@ def activate_by_slices(y: Array, bias: Array, window: int) -> Array:
 
 
 def activate_pooled(y: Array, bias: Array, window: int) -> Array:
-    """Max-pooling by slices, then bias and ReLU, which are monotone and have fewer numbers then."""
+    """Max-pooling by slices, then bias and ReLU: they are monotone, and fewer numbers are left."""
     return nn.relu((y if window == 1 else pooling.by_slices(y, window)) + bias)
 
 
@@ -83,7 +83,7 @@ def _bias_relu(y, bias):
 
 
 def activate_joined(y: Array, bias: Array, window: int) -> Array:
-    """Max-pooling before bias and ReLU, which are monotone and so have fewer numbers to process."""
+    """Max-pooling before bias and ReLU: they are monotone, and fewer numbers are left."""
     return _bias_relu(y if window == 1 else joined_max_pool(y, window), bias)
 
 

@@ -71,8 +71,8 @@ def describe(path: str) -> Published | None:
     """
     file = Path(path).expanduser()
     if file.suffix == gguf_files.SUFFIX:
-        return _of_gguf(file)
-    return _of_hub(file) if hub.is_model(file) else None
+        return _gguf_model(file)
+    return _hub_model(file) if hub.is_model(file) else None
 
 
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2's, [inputs, outputs]
@@ -105,7 +105,7 @@ def _transposed(stored, name):
 # From config.json.
 
 
-def _of_hub(folder: Path) -> Published:
+def _hub_model(folder: Path) -> Published:
     with hub.config(folder, TYPES, REMEDY) as given:
         kind = given["model_type"]
         hub.check_word("hidden_act", given.get("hidden_act", "silu"), ("silu",))
@@ -166,7 +166,7 @@ def _window(given, kind):
 
 
 def _factors(rope: Mapping[str, Any], head_dim: int, base: float) -> tuple[float, ...]:
-    """By what Llama 3.1's scaling divides each rotary frequency; empty if there is no scaling.
+    """The divisors of the rotary frequencies in Llama 3.1's scaling; empty if there is none.
 
     Wavelengths above original / low are divided by `factor`, those below original / high are kept,
     and between them the factor of the frequency is interpolated in original / wavelength.
@@ -196,7 +196,7 @@ def check_heads(sizes: Sizes) -> None:
 # From the metadata of a GGUF file.
 
 
-def _of_gguf(file: Path) -> Published:
+def _gguf_model(file: Path) -> Published:
     fields, shapes = gguf_files.metadata(file), gguf_files.shapes(file)
     with safe.reading(file, gguf_files.REMEDY, "is not usable"):
         kind = str(fields.get("general.architecture"))
@@ -258,5 +258,5 @@ GGUF = {
 
 
 def with_tied(*sets: dict[str, str]) -> tuple[dict[str, str], ...]:
-    """Sets of names, before which are those whose head is the embedding, for files without one."""
+    """The sets of names, after copies whose head is the embedding, for files without a head."""
     return tuple({**each, "head": each["embed"]} for each in sets) + sets

@@ -17,13 +17,13 @@ from flax.errors import FlaxError
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import calls
-from fedjax_lab.models.widths import NORMS, Widths, is_known, model_of, of_model
+from fedjax_lab.models.widths import NORMS, Widths, is_known, model_of, model_widths
 from fedjax_lab.types import Array, Output, Task, Weights
 
 MOST_LEVELS = 8  # programs for narrower models in a run
 
 
-def of_part(widths: Widths, of_group, classes: Array | None = None) -> Array:
+def part_units(widths: Widths, of_group, classes: Array | None = None) -> Array:
     """The vector of all units, 1 if they are in a part and else 0.
 
     of_group: (number of the group, its size n) -> which of its units are in the part, [n].
@@ -45,10 +45,12 @@ def number(rate: Array, size: int) -> Array:
 
 
 def masked(widths: Widths, units: Array, weights: Weights) -> Weights:
-    """The weights with 0 outside of a part; units: as from `of_part`."""
+    """The weights with 0 outside of a part; units: as from `part_units`."""
 
     def one(name, leaf):
-        for axis, places in zip((-1, -2), reversed(widths.of_leaf(name, leaf.ndim)), strict=False):
+        for axis, places in zip(
+            (-1, -2), reversed(widths.leaf_places(name, leaf.ndim)), strict=False
+        ):
             of_axis = units[places]
             leaf = leaf * (of_axis if axis == -1 else of_axis[:, None])
         return leaf
@@ -62,7 +64,7 @@ def applied(widths: Widths, units: Array, apply: Callable[..., Output]) -> Calla
     Moments of LayerNorm and GroupNorm are of the part; other layers have their kernels' channels.
     """
 
-    def of_weights(weights, *args):
+    def narrow_apply(weights, *args):
         leaves = tree.by_name(weights.params)
         channels = {n.rpartition("/")[0]: leaf.shape[-1] for n, leaf in leaves.items()}
 
@@ -79,7 +81,7 @@ def applied(widths: Widths, units: Array, apply: Callable[..., Output]) -> Calla
         with calls.intercepted(in_part):
             return apply(weights, *args)
 
-    return of_weights
+    return narrow_apply
 
 
 def _normalized(norm, of_channels, call, x):
@@ -126,7 +128,7 @@ def form(
 ) -> tuple[Callable[[Weights], Weights], Callable[[Weights], Weights]]:
     """(weights -> those of the narrower model that is a part, the inverse, with 0 elsewhere).
 
-    units: as from `of_part`, with all outputs and ceil(rate * size) units of each group.
+    units: as from `part_units`, with all outputs and ceil(rate * size) units of each group.
     like: weights of the whole model.
     """
     has = _first_units(widths, rate)
@@ -137,7 +139,7 @@ def form(
         return jnp.argsort(-units[axis], stable=True)[: int(has[axis].sum())]
 
     def places(name, ndim):
-        return (..., *jnp.ix_(*map(chosen, widths.of_leaf(name, ndim))))
+        return (..., *jnp.ix_(*map(chosen, widths.leaf_places(name, ndim))))
 
     def shrink(weights):
         return tree.map_named(lambda name, leaf: leaf[places(name, leaf.ndim)], weights)
@@ -200,13 +202,13 @@ def levels(task: Task) -> tuple[float, ...]:
 @functools.lru_cache(maxsize=64)
 def _agrees(model, rate):
     init, apply, input_shape, *_ = model
-    known, rng = of_model(*model), np.random.default_rng(0)
+    known, rng = model_widths(*model), np.random.default_rng(0)
     shapes = jax.eval_shape(init, jax.random.key(0))
     weights = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), shapes)
     x = rng.uniform(size=(3, *input_shape)).astype(np.float32)
 
     def logits(w, x):
-        units = of_part(known, lambda i, n: window(rate, 1, n))
+        units = part_units(known, lambda i, n: window(rate, 1, n))
         w, rest = masked(known, units, w), (jax.random.key(0), jnp.array([1.0, 1.0, 0.0]))
         shrink, _ = form(known, units, rate, w)
         run = applied(known, units, apply)
@@ -226,7 +228,7 @@ def total(widths: Widths, units: Array, weights: Weights, share: Array) -> Weigh
     """
 
     def one(name, leaf):
-        *given, made = (units[:, places] for places in widths.of_leaf(name, leaf.ndim))
+        *given, made = (units[:, places] for places in widths.leaf_places(name, leaf.ndim))
         left = share[:, None] * made
         full = jax.lax.Precision.HIGHEST  # no TF32, no bfloat16
         return jnp.matmul(given[0].T, left, precision=full) if given else jnp.sum(left, 0)

@@ -177,13 +177,13 @@ def match(tensors: Mapping[str, np.ndarray], shapes: Weights, head: str = HEAD) 
     fitted = [
         None
         if other_classes and name.startswith(f"{HEAD}/")
-        else _of_shape(name, given[name], leaf)
+        else _check_shape(name, given[name], leaf)
         for name, leaf in zip(names, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, fitted)
 
 
-def _of_shape(name, tensor, leaf):
+def _check_shape(name, tensor, leaf):
     if tensor.shape != leaf.shape:
         given, needed = (_shown(a.shape) for a in (tensor, leaf))
         raise BadInput(f"its tensor {name!r} is {given}, but the model needs {needed}")

@@ -31,7 +31,7 @@ def multiply(x: Array, kernel: Array) -> Array:
 
 
 def _states(x, kernel, bias):
-    """h [T, B, H] of all steps, and by what each step multiplies its tangents: see `_lstm_jvp`."""
+    """h [T, B, H] of all steps, and the factors of each step's tangents: see `_lstm_jvp`."""
     scale = _scale(x, len(kernel))
 
     def step(carry, x):

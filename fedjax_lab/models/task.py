@@ -57,11 +57,11 @@ def make_task(
     apply: Callable[..., Output] = partial(forward, module, last, survey.gives_features)
     if not survey.gives_features:
         _check_features(apply, init, module, sample_shape, dtype)
-    norms = _of_type(kinds, modules.batch_norms())
+    norms = _typed_paths(kinds, modules.batch_norms())
     if norms:
         _check_rows(apply, init, sample_shape, dtype)
     if compute_dtype != jnp.float32:
-        exact = _of_type(kinds, mixed_precision.normalizations())
+        exact = _typed_paths(kinds, mixed_precision.normalizations())
         apply = mixed_precision.computing_in(compute_dtype, apply, exact)
     return Task(
         init=init,
@@ -69,7 +69,7 @@ def make_task(
         objective=objective,
         layers=tuple(kinds),
         batch_norms=norms,
-        dense=_of_type(kinds, _dense_types()),
+        dense=_typed_paths(kinds, _dense_types()),
         input_shape=tuple(sample_shape),
         noise=partial(uniform_noise, sample_shape, dtype, lowest, highest),
         apply_at=partial(forward_at, apply, tuple(kinds)),
@@ -207,7 +207,7 @@ def _dense_types():
     return calls.with_nnx((nn.Dense,), "Linear")
 
 
-def _of_type(kinds: dict[str, type], types: tuple[type, ...]) -> tuple[str, ...]:
+def _typed_paths(kinds: dict[str, type], types: tuple[type, ...]) -> tuple[str, ...]:
     return tuple(path for path, kind in kinds.items() if issubclass(kind, types))
 
 

@@ -35,7 +35,7 @@ def check_length(x: Array, positions: int) -> None:
         )
 
 
-def of_records(ids: Array) -> tuple[Array, Array, Array]:
+def unpack_records(ids: Array) -> tuple[Array, Array, Array]:
     """Rows of several records [B, T], where the first token of each is -1 - id, or a row begins.
 
     Returns the ids, the place of each token in its record [B, T], and which tokens are of the same

@@ -9,7 +9,7 @@ from fedjax_lab.models.head import HEAD
 from fedjax_lab.types import Array, Output, Task, Weights
 
 
-def of_kinds(tasks: list[Task]) -> Task:
+def mixed_task(tasks: list[Task]) -> Task:
     """The first task, with the tasks of all kinds of clients in `Task.kinds`.
 
     The features of all of them are pooled to the smallest width.

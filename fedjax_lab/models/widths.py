@@ -42,7 +42,7 @@ class Widths(NamedTuple):
     # {path of a layer: the places in the vector of its input and output channels}
     divisors: dict[str, int]  # {path of a GroupNorm: a number that divides its channels}
 
-    def of_leaf(self, name: str, ndim: int) -> tuple[np.ndarray, ...]:
+    def leaf_places(self, name: str, ndim: int) -> tuple[np.ndarray, ...]:
         """The places in the vector of the last axes of a leaf of `Weights`.
 
         Other axes of a kernel have no units.
@@ -63,18 +63,18 @@ def unknown(reason: str) -> BadInput:
     )
 
 
-def of_task(task: Task) -> Widths:
+def task_widths(task: Task) -> Widths:
     """The units of the task's model. Raises BadInput if they are not known."""
-    return of_model(*model_of(task))
+    return model_widths(*model_of(task))
 
 
 def model_of(task: Task) -> tuple:
-    """The arguments of `of_model`."""
+    """The arguments of `model_widths`."""
     return task.init, task.apply, task.input_shape, task.layers, task.dense[-1]
 
 
 @functools.lru_cache(maxsize=8)
-def of_model(init, apply, input_shape, names, head) -> Widths:
+def model_widths(init, apply, input_shape, names, head) -> Widths:
     """The units of a model; names: of its layers."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     channels, norms, seen = _seen(apply, shapes, input_shape, names)

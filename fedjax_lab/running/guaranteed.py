@@ -21,9 +21,9 @@ LARGE = 0.01  # from here on a delta is too likely a failure for a guarantee
 
 
 def remark(experiment: Experiment) -> str:
-    """Says before training in which respect the guarantee of a run is worth nothing; "" if in none.
+    """A remark, before training, on why a run's guarantee is worthless; "" if it is not.
 
-    The noise drowns what is learned if all of it together is longer than all updates together can
+    The noise exceeds the signal if the sum of all noise is longer than the sum of all updates can
     be: sigma S sqrt(d T) / m > S T, for T rounds, m clients in each, and d parameters.
     """
     promised, simulation = guarantee(experiment), experiment.simulation

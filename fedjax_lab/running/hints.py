@@ -17,7 +17,7 @@ GOOD = 80.0  # accuracy in percent from which normalization needs no hint
 
 
 class Facts(NamedTuple):
-    """What the hints depend on."""
+    """The facts about a run on which its hints depend."""
 
     accuracy: float  # headline accuracy in percent after the last round; NaN if there is none
     classes: int  # 0 if an example does not have one class
@@ -75,7 +75,7 @@ def is_one_class(accuracy: float, miou: float, classes: int) -> bool:
     return miou <= 1.01 * accuracy / classes
 
 
-def of_run(experiment: Experiment, state: State, summary: dict) -> dict[str, list[str]]:
+def run_hints(experiment: Experiment, state: State, summary: dict) -> dict[str, list[str]]:
     """The entry of summary.json with the hints, if there are any.
 
     state: of one seed, of which only the structure matters.

@@ -28,8 +28,8 @@ from fedjax_lab.running.models import model_of, no_model
 from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
 from fedjax_lab.simulation import evaluate, simulate
-from fedjax_lab.simulation.local import WorkRows, fetch, make_work, of_client, work_rows
-from fedjax_lab.types import ROWS, TRAITS, Client, PyTree, Stage, State, Weights
+from fedjax_lab.simulation.local import WorkRows, client_federation, fetch, make_work, work_rows
+from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
 
@@ -92,7 +92,7 @@ def _checkpoints(folder):
 
 
 def _look(folder, built, rounds):
-    processes.of_first(lambda: resuming.check_data(folder, built))
+    processes.call_in_first(lambda: resuming.check_data(folder, built))
     if not (folder / "checkpoints").is_dir():
         raise BadInput(f"{folder} has no checkpoint yet")
     with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as checkpoints:
@@ -105,7 +105,7 @@ def _look(folder, built, rounds):
     return Run(folder, built.config, built, engine.played, rows, states, number, summary)
 
 
-def of_result(experiment: Experiment, result: Any) -> "Run":
+def from_result(experiment: Experiment, result: Any) -> "Run":
     """The run that has just ended, as `load` returns it; result: a `runner.Result`."""
     rounds = result.metrics[-1]["round"]
     rest = result.metrics, result.states, result.stage, result.summary
@@ -141,9 +141,9 @@ class Run:
     summary: dict | None = None  # the content of summary.json; None: the run is not finished
 
     def __repr__(self) -> str:
-        """What was trained on what, for how many rounds, and the folder."""
+        """The title of the run, its number of rounds, and its folder."""
         at = f" in {self.folder}" if self.folder else ""
-        return f"<Run: {titles.of_run(self.config)}, {self.rounds} rounds{at}>"
+        return f"<Run: {titles.run_title(self.config)}, {self.rounds} rounds{at}>"
 
     @property
     def metrics(self) -> list[dict]:
@@ -163,13 +163,13 @@ class Run:
         """The learning curve, as a figure of matplotlib."""
         from fedjax_lab.running import plots  # imported only here: training needs no matplotlib
 
-        return plots.learning_curve(self.rows, titles.of_run(self.config))
+        return plots.learning_curve(self.rows, titles.run_title(self.config))
 
     def confusion(self, client: int | None = None, seed: int | None = None) -> np.ndarray:
-        """Numbers [K, K] of the global test set by actual and by predicted class.
+        """The numbers [K, K] of global test examples by actual and by predicted class.
 
-        Of tokens and pixels, those that count. Raises BadInput if there is no global test set, or
-        if the task has no classes.
+        Tokens and pixels without a label are left out. Raises BadInput if there is no global
+        test set, or if the task has no classes.
         """
         dataset, objective = self.experiment.dataset, self._plan.objective
         rows = self.experiment.simulation.federations[self.index(seed)].global_test
@@ -199,7 +199,7 @@ class Run:
         axis: they are brought to the scale of the run. Raises BadInput for other scales and shapes.
         """
         x = rescaling.like(x, self._known)
-        message, who = self.of_client(client, seed)
+        message, who = self.client_state(client, seed)
         return self._in_batches(self._predict, self._unlabeled(x, seed), message, who)
 
     @defaults.restored()
@@ -232,7 +232,9 @@ class Run:
             return evaluate.count_model(program._replace(plan=plan), *of_client)
 
         def count(clients):
-            of_clients = ((self._settings, pool, *self.of_client(i, seed), rows) for i in clients)
+            of_clients = (
+                (self._settings, pool, *self.client_state(i, seed), rows) for i in clients
+            )
             each = [jax.device_get(counted(*of_client)) for of_client in of_clients]
             return jax.tree.map(lambda *a: np.stack(a), *each)
 
@@ -253,7 +255,7 @@ class Run:
 
         Raises BadInput if these do not contain exactly one model.
         """
-        message, who = self.of_client(client, seed)
+        message, who = self.client_state(client, seed)
         name, task = self.config.method.name, self.experiment.task
         weights = model_of(name, self.stage.method, task, message, who)
         needed = tree.names(jax.eval_shape(task.init, jax.random.key(0)))
@@ -273,7 +275,7 @@ class Run:
         """
         if "tokenizer" not in self.config.data or self._plan.objective.name != "tokens":
             raise BadInput("questions need a language model: a run with config.task.name=tokens")
-        message, who = self.of_client(client, seed)
+        message, who = self.client_state(client, seed)
 
         def log_likelihoods(x, y):
             pool = self._pool(x, y, np.zeros(len(x), np.int32), self.index(seed))
@@ -301,7 +303,7 @@ class Run:
                 f"{path.name}: the run scales its examples in float64, but a program takes float32;"
                 " subtract the means of the columns before training, or export .safetensors"
             )
-        message, who = self.of_client(client, seed)
+        message, who = self.client_state(client, seed)
 
         def predict(x):
             of_rows = self._settings, self._unlabeled(x, seed), message, who, jnp.arange(x.shape[0])
@@ -311,7 +313,7 @@ class Run:
         exporting.write(path, lambda: self.model(client, seed), predict, task, base)
 
     @defaults.restored()
-    def of_client(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
+    def client_state(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
         """The message with which the client predicts, and the client with its private state."""
         i, method = self.index(seed), self.stage.method
         if method.predict is None:
@@ -375,7 +377,7 @@ class Run:
             frozen = view.frozen(self.states[i].server)
         x, y, domain = (jnp.asarray(a) for a in (x, y, domain))
         y = y.astype(self._plan.objective.label.dtype)
-        no_rows: Any = dict.fromkeys((*ROWS, *TRAITS))
+        no_rows: Any = dict.fromkeys(ROWS) | {"traits": {}}
         pool = federation._replace(x=x.reshape(x.shape[0], -1), y=y, domain=domain, frozen=frozen)
         return pool._replace(**no_rows)
 
@@ -421,12 +423,12 @@ class Run:
     def _reading(self, read):
         """The jitted function of a client's logits and the labels of rows: read(logits, y)."""
 
-        def of_rows(settings, pool, message, client, rows):
+        def read_rows(settings, pool, message, client, rows):
             program = self._program(settings)
             batch = fetch(pool, rows, program.plan)
             return read(program.method.predict(message, client, batch.x), batch.y)
 
-        return jax.jit(of_rows)
+        return jax.jit(read_rows)
 
     def _in_batches(self, of_rows, pool, message, client):
         """The results of a function from `_reading` for all examples of a pool."""
@@ -444,8 +446,8 @@ class Run:
     def _tune(self):
         def tune(settings, message, client, held, rows, key):
             program = self._program(settings)
-            pool, (train, validation) = of_client(held, client), rows
-            sets = {"validation": validation, "settings": client.settings}
+            pool, (train, validation) = client_federation(held, client), rows
+            sets = {"validation": validation, "settings": client.traits.get("settings")}
             work, _ = make_work(pool, train, program.plan, key, **sets)
             return program.method.tune(message, client, work)
 

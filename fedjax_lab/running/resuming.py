@@ -19,7 +19,7 @@ from fedjax_lab.running.storage.checkpoint import Checkpoints
 
 def check_data(path: Path, experiment: Experiment) -> dict[str, str]:
     """The fingerprint of the data. Raises BadInput if the folder holds a run on other data."""
-    today, file = fingerprint.of(experiment), path / "fingerprint.json"
+    today, file = fingerprint.compute(experiment), path / "fingerprint.json"
     if not (path / "config.json").exists():
         return today
     if file.exists():
@@ -35,9 +35,9 @@ def check_data(path: Path, experiment: Experiment) -> dict[str, str]:
 
 def evaluations(path: Path, experiment: Experiment) -> list[int]:
     """The numbers of rounds with an evaluation, from 0, according to the folder's config."""
-    run = processes.of_first(lambda: _run_section(path))
+    run = processes.call_in_first(lambda: _run_section(path))
     every, ends = run["eval_every"], [*ends_with(experiment, run["rounds"]).values()]
-    return processes.of_first(lambda: growth.evaluations(path, every, ends))
+    return processes.call_in_first(lambda: growth.evaluations(path, every, ends))
 
 
 def _run_section(path):
@@ -72,13 +72,13 @@ def read(
         nonlocal engine
         _check_continues(path, experiment, saved)
         if saved:
-            on_host = processes.of_first(lambda: checkpoints.has_stores(saved))
+            on_host = processes.call_in_first(lambda: checkpoints.has_stores(saved))
             _check_host(path, experiment, on_host)
         engine = _advanced(path, engine, new, saved)
         return engine.snapshot()
 
     saved, found = checkpoints.newest(snapshot, rounds)
-    rows = processes.of_first(lambda: metric_rows.verified(metrics, expected, saved))
+    rows = processes.call_in_first(lambda: metric_rows.verified(metrics, expected, saved))
     if saved:
         engine.go_on(found, saved)
         checkpoints.load(saved, engine.kept())
@@ -97,7 +97,7 @@ def _advanced(path, engine, new, saved):
 
 def _check_continues(path, experiment, saved):
     """Raises BadInput unless the experiment can go on from the checkpoint after `saved` rounds."""
-    rounds = processes.of_first(lambda: _run_section(path)["rounds"])
+    rounds = processes.call_in_first(lambda: _run_section(path)["rounds"])
     until_now, today = ends_with(experiment, rounds), ends(experiment.simulation.stages)
     growth.check_rounds(path, until_now, today, saved)
     old, new = (np.diff([0, *each.values()]).tolist() for each in (until_now, today))

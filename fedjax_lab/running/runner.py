@@ -117,7 +117,7 @@ def _run(experiment, folder, bar, profile, begin, on_evaluation):
     profile.open()
     if folder and engine.played == 0:
         stage_facts.write(path, engine.stage, engine.first_facts)
-    with followers.of_run(begin, experiment, path, rows) as following:
+    with followers.start(begin, experiment, path, rows) as following:
         part = _Part(experiment, folder, following, rows)
         summary = folder.summary() if folder and is_over(experiment, engine, rows) else None
         if summary is None:
@@ -152,7 +152,7 @@ def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Cho
             folder.open()
         each, ends = [], itertools.accumulate(len(part.simulation.seeds) for part in parts)
         for part, folder, end in zip(parts, folders, ends, strict=True):
-            following = enter(followers.of_run(begin, part, folder.path, []))
+            following = enter(followers.start(begin, part, folder.path, []))
             span = slice(end - len(part.simulation.seeds), end)
             each.append(_Part(part, folder, following, [], span))
         live = _Live(joint, engine, each, Profile(None, None))
@@ -171,7 +171,7 @@ class _Part(NamedTuple):
     span: slice = slice(None)  # its seeds among those of all runs
 
     def snapshot(self, whole: Snapshot) -> Snapshot:
-        """Its part of a snapshot, as if it were executed alone."""
+        """This run's part of a snapshot, as if it were executed alone."""
         if self.span == slice(None):
             return whole
         own = self.span if self.span.stop - self.span.start > 1 else self.span.start
@@ -230,7 +230,7 @@ def _finish(live, more):
     summaries = []
     for part in live.parts:
         summary = {**_summary(live.engine, part.experiment, part.rows), **together, **more}
-        summary |= hints.of_run(part.experiment, live.engine.states[0], summary)
+        summary |= hints.run_hints(part.experiment, live.engine.states[0], summary)
         summaries.append(part.folder.finish(summary, part.rows) if part.folder else summary)
     return summaries
 
@@ -408,7 +408,7 @@ def _rows(live, since):
         up, down = engine.bytes[i]
         operations = None if cost is None else before.get(seed, 0.0)
         if operations is not None:
-            operations += cost.of(since, float(sums.steps[i]))
+            operations += cost.operations(since, float(sums.steps[i]))
         rows.append(
             {
                 "round": engine.played,
@@ -432,13 +432,13 @@ def _measured(experiment, scores, i):
     """The numbers of an evaluation of seed i, with the accuracy by capacity and by net."""
     simulation = experiment.simulation
     measured = evaluate.summarize(scores, experiment.dataset.domains, simulation.plan.metrics)
-    federation, accuracy = simulation.federations[i], measured.get("accuracy")
-    capacities = () if federation.capacities is None else federation.capacities.tolist()
-    levels = {level: f"{level:g}" for level in sorted(capacities, reverse=True)}
+    traits, accuracy = simulation.federations[i].traits, measured.get("accuracy")
+    capacities = sorted(np.unique(traits.get("capacity", ())).tolist(), reverse=True)
+    levels = {level: f"{level:g}" for level in capacities}
     nets = dict(enumerate(kinds.names(experiment.config.model)))
     groups = {
-        "levels": evaluate.by_group(accuracy, federation.capacities, levels),
-        "kinds": evaluate.by_group(accuracy, federation.kinds, nets),
+        "levels": evaluate.by_group(accuracy, traits.get("capacity"), levels),
+        "kinds": evaluate.by_group(accuracy, traits.get("kind"), nets),
     }
     return measured | {form: means for form, means in groups.items() if means}
 

@@ -30,7 +30,7 @@ def refuse(folder: Path | str, saved: list[int], today: list[int]) -> None:
     )
 
 
-def of(folder: Path) -> list[str]:
+def folders(folder: Path) -> list[str]:
     """The places of the folders with additional seeds for a run, such as DIR-seeds-2."""
     if cloud.is_whole(folder):
         places = cloud.beside(folder, ENDING)
@@ -51,7 +51,7 @@ def plan(folder: Path, seeds: Sequence[int]) -> dict[str, list[int]]:
     if own is None or not set(own) <= set(seeds):  # the latter is refused when it is resumed
         return {"": list(seeds)}
     runs, lacking = {"": own}, set(seeds) - set(own)
-    for place in of(folder) if lacking else []:
+    for place in folders(folder) if lacking else []:
         with cloud.staged(place, writes=False) as beside:
             try:
                 there = seeds_of(beside) or []

@@ -14,10 +14,12 @@ def in_summary(simulation: Simulation, played: int) -> dict[str, Any]:
     if simulation.schedules is None or not played:
         return {}
     each = zip(simulation.seeds, *(of_seeds or [] for of_seeds in of_run), strict=True)
-    return {"tasks": {str(seed): _of_seed(played, *of_seed) for seed, *of_seed in each}}
+    return {"tasks": {str(seed): _seed_entry(played, *of_seed) for seed, *of_seed in each}}
 
 
-def _of_seed(played: int, schedule: Schedule, tasks: Tasks, seconds: np.ndarray) -> dict[str, Any]:
+def _seed_entry(
+    played: int, schedule: Schedule, tasks: Tasks, seconds: np.ndarray
+) -> dict[str, Any]:
     ids = schedule.ids[:played]
     staleness = np.arange(played)[:, None] - schedule.version[:played]
     started, received, lost = (

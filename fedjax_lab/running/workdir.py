@@ -55,7 +55,7 @@ def owned(path: Path | None, config, seeds: list[int], resume: bool) -> Iterator
     """
     with contextlib.ExitStack() as until_the_end:
         if path is not None:
-            processes.of_first(lambda: _take(until_the_end, path, config, seeds, resume))
+            processes.call_in_first(lambda: _take(until_the_end, path, config, seeds, resume))
             _check_shared(path)
         yield
 
@@ -76,10 +76,10 @@ def _check_shared(path):
             f"{path} cannot hold a run of several processes, because each process writes a part of"
             " each checkpoint; mount the bucket as a folder that all hosts share, and name that"
         )
-    token = processes.of_first(lambda: path / f".seen-by-all-{os.urandom(4).hex()}.tmp")
-    processes.of_first(token.touch)
+    token = processes.call_in_first(lambda: path / f".seen-by-all-{os.urandom(4).hex()}.tmp")
+    processes.call_in_first(token.touch)
     is_missing = processes.anywhere(not token.exists())
-    processes.of_first(token.unlink)
+    processes.call_in_first(token.unlink)
     if is_missing:
         raise BadInput(
             f"{path} is not the same folder for all processes of the run: each process writes a"
@@ -88,7 +88,7 @@ def _check_shared(path):
 
 
 def _check_content(path, config, seeds, resume):
-    if not any(_of_a_run(file) for file in path.iterdir()):
+    if not any(_is_run_file(file) for file in path.iterdir()):
         return
     if not resume:
         raise BadInput(f"{path} is not empty; use --resume to continue its run")
@@ -96,7 +96,7 @@ def _check_content(path, config, seeds, resume):
     growth.check_version(path)
 
 
-def _of_a_run(file):
+def _is_run_file(file):
     """Whether a run wrote the file; false for files allowed before a run and temporary files."""
     return not (file.name in BEFORE or file.name.startswith(".") or writing.is_temporary(file))
 
@@ -115,13 +115,13 @@ class Workdir:
         """Raises BadInput if the folder holds a run on other data."""
         self.path = path
         self._experiment = experiment
-        self._fingerprint = processes.of_first(lambda: resuming.check_data(path, experiment))
+        self._fingerprint = processes.call_in_first(lambda: resuming.check_data(path, experiment))
         self._checkpoints: Any = None  # None until `open` is called
         self._next_save = -np.inf
 
     def open(self) -> None:
         """Starts writing to the folder. Call this after all checks of the run have passed."""
-        processes.of_first(self._begin)
+        processes.call_in_first(self._begin)
         self._checkpoints = Checkpoints(self.path / "checkpoints")
 
     def _begin(self):
@@ -159,19 +159,19 @@ class Workdir:
         made = resuming.evaluations(*of_run)
         engine, rows = resuming.read(*of_run, self._checkpoints, engine, new)
         if not is_over(self._experiment, engine, rows):
-            processes.of_first(lambda: (self.path / "summary.json").unlink(missing_ok=True))
+            processes.call_in_first(lambda: (self.path / "summary.json").unlink(missing_ok=True))
         self._checkpoints.forget_after(engine.played)
         metrics = self.path / "metrics.jsonl"
-        processes.of_first(lambda: metric_rows.keep_until(metrics, engine.played))
+        processes.call_in_first(lambda: metric_rows.keep_until(metrics, engine.played))
         today = times(*of_run, engine)
-        processes.of_first(lambda: resuming.adopt(*of_run, engine.played, made, today))
+        processes.call_in_first(lambda: resuming.adopt(*of_run, engine.played, made, today))
         self._publish()
         return engine, rows
 
     def summary(self) -> dict | None:
         """The summary of a run that an earlier process has finished; None if none has."""
         file = self.path / "summary.json"
-        return processes.of_first(lambda: files.read_json(file, files.FINISHED))
+        return processes.call_in_first(lambda: files.read_json(file, files.FINISHED))
 
     def append(self, rows: list[dict]) -> None:
         """Adds rows to metrics.jsonl."""
@@ -189,7 +189,7 @@ class Workdir:
           part: selects the part of the engine's snapshot that belongs to this run.
         """
         began = time.monotonic()
-        if processes.of_first(lambda: force or began >= self._next_save):
+        if processes.call_in_first(lambda: force or began >= self._next_save):
             self._checkpoints.save(engine.played, part(engine.snapshot()), engine.kept())
             self._publish()
             now = time.monotonic()
@@ -201,7 +201,7 @@ class Workdir:
         if processes.is_first():
             if "data" in summary:  # absent if an earlier version began the run
                 summary["data"] |= {"fingerprint": fingerprint_of(self._fingerprint)}
-            _draw(self.path, rows, titles.of_run(self._experiment.config))
+            _draw(self.path, rows, titles.run_title(self._experiment.config))
             metric_rows.write_json(self.path / "summary.json", summary)
             self._publish()
         return summary
@@ -221,7 +221,7 @@ class Workdir:
 def times(path: Path | None, experiment: Experiment, engine: Engine) -> list[int]:
     """0, followed by the numbers of rounds after which the run is evaluated, ascending."""
     every = experiment.config.run.eval_every
-    return processes.of_first(lambda: growth.evaluations(path, every, engine.ends))
+    return processes.call_in_first(lambda: growth.evaluations(path, every, engine.ends))
 
 
 def is_over(experiment: Experiment, engine: Engine, rows: list[dict]) -> bool:

@@ -233,12 +233,12 @@ def _random(clock, seed):
     picks, tasks, gaps = (np.random.default_rng([seed, 3, n]) for n in (2, 3, 4))
     return (
         _each(lambda: picks.random(DRAWS)),
-        _each(partial(_of_tasks, clock, tasks)),
+        _each(partial(_draw_tasks, clock, tasks)),
         _each(lambda: gaps.standard_exponential(DRAWS)),
     )
 
 
-def _of_tasks(clock, rng):
+def _draw_tasks(clock, rng):
     u = rng.random((DRAWS, 4))
     below_one = np.minimum(np.float32(u[:, 0]), np.nextafter(np.float32(1), np.float32(0)))
     u[:, 0] = clock.factor(jnp.asarray(below_one))
@@ -288,7 +288,7 @@ class Update(NamedTuple):
         return self._replace(uploads=jax.tree.map(lambda a: a[order], self.uploads))
 
 
-def of_update(schedule: Schedule, t: Array) -> Update:
+def get_update(schedule: Schedule, t: Array) -> Update:
     """Update t of a schedule."""
     at_t = jax.tree.map(lambda a: a[t], schedule)
     uploads = {name: getattr(at_t, name) for name in ("ids", "version", "place", "work")}
@@ -315,7 +315,7 @@ def from_version(exchange: Exchange, run: Callable) -> Callable:
     Its shared argument is (server, history), and its entry is (place, entry).
     """
 
-    def of_version(shared, federation, rows, entry):
+    def run_version(shared, federation, rows, entry):
         (server, history), (place, entry) = shared, entry
         leaves, structure = jax.tree.flatten(server)
         past = iter(history)
@@ -323,7 +323,7 @@ def from_version(exchange: Exchange, run: Callable) -> Callable:
         leaves = [next(past)[place] if r else a for a, r in zip(leaves, is_read, strict=True)]
         return run(jax.tree.unflatten(structure, leaves), federation, rows, entry)
 
-    return of_version
+    return run_version
 
 
 def _read(exchange, server):

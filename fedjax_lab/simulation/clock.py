@@ -94,7 +94,7 @@ def outcome(
     Args:
       clock: the rules.
       clients: the random streams [M] of the clients in this round.
-      cohort: the clients [M], with their `pace`.
+      cohort: the clients [M], with their trait `pace`.
       before: their uploads that arrive, and their work, without a clock.
       work: `Plan.work`.
       sent: the bytes of the messages of a client.
@@ -102,7 +102,7 @@ def outcome(
       drawn: [M] whether each entry of the cohort is a client that takes part.
       in_turn: whether clients train one after another.
     """
-    pace, planned = cohort.pace, work if before.work is None else before.work
+    pace, planned = cohort.traits["pace"], work if before.work is None else before.work
     xi = clock.factor(jax.vmap(jax.random.uniform)(streams.speed(clients)))
     compute, other = durations(clock, pace, xi, planned, sent)
     if pace.available is not None:

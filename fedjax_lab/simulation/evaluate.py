@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_lab import streams, tree
 from fedjax_lab.simulation import contract, simulate
-from fedjax_lab.simulation.local import fetch, make_work, num_batches, of_client, work_rows
+from fedjax_lab.simulation.local import client_federation, fetch, make_work, num_batches, work_rows
 from fedjax_lab.simulation.metrics import LOSS, Metric, Summed, Whole, by_domain, loss_of
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, Rows, State
@@ -106,7 +106,7 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
 
     def one(shared, federation, rows, entry):
         (server, shared_rows), (to_tune, rows), (client, key) = shared, rows, entry
-        skewed = of_client(federation, client)
+        skewed = client_federation(federation, client)
         message, client = _tuned(program, skewed, send(server, client.id), client, to_tune, key)
         federation, rows = (skewed, rows) if shared_rows is None else shared_rows
         return count_model(program, federation, message, client, rows)
@@ -131,7 +131,7 @@ def _tuned(program, federation, message, client, rows, key):
     if method.tune is None:
         return message, client
     plan = plan._replace(equal_steps=False)
-    sets = {"validation": rows.validation, "settings": client.settings}
+    sets = {"validation": rows.validation, "settings": client.traits.get("settings")}
     work, _ = make_work(federation, rows.train, plan, key, **sets)
     message, private = contract.check_model("tune", method.tune(message, client, work))
     return message, client._replace(private=private)
@@ -191,7 +191,10 @@ def _score_new(program, lane, state, t):
 
     def one(shared, federation, rows, entry):
         (server, before), (train, test), (client, key) = shared, rows, entry
-        federation, client = of_client(federation, client), client._replace(id=jnp.int32(-1))
+        federation, client = (
+            client_federation(federation, client),
+            client._replace(id=jnp.int32(-1)),
+        )
         after = _made_by_new(program, federation, server, before, client, train, key)
 
         def counted(model):
@@ -218,9 +221,8 @@ def _made_by_new(program, federation, server, before, client, rows, key):
     method, plan, *_ = program
     if not uses_data_of_new(method):
         return None
-    work, _ = make_work(
-        federation, rows, plan._replace(equal_steps=False), key, settings=client.settings
-    )
+    plan, settings = plan._replace(equal_steps=False), client.traits.get("settings")
+    work, _ = make_work(federation, rows, plan, key, settings=settings)
     if method.join is not None:
         return contract.check_model("join", method.join(server, client, work))
     message, private = before

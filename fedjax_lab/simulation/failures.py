@@ -40,7 +40,8 @@ def outcome(
       drawn: [M] whether each entry of the cohort is a client that takes part.
       in_turn: whether the clients train one after another.
     """
-    plain = Outcome(arrivals(plan, clients), None, passes(plan, clients, cohort.settings))
+    work = passes(plan, clients, cohort.traits.get("settings"))
+    plain = Outcome(arrivals(plan, clients), None, work)
     if plan.clock is None or time is None:
         return plain
     facts = plan.work, sent(), time, drawn, in_turn

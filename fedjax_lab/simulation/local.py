@@ -36,16 +36,17 @@ def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = N
     """The examples of rows [B], where -1 is padding. The only function that reads `federation.x`.
 
     The examples are converted to float32 and to the shape `plan.example_shape`. In a federation of
-    one client (`of_client`) its feature skew is applied. With a key, the examples are those of a
-    training step and are augmented by `plan.augment`.
+    one client (`client_federation`) its feature skew is applied. With a key, the examples are those
+    of a training step and are augmented by `plan.augment`.
     """
     raw = federation.x[rows]
     x = raw.astype(jnp.float32)
     if plan.example_shape is not None:
         x = x.reshape(*rows.shape, *plan.example_shape)
-    if federation.skew is not None and plan.feature_skew is not None:
-        keys = streams.examples(federation.skew.seed, raw)
-        x = jax.vmap(plan.feature_skew, (0, 0, None))(keys, x, federation.skew.client)
+    skew = federation.traits.get("skew")
+    if skew is not None and plan.feature_skew is not None:
+        keys = streams.examples(skew.seed, raw)
+        x = jax.vmap(plan.feature_skew, (0, 0, None))(keys, x, skew.client)
     if key is not None and plan.augment is not None:
         x = contract.check_augmented(plan.augment(streams.augmentation(key), x), x)
     x = (x - federation.center) * federation.scale
@@ -54,9 +55,9 @@ def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = N
     return Batch(x, federation.y[rows], (rows >= 0).astype(jnp.float32))
 
 
-def of_client(federation: Federation, client: Client) -> Federation:
+def client_federation(federation: Federation, client: Client) -> Federation:
     """The federation from which `fetch` returns examples with the feature skew of this client."""
-    return federation if client.skew is None else federation._replace(skew=client.skew)
+    return federation._replace(traits=client.traits)
 
 
 def num_batches(n: Array, batch_size: Array | int) -> Array:
@@ -106,7 +107,7 @@ class Public:
 
     def _pool(self):
         x, y = self._examples()
-        return self._federation._replace(x=x, y=y, skew=None)
+        return self._federation._replace(x=x, y=y, traits={})
 
 
 class WorkRows(NamedTuple):
@@ -235,7 +236,7 @@ def make_work(
 
 
 def _done(plan, passes, amount):
-    """How much of an amount of work a client does that does `passes` of `Plan.work`; None: all."""
+    """The part of an amount of work that makes `passes` of `Plan.work`; None: all of it."""
     return amount if passes is None else -(-amount * passes // plan.work)
 
 
@@ -379,22 +380,22 @@ def _all_steps(draw, key, step, count, epochs, total, start):
     draw: as in `Stepping`. step: (draw of a pass, its key, number of the step, carry) -> carry.
     """
 
-    def of_pass(e, carry, length=count):
+    def one_pass(e, carry, length=count):
         k_order, k_steps = streams.epoch(key, e)
         return jax.lax.fori_loop(0, length, partial(step, draw(k_order), k_steps), carry)
 
     if total is None:
-        return jax.lax.fori_loop(0, epochs, of_pass, start)
+        return jax.lax.fori_loop(0, epochs, one_pass, start)
     if isinstance(total, int) and isinstance(count, int):  # all clients have the same passes
         passes, rest = divmod(total, count)
-        return of_pass(jnp.int32(passes), jax.lax.fori_loop(0, passes, of_pass, start), rest)
+        return one_pass(jnp.int32(passes), jax.lax.fori_loop(0, passes, one_pass, start), rest)
 
-    def of_any_pass(s, carry):  # no client waits for another one's longer passes
+    def flat_step(s, carry):  # no client waits for another one's longer passes
         e, place = s // jnp.maximum(count, 1), s % jnp.maximum(count, 1)
         k_order, k_steps = streams.epoch(key, e)
         return step(draw(k_order), k_steps, place, carry)
 
-    return jax.lax.fori_loop(0, total, of_any_pass, start)
+    return jax.lax.fori_loop(0, total, flat_step, start)
 
 
 def _in_fresh_order(examples):
@@ -428,7 +429,7 @@ def _batches_with(references, examples):
     federation, rows, plan = examples.federation, examples.rows, examples.plan
     table = None if callable(references) else references
     if callable(references) and plan.augment is None:
-        table = _of_each(references, examples)
+        table = _map_examples(references, examples)
 
     def batch_at(positions, key):
         batch = fetch(federation, jnp.where(positions < 0, -1, rows[positions]), plan, key)
@@ -440,7 +441,7 @@ def _batches_with(references, examples):
     return batch_at
 
 
-def _of_each(fn, examples):
+def _map_examples(fn, examples):
     """The outputs of fn for each example, in batches of the original order: [longest * B, ...]."""
     shape = jax.eval_shape(lambda s: fn(examples.batch(s)), 0)
     empty = jax.tree.map(lambda a: jnp.zeros((examples.longest, *a.shape), a.dtype), shape)
@@ -518,7 +519,7 @@ def outputs(examples: Examples, fn: Callable[[Batch], PyTree]) -> tuple[PyTree, 
     fn: Batch -> arrays [B, ...]. The mask is 0 for padding.
     """
     rows = examples.rows
-    of_rows = jax.tree.map(lambda a: a[: rows.shape[0]], _of_each(fn, examples))
+    of_rows = jax.tree.map(lambda a: a[: rows.shape[0]], _map_examples(fn, examples))
     return of_rows, (rows >= 0).astype(jnp.float32)
 
 

@@ -123,7 +123,7 @@ def perplexity(sums: np.ndarray, total: np.ndarray) -> np.ndarray:
     return np.exp(sums / total)
 
 
-def _of_words(logits, labels, mask):
+def _word_counts(logits, labels, mask):
     """Whether the label is a word (not padding or unknown), and whether it is also predicted."""
     is_word = labels >= SPECIAL
     return {"words": is_word, "right": is_word & (jnp.argmax(logits, 1) == labels)}
@@ -184,14 +184,14 @@ def _mean_of_rankings(measure, logits, labels, mask):
         scores, labels = logits, labels.reshape(logits.shape)
     scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
 
-    def of_class(score, is_positive):  # [N] each
+    def class_measure(score, is_positive):  # [N] each
         ranked, positive, negative = jax.lax.sort(
             (score, mask * is_positive, mask * (1 - is_positive)), num_keys=1
         )
         differs, end = ranked[1:] != ranked[:-1], jnp.ones(1, bool)
         return measure(positive, negative, jnp.append(end, differs), jnp.append(differs, end))
 
-    values = jax.vmap(of_class, 1)(scores, labels)
+    values = jax.vmap(class_measure, 1)(scores, labels)
     return 100 * jnp.nanmean(jnp.where(jnp.isfinite(values), values, jnp.nan))
 
 
@@ -207,7 +207,7 @@ BUILT_IN: dict[str, Metric] = {
         Whole("map", _average_precision),
         Summed("ece", _by_confidence, _calibration_error, lower_is_better=True),
         Summed("perplexity", _cross_entropy, perplexity, lower_is_better=True),
-        Summed("word_accuracy", _of_words, _word_accuracy),
+        Summed("word_accuracy", _word_counts, _word_accuracy),
     )
 }
 
@@ -232,7 +232,7 @@ def make(parts: Iterable[Metric | Callable], objective: Objective | int) -> tupl
             if part.name in of_task:
                 continue  # the task measures it by itself
             _check_suits(part, objective)
-        metric = part if isinstance(part, Metric) else _of_function(part, objective)
+        metric = part if isinstance(part, Metric) else _function_metric(part, objective)
         if made.get(metric.name, metric) != metric:
             raise BadInput(f"config.run.metrics has two metrics with the name {metric.name!r}")
         made[metric.name] = metric
@@ -250,7 +250,7 @@ def _check_suits(part, objective):
         )
 
 
-def _of_function(function, objective):
+def _function_metric(function, objective):
     """The metric of a user's function; its output shape decides between `Summed` and `Whole`."""
     named = getattr(function, "func", function)  # the function of a functools.partial
     name = getattr(named, "__name__", type(named).__name__)

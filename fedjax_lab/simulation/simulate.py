@@ -13,16 +13,15 @@ from fedjax_lab.simulation.asynchronous import Schedule, Virtual
 from fedjax_lab.simulation.local import (
     Public,
     batch_size,
+    client_federation,
     fetch,
     make_work,
     num_batches,
-    of_client,
     work_rows,
 )
 from fedjax_lab.simulation.strategies import Strategy
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import (
-    TRAITS,
     Array,
     Client,
     Federation,
@@ -98,7 +97,7 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
         "private": (),
         "num_clients": np.full_like(n, len(n)),
         "mean_n": np.full_like(n, count.mean()),
-        **traits(federation, slice(len(n))),
+        "traits": traits(federation, slice(len(n))),
     }
     return Client(**fields)
 
@@ -118,17 +117,14 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
         "weight": np.zeros_like(new.weight),
         "num_clients": np.full_like(new.n, len(count)),
         "mean_n": np.full_like(new.n, count.mean()),
-        **traits(federation, slice(len(count), None)),
+        "traits": traits(federation, slice(len(count), None)),
     }
     return new._replace(**fields)
 
 
 def traits(federation: Federation, clients: slice) -> dict[str, Any]:
-    """The traits of some of the clients [C + N], by the fields of `Client`; see `types.TRAITS`."""
-    return {
-        field: jax.tree.map(lambda a: a[clients], getattr(federation, of_all))
-        for of_all, field in TRAITS.items()
-    }
+    """The traits of some of the clients [C + N]."""
+    return jax.tree.map(lambda a: a[clients], federation.traits)
 
 
 def _label_counts(rows, y, num_classes):
@@ -255,7 +251,7 @@ def play_round(
     measured = _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual)
     private = program.strategy.put(state.private, places, cohort.private)
     if update is not None:
-        measured = _of_update(measured, update.facts, exchanges[0], server)
+        measured = _record_update(measured, update.facts, exchanges[0], server)
     return State(server, private), measured
 
 
@@ -269,7 +265,7 @@ def _private(program, cohort, before, arrived):
     return cohort.private if changes is None else tree.where(changes, cohort.private, before)
 
 
-def _of_update(measured, facts, exchange, server):
+def _record_update(measured, facts, exchange, server):
     """The measurements of an asynchronous round, with the server's state in the history."""
     history = measured.virtual.history
     history = asynchronous.in_history(history, exchange, server, facts.new_place)
@@ -307,7 +303,7 @@ def _sample(program, lane, state, t):
     ids, share = strategy.whole(draw(program, lane, state.server, t))
     number = 1 if method.extra.pooled else plan.num_clients or len(lane.population.id)
     is_cohort = contract.is_cohort(ids, share, number)
-    update = None if lane.schedule is None else asynchronous.of_update(lane.schedule, t)
+    update = None if lane.schedule is None else asynchronous.get_update(lane.schedule, t)
     extra, unequal = method.extra, plan.straggler or not plan.equal_steps
     if not extra.one_by_one and (unequal or extra.empty_places):
         order = strategy.deal(_batches(program, lane, ids, share, t))
@@ -347,7 +343,7 @@ def _outcome(program, lane, state, k_clients, cohort, update, virtual):
 
 def _batches(program, lane, ids, share, t):
     """The work of each client in round t, [M], up to a common factor."""
-    settings = tree.take(lane.population.settings, ids)
+    settings = tree.take(lane.population.traits.get("settings"), ids)
     of_pass = num_batches(lane.population.n[ids], batch_size(program.plan, settings))
     if program.plan.steps:
         of_pass = jnp.ones_like(of_pass)
@@ -438,8 +434,9 @@ def one_client(exchange, plan):
         client, key, passes = entry
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
-        pool, (train, validation) = of_client(federation, client), rows
-        work, trainings = make_work(pool, train, plan, key, passes, validation, client.settings)
+        pool, (train, validation) = client_federation(federation, client), rows
+        settings = client.traits.get("settings")
+        work, trainings = make_work(pool, train, plan, key, passes, validation, settings)
         with jax.named_scope("local"):
             returned = exchange.local(message, client, work)
         upload, private = contract.check_local(returned, client.private)

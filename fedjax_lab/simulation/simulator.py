@@ -127,7 +127,8 @@ def _functions(program, federation, domains):
     """The functions of a program with one federation."""
     method, plan, classes = program.method, program.plan, program.plan.objective.num_classes
     new = simulate.new_on_host(federation, classes)
-    everything = federation, simulate.population_on_host(federation, classes), new
+    population = simulate.population_on_host(federation, classes)
+    everything = federation._replace(traits={}), population, new
     default = Data(*jax.tree.map(jnp.asarray, everything))
 
     def lane(key, data):
@@ -169,7 +170,7 @@ def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, *
     cohort: clients per round; 0: all. A batch has no more examples than the largest client.
     """
     num_clients, width = len(training[0].train), training[0].train.longest
-    settings = [f.settings for f in training if f.settings is not None]
+    settings = [f.traits["settings"] for f in training if "settings" in f.traits]
     if settings and settings[0].batch_size is not None:
         batch_size = int(max(of_seed.batch_size.max() for of_seed in settings))
     size = min(batch_size, width)  # larger batches would only have more padding

@@ -73,7 +73,7 @@ HEADLINES = tuple(measure_of(m, form) for m in HEADLINE_METRICS for form in (*TE
 
 
 def is_inequality(measure: str) -> bool:
-    """Whether a measure says how much a metric differs between clients: the lower, the fairer."""
+    """Whether a measure says how much a metric differs between clients; lower is fairer."""
     return measure in [f"{metric_of(measure)}.{form}" for form in ("variance", "gini")]
 
 

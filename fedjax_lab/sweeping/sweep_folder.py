@@ -19,7 +19,7 @@ TAIL = 20  # the last lines of a failed cell's stderr that are kept
 
 
 class Outcome(NamedTuple):
-    """How a cell ended: the exit code of `main`, and its error output if the code is not 0."""
+    """The end of a cell: the exit code of `main`, and its error output if the code is not 0."""
 
     code: int
     said: str = ""

@@ -73,7 +73,9 @@ def plan(shared: Shared, methods: list[str], grid: dict[str, list[str]]) -> dict
             point = dict(zip(grid, texts, strict=True))
             of_method = _method_keys(shared, method, point)
             keys |= of_method
-            point = {k: text for k, text in point.items() if not _of_method(k) or k in of_method}
+            point = {
+                k: text for k, text in point.items() if not _is_method_key(k) or k in of_method
+            }
             cell = make_cell(shared, method, point)
             cells.setdefault(cell.name, cell)
     for key in grid:
@@ -111,7 +113,7 @@ def make_cell(shared: Shared, method: str, point: dict[str, str]) -> Cell:
         section, _, rest = key.partition(".")
         value = config[section][rest]
         value = text if isinstance(value, str) else str(value)  # keeps earlier names of values
-        parts.append(f"{rest if _of_method(key) else key}={_in_name(value.replace(' ', ''))}")
+        parts.append(f"{rest if _is_method_key(key) else key}={_in_name(value.replace(' ', ''))}")
     name = ",".join(parts)
     if len(name) > LONGEST_NAME:
         raise BadInput(f"the values of --grid make the folder name too long: {quoted(name)}")
@@ -136,14 +138,14 @@ def _check_keys(grid, overrides):
         raise BadInput(f"a sweep does not take --config.method.name; use {flags['method.name']}")
 
 
-def _of_method(key):
+def _is_method_key(key):
     return key.startswith("method.")
 
 
 def _method_keys(shared, method, point):
     """The method's config keys at a grid point, including those of its base method."""
     loaded = load_config(f"{shared.path}:{method}")
-    pairs = [*shared.overrides, *((k, text) for k, text in point.items() if not _of_method(k))]
+    pairs = [*shared.overrides, *((k, text) for k, text in point.items() if not _is_method_key(k))]
     settings = resolve(loaded, pairs).method
     if "base" in settings and "method.base" in point:
         pairs.append(("method.base", point["method.base"]))

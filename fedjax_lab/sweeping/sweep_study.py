@@ -121,7 +121,7 @@ def left(study: Study) -> tuple[list[Any], int]:
     """This share's trials that an interrupt has ended, and the number of those it has to begin."""
     number, count = map(int, study.share.split("/"))
     trials = [each for each in study.trials.trials if each.state.name != "FAIL"]
-    own = _of_share(study, trials, study.share)
+    own = _share_trials(study, trials, study.share)
     new = len(range(number, study.search.draws, count)) - len(own)
     interrupted = [each for each in own if each.state.name == "RUNNING"]
     return interrupted, max(0, min(new, study.search.draws - len(trials)))
@@ -282,13 +282,13 @@ def _ended(study):
     failed = []
     for number, share in enumerate(shares := _shares(study)):
         quota = len(range(number, study.search.draws, len(shares)))
-        owed = quota - len(_of_share(study, finished, share))
-        lost = [each for each in _of_share(study, trials, share) if each.state.name == "FAIL"]
+        owed = quota - len(_share_trials(study, finished, share))
+        lost = [each for each in _share_trials(study, trials, share) if each.state.name == "FAIL"]
         failed += lost[::-1][: max(0, owed)]  # later draws have replaced the first ones
     return finished, failed
 
 
-def _of_share(study, trials, share):
+def _share_trials(study, trials, share):
     """Those of the trials that belong to a share; all of them, if it is the whole sweep."""
     whole = len(_shares(study)) == 1
     return [each for each in trials if whole or each.user_attrs.get("share") == share]

@@ -42,7 +42,7 @@ def tokens(
     made = made._replace(metrics=(PERPLEXITY, *_bits_per_byte(labels.class_bytes)))
     if block:
         made = made._replace(losses_at=partial(_positions.losses_in_blocks, block))
-    return _of_examples(made) if loss_mean == "example" else made
+    return _example_objective(made) if loss_mean == "example" else made
 
 
 def _sums(logits: Array, y: Array, mask: Array) -> dict[str, Array]:
@@ -79,7 +79,7 @@ def _by_example(values: Array, y: Array) -> Array:
     return values / jnp.maximum(_positions.count(y), 1)
 
 
-def _of_examples(made: Objective) -> Objective:
+def _example_objective(made: Objective) -> Objective:
     """The objective in which each example with tokens that count has one label."""
 
     def mean(of_sums):

@@ -78,7 +78,7 @@ def check_types(trial: Trial) -> None:
     keys = keys_of(0)
 
     def play(keys, start, count):
-        return trial.of_seed(keys, simulate.init(trial.method, keys, C), start, count)
+        return trial.play_seed(keys, simulate.init(trial.method, keys, C), start, count)
 
     with jax.enable_x64(True):
         state, _ = jax.eval_shape(play, keys, jnp.int32(0), jnp.int32(2))
@@ -100,7 +100,7 @@ def _check_draws(trial, states):
 
 
 def check_quickly(trial: Trial) -> None:
-    """Checks sampling, padding, finite numbers, and that they depend on nothing but the seed."""
+    """Checks sampling, padding, that numbers are finite, and that they depend only on the seed."""
     play, play_padded = (player(trial, times) for times in (1, 2))
     few = play(trial.keys)
     check(bool(tree.finite(few)), "the state or a loss is not finite after two rounds")
@@ -115,7 +115,7 @@ def check_repeats(trial: Trial) -> None:
 
 
 def check_resumes(trial: Trial) -> None:
-    """Checks that two rounds and then the other four give the same bits as six at once.
+    """Checks that two rounds followed by four give the same bits as six at once.
 
     The state after two rounds is saved and read in between.
     """

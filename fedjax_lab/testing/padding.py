@@ -33,7 +33,7 @@ def check_padding(trial: Trial) -> None:
 
 
 def check_equal(few: Any, many: Any) -> None:
-    """Checks that what `player` returns for 1 and for 2 is the same."""
+    """Checks that `player` returns the same for 1 and for 2."""
     check_same(many[0], few[0], DEPENDS, rtol=5e-4, atol=5e-5)
     check_same(many[1], few[1], DEPENDS_SCORED, rtol=5e-4, atol=5e-5)
 
@@ -60,7 +60,7 @@ def player(trial: Trial, times: int) -> Callable[[streams.Keys], Any]:
     program = Program(method, plan, parallel.vectorized())
     to_train, to_score = Lane(federation, population, keys_of(0)), _to_score(method, times)
 
-    def of_seed(keys, to_train, to_score):
+    def play_seed(keys, to_train, to_score):
         state = simulate.init(method, keys, C)
         start = state, simulate.no_progress(empty_places=method.extra.empty_places)
         state, _ = simulate.play(program, to_train._replace(keys=keys), *start, 0, ROUNDS)
@@ -69,7 +69,7 @@ def player(trial: Trial, times: int) -> Callable[[streams.Keys], Any]:
         counts = {name: of for name, of in scores._asdict().items() if of is not None}
         return state, {name: tree.scale(1 / 20, of.measured["loss"]) for name, of in counts.items()}
 
-    play = quickly(jax.jit(jax.vmap(of_seed, (0, None, None))), trial.keys, to_train, to_score)
+    play = quickly(jax.jit(jax.vmap(play_seed, (0, None, None))), trial.keys, to_train, to_score)
     return lambda keys: play(keys, to_train, to_score)
 
 

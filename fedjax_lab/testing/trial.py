@@ -93,7 +93,7 @@ class Trial:
     @functools.cached_property
     def _compiled(self):
         """The compiled rounds; states that were saved and read would make `jit` compile again."""
-        play = jax.jit(jax.vmap(self.of_seed, (0, 0, None, None)))
+        play = jax.jit(jax.vmap(self.play_seed, (0, 0, None, None)))
         return quickly(play, self.keys, self.start(), jnp.int32(0), jnp.int32(0))
 
     @functools.cached_property
@@ -108,7 +108,9 @@ class Trial:
         state = jax.eval_shape(lambda: simulate.init(self.method, lane.keys, C))
         return simulate.message_bytes(self.program, lane, state)
 
-    def of_seed(self, keys: streams.Keys, state: State, start: Any, count: Any) -> tuple[Any, Any]:
+    def play_seed(
+        self, keys: streams.Keys, state: State, start: Any, count: Any
+    ) -> tuple[Any, Any]:
         """As `play`, for one seed with these random streams."""
         lane = self.lane(keys)
         return simulate.play(self.program, lane, state, simulate.no_progress(), start, count)

@@ -180,7 +180,7 @@ def check_delta(delta: float) -> None:
 
 def dp_accounting() -> Any:
     """Returns the library dp_accounting. Raises BadInput if it is not installed."""
-    return libraries.of_privacy("dp_accounting", "dp-accounting", "epsilon")
+    return libraries.import_library("dp_accounting", "dp-accounting", "epsilon")
 
 
 def _accountant(run, noise):

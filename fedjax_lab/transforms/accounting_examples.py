@@ -48,11 +48,11 @@ def accounts(
     """
     size = batch_size(setup)
 
-    def of(batches):
+    def account_of(batches):
         steps = [t.epochs * min(batches, t.steps or batches) for t in trainings]
         return Account(batches, size, places(setup), sum(steps), probability)
 
-    return tuple(of(b) for b in sorted({_batches(n, size) for n in setup.sizes if n}))
+    return tuple(account_of(b) for b in sorted({_batches(n, size) for n in setup.sizes if n}))
 
 
 def batch_size(setup: Setup) -> int:

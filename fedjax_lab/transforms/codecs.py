@@ -109,14 +109,14 @@ def quantized(bits: int, scale_of: Callable[[Array], Array]) -> Codec:
     """
     s = 2 ** (bits - 1) - 1
 
-    def of_leaf(u, key):
+    def encode_leaf(u, key):
         scale = scale_of(u)
         ratio = jnp.abs(u) / jnp.where(scale > 0, scale, 1) * s
         level = jnp.minimum(jnp.floor(ratio + jax.random.uniform(key, u.shape)), s)
         return pack((jnp.sign(u) * level + s).astype(jnp.uint8), bits), scale
 
     def encode(u, v, key):
-        return [of_leaf(a, k) for a, k in zip(u, jax.random.split(key, len(u)), strict=True)]
+        return [encode_leaf(a, k) for a, k in zip(u, jax.random.split(key, len(u)), strict=True)]
 
     def read(sent, reference):
         codes, scale = sent
@@ -148,7 +148,7 @@ def low_rank(rank: int, iterations: int) -> Codec:
     its factors is sent unchanged.
     """
 
-    def of_leaf(u, v, key):
+    def encode_leaf(u, v, key):
         if not _is_shortened(u, rank):
             return v
         matrix = u.reshape(-1, u.shape[-1])
@@ -160,7 +160,7 @@ def low_rank(rank: int, iterations: int) -> Codec:
 
     def encode(u, v, key):
         keys = jax.random.split(key, len(u))
-        return [of_leaf(*leaf) for leaf in zip(u, v, keys, strict=True)]
+        return [encode_leaf(*leaf) for leaf in zip(u, v, keys, strict=True)]
 
     def read(sent, reference):
         if not _is_shortened(reference, rank):

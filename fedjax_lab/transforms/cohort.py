@@ -25,14 +25,14 @@ class Changed:
     changes: tuple[Change, ...]
 
     def __call__(self, server: PyTree, uploads: PyTree, cohort: Client) -> PyTree:
-        def of_client(id, upload):
+        def client_references(id, upload):
             return wire.references(self.exchange, self.exchange.send(server, id), id, upload)
 
         def updates(id, upload):
-            return wire.updates(of_client(id, upload), upload)
+            return wire.updates(client_references(id, upload), upload)
 
         def with_updates(id, upload, after):
-            return wire.with_updates(of_client(id, upload), upload, after)
+            return wire.with_updates(client_references(id, upload), upload, after)
 
         before = _if_arrived(cohort, jax.vmap(updates)(cohort.id, uploads))
         if not before:

@@ -2,7 +2,7 @@
 
 A client sends the code of its update; counts, ids and running statistics are sent unchanged
 (`wire`). The server decodes it with the reference that it has sent, before the method's `aggregate`
-and before all other transforms of it: compression is the last transform to be applied.
+and all other transforms of it, because compression is applied last.
 
 Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847): a
 client keeps the error of its code and adds it to its next update. The client does not learn whether

@@ -149,7 +149,7 @@ def strategy(rounds: int, bands: int) -> tuple[float, ...]:
 
     Any other bands, such as those computed for another run, would be as private but noisier.
     """
-    library = libraries.of_privacy("jax_privacy.matrix_factorization.toeplitz", "jax-privacy")
+    library = libraries.import_library("jax_privacy.matrix_factorization.toeplitz", "jax-privacy")
     with jax.ensure_compile_time_eval():
         made = np.asarray(library.optimize_banded_toeplitz(rounds, bands), np.float64)
     return tuple((made / np.linalg.norm(made)).tolist())
@@ -190,7 +190,7 @@ def next_noise(state: Correlated, std: float, like: list[Array]) -> tuple[list[A
     std: the standard deviation of an entry of z_t.
     like: arrays with the shapes of x_t.
     """
-    library = libraries.of_privacy("jax_privacy.matrix_factorization.toeplitz", "jax-privacy")
+    library = libraries.import_library("jax_privacy.matrix_factorization.toeplitz", "jax-privacy")
     key = jax.random.fold_in(state.key, state.releases)
     z = privacy.with_noise([jnp.zeros(a.shape, jnp.float32) for a in like], key, std)
     past = jax.tree.map(lambda *noises: jnp.stack(noises), *state.noises)

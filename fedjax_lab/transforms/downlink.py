@@ -86,14 +86,14 @@ def _aggregate(exchange: Exchange, codec: Codec, server: PyTree, uploads: PyTree
 def _is_coded(message):
     """Whether each leaf is encoded: floating-point numbers are, except running statistics."""
 
-    def of_part(part):
+    def part_flags(part):
         if isinstance(part, Weights):
             return Weights(
                 jax.tree.map(_is_number, part.params), jax.tree.map(lambda _: False, part.stats)
             )
         return _is_number(part)
 
-    flags = jax.tree.map(of_part, message, is_leaf=lambda part: isinstance(part, Weights))
+    flags = jax.tree.map(part_flags, message, is_leaf=lambda part: isinstance(part, Weights))
     return jax.tree.leaves(flags)
 
 

@@ -191,20 +191,20 @@ def _stepping(setup, clip, sigma, examples) -> Stepping:
     slots = jnp.arange(examples.padded.size)
 
     def draw(key):
-        def of_step(s):
+        def step_examples(s):
             u = jax.random.uniform(jax.random.fold_in(key, s), slots.shape)
             u = jnp.where(slots < examples.batches * size, u, 1)
             lowest, at = jax.lax.top_k(-u, min(places, len(slots)))
             return jnp.where((-lowest < q) & (at < examples.size), at, -1)
 
-        return of_step
+        return step_examples
 
     return Stepping(draw, partial(_gradient, clip, sigma, 1 / (q * examples.size)))
 
 
 def _gradient(clip, sigma, share, objective, free, batch, key):
     """Returns ((mean loss, statistics), g). share: 1 / (q n)."""
-    library = libraries.of_privacy("jax_privacy", "jax-privacy")
+    library = libraries.import_library("jax_privacy", "jax-privacy")
 
     def value_and_stats(free, batch, key):
         value, out = objective(free, batch, key)

@@ -35,7 +35,7 @@ class Shapes(NamedTuple):
     scored: PyTree  # the message with which a client predicts
 
 
-def of_kinds(make: Callable[[Task], Method | Stages], task: Task) -> Method | Stages:
+def mixed_method(make: Callable[[Task], Method | Stages], task: Task) -> Method | Stages:
     """The method for all kinds of models of the task; make: task -> the method for its model.
 
     Raises BadInput if the method has several stages, or sends what depends on the kind.
@@ -82,10 +82,11 @@ def joined(methods: Sequence[Method], shapes: Sequence[Shapes]) -> Method:
         return State(states[0].server, tuple(state.private for state in states))
 
     def predict(message, client, x):
-        def of_kind(k):
-            return methods[k].predict(_like(scored[k], message), _of_kind(client, k), x)
+        def predict_kind(k):
+            return methods[k].predict(_like(scored[k], message), _select_kind(client, k), x)
 
-        return jax.lax.switch(client.kind, [partial(of_kind, k) for k in range(len(methods))])
+        each = [partial(predict_kind, k) for k in range(len(methods))]
+        return jax.lax.switch(client.traits["kind"], each)
 
     def local(i):
         messages = [each.messages[i] for each in shapes]
@@ -114,16 +115,19 @@ def _by_kind(
 
     def run(message, client, work):
         def branch(k):
-            value, private = functions[k](_like(messages[k], message), _of_kind(client, k), work)
+            value, private = functions[k](
+                _like(messages[k], message), _select_kind(client, k), work
+            )
             of_all = (*client.private[:k], private, *client.private[k + 1 :])
             return _like(returned, value), of_all
 
-        return work.switch(client.kind, [partial(branch, k) for k in range(len(functions))])
+        branches = [partial(branch, k) for k in range(len(functions))]
+        return work.switch(client.traits["kind"], branches)
 
     return run
 
 
-def _of_kind(client: Client, k: int) -> Client:
+def _select_kind(client: Client, k: int) -> Client:
     """The client with the private state of one kind."""
     return client._replace(private=client.private[k])
 

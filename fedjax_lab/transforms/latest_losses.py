@@ -1,4 +1,4 @@
-"""Losses of the clients that a sampling of the run sees (config.run.sampling)."""
+"""The clients' latest losses, for samplings that use them (config.run.sampling)."""
 
 import inspect
 from collections.abc import Callable

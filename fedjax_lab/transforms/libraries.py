@@ -8,7 +8,7 @@ from fedjax_lab.errors import BadInput
 
 
 @functools.cache
-def of_privacy(module: str, package: str, what: str = "it") -> ModuleType:
+def import_library(module: str, package: str, what: str = "it") -> ModuleType:
     """Imports and returns a module. Raises BadInput if its package is not installed.
 
     module: the dotted name of the module.

@@ -187,7 +187,7 @@ def local(
         clipped = clipped_mean(one, drawn, largest, 1)
         return with_noise(clipped, streams.extra(key, NOISE), sigma * largest)
 
-    method = _of_equals(_all_protected(method))
+    method = _hide_counts(_all_protected(method))
     return uplink.changed(method, change).having(guarantee=guarantee)
 
 
@@ -304,7 +304,7 @@ def _without_data(clients: Client) -> Client:
     return clients._replace(n=n, mean_n=jnp.ones_like(n), label_count=counts)
 
 
-def _of_equals(method: Method) -> Method:
+def _hide_counts(method: Method) -> Method:
     """The method whose server learns the uploads, but not the clients' numbers of examples."""
 
     def listen(exchange, server, uploads, clients):

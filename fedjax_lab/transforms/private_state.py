@@ -27,12 +27,16 @@ def wrapped(method: Method, begin: Begin) -> Method:
         state = method.init(key, num_clients)
         return state._replace(private=Beside(state.private, begin(state, num_clients)))
 
-    functions: dict[str, Any] = {"init": init, **_of_clients(method), **_of_states(method)}
+    functions: dict[str, Any] = {
+        "init": init,
+        **_client_functions(method),
+        **_state_functions(method),
+    }
     defined = {name: f for name, f in functions.items() if getattr(method, name) is not None}
     return method._replace(**defined)
 
 
-def _of_clients(method):
+def _client_functions(method):
     """The wrapped functions of a method that take a client."""
 
     def predict(message, client, x):
@@ -49,7 +53,7 @@ def _of_clients(method):
     return {"predict": predict, "tune": tune, "join": join}
 
 
-def _of_states(method):
+def _state_functions(method):
     """The wrapped functions of a method that take a state."""
 
     def newcomer(state):
@@ -77,7 +81,7 @@ def with_plain(private: PyTree, new: PyTree) -> PyTree:
 
 
 def in_stage(stage: Stage, transform: Callable[[Method], Method]) -> Stage:
-    """Transforms the method of a stage, also if the stage starts from the state of another."""
+    """Transforms the method of a stage, also of one that starts from another stage's state."""
     method, before = transform(stage.method), stage
 
     def last_of(state):

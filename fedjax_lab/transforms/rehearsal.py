@@ -90,10 +90,12 @@ def stand_in(task: Task) -> Work:
     def upload_key() -> Array:
         return jax.random.key(0)
 
-    def of_public(fn: Callable[[Batch], PyTree], places: Array) -> PyTree:
+    def public_outputs(fn: Callable[[Batch], PyTree], places: Array) -> PyTree:
         return fn(draw(len(places)))
 
-    public = SimpleNamespace(size=MANY, outputs=of_public, batch=lambda places: draw(len(places)))
+    public = SimpleNamespace(
+        size=MANY, outputs=public_outputs, batch=lambda places: draw(len(places))
+    )
     others = {"upload_key": upload_key, "outputs": outputs, "public": public}
     others["switch"] = lambda index, branches: branches[0]()
     return Work(train, mean, draw, jnp.int32(1), optax.sgd(1.0), **others)

@@ -45,11 +45,11 @@ def with_state(
         state = init(key, num_clients)
         return State(Server(state.server, first(key)), state.private)
 
-    def of_base(state):
+    def base_state(state):
         return State(state.server.base, state.private)
 
     def record(state):
-        of_method = method.record(of_base(state)) if method.record else {}
+        of_method = method.record(base_state(state)) if method.record else {}
         return {**of_method, **(recorded(state.server.extra) if recorded else {})}
 
     newcomer, join, scored = method.newcomer, method.join, method.scored
@@ -57,7 +57,7 @@ def with_state(
     return method._replace(
         init=started,
         round=tuple(_with_state(exchange, listen) for exchange in method.round),
-        newcomer=newcomer and (lambda state: newcomer(of_base(state))),
+        newcomer=newcomer and (lambda state: newcomer(base_state(state))),
         join=join and (lambda server, client, work: join(server.base, client, work)),
         sample=lambda key, server, *more: method.sample(key, server.base, *more),
         scored=scored and (lambda server, id: scored(server.base, id)),

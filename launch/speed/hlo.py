@@ -68,13 +68,13 @@ class _Program:
 
     def total(self) -> Cost:
         """The cost of the whole program."""
-        return self._of(self.entry, 0)
+        return self._computation_cost(self.entry, 0)
 
-    def _of(self, name, depth):
+    def _computation_cost(self, name, depth):
         """The cost of a computation whose instructions run one after another."""
         instructions = self.computations.get(name, [])
         table = {each.name: each for each in instructions}
-        total = _sum(self._of_one(each, table, depth) for each in instructions)
+        total = _sum(self._instruction_cost(each, table, depth) for each in instructions)
         return total._replace(collectives=total.collectives + self._fused_collectives(instructions))
 
     def _fused_collectives(self, instructions):
@@ -91,17 +91,22 @@ class _Program:
                     sent[channel[0] if channel else one.name] = kind, _sent(one, table)
         return sum((Counter({kind: size}) for kind, size in sent.values()), Counter())
 
-    def _of_one(self, each, table, depth):
+    def _instruction_cost(self, each, table, depth):
         if each.opcode == "while":
             turns = known_trips(each, self.computations)
             turns = self.trips(depth) if turns is None else turns
-            inside = (self._of(_called(each, key), depth + 1) for key in ("body", "condition"))
+            inside = (
+                self._computation_cost(_called(each, key), depth + 1)
+                for key in ("body", "condition")
+            )
             return _times(turns, _sum(inside))
         if each.opcode == "conditional":
-            branches = [self._of(name, depth) for name in _branches(each)]
+            branches = [self._computation_cost(name, depth) for name in _branches(each)]
             return max(branches, key=lambda branch: (branch.cycles, branch.bytes, branch.kernels))
         if each.opcode in ("call", "async-start"):
-            return self._of(_called(each, "to_apply") or _called(each, "calls"), depth)
+            return self._computation_cost(
+                _called(each, "to_apply") or _called(each, "calls"), depth
+            )
         if each.opcode in FREE or each.opcode.endswith("-done"):
             return NOTHING
         kind = each.opcode.removesuffix("-start")

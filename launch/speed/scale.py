@@ -70,11 +70,11 @@ def main() -> None:
         parser.error(f"--clients={args.clients} must be at least 20, the number in a round")
     if args.command == "pool" and not args.file.parent.is_dir():
         parser.error(f"--file={args.file}: the folder {args.file.parent} does not exist")
-    simulation = of_state(args) if args.command == "state" else of_pool(args)
+    simulation = state_simulation(args) if args.command == "state" else pool_simulation(args)
     print(json.dumps(vars(args) | measure(simulation, args), default=str), flush=True)
 
 
-def of_state(args) -> Simulation:
+def state_simulation(args) -> Simulation:
     """The simulation of a large population; SCAFFOLD keeps private state for each client."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20_000, 64), np.float32)
@@ -85,7 +85,7 @@ def of_state(args) -> Simulation:
     return simulate(federation, method, task, plan, state=args.state)
 
 
-def of_pool(args) -> Simulation:
+def pool_simulation(args) -> Simulation:
     """The simulation of many examples, each of which belongs to one client."""
     size = int(np.prod(IMAGE))
     count = int(args.gigabytes * 1e9 / size) // 50 * 50

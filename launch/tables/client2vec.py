@@ -7,7 +7,7 @@ is the best of every fifth round of the mean accuracy over clients, which the pa
 import records
 from records import GridRow
 
-from fedjax_lab.analysis.published import CLIENT2VEC_BASES
+from fedjax_lab.papers.published import CLIENT2VEC_BASES
 
 STEPS = {  # {column: improvements that it leaves out}
     "+i": ("aggregation", "local_training"),

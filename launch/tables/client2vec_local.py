@@ -13,7 +13,7 @@ and aggregation; w=0.1, 1, 5: also local training with this weight (the paper's 
 import records
 from records import GridRow
 
-from fedjax_lab.analysis.published import CLIENT2VEC_BASES
+from fedjax_lab.papers.published import CLIENT2VEC_BASES
 
 PAGE = "results_client2vec.md"
 SETS = {"digits": "configs/client2vec_digits.py", "fashion": "configs/client2vec_fmnist.py"}
@@ -97,14 +97,14 @@ def tables(of_table):
         names = {base: f"{data}-{base}" for base in BASES[data]}
         made.append(_table(f"{data}: {accuracy} 20 rounds, seed 0.", READINGS, names, of_table))
     title = f"digits, FedAvg, by the reduction of |Z U^T| in L_orth: {accuracy} 20 rounds, seed 0."
-    made.append(_of_reductions(title, of_table))
+    made.append(_reduction_table(title, of_table))
     title = (
         f"digits: {accuracy} 100 rounds, mean (population standard deviation) over seeds 0, 1, 2."
     )
     return [*made, _table(title, IN_LONG, {"fedavg": "long-fedavg"}, of_table)]
 
 
-def _of_reductions(title, of_table):
+def _reduction_table(title, of_table):
     rows = []
     for name in REDUCTIONS:
         cells = ["digits-fedavg", *(f"orth-{name}-{reading}" for reading in IN_REDUCTIONS)]

@@ -6,7 +6,7 @@ round, averaged over the domains.
 
 import records
 
-from fedjax_lab.analysis import published
+from fedjax_lab.papers import published
 
 METHODS = "local", "fedavg", "fedprox", "fedrep", "fedrod", "fedproto", "fedc2i"
 measured = records.in_rounds("last", measures=("accuracy.mean", "domains.*"))

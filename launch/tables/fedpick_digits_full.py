@@ -9,7 +9,7 @@ import math
 
 import records
 
-from fedjax_lab.analysis import published
+from fedjax_lab.papers import published
 
 METHODS = "fedpick", "fedbn", "fedavg", "lg_fedavg", "local"
 measured = records.in_rounds(

@@ -6,7 +6,8 @@ column send about the same number of bytes.
 
 import records
 
-from fedjax_lab.analysis import formats, published
+from fedjax_lab.analysis import formats
+from fedjax_lab.papers import published
 
 METHODS = "fedavg", "fedprox", "moon", "fedrs", "fedlc", "fedconcat", "fedconcat_id"
 PARTITIONS = {

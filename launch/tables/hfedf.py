@@ -110,11 +110,11 @@ def name_of(where: str, d: str, row: str, step: str, target: str) -> str:
 
 
 def measured(row):
-    """The numbers to record for each seed: those of `of_seed`."""
-    return {seed: of_seed(rows) for seed, rows in row.seeds.items()}
+    """The numbers to record for each seed: those of `seed_values`."""
+    return {seed: seed_values(rows) for seed, rows in row.seeds.items()}
 
 
-def of_seed(rows: Sequence[dict]) -> dict[str, float]:
+def seed_values(rows: Sequence[dict]) -> dict[str, float]:
     """id, ood and ood's spread over clients after the last round, and curves of ood and spread."""
     out = {"id": rows[-1]["id"], "ood": rows[-1]["ood"], "spread": spread(rows[-1])}
     for row in rows:

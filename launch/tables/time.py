@@ -47,17 +47,19 @@ def measured(row):
     """The numbers of each seed."""
     (run,) = row.runs
     names = json.loads((run.folder / "names.json").read_text())["clients"]
-    return {seed: _of_seed(rows, names[str(seed)]["seconds"]) for seed, rows in row.seeds.items()}
+    return {
+        seed: _seed_values(rows, names[str(seed)]["seconds"]) for seed, rows in row.seeds.items()
+    }
 
 
-def _of_seed(rows, seconds):
+def _seed_values(rows, seconds):
     time = np.array([r["virtual_seconds"] for r in rows])
     accuracy = np.array([runs.measures(r)["global"] for r in rows])
     curve = {f"at {t:g} s": float(accuracy[time <= t][-1]) for t in AT if (time <= t).any()}
     reached = np.flatnonzero(accuracy >= TARGET)
     until = {} if not len(reached) else _costs(rows, reached[0])
     in_time = [r for r in rows if r["virtual_seconds"] <= BUDGET]
-    values = np.array(runs.of_clients(in_time[-1], "accuracy.mean"), float)
+    values = np.array(runs.client_values(in_time[-1], "accuracy.mean"), float)
     fast, *_, slow = (np.nanmean(group) for group in fifths(np.array(seconds), values))
     by_speed = {"fastest fifth": float(fast), "slowest fifth": float(slow)}
     ends = {"end": float(time[-1]), "MB": in_time[-1]["bytes_up"] / 1e6}

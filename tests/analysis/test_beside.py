@@ -8,9 +8,10 @@ from inputs import complaint
 from run_folders import call, evaluation, refusal, write_rows
 
 from fedjax_lab import configs
-from fedjax_lab.analysis import matching, published, tables
+from fedjax_lab.analysis import matching, tables
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
+from fedjax_lab.papers import published
 from fedjax_lab.running import growth
 
 SCORES = {0: 40.0, 1: 44.0}

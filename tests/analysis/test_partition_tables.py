@@ -119,7 +119,7 @@ def test_one_image_is_shown_with_the_feature_skew_of_each_client():
     skew = feature_skew(config, dataset.x, federation)
     images = partition_tables.skewed_images(dataset, federation, skew)
     assert list(images) == ["0", "1", "2", "new 0"]
-    first, *_ = numbers = federation.skews.client
+    first, *_ = numbers = federation.traits["skew"].client
     for number, image in zip(numbers, images.values(), strict=True):
         np.testing.assert_allclose(image, np.rot90(images["0"], number - first), atol=1e-6)
     shown = partition_tables.draw(partition_tables.held_by(federation, dataset), images).axes

@@ -39,8 +39,10 @@ def experiment(dataset, seeds=(0,), method="fedavg", **partition):
 def with_and_without_skew(made, client, rows):
     plan = made.simulation.plan
     federation = made.simulation.federations[0]._replace(center=0.0, scale=1.0)
-    skew = jax.tree.map(lambda a: a[client], federation.skews)
-    return fetch(federation._replace(skew=skew), rows, plan).x, fetch(federation, rows, plan).x
+    skew = jax.tree.map(lambda a: a[client], federation.traits["skew"])
+    return tuple(
+        fetch(federation._replace(traits=traits), rows, plan).x for traits in ({"skew": skew}, {})
+    )
 
 
 def test_noise_grows_over_the_clients_and_is_fixed_for_each_example():
@@ -69,15 +71,16 @@ def test_rotations_equal_numpys(rotations):
 def test_new_clients_keep_their_number_and_random_numbers():
     made = [experiment(images(), (7,), **SEEN, new_clients=share) for share in (0.0, 0.5)]
     whole, some = (each.simulation.federations[0] for each in made)
-    assert whole.skews.client.tolist() == [0, 1, 2, 3]
-    assert sorted(some.skews.client) == [0, 1, 2, 3]
-    np.testing.assert_array_equal(some.skews.seed, whole.skews.seed[some.skews.client])
+    before, after = (each.traits["skew"] for each in (whole, some))
+    assert before.client.tolist() == [0, 1, 2, 3]
+    assert sorted(after.client) == [0, 1, 2, 3]
+    np.testing.assert_array_equal(after.seed, before.seed[after.client])
     held = [*some.train, *some.new_train]
-    for client, rows in zip(some.skews.client, held, strict=True):
+    for client, rows in zip(after.client, held, strict=True):
         assert set(rows[rows >= 0]) == set(np.asarray(whole.train)[client]) - {-1}
     people = simulate.population_on_host(some, 2), simulate.new_on_host(some, 2)
-    clients = np.concatenate([each.skew.client for each in people])
-    np.testing.assert_array_equal(clients, some.skews.client)
+    clients = np.concatenate([each.traits["skew"].client for each in people])
+    np.testing.assert_array_equal(clients, after.client)
 
 
 @pytest.mark.exhaustive
@@ -89,7 +92,7 @@ def test_only_examples_that_clients_hold_are_skewed():
         y=jnp.zeros_like(federation.y),
         validation=federation.test,
         unseen=jnp.arange(500, 533),
-        skews=Skew(np.arange(11, dtype=np.int32), np.zeros(11, np.uint32)),
+        traits={"skew": Skew(np.arange(11, dtype=np.int32), np.zeros(11, np.uint32))},
     )
     plan = toys.PLAN._replace(eval_batch=50, feature_skew=lambda key, x, client: x + client % 2)
 
@@ -99,7 +102,7 @@ def test_only_examples_that_clients_hold_are_skewed():
     method, keys = fedavg(toys.TASK)._replace(predict=predict), streams.make_keys(jax.random.key(0))
     people = [of(federation, toys.K) for of in (simulate.population_on_host, simulate.new_on_host)]
     population, new = jax.tree.map(jnp.asarray, people)
-    lane = simulate.Lane(federation._replace(skews=None), population, keys, new=new)
+    lane = simulate.Lane(federation._replace(traits={}), population, keys, new=new)
     program = simulate.Program(method, plan, toys.VECTORIZED)
     score = jax.jit(partial(evaluate.score, program))
     scores = score(lane, simulate.init(method, keys, toys.C), jnp.int32(1))

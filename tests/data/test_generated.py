@@ -60,7 +60,7 @@ def test_invalid_settings_are_named_in_the_error(source):
         assert said in message and "config.data." in message
 
 
-def of_user(data, user):
+def user_examples(data, user):
     return data.x[data.client == user], data.y[data.client == user]
 
 
@@ -71,7 +71,7 @@ def test_users_splits_and_inputs_follow_the_paper():
     sizes, tests = np.bincount(data.client), np.bincount(data.client, data.test)
     assert sizes.min() >= 50
     assert tests.tolist() == [n - int(0.9 * n) for n in sizes.tolist()]
-    x, _ = of_user(data, np.argmax(sizes))
+    x, _ = user_examples(data, np.argmax(sizes))
     covariance = np.cov(x, rowvar=False)
     assert np.diag(covariance) == pytest.approx(np.arange(1, 61) ** -1.2, rel=0.3)
     correlation = np.corrcoef(x, rowvar=False) - np.eye(60)
@@ -87,7 +87,7 @@ def test_sizes_are_log_normal_above_50():
 def test_beta_spreads_the_means_of_the_users_inputs():
     def means(**settings):
         data = synthetic(**settings)
-        return np.array([of_user(data, k)[0].mean() for k in range(30)])  # about B_k
+        return np.array([user_examples(data, k)[0].mean() for k in range(30)])  # about B_k
 
     assert means(beta=0.0).std() < 0.25
     assert means(beta=3.0).std() == pytest.approx(3, rel=0.35)

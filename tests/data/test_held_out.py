@@ -118,7 +118,7 @@ def test_a_config_draws_test_examples(config):
 def test_the_fingerprint_of_a_run_depends_on_its_test_examples(config):
     """A resumed run compares these digests."""
     jobs = (experiment.build(config(test=0.2, test_seed=seed)) for seed in (0, 1))
-    assert len({fingerprint.of(job)["test flags"] for job in jobs}) == 2
+    assert len({fingerprint.compute(job)["test flags"] for job in jobs}) == 2
 
 
 def test_an_unseen_domain_does_not_change_the_other_test_examples(config):

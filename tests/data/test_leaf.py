@@ -14,7 +14,7 @@ from fedjax_lab.data.formats import leaf_json
 from fedjax_lab.data.sources.leaf import leaf
 
 
-def of_user(data, name, test=False):
+def user_rows(data, name, test=False):
     return np.flatnonzero((data.client == data.users.index(name)) & (data.test == test))
 
 
@@ -27,10 +27,10 @@ def test_femnist_is_read_from_its_folder_or_the_folder_around_it(around, tmp_pat
     assert len(data.classes) == 62 and data.classes[61] == "z"
     for user, values in json.loads(file.read_text())["user_data"].items():
         if values["y"]:
-            rows = of_user(data, user)
+            rows = user_rows(data, user)
             np.testing.assert_allclose(data.x[rows].reshape(3, 784) / 255, values["x"])
             assert data.y[rows].tolist() == values["y"]
-    assert [len(of_user(data, user, test=True)) for user in data.users] == [1, 1]
+    assert [len(user_rows(data, user, test=True)) for user in data.users] == [1, 1]
     assert "LEAF: A Benchmark" in data.citation
     leaf_files.write_femnist(tmp_path / "digits", highest=9)
     assert leaf(folder=str(tmp_path / "digits")).classes == tuple("0123456789")

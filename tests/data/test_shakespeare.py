@@ -180,7 +180,7 @@ NO_JSON, NO_LISTS = "cannot be read as JSON", "has no lists x and y"
 NO_USERS = "has no list `users` and object `user_data`"
 
 
-def of_a(**user):
+def user_a(**user):
     return {"users": ["A"], "user_data": {"A": user}}
 
 
@@ -189,11 +189,11 @@ DAMAGED = [  # (content of a file, words of the error)
     (b"[" * 10**6, NO_JSON),
     ({"users": {"A": 1}, "user_data": {}}, NO_USERS),
     ({"users": ["A\n"], "user_data": {}}, f"user 'A\\n' {NO_LISTS}"),
-    (of_a(x=TEXT, y="a"), NO_LISTS),
-    (of_a(x=[TEXT] * 2, y=["a"]), f"{NO_LISTS} of equal length"),
-    (of_a(x=[TEXT], y=["a"]) | {"users": ["A", "A"]}, "user 'A' occurs twice"),
+    (user_a(x=TEXT, y="a"), NO_LISTS),
+    (user_a(x=[TEXT] * 2, y=["a"]), f"{NO_LISTS} of equal length"),
+    (user_a(x=[TEXT], y=["a"]) | {"users": ["A", "A"]}, "user 'A' occurs twice"),
     (
-        of_a(x=[TEXT] * 499 + ["a" * 79], y=["a"] * 500),
+        user_a(x=[TEXT] * 499 + ["a" * 79], y=["a"] * 500),
         "x of user 'A' has entries that are not tex",
     ),
 ]

@@ -16,7 +16,7 @@ save_file = optional.module("safetensors.numpy").save_file
 ByteLevel = optional.module("tokenizers.pre_tokenizers").ByteLevel
 
 
-from fedjax_lab.data.dataset import Dataset, of_one_domain  # noqa: E402
+from fedjax_lab.data.dataset import Dataset, single_domain  # noqa: E402
 from fedjax_lab.data.sources.image_folders import image_folders  # noqa: E402
 from fedjax_lab.experiment import registry  # noqa: E402
 from fedjax_lab.models import clip as towers  # noqa: E402
@@ -244,7 +244,7 @@ def pictures(count=10, size=12, channels=3) -> Dataset:
     x = rng.integers(0, 256, (count, size, size, channels), np.uint8)
     y = np.arange(count, dtype=np.int32) % 2
     halves = (x[: count - 3], y[: count - 3]), (x[count - 3 :], y[count - 3 :])
-    return of_one_domain(*halves, ("ape", "cat"), "noise")
+    return single_domain(*halves, ("ape", "cat"), "noise")
 
 
 def pixels_of(model, images):
@@ -279,7 +279,7 @@ def test_texts_are_embedded_by_the_text_tower(model):
     alphabet = ("a", "b", " ")
     x = np.random.default_rng(0).integers(0, 3, (4, 9)).astype(np.int8)
     halves = (x[:3], np.array([0, 1, 2])), (x[3:], np.array([0]))
-    made = source.clip(of_one_domain(*halves, alphabet, "text"), folder=str(model))
+    made = source.clip(single_domain(*halves, alphabet, "text"), folder=str(model))
     sentences = ["The next character of " + "".join(alphabet[i] for i in text) for text in x[:3]]
     prompts = [f"Character {character}" for character in alphabet]
     expected = apply(model, towers.text_tower, tokens_of(model, sentences + prompts))

@@ -63,7 +63,7 @@ def test_label_embeddings_are_means_of_domain_means_plus_a_direction(digits, emb
     y, domain = digits.y[~digits.test], digits.domain[~digits.test]
     rows = embedded.examples[~digits.test]
     few = (domain != 0) | (np.arange(len(y)) % 4 == 0)
-    made = stand_in.of_labels(rows[few], y[few], domain[few], 11)
+    made = stand_in.label_embeddings(rows[few], y[few], domain[few], 11)
     directions = np.random.default_rng(1).standard_normal(made.shape)
     for label in range(10):
         of_domains = [rows[few & (y == label) & (domain == z)].mean(0) for z in range(5)]

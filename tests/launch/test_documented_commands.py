@@ -12,7 +12,6 @@ from fedjax_lab.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
 FIRST = {  # {script: the function that is called when all flags have been checked}
-    "client2vec_screen": "data_of",
     "compare": "python",
 }
 

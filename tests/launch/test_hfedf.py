@@ -13,7 +13,7 @@ def record(cell, seed=0, **values):
 
 
 @pytest.fixture
-def of_fedavg():
+def fedavg_records():
     """Records of FedAvg: 3e-3 is best by id, 3e-4 on the held-out domain; ood is 10, 20, 30."""
     id_of = {"1e-3": 50.0, "3e-4": 40.0, "3e-3": 60.0}
     all_records = []
@@ -28,23 +28,25 @@ def of_fedavg():
     return all_records
 
 
-def test_the_learning_rate_is_chosen_by_seed_0_of_every_learning_rate(of_fedavg):
+def test_the_learning_rate_is_chosen_by_seed_0_of_every_learning_rate(fedavg_records):
     _, by_id, held_out = table.WAYS
     place = "d1", "fedavg", "street"
     assert table.step_of([], "Table 10", *place) == "1e-3"
-    assert table.step_of(of_fedavg, by_id, *place) == "3e-3"
-    assert table.step_of(of_fedavg, held_out, *place) == "3e-4"
-    assert table.step_of(of_fedavg, held_out, "d2", *place[1:]) == "3e-4"  # as for d1
-    assert table.step_of(of_fedavg, by_id, "d2", *place[1:]) is None
-    incomplete = [each for each in of_fedavg if each.seed or "lr=3e-4" not in each.cell]
+    assert table.step_of(fedavg_records, by_id, *place) == "3e-3"
+    assert table.step_of(fedavg_records, held_out, *place) == "3e-4"
+    assert table.step_of(fedavg_records, held_out, "d2", *place[1:]) == "3e-4"  # as for d1
+    assert table.step_of(fedavg_records, by_id, "d2", *place[1:]) is None
+    incomplete = [each for each in fedavg_records if each.seed or "lr=3e-4" not in each.cell]
     assert table.step_of(incomplete, by_id, *place) is None
 
 
-def test_table_means_are_over_three_seeds_and_need_all_of_them(of_fedavg):
-    rows = {name: line for name, *line in table.by_method(of_fedavg, "d1").cells}
+def test_table_means_are_over_three_seeds_and_need_all_of_them(fedavg_records):
+    rows = {name: line for name, *line in table.by_method(fedavg_records, "d1").cells}
     assert rows["fedavg"] == ["50.0", "20.0", "60.0", "20.0", "40.0", "20.0"]
     assert rows["hfedf"] == ["-"] * 6
-    incomplete = [each for each in of_fedavg if (each.cell, each.seed) != ("d1/fedavg/street", 2)]
+    incomplete = [
+        each for each in fedavg_records if (each.cell, each.seed) != ("d1/fedavg/street", 2)
+    ]
     assert table.average(incomplete, ["d1/fedavg/street"], "ood") is None
 
 
@@ -66,4 +68,4 @@ def test_the_record_of_a_seed_has_final_values_and_curves():
         {"round": 30, "id": 50.0, "ood": 50.0, "ood_per_client": [50.0, 50.0]},
     ]
     final = {"id": 50.0, "ood": 50.0, "spread": 0.0}
-    assert table.of_seed(rows) == {**final, "ood/20": 50.0, "spread/20": 10.0}
+    assert table.seed_values(rows) == {**final, "ood/20": 50.0, "spread/20": 10.0}

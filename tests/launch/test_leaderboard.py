@@ -28,7 +28,7 @@ def record(cell, seed, measured):
     return Record(cell.name, seed, *FACTS, measured)
 
 
-def of_method(name, method, scores, accuracies=(), **more):
+def method_records(name, method, scores, accuracies=(), **more):
     """The records of a method's draws, and of the best one with all seeds."""
     drawn = table.draws(name, method)
     out = [
@@ -62,11 +62,11 @@ def test_every_method_has_three_draws_with_the_learning_rates_of_fedavg(name):
 def test_the_best_draw_by_validation_is_chosen():
     place = "digits", "fedprox"
     drawn = table.draws(*place)
-    scored = of_method(*place, (70, 90, 80))
+    scored = method_records(*place, (70, 90, 80))
     assert table.chosen(scored[:2], *place) == ""
     assert table.chosen(scored, *place) == drawn[1].name
-    assert table.chosen(of_method(*place, (70, None, 80)), *place) == drawn[2].name
-    assert table.chosen(of_method(*place, (None, None, None)), *place) == ""
+    assert table.chosen(method_records(*place, (70, None, 80)), *place) == drawn[2].name
+    assert table.chosen(method_records(*place, (None, None, None)), *place) == ""
 
 
 def test_the_best_draw_gets_all_seeds_once_every_draw_is_measured(monkeypatch, tmp_path):
@@ -87,11 +87,11 @@ def test_complete_methods_are_ranked_and_the_others_named(monkeypatch):
     monkeypatch.setattr(table, "ORDER", few)
     cost = {table.MEGABYTES: 12.0}
     digits, fashion = table.tables(
-        of_method("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0), **cost)
-        + of_method("digits", "ditto", (70, 80, 90), (85.0, 86.0, 87.001))
-        + of_method("digits", "local", (70, 80))
-        + of_method("digits", "moon", (70, 80, 90))
-        + of_method("digits", "scaffold", (None, None, None))
+        method_records("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0), **cost)
+        + method_records("digits", "ditto", (70, 80, 90), (85.0, 86.0, 87.001))
+        + method_records("digits", "local", (70, 80))
+        + method_records("digits", "moon", (70, 80, 90))
+        + method_records("digits", "scaffold", (None, None, None))
     )
     ditto, fedavg = digits.cells
     assert fedavg == ["fedavg", "81.0±2.5", "-", "61.0", "80.0", "12.0"]
@@ -105,10 +105,10 @@ def test_differences_to_fedavg_have_intervals(monkeypatch):
     """The reference, training on all data, is not tested."""
     monkeypatch.setattr(table, "ORDER", ["fedavg", "local", "fedbn", "central"])
     digits, _ = table.tables(
-        of_method("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0))
-        + of_method("digits", "fedbn", (70, 90, 80), (83.0, 80.0, 82.5))
-        + of_method("digits", "local", (70, 90, 80), (80.0, 81.0, 82.0))
-        + of_method("digits", "central", (70, 90, 80), (90.0, 91.0, 92.001))
+        method_records("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0))
+        + method_records("digits", "fedbn", (70, 90, 80), (83.0, 80.0, 82.5))
+        + method_records("digits", "local", (70, 90, 80), (80.0, 81.0, 82.0))
+        + method_records("digits", "central", (70, 90, 80), (90.0, 91.0, 92.001))
     )
     central, fedbn, *_ = digits.cells
     assert central[0] == "central" and fedbn[0] == "fedbn"

@@ -46,7 +46,7 @@ def test_the_gradients_and_the_mixture_against_numpy():
 
 
 def test_core_models_have_a_multiple_of_the_rate_of_the_config():
-    optimizer = apple.of_both(optim.sgd(0.5), 8.0, 0.25)
+    optimizer = apple.joint_optimizer(optim.sgd(0.5), 8.0, 0.25)
     g = jnp.ones(3), jnp.ones(2)
     (w, p), state = optimizer.update(g, optimizer.init(g))
     assert (w == -4).all() and (p == -0.25).all()

@@ -18,7 +18,7 @@ from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import registry
 from fedjax_lab.experiment.config import resolve
-from fedjax_lab.methods import _client_index as client_index
+from fedjax_lab.papers.client2vec import index as client_index
 from fedjax_lab.simulation import simulate
 from fedjax_lab.testing.toy import needs_adapters
 from fedjax_lab.types import State

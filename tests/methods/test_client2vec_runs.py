@@ -11,16 +11,14 @@ import toys
 from indices import KEYS
 from inputs import complaint
 
-from fedjax_lab.analysis.figures import client2vec
-from fedjax_lab.analysis.figures import client2vec as drawing
 from fedjax_lab.commands import figures
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
-from fedjax_lab.methods import _client_index as client_index
-from fedjax_lab.methods._client_index import Index
 from fedjax_lab.methods.client2vec import Server
-from fedjax_lab.models import dsa_ign
+from fedjax_lab.papers.client2vec import index as client_index
+from fedjax_lab.papers.client2vec import index_figures, network
+from fedjax_lab.papers.client2vec.index import Index
 from fedjax_lab.running import runner
 from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.simulation import simulate
@@ -45,8 +43,8 @@ def experiment_of(folder, seeds=(0,), **method):
 @pytest.fixture(scope="module")
 def whole(folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dsa_ign, "HIDDEN", 16)
-        patch.setattr(dsa_ign, "LAYERS", 1)
+        patch.setattr(network, "HIDDEN", 16)
+        patch.setattr(network, "LAYERS", 1)
         workdir = tmp_path_factory.mktemp("run") / "workdir"
         return run_of(folder, (0, 1), workdir)
 
@@ -186,17 +184,19 @@ def test_the_figure_of_a_run_and_its_seconds_by_stage(whole, tmp_path, capsys):
     assert (tmp_path / "workdir-clients.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "workdir: cosine of client index, same main class" in printed
-    rows = drawing.rows_of(whole.workdir)
+    rows = index_figures.rows_of(whole.workdir)
     before = [row["seconds"] for row in rows if row["stage"] == "describe"][0]
-    seconds = drawing.seconds(rows, metric_rows.headline(rows[-2]))
+    seconds = index_figures.seconds(rows, metric_rows.headline(rows[-2]))
     np.testing.assert_allclose(seconds, (before, rows[-2]["seconds"] - before))
 
 
 def test_mean_similarity_inside_and_between_groups():
     table = np.array([[1, 0.5, 0.1], [0.5, 1, 0.3], [0.1, 0.3, 1]])
-    np.testing.assert_allclose(drawing.alike(table, np.array([0, 0, 1])), (0.5, 0.2))
+    np.testing.assert_allclose(index_figures.alike(table, np.array([0, 0, 1])), (0.5, 0.2))
     b = np.array([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]])
-    np.testing.assert_allclose(drawing.cosines(b), [[1, 0, 0], [0, 0, 0], [0, 0, 1]], atol=1e-12)
+    np.testing.assert_allclose(
+        index_figures.cosines(b), [[1, 0, 0], [0, 0, 0], [0, 0, 1]], atol=1e-12
+    )
 
 
 ROW = {"round": 1, "stage": "train", "seconds": 1.0}
@@ -205,12 +205,12 @@ GROUPS = np.array([0, 0, 1]), ["a", "b"], "main class"
 
 def draw_of(server, monkeypatch):
     run = SimpleNamespace(state=State(server, ()))
-    monkeypatch.setattr(client2vec, "load", lambda workdir: run)
-    monkeypatch.setattr(client2vec, "rows_of", lambda workdir: [ROW])
-    monkeypatch.setattr(client2vec, "accuracy", lambda row: 50.0)
-    monkeypatch.setattr(client2vec, "scored", lambda rows: rows)
-    monkeypatch.setattr(client2vec, "groups_of", lambda run: GROUPS)
-    return client2vec.draw(Path("run"))
+    monkeypatch.setattr(index_figures, "load", lambda workdir: run)
+    monkeypatch.setattr(index_figures, "rows_of", lambda workdir: [ROW])
+    monkeypatch.setattr(index_figures, "accuracy", lambda row: 50.0)
+    monkeypatch.setattr(index_figures, "scored", lambda rows: rows)
+    monkeypatch.setattr(index_figures, "groups_of", lambda run: GROUPS)
+    return index_figures.draw(Path("run"))
 
 
 def test_figures_of_runs_without_an_index_or_its_label_part(monkeypatch):

@@ -12,8 +12,7 @@ from indices import KEYS, POPULATION, RNG, C, E, K, T, stages
 from slow_cases import exhaustive_but
 
 from fedjax_lab.engine import parallel
-from fedjax_lab.methods import _index_dsa_ign
-from fedjax_lab.models import dsa_ign
+from fedjax_lab.papers.client2vec import dsa_ign, network
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Batch
 
@@ -35,8 +34,8 @@ def a_batch(B, pad=0, scale=1.0):
 def test_index_losses_match_their_formulas(reduction, normalize):
     B = 6
     z, u, made, batch, L = a_batch(B, pad=3)
-    reduce = _index_dsa_ign.REDUCTIONS[reduction]
-    actual = _index_dsa_ign.index_losses(z, u, made, batch, L, reduce, normalize)
+    reduce = dsa_ign.REDUCTIONS[reduction]
+    actual = dsa_ign.index_losses(z, u, made, batch, L, reduce, normalize)
 
     def cos(a, b):
         return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
@@ -60,7 +59,7 @@ def test_index_losses_match_their_formulas(reduction, normalize):
 def test_the_diversity_loss_of_one_example_is_0():
     @jax.jit
     def diversity(z, u, *others):
-        return _index_dsa_ign.index_losses(z, u, *others)["div"]
+        return dsa_ign.index_losses(z, u, *others)["div"]
 
     z, u, *others = a_batch(1, pad=3)
     value, gradient = jax.value_and_grad(diversity, 1)(z, u, *others)
@@ -91,7 +90,7 @@ def test_the_index_of_a_client_matches_its_definition(index):
     count = np.asarray(POPULATION.label_count)
     expected = count / count.sum(1, keepdims=True) @ T
     np.testing.assert_allclose(server.index.label, expected, rtol=1e-4, atol=1e-6)
-    net = dsa_ign.Network()
+    net = network.Network()
     for i in (0, 5):
         rows = np.asarray(toys.SKEWED.train[i])
         u = net.apply(server.psi, EMBEDDED.x[rows[rows >= 0]])[1]
@@ -108,10 +107,10 @@ def adam_steps(psi, count):
     """DSA-IGN after `count` full-batch steps on the examples of one client, without dropout."""
     rows = ALONE.train[0][ALONE.train[0] >= 0]
     batch = Batch(ALONE.x[rows], ALONE.y[rows], jnp.ones(len(rows)))
-    adam, net = optax.adam(1e-3), dsa_ign.Network()
+    adam, net = optax.adam(1e-3), network.Network()
 
     def loss(psi):
-        parts = _index_dsa_ign.index_losses(*net.apply(psi, batch.x), batch, T[batch.y])
+        parts = dsa_ign.index_losses(*net.apply(psi, batch.x), batch, T[batch.y])
         return sum(WEIGHTS[name] * parts[name] for name in WEIGHTS)
 
     moments = adam.init(psi)
@@ -131,7 +130,7 @@ def without_key_bias(psi):
 @pytest.mark.parametrize("index, steps", [("global", [2]), ("federated", [10, 10])])
 def test_the_training_of_dsa_ign_matches_explicit_adam_steps(index, steps, monkeypatch):
     """Two epochs of the server, or two rounds of ten local epochs, as explicit steps."""
-    monkeypatch.setattr(dsa_ign, "DROPOUT", 0.0)
+    monkeypatch.setattr(network, "DROPOUT", 0.0)
     weights = {f"weight_{name}": value for name, value in WEIGHTS.items()}
     *before, _ = stages(index=index, index_epochs=2, **weights)
     state = None
@@ -181,7 +180,7 @@ def test_training_on_several_devices_gives_the_numbers_of_one(devices, pooled):
 
 @pytest.mark.exhaustive
 def test_the_servers_training_is_divided_among_the_devices(monkeypatch):
-    monkeypatch.setattr(dsa_ign, "HIDDEN", 256)
+    monkeypatch.setattr(network, "HIDDEN", 256)
     flops = []
     for devices in (1, 8):
         play, args = index_epochs(devices)
@@ -203,7 +202,7 @@ def test_collected_batches_hold_the_examples_of_their_clients():
 
 def test_a_tenth_of_the_clients_is_sampled():
     population = jax.tree.map(lambda a: jnp.tile(a, 4)[:30] if a.ndim == 1 else a, POPULATION)
-    ids, shares = _index_dsa_ign.tenth(KEYS.cohort, None, population, 99)
+    ids, shares = dsa_ign.tenth(KEYS.cohort, None, population, 99)
     assert len(set(ids.tolist())) == 3
     np.testing.assert_allclose(shares, population.n[ids] / population.n[ids].sum(), rtol=1e-6)
 
@@ -214,7 +213,7 @@ def test_batches_or_pooled_examples_are_permuted():
     x = jnp.arange(12.0).reshape(4, 3, 1)
     batches = Batch(x, jnp.arange(12).reshape(4, 3), jnp.ones((4, 3)))
     for pooled in (False, True):
-        permuted = _index_dsa_ign.reordered(jax.random.key(1), batches, pooled)
+        permuted = dsa_ign.reordered(jax.random.key(1), batches, pooled)
         np.testing.assert_array_equal(permuted.x[..., 0], permuted.y)
         assert sorted(permuted.y.ravel().tolist()) == list(range(12))
         whole = [sorted(row) in np.arange(12).reshape(4, 3).tolist() for row in permuted.y.tolist()]
@@ -224,7 +223,7 @@ def test_batches_or_pooled_examples_are_permuted():
 
 def test_index_settings_reach_the_network_and_its_training(monkeypatch):
     seen = []
-    monkeypatch.setattr(_index_dsa_ign, "reordered", lambda k, b, pooled: seen.append(pooled) or b)
+    monkeypatch.setattr(dsa_ign, "reordered", lambda k, b, pooled: seen.append(pooled) or b)
     settings = dict(index_pooled=True, index_positions=False, index_decoder="mlp")
     collect, train, *_ = stages(index="global", orth_normalize=True, **settings)
     state = jax.eval_shape(lambda: collect.method.init(KEYS.init, C))

@@ -10,8 +10,8 @@ from rounds import averages
 
 from fedjax_lab import tree
 from fedjax_lab.methods import _clusters as clusters
-from fedjax_lab.methods import _concatenation as concatenation
 from fedjax_lab.models.task import encode, split_head
+from fedjax_lab.papers.fedconcat import concatenation
 from fedjax_lab.types import State
 
 MEMBER = np.array([[1, 0, 0, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 0, 1]])

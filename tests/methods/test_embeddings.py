@@ -12,10 +12,10 @@ from inputs import complaint
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import _embeddings as embeddings
 from fedjax_lab.models import nets
-from fedjax_lab.models.autoencoder import Autoencoder
 from fedjax_lab.models.task import make_task
+from fedjax_lab.papers.hfedf import client_embeddings as embeddings
+from fedjax_lab.papers.hfedf.autoencoder import Autoencoder
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import State
 

@@ -12,12 +12,12 @@ from hypernetworks import memory_of_a_round
 from slow_cases import exhaustive_but
 
 from fedjax_lab import tree
-from fedjax_lab.analysis.figures import fedc2i
 from fedjax_lab.commands import figures
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedc2i import Server, class_losses, client_losses, mix_classes, sharpen
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task, split_head
+from fedjax_lab.papers.fedc2i import influence_figures
 from fedjax_lab.running import runner
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.local import make_work
@@ -233,7 +233,7 @@ def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, capsys):
         np.testing.assert_allclose(influence.sum(1), 1, rtol=1e-5)
     np.testing.assert_allclose(influence, result.states[1].private, rtol=1e-6)
 
-    rounds, names = fedc2i.influence(tmp_path / "run", seed=0)
+    rounds, names = influence_figures.influence(tmp_path / "run", seed=0)
     assert sorted(rounds) == [1, 2, 3] and names == ["north", "south", "west"]
     np.testing.assert_array_equal(rounds[2], result.metrics[2]["recorded"]["influence"])
     command = ["fedc2i", str(tmp_path / "run"), "--rounds=1,3"]

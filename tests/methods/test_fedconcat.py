@@ -7,13 +7,13 @@ import pytest
 import toys
 
 from fedjax_lab import streams, tree
-from fedjax_lab.analysis.figures import fedconcat as drawing
 from fedjax_lab.commands import figures
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import _communication as communication
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task, split_head
+from fedjax_lab.papers.fedconcat import cluster_figures as drawing
+from fedjax_lab.papers.fedconcat import communication
 from fedjax_lab.running import runner
 from fedjax_lab.simulation import simulate
 

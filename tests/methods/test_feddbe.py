@@ -28,13 +28,13 @@ def test_feddbe_against_numpy():
         for i in ids:
             x, y = naive.data_of(i, toys.SKEWED)
 
-            def of_both(both, x=x, y=y, mean=mean):
+            def joint_gradient(both, x=x, y=y, mean=mean):
                 v, shift = both[:4], both[4]
                 if mean is None:
                     return [*naive.gradient(v, x, y)[1], 0 * shift]
                 return shifted_gradient(v, shift, x, y, lambda h: kappa * (h.mean(0) - mean))
 
-            *v, p[i] = naive.descend([*w, p[i]], of_both, momentum=0.0)
+            *v, p[i] = naive.descend([*w, p[i]], joint_gradient, momentum=0.0)
             models.append(v)
             means.append([naive.features(v, x).mean(0)])
         w = naive.mean_by_size(ids, models, toys.SKEWED)

@@ -39,11 +39,11 @@ def test_fedetf_against_numpy():
             x, y = naive.data_of(i, toys.SKEWED)
             prior = 0.5 * np.log(np.maximum(naive.counts(i), 1e-8))
 
-            def of_both(both, x=x, y=y, prior=prior):
+            def joint_gradient(both, x=x, y=y, prior=prior):
                 g, of_beta = gradient(both[:4], both[4], x, y, prior)
                 return [*g, of_beta]
 
-            models.append(naive.descend([*w, np.array(beta)], of_both, momentum=0.0))
+            models.append(naive.descend([*w, np.array(beta)], joint_gradient, momentum=0.0))
         *w, beta = naive.mean_by_size(ids, models, toys.SKEWED)
     state = rounds(method, 3, PLAIN, toys.SKEWED)
     naive.close(state.server, w)

@@ -14,16 +14,16 @@ from rounds import loss_of
 from scipy.special import log_softmax
 
 from fedjax_lab import losses, tree
-from fedjax_lab.analysis.figures import fedpick as drawing
 from fedjax_lab.commands import figures
 from fedjax_lab.experiment import registry
-from fedjax_lab.methods import _selection as selection
-from fedjax_lab.methods._selection import first_weights
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.methods.fedpick import distance, negative_entropy
 from fedjax_lab.models import layers, nets
 from fedjax_lab.models.alexnet import alexnet_bn
 from fedjax_lab.models.task import make_task
+from fedjax_lab.papers.fedpick import feature_figures as drawing
+from fedjax_lab.papers.fedpick import selection
+from fedjax_lab.papers.fedpick.selection import first_weights
 from fedjax_lab.running import runner
 from fedjax_lab.simulation import simulate
 from fedjax_lab.types import Weights

@@ -29,8 +29,8 @@ def test_fedrep_against_numpy():
     def train(i, w, x, y):
         body = w[:2]
         heads[i] = naive.descend(heads[i], lambda h: naive.gradient(body + h, x, y)[1][2:], steps=3)
-        of_body = lambda b: naive.gradient(b + heads[i], x, y)[1][:2]  # noqa: E731
-        return naive.descend(body, of_body, steps=2) + heads[i]
+        body_gradient = lambda b: naive.gradient(b + heads[i], x, y)[1][:2]  # noqa: E731
+        return naive.descend(body, body_gradient, steps=2) + heads[i]
 
     w = by_hand(method, 2, train)
     state, sums = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)

@@ -46,10 +46,12 @@ def test_clients_get_the_points_of_the_lowest_energy():
 
 def test_draws_stay_in_their_regions():
     center, keys = jnp.array([0.2, 0.3, 0.5]), jax.random.split(KEY, 500)
-    simplex = jax.vmap(floco.of_simplex, (0, None))(keys, center)
+    simplex = jax.vmap(floco.draw_simplex, (0, None))(keys, center)
     np.testing.assert_allclose(simplex.sum(1), 1, rtol=1e-5)
     np.testing.assert_allclose(simplex.mean(0), 1 / 3, atol=0.05)
-    away = np.abs(jax.vmap(floco.of_subregion, (None, 0, None))(0.4, keys, center) - center).sum(1)
+    away = np.abs(jax.vmap(floco.draw_subregion, (None, 0, None))(0.4, keys, center) - center).sum(
+        1
+    )
     assert 0.35 < away.max() < 0.4 and away.min() < 0.05
 
 
@@ -71,8 +73,8 @@ def test_against_numpy():
     np.testing.assert_allclose(after.w.params["head"]["kernel"], mean, rtol=1e-4, atol=1e-6)
     x, y = naive.data_of(2, toys.SKEWED)
     for stage, state, draw in (
-        (simplex, server, lambda key, alpha: floco.of_simplex(key, alpha)),
-        (around, server._replace(alpha=after.alpha), lambda *of: floco.of_subregion(0.2, *of)),
+        (simplex, server, lambda key, alpha: floco.draw_simplex(key, alpha)),
+        (around, server._replace(alpha=after.alpha), lambda *of: floco.draw_subregion(0.2, *of)),
     ):
         sent = exchange.send(state, 2)
         _, _, [(loss, start, _)], batch = local_work(stage.method, sent, (), 2)

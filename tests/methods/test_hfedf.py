@@ -26,12 +26,12 @@ from slow_cases import exhaustive_but
 
 from fedjax_lab import optim, tree
 from fedjax_lab.analysis import finished
-from fedjax_lab.analysis.figures.hfedf import calibration_error
 from fedjax_lab.commands import figures
 from fedjax_lab.methods.hfedf import Trained, alignment
 from fedjax_lab.models import nets
 from fedjax_lab.models.hypernetwork import generate
 from fedjax_lab.models.task import make_task
+from fedjax_lab.papers.hfedf.spread_figures import calibration_error
 from fedjax_lab.running import runner
 from fedjax_lab.types import Weights
 

@@ -19,7 +19,7 @@ from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate
 from fedjax_lab.types import Batch, Client, Work
 
-KNOWN = widths.of_task(toys.TASK)
+KNOWN = widths.task_widths(toys.TASK)
 DEEP = make_task(nets.mlp(toys.K, width=3, depth=2), (toys.D,), toys.K)
 
 
@@ -80,7 +80,8 @@ def test_bytes_are_those_of_the_narrower_model():
         n: tree.num_bytes(make_task(nets.mlp(4, width=n), (6,), 4).init(KEYS.init)) for n in (16, 8)
     }
     assert method.extra.absent(0.5) == of[16] - of[8] and method.extra.absent(0.0) == 0
-    federation = toys.FEDERATION._replace(capacities=np.resize(np.float32([1, 0.5]), toys.C))
+    capacity = np.resize(np.float32([1, 0.5]), toys.C)
+    federation = toys.FEDERATION._replace(traits={"capacity": capacity})
     lacking = counts.absent_bytes(method, [federation])
     np.testing.assert_array_equal(lacking, [[(of[16] - of[8]) / 2] * 2])
     assert not counts.absent_bytes(method, [toys.FEDERATION]).any()
@@ -157,7 +158,7 @@ def test_blocks_and_classifiers_of_depthfl():
 def test_with_all_capacities_1_they_are_fedavg_with_uniform_weights(name):
     """Bit for bit, with the scaler."""
     plain = toys.make("fedavg", toys.TASK)._replace(sample=sampling.equal)
-    federation = toys.FEDERATION._replace(capacities=np.ones(toys.C, np.float32))
+    federation = toys.FEDERATION._replace(traits={"capacity": np.ones(toys.C, np.float32)})
     settings = {} if name == "depthfl" else {"scaler": True}
     after = rounds(toys.make(name, toys.TASK, **settings), 2, federation=federation).server
     toys.same(after[0], rounds(plain, 2, federation=federation).server)
@@ -203,7 +204,7 @@ def test_static_norm_keeps_the_mean_of_the_statistics_of_clients_for_each_level(
     method = heterofl.heterofl(NORMS._replace(levels=(0.5,)), static_norm=True)
     (_, exchange), w = method.round, toys.random_weights(jax.eval_shape(NORMS.init, KEYS.init))
     rows, n = np.asarray(toys.FEDERATION.x[:30]).reshape(3, 10, -1), np.float32([1, 3, 6])
-    client = Client(0, n, None, None, (), None, None, capacity=jnp.float32(0.5))
+    client = Client(0, n, None, None, (), None, None, traits={"capacity": jnp.float32(0.5)})
 
     @jax.jit
     def measured(x):
@@ -221,7 +222,7 @@ def test_static_norm_keeps_the_mean_of_the_statistics_of_clients_for_each_level(
         for name, expected in tree.by_name(stats).items():
             np.testing.assert_allclose(got[name], np.pad(expected, (0, 4 - k)), atol=1e-4)
         logits = normalized(w, stats, rows[0], k)[1] @ head["kernel"][:k] + head["bias"]
-        one = client._replace(capacity=jnp.float32(k / 4))
+        one = client._replace(traits={"capacity": jnp.float32(k / 4)})
         np.testing.assert_allclose(predict(server, one, rows[0]), logits, atol=1e-4)
     others = normalized(w, averaged(w, n / 10, rows, 4), rows[0], 2)[1]  # statistics of the whole
     assert np.abs(others - normalized(w, averaged(w, n / 10, rows, 2), rows[0], 2)[1]).max() > 0.1
@@ -236,7 +237,7 @@ def test_static_norm_needs_a_batch_norm():
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
 def test_rounds_with_static_norm(name):
     """The statistics are those of the cohort's rows with the new weights, which do not use them."""
-    federation = toys.FEDERATION._replace(capacities=np.ones(toys.C, np.float32))
+    federation = toys.FEDERATION._replace(traits={"capacity": np.ones(toys.C, np.float32)})
     method = toys.make(name, NORMS, static_norm=True)
     w, _ = rounds(method, 1, federation=federation).server
     ids = cohort(method, 0)
@@ -258,7 +259,7 @@ def test_clients_choose_their_model_one_by_one_and_the_whole_together():
 
 
 def test_drawn_levels_replace_the_capacities():
-    federation = toys.FEDERATION._replace(capacities=np.full(toys.C, 0.25, np.float32))
+    federation = toys.FEDERATION._replace(traits={"capacity": np.full(toys.C, 0.25, np.float32)})
     task = toys.TASK._replace(levels=(0.5,))
     method = toys.make("heterofl", task, dynamic=True)
     first = task.init(KEYS.init).params["Dense_0"]["kernel"]
@@ -272,7 +273,7 @@ def test_drawn_levels_replace_the_capacities():
 def test_narrower_programs_train_what_masked_weights_train(name):
     """A client after another; two of four levels have programs of their own."""
     levels = np.array([1, 0.5, 0.25, 0.3, 0.5, 0.25, 1, 0.5], np.float32)
-    federation = toys.FEDERATION._replace(capacities=levels)
+    federation = toys.FEDERATION._replace(traits={"capacity": levels})
 
     def after(task):
         player = toys.player(
@@ -293,7 +294,7 @@ def test_fjord_with_one_width_is_fedavg():
 
 @pytest.mark.slow
 def test_channels_that_nobody_trains_do_not_change():
-    federation = toys.FEDERATION._replace(capacities=np.full(toys.C, 0.25, np.float32))
+    federation = toys.FEDERATION._replace(traits={"capacity": np.full(toys.C, 0.25, np.float32)})
     first = toys.TASK.init(KEYS.init).params["Dense_0"]["kernel"]
     w, _ = rounds(toys.make("heterofl", toys.TASK), 2, federation=federation).server
     np.testing.assert_array_equal(w.params["Dense_0"]["kernel"][:, 4:], first[:, 4:])
@@ -319,7 +320,8 @@ def test_capacities_are_dealt_by_seed(tmp_path):
     """In the clients' order if there is one for each, and else at random."""
     levels = (1.0, 0.5, 0.25, 0.25, 0.5, 1.0)
     (listed,) = toys.build(tmp_path, partition={"capacity": levels}).simulation.federations
-    np.testing.assert_array_equal(listed.capacities, np.float32(levels))
+    np.testing.assert_array_equal(listed.traits["capacity"], np.float32(levels))
     dealt = toys.build(tmp_path, (0, 1), partition={"capacity": (1.0, 0.5)}).simulation.federations
-    assert [sorted(f.capacities) for f in dealt] == [[0.5] * 3 + [1.0] * 3] * 2
-    assert (dealt[0].capacities != dealt[1].capacities).any()
+    first, second = (f.traits["capacity"] for f in dealt)
+    assert [sorted(first), sorted(second)] == [[0.5] * 3 + [1.0] * 3] * 2
+    assert (first != second).any()

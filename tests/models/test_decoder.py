@@ -284,7 +284,7 @@ def test_packed_records_have_the_losses_of_records_alone(name):
     assert made.x[1].tolist() == [-1 - x[1, 0], *x[1, 1:5], -1 - x[2, 0], *x[2, 1:3]]
     weights = jax.jit(task_of(net, 8).init)(KEY)
 
-    def of_tokens(net, x, y):
+    def token_losses(net, x, y):
         task, at = task_of(net, x.shape[1]), (*np.nonzero(y >= 0), y[y >= 0])
 
         def value(params):
@@ -294,8 +294,8 @@ def test_packed_records_have_the_losses_of_records_alone(name):
 
         return jax.jit(jax.value_and_grad(value, has_aux=True))(weights.params)
 
-    (_, alone), slope = of_tokens(net, x, y)
-    (_, each), slope_packed = of_tokens(net.clone(packed=True), made.x, made.y)
+    (_, alone), slope = token_losses(net, x, y)
+    (_, each), slope_packed = token_losses(net.clone(packed=True), made.x, made.y)
     toys.close(slope_packed, slope)
     np.testing.assert_allclose(each, alone, rtol=1e-4)
 
@@ -425,7 +425,7 @@ def test_bad_gguf_files_are_refused(tmp_path):
     assert "its architecture is 'gpt2'; supported: llama" in message
 
 
-def of_tunix(path, shape, tensors):
+def tunix_tensor(path, shape, tensors):
     """The tensor for a path in a model of Tunix, which has axes of heads."""
     key = path.replace("/", ".").replace("layers.", "model.layers.").replace("attn.", "self_attn.")
     key = key.replace("embedder.input_embedding", "model.embed_tokens.w")
@@ -455,7 +455,7 @@ def test_logits_are_those_of_tunix(tmp_path, name):
     )
     graph, state = nnx.split(getattr(model, kind.title())(config, rngs=nnx.Rngs(0)))
     filled = [
-        (path, leaf.replace(of_tunix("/".join(map(str, path)), leaf.shape, weights_of(name))))
+        (path, leaf.replace(tunix_tensor("/".join(map(str, path)), leaf.shape, weights_of(name))))
         for path, leaf in nnx.to_flat_state(state)
     ]
     places = jnp.tile(jnp.arange(LENGTH), (2, 1))

@@ -49,13 +49,13 @@ def test_derivatives_are_those_of_flax():
     """Reverse, forward, and reverse over forward mode, and a gradient for each example."""
 
     def derivatives(net):
-        def of(variables, x):
+        def differentiate(variables, x):
             gradient = jax.grad(loss, (1, 2))
             along = jax.jvp(lambda w: gradient(net, w, x), (variables,), (variables,))
             each = jax.vmap(gradient, (None, None, 1))(net, variables, x[:, :, None])
             return loss(net, variables, x), *along, each
 
-        return jax.jit(of)
+        return jax.jit(differentiate)
 
     variables = Reference().init(KEY, X)
     same(derivatives(Ours())(variables, X), derivatives(Reference())(variables, X))

@@ -66,7 +66,7 @@ def sliced(known, units, weights):
     """The weights of the narrower model."""
 
     def one(name, leaf):
-        chosen = [np.flatnonzero(units[places]) for places in known.of_leaf(name, leaf.ndim)]
+        chosen = [np.flatnonzero(units[places]) for places in known.leaf_places(name, leaf.ndim)]
         free = [np.arange(n) for n in leaf.shape[: leaf.ndim - len(chosen)]]
         return leaf[np.ix_(*free, *chosen)]
 
@@ -91,8 +91,8 @@ def test_masked_weights_train_as_a_narrower_model(optimizer, start, inner, group
         small = make_task(net.clone(widths=(2, inner // 2, 3)), shape, K, dtype=jnp.float64)
         first = task.init(jax.random.key(0))
         first = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), first)
-        known = widths.of_task(task)
-        units = parts.of_part(known, lambda i, n: parts.window(0.5, start, n))
+        known = widths.task_widths(task)
+        units = parts.part_units(known, lambda i, n: parts.window(0.5, start, n))
         assert sorted(known.sizes) == sorted([4, 5, inner])  # the stream is one group
         x, y = rng.normal(size=(7, *shape)), rng.integers(0, K, 7)
         of_part = task._replace(apply=parts.applied(known, units, task.apply))
@@ -125,7 +125,7 @@ class Dropped(nn.Module):
 
 
 def test_units_of_a_net_whose_maps_are_flattened():
-    known = widths.of_task(make_task(nets.simple_cnn(K), (20, 20, 1), K))
+    known = widths.task_widths(make_task(nets.simple_cnn(K), (20, 20, 1), K))
     assert known.sizes == (6, 16, 120, 84) and known.outputs == K
     given, made = known.axes["Dense_0"]
     np.testing.assert_array_equal(given, 6 + np.arange(2 * 2 * 16) % 16)
@@ -166,8 +166,8 @@ def test_layer_norm_has_the_moments_of_the_part():
     """Against NumPy with the last three of four channels; the plain model has others."""
     task = make_task(Plain("layer_norm"), (5,), K)._replace(levels=(0.5, 0.75))
     assert parts.levels(task) == task.levels
-    known, rng = widths.of_task(task), np.random.default_rng(0)
-    units = parts.of_part(known, lambda i, n: parts.window(0.75, 1, n))
+    known, rng = widths.task_widths(task), np.random.default_rng(0)
+    units = parts.part_units(known, lambda i, n: parts.window(0.75, 1, n))
     w = jax.tree.map(lambda a: rng.normal(size=a.shape), task.init(jax.random.key(0)))
     x, kept = rng.normal(size=(6, 5)), slice(1, 4)
     dense, norm, head = (w.params[name] for name in ("Dense_0", "LayerNorm_0", "head"))
@@ -217,9 +217,9 @@ def test_group_norm_of_a_part_is_that_of_a_narrower_model():
         rng, shape = np.random.default_rng(0), (3, 3, 2)
         task = make_task(Grouped(), shape, K, dtype=jnp.float64)
         small = make_task(Grouped((4, 6)), shape, K, dtype=jnp.float64)
-        known = widths.of_task(task)
+        known = widths.task_widths(task)
         assert known.divisors == {"GroupNorm_0": 2, "GroupNorm_1": 3}
-        units = parts.of_part(known, lambda i, n: jnp.asarray(rng.permutation(n) < n // 2))
+        units = parts.part_units(known, lambda i, n: jnp.asarray(rng.permutation(n) < n // 2))
         w = jax.tree.map(lambda a: rng.normal(size=a.shape), task.init(jax.random.key(0)))
         part, x = parts.masked(known, units, w), rng.normal(size=(5, *shape))
         narrow, run = sliced(known, units, w), parts.applied(known, units, task.apply)
@@ -255,5 +255,5 @@ def test_parts_that_a_group_norm_cannot_divide_are_refused():
     ],
 )
 def test_models_whose_parts_are_not_known_are_refused(middle, words):
-    error = complaint(widths.of_task, make_task(Plain(middle), (5,), K))
+    error = complaint(widths.task_widths, make_task(Plain(middle), (5,), K))
     assert words in error and "use Dense and Conv layers, ReLU" in error

@@ -94,7 +94,7 @@ def test_bad_values_and_a_missing_package_are_one_line_errors(monkeypatch):
     assert "privacy.delta must be above 0 and below 1" in complaint(
         accounting.epsilon, run, 1.0, 1, 1.0
     )
-    libraries.of_privacy.cache_clear()
+    libraries.import_library.cache_clear()
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     message = complaint(accounting.epsilon, run, 1.0, 1, 1e-5)
     assert message.endswith("pip install 'fedjax_lab[privacy]'")

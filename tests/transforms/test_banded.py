@@ -185,6 +185,6 @@ def test_bad_settings_and_unsupported_methods_are_one_line_errors(monkeypatch):
     assert "models of their own" in complaint(make, "ifca")
     optimized.cache_clear()
     monkeypatch.setattr(correlated_noise, "strategy", optimized)
-    libraries.of_privacy.cache_clear()
+    libraries.import_library.cache_clear()
     monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization.toeplitz", None)
     assert complaint(make).endswith("pip install 'fedjax_lab[privacy]'")

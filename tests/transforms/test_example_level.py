@@ -268,7 +268,7 @@ def test_unsupported_methods_and_settings_are_one_line_errors(monkeypatch):
     made = make(setup=SETUP._replace(batch_size=4))
     message = complaint(toys.player(made), KEYS, 0, 1)
     assert "batches of 8, but the privacy accounting assumes batches of 4" in message
-    libraries.of_privacy.cache_clear()
+    libraries.import_library.cache_clear()
     monkeypatch.setitem(sys.modules, "jax_privacy", None)
     message = complaint(toys.player(make()), KEYS, 0, 1)
     assert message == "it needs the package jax-privacy: pip install 'fedjax_lab[privacy]'"

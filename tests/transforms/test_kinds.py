@@ -12,17 +12,17 @@ from naive import KEYS
 from slow_cases import exhaustive_but
 
 import fedjax_lab
-from fedjax_lab.experiment import federation, kinds
+from fedjax_lab.experiment import kinds, traits
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.registry import METHODS, make_method
 from fedjax_lab.models import nets, unlike
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate, simulate
-from fedjax_lab.transforms.kinds import FITTING, of_kinds
+from fedjax_lab.transforms.kinds import FITTING, mixed_method
 from fedjax_lab.types import NeedsAdapters
 
 KINDS = np.resize(np.int32([0, 1]), toys.C)
-FEDERATION = toys.FEDERATION._replace(kinds=KINDS)
+FEDERATION = toys.FEDERATION._replace(traits={"kind": KINDS})
 
 
 def task(width, depth=1):
@@ -30,12 +30,12 @@ def task(width, depth=1):
 
 
 NARROW, WIDE = task(4), task(6, depth=2)
-UNLIKE = unlike.of_kinds([NARROW, WIDE])
-ALIKE = unlike.of_kinds([NARROW, NARROW])
+UNLIKE = unlike.mixed_task([NARROW, WIDE])
+ALIKE = unlike.mixed_task([NARROW, NARROW])
 
 
 def made(name, of):
-    return of_kinds(functools.partial(make_method, name), of)
+    return mixed_method(functools.partial(make_method, name), of)
 
 
 def test_adaptive_pooling():
@@ -71,12 +71,12 @@ def test_kinds_of_one_model_are_one_kind(name):
     one, sums = play(make_method(name, NARROW))(KEYS, 0, 2)
     two, sums_of_kinds = play(made(name, ALIKE))(KEYS, 0, 2)
     toys.close(two.server, one.server)
-    of_kind = jax.tree.map(lambda a, b: jnp.where(_of(KINDS, a) == 0, a, b), *two.private)
+    of_kind = jax.tree.map(lambda a, b: jnp.where(_aligned(KINDS, a) == 0, a, b), *two.private)
     toys.close(of_kind, one.private)
     toys.close((sums.steps, sums.train_loss), (sums_of_kinds.steps, sums_of_kinds.train_loss))
 
 
-def _of(numbers, leaf):
+def _aligned(numbers, leaf):
     return numbers.reshape(-1, *[1] * (leaf.ndim - 1))
 
 
@@ -118,16 +118,17 @@ def test_methods_that_fit():
 
 def test_shares():
     """As many clients of each kind as their shares say, drawn anew for each seed."""
+
+    def dealt(order, seed):
+        return traits.kind((0.7, 0.3), traits.Dealt(order, order, seed))
+
     order = np.arange(10)
-    drawn = [federation._kinds((0.7, 0.3), order, seed) for seed in (0, 0, 1)]
+    drawn = [dealt(order, seed) for seed in (0, 0, 1)]
     assert [np.bincount(each).tolist() for each in drawn] == [[7, 3]] * 3
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert (drawn[0] != drawn[2]).any()
-    np.testing.assert_array_equal(federation._kinds((0.7, 0.3), order[::-1], 0), drawn[0][::-1])
-    assert federation._kinds((), order, 0) is None
-    assert "of 2 clients, a kind has none" in complaint(
-        federation._kinds, (0.9, 0.1), np.arange(2), 0
-    )
+    np.testing.assert_array_equal(dealt(order[::-1], 0), drawn[0][::-1])
+    assert "of 1 clients, a kind has none" in complaint(dealt, order[:1], 0)
     model = {"name": "mlp", "kinds": ("lenet", "nets.py:mlp"), "shares": ()}
     assert kinds.names(model) == ("mlp", "lenet", "mlp")
     np.testing.assert_allclose(kinds.shares(model), 1 / 3)

@@ -326,18 +326,23 @@ def test_no_aggregator_replaces_a_private_sum():
 
 
 def test_either_noise_or_epsilon_is_given_and_determines_the_other():
-    def of(make=privacy.central, **settings):
+    def guarantee_of(make=privacy.central, **settings):
         return make(toys.make("scaffold"), TASK, setup(4), **settings).extra.guarantee
 
-    given = of(noise=0.7)
+    given = guarantee_of(noise=0.7)
     assert (given.noise, given.rounds, given.delta) == (0.7, None, toys.C**-1.1)
-    computed = of(epsilon=3.0, delta=0.01)
+    computed = guarantee_of(epsilon=3.0, delta=0.01)
     assert type(computed.noise) is float and computed.rounds == 10 and computed.delta == 0.01
     assert 2.9 < computed.epsilons([10])[0] <= 3
-    assert of(privacy.adaptive, epsilon=3.0, delta=0.01, count_noise=9.0).noise == computed.noise
-    assert of(epsilon="inf") is None and of(privacy.local, epsilon="inf") is None
+    assert (
+        guarantee_of(privacy.adaptive, epsilon=3.0, delta=0.01, count_noise=9.0).noise
+        == computed.noise
+    )
+    assert (
+        guarantee_of(epsilon="inf") is None and guarantee_of(privacy.local, epsilon="inf") is None
+    )
     for both in ({}, {"noise": 0.7, "epsilon": 3.0}):
-        assert "config.privacy.epsilon" in complaint(of, **both)
+        assert "config.privacy.epsilon" in complaint(guarantee_of, **both)
 
 
 def test_epsilon_of_local_privacy_covers_all_that_a_client_sends():

@@ -19,7 +19,7 @@ from fedjax_lab.commands import descriptions
 from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve, sources_of
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.methods import _embeddings
+from fedjax_lab.papers.hfedf import client_embeddings
 from fedjax_lab.running import runner
 from fedjax_lab.transforms import cohort, server_state, uplink
 from fedjax_lab.types import State
@@ -106,7 +106,7 @@ def test_stages_that_describe_data_are_not_compressed(
     case, kind, transform, images, monkeypatch, small_network
 ):
     """The first stage has the plain method's bytes; compression reduces those of later stages."""
-    monkeypatch.setattr(_embeddings, "EPOCHS", 1)
+    monkeypatch.setattr(client_embeddings, "EPOCHS", 1)
     plain, made = described(images, case), described(images, case, kind, transform)
     sent = [[(row["bytes_up"], row["bytes_down"]) for row in rows] for rows in (plain, made)]
     if kind != "downlink":
@@ -182,7 +182,8 @@ def test_a_transform_may_be_user_defined(toy, tmp_path, monkeypatch):
     assert made.config.aggregator.factor == 0.25
     assert list(sources_of(made.config)) == ["half.py:half"]
     assert (
-        descriptions.of_section("aggregator", made.config.aggregator)["factor"] == "of each update"
+        descriptions.section_meanings("aggregator", made.config.aggregator)["factor"]
+        == "of each update"
     )
 
 

@@ -63,7 +63,7 @@ def draw(
     blocks, notes = runs.arrange(whole, called)
     measure = compare.choose(blocks, way, measure or None)
     _check(measure)
-    drawn = [_of_block(block, measure, way, seed, called) for block in blocks]
+    drawn = [_draw_block(block, measure, way, seed, called) for block in blocks]
     text = "\n".join([*damaged, *notes, "\n\n".join(one.text for one in drawn)])
     if len(drawn) == 1:
         return drawn[0]._replace(text=text)
@@ -72,7 +72,7 @@ def draw(
     return Drawn(pictures, {name: one.numbers for name, one in numbered.items()}, text)
 
 
-def _of_block(block, measure, way, seed, called):
+def _draw_block(block, measure, way, seed, called):
     """The picture, the numbers and the table of the rows of one federation."""
     picked = {row.title: runs.picked(row, way) for row in block.rows}
     seed = _shared_seed(block, picked.values(), seed)
@@ -80,7 +80,7 @@ def _of_block(block, measure, way, seed, called):
         measure = measure_of(metric_of(measure), "mean")
     rows, speeds = {}, ""
     for row in block.rows:
-        values = runs.of_clients(picked[row.title][seed], measure)
+        values = runs.client_values(picked[row.title][seed], measure)
         if all(value is None for value in values):
             raise BadInput(f"{row.title} has no values of single clients for {measure}")
         folder = next(run.folder for run in row.runs if seed in run.seeds)
@@ -89,7 +89,7 @@ def _of_block(block, measure, way, seed, called):
         speeds += _by_speed(known, measure, values, f"{row.title}: " * (len(block.rows) > 1))
     how = {"measure": measure, "way": way, "seed": seed}
     single, config = len(rows) == 1, block.rows[0].config
-    title = f"{titles.of_run(config, called) if single else block.title}: {WAYS[way]}"
+    title = f"{titles.run_title(config, called) if single else block.title}: {WAYS[way]}"
     picture = scatter(rows, axis_label(measure), title)
     numbers = {"clients": next(iter(rows.values()))} if single else {"rows": rows}
     return Drawn({"clients": picture}, how | numbers, table_text(rows, measure, title) + speeds)
@@ -113,7 +113,7 @@ def _check(measure):
 
 
 def _described(workdir, known, values):
-    """What is known of each client, with its value. Raises files.Damaged for another number."""
+    """The known facts of each client, with its value. Raises files.Damaged for another number."""
     absent = {"names": clients.numbers(len(values)), "examples": [], "domains": [""] * len(values)}
     known = absent | known
     each = [known[key] for key in ("names", "examples", "domains")]

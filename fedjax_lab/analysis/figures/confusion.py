@@ -32,7 +32,7 @@ def draw(
     classes = list(map(shown, run.experiment.dataset.classes))
     if len(classes) != len(counts):  # those of a binary task may have none
         classes = [str(i) for i in range(len(counts))]
-    of_run = titles.of_run(run.config, titles.parse(names, [run.config]))
+    of_run = titles.run_title(run.config, titles.parse(names, [run.config]))
     title = f"{of_run}: {_model(run, client, seed)}, round {run.rounds}"
     figure = plots.draw_heat_maps(
         {title: counts / np.maximum(counts.sum(1, keepdims=True), 1)},

@@ -38,7 +38,7 @@ def draw(*workdirs: Path, measure: str = "", names: str = "") -> Drawn:
         named += [f"{number}: {block.heading}"] if suffix else []
         pictures |= {f"{axis}{suffix}": of for axis, of in _curves(block, measure).items()}
     if len(whole) == 1:
-        title = titles.of_run(whole[0].config, called)
+        title = titles.run_title(whole[0].config, called)
         pictures["learning_curve"] = plots.learning_curve(whole[0].rows, title)
     return Drawn(pictures, text="\n".join([*damaged, *notes, *named]))
 

@@ -49,14 +49,14 @@ def unpack(
       BadInput: the archive is damaged, or has links, paths outside the folder, or more than LARGEST
         times its own bytes. Nothing is written then, except files before a damaged one.
     """
-    entries = _of_tar if archive.name.endswith(".tar.gz") else _of_zip
+    entries = _tar_entries if archive.name.endswith(".tar.gz") else _zip_entries
     with safe.reading(archive, remedy), safe.opened(archive) as file:
         check(entries(file), archive.stat().st_size)  # before the first file is written
         file.seek(0)
         return [_unpacked(entry, folder, written) for entry in entries(file)]
 
 
-def _of_zip(file: BinaryIO) -> Iterator[Entry]:
+def _zip_entries(file: BinaryIO) -> Iterator[Entry]:
     with zipfile.ZipFile(file) as content:
         for info in content.infolist():
             is_file = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)
@@ -65,7 +65,7 @@ def _of_zip(file: BinaryIO) -> Iterator[Entry]:
                 yield Entry(info.filename, info.file_size, is_file, info.CRC, start)
 
 
-def _of_tar(file: BinaryIO) -> Iterator[Entry]:
+def _tar_entries(file: BinaryIO) -> Iterator[Entry]:
     with tarfile.open(fileobj=file, mode="r:gz") as content:
         for info in content:
             if not info.isdir():

@@ -73,7 +73,7 @@ def pieces(render: Render, special: Sequence[str], eos: str, messages: Messages)
 
 
 def _words(render, messages, number, text):
-    """The place of a message's words in the text, a slice, and what follows them in a last turn."""
+    """The slice of the text that has a message's words, and what follows them in a last turn."""
     first, last = _unused(text)
     content, is_printed = messages[number]["content"], False
     for part in _parts(content):
@@ -102,7 +102,7 @@ def _unused(text):
 
 
 def _parts(content: str) -> Iterator[slice]:
-    """What templates print of a message: all, all but blanks around it, or its answer only."""
+    """The slices of a message that templates print: all, all but outer blanks, or its answer."""
     answer = content.rfind(ANSWER) + len(ANSWER) if ANSWER in content else 0
     for start in (0, answer):
         yield slice(start, len(content))
@@ -110,7 +110,7 @@ def _parts(content: str) -> Iterator[slice]:
 
 
 def _start(render, earlier, text, words):
-    """Where a model that has read the earlier messages begins to write."""
+    """The position in the text at which the model's answer to the earlier messages begins."""
     try:
         begun = render(earlier, True)
         if not text.startswith(begun) or len(begun) > words.stop:

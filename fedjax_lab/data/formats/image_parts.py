@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.columns import positions, sorted_names
-from fedjax_lab.data.formats.images import COLORS, FITS, Look, Split, of_files, upright
+from fedjax_lab.data.formats.images import COLORS, FITS, Look, Split, image_dataset, upright
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.errors import quoted
 from fedjax_lab.ranges import OneOf
@@ -57,7 +57,7 @@ def make_look(size: int, color: str, resize: str) -> Look:
 def gather(
     title: str, parts: Sequence[Part], classes: Sequence[str], domains: Sequence[str], look: Look
 ) -> Dataset:
-    """The dataset of these parts, training examples first and ordered by domain; see `of_files`.
+    """The dataset of these parts, training examples first, by domain; see `image_dataset`.
 
     Validation images are test examples if there are no test images, and training examples
     otherwise. Parts without images are left out. Raises a Fault if there are no training images.
@@ -72,7 +72,7 @@ def gather(
     train, test = splits[: len(domains)], splits[len(domains) :]
     if not any(train):
         raise Fault("there are no training images")
-    dataset = of_files(title, train, test, look, classes, domains)
+    dataset = image_dataset(title, train, test, look, classes, domains)
     return _with_users(dataset, [part for group in groups.values() for part in group])
 
 

@@ -100,7 +100,7 @@ class Look(NamedTuple):
 Split = list[tuple[Path, int]]  # the image files of a split, with their labels
 
 
-def of_classes(folders: Sequence[Path], endings: Sequence[str], required: bool = True) -> Split:
+def class_images(folders: Sequence[Path], endings: Sequence[str], required: bool = True) -> Split:
     """The images in the folder of each class, ordered by class and name.
 
     endings: extensions of the images in lower case.
@@ -136,9 +136,9 @@ def _visible(folder: Path) -> list[os.DirEntry]:
 def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:
     """Decorates a data source that lists images, so that it decodes all of them at once.
 
-    The x of `listing` is lazy, like that of `of_files`; any other x is left unchanged. The decoded
-    arrays are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until a file or a label
-    changes. To read piece by piece, use the result's attribute `listing`.
+    The x of `listing` is lazy, like that of `image_dataset`; any other x is left unchanged. The
+    decoded arrays are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until a file or a
+    label changes. To read piece by piece, use the result's attribute `listing`.
     """
 
     @functools.wraps(listing)
@@ -167,7 +167,7 @@ def image_source(remedy: str = "", /) -> Callable:
     return lambda listing: decoded(source(remedy)(listing))
 
 
-def of_files(
+def image_dataset(
     name: str,
     train: Sequence[Split],
     test: Sequence[Split],

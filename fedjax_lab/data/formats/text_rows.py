@@ -75,7 +75,7 @@ def make_tokenizer(name: str, vocabulary: int, texts: Iterable[str]) -> Tokenize
         return Tokenizer(_hashing(vocabulary), vocabulary)
     if name == "words":
         return _frequent(vocabulary, texts)
-    return _of_file(name)
+    return _file_tokenizer(name)
 
 
 def are_words(classes: Sequence[str]) -> bool:
@@ -124,7 +124,7 @@ def _check_room(count, length, kind):
     safe.check_fits(size, "the token ids", "lower --config.data.length")
 
 
-def of_texts(dataset: Dataset, texts: Sequence[str], tokens: Tokens) -> Dataset:
+def text_dataset(dataset: Dataset, texts: Sequence[str], tokens: Tokens) -> Dataset:
     """The examples of these texts; the vocabulary is that of the training texts.
 
     dataset: the facts about the texts, without x.
@@ -132,10 +132,10 @@ def of_texts(dataset: Dataset, texts: Sequence[str], tokens: Tokens) -> Dataset:
     training = (text for text, test in zip(texts, dataset.test, strict=True) if not test)
     made = make_tokenizer(tokens.tokenizer, tokens.vocabulary, training)
     rows = [made.encode(text) for text in texts]
-    return of_rows(dataset, rows, tokens.task, tokens.length, made.size, made.words)
+    return token_dataset(dataset, rows, tokens.task, tokens.length, made.size, made.words)
 
 
-def of_rows(
+def token_dataset(
     dataset: Dataset,
     rows: Sequence[Sequence[int]],
     task: str,
@@ -199,7 +199,7 @@ def _frequent(vocabulary, texts):
     return Tokenizer(encode, FIRST + len(ranked), (*SPECIAL, *ranked))
 
 
-def _of_file(name):
+def _file_tokenizer(name):
     """The tokenizer of a file; ids are shifted to begin at 2, the unknown word is 1."""
     made = tokenizer_files.read(name, BUILT_IN, extra="text")
 

@@ -38,13 +38,13 @@ def read(
         if file.suffix not in ENDINGS:
             raise BadInput(f"{file}: a table of texts must end in {', '.join(ENDINGS)}")
         if file.suffix in SEPARATORS:
-            return _of_lines(file, wanted, header, encoding)
+            return _read_lines(file, wanted, header, encoding)
         if file.suffix in LINES:
-            return _of_objects(file, wanted)
-        return _of_parquet(file, wanted)
+            return _read_objects(file, wanted)
+        return _read_parquet(file, wanted)
 
 
-def _of_lines(file, wanted, header, encoding):
+def _read_lines(file, wanted, header, encoding):
     """The columns of a CSV or TSV file."""
     text = decoded(file, encoding)
     with contextlib.closing(lines_of(file, text, SEPARATORS[file.suffix])) as rows:
@@ -131,7 +131,7 @@ def _cells(file, number, row, places):
     return tuple(row[place] for place in places)
 
 
-def _of_objects(file, wanted):
+def _read_objects(file, wanted):
     """The members of one JSON object per line."""
     rows = _numbered_objects(decoded(file, "utf-8"))
     return [tuple(_text(file, number, row, name) for name in wanted) for number, row in rows]
@@ -191,7 +191,7 @@ def _parquet_objects(file):
         return opened.read().to_pylist()
 
 
-def _of_parquet(file, wanted):
+def _read_parquet(file, wanted):
     """The columns of a Parquet file."""
     from pyarrow import parquet
 

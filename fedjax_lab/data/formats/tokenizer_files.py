@@ -62,11 +62,11 @@ def read(name: str, built_in: Collection[str], extra: str = "llm") -> ModelToken
     extra: the extra of this package that has the package `tokenizers`.
     """
     if name == BYTES and name in built_in:
-        return _of_bytes()
+        return _byte_tokenizer()
     file = _file(name, built_in)
     is_gguf = file.suffix == ".gguf"
     with safe.reading(file, OTHER, "is not a tokenizer", extra="llm" if is_gguf else extra):
-        return _of_gguf(file) if is_gguf else _of_json(file)
+        return _gguf_tokenizer(file) if is_gguf else _json_tokenizer(file)
 
 
 def _file(name, built_in):
@@ -97,7 +97,7 @@ def _cached(name):
         return None
 
 
-def _of_bytes():
+def _byte_tokenizer():
     names = (*BYTES_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)))
     first, special = len(BYTES_SPECIAL), "|".join(map(re.escape, BYTES_SPECIAL))
 
@@ -120,7 +120,7 @@ def _of_bytes():
     )
 
 
-def _of_json(file):
+def _json_tokenizer(file):
     """The tokenizer of a tokenizer.json, with the settings in the files beside it."""
     from tokenizers import Tokenizer
 
@@ -170,7 +170,7 @@ def _content(token):
     return str((token.get("content") if isinstance(token, dict) else token) or "")
 
 
-def _of_gguf(file):
+def _gguf_tokenizer(file):
     """The tokenizer in the metadata of a GGUF file."""
     from gguf import GGUFReader
     from tokenizers import AddedToken

@@ -51,7 +51,7 @@ def read(file: Path, as_text: Collection[str], marks: Collection[str]) -> dict[s
     with safe.reading(file, REMEDY):
         safe.check_regular(file)
         try:
-            made = _of_parquet(file) if file.suffix == ".parquet" else _of_lines(file)
+            made = _read_parquet(file) if file.suffix == ".parquet" else _read_lines(file)
             names = [name.strip() for name in made.column_names]
         except (pyarrow.ArrowInvalid, UnicodeDecodeError) as error:
             reason = str(error).partition("\n")[0]
@@ -71,7 +71,7 @@ def read(file: Path, as_text: Collection[str], marks: Collection[str]) -> dict[s
     return columns
 
 
-def _of_parquet(file):
+def _read_parquet(file):
     from pyarrow import parquet
 
     size = parquet.read_metadata(file)
@@ -80,7 +80,7 @@ def _of_parquet(file):
     return made.select([name for name in made.column_names if not name.startswith(INDEX)])
 
 
-def _of_lines(file):
+def _read_lines(file):
     """The table of a CSV or TSV file, whose cells are all text."""
     import pyarrow
     from pyarrow import csv

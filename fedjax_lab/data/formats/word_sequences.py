@@ -57,4 +57,4 @@ def next_word(
     sequences = [ids[sequence].tolist() for part in parts for sequence in part.x]
     classes = (*text_rows.SPECIAL, *(names[number] for number in kept))
     made, task = assembled(parts, None, (), name), "next_word"
-    return text_rows.of_rows(made, sequences, task, length, len(classes), classes)
+    return text_rows.token_dataset(made, sequences, task, length, len(classes), classes)

@@ -15,7 +15,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats import pickles
 from fedjax_lab.data.formats.columns import positions
-from fedjax_lab.data.formats.images import Look, Split, of_classes, of_files, rgb_or_gray
+from fedjax_lab.data.formats.images import Look, Split, class_images, image_dataset, rgb_or_gray
 from fedjax_lab.data.places import locate
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.errors import quoted
@@ -59,7 +59,7 @@ def read(release: Release, folder: str, size: int, choose: Callable) -> Dataset:
     train = [[split[row] for row in choose([y for _, y in split])] for split, _ in pairs]
     test = [split for _, split in pairs]
     look = Look(size, rgb_or_gray)
-    return of_files(release.name, train, test, look, release.classes, release.domains)
+    return image_dataset(release.name, train, test, look, release.classes, release.domains)
 
 
 def find(release: Release, folder: str) -> Path:
@@ -81,7 +81,7 @@ def listed(release: Release, where: Path, file: Path) -> Split:
 def split_here(release: Release, where: Path, domain: str) -> tuple[Split, Split]:
     """The training and test files of a domain: a permutation with seed 0, a fifth for testing."""
     folders = [where / domain / name for name in release.classes]
-    both = of_classes(folders, SUFFIXES)
+    both = class_images(folders, SUFFIXES)
     mixed = [both[row] for row in np.random.default_rng(0).permutation(len(both))]
     tests = len(mixed) // 5
     return mixed[tests:], mixed[:tests]

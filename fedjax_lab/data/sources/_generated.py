@@ -39,7 +39,7 @@ def training_counts(sizes: np.ndarray, test_share: float) -> np.ndarray:
     return np.maximum(1, ((1 - test_share) * sizes + 1e-9).astype(np.int64))  # 1e-9: for rounding
 
 
-def of_users(
+def user_dataset(
     x: np.ndarray, y: np.ndarray, sizes: np.ndarray, training: np.ndarray, **facts: Any
 ) -> Dataset:
     """The dataset of examples x [R, ...], y [R] that are ordered by user.

@@ -34,10 +34,10 @@ def arrays(*, path: str) -> Dataset:
     """
     file = path_of(path, "name an .npz file with --config.data.path")
     members = read(file)
-    return of_members(file, members.pop("x"), members)
+    return from_members(file, members.pop("x"), members)
 
 
-def of_members(where: Path | str, x: np.ndarray, members: dict[str, np.ndarray]) -> Dataset:
+def from_members(where: Path | str, x: np.ndarray, members: dict[str, np.ndarray]) -> Dataset:
     """The dataset of these arrays, by the names in KEYS. where: the culprit in messages."""
     made = dataset_of(where, pixels(where, x), members, "split", is_test)
     if not made.test_is_drawn:

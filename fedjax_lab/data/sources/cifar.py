@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.data import safe
-from fedjax_lab.data.dataset import Dataset, of_one_domain
+from fedjax_lab.data.dataset import Dataset, single_domain
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import pickles
 from fedjax_lab.data.formats.image_arrays import images_of, labels_of
@@ -103,7 +103,7 @@ def _read(release: Release, folder: str) -> Dataset:
     classes = _classes(made[release.meta], release, where / release.meta)
     *train, test = (_examples(made[part], release, where / part) for part in examples)
     x, y = map(np.concatenate, zip(*train, strict=True))
-    return of_one_domain((x, y), test, classes, release.name)
+    return single_domain((x, y), test, classes, release.name)
 
 
 def _unpacked(archive: Path, folder: str, parts: tuple[str, ...]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import Side
-from fedjax_lab.data.formats.images import Look, image_source, of_classes, of_files
+from fedjax_lab.data.formats.images import Look, class_images, image_dataset, image_source
 from fedjax_lab.data.places import fetched, locate
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
@@ -39,6 +39,6 @@ def cinic10(*, folder: str = "", size: Side = 32, merge_valid: bool = False) -> 
     where = find(folder).parents[1]
     splits = ("train", "valid", "test") if merge_valid else ("train", "test")
     folders = [[where / split / name for name in CLASSES] for split in splits]
-    *parts, test = [of_classes(part, [".png"]) for part in folders]
+    *parts, test = [class_images(part, [".png"]) for part in folders]
     title, domains = f"cinic10-v{VERSION}", ("cinic10",)
-    return of_files(title, [sum(parts, [])], [test], Look(size), CLASSES, domains)
+    return image_dataset(title, [sum(parts, [])], [test], Look(size), CLASSES, domains)

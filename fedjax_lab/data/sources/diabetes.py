@@ -20,5 +20,5 @@ def diabetes(*, unseen: str = "", normalize: str = "standard") -> Dataset:
 
     table = load_diabetes(scaled=False)
     members = {"y": np.asarray(table.target)}
-    made = arrays.of_members("diabetes", np.asarray(table.data), members)
+    made = arrays.from_members("diabetes", np.asarray(table.data), members)
     return made._replace(domains=("diabetes",))

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import Side
-from fedjax_lab.data.formats.images import Look, Split, image_source, of_files
+from fedjax_lab.data.formats.images import Look, Split, image_dataset, image_source
 from fedjax_lab.data.places import fetched, locate, told
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources._domain_folders import PARTS, Release, inside, read
@@ -93,10 +93,10 @@ def domainnet_full(
     check_range("data.classes", classes, 1, len(class_names))
     rng = np.random.default_rng(classes_seed)
     chosen = np.sort(rng.choice(len(class_names), classes, replace=False)).tolist()
-    kept = [[_of_classes(lines, chosen) for lines in part] for part in (train, test)]
+    kept = [[_class_images(lines, chosen) for lines in part] for part in (train, test)]
     names = [class_names[label] for label in chosen]
     title = f"domainnet_full-v{VERSION}"
-    return of_files(title, kept[0], kept[1], Look(size), names, RELEASE.domains)
+    return image_dataset(title, kept[0], kept[1], Look(size), names, RELEASE.domains)
 
 
 def listed(where: Path, file: Path, domain: str) -> list[Line]:
@@ -127,7 +127,7 @@ def _line(where: Path, file: Path, text: str, domain: str) -> Line:
     return Line(where / inner, inner.parts[1], int(label))
 
 
-def _of_classes(lines: Sequence[Line], chosen: Sequence[int]) -> Split:
+def _class_images(lines: Sequence[Line], chosen: Sequence[int]) -> Split:
     """The images with these labels, relabeled by the position of the label in `chosen`."""
     number = {label: place for place, label in enumerate(chosen)}
     return [(line.file, number[line.label]) for line in lines if line.label in number]

@@ -16,7 +16,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats.image_arrays import labels_of
-from fedjax_lab.data.formats.images import Look, image_source, of_files, rgb
+from fedjax_lab.data.formats.images import Look, image_dataset, image_source, rgb
 from fedjax_lab.data.places import fetched, locate
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
@@ -73,7 +73,7 @@ def gtsrb(*, folder: str = "", size: Side = 32, roi: bool = False) -> Dataset:
     colors, boxes = _cropped([*train, *test]) if roi else (rgb, "whole")
     title, look = f"gtsrb-{boxes}-v{VERSION}", Look(size, colors)
     splits = [[(sign.file, sign.label) for sign in part] for part in (train, test)]
-    return of_files(title, splits[:1], splits[1:], look, CLASSES, ("gtsrb",))
+    return image_dataset(title, splits[:1], splits[1:], look, CLASSES, ("gtsrb",))
 
 
 def signs(table: Path, folder: Path) -> list[Sign]:

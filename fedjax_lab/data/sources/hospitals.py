@@ -13,8 +13,8 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.sources._generated import (
     Spread,
     draw_sizes,
-    of_users,
     training_counts,
+    user_dataset,
 )
 from fedjax_lab.ranges import BelowOne, NotNegative, Positive
 
@@ -61,5 +61,5 @@ def hospitals(
     if longer_than:
         y = (days > longer_than).astype(np.int32)
     facts = {"classes": ("shorter", "longer") if longer_than else (), "domains": ("hospitals",)}
-    made = of_users(x, y, sizes, training_counts(sizes, test_share), **facts)
+    made = user_dataset(x, y, sizes, training_counts(sizes, test_share), **facts)
     return made._replace(users=tuple(f"hospital {h}" for h in range(num_users)))

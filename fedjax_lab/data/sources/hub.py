@@ -96,7 +96,7 @@ def huggingface(
     made = _without_x(table, named, dataset, len(train), train.info)
     if named["image"]:
         return made._replace(x=_images(table, named["image"], dataset, size, color, made))
-    return text_rows.of_texts(made, _column(table, named["text"], dataset).to_pylist(), tokens)
+    return text_rows.text_dataset(made, _column(table, named["text"], dataset).to_pylist(), tokens)
 
 
 def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, info: Any):

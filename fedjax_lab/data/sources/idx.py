@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab.data import places, safe
-from fedjax_lab.data.dataset import Dataset, first_of_each, of_one_domain
+from fedjax_lab.data.dataset import Dataset, first_of_each, single_domain
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats.image_arrays import labels_of
 from fedjax_lab.data.safe import Fault
@@ -114,7 +114,7 @@ def as_dataset(where: Path, pairs: Pairs, release: Release) -> Dataset:
     """The dataset of both pairs. Raises BadInput unless each label is the number of a class."""
     for _, y in pairs:
         labels_of(where, y, len(y), range(len(release.classes)))
-    return of_one_domain(*pairs, release.classes, release.source)
+    return single_domain(*pairs, release.classes, release.source)
 
 
 def find_folder(release: Release, folder: str, names: tuple[str, ...] = FILES) -> Path:
@@ -149,7 +149,7 @@ def idx(*, folder: str) -> Dataset:
     where = places.path_of(folder, IDX_HELP, "folder")
     pairs = read(where)
     classes = map(str, range(max(10, *(int(y.max()) + 1 for _, y in pairs))))
-    return of_one_domain(*pairs, tuple(classes), where.resolve().name)
+    return single_domain(*pairs, tuple(classes), where.resolve().name)
 
 
 def read(folder: Path, names: tuple[str, ...] = FILES) -> Pairs:

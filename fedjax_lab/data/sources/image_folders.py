@@ -15,7 +15,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats import layouts
 from fedjax_lab.data.formats.image_parts import Color, Fit, Part, gather, kind_of_split, make_look
-from fedjax_lab.data.formats.images import Look, image_source, of_classes, subfolders
+from fedjax_lab.data.formats.images import Look, class_images, image_source, subfolders
 from fedjax_lab.data.safe import Fault
 
 VERSION = 1  # of the pixels; increment it with every change that alters a pixel
@@ -182,7 +182,7 @@ def _part(holder: layouts.Holder, classes: Sequence[str], endings: Sequence[str]
     folder, levels = holder
     split = kind_of_split(levels.get("split", "train"), folder)
     required = split == "train" and "client" not in levels
-    images = of_classes([folder / name for name in classes], endings, required)
+    images = class_images([folder / name for name in classes], endings, required)
     return Part(images, _domain(holder), split, levels.get("client", ""))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab.data import safe
-from fedjax_lab.data.dataset import Dataset, of_one_domain
+from fedjax_lab.data.dataset import Dataset, single_domain
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import npz
 from fedjax_lab.data.formats.image_arrays import images_of, labels_of
@@ -32,7 +32,7 @@ def k49(*, folder: str = "") -> Dataset:
     """
     where = find(folder).parent
     train, test = (_examples(where / FILES[i], where / FILES[i + 1]) for i in (0, 2))
-    return of_one_domain(train, test, CLASSES, "k49")
+    return single_domain(train, test, CLASSES, "k49")
 
 
 def _examples(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import Side, source
 from fedjax_lab.data.fetching import catalog
 from fedjax_lab.data.formats import leaf_json, text_rows, user_rows
-from fedjax_lab.data.formats.images import Look, Split, decoded, of_files
+from fedjax_lab.data.formats.images import Look, Split, decoded, image_dataset
 from fedjax_lab.data.formats.leaf_json import User
 from fedjax_lab.data.formats.text_rows import Vocabulary
 from fedjax_lab.data.formats.user_rows import UserRows
@@ -76,9 +76,9 @@ def leaf(
     """
     where = Path(folder).expanduser()
     kinds = {
-        "comments": partial(of_comments, vocabulary, length or COMMENT),
-        "pictures": partial(of_pictures, where, images, size),
-        "texts": partial(of_texts, tokenizer, vocabulary, length or TWEET),
+        "comments": partial(comment_kind, vocabulary, length or COMMENT),
+        "pictures": partial(picture_kind, where, images, size),
+        "texts": partial(text_kind, tokenizer, vocabulary, length or TWEET),
         "numbers": partial(Kind, numbers, partial(user_rows.numbers, name="leaf")),
     }
     parts: list[UserRows] = []
@@ -139,7 +139,7 @@ def numbers(user: User) -> tuple[np.ndarray, np.ndarray]:
 # Names of image files
 
 
-def of_pictures(folder: Path, images: str, size: int) -> Kind:
+def picture_kind(folder: Path, images: str, size: int) -> Kind:
     """The kind of names of image files; the images are decoded on demand."""
     named = [Path(images).expanduser()] if images else []
     places = named or [folder / name for name in PICTURES]
@@ -159,7 +159,7 @@ def of_pictures(folder: Path, images: str, size: int) -> Kind:
             splits[part.test] += zip(part.x, part.y.tolist(), strict=True)
         remedy = f"move all images to {where}, or name their folder with --config.data.images"
         with safe.remedied(remedy):
-            made = of_files(f"leaf-v{VERSION}", splits[:1], splits[1:], Look(size), (), ())
+            made = image_dataset(f"leaf-v{VERSION}", splits[:1], splits[1:], Look(size), (), ())
         made.x.read = safe.remedied(remedy)(made.x.read)
         data = user_rows.assembled(parts, made.x, user_rows.numbered(parts), "leaf")
         return data._replace(files=made.files)
@@ -174,7 +174,7 @@ def _is_plain(name):
 # Texts
 
 
-def of_texts(tokenizer: str, vocabulary: int, length: int) -> Kind:
+def text_kind(tokenizer: str, vocabulary: int, length: int) -> Kind:
     """The kind of texts, or of rows whose last entry is the text, as in Sent140."""
     text_rows.make_tokenizer(tokenizer, vocabulary, [])  # checks its name
     POSITIVE.check("data.length", length)
@@ -189,12 +189,12 @@ def of_texts(tokenizer: str, vocabulary: int, length: int) -> Kind:
         made = user_rows.assembled(parts, None, user_rows.numbered(parts), "leaf")
         texts = [text for part in parts for text in part.x]
         tokens = text_rows.Tokens("classify", tokenizer, vocabulary, length)
-        return text_rows.of_texts(made, texts, tokens)
+        return text_rows.text_dataset(made, texts, tokens)
 
     return Kind(encode, finish)
 
 
-def of_comments(vocabulary: int, length: int) -> Kind:
+def comment_kind(vocabulary: int, length: int) -> Kind:
     """The kind of comments, for next-word prediction within each comment."""
     words = Words()
     POSITIVE.check("data.length", length)

@@ -189,7 +189,7 @@ def _files(builder: Any, split: str) -> tuple[Fetch, int]:
     """A function that fetches records by their numbers, and the number of records."""
     count = builder.info.splits[split].num_examples
     if builder.info.file_format.value == "tfrecord":
-        rows = _of_tfrecords(builder.info.splits[split].file_instructions)
+        rows = _tfrecord_rows(builder.info.splits[split].file_instructions)
         return (lambda numbers: [rows[number].content() for number in numbers]), count
     import tensorflow_datasets
 
@@ -200,7 +200,7 @@ def _files(builder: Any, split: str) -> tuple[Fetch, int]:
     return (lambda numbers: source.__getitems__(numbers.tolist())), count
 
 
-def _of_tfrecords(instructions: Sequence) -> list[tfrecords.Record]:
+def _tfrecord_rows(instructions: Sequence) -> list[tfrecords.Record]:
     """The records that TFDS's file instructions select."""
     made: list[tfrecords.Record] = []
     for part in instructions:

@@ -63,7 +63,7 @@ def records(*, path: str) -> Dataset:
     with safe.reading(folder):
         sums = read_sums(folder)
         index = read_index(folder)
-        labels: Any = npz.read(folder / LABELS, of_each(index), problem="is damaged")
+        labels: Any = npz.read(folder / LABELS, label_arrays(index), problem="is damaged")
         check_labels(index, labels)
     digest = hashlib.sha256("".join(sums).encode()).hexdigest()
     x = LazyArray(reader(folder, index), index.shape, index.dtype, digest)
@@ -71,7 +71,7 @@ def records(*, path: str) -> Dataset:
     return Dataset(x=x, **labels, **names, overlap=index.overlap)
 
 
-def of_each(there: Dataset | Index) -> dict[str, Any]:
+def label_arrays(there: Dataset | Index) -> dict[str, Any]:
     """The arrays in labels.npz, with their types."""
     has_origin = there.origin if isinstance(there, Index) else there.origin is not None
     kinds = {**EACH, "client": np.int32} if there.users else EACH
@@ -121,7 +121,7 @@ def sum_of(file: Path) -> str:
 def check_labels(index: Index, labels: dict[str, np.ndarray]) -> None:
     """Raises ValueError unless the arrays of labels.npz match the index."""
     for name, array in labels.items():
-        if array.shape != index.shape[:1] or array.dtype != of_each(index)[name]:
+        if array.shape != index.shape[:1] or array.dtype != label_arrays(index)[name]:
             raise ValueError(f"{name} in {LABELS} does not match {INDEX}")
     numbers = {"y": index.classes, "domain": index.domains, "client": index.users}
     for name in numbers.keys() & labels.keys():

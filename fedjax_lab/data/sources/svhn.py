@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab.data import safe
-from fedjax_lab.data.dataset import Dataset, of_one_domain
+from fedjax_lab.data.dataset import Dataset, single_domain
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import matlab
 from fedjax_lab.data.formats.image_arrays import images_of, labels_of
@@ -33,7 +33,7 @@ def svhn(*, folder: str = "") -> Dataset:
     """
     where = find(folder).parent
     train, test = (read(where / name) for name in FILES)
-    return of_one_domain(train, test, tuple("0123456789"), "svhn")
+    return single_domain(train, test, tuple("0123456789"), "svhn")
 
 
 def read(file: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -22,8 +22,8 @@ from fedjax_lab.data.declared import source
 from fedjax_lab.data.sources._generated import (
     Spread,
     draw_sizes,
-    of_users,
     training_counts,
+    user_dataset,
 )
 from fedjax_lab.ranges import BelowOne, NotNegative, Positive, Within
 
@@ -76,7 +76,7 @@ def synthetic(
         x[rows] = v + deviations * rng.standard_normal((sizes[k], dimension))
         y[rows] = np.argmax(x[rows] @ w + b, axis=1)
     names = {"classes": tuple(map(str, range(num_classes))), "domains": ("synthetic",)}
-    return of_users(x, y, sizes, training, **names, citation=CITATION)
+    return user_dataset(x, y, sizes, training, **names, citation=CITATION)
 
 
 def _draw_sizes(rng, count):

@@ -203,7 +203,7 @@ def _encoded(file, name, column, is_category, training):
     if kind == "text" and not is_category:
         check_text(file, name, column)
     if kind in ("text", "flag") or is_category:
-        return _of_category(file, name, column, training)
+        return _category_columns(file, name, column, training)
     if kind != "number":
         raise BadInput(
             f"{file}: the column {quoted(name)} has values of {kind}, which are neither"
@@ -222,7 +222,7 @@ def _encoded(file, name, column, is_category, training):
     return Encoded(name, np.stack(columns, 1).astype(kind), "numbers", int(lacks.sum()))
 
 
-def _of_category(file, name, column, training):
+def _category_columns(file, name, column, training):
     if (count := len(column.unique())) > MOST_VALUES:
         raise BadInput(
             f"{file}: the column {quoted(name)} has {count} different values; a category may have"

@@ -132,7 +132,7 @@ def dataset_of(
         dataset = dataset._replace(client=client, users=users)
     if any(each.group for each in texts):
         dataset = dataset._replace(origin=numbered([each.group for each in texts], where)[0])
-    dataset = text_rows.of_texts(dataset, [each.text for each in texts], tokens)
+    dataset = text_rows.text_dataset(dataset, [each.text for each in texts], tokens)
     if dataset.test.all():
         raise BadInput(f"{where} has no training texts")
     leaks.report(dataset)

@@ -91,7 +91,7 @@ def tff_hdf5(
     length: the number of words before the next one that an example has.
     """
     prefix, train, test = files_of(folder, dataset)
-    words = of_tags(vocabulary, tags) if task == "tags" else of_sentences(vocabulary, length)
+    words = tag_kind(vocabulary, tags) if task == "tags" else sentence_kind(vocabulary, length)
     parts, kind = parts_of(train, test, (*KINDS, words), max_users)
     return kind.finish(parts, prefix)._replace(license=kind.license, citation=kind.citation)
 
@@ -229,7 +229,7 @@ KINDS = (
 # Stack Overflow
 
 
-def of_sentences(vocabulary: int, length: int) -> Kind:
+def sentence_kind(vocabulary: int, length: int) -> Kind:
     """The kind of sentences, to predict each word from those before it, and the end."""
     words = Words()
 
@@ -243,7 +243,7 @@ def of_sentences(vocabulary: int, length: int) -> Kind:
     return Kind(("tokens",), encode, finish, *STACK_OVERFLOW)
 
 
-def of_tags(vocabulary: int, count: int) -> Kind:
+def tag_kind(vocabulary: int, count: int) -> Kind:
     """The kind of sentences with the titles and tags of their questions, to predict the tag."""
     words, tags = Words(), Words()
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.formats.images import Look, Split, image_source, of_classes, of_files
+from fedjax_lab.data.formats.images import Look, Split, class_images, image_dataset, image_source
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import quoted
 from fedjax_lab.ranges import Within
@@ -38,9 +38,9 @@ def tiny_imagenet(*, folder: str = "", size: Annotated[int, Within(8, 64)] = 32)
     where = find(folder).parent
     classes = tuple(sorted(set(safe.lines(where / "wnids.txt"))))
     folders = [where / "train" / name / "images" for name in classes]
-    train, test = of_classes(folders, [".jpeg"]), validation_files(where, classes)
+    train, test = class_images(folders, [".jpeg"]), validation_files(where, classes)
     title, domains = f"tiny_imagenet-v{VERSION}", ("tiny_imagenet",)
-    return of_files(title, [train], [test], Look(size), classes, domains)
+    return image_dataset(title, [train], [test], Look(size), classes, domains)
 
 
 def validation_files(where: Path, classes: tuple[str, ...]) -> Split:

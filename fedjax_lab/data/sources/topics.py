@@ -78,7 +78,7 @@ def topics(
         client=client,
         users=tuple(f"user{n}" for n in range(users)),
     )
-    return text_rows.of_rows(made, rows, task, length, vocabulary, _words(vocabulary))
+    return text_rows.token_dataset(made, rows, task, length, vocabulary, _words(vocabulary))
 
 
 def _words(vocabulary):

@@ -21,8 +21,8 @@ from fedjax_lab.data.sources._generated import (
     Concentration,
     Spread,
     draw_sizes,
-    of_users,
     training_counts,
+    user_dataset,
 )
 from fedjax_lab.data.sources.digit_domains import CLASSES, split_digits
 from fedjax_lab.ranges import BelowOne, NotNegative, Positive
@@ -91,7 +91,7 @@ def writers(
             x[rows] = write(rng, drawn, digits)
     names = {"classes": CLASSES, "domains": ("writers",)}
     citation = catalog.GENERATED["digit_domains"]["citation"]  # of scikit-learn's digits
-    return of_users(x, y, sizes, training, **names, citation=citation)
+    return user_dataset(x, y, sizes, training, **names, citation=citation)
 
 
 def _draw_sizes(rng, count):

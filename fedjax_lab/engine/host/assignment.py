@@ -69,7 +69,7 @@ class Owners(NamedTuple):
         lots = [np.array_split(np.array(segment), count) for segment in self.segments]
         return [self.line_up(np.concatenate(lot), length) for lot in zip(*lots, strict=True)]
 
-    def of_new(self, number: int) -> "Owners":
+    def new_owners(self, number: int) -> "Owners":
         """The assignment of `number` new clients to the same processes.
 
         Raises BadInput as in `divide`.

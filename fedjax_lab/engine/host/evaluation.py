@@ -66,7 +66,7 @@ def kinds(method: Method, whole: Federation, owners: Owners, clients: int, rows:
             out.append(Kind(tuned, owners, of_clients, cut, by_client))
     if whole.new_test is not None and evaluate.scores_new(method):
         sets = NEW_ROWS if evaluate.uses_data_of_new(method) else ("new_test",)
-        of_new = owners.of_new(len(whole.new_test))
+        of_new = owners.new_owners(len(whole.new_test))
         out.append(Kind(sets, of_new, of_new.pieces(clients), [{}], new=True))
     return out
 
@@ -166,5 +166,5 @@ def _cut(rows, length):
 
 
 def _the_one(values):
-    """The first value that is not None; None if there is none."""
+    """The first value that is not None, or None."""
     return next((value for value in values if value is not None), None)

@@ -1,4 +1,4 @@
-"""Plays rounds in blocks: the clients' private state is on the host, a block's on the devices.
+"""Plays rounds in blocks, with the clients' private state on the host and a block's on the devices.
 
 A block is a sequence of rounds whose cohorts are drawn in advance, from the same random streams as
 in the rounds themselves. The devices hold the private state of the clients in those cohorts and,
@@ -84,9 +84,9 @@ class Player:
         self._lane = lane._replace(federation=nothing)
         self._part, self._size, self._owners, self._place = part, size, owners, jit.place
         self._put = partial(jit.place.put, compared=False)  # the second thread may do this
-        self._draw = jit.of(self._cohorts, (), jit.place.strategy.sharding)
+        self._draw = jit.wrap(self._cohorts, (), jit.place.strategy.sharding)
         replaced = partial(_replaced, program.strategy)
-        self._replace = jit.of(replaced, (), jit.place.of_segments, donate_argnums=0)
+        self._replace = jit.wrap(replaced, (), jit.place.segment_sharding, donate_argnums=0)
         self._ahead = draws_ahead(program, self._lane, like.server)
         self._worker = ThreadPoolExecutor(1)
         self._block: Block | None = None  # the block being played
@@ -154,7 +154,7 @@ class Player:
 
     def _write(self, block):
         ids, first = np.unique(self._owners.own(block.clients), return_index=True)
-        private = jax.tree.map(parallel.of_process, to_bits(block.private))
+        private = jax.tree.map(parallel.local_part, to_bits(block.private))
         self._store.write(ids, tree.take(private, first))
 
     def _read(self, start, clients):

@@ -98,7 +98,7 @@ class Hosted:
             cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=length)
             return to_bits(jax.tree.map(cut, private))
 
-        piece = self._jit.of(entries, (), None).lower(keys, np.int32(0)).compile()
+        piece = self._jit.wrap(entries, (), None).lower(keys, np.int32(0)).compile()
         if (sizes := piece.memory_analysis()) is not None:
             parallel.check_memory(sizes.temp_size_in_bytes, "the clients' initial state needs")
         self._store.fill(lambda ids: piece(keys, np.int32(ids[0])))
@@ -118,10 +118,10 @@ class Hosted:
         (lane, private), evaluation = self.shapes
         state, number = State(server, private), np.int32(0)
         place, everywhere = self._jit.place, self._jit.place.strategy.sharding
-        out = State(everywhere, place.of_segments), everywhere
+        out = State(everywhere, place.segment_sharding), everywhere
         settings = self._settings
-        play = self._jit.of(self._of_settings(simulate.play), (), out, donate_argnums=(2, 3))
-        score = self._jit.of(self._of_settings(evaluate.score), (), everywhere)
+        play = self._jit.wrap(self._bind_settings(simulate.play), (), out, donate_argnums=(2, 3))
+        score = self._jit.wrap(self._bind_settings(evaluate.score), (), everywhere)
         scores = [
             score.lower(settings, of_piece, State(server, private), number)
             for of_piece, private in evaluation
@@ -129,7 +129,7 @@ class Hosted:
         play = play.lower(settings, lane, state, sums, number, number)
         return play, scores, (self._program, lane, state)
 
-    def _of_settings(self, function):
+    def _bind_settings(self, function):
         """A function of a program as one of its settings, which may be large arrays."""
         return lambda settings, *args: function(self._make_program(settings), *args)
 
@@ -196,7 +196,7 @@ class Hosted:
     def _part(self, lane, whole, sets, clients, shared=0):
         if self._stream:
             return subsets.with_examples(whole, sets, clients, shared, self._owners)
-        return subsets.of_rows(lane.federation, whole, sets, self._owners)
+        return subsets.row_subsets(lane.federation, whole, sets, self._owners)
 
 
 def _described(a):
@@ -206,7 +206,7 @@ def _described(a):
 def check(method: Method, like: State) -> None:
     """Raises BadInput if a method needs the private state of all clients at once. like: shapes."""
     for name, function in (("newcomer", method.newcomer), ("record", method.record)):
-        if function is not None and depends(partial(_of_parts, function), *like[::-1]):
+        if function is not None and depends(partial(_apply_parts, function), *like[::-1]):
             raise BadInput(
                 f"the method's `{name}` reads the private state of all clients at once, but this"
                 " run keeps it on the host; use config.engine.state=replicated and"
@@ -226,5 +226,5 @@ def _check_metrics(plan, kinds):
         )
 
 
-def _of_parts(function, private, server):
+def _apply_parts(function, private, server):
     return function(State(server, private))

@@ -17,9 +17,9 @@ import numpy as np
 from fedjax_lab.data import lazy
 from fedjax_lab.engine import shards
 from fedjax_lab.engine.host.assignment import Owners
-from fedjax_lab.types import ROWS, TRAITS, Federation, Rows
+from fedjax_lab.types import ROWS, Federation, Rows
 
-NO_ROWS: Any = dict.fromkeys((*ROWS, *TRAITS))
+NO_ROWS: Any = dict.fromkeys(ROWS) | {"traits": {}}
 
 READERS = 4  # threads that read the examples of a part: a disk serves several requests at once
 LOTS = 4 * READERS  # pieces of work for these threads, because pieces take different times
@@ -27,7 +27,7 @@ LOTS = 4 * READERS  # pieces of work for these threads, because pieces take diff
 Part = Callable[..., Federation]
 
 
-def of_rows(pool: Federation, whole: Federation, sets: Sequence[str], owners: Owners) -> Part:
+def row_subsets(pool: Federation, whole: Federation, sets: Sequence[str], owners: Owners) -> Part:
     """Makes parts that contain only rows; all parts share the examples of `pool`.
 
     pool: examples, on the devices.

@@ -7,14 +7,14 @@ from fedjax_lab.data.dataset import Dataset
 VOWELS = "aeiou"
 
 
-def of_labels(dataset: Dataset) -> list[str]:
+def label_prompts(dataset: Dataset) -> list[str]:
     """A prompt for each class of images, or for each next character of texts."""
     if is_text(dataset):
         return [f"Character {character}" for character in dataset.classes]
     return [f"A photo of {article(name)} {name}" for name in map(plain, dataset.classes)]
 
 
-def of_examples(dataset: Dataset, rows: np.ndarray) -> list[str]:
+def example_prompts(dataset: Dataset, rows: np.ndarray) -> list[str]:
     """A prompt for each of these rows of a dataset of texts."""
     alphabet = np.array(dataset.classes)
     return [f"The next character of {''.join(alphabet[text])}" for text in dataset.x[rows]]

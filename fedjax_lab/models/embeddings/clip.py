@@ -28,7 +28,7 @@ from fedjax_lab.models.clip import (
     text_tower,
 )
 from fedjax_lab.models.embeddings import Embeddings
-from fedjax_lab.models.embeddings._prompts import is_text, of_examples, of_labels
+from fedjax_lab.models.embeddings._prompts import example_prompts, is_text, label_prompts
 from fedjax_lab.ranges import Positive
 
 VERSION = 1  # of the embeddings; increment it with every change that alters one
@@ -94,7 +94,7 @@ class Side(NamedTuple):
 
 
 def _prompts(dataset: Dataset, tokens: Callable) -> Side:
-    prompts = np.array(of_labels(dataset))
+    prompts = np.array(label_prompts(dataset))
     return Side(
         text_tower, len(prompts), {"prompts": prompts}, lambda some: tokens(prompts[some].tolist())
     )
@@ -103,7 +103,7 @@ def _prompts(dataset: Dataset, tokens: Callable) -> Side:
 def _texts(dataset: Dataset, rows: np.ndarray, tokens: Callable) -> Side:
     content = {"x": dataset.x[rows], "alphabet": np.array(dataset.classes)}
     return Side(
-        text_tower, len(rows), content, lambda some: tokens(of_examples(dataset, rows[some]))
+        text_tower, len(rows), content, lambda some: tokens(example_prompts(dataset, rows[some]))
     )
 
 

@@ -50,7 +50,7 @@ def stand_in(dataset: Dataset, *, size: Positive[int] = 512) -> Embeddings:
     examples = np.zeros((len(dataset.y), size), np.float32)
     examples[train] = embedded
     y, domain = dataset.y[train], dataset.domain[train]
-    return Embeddings(examples, of_labels(embedded, y, domain, len(dataset.classes)))
+    return Embeddings(examples, label_embeddings(embedded, y, domain, len(dataset.classes)))
 
 
 def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
@@ -74,7 +74,9 @@ def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
     return raw @ gaussian(raw.shape[1], size)
 
 
-def of_labels(embedded: np.ndarray, y: np.ndarray, domain: np.ndarray, classes: int) -> np.ndarray:
+def label_embeddings(
+    embedded: np.ndarray, y: np.ndarray, domain: np.ndarray, classes: int
+) -> np.ndarray:
     """The labels' embeddings [K, E] of length 10, from the examples' embeddings [R, E]."""
     cells, cell = np.unique(domain * classes + y, return_inverse=True)
     of_class = means(means(embedded, cell, len(cells)), cells % classes, classes)

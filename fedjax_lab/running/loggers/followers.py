@@ -24,7 +24,7 @@ _KEPT = {"*": {"id?": files.TEXT, "round": files.COUNT}}
 
 
 @contextlib.contextmanager
-def of_run(
+def start(
     loggers: dict[str, Begin], experiment: Experiment, path: Path | None, rows: list[dict]
 ) -> Iterator["Followers"]:
     """Starts the loggers of a run; they end with the context at the latest.

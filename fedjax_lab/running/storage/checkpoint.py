@@ -81,7 +81,7 @@ class Checkpoints:
             return
         leaves = [numbers(a) for a in jax.tree.leaves(state)]
         size = sum(a.nbytes for a in leaves) + sum(store.nbytes for store in stores)
-        processes.of_first(lambda: _check_room(self._folder, size))
+        processes.call_in_first(lambda: _check_room(self._folder, size))
         described = host_files.save(self._kept / str(rounds), stores) if stores else []
         args = self._ocp.args
         description = args.JsonSave(_description(rounds, leaves, described))
@@ -96,9 +96,9 @@ class Checkpoints:
         try:
             host_files.load(self._kept / str(rounds), description.get("kept", []), stores)
         except ValueError as error:
-            raise self._of_another_run(rounds, error) from error
+            raise self._mismatch(rounds, error) from error
 
-    def _of_another_run(self, rounds, reason):
+    def _mismatch(self, rounds, reason):
         run = self._folder.parent
         return BadInput(f"checkpoint {rounds} of {run} belongs to another run: {reason}")
 
@@ -120,13 +120,13 @@ class Checkpoints:
           BadInput: all checkpoints are damaged, or one belongs to another run.
         """
         damaged: dict[int, str] = {}
-        for rounds in processes.of_first(self.numbers) if only is None else [only]:
+        for rounds in processes.call_in_first(self.numbers) if only is None else [only]:
             description, reason = self._attempt(self._described, rounds)
             if not reason:
                 expected = like(rounds)
                 leaves, treedef = jax.tree.flatten(expected)
                 if not _fits(description["arrays"], leaves, _history(expected)):
-                    raise self._of_another_run(rounds, "its arrays differ in shape or type")
+                    raise self._mismatch(rounds, "its arrays differ in shape or type")
                 leaves, reason = self._try_to_read(rounds, description["arrays"], leaves)
             if reason:
                 damaged[rounds] = reason
@@ -155,7 +155,7 @@ class Checkpoints:
         arrays, reason = self._attempt(self._read_arrays, folder, like)
         if reason:
             return None, reason
-        if [array["digest"] for array in saved] != digest.of(arrays):
+        if [array["digest"] for array in saved] != digest.digests(arrays):
             return None, "its arrays do not match their checksums"
         return [_placed(a, old) for a, old in zip(arrays, like, strict=True)], ""
 
@@ -220,7 +220,7 @@ class Checkpoints:
 
     def forget_after(self, rounds: int) -> None:
         """Removes the checkpoints after more than `rounds` rounds."""
-        for later in processes.of_first(lambda: sorted(self._manager.all_steps())):
+        for later in processes.call_in_first(lambda: sorted(self._manager.all_steps())):
             if later > rounds:
                 self._manager.delete(later)
 
@@ -301,7 +301,7 @@ def _description(rounds, leaves, described):
             "host": not isinstance(a, jax.Array),
             "digest": of,
         }
-        for a, of in zip(leaves, digest.of(leaves), strict=True)
+        for a, of in zip(leaves, digest.digests(leaves), strict=True)
     ]
     return _signed(rounds, arrays, described)
 

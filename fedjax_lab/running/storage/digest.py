@@ -19,7 +19,7 @@ SALTS = 0x243F6A88, 0x13198A2E  # one for each sum
 PIECE = 1 << 18  # entries digested at a time on the host; only larger arrays use the devices
 
 
-def of(arrays: list) -> list[str]:
+def digests(arrays: list) -> list[str]:
     """The digest of each array, of JAX or NumPy, as 16 hexadecimal digits.
 
     It depends on the array's position in the list. All processes must call this function.

@@ -24,7 +24,7 @@ BASE = "frozen weights"
 START = "start of seed"  # the state that the seed takes from config.run.start_from
 
 
-def of(experiment: Experiment) -> dict[str, str]:
+def compute(experiment: Experiment) -> dict[str, str]:
     """A digest of each part of the data: examples, labels, users, partition and embeddings.
 
     With a clock, there are also digests of the clients' speeds and availability.
@@ -47,11 +47,9 @@ def of(experiment: Experiment) -> dict[str, str]:
         leaves = jax.tree.leaves(pace)
         parts[f"speeds of seed {seed}"] = {str(i): leaf for i, leaf in enumerate(leaves)}
     for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
-        if federation.settings is not None:
-            settings = {
-                name: a for name, a in federation.settings._asdict().items() if a is not None
-            }
-            parts[f"local.per_client of seed {seed}"] = settings
+        if (settings := federation.traits.get("settings")) is not None:
+            arrays = {name: a for name, a in settings._asdict().items() if a is not None}
+            parts[f"local.per_client of seed {seed}"] = arrays
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = experiment.dataset.digests()
     digests |= {name: checksum(arrays) for name, arrays in parts.items()}

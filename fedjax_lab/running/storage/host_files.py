@@ -26,15 +26,15 @@ def save(folder: Path, stores: Sequence[HostState]) -> list[dict]:
     All processes must call this; each writes the clients that it holds.
     """
     new = folder.with_name(f"{folder.name}.tmp")
-    processes.of_first(lambda: _make_empty(new))
+    processes.call_in_first(lambda: _make_empty(new))
     described = []
     for i, store in enumerate(stores):
         with open(new / _name(i, store.segment), "xb") as file:
             digest = store.save(file)
             file.flush()
             os.fsync(file.fileno())
-        described.append({**store.layout, "files": _of_all(store.segment, digest)})
-    processes.of_first(lambda: _rename(new, folder))
+        described.append({**store.layout, "files": _process_files(store.segment, digest)})
+    processes.call_in_first(lambda: _rename(new, folder))
     return described
 
 
@@ -79,10 +79,10 @@ def _rename(new, folder):
     new.rename(folder)
 
 
-def _of_all(clients, digest):
+def _process_files(clients, digest):
     """For each process's file: the first client, one past the last client, and the digest."""
-    bounds = processes.of_each(np.array([clients.start, clients.stop], np.int32))
-    digests = processes.of_each(np.frombuffer(bytes.fromhex(digest), np.uint8))
+    bounds = processes.gather(np.array([clients.start, clients.stop], np.int32))
+    digests = processes.gather(np.frombuffer(bytes.fromhex(digest), np.uint8))
     return [[*map(int, b), bytes(d).hex()] for b, d in zip(bounds, digests, strict=True)]
 
 

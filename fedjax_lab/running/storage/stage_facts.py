@@ -14,7 +14,7 @@ from fedjax_lab.types import Stage
 
 
 def write(path: Path, stage: Stage, facts: list[dict]) -> None:
-    """Writes the facts that a stage begins with, given for each lane."""
+    """Writes the facts with which a stage begins, for each lane."""
     if not processes.is_first() or stage.prepare is None:
         return
     metric_rows.make_folder(path / "stages")
@@ -23,13 +23,15 @@ def write(path: Path, stage: Stage, facts: list[dict]) -> None:
 
 
 def read(path: Path, stage: Stage, lanes: int) -> list[dict]:
-    """The facts that a stage of the run began with, for each lane.
+    """The facts with which a stage of the run began, for each lane.
 
     Raises BadInput if a file is damaged or lost.
     """
     if stage.prepare is None:
         return [{} for _ in range(lanes)]
-    return processes.of_first(lambda: [read_arrays(_file(path, stage, i)) for i in range(lanes)])
+    return processes.call_in_first(
+        lambda: [read_arrays(_file(path, stage, i)) for i in range(lanes)]
+    )
 
 
 def _file(path, stage, lane):

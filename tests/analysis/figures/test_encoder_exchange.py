@@ -14,10 +14,10 @@ from sklearn.metrics import log_loss
 from toys import FEDERATION, TASK
 
 from fedjax_lab import losses, optim, tree
-from fedjax_lab.analysis.figures import encoder_exchange
 from fedjax_lab.commands import figures
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.papers.fedconcat import encoder_figures
 from fedjax_lab.running import runner
 from fedjax_lab.simulation.local import fetch
 from fedjax_lab.types import Plan
@@ -30,10 +30,10 @@ PLAN = Plan(1, cohort=2, batch_size=8, epochs=2, optimizer=optim.sgd(0.01, 0.9),
 
 def test_encoders_are_concatenated_and_averaged():
     """Features are side by side; averaged parameters are weighted by size."""
-    encoders = encoder_exchange.make_encoders(MODELS, SIZES)
+    encoders = encoder_figures.make_encoders(MODELS, SIZES)
     x = FEDERATION.x[:9]
     one, two, both = (
-        encoder_exchange.encode(TASK, encoders[name], x)
+        encoder_figures.encode(TASK, encoders[name], x)
         for name in ("encoder 1", "encoder 2", "concatenated")
     )
     np.testing.assert_array_equal(both, np.concatenate([one, two], axis=1))
@@ -51,7 +51,7 @@ def test_the_linear_classifier_reaches_the_loss_of_logistic_regression():
     x = rng.normal(size=(3, 5))[y] / 2 + rng.normal(size=(150, 5))  # the classes overlap
     model = make_task(nets.mlp(3, depth=0), (5,), 3)
     plan = PLAN._replace(batch_size=50, epochs=300, optimizer=optim.sgd(0.05, 0.9))
-    fit = jax.jit(partial(encoder_exchange.fit, model, losses.risk(model), plan=plan, key=KEY))
+    fit = jax.jit(partial(encoder_figures.fit, model, losses.risk(model), plan=plan, key=KEY))
     fitted_loss = fit(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.int32))
     solved = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000).fit(x, y)
     least = log_loss(y, solved.predict_proba(x))
@@ -61,7 +61,7 @@ def test_the_linear_classifier_reaches_the_loss_of_logistic_regression():
 
 def test_losses_of_constant_predictions_are_the_entropy_and_the_variance():
     batch = fetch(FEDERATION, jnp.arange(40), PLAN)
-    cross_entropy, squared_error = encoder_exchange.constant(batch)
+    cross_entropy, squared_error = encoder_figures.constant(batch)
     share = np.bincount(batch.y) / 40
     np.testing.assert_allclose(cross_entropy, -np.mean(np.log(share[np.asarray(batch.y)])))
     mean = np.mean(batch.x, axis=0)
@@ -74,28 +74,28 @@ def test_each_row_uses_the_right_encoder_and_examples(monkeypatch):
         fetch(FEDERATION, rows[:n], PLAN) for rows, n in zip(FEDERATION.train, SIZES, strict=False)
     ]
     both = np.concatenate([data[0].x, data[1].x])
-    one, two = (encoder_exchange.encode(TASK, [tree.take(MODELS, i)], both) for i in range(2))
+    one, two = (encoder_figures.encode(TASK, [tree.take(MODELS, i)], both) for i in range(2))
 
     def sums(num_classes, plan, features, data, key):
         return jnp.sum(features), jnp.sum(data.x)
 
-    monkeypatch.setattr(encoder_exchange, "probe", sums)
-    errors = encoder_exchange.exchange(TASK, MODELS, data, PLAN, KEY)
+    monkeypatch.setattr(encoder_figures, "probe", sums)
+    errors = encoder_figures.exchange(TASK, MODELS, data, PLAN, KEY)
     expected = {
         "client 1": {"encoder 1": one[:30], "encoder 2": two[:30]},
         "client 2": {"encoder 2": two[30:], "encoder 1": one[30:]},
         "both": {"concatenated": jnp.concatenate([one, two]), "encoder 1": one, "encoder 2": two},
     }
     for (task, rows), x in zip(expected.items(), [both[:30], both[30:], both], strict=True):
-        assert list(errors[task]) == [*encoder_exchange.PUBLISHED[task], "none"]
+        assert list(errors[task]) == [*encoder_figures.PUBLISHED[task], "none"]
         for encoder, features in rows.items():
             np.testing.assert_allclose(errors[task][encoder], (features.sum(), x.sum()), rtol=1e-4)
 
 
 def test_anything_but_two_different_clients_is_rejected():
-    assert encoder_exchange.two_clients("3,39", 40) == [3, 39]
+    assert encoder_figures.two_clients("3,39", 40) == [3, 39]
     for text in ("0", "0,0", "0,40", "0,1,2", "a,1", "-1,0", ""):
-        message = complaint(encoder_exchange.two_clients, text, 40)
+        message = complaint(encoder_figures.two_clients, text, 40)
         assert "two different numbers in 0..39" in message
 
 

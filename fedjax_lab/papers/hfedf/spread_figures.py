@@ -26,7 +26,7 @@ from fedjax_lab.analysis import finished
 from fedjax_lab.analysis.figures.drawn import Drawn, recorded, rows_of
 from fedjax_lab.analysis.finished import Finished
 from fedjax_lab.running import plots
-from fedjax_lab.simulation.local import fetch, of_client
+from fedjax_lab.simulation.local import client_federation, fetch
 
 BINS = 15  # the number of bins of the calibration error
 
@@ -79,7 +79,9 @@ def confidence(run: Finished, measure: str) -> tuple[np.ndarray, np.ndarray]:
     answers = []
     for i, rows in enumerate(tested(run)[measure]):
         client, message = run.client(i)
-        federation = of_client(run.federation, client) if measure != "ood" else run.federation
+        federation = (
+            client_federation(run.federation, client) if measure != "ood" else run.federation
+        )
         batch = fetch(federation, rows[rows >= 0], run.plan)
         answers.append(jax.device_get(predict(message, client, batch.x, batch.y)))
     probability, right = (np.concatenate(part) for part in zip(*answers, strict=True))

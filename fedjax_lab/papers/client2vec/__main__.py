@@ -1,6 +1,6 @@
 """Tries readings of Client2Vec's local term (eq. 4) in short runs of FedAvg with that term alone.
 
-    python launch/client2vec_screen.py [--index=DIR] [--readings=PATTERN,...] [--rounds=20]
+    python -m fedjax_lab.papers.client2vec [--index=DIR] [--readings=PATTERN,...] [--rounds=20]
         [--images=40] [--steps=0] [--config=configs/client2vec_digits.py]
         [--config.data.size=16 ...]
 
@@ -44,10 +44,10 @@ from fedjax_lab.errors import parse
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.methods._index_kept import kept
-from fedjax_lab.models.dsa_ign import Network
 from fedjax_lab.models.embeddings.stand_in import stand_in
 from fedjax_lab.models.task import with_side_head
+from fedjax_lab.papers.client2vec.network import Network
+from fedjax_lab.papers.client2vec.saved_index import kept
 from fedjax_lab.types import Batch, Task, Weights
 
 # orth: weight of mean |z P B^f|. p_q, q_p: weights of KL(softmax o || softmax o_P) and of its
@@ -91,7 +91,7 @@ def _main(argv):
     args = parse(parser, argv)
     config = resolve(load_config(f"{args.config}:fedavg"), overrides)
     data = data_of(config, args.images)
-    B_f = of_run(args.index) if args.index else untrained(data)
+    B_f = trained_index(args.index) if args.index else untrained(data)
     print(described(B_f), flush=True)
     B_f = B_f / np.linalg.norm(B_f, axis=1).mean()
     if args.steps:
@@ -112,7 +112,7 @@ def complete(reading: dict[str, float]) -> dict[str, float]:
     return {key: float(value) for key, value in {**FEDAVG, **reading}.items()}
 
 
-def of_run(workdir: str) -> np.ndarray:
+def trained_index(workdir: str) -> np.ndarray:
     """B^f [C, F] of the first seed of the run in `workdir`."""
     feature = kept(workdir)[0]["feature"]
     return feature.reshape(-1, *feature.shape[-2:])[0]

@@ -43,7 +43,7 @@ from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation.local import fetch, make_work, of_client
+from fedjax_lab.simulation.local import client_federation, fetch, make_work
 from fedjax_lab.types import ROWS, Array, Batch, Federation, Plan, Task, Weights
 
 Losses = tuple[float, float]  # classification, reconstruction
@@ -64,7 +64,10 @@ def draw(workdir: Path, *, clients: str = "0,1", seed: int | None = None) -> Dra
     run = finished.load(workdir, seed)
     chosen = two_clients(clients, run.num_clients)
     plan = run.plan._replace(epochs=run.plan.epochs * run.plan.rounds)
-    held = [(of_client(run.federation, run.client(i)[0]), run.federation.train[i]) for i in chosen]
+    held = [
+        (client_federation(run.federation, run.client(i)[0]), run.federation.train[i])
+        for i in chosen
+    ]
     data = [fetch(federation, rows[rows >= 0], plan) for federation, rows in held]
     models = jax.tree.map(lambda *a: jnp.stack(a), *(run.model(i) for i in chosen))
     measured = exchange(run.experiment.task, models, data, plan, jax.random.key(run.seed))

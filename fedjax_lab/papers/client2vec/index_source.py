@@ -9,12 +9,12 @@ import numpy as np
 
 from fedjax_lab import losses
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import _index_dsa_ign, _index_kept, _index_naive
-from fedjax_lab.methods._client_index import Index, similarity
-from fedjax_lab.methods._index_naive import NAIVE
+from fedjax_lab.papers.client2vec import dsa_ign, naive_index, saved_index
+from fedjax_lab.papers.client2vec.index import Index, similarity
+from fedjax_lab.papers.client2vec.naive_index import NAIVE
 from fedjax_lab.types import Array, Client, Method, PyTree, Stage, Task
 
-INDICES = (*_index_dsa_ign.STRATEGIES, *NAIVE)
+INDICES = (*dsa_ign.STRATEGIES, *NAIVE)
 
 
 class Source(NamedTuple):
@@ -23,7 +23,7 @@ class Source(NamedTuple):
     kind: str  # one of INDICES
     part: str  # both, feature or label: the parts that S compares
     workdir: str  # of an earlier run; "": the index is computed
-    training: _index_dsa_ign.Training
+    training: dsa_ign.Training
 
 
 def check_base(source: Source, base: Method) -> None:
@@ -45,11 +45,11 @@ def size(source: Source, task: Task, base: Method) -> int:
     """Returns F, the length of beta^f."""
     losses.check_classes(task)  # an index also describes the labels
     if source.workdir:
-        return _index_kept.kept(source.workdir)[0]["feature"].shape[-1]
+        return saved_index.kept(source.workdir)[0]["feature"].shape[-1]
     if changes(source):
         init: Any = base.init
-        return jax.eval_shape(lambda: _index_naive.head(init(jax.random.key(0), 2).server)).size
-    return _index_naive.size(task, source.kind)
+        return jax.eval_shape(lambda: naive_index.head(init(jax.random.key(0), 2).server)).size
+    return naive_index.size(task, source.kind)
 
 
 def similarity_of(source: Source):
@@ -63,8 +63,8 @@ def stages(source: Source, task: Task) -> tuple[Stage, ...]:
     if source.workdir or changes(source):
         return ()
     if source.kind in NAIVE:
-        return _index_naive.stages(task, source.kind)
-    return _index_dsa_ign.stages(task, source.training)
+        return naive_index.stages(task, source.kind)
+    return dsa_ign.stages(task, source.training)
 
 
 def facts(source: Source, key: Array, population: Client, last: PyTree) -> dict:
@@ -73,7 +73,7 @@ def facts(source: Source, key: Array, population: Client, last: PyTree) -> dict:
     They are saved in the workdir, so that another run can load the index.
     """
     if source.workdir:
-        return _index_kept.load(source.workdir, np.asarray(population.label_count))
+        return saved_index.load(source.workdir, np.asarray(population.label_count))
     return {**last.server.index._asdict(), "label_count": population.label_count}
 
 

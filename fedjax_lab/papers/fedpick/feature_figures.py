@@ -35,11 +35,11 @@ from fedjax_lab import tree
 from fedjax_lab.analysis import features, finished
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.methods._selection import Picked, pick
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.models.task import inputs_of
+from fedjax_lab.papers.fedpick.selection import Picked, pick
 from fedjax_lab.running import plots
-from fedjax_lab.simulation.local import fetch, of_client
+from fedjax_lab.simulation.local import client_federation, fetch
 from fedjax_lab.types import Batch
 
 RATIOS = np.arange(1, 11) / 10  # the shares of features kept
@@ -101,7 +101,7 @@ def load_client(run: finished.Finished, i: int, name: str, see, select) -> Clien
     client, message = run.client(i)
     assert run.federation.test is not None  # `load` has checked that
     rows = run.federation.train[i], run.federation.test[i]
-    federation = of_client(run.federation, client)
+    federation = client_federation(run.federation, client)
     train, test = (fetch(federation, r[r >= 0], run.plan) for r in rows)
     z_train, z_test = (
         in_batches(partial(see, message, client), batch.x) for batch in (train, test)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_lab import losses, optim, sampling, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models.autoencoder import Autoencoder
+from fedjax_lab.papers.hfedf.autoencoder import Autoencoder
 from fedjax_lab.simulation.local import num_batches
 from fedjax_lab.types import Exchange, Method, PyTree, Stage, State, Task
 

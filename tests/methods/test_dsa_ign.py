@@ -9,24 +9,24 @@ from indices import KEYS, RNG, E
 from naive_layers import dense, layer_norm, relu
 
 from fedjax_lab import tree
-from fedjax_lab.models import dsa_ign
+from fedjax_lab.papers.client2vec import network
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
 
 def test_network_has_the_published_size(monkeypatch):
-    monkeypatch.setattr(dsa_ign, "HIDDEN", 2048)
-    monkeypatch.setattr(dsa_ign, "LAYERS", 3)
-    shapes = jax.eval_shape(dsa_ign.Network().init, KEYS.init, jnp.zeros((1, 512)))
+    monkeypatch.setattr(network, "HIDDEN", 2048)
+    monkeypatch.setattr(network, "LAYERS", 3)
+    shapes = jax.eval_shape(network.Network().init, KEYS.init, jnp.zeros((1, 512)))
     assert sum(a.size for a in jax.tree.leaves(shapes)) == 937_312 + 32 * 32
-    shapes = jax.eval_shape(dsa_ign.Network(decoder="mlp").init, KEYS.init, jnp.zeros((1, 512)))
+    shapes = jax.eval_shape(network.Network(decoder="mlp").init, KEYS.init, jnp.zeros((1, 512)))
     assert tree.at(shapes, "params/hidden/kernel").shape == (1024, 512)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("positions", [False, True])
 def test_both_halves_differ_only_with_positions(positions):
-    net, D = dsa_ign.Network(positions), jax.random.normal(KEYS.local, (5, E))
+    net, D = network.Network(positions), jax.random.normal(KEYS.local, (5, E))
     z, u, made = net.apply(net.init(KEYS.init, D), D)
     assert z.shape == u.shape == made.shape == D.shape
     assert bool(jnp.allclose(z, u, atol=1e-6)) is not positions
@@ -36,7 +36,7 @@ def test_both_halves_differ_only_with_positions(positions):
 def test_encoder_layer_is_that_of_pytorch():
     """Recomputes a layer in NumPy: attention by heads, normalization after each sum."""
     x = RNG.normal(size=(3, 4, 32)).astype(np.float32)
-    layer = dsa_ign.EncoderLayer()
+    layer = network.EncoderLayer()
     w = layer.init(KEYS.init, x, False)["params"]
     w = jax.tree.map(lambda a: a + 0.1 * RNG.normal(size=a.shape), w)
     att = w["MultiHeadDotProductAttention_0"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods._client_index import (
+from fedjax_lab.papers.client2vec.index import (
     Index,
     Server,
     describe,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods._client_index import Index
+from fedjax_lab.papers.client2vec.index import Index
 
 
 def kept(workdir: str) -> list[dict[str, np.ndarray]]:

@@ -74,7 +74,7 @@ class Recipe(NamedTuple):
 
 
 def _read(name):
-    return resources.files("fedjax_lab.analysis").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("fedjax_lab.papers").joinpath(name).read_text(encoding="utf-8")
 
 
 _TABLES = tomllib.loads(_read("published.toml"))

@@ -1,7 +1,7 @@
 """Client2Vec's index of a client: beta^f_i describes its examples, beta^l_i its labels.
 
   beta^l_i    mean of L, the embedding of the label's name, over the client's examples
-  beta^f_i    by DSA-IGN (_index_dsa_ign.py), or a naive index of Table 2 (_index_naive.py)
+  beta^f_i    by DSA-IGN (dsa_ign.py), or a naive index of Table 2 (naive_index.py)
 
 The index is computed in stages on embedded examples, before federated learning begins. This module
 has the parts that these stages share, and the similarity of clients by their indices.

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.methods._client_index import (
+from fedjax_lab.methods._stages import unchanged
+from fedjax_lab.methods.fedavg import aggregate as average
+from fedjax_lab.papers.client2vec.index import (
     BATCH,
     Index,
     Server,
@@ -30,9 +32,7 @@ from fedjax_lab.methods._client_index import (
     put,
     stage,
 )
-from fedjax_lab.methods._stages import unchanged
-from fedjax_lab.methods.fedavg import aggregate as average
-from fedjax_lab.models.dsa_ign import Network
+from fedjax_lab.papers.client2vec.network import Network
 from fedjax_lab.types import (
     Array,
     Batch,

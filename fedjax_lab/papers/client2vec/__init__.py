@@ -1,0 +1,1 @@
+"""What only Client2Vec needs."""

@@ -1,0 +1,1 @@
+"""What only FedC2I needs."""
