@@ -18,8 +18,6 @@ from typing import Any, NoReturn
 LONGEST = 500  # characters of a message
 LONGEST_WORD = 200  # characters of a word in a message
 MOST_CAUSES = 100  # causes of an error that are searched
-MOST_PAIRS = 1 << 28  # pairs of clients for which a method may keep a number: 1 GiB
-MOST_UPLOADED = 1 << 32  # bytes of all uploads at once, of methods that upload far more than models
 MACHINE = frozenset(  # codes of an OSError that is not caused by input
     getattr(errno, name)
     for name in "ENOSPC EDQUOT EFBIG EIO ENOMEM EMFILE ENFILE EROFS ESTALE".split()
@@ -131,35 +129,6 @@ def check_range(key: str, value, low, high=math.inf, of: str = "") -> None:
     if not low <= value <= high:
         span = f"at least {low}" if high == math.inf else f"from {low:,} to {high:,}"
         raise BadInput(f"config.{key} must be {span}{of and ', '}{of}, got {quoted(value)}")
-
-
-def check_pairs(method: str, num_clients: int) -> None:
-    """Raises BadInput if there are too many clients to keep a number for each pair of them."""
-    most, size = math.isqrt(MOST_PAIRS), num_clients**2 / 2**28
-    if num_clients > most:
-        raise BadInput(
-            f"method {method} keeps a number for each pair of clients, {size:,.1f} GiB for"
-            f" {num_clients:,} clients; it takes at most {most:,} (config.partition)"
-        )
-
-
-def check_uploads(method: str, num_clients: int, size: int) -> None:
-    """Raises BadInput if the uploads of all clients are too large to be held at once.
-
-    size: bytes of one upload.
-    """
-    if size > MOST_UPLOADED:
-        raise BadInput(
-            f"method {method}: one upload has {size / 2**30:,.1f} GiB, but all uploads together may"
-            f" have at most {MOST_UPLOADED / 2**30:g} GiB; take a model with fewer features"
-            " (config.model)"
-        )
-    if num_clients * size > MOST_UPLOADED:
-        raise BadInput(
-            f"method {method} has {num_clients * size / 2**30:,.1f} GiB of uploads at once,"
-            f" {size / 2**10:,.1f} KiB from each of {num_clients:,} clients; with this model it"
-            f" takes at most {MOST_UPLOADED // size:,} clients (config.partition)"
-        )
 
 
 def nearest(word: str, valid: Iterable[str], first: Sequence[str] = ()) -> str:

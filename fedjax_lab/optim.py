@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.ranges import BelowOne, NotNegative, Positive, Within
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive, Within, checked
 from fedjax_lab.types import Array, PyTree
 
 
@@ -46,6 +46,7 @@ def nesterov(
     )
 
 
+@checked("local")
 def adamw(
     lr: float,
     weight_decay: float = 0.0,
@@ -63,6 +64,7 @@ def adamw(
     return optax.chain(moments, *_decay(weight_decay), optax.scale_by_learning_rate(lr))
 
 
+@checked("local")
 def radam(
     lr: float,
     weight_decay: float = 0.0,
@@ -80,6 +82,7 @@ def radam(
     return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
 
 
+@checked("local")
 def nadam(
     lr: float,
     weight_decay: float = 0.0,
@@ -99,6 +102,7 @@ def nadam(
     return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
 
 
+@checked("local")
 def rmsprop(
     lr: float,
     momentum: float = 0.0,
@@ -123,6 +127,7 @@ def rmsprop(
     )
 
 
+@checked("local")
 def adagrad(
     lr: float, weight_decay: float = 0.0, *, eps: Positive[float] = 1e-10
 ) -> optax.GradientTransformation:
@@ -134,6 +139,7 @@ def adagrad(
     return optax.chain(*_decay(weight_decay), sums, optax.scale_by_learning_rate(lr))
 
 
+@checked("local")
 def lion(
     lr: float, weight_decay: float = 0.0, *, beta1: BelowOne = 0.9, beta2: BelowOne = 0.99
 ) -> optax.GradientTransformation:

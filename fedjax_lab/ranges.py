@@ -2,6 +2,7 @@
 
 A setting declares its bounds or its words where its default stands, and accepts nothing else:
 
+    @checked("method")
     def method(
         task: Task,
         *,
@@ -11,8 +12,8 @@ A setting declares its bounds or its words where its default stands, and accepts
         clusters: Positive[int] | Literal["elbow"] = 5,
     ) -> Method:
 
-They are checked when a config is read and by `registry.make_method`. A setting `tuple[X, ...]` has
-the bounds of X for each of its values.
+They are checked when a config is read and, by the decorator `checked`, in each call. A setting
+`tuple[X, ...]` has the bounds of X for each of its values.
 
 The ranges of a method's settings are a constant of its file, beside its function:
 
@@ -25,8 +26,9 @@ own functions declare bounds and ranges in the same way.
 import ast
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
@@ -67,17 +69,20 @@ class Within(NamedTuple):
 class OneOf(NamedTuple):
     """All values of a setting: words, or integers."""
 
-    values: Iterable[str | int]
+    values: Collection[str | int]
 
     def __str__(self) -> str:
         """The values, such as "one of none, sum"."""
         return f"one of {', '.join(map(str, self.values))}"
 
     def check(self, key: str, value: Any) -> None:
-        """Raises BadInput, with the nearest word or all numbers, if the value is none of them."""
-        if isinstance(value, (str, int)) and value not in self.values:
-            numbers = f"valid: {', '.join(map(str, self.values))}"
-            valid = nearest(value, map(str, self.values)) if isinstance(value, str) else numbers
+        """Raises BadInput, with the nearest word or all values, if the value is none of them.
+
+        Traced numbers are not checked.
+        """
+        if isinstance(value, (str, int, float, type(None))) and value not in self.values:
+            every = f"valid: {', '.join(map(str, self.values))}"
+            valid = nearest(value, map(str, self.values)) if isinstance(value, str) else every
             raise BadInput(f"config.{key} cannot be {quoted(value)}; {valid}")
 
 
@@ -115,17 +120,85 @@ def limit_of(annotation: Any) -> Limit | None:
     return None
 
 
-def limits(signature: inspect.Signature) -> dict[str, Limit]:
-    """The limits that the arguments of a function declare, by name."""
-    each = {key: limit_of(p.annotation) for key, p in signature.parameters.items()}
-    return {key: limit for key, limit in each.items() if limit is not None}
+def words_of(annotation: Any) -> tuple[Any, ...]:
+    """The words that a union lists besides values of its other types."""
+    literals = [part for part in get_args(annotation) if get_origin(part) is Literal]
+    return sum(map(get_args, literals), ())
 
 
-def check(key: str, value: Any, limit: Limit | None) -> None:
-    """Raises BadInput unless the config's value of `key`, or each value of a tuple, is allowed."""
-    for each in value if isinstance(value, tuple) else (value,):
+def signature(function: Callable) -> inspect.Signature:
+    """The signature of a function, with annotations evaluated if they are stored as text.
+
+    Raises BadInput if the function has none.
+    """
+    try:
+        return inspect.signature(function, eval_str=True)
+    except Exception:  # an annotation names something that only a type checker imports
+        pass
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:  # written in C
+        raise BadInput(f"the arguments of {quoted(function)} cannot be determined") from error
+
+
+def limits(function: Callable) -> dict[str, Limit]:
+    """The limits that the settings of a function declare, by name.
+
+    A number of a method that declares no limit must not be negative.
+    """
+    declared, parameters = {}, signature(function).parameters
+    usual = NOT_NEGATIVE if next(iter(parameters), "") == "task" else None
+    for key, parameter in parameters.items():
+        limit = limit_of(parameter.annotation)
+        if limit is None and isinstance(parameter.default, (int, float, tuple)):
+            limit = usual
         if limit is not None:
+            declared[key] = limit
+    return declared
+
+
+def check(key: str, value: Any, limit: Limit | None, words: tuple[Any, ...] = ()) -> None:
+    """Raises BadInput unless the config's value of `key`, or each value of a tuple, is allowed.
+
+    words: further values that are allowed, of a setting that accepts no other words.
+    """
+    for each in value if isinstance(value, tuple) else (value,):
+        if words and isinstance(each, str):
+            OneOf(words).check(key, each)
+        elif limit is not None:
             limit.check(key, each)
+
+
+def check_settings(section: str, function: Callable, values: Mapping) -> None:
+    """Raises BadInput for the values in a section of a config that the function does not accept."""
+    parameters = signature(function).parameters
+    for key, limit in limits(function).items():
+        if key in values:
+            words = words_of(parameters[key].annotation)
+            check(f"{section}.{key}", values[key], limit, words)
+
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+
+def checked(
+    section: str,
+) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
+    """Decorates a function so that the settings of each call are checked.
+
+    section: that of the config whose settings these are, for messages.
+    """
+
+    def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+        @wraps(function)
+        def call(*args: Arguments.args, **settings: Arguments.kwargs) -> Returned:
+            check_settings(section, function, settings)
+            return function(*args, **settings)
+
+        return call
+
+    return decorate
 
 
 # Ranges of a search.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import streams
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import NotNegative
+from fedjax_lab.ranges import NotNegative, checked
 from fedjax_lab.types import Array, Client, PyTree
 
 
@@ -101,6 +101,7 @@ def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple
     return jnp.arange(population.n.shape[0]), population.n / jnp.sum(population.n)
 
 
+@checked("run")
 def power_of_choice(
     key: Array,
     server: PyTree,

@@ -99,7 +99,7 @@ class Task(NamedTuple):
     # like `apply`, but `Output.features` is the input of the named layer. If `features` are passed,
     # they replace that input: the layers before it are then not computed (once jitted), and
     # `Output.features` is the input of the head again
-    labels: Callable[[], Array] | None = None  # () -> embeddings of the class names [K, E]
+    embeddings: Callable[[], Any] | None = None  # () -> `Embeddings` of examples and class names
     lowest: Array | float = 0.0  # lower bound of inputs, [] or [channels]
     highest: Array | float = 1.0  # upper bound of inputs, [] or [channels]
     adapters: Adapters | None = None  # None: the model has no low-rank factors
@@ -266,7 +266,8 @@ class Extra(NamedTuple):
     client, with a cohort of one, before `send` is called for the next.
     `alone` is the server's training on its own data at the end of a round. `split` takes a tree of
     arrays [B, ...] and leaves their values unchanged; computations on `split(rows)` are divided
-    among the devices by row.
+    among the devices by row, where each device would repeat those of `aggregate`.
+    `acknowledged`: clients learn which uploads are used; they do so after `local` has returned.
     `pooled`: training sees one client that holds the examples of all clients (centralized
     training).
     `metrics` are evaluated in addition to those that a config names.
@@ -286,10 +287,8 @@ class Extra(NamedTuple):
     acknowledged: bool = False  # a client whose upload is not used keeps its private state
     model: Callable[[PyTree, PyTree], Weights] | None = None  # (message, private) -> weights
     absent: Callable[[Any], Any] | None = None
-    # trait `capacity` -> bytes of an upload and of a message that the client does not need: one
-    # number for both, or two
-    part_of: Callable[[Any], Any] | None = None  # `Federation` -> what `absent` gets instead of
-    # the capacity of each client [C, ...]
+    # `Federation` -> bytes of an upload and of a message that each client does not need: [C] for
+    # both, or [C, 2]
 
 
 class Method(NamedTuple):
@@ -322,6 +321,11 @@ class Method(NamedTuple):
     validation: bool = False
     extra: Extra = Extra()
 
+    @property
+    def sends_scored(self) -> Callable[[PyTree, Array], PyTree]:
+        """(server, id) -> the message with which a client is scored."""
+        return self.scored or self.round[-1].send
+
     def having(self, **fields) -> "Method":
         """The method with other fields of `extra`."""
         return self._replace(extra=self.extra._replace(**fields))
@@ -333,18 +337,11 @@ class View(NamedTuple):
     `frozen` selects a part of the server's state that is sent to every client once, when the stage
     starts, and stays constant during the stage: `Work.frozen`. `transform` computes, from this part
     and the examples, the inputs that the method gets instead of the examples. It is evaluated once
-    for all examples, or in every batch if training images are augmented, unless
-    `before_augmentation` is true.
-
-    `embedded`: the examples are embeddings [B, E] (config.embedding) of the training rows; nothing
-    is scored, so the method need not predict.
+    for all examples, or in every batch if training images are augmented.
     """
 
     frozen: Callable[[PyTree], PyTree] | None = None  # server -> part of it
     transform: Callable[[PyTree, Array], Array] | None = None  # (frozen, x [B, ...]) -> [B, ...]
-    before_augmentation: bool = False  # `transform` gets the images without augmentation
-    embedded: bool = False
-    batch_size: int | None = None  # replaces config.local.batch_size; None: it does not
 
 
 class Stage(NamedTuple):
@@ -356,9 +353,11 @@ class Stage(NamedTuple):
     `start` the stage begins with `Method.init`. Before the first stage the previous state is None.
     When a run is resumed, `start` also runs on untrained states to determine shapes.
 
-    With a `view` the method gets other inputs instead of the examples. A `reliable` stage needs the
-    upload of every client, so config.run.dropout, clock.over_selection and clock.deadline do not
-    apply to it.
+    With a `view` the method gets other inputs instead of the examples. With `embeddings` it gets
+    these, and nothing is scored, so the method need not predict. `plan` changes with which numbers
+    the clients of this stage train, such as their batch size or augmentation. A `reliable` stage
+    needs the upload of every client, so config.run.dropout, clock.over_selection and clock.deadline
+    do not apply to it.
     """
 
     name: str
@@ -369,7 +368,14 @@ class Stage(NamedTuple):
     start: Callable[[Array, int, State | None, dict[str, Array]], State] | None = None
     # (key, C, last state, facts) -> State
     view: View | None = None
+    embeddings: Callable[[], Any] | None = None  # () -> `Embeddings`, such as `Task.embeddings`
+    plan: Callable[["Plan"], "Plan"] | None = None  # the run's plan -> that of this stage
     reliable: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the stage starts from `Method.init` and trains as the run's config says."""
+        return not (self.prepare or self.start or self.view or self.embeddings or self.plan)
 
 
 Stages = Callable[[int], tuple[Stage, ...]]  # config.run.rounds -> the stages of a method

@@ -7,6 +7,7 @@ import toys
 
 from fedjax_lab import streams
 from fedjax_lab.experiment import registry
+from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.papers.client2vec.index import Index
 from fedjax_lab.simulation import simulate
 
@@ -19,7 +20,7 @@ RNG = np.random.default_rng(0)
 T = RNG.normal(size=(K, E)).astype(np.float32)
 
 
-TASK = toys.NORM._replace(labels=lambda: jnp.asarray(T))
+TASK = toys.NORM._replace(embeddings=lambda: Embeddings(np.zeros((1, E), np.float32), T))
 
 
 KEYS = streams.make_keys(jax.random.key(0))

@@ -3,17 +3,6 @@
 import pytest
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment.registry import check_settings
-
-
-def checked(section, function):
-    """A part as a run calls it: what its settings accept is checked before."""
-
-    def call(*args, **settings):
-        check_settings(section, function, settings)
-        return function(*args, **settings)
-
-    return call
 
 
 def complaint(function, *args, **settings) -> str:

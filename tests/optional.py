@@ -24,7 +24,7 @@ EXTRAS = {
     "pandas": "pandas",
     "pyarrow": "text",
     "qwix": "llm",
-    "safetensors": "clip",
+    "safetensors": "llm",
     "shtab": "completion",
     "tensorboardX": "tensorboard",
     "tensorflow_datasets": "tfds",

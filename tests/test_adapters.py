@@ -66,6 +66,7 @@ def model_of(net, shape, objective=10, **settings):
     return adapters.apply(adapter, net, "", make)
 
 
+@pytest.mark.slow
 def test_with_b_of_zero_the_adapted_model_is_the_base_and_otherwise_l1():
     model = model_of(nets.mlp(10, width=7), (5,), targets="Dense_0", rank=2, alpha=3.0)
     base = model.load()
@@ -119,6 +120,7 @@ def test_a_base_of_fewer_bits_gives_nearly_the_same_logits(bits):
             outputs[bits].adapters.changed({})
 
 
+@pytest.mark.slow
 def test_no_array_of_the_program_has_clients_and_the_base():
     simulation = experiment.build(resolve(config(run={"cohort": 6}))).simulation
     engine = Engine(simulation)
@@ -175,6 +177,7 @@ def test_training_every_layer_is_a_run_without_adapters():
     assert numbers(every) == numbers(run({"name": "none"}))
 
 
+@pytest.mark.slow
 def test_only_the_head_is_trained_and_a_frozen_batch_norm_keeps_its_statistics():
     net = nets.mlp(10, width=6, norm=True)
 

@@ -80,6 +80,7 @@ def buffered(w, uploads):
     return w
 
 
+@pytest.mark.slow
 def test_fedbuff_is_an_event_queue():
     rules = EVERYONE._replace(buffer=3)
     schedule, tasks = schedule_of(rules)
@@ -114,6 +115,7 @@ def test_fedasync_is_an_event_queue_that_drops_old_uploads():
     assert max(used) <= 4
 
 
+@pytest.mark.slow
 def test_ca2fl_is_an_event_queue():
     h = {i: [0 * a for a in naive.first_weights()] for i in range(toys.C)}
 
@@ -211,6 +213,7 @@ def test_a_schedule_keeps_every_bit_of_its_numbers(rules, digest):
     assert found.hexdigest() == digest
 
 
+@pytest.mark.slow
 def test_equal_clients_make_synchronous_rounds():
     """FedBuff is then FedBuff in synchronous rounds bit for bit, and FedAvg with equal shares."""
     rules = Rules(4, buffer=3, concurrency=3)
@@ -405,12 +408,12 @@ def test_other_methods_and_transforms_run_asynchronously(tmp_path, method, secti
         ),
         ({"clock": {"name": "constant", "max_staleness": 2}}, "needs config.clock.concurrency"),
         ({"method": {"name": "fedconcat"}}, "has stages"),
-        ({"method": {"name": "pfedhn"}}, "take turns"),
-        ({"method": {"name": "central"}}, "pooled examples"),
+        ({"method": {"name": "pfedhn"}}, "never sees the updates of several clients"),
+        ({"method": {"name": "central"}}, "trains on the examples of all clients at once"),
         ({"method": {"name": "local"}}, "draws its clients itself"),
         (
             {"method": {"name": "fediir"}},
-            "several exchanges in a round, so its clients cannot train",
+            "cannot train asynchronously, because it has several exchanges in a round",
         ),
         ({"privacy": {"name": "central"}}, "config.privacy.name=central"),
         ({"run": {"sampling": "all_clients"}}, "config.run.sampling=all_clients"),

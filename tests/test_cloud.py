@@ -150,6 +150,7 @@ def taken_after_round(number, store, monkeypatch):
 # A run.
 
 
+@pytest.mark.slow
 def test_a_run_in_the_cloud_equals_one_in_a_local_folder(
     folder, undisturbed, store, copies, capsys
 ):

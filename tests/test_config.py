@@ -14,7 +14,7 @@ from fedjax_lab.experiment import aliases
 from fedjax_lab.experiment.config import resolve, value_at
 from fedjax_lab.experiment.config_files import load_config, packaged
 from fedjax_lab.experiment.keys import DEFAULTS, KEYS
-from fedjax_lab.experiment.registry import NAMED, look_up
+from fedjax_lab.experiment.registry import NAMED, keyword_defaults, look_up
 from fedjax_lab.ranges import OneOf
 
 
@@ -25,7 +25,7 @@ def str_of(value):
 
 def test_missing_settings_get_their_defaults():
     config = resolve({"method": {"name": "fedprox"}, "local": {"lr": 1}})
-    assert config.method.mu == look_up("method", "fedprox").__kwdefaults__["mu"]
+    assert config.method.mu == keyword_defaults(look_up("method", "fedprox"))["mu"]
     assert config.local.lr == 1.0 and isinstance(config.local.lr, float)
     assert config.run.to_dict() == DEFAULTS["run"]
     with pytest.raises(AttributeError, match="rounds"):

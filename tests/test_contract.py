@@ -12,7 +12,7 @@ from naive import KEYS
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import contract, evaluate, local, simulate
-from fedjax_lab.types import Stage, State, View
+from fedjax_lab.types import Stage, State
 
 PLAIN = fedavg(toys.TASK)
 
@@ -26,7 +26,7 @@ def stages_of(method):
     return (Stage("train", method, 1),)
 
 
-EMBEDDED = Stage("train", PLAIN._replace(validation=True), 1, view=View(embedded=True))
+EMBEDDED = Stage("train", PLAIN._replace(validation=True), 1, embeddings=tuple)
 INVALID = [
     (stages_of(with_exchange(local=lambda w, client: w)), "must take (message, client, work)"),
     (stages_of(with_exchange(send=3)), "`send` of a method must be a function, not 3"),

@@ -35,6 +35,7 @@ def score(method, federation, state, plan=toys.PLAN, strategy=toys.VECTORIZED):
     return jax.device_get(run(lane, state, 0))
 
 
+@pytest.mark.slow
 def test_scores_against_numpy(with_all_metrics):
     """FedAvg on test rows, validation rows, the global test set and an unseen domain."""
     state, each_rows, got = with_all_metrics
@@ -73,6 +74,7 @@ def test_worst10_is_the_mean_over_the_worst_tenth_of_the_clients():
     assert unfair["gini"] == unfair["variance"] == 0
 
 
+@pytest.mark.slow
 def test_global_score_of_a_personal_method_is_the_mean_over_clients():
     method = toys.make("local", toys.TASK)
     state = toys.player(method)(KEYS, 0, 3)[0]

@@ -9,11 +9,11 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import errors
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import experiment, references
 from fedjax_lab.experiment.config import resolve
+from fedjax_lab.methods import _sizes
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_the_error_for_missing_validation_rows_names_the_setting(data):
 
 
 def test_a_method_with_pairwise_numbers_has_a_limit_of_clients(data, monkeypatch):
-    monkeypatch.setattr(errors, "MOST_PAIRS", 25)
+    monkeypatch.setattr(_sizes, "MOST_PAIRS", 25)
     partition = {"num_clients": 6, "validation": 0.2}
     message = complaint(build, data, method={"name": "fedfomo"}, partition=partition)
     assert "6 clients; it takes at most 5" in message

@@ -251,6 +251,7 @@ def passes_of(method, plan):
     return ids, passes
 
 
+@pytest.mark.slow
 def test_a_straggler_makes_fewer_passes():
     """FedAvg in NumPy, where each client makes its number of full-batch steps."""
     method, plan = toys.make("fedavg", toys.TASK), naive.FULL._replace(straggler=0.7, epochs=4)

@@ -5,8 +5,8 @@ import pytest
 from sklearn.feature_selection import f_classif
 from sklearn.neighbors import KNeighborsClassifier
 
-from fedjax_lab.analysis import features
 from fedjax_lab.errors import BadInput
+from fedjax_lab.papers.fedpick import features
 
 RNG = np.random.default_rng(0)
 

@@ -62,6 +62,7 @@ def test_the_iterations_of_nested_loops_are_counted():
     assert made <= flops.count(either) < 1.05 * made  # of the longer branch
 
 
+@pytest.mark.slow
 def test_a_step_of_fedavg_costs_little_more_than_its_matrix_products():
     made = products(WIDE, BATCH)
     of_round, *played = cost(toys.make("fedavg", WIDE), epochs=3)

@@ -219,6 +219,7 @@ def test_every_key_that_a_resumed_run_may_change_exists(toy):
 # Configs of other versions, and resuming without a config.
 
 
+@pytest.mark.slow
 def test_a_missing_key_with_a_new_default_has_the_earlier_value(toy, begun, monkeypatch):
     folder = begun(4)
     saved = json.loads((folder / "config.json").read_text())

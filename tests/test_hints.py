@@ -12,7 +12,7 @@ from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.running import hints
 from fedjax_lab.types import State, Weights
 
-CHANCE, NORM = "is chance level for", "fedbn"
+CHANCE, NORM = "is chance level for", "BatchNorm"
 TABLE = [  # accuracy, classes, unlike domains, shared statistics -> the words of each hint
     (91.6, 10, True, True, []),
     (25.0, 10, True, True, [NORM]),

@@ -139,7 +139,7 @@ def test_a_method_that_reads_the_state_of_all_clients_is_rejected(part):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method.name": "central"}, "config.engine.state=host needs clients"),
+        ({"method.name": "central"}, "config.engine.state=host does not fit this method"),
         ({"method.name": "fedconcat"}, "config.engine.state=host needs a method without stages"),
         (
             {"engine.data": "stream", "engine.state": "replicated"},

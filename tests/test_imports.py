@@ -4,6 +4,7 @@ import ast
 import functools
 import graphlib
 import io
+import re
 import tokenize
 from pathlib import Path
 
@@ -129,6 +130,31 @@ def test_importing_the_package_loads_no_extra_and_no_backend():
         " 'matplotlib.pyplot', 'orbax', 'grain', 'array_record') if m in sys.modules])"
     )
     assert run(code).stdout.strip() == "0 []"
+
+
+NAMED = {  # the methods that modules of the core name, and why
+    "simulation/failures.py": {"fedprox"},  # the source of a rule
+    "simulation/simulator.py": {"fedavg"},  # an example in messages
+    "experiment/aliases.py": {"fedavgm", "fedfomo", "fedopt", "scaffold"},  # earlier releases
+    "experiment/keys.py": {"fedavg"},  # the default of config.method.name
+    "experiment/registry.py": {"fedavg"},  # the default of config.method.base
+    "experiment/titles.py": {"fedavg"},  # an example of a title
+}
+CORE = ("simulation", "engine", "experiment", "running", "errors.py", "transforms/kinds.py")
+REGISTRIES = {"fedjax_lab.experiment.registry"}  # what may import methods, and finds them
+WORDS = {"central", "elastic", "local"}  # names of methods that are also other words
+
+
+def test_the_core_knows_no_method_by_name():
+    methods = {path.stem for path in PACKAGE.glob("methods/[!_]*.py")} - WORDS
+    named = {}
+    for path in [PACKAGE / name for name in CORE]:
+        for file in [path] if path.is_file() else path.rglob("*.py"):
+            if words := methods & set(re.findall(r"\w+", file.read_text().lower())):
+                named[file.relative_to(PACKAGE).as_posix()] = words
+    assert named == NAMED
+    rooms = [m for m in graph() if m.split(".")[1:2] and m.split(".")[1] in CORE]
+    assert {m for m in rooms if "fedjax_lab.methods" in graph()[m]} == REGISTRIES
 
 
 LONGEST = 30  # lines of code in a body, including those of inner functions

@@ -1,6 +1,7 @@
 """Bounds and choices of settings: what annotations declare, and what the registry refuses."""
 
 import inspect
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import jax
@@ -12,6 +13,9 @@ from inputs import complaint
 from fedjax_lab import ranges
 from fedjax_lab.experiment import registry
 from fedjax_lab.experiment.config import resolve
+from fedjax_lab.methods.fedbuff import fedbuff
+from fedjax_lab.methods.fedconcat import fedconcat
+from fedjax_lab.methods.fedprox import fedprox
 from fedjax_lab.ranges import BelowOne, NotNegative, OneOf, Positive, PositiveShare, Share, Within
 
 NO_SETTINGS = ("metric", "augmentation")
@@ -107,11 +111,55 @@ def parts():
             yield kind, name, registry.look_up(kind, name)
 
 
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_a_method_that_is_called_directly_checks_its_settings(name):
+    method = registry.look_up("method", name)
+    assert inspect.unwrap(method) is not method
+    for key, value in outside(method):
+        assert f"config.method.{key} " in complaint(method, None, **{key: value})
+
+
+def test_a_part_that_is_called_directly_checks_its_settings():
+    for kind, name, part in parts():
+        for key, value in outside(part):
+            assert f".{key} " in complaint(part, **{key: value}), (kind, name)
+
+
+def outside(part):
+    """(setting, value) that a part does not accept, for each of its bounds and lists of words."""
+    parameters = ranges.signature(part).parameters
+    for key, limit in ranges.limits(part).items():
+        if isinstance(limit, OneOf):
+            yield from ((key, value) for value in ("unheard of", None))
+        elif np.isfinite(limit.low):
+            yield key, limit.low - 1
+        elif np.isfinite(limit.high):
+            yield key, limit.high + 1
+        if ranges.words_of(parameters[key].annotation):
+            yield key, "unheard of"
+
+
+def test_a_setting_of_a_call_may_be_traced():
+    jax.vmap(lambda mu: fedprox(toys.NORM, mu=mu).round and mu)(np.float32([-1, 1]))
+
+
+def test_the_words_of_a_call_are_named():
+    message = complaint(fedbuff, toys.NORM, staleness="polynomal")
+    assert message == "config.method.staleness cannot be 'polynomal'; did you mean 'polynomial'?"
+    message = complaint(fedconcat, toys.NORM, num_clusters="elbo")
+    assert message.endswith("num_clusters cannot be 'elbo'; did you mean 'elbow'?")
+
+
+def test_a_method_of_the_user_is_checked_when_it_is_made_by_name():
+    made = partial(registry.make_method, f"{__name__}:own", toys.NORM)
+    assert "config.method.pull must be from 0 to 1" in complaint(made, pull=2.0)
+
+
 def test_every_default_is_within_its_bounds():
     for kind, name, function in parts():
         if not registry.is_wrapper(function):
             section = registry.keyword_defaults(function)
-            registry.check_settings(f"{kind}.{name}", function, section)
+            ranges.check_settings(f"{kind}.{name}", function, section)
 
 
 def test_every_number_declares_bounds():

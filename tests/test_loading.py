@@ -78,6 +78,7 @@ def loaded(runs):
     return fedjax_lab.load(runs("fedper")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["model.safetensors", "model"])
 def test_another_run_can_start_from_an_exported_model(file, loaded, folder, tmp_path):
     if "." in file:

@@ -65,6 +65,7 @@ def test_the_number_of_steps_depends_on_the_examples_of_the_client(batch_size):
     assert steps_of(plan, epochs=1, steps=2) == min(2, batches)
 
 
+@pytest.mark.slow
 def test_a_fixed_number_of_steps_continues_over_passes():
     """So many steps as two passes have are these passes; others are cut off, or a third begins."""
     of_plan = PLAN._replace(batch_size=7)
@@ -142,6 +143,7 @@ def test_every_step_has_a_different_key():
     assert len({round(one, 6), round(two - one, 6), round(again - one, 6)}) == 3
 
 
+@pytest.mark.slow
 def test_frozen_parts_do_not_move_even_with_momentum_and_decay():
     """Two trainings of a round shuffle differently."""
     risk, w, tx = losses.risk(toys.TASK), toys.TASK.init(KEY), optim.sgd(0.1, 0.9, 0.1)
@@ -340,6 +342,7 @@ def clipped_sgd(w, x, y, largest, clipped):
     return naive.descend(w, gradient_at)
 
 
+@pytest.mark.slow
 def test_clipped_clients_against_numpy():
     """Some steps are clipped and some are not; momentum and weight decay are as usual."""
     largest, clipped, w = 0.9, [], naive.first_weights()

@@ -8,7 +8,7 @@ import pytest
 from inputs import complaint
 
 from fedjax_lab.data.partitions import dealing, label_skews, partition
-from fedjax_lab.experiment.registry import NAMED, check_settings, look_up
+from fedjax_lab.experiment.registry import NAMED, look_up
 
 PARTITIONS = {  # with the first signature: y, domain, num_clients, rng
     name: function
@@ -406,12 +406,7 @@ BAD = [  # the setting that a message names comes first in it
 
 @pytest.mark.parametrize("name, num_clients, settings, message", BAD)
 def test_a_bad_setting_is_a_one_line_error_that_names_its_key(name, num_clients, settings, message):
-
-    def made():
-        check_settings("partition", look_up("partition", name), settings)
-        return make(name, num_clients, **settings)
-
-    assert f"config.partition.{message}" in complaint(made)
+    assert f"config.partition.{message}" in complaint(make, name, num_clients, **settings)
     for wrong in (0, 1201):
         assert "config.partition.num_clients must be from 1 to" in complaint(make, name, wrong)
 

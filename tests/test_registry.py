@@ -82,8 +82,8 @@ def test_a_base_that_cannot_be_wrapped_is_an_error(with_wrapper):
         assert "'wrapper'" not in message.split(";")[1] and " wrapper" not in message.split(";")[1]
     for base, why in (
         ("fedconcat", "base=fedconcat has several stages"),
-        ("central", "base=central has no rounds with several clients"),
-        ("pfedhn", "base=pfedhn has no rounds with several clients"),
+        ("central", "base=central: its server never sees the updates of several"),
+        ("pfedhn", "base=pfedhn: its server never sees the updates of several"),
     ):
         assert why in complaint(toys.make, "wrapper", base=base)
 

@@ -98,6 +98,7 @@ def test_a_run_whose_next_rounds_would_differ_is_refused_untouched(key, value, b
     assert contents(folder).items() <= before.items()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_of_the_first_version_is_noticed(begun):
     folder = begun("0.1.0")
     description = folder / "checkpoints/6/digest/metadata"

@@ -88,6 +88,7 @@ def test_more_seeds_are_trained_beside_the_run_and_reported_with_it(
     assert "its config.seeds is [0], not [1, 2]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_call_from_python_is_one_run(toy, tmp_path):
     run = tmp_path / "run"
     fedjax_lab.run(load_config(toy), workdir=run, quiet=True)

@@ -159,6 +159,7 @@ def noting(one_by_one=False):
     return plain._replace(init=init, round=(exchange(0), exchange(1)), newcomer=None)
 
 
+@pytest.mark.slow
 def test_a_server_gets_a_key_for_each_exchange_and_round():
     """The whole cohort has one key, whichever clients arrive and whatever the devices are.
 

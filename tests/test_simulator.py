@@ -64,6 +64,7 @@ def test_the_server_of_fedavg_is_the_mean_of_the_uploads():
     toys.close(after.server, tree.mix(sim.data.population.weight, uploads))
 
 
+@pytest.mark.slow
 def test_an_upload_has_a_gradient_in_the_examples():
     table = np.arange(32).reshape(4, 8)  # clients of one size: loops of constant length
     federation = toy_federation()._replace(train=as_rows(table))
@@ -81,6 +82,7 @@ def test_an_upload_has_a_gradient_in_the_examples():
     assert rows[:8].sum() == rows[16:].sum() == 0
 
 
+@pytest.mark.slow
 def test_settings_can_be_vmapped():
     key = jax.random.key(0)
 

@@ -5,6 +5,7 @@ import re
 import command_help
 import equations
 import method_pages
+import needs_table
 import paper_pages
 import pytest
 import repository_links
@@ -110,6 +111,13 @@ def test_the_page_of_commands_has_their_help():
     """If not: python docs/generate/command_help.py."""
     page = command_help.PAGE.read_text(encoding="utf-8")
     assert command_help.written(page) == page
+
+
+@pytest.mark.slow
+def test_the_table_of_what_methods_lack_is_that_of_the_transforms():
+    """If not: python docs/generate/needs_table.py."""
+    page = needs_table.PAGE.read_text(encoding="utf-8")
+    assert needs_table.written(page) == page
 
 
 def test_a_page_of_code_is_wide_and_not_searched():

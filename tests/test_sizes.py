@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import toys
 from inputs import complaint
 
@@ -127,6 +128,7 @@ def test_the_chunk_size_divides_the_number_of_clients_if_a_divisor_is_near():
         assert chunk == line or (line % chunk == 0 if divisors else chunk == 43)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_client_by_batch_and_type():
     """Logistic regression 6 -> 4 on 8 examples; its backward pass keeps only the inputs."""
     task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)

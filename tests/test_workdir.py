@@ -30,7 +30,7 @@ from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.running import workdir
 from fedjax_lab.running.storage import fingerprint, lock, metric_rows
 from fedjax_lab.sweeping import sweep_folder
-from fedjax_lab.types import Rows, View
+from fedjax_lab.types import Rows
 
 RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}
 
@@ -106,14 +106,14 @@ def test_a_run_with_a_damaged_file_or_without_a_fingerprint_is_rejected(run, cap
     assert "start a new run in another folder" in rejected(run, capsys, "--resume")
 
 
+@pytest.mark.slow
 def test_the_fingerprint_includes_embeddings_and_users_if_there_are_any(run):
     job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])
     plain, embedded, of_users = fingerprint.compute(job), [], []
     for value in (0, 1):
         made = Embeddings(np.full((300, 4), value, np.float32), np.zeros((3, 4), np.float32))
-        stage = job.simulation.stages[0]._replace(view=View(embedded=True))
-        with_stage = toys.changed(job, stages=(stage,), embeddings=lambda m=made: m)
-        embedded.append(fingerprint.compute(with_stage))
+        stage = job.simulation.stages[0]._replace(embeddings=lambda m=made: m)
+        embedded.append(fingerprint.compute(toys.changed(job, stages=(stage,))))
         client = np.arange(value, len(job.dataset.y) + value, dtype=np.int32) % 2
         data = job.dataset._replace(client=client, users=("ann", "bob"))
         of_users.append(fingerprint.compute(job._replace(dataset=data)))

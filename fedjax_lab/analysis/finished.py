@@ -43,8 +43,7 @@ class Finished(NamedTuple):
     def client(self, i: int) -> tuple[Client, PyTree]:
         """Client i, and the message with which it is scored."""
         client = tree.take(self.population, i)
-        send = self.method.scored or self.method.round[-1].send
-        return client, send(self.state.server, client.id)
+        return client, self.method.sends_scored(self.state.server, client.id)
 
     def model(self, i: int) -> Weights:
         """The model of client i: its message, its private state, or both joined.

@@ -5,7 +5,6 @@ def toys(*, folder: str = "", size: Side = 32) -> Dataset:
 """
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Annotated
 
@@ -26,12 +25,9 @@ def source(remedy: str = "", /) -> Callable[[Callable], Callable[..., Dataset]]:
     """
 
     def decorate(read: Callable[..., Dataset]) -> Callable[..., Dataset]:
-        limits = ranges.limits(inspect.signature(read))
-
+        @ranges.checked("data")
         @functools.wraps(read)
         def checked(**settings):
-            for key in limits.keys() & settings.keys():
-                ranges.check(f"data.{key}", settings[key], limits[key])
             with remedied(remedy):
                 dataset = read(**settings)
             if isinstance(dataset.x, LazyArray):

@@ -29,7 +29,6 @@ class Simulation(NamedTuple):
     placement: str = ""  # a text that says where state and examples are kept, and why
     vectorized_seeds: bool = False
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
-    embeddings: Callable[[], Any] | None = None  # () -> Embeddings, for embedded stages
     settings: list[dict[str, PyTree]] | None = None  # [seed] those in which seeds differ, by name,
     # besides their random numbers; the seeds may belong to several runs
     base: Model | None = None  # a model of which a part is frozen; None: all of it is trained

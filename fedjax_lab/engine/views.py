@@ -43,18 +43,15 @@ def stage_lanes(
     number: of the stage. lanes: those of the run. states: those with which the stage starts.
     """
     stage, plan = simulation.stages[number], plan_of_images(simulation, jit.place)
-    viewed = Viewed(lanes, _reliable(plan) if stage.reliable else plan)
-    view = stage.view or View()
-    if view.batch_size:
-        size = min(view.batch_size, lanes[0].training.federation.train.longest)
-        plan = viewed.plan._replace(batch_size=size, equal_steps=False, accumulate=1)
-        viewed = viewed._replace(plan=plan)
-    if view.embedded:
-        assert simulation.embeddings is not None  # a simulation with embedded stages has them
-        x = jit.place.put_pool(simulation.embeddings().examples)
+    plan = _reliable(plan) if stage.reliable else plan
+    if stage.plan is not None:
+        plan, longest = stage.plan(plan), lanes[0].training.federation.train.longest
+        plan = plan._replace(batch_size=min(plan.batch_size, longest))
+    viewed, view = Viewed(lanes, plan), stage.view or View()
+    if stage.embeddings is not None:
+        x = jit.place.put_pool(stage.embeddings().examples)
         fields = [{"x": x, **_PLAIN, **_NOT_SCORED}] * len(viewed.lanes)
-        plan = viewed.plan._replace(augment=None, example_shape=None)
-        viewed = Viewed(_changed(lanes, fields), plan)
+        viewed = Viewed(_changed(lanes, fields), plan._replace(augment=None, example_shape=None))
     frozen = view.frozen
     if frozen is not None:
         freeze = jit.runner(lambda state: frozen(state.server), (0,))
@@ -88,9 +85,8 @@ def _transformed(view, simulation, number, viewed, jit):
     """Replaces the examples by their transforms: once for the pool, or else in every batch."""
     plan, lanes = viewed.plan, viewed.lanes
     transformed = plan._replace(view=view.transform)
-    of_clean = plan.augment is None or view.before_augmentation
-    if not of_clean or plan.feature_skew is not None:  # a skew depends on the client
-        return viewed._replace(plan=transformed._replace(augment=None) if of_clean else transformed)
+    if plan.augment is not None or plan.feature_skew is not None:  # a skew depends on the client
+        return viewed._replace(plan=transformed)
 
     def whole(settings, federation):
         program = make_program(simulation, number, transformed, settings)
@@ -102,7 +98,7 @@ def _transformed(view, simulation, number, viewed, jit):
     each = [(of_lane.settings, of_lane.scoring.federation) for of_lane in lanes]
     shapes = one_seed(jax.eval_shape(jit.wrap(whole, axes, out), *each[0]), jit.place.seeds)
     lanes = _changed(lanes, [{"x": flat(*of_lane), **_PLAIN} for of_lane in each])
-    plan = plan._replace(augment=None, example_shape=shapes.shape[1:])
+    plan = plan._replace(example_shape=shapes.shape[1:])
     return Viewed(lanes, plan, ("frozen", "x"))
 
 

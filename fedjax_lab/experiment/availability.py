@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.speeds import check_clients, to_read
-from fedjax_lab.ranges import Positive
+from fedjax_lab.ranges import Positive, checked
 from fedjax_lab.simulation.clock import Availability
 
 INVALID = (  # what a file raises that is not of the form of `trace`
@@ -28,6 +28,7 @@ def always(num_clients: int, rng: np.random.Generator) -> None:
     """Every client is always available."""
 
 
+@checked("clock")
 def on_off(
     num_clients: int,
     rng: np.random.Generator,

@@ -10,6 +10,7 @@ from fedjax_lab.data.dataset import Dataset, are_numerals
 from fedjax_lab.data.partitions import dealing
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment.federation import check_scored
+from fedjax_lab.simulation import needs
 from fedjax_lab.simulation.evaluate import uses_data_of_new
 from fedjax_lab.types import Federation, Objective, Plan, Stage
 
@@ -94,12 +95,11 @@ def check_skewed(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
     name, method = config.partition.feature_skew, config.method.name
     if name == "none":
         return
-    if stages[0].method.extra.pooled:
+    if reason := needs.unmet(stages[0].method, "clients"):
         raise BadInput(
-            f"config.partition.feature_skew={name} needs clients; method {method} trains on"
-            " all clients' examples pooled"
+            f"config.partition.feature_skew={name} does not fit method {method}: {reason}"
         )
-    if any(stage.view and stage.view.embedded for stage in stages):
+    if any(stage.embeddings for stage in stages):
         raise BadInput(
             f"config.partition.feature_skew={name} does not change embeddings"
             f" (config.embedding), which method {method} trains on; use another method"

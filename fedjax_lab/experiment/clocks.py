@@ -10,18 +10,18 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import sampling, streams
+from fedjax_lab import streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import local, simulate
+from fedjax_lab.simulation import local, needs, simulate
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, durations
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import Federation, Plan, Stage
 
 ASYNCHRONOUS = "config.clock.concurrency"  # the key with which a run is asynchronous
-OF_GIVEN = (sampling.by_size, sampling.equal)  # samplings that can give shares to given clients
+OF_ASYNCHRONOUS = ("clients", "one_exchange", "all_at_once", "idle_server", "any_clients")
 
 
 def is_asynchronous(config: ml_collections.ConfigDict) -> bool:
@@ -229,17 +229,13 @@ def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
                 " which needs the rounds of synchronous runs"
             )
     (first, *others), name = stages, config.method.name
-    method, extra = first.method, first.method.extra
-    reasons = {
-        "has stages": others or first.prepare or first.start or first.view,
-        "trains on pooled examples": extra.pooled,
-        "has several exchanges in a round": len(method.round) > 1,
-        "lets clients take turns": extra.one_by_one,
-        "trains on the server after each round": extra.alone is not None,
-        "draws its clients itself": method.sample not in OF_GIVEN,
-    }
-    for reason in (reason for reason, is_so in reasons.items() if is_so):
+    reason = (
+        "it has stages"
+        if others or not first.is_plain
+        else needs.unmet(first.method, *OF_ASYNCHRONOUS)
+    )
+    if reason:
         raise BadInput(
-            f"{ASYNCHRONOUS}: method {name} {reason}, so its clients cannot train asynchronously;"
-            " methods for it are fedbuff, fedasync and ca2fl"
+            f"{ASYNCHRONOUS}: the clients of method {name} cannot train asynchronously, because"
+            f" {reason}; docs/time.md has methods that are made for it"
         )

@@ -14,6 +14,7 @@ from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.frozen import Model, model_of
 from fedjax_lab.models.task import has_convolutions, is_recurrent
+from fedjax_lab.simulation import needs
 from fedjax_lab.types import Federation, Plan, Stage
 
 
@@ -123,11 +124,11 @@ def _host(division, engine, stages):
         return None
     stream = division.data.where == "stream"
     asked = f"config.engine.{'data=stream' if stream else f'state={division.state.where}'}"
-    if len(stages) > 1 or stages[0].start or stages[0].view:
+    if len(stages) > 1 or not stages[0].is_plain:
         names = ", ".join(stage.name for stage in stages)
         raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
-    if stages[0].method.extra.pooled:
-        raise BadInput(f"{asked} needs clients; this method trains on all clients' examples pooled")
+    if reason := needs.unmet(stages[0].method, "clients"):
+        raise BadInput(f"{asked} does not fit this method: {reason}")
     if engine.seeds == "vectorized":
         raise BadInput(f"{asked} trains one seed after another; use config.engine.seeds=sequential")
     if engine.fsdp > 1:

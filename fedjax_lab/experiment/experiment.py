@@ -89,14 +89,10 @@ def build(
     checks.check_clients(config, federations[0])
     model = make_model(config, dataset, platform_of(devices), scale, objective)
     model = model.changed(
-        lambda task: task._replace(
-            labels=lambda: jnp.asarray(embeddings().labels),
-            levels=tuple(config.partition.capacity),
-        )
+        lambda task: task._replace(embeddings=embeddings, levels=tuple(config.partition.capacity))
     )
     with transforming.naming_users_of_classes(config):
         simulation = _simulation(config, seeds, dataset, federations, model, devices, memory)
-    simulation = simulation._replace(embeddings=embeddings)
     remarks = (
         *describe_examples(config, dataset, scale),
         *describe_model(model),
@@ -106,7 +102,7 @@ def build(
 
 
 def _simulation(config, seeds, dataset, federations, model, devices, memory):
-    """The simulation of a run, without embeddings. Raises BadInput if its parts do not fit."""
+    """The simulation of a run. Raises BadInput if its parts do not fit."""
     task = model.unbound
     check_optimizer(config.local, task)
     setup = transforming.make_setup(config, federations)
@@ -117,8 +113,8 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     checks.check_moved(config, task.objective)
     checks.check_validation(config, stages, federations[0])
     training = pool(federations) if stages[0].method.extra.pooled else federations
-    local_settings.check(config.local, training, stages)
     plan = _plan(config, training, stages, of_step, dataset, task.objective)
+    local_settings.check(config.local, training, stages, plan)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
     plan, of_clock = clocks.timed(config, plan, stages, federations, seeds)
     simulation = Simulation(

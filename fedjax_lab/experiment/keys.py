@@ -87,8 +87,8 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     "partition.capacity": Key(
         (),
         "the shares of the model's channels or layers that clients can train, above 0 and at most"
-        " 1, for methods such as heterofl: one number for each client, or fewer, which equally many"
-        " clients have, at random; empty: all clients can train the whole model",
+        " 1, for methods that train parts of it: one number for each client, or fewer, which"
+        " equally many clients have, at random; empty: all clients can train the whole model",
     ),
     "task.name": Key(
         "classification", "what the model learns: the kind of the labels, the loss and the metrics"
@@ -228,8 +228,8 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     ),
     "run.rounds": Key(
         50,
-        "the number of rounds; for FedConcat the number of FedAvg rounds that need as many bytes"
-        " as the run",
+        "the number of rounds; for some methods of several stages, the number of FedAvg's rounds"
+        " that need as many bytes as the run",
         POSITIVE,
     ),
     "run.cohort": Key(0, "clients that take part in a round; 0: all", NOT_NEGATIVE),

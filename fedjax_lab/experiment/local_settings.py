@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 from fedjax_lab.experiment.speeds import number, rows_of
-from fedjax_lab.types import Federation, LocalSettings, Stage
+from fedjax_lab.types import Federation, LocalSettings, Plan, Stage
 
 KEY = "local.per_client"
 WHOM = ("client", "examples")  # the first column
@@ -96,7 +96,9 @@ def _number(name, text):
     return made
 
 
-def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[Stage]) -> None:
+def check(
+    local: Mapping, federations: Sequence[Federation], stages: Sequence[Stage], plan: Plan
+) -> None:
     """Raises BadInput if clients have batch sizes that the run would ignore."""
     settings = [each.traits["settings"] for each in federations if "settings" in each.traits]
     if all(each.batch_size is None for each in settings):
@@ -104,7 +106,7 @@ def check(local: Mapping, federations: Sequence[Federation], stages: Sequence[St
     reason = ""
     if local["accumulate"] > 1:
         reason = f"config.local.accumulate={local['accumulate']}"
-    if any(stage.view and stage.view.batch_size for stage in stages):
+    if any(each.plan and each.plan(plan).batch_size != plan.batch_size for each in stages):
         reason = "this method, which trains a stage in batches of another size"
     if reason:
         raise BadInput(f"config.{KEY}: the column batch_size cannot be combined with {reason}")

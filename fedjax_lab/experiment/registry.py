@@ -10,7 +10,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper, wraps
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import jax
 
@@ -28,7 +28,7 @@ from fedjax_lab.errors import (
 from fedjax_lab.experiment import references
 from fedjax_lab.models import embeddings, modules
 from fedjax_lab.ranges import Limit
-from fedjax_lab.simulation import metrics
+from fedjax_lab.simulation import metrics, needs
 from fedjax_lab.simulation.metrics import Metric
 from fedjax_lab.types import Method, Stages, Task
 
@@ -230,7 +230,7 @@ def _checked(kind, name, function):
         function = modules.as_function(function)
     wraps = kind == "method" and is_wrapper(function)
     takes = (*TAKES[kind], "make_base") if wraps else TAKES[kind]
-    signature = _signature(function)
+    signature = ranges.signature(function)
     takes = (*takes, "losses") if kind == "sampling" and "losses" in signature.parameters else takes
     named: tuple[str, ...] = ()  # those of the arguments that are passed by name
     if kind == "partition" and takes_examples(function):
@@ -295,8 +295,7 @@ def make_method(name: str, task: Task, **settings) -> Method | Stages:
     for key in settings:
         if key not in defaults:
             raise BadInput(f"method {name} has no setting {key!r}; {nearest(key, defaults)}")
-    check_settings("method", function, settings)
-    function = told("method", name, function)
+    function = ranges.checked("method")(told("method", name, function))
     if not is_wrapper(function):
         return _method(name, function(task, **settings))
     base, of_wrapper = settings.pop("base", DEFAULT_BASE), keyword_defaults(function)
@@ -323,21 +322,21 @@ def _make_base(name, settings, task):
     method = make_method(name, task, **settings)
     if not isinstance(method, Method):
         raise BadInput(f"config.method.base={name} has several stages; choose another method")
-    if method.extra.pooled or method.extra.one_by_one:
-        raise BadInput(
-            f"config.method.base={name} has no rounds with several clients; choose another method"
-        )
+    if reason := needs.unmet(method, "all_at_once"):
+        raise BadInput(f"config.method.base={name}: {reason}; choose another method")
     return method
 
 
 def is_wrapper(function: Callable) -> bool:
     """Whether a method wraps another one, whose factory `make_base` is then its second argument."""
-    return list(_signature(function).parameters)[1:2] == ["make_base"]
+    return list(ranges.signature(function).parameters)[1:2] == ["make_base"]
 
 
 def is_method(value: object) -> bool:
     """Whether the value is a function whose first argument is `task`."""
-    return inspect.isfunction(value) and next(iter(_signature(value).parameters), "") == "task"
+    return (
+        inspect.isfunction(value) and next(iter(ranges.signature(value).parameters), "") == "task"
+    )
 
 
 def default_settings(function: Callable, chosen: dict | None = None) -> dict:
@@ -361,30 +360,19 @@ def setting_words(function: Callable, chosen: dict | None = None) -> dict[str, t
     """The words that settings accept besides values of their default's type (`Literal`)."""
     words = {}
     for part in _and_base(function, chosen):
-        for key, parameter in _signature(part).parameters.items():
-            literals = [a for a in get_args(parameter.annotation) if get_origin(a) is Literal]
-            if literals:
-                words[key] = sum(map(get_args, literals), ())
+        for key, parameter in ranges.signature(part).parameters.items():
+            if besides := ranges.words_of(parameter.annotation):
+                words[key] = besides
     return words
 
 
 def limits_of(function: Callable, chosen: dict | None = None) -> dict[str, Limit]:
-    """The bounds and choices of settings, which annotations declare: see `ranges`.
-
-    A number of a method that declares no bounds must not be negative.
-    """
-    limits: dict[str, Limit] = {}
-    for part in _and_base(function, chosen):
-        usual = keyword_defaults(part) if is_method(part) else ()
-        limits |= dict.fromkeys(usual, ranges.NOT_NEGATIVE) | ranges.limits(_signature(part))
-    return limits
-
-
-def check_settings(section: str, function: Callable, values: Mapping) -> None:
-    """Raises BadInput for the values in a section of a config that the function does not accept."""
-    for key, limit in limits_of(function, dict(values)).items():
-        if key in values:
-            ranges.check(f"{section}.{key}", values[key], limit)
+    """The bounds and choices of settings, which annotations declare: see `ranges.limits`."""
+    return {
+        key: limit
+        for part in _and_base(function, chosen)
+        for key, limit in ranges.limits(part).items()
+    }
 
 
 def keyword_defaults(function: Callable) -> dict:
@@ -392,22 +380,10 @@ def keyword_defaults(function: Callable) -> dict:
 
     An argument without a default has `inspect.Parameter.empty`.
     """
-    parameters = _signature(function).parameters
+    parameters = ranges.signature(function).parameters
     keywords = {key: p.default for key, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
     plain, absent = (bool, int, float, str, tuple), inspect.Parameter.empty
     return {key: d for key, d in keywords.items() if isinstance(d, plain) or d is absent}
-
-
-def _signature(function):
-    """The signature, with annotations evaluated if they are stored as text."""
-    try:
-        return inspect.signature(function, eval_str=True)
-    except Exception:  # an annotation names something that only a type checker imports
-        pass
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError) as error:  # written in C
-        raise BadInput(f"the arguments of {quoted(function)} cannot be determined") from error
 
 
 def _and_base(function, chosen):

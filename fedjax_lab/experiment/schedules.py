@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from fedjax_lab.errors import BadInput, place_of, quoted, reason_of
-from fedjax_lab.ranges import NotNegative, Positive
+from fedjax_lab.ranges import NotNegative, Positive, checked
 from fedjax_lab.types import Array
 
 Schedule = Callable[[Array], Array]  # index of a round -> factor of the learning rate
@@ -24,6 +24,7 @@ def constant(rounds: int) -> Schedule:
     return optax.constant_schedule(1.0)
 
 
+@checked("run")
 def exponential(
     rounds: int, *, lr_decay: Positive[float] = 0.99, lr_decay_every: Positive[int] = 1
 ) -> Schedule:
@@ -36,6 +37,7 @@ def exponential(
     return lambda t: jnp.power(jnp.float32(lr_decay), t / lr_decay_every)
 
 
+@checked("run")
 def step(
     rounds: int, *, lr_decay: Positive[float] = 0.1, lr_decay_every: Positive[int] = 10
 ) -> Schedule:
@@ -47,6 +49,7 @@ def step(
     return lambda t: jnp.power(jnp.float32(lr_decay), jnp.floor(t / lr_decay_every))
 
 
+@checked("run")
 def multistep(
     rounds: int,
     *,
@@ -62,6 +65,7 @@ def multistep(
     return lambda t: jnp.power(jnp.float32(lr_decay), jnp.sum(t >= steps))
 
 
+@checked("run")
 def linear(
     rounds: int, *, lr_end: NotNegative[float] = 0.0, lr_decay_rounds: NotNegative[int] = 0
 ) -> Schedule:
@@ -73,6 +77,7 @@ def linear(
     return optax.linear_schedule(1.0, lr_end, lr_decay_rounds or rounds)
 
 
+@checked("run")
 def cosine(
     rounds: int, *, lr_end: NotNegative[float] = 0.0, lr_decay_rounds: NotNegative[int] = 0
 ) -> Schedule:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput, cut, quoted
-from fedjax_lab.ranges import NotNegative
+from fedjax_lab.ranges import NotNegative, checked
 from fedjax_lab.types import Array
 
 T = TypeVar("T")
@@ -39,6 +39,7 @@ def none(num_clients: int, rng: np.random.Generator) -> None:
     """Time is not simulated."""
 
 
+@checked("clock")
 def constant(
     num_clients: int,
     rng: np.random.Generator,
@@ -50,6 +51,7 @@ def constant(
     return _alike(seconds, bandwidth, num_clients)
 
 
+@checked("clock")
 def log_normal(
     num_clients: int,
     rng: np.random.Generator,
@@ -72,6 +74,7 @@ def log_normal(
     )
 
 
+@checked("clock")
 def half_normal(
     num_clients: int,
     rng: np.random.Generator,
@@ -89,6 +92,7 @@ def half_normal(
     return same._replace(factor=factor, minimum=minimum)
 
 
+@checked("clock")
 def exponential(
     num_clients: int,
     rng: np.random.Generator,

@@ -17,7 +17,6 @@ from fedjax_lab.errors import BadInput, nearest, quoted, shown
 from fedjax_lab.experiment import registry
 
 KINDS = ("method", "data", "partition")  # the sections whose names have titles
-ASYNCHRONOUS = frozenset({"ca2fl", "fedasync", "fedbuff"})  # methods for asynchronous training
 _NAME = re.compile(r"(\S+(?: \S+){0,2}?)(?::\s| \()")
 
 
@@ -29,7 +28,7 @@ class Title(NamedTuple):
 
 
 def parse(text: str | None, configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """{name in a config: display name} of a text such as "fedavg=Mine,dirichlet=Skewed".
+    """{name in a config: display name} of a text such as "local=Mine,dirichlet=Skewed".
 
     Raises BadInput for a name that none of the configs has.
     """
@@ -74,20 +73,24 @@ def method_title(
 
     concurrency: config.clock.concurrency of the run.
     """
-    title, name = section_title("method", section, names), section.get("name")
-    if not concurrency or name in ASYNCHRONOUS or name in (names or {}):
+    title, name = section_title("method", section, names), section["name"]
+    if not concurrency or name in (names or {}) or "asynchronous" in _docstring("method", name):
         return title
     return title._replace(text=f"Asynchronous {title.text}")
 
 
 def beginning(kind: str, name: str) -> str:
     """The name with which the docstring of a built-in part begins; otherwise its config's name."""
-    if name not in registry.NAMED[kind]:
-        return name
-    part: Any = registry.look_up(kind, name)
-    documented = inspect.getmodule(part) if kind == "method" else part
-    begins = _NAME.match(inspect.getdoc(documented) or "")
+    begins = _NAME.match(_docstring(kind, name))
     return begins[1] if begins else name
+
+
+def _docstring(kind, name):
+    """The docstring of a built-in part, for a method that of its file; "" for other parts."""
+    if name not in registry.NAMED[kind]:
+        return ""
+    part: Any = registry.look_up(kind, name)
+    return inspect.getdoc(inspect.getmodule(part) if kind == "method" else part) or ""
 
 
 def run_title(config: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:

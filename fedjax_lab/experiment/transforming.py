@@ -15,7 +15,7 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import contract, simulate
+from fedjax_lab.simulation import contract, needs, simulate
 from fedjax_lab.simulation.asynchronous import Virtual, first_history, num_places
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.transforms import latest_losses, private_state
@@ -43,8 +43,7 @@ def as_configured(
     words = " and ".join(f"{key} {config[key].name}" for key in named)
     naming = functools.partial(_naming, f"method {config.method.name} with {words}")
     with naming():
-        if stage.method.extra.pooled:
-            raise BadInput("it trains on the examples of all clients at once and has no uploads")
+        needs.check(stage.method, "clients")
         if {"compression", "downlink"} & {*named}:  # codes are those of a whole model
             stage = stage._replace(method=stage.method.having(absent=None))
         for key in named:
@@ -106,7 +105,7 @@ def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) ->
         return
     name, method = config.privacy.name, config.method.name
     (first, *others) = stages
-    if others or first.prepare or first.start or first.view:
+    if others or not first.is_plain:
         raise BadInput(
             f"config.privacy.name={name} protects only the rounds of a single stage, but method"
             f" {method} has stages, between which it also uses data of its clients"
@@ -161,7 +160,7 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
     stage, plan = simulation.stages[0], simulation.plan
     is_plain = plan.objective.has_classes and simulation.base is None
     is_plain = is_plain and all(config[k].name == "none" for k in TRANSFORMS)
-    if is_plain or stage.method.init is None or stage.view is not None:
+    if is_plain or stage.method.init is None or not stage.is_plain:
         return
     program = Program(stage.method, plan, parallel.vectorized())
     schedules = simulation.schedules
@@ -233,9 +232,9 @@ def _with_sampling(stage, task, run):
 
 def _as_seen(stage, task):
     """The task with the input shape of the stage: that of embeddings, or the task's own."""
-    if stage.view is None or not stage.view.embedded:
+    if stage.embeddings is None:
         return task
-    return task._replace(input_shape=task.labels().shape[1:])
+    return task._replace(input_shape=stage.embeddings().examples.shape[1:])
 
 
 def _wrap(transform, takes, method):

@@ -147,16 +147,14 @@ def counted(method: Method, task: Task, ranks: tuple) -> Method:
     """The method, whose bytes are counted without the entries beyond the clients' ranks."""
     shapes = pairs(jax.eval_shape(task.init, jax.random.key(0)))
 
-    def absent(rank):
-        each = [(tree.num_bytes(pair), pair.A.shape[-1]) for pair in shapes.values()]
-        return sum(size // r * max(0, r - rank) for size, r in each)
-
     rank_of = client_ranks(task, ranks)
 
-    def part_of(federation):
-        return rank_of(np.arange(len(federation.train)))
+    def absent(federation):
+        rank = np.asarray(rank_of(np.arange(len(federation.train))), np.float64)  # [C]
+        each = [(tree.num_bytes(pair), pair.A.shape[-1]) for pair in shapes.values()]
+        return sum(size // r * np.maximum(0, r - rank) for size, r in each)
 
-    return method.having(absent=absent, part_of=part_of)
+    return method.having(absent=absent)
 
 
 def train(loss: losses.Loss, w: Weights, work: Work, keep: Callable[[Weights], Weights]) -> Weights:
@@ -196,10 +194,16 @@ def changing_the_base(task: Task, exchange: Exchange) -> Method:
     def updates(server, id, upload):
         return wire.model_references(server.w, upload)
 
+    def model(server, private):
+        raise BadInput(
+            "its model is more than its adapters, because it has changed the frozen weights too;"
+            " config.run.start_with=state continues it"
+        )
+
     return Method(
         init=init,
         round=(exchange._replace(updates=updates),),
         predict=predict,
         newcomer=lambda state: (state.server, ()),
         sample=sampling.by_size,
-    )
+    ).having(model=model)

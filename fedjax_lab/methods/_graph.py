@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree
-from fedjax_lab.errors import BadInput, check_pairs
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import Within
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights

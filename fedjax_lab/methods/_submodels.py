@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 
 from fedjax_lab import losses, sampling, streams, tree, wire
@@ -22,6 +23,7 @@ from fedjax_lab.types import (
     Array,
     Client,
     Exchange,
+    Federation,
     Method,
     Output,
     PyTree,
@@ -101,7 +103,7 @@ def submodel_fedavg(
         sample=sampling.equal if weights == "uniform" else sampling.by_size,
     )
     shapes = jax.eval_shape(trained.init, jax.random.key(0))
-    method = method.having(absent=partial(absent, known, shapes))
+    method = method.having(absent=by_capacity(partial(absent, known, shapes)))
     return with_statistics(method, task, model_of, rate) if static_norm else method
 
 
@@ -223,6 +225,19 @@ def mean_of_holders(
         return jnp.where(holders > 0, summed / jnp.where(holders > 0, held, 1), old)
 
     return jax.tree.map(mean, w_t, tree.mix(share, w), held(share), held(took_part))
+
+
+def by_capacity(absent: Callable[[Array], Array]) -> Callable[[Federation], np.ndarray]:
+    """`Extra.absent` from the bytes that a client of a capacity does not need."""
+
+    def absent_bytes(federation):
+        held, count = federation.traits.get("capacity"), len(federation.train)
+        if held is None:
+            return np.zeros(count)
+        levels, place = np.unique(held[:count], return_inverse=True)
+        return np.array([float(absent(level)) for level in levels])[place]
+
+    return absent_bytes
 
 
 def absent(known: widths.Widths, shapes: Weights, rho: Array) -> Array:

@@ -22,7 +22,7 @@ from fedjax_lab import losses, optim, sampling, streams, tree, wire
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
 
 RANGES = {
@@ -32,6 +32,7 @@ RANGES = {
 }
 
 
+@checked("method")
 def adcol(
     task: Task,
     *,

@@ -17,12 +17,13 @@ import optax
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task
 
 RANGES = {"lambda_lr": log_uniform(1e-3, 1.0)}
 
 
+@checked("method")
 def afl(task: Task, *, lambda_lr: float = 0.1) -> Method:
     """lambda_lr: learning rate of the clients' weights; 0 is FedAvg with equal shares."""
     risk = losses.risk(task)

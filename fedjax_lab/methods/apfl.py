@@ -17,12 +17,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, tree
 from fedjax_lab.methods._personal import train_together, with_personal_models
-from fedjax_lab.ranges import Share, uniform
+from fedjax_lab.ranges import Share, checked, uniform
 from fedjax_lab.types import Method, Task
 
 RANGES = {"alpha": uniform(0.1, 0.9)}
 
 
+@checked("method")
 def apfl(task: Task, *, alpha: Share = 0.5, adaptive: bool = True) -> Method:
     """alpha: the initial weight of the local model; if not adaptive, 0 is FedAvg and 1 is Local.
 

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.errors import check_pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import send
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {
@@ -53,6 +53,7 @@ class Private(NamedTuple):
     mixture: Weights  # with which it predicts
 
 
+@checked("method")
 def apple(
     task: Task,
     *,

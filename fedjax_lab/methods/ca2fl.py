@@ -6,22 +6,23 @@
   server  v_t = h_t + 1/K sum_k (Delta_k - h_k),  w_{t+1} = w_t + eta_g v_t             (Alg. 2)
           h_{t+1} = h_t + 1/C sum_k (Delta_k - h_k)
 
-h_k is the last update of client k that the server has used, 0 before the first one, and h_t the
-mean over all C clients. The paper's server keeps every h_k; here the client keeps its own, so that
-the cache is divided among devices like other private state, and the upload is as large. Running
-statistics move by the mean of the clients' changes.
+The method is asynchronous. h_k is the last update of client k that the server has used, 0 before
+the first one, and h_t the mean over all C clients. The paper's server keeps every h_k; here the
+client keeps its own, so that the cache is divided among devices like other private state, and the
+upload is as large. Running statistics move by the mean of the clients' changes.
 """
 
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, log_uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(0.1, 3.0)}
 
 
+@checked("method")
 def ca2fl(task: Task, *, server_lr: Positive[float] = 1.0) -> Method:
     """server_lr: eta_g."""
     risk = losses.risk(task)

@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, wire
-from fedjax_lab.errors import check_uploads
+from fedjax_lab.methods._sizes import check_uploads
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.methods.fedgh import with_trained_head
 from fedjax_lab.methods.fedproto import sums_by_class
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import (
     Array,
     Batch,
@@ -53,6 +53,7 @@ class Moments(NamedTuple):
     Sigma: Array  # [K, D, D]
 
 
+@checked("method")
 def ccvr(
     task: Task, *, virtual: Positive[int] = 200, server_lr: float = 0.1, server_steps: int = 100
 ) -> Stages:

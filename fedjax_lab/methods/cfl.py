@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import BelowOne, Positive, log_uniform
+from fedjax_lab.ranges import BelowOne, Positive, checked, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"eps1": log_uniform(0.05, 2.0), "eps2": log_uniform(0.2, 8.0)}
@@ -41,6 +41,7 @@ class Server(NamedTuple):
     trained: Array  # [C] whether the client has a Delta_i
 
 
+@checked("method")
 def cfl(
     task: Task,
     *,

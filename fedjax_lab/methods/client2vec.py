@@ -30,7 +30,8 @@ from fedjax_lab.papers.client2vec.dsa_ign import REDUCTIONS, Training
 from fedjax_lab.papers.client2vec.index import Index
 from fedjax_lab.papers.client2vec.index_source import Source
 from fedjax_lab.papers.client2vec.naive_index import NAIVE, head
-from fedjax_lab.ranges import OneOf, Positive, Share, choice
+from fedjax_lab.ranges import OneOf, Positive, Share, checked, choice
+from fedjax_lab.transforms import lens
 from fedjax_lab.types import (
     Array,
     Batch,
@@ -60,6 +61,7 @@ class Server(NamedTuple):
     age: Array  # [C] int32: how many rounds ago a client last took part, from 1
 
 
+@checked("method")
 def client2vec(
     task: Task,
     make_base: Callable[[Task], Method],
@@ -211,32 +213,8 @@ def first_state(
 
 def with_index(base: Method) -> Method:
     """The base method with an index in its server's state, which it does not use yet."""
-
-    def beside_index(exchange, ends_round):
-        def send(server, id):
-            return exchange.send(server.base, id)
-
-        def aggregate(server, uploads, cohort):
-            return server._replace(base=exchange.aggregate(server.base, uploads, cohort))
-
-        return exchange._replace(send=send, aggregate=aggregate)
-
-    def sample(key, server, population, m):
-        return base.sample(key, server.base, population, m)
-
-    def base_state(state):
-        return State(state.server.base, state.private)
-
-    scored = base.scored or base.round[-1].send
-    newcomer, join, record = base.newcomer, base.join, base.record
-    return with_exchanges(base, beside_index)._replace(
-        init=None,
-        newcomer=newcomer and (lambda state: newcomer(base_state(state))),
-        join=join and (lambda server, client, work: join(server.base, client, work)),
-        sample=sample,
-        scored=lambda server, id: scored(server.base, id),
-        record=record and (lambda state: record(base_state(state))),
-    )
+    base = base._replace(init=None, scored=base.sends_scored)
+    return lens.lifted(base, server=lens.field("base"))
 
 
 def with_index_sampling(method: Method, similarity: Similarity, tau: float) -> Method:

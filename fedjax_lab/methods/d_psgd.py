@@ -12,9 +12,11 @@ each neighbor instead. W has Metropolis weights.
 
 from fedjax_lab import tree
 from fedjax_lab.methods._graph import Degree, Graph, over_graph
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Method, Task, Weights
 
 
+@checked("method")
 def d_psgd(task: Task, *, graph: Graph = "ring", degree: Degree = 4) -> Method:
     """graph: ring, torus, random (nearly regular) or complete.
 

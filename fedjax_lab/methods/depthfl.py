@@ -22,18 +22,19 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.methods._submodels import mean_of_holders, rate
+from fedjax_lab.methods._submodels import by_capacity, mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import layers
 from fedjax_lab.models.parts import number
 from fedjax_lab.models.task import inputs_of
-from fedjax_lab.ranges import uniform
+from fedjax_lab.ranges import checked, uniform
 from fedjax_lab.types import Array, Batch, Exchange, Method, Output, State, Task, Weights
 
 RANGES = {"distill": uniform(0.0, 1.0)}
 SIDE = "classifiers"  # the parameter with the additional classifiers
 
 
+@checked("method")
 def depthfl(task: Task, *, exits: tuple = (), distill: float = 1.0) -> Method:
     """exits: the layers whose inputs a further classifier sees, each the first of a block; (): all
     layers with kernels except for the first one and the head.
@@ -71,7 +72,9 @@ def depthfl(task: Task, *, exits: tuple = (), distill: float = 1.0) -> Method:
         predict=predict,
         sample=sampling.equal,
     )
-    return method.having(absent=lambda capacity: absent(has(depth_of(capacity), shapes), shapes))
+    return method.having(
+        absent=by_capacity(lambda capacity: absent(has(depth_of(capacity), shapes), shapes))
+    )
 
 
 def ramp(t: Array) -> Array:

@@ -15,12 +15,13 @@ import optax
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods._personal import with_personal_models
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Method, PyTree, Task
 
 RANGES = {"lam": log_uniform(0.01, 2.0)}
 
 
+@checked("method")
 def ditto(task: Task, *, lam: float = 1.0) -> Method:
     """lam: weight of the pull of personal models to the global one; 0 trains them as in Local."""
     risk = losses.risk(task)

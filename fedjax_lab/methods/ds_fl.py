@@ -24,7 +24,7 @@ import optax
 
 from fedjax_lab import losses, optim, sampling, tree, wire
 from fedjax_lab.methods.fedmd import drawn
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task, Weights
 
 RANGES = {
@@ -44,6 +44,7 @@ class Server(NamedTuple):
     next_key: Array
 
 
+@checked("method")
 def ds_fl(
     task: Task,
     *,

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, wire
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
-from fedjax_lab.ranges import Share, uniform
+from fedjax_lab.ranges import Share, checked, uniform
 from fedjax_lab.types import Array, Exchange, Method, Task, Weights
 
 RANGES = {"tau": uniform(0.0, 1.0)}
 
 
+@checked("method")
 def elastic(task: Task, *, tau: Share = 0.5) -> Method:
     """tau: zeta of the most sensitive parameter of an array; of insensitive ones it is 1 + tau."""
     risk = losses.risk(task)

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.methods.fedproto import prototypes, updates
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task
 
 RANGES = {"gamma": log_uniform(1e-2, 1.0)}
 
 
+@checked("method")
 def fd(task: Task, *, gamma: float = 0.1) -> Method:
     """gamma: weight of the distillation; with 0 it is Local, but with sampled clients."""
     K = task.num_classes

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.ranges import Positive, log_uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"rho": log_uniform(1e-3, 1.0), "server_lr": log_uniform(0.3, 3.0)}
 
 
+@checked("method")
 def fedadmm(task: Task, *, rho: Positive[float] = 0.01, server_lr: Positive[float] = 1.0) -> Method:
     """rho: weight of the proximal term; server_lr: step size of the server, in units of |S|/C."""
     risk = losses.risk(task)

@@ -20,12 +20,13 @@ from fedjax_lab import losses, tree
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.methods.fedala import learn
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import checked, choice, log_uniform
 from fedjax_lab.types import Method, Task
 
 RANGES = {"eta": log_uniform(0.01, 10.0), "head_epochs": choice(1, 2, 5)}
 
 
+@checked("method")
 def fedah(task: Task, *, eta: float = 1.0, head_epochs: int = 1) -> Method:
     """eta: the learning rate of W_i. head_epochs: passes of a round that train the head."""
     in_head, risk = tree.within((task.head,)), losses.risk(task)

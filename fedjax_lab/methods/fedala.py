@@ -22,12 +22,13 @@ import optax
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._personal import with_personal_models
-from fedjax_lab.ranges import PositiveShare, choice, log_uniform
+from fedjax_lab.ranges import PositiveShare, checked, choice, log_uniform
 from fedjax_lab.types import Array, Method, PyTree, Task, Weights, Work
 
 RANGES = {"layers": choice(1, 2, 3), "eta": log_uniform(0.01, 10.0)}
 
 
+@checked("method")
 def fedala(
     task: Task,
     *,

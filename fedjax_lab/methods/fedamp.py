@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
-from fedjax_lab.errors import BadInput, check_pairs
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._pairs import distances
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.ditto import drawn_to
-from fedjax_lab.ranges import Positive, log_uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights
 
 RANGES = {"sigma": log_uniform(0.1, 1000.0), "pull": log_uniform(0.01, 10.0)}
@@ -35,6 +36,7 @@ class Server(NamedTuple):
     far: Array  # [C, C] squared distances of their parameters
 
 
+@checked("method")
 def fedamp(
     task: Task, *, sigma: Positive[float] = 10.0, alpha: float = 0.0, pull: float = 0.1
 ) -> Method:

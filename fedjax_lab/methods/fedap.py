@@ -24,11 +24,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree, wire
-from fedjax_lab.errors import BadInput, check_pairs
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedbn import fedbn
-from fedjax_lab.ranges import BelowOne, Share, choice, uniform
+from fedjax_lab.ranges import BelowOne, Share, checked, choice, uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task, Weights
 
 RANGES = {"lam": uniform(0.1, 0.9), "warmup": choice(0.1, 0.25, 0.5)}
@@ -41,6 +42,7 @@ class Server(NamedTuple):
     w: Array  # [C, C]
 
 
+@checked("method")
 def fedap(task: Task, *, lam: Share = 0.5, warmup: BelowOne = 0.5) -> Stages:
     """lam: w_ii, the weight of a client's own model; with 1 clients train alone after the warmup.
 

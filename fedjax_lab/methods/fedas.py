@@ -21,12 +21,13 @@ from fedjax_lab import losses, optim, tree, wire
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.methods.fedproto import prototypes
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task
 
 RANGES = {"align_lr": log_uniform(1e-3, 0.1)}
 
 
+@checked("method")
 def fedas(task: Task, *, align_lr: float = 0.01, align_epochs: int = 1) -> Method:
     """align_lr: learning rate of the alignment. align_epochs: its passes in a round; 0: none."""
     in_head, K, risk = tree.within((task.head,)), task.num_classes, losses.risk(task)

@@ -4,9 +4,9 @@
   local   w_k <- SGD on F_k(w) + rho/2 ||w - w_{t - tau_k}||^2 from w_{t - tau_k}
   server  w_{t+1} = (1 - alpha_t) w_t + alpha_t w_k,  alpha_t = alpha s(tau_k)          (Alg. 1)
 
-The paper's server uses each upload alone: config.run.cohort=1. With K uploads it moves by their
-mean, w_{t+1} = w_t + 1/K sum_k alpha s(tau_k) (w_k - w_t). In synchronous rounds tau = 0. Running
-statistics are mixed like parameters.
+The method is asynchronous, and the paper's server uses each upload alone: config.run.cohort=1. With
+K uploads it moves by their mean, w_{t+1} = w_t + 1/K sum_k alpha s(tau_k) (w_k - w_t). In
+synchronous rounds tau = 0. Running statistics are mixed like parameters.
 """
 
 import jax.numpy as jnp
@@ -15,12 +15,13 @@ from fedjax_lab import losses, sampling, tree
 from fedjax_lab.methods import _staleness
 from fedjax_lab.methods._staleness import Law
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.ranges import Share, log_uniform, uniform
+from fedjax_lab.ranges import Share, checked, log_uniform, uniform
 from fedjax_lab.types import Exchange, Method, Task
 
 RANGES = {"alpha": uniform(0.1, 1.0), "rho": log_uniform(1e-4, 0.1), "a": uniform(0.0, 1.0)}
 
 
+@checked("method")
 def fedasync(
     task: Task,
     *,

@@ -6,6 +6,7 @@ server  w_{t+1} = sum_i n_i/n w_i             (Alg. 1), over the sampled clients
 """
 
 from fedjax_lab import losses, sampling, tree
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Exchange, Method, State, Task
 
 
@@ -19,6 +20,7 @@ def aggregate(w_t, w, cohort):
     return tree.mix(cohort.weight, w)  # Alg. 1
 
 
+@checked("method")
 def fedavg(task: Task, local=None) -> Method:
     """FedAvg. A variant of FedAvg passes its own `local`, as in `Exchange`."""
     risk = losses.risk(task)

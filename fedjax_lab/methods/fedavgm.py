@@ -14,12 +14,13 @@ import optax
 
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedopt import with_server_optimizer
-from fedjax_lab.ranges import Share, uniform
+from fedjax_lab.ranges import Share, checked, uniform
 from fedjax_lab.types import Method, Task
 
 RANGES = {"beta": uniform(0.1, 1.0)}
 
 
+@checked("method")
 def fedavgm(task: Task, *, beta: Share = 0.9, nesterov: bool = True) -> Method:
     """beta: momentum of the server, in [0, 1]; 0 is FedAvg, with 1 the momentum never decays.
 

@@ -4,9 +4,9 @@
   local   w_k <- SGD on F_k from w_{t - tau_k};  Delta_k = w_k - w_{t - tau_k}
   server  w_{t+1} = w_t + eta_g / K sum_k s(tau_k) Delta_k,  s(tau) = (1 + tau)^-a      (Alg. 1)
 
-K is config.run.cohort, and config.clock.concurrency clients train at a time; in synchronous rounds
-tau = 0. `normalize` divides the weights s: by their sum instead of K (as in FedScale), or by
-s(1) (as in FLSim). Running statistics move like parameters, with eta_g = 1.
+The method is asynchronous: K is config.run.cohort, and config.clock.concurrency clients train at a
+time; in synchronous rounds tau = 0. `normalize` divides the weights s: by their sum instead of K
+(as in FedScale), or by s(1) (as in FLSim). Running statistics move like parameters, with eta_g = 1.
 """
 
 from typing import Literal
@@ -17,12 +17,13 @@ from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods import _staleness
 from fedjax_lab.methods._staleness import Law
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, log_uniform, uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform, uniform
 from fedjax_lab.types import Exchange, Method, Task, Weights
 
 RANGES = {"server_lr": log_uniform(0.1, 3.0), "a": uniform(0.0, 1.0)}
 
 
+@checked("method")
 def fedbuff(
     task: Task,
     *,

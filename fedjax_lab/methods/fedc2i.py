@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.task import split_head
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task, Weights
 
 RANGES = {"gamma": log_uniform(0.5, 10.0)}
@@ -40,6 +40,7 @@ class Server(NamedTuple):
     n: Array  # [M] the clients' numbers of examples; 0 before their first upload
 
 
+@checked("method")
 def fedc2i(
     task: Task,
     *,

@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods._pairs import distances
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, Share, choice, uniform
+from fedjax_lab.ranges import Positive, Share, checked, choice, uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"tau": uniform(0.1, 0.9), "beta": choice(20, 50, 100, 200)}
@@ -43,6 +43,7 @@ class Server(NamedTuple):
     t: Array  # the number of rounds so far
 
 
+@checked("method")
 def fedcac(task: Task, *, tau: Share = 0.5, beta: Positive[int] = 100) -> Method:
     """tau: the share of parameters that are critical; 0 is FedAvg.
 

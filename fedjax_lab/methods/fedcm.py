@@ -18,12 +18,13 @@ import optax
 
 from fedjax_lab import losses, optim, tree, wire
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
-from fedjax_lab.ranges import Positive, PositiveShare, log_uniform
+from fedjax_lab.ranges import Positive, PositiveShare, checked, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"alpha": log_uniform(0.01, 1.0), "server_lr": log_uniform(0.1, 1.0)}
 
 
+@checked("method")
 def fedcm(task: Task, *, alpha: PositiveShare = 0.1, server_lr: Positive[float] = 1.0) -> Method:
     """alpha: weight of the client's gradient in a step; 1 is FedAvg.
 

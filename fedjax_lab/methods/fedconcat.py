@@ -35,12 +35,13 @@ from fedjax_lab.methods.ifca import ifca
 from fedjax_lab.models.task import check_bias
 from fedjax_lab.papers.fedconcat.communication import split_rounds
 from fedjax_lab.papers.fedconcat.concatenation import Clusters, concatenation, inside_clusters
-from fedjax_lab.ranges import choice
+from fedjax_lab.ranges import checked, choice
 from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task
 
 RANGES = {"num_clusters": choice(2, 3, 5)}
 
 
+@checked("method")
 def fedconcat(
     task: Task,
     *,

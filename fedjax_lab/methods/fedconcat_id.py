@@ -31,7 +31,7 @@ from fedjax_lab.papers.fedconcat.concatenation import (
     decayed,
     inside_clusters,
 )
-from fedjax_lab.ranges import Positive, choice
+from fedjax_lab.ranges import Positive, checked, choice
 from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task, Weights
 
 RANGES = {"num_clusters": choice(2, 3, 5)}
@@ -39,6 +39,7 @@ RANGES = {"num_clusters": choice(2, 3, 5)}
 BATCH = 100  # noise images per batch
 
 
+@checked("method")
 def fedconcat_id(
     task: Task,
     *,

@@ -22,13 +22,14 @@ from fedjax_lab import losses, streams, tree
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"lam": log_uniform(0.01, 10.0)}
 WIDTHS = 10.0, 15.0, 20.0, 50.0  # variances of the Gaussian kernels of MMD
 
 
+@checked("method")
 def fedcp(task: Task, *, lam: float = 0.1) -> Method:
     """lam: weight of MMD between the features of the client's body and of the shared one."""
     losses.check_classes(task)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from fedjax_lab import streams, tree
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import OneOf, Positive, Share, choice
+from fedjax_lab.ranges import OneOf, Positive, Share, checked, choice
 from fedjax_lab.types import Array, Client, Method, PyTree, State, Task, Weights
 
 COLLABORATORS = "lowest", "highest", "in_order"
@@ -41,6 +41,7 @@ class Server(NamedTuple):
     t: Array  # the number of rounds so far
 
 
+@checked("method")
 def fedcross(
     task: Task,
     *,

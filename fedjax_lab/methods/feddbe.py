@@ -17,12 +17,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, Output, State, Task, Weights
 
 RANGES = {"kappa": log_uniform(0.1, 100.0)}
 
 
+@checked("method")
 def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
     """kappa: weight of the pull of a client's mean features toward the global mean features."""
 

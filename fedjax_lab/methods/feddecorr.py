@@ -14,12 +14,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Method, Task
 
 RANGES = {"beta": log_uniform(1e-2, 1.0)}
 
 
+@checked("method")
 def feddecorr(task: Task, *, beta: float = 0.1) -> Method:
     """beta: weight of the decorrelation term; 0 is FedAvg."""
 

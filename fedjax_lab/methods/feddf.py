@@ -20,12 +20,13 @@ import optax
 from fedjax_lab import optim, sampling, tree
 from fedjax_lab.methods import fedavg as averaging
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Exchange, Method, Task
 
 RANGES = {"server_lr": log_uniform(1e-5, 1e-2), "server_steps": choice(50, 200, 1000)}
 
 
+@checked("method")
 def feddf(
     task: Task,
     *,

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.ranges import uniform
+from fedjax_lab.ranges import checked, uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, Task
 
 RANGES = {"a": uniform(0.1, 1.0), "b": uniform(0.0, 0.5)}
 
 
+@checked("method")
 def feddisco(
     task: Task, *, a: float = 0.5, b: float = 0.1, distance: Literal["kl", "l2"] = "kl"
 ) -> Method:

@@ -22,7 +22,7 @@ import optax
 
 from fedjax_lab import losses, optim, sampling, tree
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, log_uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform
 from fedjax_lab.types import Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"alpha": log_uniform(1e-3, 0.1)}
@@ -36,6 +36,7 @@ class Server(NamedTuple):
     mean: Weights
 
 
+@checked("method")
 def feddyn(task: Task, *, alpha: Positive[float] = 0.1, clip: Positive[float] = 10.0) -> Method:
     """alpha: weight of the dynamic regularizer; clip: the largest norm of a step's gradient."""
     risk = losses.risk(task)

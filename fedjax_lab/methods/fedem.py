@@ -22,7 +22,7 @@ import optax
 from fedjax_lab import losses
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
-from fedjax_lab.ranges import choice
+from fedjax_lab.ranges import checked, choice
 from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task, Weights, Work
 
 RANGES = {"num_components": choice(2, 3, 4)}
@@ -30,6 +30,7 @@ RANGES = {"num_components": choice(2, 3, 4)}
 FITS = 10  # updates of pi by a new client
 
 
+@checked("method")
 def fedem(task: Task, *, num_components: clusters.Number = 3) -> Method:
     """num_components: M, the number of shared models; 1 is FedAvg."""
     losses.check_classes(task)

@@ -15,6 +15,7 @@ import jax
 
 from fedjax_lab.methods._submodels import Rule, submodel_fedavg
 from fedjax_lab.models.parts import number
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Array, Method, Task
 
 
@@ -27,6 +28,7 @@ def drawn(rho: Array, key: Array, id: Array, i: int, n: int) -> Array:
 RULE = Rule(drawn, lambda key: jax.random.fold_in(key, 3), lambda key: jax.random.fold_in(key, 0))
 
 
+@checked("method")
 def federated_dropout(
     task: Task,
     *,

@@ -19,12 +19,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, choice, uniform
+from fedjax_lab.ranges import Positive, checked, choice, uniform
 from fedjax_lab.types import Array, Method, State, Task, Weights
 
 RANGES = {"gamma": uniform(0.0, 1.0), "scale": choice(1.0, 5.0, 10.0)}
 
 
+@checked("method")
 def fedetf(task: Task, *, gamma: float = 1.0, scale: Positive[float] = 1.0) -> Method:
     """gamma: weight of the term log n_i; 0 is plain cross-entropy.
 

@@ -21,9 +21,11 @@ from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.methods.flexlora import best
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Exchange, Method, Task
 
 
+@checked("method")
 def fedex_lora(task: Task, *, uniform: bool = False, residual_rank: int = 0) -> Method:
     """uniform: whether p_i = 1/M, as in the authors' code, instead of n_i/n.
 

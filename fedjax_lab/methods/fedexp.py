@@ -16,12 +16,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.methods.fedavg import aggregate, fedavg
-from fedjax_lab.ranges import Positive, log_uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"eps": log_uniform(1e-4, 1.0)}
 
 
+@checked("method")
 def fedexp(task: Task, *, eps: Positive[float] = 1e-3) -> Method:
     """eps: keeps eta_g finite if Delta is 0; with a very large eps eta_g is 1, as in FedAvg."""
     method = fedavg(task)

@@ -33,11 +33,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, streams, tree, wire
-from fedjax_lab.errors import check_uploads
+from fedjax_lab.methods._sizes import check_uploads
 from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import Positive, choice, log_uniform, uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform, uniform
 from fedjax_lab.types import (
     Array,
     Batch,
@@ -72,6 +72,7 @@ class Server(NamedTuple):
     key: Array  # of the first weights of stage 3
 
 
+@checked("method")
 def fedfed(
     task: Task,
     *,

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, streams, tree, wire
-from fedjax_lab.errors import check_pairs
-from fedjax_lab.ranges import Share, choice, uniform
+from fedjax_lab.methods._sizes import check_pairs
+from fedjax_lab.ranges import Share, checked, choice, uniform
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
 RANGES = {"models": choice(3, 5, 10), "epsilon": uniform(0.0, 0.5)}
@@ -55,6 +55,7 @@ class Upload(NamedTuple):
     ids: Array  # [M] the clients that v is about
 
 
+@checked("method")
 def fedfomo(
     task: Task,
     *,

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods import _heads
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import aggregate
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(1e-4, 1.0)}
@@ -36,6 +36,7 @@ class Server(NamedTuple):
     has: Array  # [C, K] whether a client has sent the embedding
 
 
+@checked("method")
 def fedgc(task: Task, *, server_lr: float = 0.01) -> Method:
     """server_lr: learning rate of the server; 0 leaves the embeddings to the clients."""
     in_head, K = tree.within((task.head,)), task.num_classes

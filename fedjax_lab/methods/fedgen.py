@@ -26,7 +26,7 @@ from fedjax_lab import losses, optim, streams, tree, wire
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Batch, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {
@@ -46,6 +46,7 @@ class Server(NamedTuple):
     moments: Any  # of Adam
 
 
+@checked("method")
 def fedgen(
     task: Task,
     *,

@@ -18,12 +18,13 @@ from fedjax_lab import losses, optim, tree, wire
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.methods.fedproto import prototypes
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import checked, choice, log_uniform
 from fedjax_lab.types import Batch, Exchange, Method, Task, Weights
 
 RANGES = {"server_lr": log_uniform(0.01, 1.0), "server_steps": choice(1, 5, 10, 20)}
 
 
+@checked("method")
 def fedgh(task: Task, *, server_lr: float = 0.1, server_steps: int = 10) -> Method:
     """server_lr: the learning rate at which the server trains the head.
 

@@ -29,7 +29,7 @@ from fedjax_lab import losses, optim, sampling, streams, tree, wire
 from fedjax_lab.methods.fml import divergence
 from fedjax_lab.models import layers, nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.ranges import Positive, Within, choice, log_uniform, uniform
+from fedjax_lab.ranges import Positive, Within, checked, choice, log_uniform, uniform
 from fedjax_lab.types import (
     Array,
     Batch,
@@ -68,6 +68,7 @@ class Upload(NamedTuple):
     mask: Array  # [N] which of them the client has
 
 
+@checked("method")
 def fedgkt(
     task: Task,
     *,
@@ -112,7 +113,7 @@ def fedgkt(
     aggregate = partial(learned, net, adam, partial(both, alpha), server_epochs)
     exchange = Exchange(lambda server, id: server[:2], local, aggregate, wire.all_kept, alike=False)
     method = Method(init, (exchange,), predict, newcomer=None, sample=sampling.by_size)
-    return method.having(absent=partial(absent, net), part_of=rows_of)
+    return method.having(absent=partial(absent, net))
 
 
 def server_net(task: Task, width: int, depth: int) -> Task:
@@ -169,17 +170,14 @@ def drawn(key: Array, held: Array) -> Array:
     return jnp.searchsorted(held, number + 1)
 
 
-def rows_of(federation: Federation) -> np.ndarray:
-    """Returns for each client how many rows it has, and how many are padding: [C, 2]."""
-    count = np.asarray(federation.train.count)
-    return np.stack([count, federation.train.longest - count], 1)
+def absent(net: Task, federation: Federation) -> np.ndarray:
+    """Returns the bytes of uploads and of messages that clients do not need, [C, 2].
 
-
-def absent(net: Task, rows: np.ndarray) -> tuple[int, int]:
-    """Returns the bytes of an upload and of a message that a client does not need.
-
-    rows: how many the client has, and how many are padding.
+    Of each client's rows in an upload some are padding, and the logits that it needs of a message
+    are those of its own rows.
     """
-    (own, padding), (D,), K = map(int, rows), net.input_shape, net.num_classes
+    held = np.asarray(federation.train.count, np.float64)  # [C]
+    padding, (D,), K = federation.train.longest - held, net.input_shape, net.num_classes
     message = tree.num_bytes(jax.eval_shape(net.init, jax.random.key(0))) + 4
-    return 4 * (own + padding + padding * (D + K + 1)), message - 4 * K * own
+    up = 4 * (held + padding + padding * (D + K + 1))
+    return np.stack([up, message - 4 * K * held], 1)

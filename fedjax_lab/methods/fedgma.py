@@ -20,12 +20,13 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Share, choice, log_uniform
+from fedjax_lab.ranges import Share, checked, choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, Task, Weights
 
 RANGES = {"tau": choice(0.3, 0.5, 0.7), "server_lr": log_uniform(1e-2, 1.0)}
 
 
+@checked("method")
 def fedgma(
     task: Task,
     *,

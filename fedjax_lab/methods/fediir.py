@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.task import check_bias
-from fedjax_lab.ranges import Share, choice, log_uniform
+from fedjax_lab.ranges import Share, checked, choice, log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, Output, State, Task, Weights
 
 RANGES = {"ema": choice(0.1, 0.5, 0.95), "penalty": log_uniform(5e-4, 1e-2)}
@@ -36,6 +36,7 @@ class Server(NamedTuple):
     g: dict[str, Array]  # kernel [D, K], bias [K]
 
 
+@checked("method")
 def fediir(task: Task, *, ema: Share = 0.95, penalty: float = 1e-3) -> Method:
     """ema: decay of the running mean g, in [0, 1].
 

@@ -12,9 +12,11 @@ methods are also methods for adapters.
 
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Method, Task
 
 
+@checked("method")
 def fedit(task: Task) -> Method:
     """FedAvg, for a model with adapters."""
     factors.adapters_of(task)

@@ -24,12 +24,13 @@ import optax
 from fedjax_lab import losses, tree
 from fedjax_lab.methods._personal import train_together, with_personal_models
 from fedjax_lab.methods.fedavg import send
-from fedjax_lab.ranges import Share, uniform
+from fedjax_lab.ranges import Share, checked, uniform
 from fedjax_lab.types import Array, Exchange, Method, Task, Weights
 
 RANGES = {"energy": uniform(0.8, 1.0)}
 
 
+@checked("method")
 def fedkd(task: Task, *, energy: Share = 0.95) -> Method:
     """energy: share of the squared singular values that is sent; 1 sends all."""
     losses.check_classes(task)

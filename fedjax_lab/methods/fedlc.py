@@ -15,12 +15,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Method, Task
 
 RANGES = {"tau": log_uniform(0.01, 1.0)}
 
 
+@checked("method")
 def fedlc(task: Task, *, tau: float = 1.0, exclude_true: bool = False) -> Method:
     """tau: scale of the margins; 0 is FedAvg, unless exclude_true is set.
 

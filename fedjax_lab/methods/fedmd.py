@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._stages import unchanged
-from fedjax_lab.ranges import Positive, choice
+from fedjax_lab.ranges import Positive, checked, choice
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
 RANGES = {"align_epochs": choice(1, 2, 5)}
@@ -45,6 +45,7 @@ class Private(NamedTuple):
     trained: Array  # [] bool, whether it has trained w on its own data
 
 
+@checked("method")
 def fedmd(task: Task, *, subset: Positive[int] = 200, align_epochs: int = 1) -> Method:
     """subset: |D|, the number of public examples of a round; the paper's is 5,000.
 

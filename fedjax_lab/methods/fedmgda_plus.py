@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, Share, log_uniform
+from fedjax_lab.ranges import Positive, Share, checked, log_uniform
 from fedjax_lab.types import Array, Method, Task, Weights
 
 RANGES = {"eps": log_uniform(0.01, 1.0), "server_lr": log_uniform(0.1, 10.0)}
@@ -24,6 +24,7 @@ RANGES = {"eps": log_uniform(0.01, 1.0), "server_lr": log_uniform(0.1, 10.0)}
 STEPS = 200  # of the descent to lambda*
 
 
+@checked("method")
 def fedmgda_plus(task: Task, *, eps: Share = 0.1, server_lr: Positive[float] = 1.0) -> Method:
     """eps: the largest deviation of a weight from 1/m; 0 is the mean of the g_i, 1 is MGDA.
 

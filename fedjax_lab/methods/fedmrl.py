@@ -25,12 +25,13 @@ from fedjax_lab.methods._personal import train_together
 from fedjax_lab.methods.fedavg import aggregate, send
 from fedjax_lab.models import unlike
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import checked, choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, Output, State, Task, Weights
 
 RANGES = {"m_small": log_uniform(0.1, 10.0), "ratio": choice(1, 2, 4)}
 
 
+@checked("method")
 def fedmrl(task: Task, *, m_small: float = 1.0, m_own: float = 1.0, ratio: int = 2) -> Method:
     """m_small, m_own: weights of the losses of the small head and of the client's own.
 

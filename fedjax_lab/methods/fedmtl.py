@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_pairs
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.methods._sizes import check_pairs
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
 
 RANGES = {"lam": log_uniform(1e-5, 1.0), "relation": choice("mean", "learned")}
@@ -34,6 +34,7 @@ class Server(NamedTuple):
     Omega: Array  # [C, C]
 
 
+@checked("method")
 def fedmtl(
     task: Task,
     *,

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, tree, wire
 from fedjax_lab.methods.fedavg import fedavg, send
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Exchange, Method, Task, Weights
 
 
+@checked("method")
 def fednova(task: Task) -> Method:
     """FedAvg for clients with different numbers of steps; with equal numbers it is FedAvg."""
     risk = losses.risk(task)

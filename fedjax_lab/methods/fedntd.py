@@ -16,7 +16,7 @@ import optax
 
 from fedjax_lab import losses
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Method, Task
 
 RANGES = {"beta": log_uniform(0.1, 3.0), "tau": choice(1.0, 2.0, 3.0)}
@@ -24,6 +24,7 @@ RANGES = {"beta": log_uniform(0.1, 3.0), "tau": choice(1.0, 2.0, 3.0)}
 REMOVED = -1e9  # the logit of a class that is left out of the softmax
 
 
+@checked("method")
 def fedntd(task: Task, *, beta: float = 1.0, tau: Positive[float] = 1.0) -> Method:
     """beta: weight of the distillation; 0 is FedAvg. tau: temperature of the distillation."""
 

@@ -23,7 +23,7 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import BelowOne, Positive, log_uniform
+from fedjax_lab.ranges import BelowOne, Positive, checked, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(1e-3, 1.0), "tau": log_uniform(1e-5, 0.1)}
@@ -57,6 +57,7 @@ def with_server_optimizer(method: Method, optimizer: optax.GradientTransformatio
     )
 
 
+@checked("method")
 def fedopt(
     task: Task,
     *,

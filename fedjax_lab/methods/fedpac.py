@@ -28,7 +28,7 @@ import optax
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.methods.fedproto import prototypes, sums_by_class
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"lam": log_uniform(0.1, 10.0), "head_epochs": choice(1, 2)}
@@ -53,6 +53,7 @@ class Upload(NamedTuple):
     V: Array  # []
 
 
+@checked("method")
 def fedpac(
     task: Task,
     *,

@@ -27,7 +27,7 @@ import optax
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.methods import fedproto
 from fedjax_lab.methods.fedavg import send
-from fedjax_lab.ranges import Positive, log_uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform
 from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task
 
 RANGES = {"tau": log_uniform(0.02, 1.0)}
@@ -42,6 +42,7 @@ class Server(NamedTuple):
     has: Array  # [C, K] which of them exist
 
 
+@checked("method")
 def fedpcl(task: Task, *, tau: Positive[float] = 0.07) -> Method:
     """tau: temperature of both losses."""
     K = task.num_classes

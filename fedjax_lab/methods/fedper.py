@@ -12,9 +12,11 @@ from collections.abc import Callable
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import aggregate, send
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Exchange, Method, State, Task
 
 
+@checked("method")
 def fedper(task: Task, *, head_layers: int = 1) -> Method:
     """head_layers: the head is this number of last dense layers, with all layers after them."""
     return partly_private(task, tree.within(head(task, head_layers)))

@@ -20,13 +20,14 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods._personal import with_personal_models
-from fedjax_lab.ranges import BelowOne, Positive, choice, log_uniform
+from fedjax_lab.ranges import BelowOne, Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Method, Task
 
 RANGES = {"lam": log_uniform(0.01, 0.5), "transfer": choice("kd", "mmd")}
 TEMPERATURE = 4.0  # of the inherited model's logits
 
 
+@checked("method")
 def fedphp(
     task: Task,
     *,

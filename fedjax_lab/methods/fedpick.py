@@ -32,12 +32,13 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.methods.fedper import head, partly_private
 from fedjax_lab.papers.fedpick.selection import Picked, first_weights, pick
-from fedjax_lab.ranges import Positive, log_uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform
 from fedjax_lab.types import Array, Method, Output, Task
 
 RANGES = {"lam_ent": log_uniform(1e-5, 1e-2)}
 
 
+@checked("method")
 def fedpick(
     task: Task,
     *,

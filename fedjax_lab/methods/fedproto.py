@@ -22,12 +22,13 @@ from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.methods.fedper import head
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task, Work
 
 RANGES = {"lam": log_uniform(0.1, 10.0)}
 
 
+@checked("method")
 def fedproto(
     task: Task,
     *,

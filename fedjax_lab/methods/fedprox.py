@@ -9,12 +9,13 @@ The squared norm is over all trainable parameters, without running statistics.
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Method, Task
 
 RANGES = {"mu": log_uniform(1e-3, 1.0)}
 
 
+@checked("method")
 def fedprox(task: Task, *, mu: float = 0.01) -> Method:
     """mu: weight of the proximal term; 0 is FedAvg."""
     risk = losses.risk(task)

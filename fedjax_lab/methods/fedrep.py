@@ -15,9 +15,11 @@ import jax
 from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedper import head, partly_private
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Method, Task
 
 
+@checked("method")
 def fedrep(
     task: Task,
     *,

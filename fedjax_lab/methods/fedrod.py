@@ -15,9 +15,11 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Exchange, Method, State, Task
 
 
+@checked("method")
 def fedrod(task: Task) -> Method:
     """The generic head is the model's head; the personal head is linear as well."""
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.methods._submodels import Rule, submodel_fedavg
 from fedjax_lab.models.parts import window
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Method, Task
 
 RULE = Rule(
@@ -25,6 +26,7 @@ RULE = Rule(
 )
 
 
+@checked("method")
 def fedrolex(
     task: Task,
     *,

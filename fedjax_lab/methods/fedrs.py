@@ -13,12 +13,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Share, uniform
+from fedjax_lab.ranges import Share, checked, uniform
 from fedjax_lab.types import Method, Task
 
 RANGES = {"alpha": uniform(0.1, 0.9)}
 
 
+@checked("method")
 def fedrs(task: Task, *, alpha: Share = 0.5, continuous: bool = False) -> Method:
     """alpha: scale of the logits of absent classes; 1 is FedAvg.
 

@@ -9,9 +9,11 @@ As in the authors' code, a trained head also stays on the client; so do all weig
 
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods.fedper import partly_private
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Method, Task
 
 
+@checked("method")
 def fedsa_lora(task: Task) -> Method:
     """FedAvg of A; everything else that is trained stays on the client."""
     factors.adapters_of(task)

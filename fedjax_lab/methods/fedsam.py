@@ -14,12 +14,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Method, Task
 
 RANGES = {"rho": log_uniform(1e-3, 0.5)}
 
 
+@checked("method")
 def fedsam(task: Task, *, rho: float = 0.1) -> Method:
     """rho: the radius of the ascent step before the gradient is computed; 0 is FedAvg."""
     risk = losses.risk(task)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods import _clusters as clusters
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights, Work
 
 RANGES = {"num_clusters": choice(2, 3, 4), "mu": log_uniform(1e-3, 1.0)}
@@ -34,6 +34,7 @@ class Server(NamedTuple):
     t: Array  # the number of rounds so far
 
 
+@checked("method")
 def fedsoft(
     task: Task, *, num_clusters: clusters.Number = 2, mu: float = 0.01, tau: Positive[int] = 2
 ) -> Method:

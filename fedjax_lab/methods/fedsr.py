@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Method, Output, Task, Weights
 
 RANGES = {"l2r": log_uniform(1e-3, 0.1), "cmi": log_uniform(1e-4, 1e-2)}
@@ -38,6 +38,7 @@ class Representation(NamedTuple):
     stats: dict
 
 
+@checked("method")
 def fedsr(
     task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: Literal[1, 2] = 1
 ) -> Method:

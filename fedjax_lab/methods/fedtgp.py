@@ -26,7 +26,7 @@ from fedjax_lab import losses, optim, streams
 from fedjax_lab.methods import fedproto as prototypes
 from fedjax_lab.methods.fedproto import fedproto
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Array, Method, PyTree, State, Task
 
 RANGES = {
@@ -43,6 +43,7 @@ class Server(NamedTuple):
     exists: Array  # [K] whether it is trained
 
 
+@checked("method")
 def fedtgp(
     task: Task,
     *,

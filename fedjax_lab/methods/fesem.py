@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from fedjax_lab import streams, tree
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedprox import fedprox
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import checked, choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
 
 RANGES = {"num_clusters": choice(2, 3, 4), "mu": log_uniform(1e-2, 1.0)}
@@ -32,6 +32,7 @@ class Server(NamedTuple):
     group: Array  # [C] the random cluster of a client without a w_i
 
 
+@checked("method")
 def fesem(task: Task, *, num_clusters: clusters.Number = 2, mu: float = 0.1) -> Method:
     """num_clusters: K, the number of clusters. mu: weight of the proximal term."""
     method = fedprox(task, mu=mu)

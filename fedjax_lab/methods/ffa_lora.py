@@ -18,9 +18,11 @@ from fedjax_lab import losses, streams, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods.fedavg import fedavg, send
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Exchange, Method, State, Task
 
 
+@checked("method")
 def ffa_lora(task: Task, *, a_init: Literal["uniform", "orthogonal"] = "uniform") -> Method:
     """a_init: how A_0 is drawn: uniform, as in other methods, or orthogonal, with columns of norm 1
     that are orthogonal to each other.

@@ -10,12 +10,13 @@ kept. The global test set is scored with the model before fine-tuning.
 
 from fedjax_lab import losses
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import choice
+from fedjax_lab.ranges import checked, choice
 from fedjax_lab.types import Method, Task
 
 RANGES = {"epochs": choice(1, 2, 5)}
 
 
+@checked("method")
 def finetune(task: Task, *, epochs: int = 1) -> Method:
     """epochs: passes over the client's data before it is scored; 0 is FedAvg."""
     risk = losses.risk(task)

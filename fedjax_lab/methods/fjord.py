@@ -20,13 +20,15 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods._submodels import mean_of_holders, rate
+from fedjax_lab.methods._submodels import by_capacity, mean_of_holders, rate
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.models import parts
 from fedjax_lab.models.widths import Widths, task_widths
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Array, Batch, Exchange, Method, Output, State, Task, Weights
 
 
+@checked("method")
 def fjord(task: Task, *, widths: tuple = (0.2, 0.4, 0.6, 0.8, 1.0), distill: bool = True) -> Method:
     """widths: P, ascending. distill: whether narrower models learn from that of width p_i."""
     if not widths or not all(a < b <= 1 for a, b in zip((0, *widths), widths, strict=False)):
@@ -61,7 +63,9 @@ def fjord(task: Task, *, widths: tuple = (0.2, 0.4, 0.6, 0.8, 1.0), distill: boo
             round=(Exchange(send, local, aggregate, updates, alike=False),),
             predict=predict,
         )
-        .having(absent=partial(absent, nested, jax.eval_shape(init, jax.random.key(0))))
+        .having(
+            absent=by_capacity(partial(absent, nested, jax.eval_shape(init, jax.random.key(0))))
+        )
     )
 
 

@@ -22,9 +22,11 @@ from fedjax_lab import losses, tree
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Array, Exchange, Method, Task
 
 
+@checked("method")
 def flexlora(task: Task, *, ranks: tuple = (), split: Literal["b", "root"] = "b") -> Method:
     """ranks: the ranks r_i of the clients, repeated in the order of their ids; (): all have rank r.
 

@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, streams, tree, wire
-from fedjax_lab.errors import check_pairs
 from fedjax_lab.methods import _heads
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import BelowOne, Positive, choice, uniform
+from fedjax_lab.ranges import BelowOne, Positive, checked, choice, uniform
 from fedjax_lab.types import Array, Client, Exchange, Method, Stage, Stages, State, Task, Weights
 
 RANGES = {"endpoints": choice(5, 10, 20), "rho": uniform(0.0, 0.5), "tau": choice(0.25, 0.5, 0.75)}
@@ -44,6 +44,7 @@ class Server(NamedTuple):
     alpha: Array  # [C, M]
 
 
+@checked("method")
 def floco(
     task: Task, *, endpoints: Positive[int] = 10, rho: float = 0.3, tau: BelowOne = 0.5
 ) -> Stages:

@@ -18,9 +18,11 @@ from functools import partial
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods import _factors as factors
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Exchange, Method, Task
 
 
+@checked("method")
 def flora(task: Task, *, ranks: tuple = ()) -> Method:
     """ranks: the ranks r_i of the clients, repeated in the order of their ids; (): all have rank r.
 

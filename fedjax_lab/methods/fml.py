@@ -17,12 +17,13 @@ import optax
 
 from fedjax_lab import losses
 from fedjax_lab.methods._personal import train_together, with_personal_models
-from fedjax_lab.ranges import Share, uniform
+from fedjax_lab.ranges import Share, checked, uniform
 from fedjax_lab.types import Array, Method, Task
 
 RANGES = {"alpha": uniform(0.1, 1.0), "beta": uniform(0.1, 1.0)}
 
 
+@checked("method")
 def fml(task: Task, *, alpha: Share = 0.5, beta: Share = 0.5) -> Method:
     """alpha: weight of the labels in the loss of the personal model; 1 is Local.
 

@@ -22,12 +22,13 @@ from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import aggregate, send
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, Task
 
 RANGES = {"lam": log_uniform(1e-4, 1.0), "mu": log_uniform(1e-3, 1.0)}
 
 
+@checked("method")
 def gpfl(task: Task, *, lam: float = 0.01, mu: float = 0.1) -> Method:
     """lam: weight of the distance to the embedding of the class. mu: decay of E and the valve."""
     K, in_head = task.num_classes, tree.within((task.head,))

@@ -16,11 +16,13 @@ from typing import Literal
 
 from fedjax_lab.methods._submodels import Rule, submodel_fedavg
 from fedjax_lab.models.parts import window
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Method, Task
 
 RULE = Rule(lambda rho, state, id, i, n: window(rho, 0, n))
 
 
+@checked("method")
 def heterofl(
     task: Task,
     *,

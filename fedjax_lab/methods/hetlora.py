@@ -24,13 +24,14 @@ from fedjax_lab import losses, tree, wire
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods._factors import Pair
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.ranges import BelowOne, log_uniform, uniform
+from fedjax_lab.ranges import BelowOne, checked, log_uniform, uniform
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
 RANGES = {"lam": log_uniform(1e-5, 1e-1), "gamma": uniform(0.5, 0.99)}
 LEAST = 1e-12  # of a squared norm in the loss, whose root has no gradient at 0
 
 
+@checked("method")
 def hetlora(
     task: Task,
     *,

@@ -26,7 +26,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
 from fedjax_lab.papers.hfedf.client_embeddings import embed
-from fedjax_lab.ranges import OneOf, Share, choice, log_uniform
+from fedjax_lab.ranges import OneOf, Share, checked, choice, log_uniform
 from fedjax_lab.types import (
     Array,
     Client,
@@ -85,6 +85,7 @@ class Update(NamedTuple):
     nu_lazy: bool
 
 
+@checked("method")
 def hfedf(
     task: Task,
     *,

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.methods.fedavg import send
-from fedjax_lab.ranges import choice
+from fedjax_lab.ranges import checked, choice
 from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights, Work
 
 RANGES = {"num_clusters": choice(2, 3, 4)}
 
 
+@checked("method")
 def ifca(
     task: Task,
     *,

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses
 from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, Share, choice, uniform
+from fedjax_lab.ranges import Positive, Share, checked, choice, uniform
 from fedjax_lab.types import Array, Method, Output, Task
 
 RANGES = {"weight": uniform(0.0, 1.0), "neighbors": choice(5, 10, 20)}
@@ -39,6 +39,7 @@ class Store(NamedTuple):
     lam: Array  # []
 
 
+@checked("method")
 def knn_per(
     task: Task,
     *,

@@ -13,9 +13,11 @@ authors' mean is uniform.
 from fedjax_lab import tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedper import head, partly_private
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Method, Stage, Stages, State, Task
 
 
+@checked("method")
 def lg_fedavg(task: Task, *, head_layers: int = 1, pretrain_rounds: int = 0) -> Method | Stages:
     """head_layers: the head is this number of last dense layers, with all layers after them.
 

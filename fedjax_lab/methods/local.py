@@ -7,9 +7,11 @@ participation. Each client is scored with its own model.
 """
 
 from fedjax_lab import losses, sampling, tree
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Exchange, Method, State, Task
 
 
+@checked("method")
 def local(task: Task) -> Method:
     """Every client keeps its own model; all models start from the same weights."""
     risk = losses.risk(task)

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods._stages import go_on, unchanged
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.ranges import Share, choice, log_uniform
+from fedjax_lab.ranges import Share, checked, choice, log_uniform
 from fedjax_lab.types import (
     Array,
     Client,
@@ -63,6 +63,7 @@ class Private(NamedTuple):
     keeps: Array  # [] bool
 
 
+@checked("method")
 def metafed(
     task: Task,
     *,

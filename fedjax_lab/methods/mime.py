@@ -20,12 +20,13 @@ import jax
 from fedjax_lab import losses, tree, wire
 from fedjax_lab.methods import mimelite as lite
 from fedjax_lab.methods.fedavg import aggregate
-from fedjax_lab.ranges import BelowOne, Positive, uniform
+from fedjax_lab.ranges import BelowOne, Positive, checked, uniform
 from fedjax_lab.types import Exchange, Method, State, Task
 
 RANGES = {"beta": uniform(0.0, 0.99)}
 
 
+@checked("method")
 def mime(
     task: Task,
     *,

@@ -20,7 +20,7 @@ import optax
 
 from fedjax_lab import losses, streams, tree, wire
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
-from fedjax_lab.ranges import BelowOne, Positive, uniform
+from fedjax_lab.ranges import BelowOne, Positive, checked, uniform
 from fedjax_lab.types import Exchange, Method, State, Task
 
 RANGES = {"beta": uniform(0.0, 0.99)}
@@ -28,6 +28,7 @@ RANGES = {"beta": uniform(0.0, 0.99)}
 GRADIENT = 8  # number of the random stream of g_i among the streams of an upload
 
 
+@checked("method")
 def mimelite(
     task: Task,
     *,

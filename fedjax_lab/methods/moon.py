@@ -18,12 +18,13 @@ import jax.numpy as jnp
 from fedjax_lab import losses, tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.task import with_projection
-from fedjax_lab.ranges import Positive, choice, log_uniform
+from fedjax_lab.ranges import Positive, checked, choice, log_uniform
 from fedjax_lab.types import Method, State, Task
 
 RANGES = {"mu": log_uniform(1e-3, 10.0), "tau": choice(0.1, 0.5, 1.0)}
 
 
+@checked("method")
 def moon(
     task: Task,
     *,

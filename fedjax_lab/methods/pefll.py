@@ -35,7 +35,7 @@ from fedjax_lab.methods.hfedf import ACTIVATION, WIDTH, pseudo_gradient
 from fedjax_lab.methods.hfedf import updates as model_references
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(1e-4, 3e-2)}
@@ -52,6 +52,7 @@ class Server(NamedTuple):
     stats: PyTree  # running statistics
 
 
+@checked("method")
 def pefll(task: Task, *, server_lr: float = 3e-3, embedding_dim: int = 0) -> Method:
     """server_lr: learning rate of Adam on both networks; the code's is 2e-4, for 5,000 rounds.
 

@@ -21,12 +21,13 @@ import jax.numpy as jnp
 from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import Positive, log_uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform
 from fedjax_lab.types import Method, Task, Weights
 
 RANGES = {"inner_lr": log_uniform(1e-3, 0.3)}
 
 
+@checked("method")
 def per_fedavg(
     task: Task,
     *,

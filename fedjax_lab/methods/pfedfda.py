@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, optim, streams, tree, wire
 from fedjax_lab.methods import _heads
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
-from fedjax_lab.ranges import Positive, log_uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"ridge": log_uniform(1e-3, 1.0)}
@@ -51,6 +51,7 @@ class Message(NamedTuple):
     features: Gaussians
 
 
+@checked("method")
 def pfedfda(task: Task, *, ridge: Positive[float] = 1.0) -> Method:
     """ridge: what is added to the diagonal of a client's covariance."""
     in_head, K = tree.within((task.head,)), task.num_classes

@@ -22,7 +22,7 @@ from fedjax_lab import optim, sampling, streams, tree
 from fedjax_lab.methods.hfedf import WIDTH, Trained, pseudo_gradient, updates
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Exchange, Extra, Method, PyTree, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(1e-3, 0.1), "server_decay": log_uniform(1e-5, 1e-3)}
@@ -36,6 +36,7 @@ class Server(NamedTuple):
     stats: PyTree  # the running statistics of the last client
 
 
+@checked("method")
 def pfedhn(
     task: Task,
     *,

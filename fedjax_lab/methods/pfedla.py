@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
-from fedjax_lab.errors import check_pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.layers import affine, first_affine
-from fedjax_lab.ranges import choice, log_uniform
+from fedjax_lab.ranges import checked, choice, log_uniform
 from fedjax_lab.types import Array, Client, Method, PyTree, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(1e-4, 0.1), "private_layers": choice(0, 1, 2)}
@@ -40,6 +40,7 @@ class Server(NamedTuple):
     psi: PyTree  # of each client, with its v_i: leaves [C, ...]
 
 
+@checked("method")
 def pfedla(task: Task, *, server_lr: float = 5e-3, private_layers: int = 0) -> Method:
     """server_lr: learning rate of the hypernetworks.
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, tree
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.methods.fedavg import aggregate, send
-from fedjax_lab.ranges import Positive, log_uniform, uniform
+from fedjax_lab.ranges import Positive, checked, log_uniform, uniform
 from fedjax_lab.types import Exchange, Method, Task, Weights
 
 RANGES = {
@@ -28,6 +28,7 @@ RANGES = {
 }
 
 
+@checked("method")
 def pfedme(
     task: Task,
     *,

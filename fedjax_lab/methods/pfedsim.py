@@ -18,9 +18,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
-from fedjax_lab.errors import check_pairs
+from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import BelowOne, choice
+from fedjax_lab.ranges import BelowOne, checked, choice
 from fedjax_lab.types import Array, Exchange, Method, Stage, Stages, State, Task, Weights
 
 RANGES = {"warmup": choice(0.25, 0.5, 0.75)}
@@ -34,6 +34,7 @@ class Server(NamedTuple):
     phi: Array  # [C, C], with OWN on the diagonal
 
 
+@checked("method")
 def pfedsim(task: Task, *, warmup: BelowOne = 0.5) -> Stages:
     """warmup: the share of config.run.rounds that are rounds of FedAvg, below 1."""
     in_head, risk = tree.within((task.head,)), losses.risk(task)

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.methods.fedavg import aggregate, send
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task
 
 RANGES = {"lam": log_uniform(1e-3, 1.0)}
 
 
+@checked("method")
 def pfl_da(task: Task, *, lam: float = 0.1) -> Method:
     """lam: weight of the distance between the client's head and the global one."""
     in_head, risk = tree.within((task.head,)), losses.risk(task)

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, optim, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg, send
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Exchange, Method, Task, Weights
 
 RANGES = {"q": log_uniform(1e-3, 5.0)}
 
 
+@checked("method")
 def q_ffl(task: Task, *, q: float = 0.01) -> Method:
     """q: fairness; 0 is FedAvg with equal shares, and a large q minimizes the highest loss."""
     risk = losses.risk(task)

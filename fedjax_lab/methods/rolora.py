@@ -19,9 +19,11 @@ import jax.numpy as jnp
 from fedjax_lab import losses, tree
 from fedjax_lab.methods import _factors as factors
 from fedjax_lab.methods.fedavg import fedavg, send
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
 
 
+@checked("method")
 def rolora(task: Task) -> Method:
     """FedAvg of B in even rounds, and of A in odd rounds."""
     factors.adapters_of(task)

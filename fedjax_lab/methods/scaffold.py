@@ -22,12 +22,13 @@ import optax
 
 from fedjax_lab import losses, optim, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.ranges import log_uniform
+from fedjax_lab.ranges import checked, log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 RANGES = {"server_lr": log_uniform(0.1, 1.0)}
 
 
+@checked("method")
 def scaffold(
     task: Task, *, server_lr: float = 1.0, weights: Literal["uniform", "size"] = "uniform"
 ) -> Method:

@@ -25,7 +25,7 @@ from fedjax_lab.models import frozen as freezing
 from fedjax_lab.models import peft_files
 from fedjax_lab.models.frozen import Model
 from fedjax_lab.models.head import HEAD
-from fedjax_lab.ranges import BelowOne, OneOf, Positive
+from fedjax_lab.ranges import BelowOne, OneOf, Positive, checked
 from fedjax_lab.types import Adapters, Array, Objective, Task, Weights
 
 A, B = peft_files.FACTORS  # how the names of the factors end
@@ -70,6 +70,7 @@ def frozen(objective: Objective, *, layers: str = HEAD) -> Adapter:
     return Adapter(_names("layers", layers))
 
 
+@checked("adapter")
 def lora(
     objective: Objective,
     *,

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_lab.models import layers, recurrence, tokens
-from fedjax_lab.ranges import NotNegative, Positive
+from fedjax_lab.ranges import NotNegative, Positive, checked
 from fedjax_lab.types import Array
 
 
@@ -117,6 +117,7 @@ def causal_lstm(num_classes: int) -> CharLSTM:
     return CharLSTM(num_classes, causal=True, name="causal_lstm")
 
 
+@checked("model")
 def word_lstm(
     num_classes: int,
     *,

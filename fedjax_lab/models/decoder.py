@@ -23,7 +23,7 @@ import numpy as np
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import language_models, layers, tokens
 from fedjax_lab.models.language_models import Sizes
-from fedjax_lab.ranges import NotNegative, OneOf, Within
+from fedjax_lab.ranges import NotNegative, OneOf, Within, checked
 from fedjax_lab.types import Array
 
 FIRST = nn.initializers.normal(0.02)  # the hub's `initializer_range`
@@ -162,6 +162,7 @@ class Decoder(nn.Module):
         return language_models.with_tied(*both) if self.tied else both
 
 
+@checked("model")
 def decoder(
     num_classes: int,
     *,

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_lab.models import layers, tokens
-from fedjax_lab.ranges import NotNegative, Positive
+from fedjax_lab.ranges import NotNegative, Positive, checked
 from fedjax_lab.types import Array
 
 PRIME = 116_049_371  # factor of the first word in the hash of a bigram
@@ -44,6 +44,7 @@ def bigrams(ids: Array, buckets: int) -> Array:
     return ((first * jnp.uint32(PRIME) + second) % jnp.uint32(buckets)).astype(jnp.int32)
 
 
+@checked("model")
 def fasttext(
     num_classes: int,
     *,

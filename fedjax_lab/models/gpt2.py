@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_lab.models import hub, language_models, layers, tokens
 from fedjax_lab.models.decoder import FIRST, PARAM_DTYPES, check_source, dense, logits, repeated
 from fedjax_lab.models.language_models import Published
-from fedjax_lab.ranges import NotNegative, OneOf, Within
+from fedjax_lab.ranges import NotNegative, OneOf, Within, checked
 from fedjax_lab.types import Array
 
 REMEDY = "it must be a language model of type gpt2 in the hub's format"
@@ -112,6 +112,7 @@ HUB = {
 }
 
 
+@checked("model")
 def gpt2(
     num_classes: int,
     *,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
-from fedjax_lab.ranges import OneOf, Within
+from fedjax_lab.ranges import OneOf, Within, checked
 from fedjax_lab.types import Array
 
 POOLS: dict[str, Callable[[Kernels, Array], Array]] = {
@@ -74,6 +74,7 @@ class InceptionNet(nn.Module):
         return layers.dense(z, self.num_classes, name="head"), z
 
 
+@checked("model")
 def hfedf_cnn(
     num_classes: int,
     *,

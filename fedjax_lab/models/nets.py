@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
-from fedjax_lab.ranges import Positive, Within
+from fedjax_lab.ranges import Positive, Within, checked
 from fedjax_lab.types import Array
 
 
@@ -92,6 +92,7 @@ class ConvNet(nn.Module):
         return size
 
 
+@checked("model")
 def mlp(
     num_classes: int,
     *,
@@ -118,6 +119,7 @@ def simple_cnn(num_classes: int) -> ConvNet:
     return ConvNet(num_classes, (6, 16), (True, True), (120, 84), name="simple_cnn")
 
 
+@checked("model")
 def concat_cnn(num_classes: int, *, branches: layers.Layers = 5) -> ConvNet:
     """FedConcat's global model (appendix D.4): the bodies of several simple CNNs and one head.
 
@@ -159,6 +161,7 @@ def pfllib_cnn(num_classes: int) -> ConvNet:
     return ConvNet(num_classes, (32, 64), (True, True), (512,), name="pfllib_cnn")
 
 
+@checked("model")
 def digit_cnn(num_classes: int, *, width: Positive[int] = 16) -> ConvNet:
     """A small CNN with BatchNorm for digit domains: 47,626 parameters at 28x28x3 and width 16.
 

@@ -13,6 +13,7 @@ import flax.linen as nn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
+from fedjax_lab.ranges import checked
 from fedjax_lab.types import Array
 
 KAIMING = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -151,6 +152,7 @@ class ResNet(nn.Module):
         return (names,)
 
 
+@checked("model")
 def resnet18(
     num_classes: int,
     *,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers, tokens
-from fedjax_lab.ranges import BelowOne, NotNegative, Positive
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive, checked
 from fedjax_lab.types import Array
 
 
@@ -54,6 +54,7 @@ class TextCNN(nn.Module):
         return jnp.where(counts[..., None], answers, 0).max(1)
 
 
+@checked("model")
 def text_cnn(
     num_classes: int,
     *,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedjax_lab.models import layers, tokens
 from fedjax_lab.models.cct import Positions, dense, layer_norm
 from fedjax_lab.models.vit import Block
-from fedjax_lab.ranges import NotNegative, Positive
+from fedjax_lab.ranges import NotNegative, Positive, checked
 from fedjax_lab.types import Array
 
 
@@ -53,6 +53,7 @@ class Transformer(nn.Module):
         return dense(z, self.num_classes, "head"), z
 
 
+@checked("model")
 def transformer(
     num_classes: int,
     *,
@@ -72,6 +73,7 @@ def transformer(
     return Transformer(num_classes, width, depth, heads, vocabulary, name="transformer")
 
 
+@checked("model")
 def causal_transformer(
     num_classes: int,
     *,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.kernels import CPU, Kernels
-from fedjax_lab.ranges import Positive
+from fedjax_lab.ranges import Positive, checked
 from fedjax_lab.types import Array
 
 GROUPS = 4  # of the channels whose mean and variance are normalized together
@@ -58,6 +58,7 @@ class UNet(nn.Module):
         return x
 
 
+@checked("model")
 def unet(num_classes: int, *, width: Positive[int] = 16, depth: layers.Layers = 2) -> UNet:
     """A small U-Net, for config.task.name=segmentation.
 

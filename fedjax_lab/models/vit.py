@@ -13,7 +13,7 @@ import flax.linen as nn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.models.cct import Attention, Positions, dense, layer_norm
-from fedjax_lab.ranges import Positive
+from fedjax_lab.ranges import Positive, checked
 from fedjax_lab.types import Array
 
 
@@ -69,6 +69,7 @@ class ViT(nn.Module):
         return x.reshape(b, -1, p * p * channels)
 
 
+@checked("model")
 def vit(
     num_classes: int,
     *,

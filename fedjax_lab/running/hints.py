@@ -42,8 +42,8 @@ def lines(facts: Facts) -> list[str]:
     if facts.unlike_domains and facts.shared_norm and facts.accuracy < GOOD:
         hints.append(
             "the clients' domains differ, and the server averages the statistics of the model's"
-            " BatchNorm layers, which then fit no domain: compare the method fedbn or a model"
-            " without BatchNorm (docs/faq.md)"
+            " BatchNorm layers, which then fit no domain: compare a method that keeps these layers"
+            " on the client, or a model without them (docs/faq.md)"
         )
     return hints
 

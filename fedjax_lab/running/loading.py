@@ -385,13 +385,8 @@ class Run:
     def _plan(self):
         """The plan of the run, with the stage's view applied to each batch."""
         plan, view = self.experiment.simulation.plan._replace(equal_steps=False), self.stage.view
-        if view is None:
-            return plan
-        return plan._replace(
-            view=view.transform,
-            augment=None if view.before_augmentation else plan.augment,
-            batch_size=view.batch_size or plan.batch_size,
-        )
+        plan = plan if self.stage.plan is None else self.stage.plan(plan)
+        return plan if view is None else plan._replace(view=view.transform)
 
     def _program(self, settings):
         program = make_program(self.experiment.simulation, self.number, self._plan, settings)
@@ -439,8 +434,7 @@ class Run:
 
     @functools.cached_property
     def _send(self):
-        method = self.stage.method
-        return jax.jit(method.scored or method.round[-1].send)
+        return jax.jit(self.stage.method.sends_scored)
 
     @functools.cached_property
     def _tune(self):

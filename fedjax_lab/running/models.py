@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods._factors import Server
 from fedjax_lab.transforms import private_state
 from fedjax_lab.types import Client, Method, PyTree, State, Task, Weights
 
@@ -13,7 +12,7 @@ from fedjax_lab.types import Client, Method, PyTree, State, Task, Weights
 def global_model(name: str, method: Method, state: State) -> Weights:
     """The model that a new client would receive from the server.
 
-    Other content of the server's message, such as SCAFFOLD's control variate, is ignored.
+    Other content of the server's message, such as a control variate, is ignored.
 
     Args:
       name: the method's name, for error messages.
@@ -72,14 +71,13 @@ def model_of(name: str, method: Method, task: Task, message: PyTree, client: Cli
 
 
 def _stated(name, method, message, private):
-    """The model that the method itself names, or None. BadInput if the base has changed too."""
-    if isinstance(message, Server):
-        raise BadInput(
-            f"the model of {name} is more than its adapters: it has changed the frozen weights too;"
-            " config.run.start_with=state continues it"
-        )
-    model = method.extra.model
-    return None if model is None else model(message, private_state.plain(private))
+    """The model that the method itself states, or None. BadInput if it states that it has none."""
+    if method.extra.model is None:
+        return None
+    try:
+        return method.extra.model(message, private_state.plain(private))
+    except BadInput as error:
+        raise BadInput(f"method {name}: {error}") from error
 
 
 def _joined(name, parts):

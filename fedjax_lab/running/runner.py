@@ -387,8 +387,7 @@ def _copy(state):
 def _new_clients_unscored(experiment, stage):
     """A remark if the stage has no model with which new clients can be scored; "" otherwise."""
     rows = experiment.simulation.federations[0].new_test
-    embedded = stage.view is not None and stage.view.embedded
-    if rows is None or embedded or evaluate.scores_new(stage.method):
+    if rows is None or stage.embeddings is not None or evaluate.scores_new(stage.method):
         return ""
     return (
         f"the {len(rows)} new clients (config.partition.new_clients) are not scored in stage"

@@ -75,10 +75,9 @@ def _check_alone(start_with):
 def _own_models(was, state):
     """The models [C, ...] of the other run's clients, before any tuning."""
     name, method, task = was.config.method.name, was.stage.method, was.experiment.task
-    send = method.scored or method.round[-1].send
 
     def one(client):
-        return model_of(name, method, task, send(state.server, client.id), client)
+        return model_of(name, method, task, method.sends_scored(state.server, client.id), client)
 
     federation = was.experiment.simulation.federations[0]
     everybody = simulate.population(federation, task.objective.num_classes)

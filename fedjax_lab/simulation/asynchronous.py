@@ -1,9 +1,9 @@
 """Asynchronous rounds: who trains when, from which version of the server's state.
 
-Durations do not depend on what is learned. The host therefore simulates all events before training
-and writes down, for each update of the server, whose uploads it uses and from which versions of the
-server's state these clients have started. Training is then a sequence of ordinary rounds whose
-cohorts come from this `Schedule`.
+No duration depends on the weights. The host therefore simulates the event queue before training,
+and stores which uploads each update of the server uses and from which version of the server's state
+each client has started. Training is then a sequence of ordinary rounds whose cohorts come from this
+`Schedule`.
 
 A client has at most one task in flight, and at most one upload in an update: after its task it
 waits for the update. Tasks that end at the same time arrive together, before new tasks start.
@@ -55,7 +55,7 @@ class Rules(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """What became of the tasks that an update does not use: facts of the updates, [T]."""
+    """Facts [T] of the updates on tasks: how many were lost, and how long all have taken."""
 
     lost: np.ndarray  # [T] tasks whose uploads were lost since the update before
     busy: np.ndarray  # [T] seconds that all clients have spent on tasks since the beginning
@@ -131,10 +131,10 @@ class _Queue:
             self._start()
 
     def advance(self):
-        """Goes on to the next time at which tasks end, or one is to start.
+        """Advances to the next time at which tasks end or one is due to start.
 
-        Random starts that find no room are skipped: the time until the next one after an event has
-        the same law whatever was before.
+        Random starts that find no room are skipped. The times between them are exponential, so that
+        the rest of such a time has the same law at every event.
         """
         end = self._in_flight[0][0] if self._in_flight else np.inf
         has_room = self._has_room()
@@ -211,7 +211,7 @@ class _Queue:
         self._buffer = []
 
     def _new_place(self, now):
-        """The place of the version after `now`; those of versions that nobody needs become free."""
+        """The place of the version after `now`; frees the places of versions that no task needs."""
         oldest = now - self._rules.max_staleness
         if self._rules.max_staleness and oldest in self._users:
             self._release(oldest, even_if_used=True)

@@ -32,9 +32,9 @@ def check_stages(stages: Any) -> None:
         raise BadInput(f"the stages of a method must be a tuple of Stage, not {quoted(stages)}")
     for stage in stages:
         check_method(stage.method)
-        if stage.method.validation and stage.view is not None and stage.view.embedded:
+        if stage.method.validation and stage.embeddings is not None:
             raise BadInput(
-                "a method with validation=True cannot train on embeddings (View.embedded), which"
+                "a method with validation=True cannot train on embeddings (Stage.embeddings), which"
                 " have no validation rows"
             )
 

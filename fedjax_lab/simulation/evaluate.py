@@ -102,12 +102,12 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
         chosen = jnp.asarray(evenly_spaced(num_clients, at_most))
         clients, to_tune, rows = strategy.take((clients, to_tune, rows), chosen)
     k_clients = streams.clients(lane.keys.score, t, clients.id)
-    send = method.scored or method.round[-1].send
 
     def one(shared, federation, rows, entry):
         (server, shared_rows), (to_tune, rows), (client, key) = shared, rows, entry
         skewed = client_federation(federation, client)
-        message, client = _tuned(program, skewed, send(server, client.id), client, to_tune, key)
+        message = method.sends_scored(server, client.id)
+        message, client = _tuned(program, skewed, message, client, to_tune, key)
         federation, rows = (skewed, rows) if shared_rows is None else shared_rows
         return count_model(program, federation, message, client, rows)
 

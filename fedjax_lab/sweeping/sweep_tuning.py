@@ -5,6 +5,7 @@ the grid. A draw is a run of one seed in the sweep's folder draws/CELL. The best
 ordinary cell with all seeds.
 """
 
+import inspect
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -147,7 +148,7 @@ def _ranges_of(cell):
 
 def _check_declared(function, declared):
     """Raises BadInput if a range is for a setting that no method in the function's file has."""
-    beside = getattr(function, "__globals__", {}).values()
+    beside = getattr(inspect.unwrap(function), "__globals__", {}).values()
     methods = [function, *filter(is_method, beside)]
     settings = {key for method in methods for key in keyword_defaults(method)}
     for key in declared.keys() - settings:

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import OneOf, Positive
+from fedjax_lab.ranges import OneOf, Positive, checked
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.tasks import Labels, check_labels
 from fedjax_lab.types import Array, Objective
@@ -23,6 +23,7 @@ from fedjax_lab.types import Array, Objective
 FUNCTIONS = {"mse": jnp.square, "mae": jnp.abs, "huber": optax.losses.huber_loss}
 
 
+@checked("task")
 def regression(
     labels: Labels,
     *,

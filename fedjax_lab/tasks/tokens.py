@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data.dataset import IGNORED
-from fedjax_lab.ranges import NotNegative, OneOf
+from fedjax_lab.ranges import NotNegative, OneOf, checked
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.tasks import Labels, _positions, check_labels
 from fedjax_lab.types import Array, Objective
@@ -25,6 +25,7 @@ from fedjax_lab.types import Array, Objective
 MEANS = ("token", "example")
 
 
+@checked("task")
 def tokens(
     labels: Labels,
     *,

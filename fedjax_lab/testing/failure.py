@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_lab import ranges
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.experiment import registry
 from fedjax_lab.running.storage.checkpoint import numbers
@@ -32,7 +33,7 @@ def section(kind: str, part: str | Callable, settings: dict[str, Any]) -> dict[s
         name = part if isinstance(part, str) else registry.name_of(kind, part)
         function = registry.look_up(kind, name)
         defaults = registry.keyword_defaults(function)
-        registry.check_settings(kind, function, settings)
+        ranges.check_settings(kind, function, settings)
     except BadInput as error:
         raise CheckFailed(str(error)) from error
     for key in settings:

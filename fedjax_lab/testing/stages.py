@@ -1,18 +1,18 @@
 """The check of a method with stages, which uses the engine of a run."""
 
+from functools import partial
+
 import jax
-import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.experiment.stages import lay_out
-from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.simulation import evaluate
 from fedjax_lab.testing.failure import check, check_same
 from fedjax_lab.testing.padding import DEPENDS, padded
-from fedjax_lab.testing.toy import D, K, toy_federation
+from fedjax_lab.testing.toy import K, toy_embeddings, toy_federation
 from fedjax_lab.testing.trial import pooled
 from fedjax_lab.types import Stages
 
@@ -56,13 +56,15 @@ def _play(method, strategy, at_most, times=0):
 
 
 def _simulation(method, strategy, times):
-    stages = lay_out(method, ROUNDS)
     federation = jax.device_get(padded(times) if times else toy_federation())
+    embedded = partial(toy_embeddings, federation)
+    stages = tuple(
+        stage._replace(embeddings=stage.embeddings and embedded)
+        for stage in lay_out(method, ROUNDS)
+    )
     training, _, plan = pooled(stages[0].method, federation)
     if times:
         plan = plan._replace(batch_size=times * training.train.longest)
-    x = np.asarray(federation.x)
-    embedded = Embeddings(np.pad(x, ((0, 0), (0, 32 - D))), np.eye(K, 32, dtype=x.dtype))
     return Simulation(
         seeds=[0],
         federations=[federation],
@@ -71,5 +73,4 @@ def _simulation(method, strategy, times):
         stages=stages,
         plan=plan._replace(rounds=sum(stage.rounds for stage in stages)),
         strategy=strategy,
-        embeddings=lambda: embedded,
     )

@@ -11,6 +11,7 @@ from fedjax_lab.experiment.federation import make_rows
 from fedjax_lab.experiment.registry import make_method
 from fedjax_lab.models import nets
 from fedjax_lab.models.adapters import A, B
+from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import (
     Adapters,
@@ -89,9 +90,15 @@ def toy_federation() -> Federation:
 
 @functools.cache
 def toy_task() -> Task:
-    """A task with an MLP with batch normalization, and embeddings of the labels."""
+    """A task with an MLP with batch normalization, and embeddings of the toy federation."""
     made = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
-    return made._replace(labels=lambda: jnp.eye(K, 32))
+    return made._replace(embeddings=lambda: toy_embeddings(toy_federation()))
+
+
+def toy_embeddings(federation: Federation) -> Embeddings:
+    """Embeddings of a toy federation: its examples, padded with 0 to 32 numbers."""
+    x = np.asarray(federation.x)
+    return Embeddings(np.pad(x, ((0, 0), (0, 32 - D))), np.eye(K, 32, dtype=x.dtype))
 
 
 def adapted(task: Task) -> Task:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import NotNegative, Positive, Within
+from fedjax_lab.ranges import NotNegative, Positive, Within, checked
 from fedjax_lab.transforms import cohort
 from fedjax_lab.transforms.cohort import Updates
 from fedjax_lab.types import Array, Client, Method, Task
@@ -31,6 +31,7 @@ def median(method: Method, task: Task) -> Method:
     return cohort.replaced(method, partial(trimmed, share=0.5))
 
 
+@checked("aggregator")
 def trimmed_mean(method: Method, task: Task, *, trim: Minority = 0.2) -> Method:
     """The mean of each coordinate without its lowest and highest values.
 
@@ -42,6 +43,7 @@ def trimmed_mean(method: Method, task: Task, *, trim: Minority = 0.2) -> Method:
     return cohort.replaced(method, partial(trimmed, share=trim)) if trim else method
 
 
+@checked("aggregator")
 def krum(method: Method, task: Task, *, attackers: Minority = 0.2) -> Method:
     """The update that is closest to its neighbors (Blanchard et al., NeurIPS 2017).
 
@@ -51,6 +53,7 @@ def krum(method: Method, task: Task, *, attackers: Minority = 0.2) -> Method:
     return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=1))
 
 
+@checked("aggregator")
 def multi_krum(
     method: Method, task: Task, *, attackers: Minority = 0.2, chosen: NotNegative[int] = 0
 ) -> Method:
@@ -65,6 +68,7 @@ def multi_krum(
     return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=chosen))
 
 
+@checked("aggregator")
 def bulyan(method: Method, task: Task, *, attackers: Minority = 0.2) -> Method:
     """The mean of each coordinate's values nearest to its median, over updates that Krum chooses.
 
@@ -77,6 +81,7 @@ def bulyan(method: Method, task: Task, *, attackers: Minority = 0.2) -> Method:
     return cohort.replaced(method, partial(mean_near_median, attackers=attackers))
 
 
+@checked("aggregator")
 def geometric_median(
     method: Method, task: Task, *, iterations: Positive[int] = 4, smoothing: Positive[float] = 1e-6
 ) -> Method:
@@ -91,6 +96,7 @@ def geometric_median(
     return cohort.replaced(method, partial(weiszfeld, iterations=iterations, nu=smoothing))
 
 
+@checked("aggregator")
 def centered_clipping(
     method: Method, task: Task, *, radius: Positive[float] = 10.0, iterations: Positive[int] = 3
 ) -> Method:
@@ -107,6 +113,7 @@ def centered_clipping(
     return cohort.replaced(method, partial(centered, radius=radius, iterations=iterations))
 
 
+@checked("aggregator")
 def norm_bound(method: Method, task: Task, *, bound: Positive[float] = 1.0) -> Method:
     """Scales each update down to a norm of at most `bound` (Sun et al., arXiv:1911.07963).
 

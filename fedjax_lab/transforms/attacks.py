@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
-from fedjax_lab.ranges import NotNegative, Positive
+from fedjax_lab.ranges import NotNegative, Positive, checked
 from fedjax_lab.transforms import cohort, uplink
 from fedjax_lab.transforms.aggregators import mean_of
 from fedjax_lab.transforms.cohort import Updates
@@ -20,6 +20,7 @@ from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, Tas
 NOISE = 3  # number of the attackers' random stream among the streams of an upload
 
 
+@checked("attack")
 def sign_flip(method: Method, task: Task, *, factor: Positive[float] = 1.0) -> Method:
     """Each attacker sends -factor u_i (Li et al., AAAI 2019, arXiv:1811.03761, "sign-flipping").
 
@@ -28,6 +29,7 @@ def sign_flip(method: Method, task: Task, *, factor: Positive[float] = 1.0) -> M
     return by_each(method, lambda update, key: tree.scale(-factor, update))
 
 
+@checked("attack")
 def gaussian(method: Method, task: Task, *, std: Positive[float] = 1.0) -> Method:
     """Each attacker sends noise, N(0, std^2) in each coordinate (Blanchard et al., NeurIPS 2017).
 
@@ -43,6 +45,7 @@ def gaussian(method: Method, task: Task, *, std: Positive[float] = 1.0) -> Metho
     return by_each(method, noise)
 
 
+@checked("attack")
 def inner_product(method: Method, task: Task, *, epsilon: Positive[float] = 0.5) -> Method:
     """All attackers send minus epsilon times the mean of the honest updates, which they know.
 
@@ -57,6 +60,7 @@ def inner_product(method: Method, task: Task, *, epsilon: Positive[float] = 0.5)
     return by_all(method, crafted)
 
 
+@checked("attack")
 def little_is_enough(method: Method, task: Task, *, z: NotNegative[float] = 0.0) -> Method:
     """All attackers send mu - z sigma in each coordinate, a small shift of their honest updates.
 

@@ -8,12 +8,13 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import NotNegative, Positive, Share
+from fedjax_lab.ranges import NotNegative, Positive, Share, checked
 from fedjax_lab.simulation.metrics import Summed
 from fedjax_lab.transforms.attacks import by_each, on_data
 from fedjax_lab.types import Array, Batch, Method, Task
 
 
+@checked("attack")
 def backdoor(
     method: Method,
     task: Task,

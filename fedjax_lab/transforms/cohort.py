@@ -7,7 +7,7 @@ from functools import partial
 import jax
 
 from fedjax_lab import tree, wire
-from fedjax_lab.errors import BadInput
+from fedjax_lab.simulation import needs
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree
 
 Updates = list[Array]  # the updates in all uploads of a cohort, [M, ...] each: `wire.updates`
@@ -55,7 +55,7 @@ def changed(method: Method, change: Change) -> Method:
     Raises BadInput for a method whose server aggregates one client after another, or only learns a
     private sum.
     """
-    _check_at_once(method)
+    needs.check(method, "all_at_once", "single_updates")
     return method._replace(round=tuple(_with(exchange, change) for exchange in method.round))
 
 
@@ -77,11 +77,7 @@ def replaced(method: Method, reduce: Callable[[Updates, Client], Updates]) -> Me
 
 def check_common(method: Method) -> None:
     """Raises BadInput unless the method's server sees all updates, of the same model, at once."""
-    if not all(exchange.alike for exchange in method.round):
-        raise BadInput(
-            "its clients update models of their own, so that no single update can stand for all"
-        )
-    _check_at_once(method)
+    needs.check(method, "common_update", "all_at_once", "single_updates")
 
 
 def parts(exchange: Exchange) -> tuple[Exchange, tuple[Change, ...]]:
@@ -114,16 +110,6 @@ def after(changes: tuple[Change, ...], updates: Updates, cohort: Client) -> Upda
 def _with(exchange, change):
     plain, changes = parts(exchange)
     return exchange._replace(aggregate=Changed(plain, (*changes, change)))
-
-
-def _check_at_once(method):
-    if method.extra.pooled or method.extra.one_by_one:
-        raise BadInput("its server never sees the updates of several clients at once")
-    if method.extra.private_sum:
-        raise BadInput(
-            "its server only learns a noisy sum of the updates (config.privacy);"
-            " config.privacy.name=local protects each update, so that other transforms can follow"
-        )
 
 
 def _if_arrived(cohort, stacked):

@@ -12,7 +12,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.ranges import Positive, PositiveShare
+from fedjax_lab.ranges import Positive, PositiveShare, checked
 from fedjax_lab.transforms import codecs, compressed, uplink
 from fedjax_lab.types import Method, Task
 
@@ -21,6 +21,7 @@ Norm = Literal["max", "l2"]
 NORMS = {"max": lambda u: jnp.max(jnp.abs(u)), "l2": lambda u: jnp.sqrt(jnp.sum(u * u))}
 
 
+@checked("compression")
 def top_k(
     method: Method, task: Task, *, share: PositiveShare = 0.01, error_feedback: bool = True
 ) -> Method:
@@ -34,6 +35,7 @@ def top_k(
     return compressed.uploads(method, task, codecs.top_k(share), error_feedback)
 
 
+@checked("compression")
 def random_k(
     method: Method, task: Task, *, share: PositiveShare = 0.01, error_feedback: bool = False
 ) -> Method:
@@ -54,6 +56,7 @@ def random_k(
     return compressed.uploads(method, task, codecs.random_k(share), error_feedback)
 
 
+@checked("compression")
 def qsgd(
     method: Method,
     task: Task,
@@ -87,6 +90,7 @@ def sign(method: Method, task: Task, *, error_feedback: bool = True) -> Method:
     return compressed.uploads(method, task, codecs.sign(), error_feedback)
 
 
+@checked("compression")
 def low_rank(
     method: Method,
     task: Task,

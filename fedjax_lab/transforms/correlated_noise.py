@@ -32,7 +32,8 @@ import numpy as np
 from fedjax_lab import sampling as cohorts
 from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import BelowOne, NotNegative, Positive
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive, checked
+from fedjax_lab.simulation import needs
 from fedjax_lab.transforms import accounting, libraries, privacy, rehearsal, server_state
 from fedjax_lab.transforms.accounting import Run
 from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
@@ -51,6 +52,7 @@ class Correlated(NamedTuple):
     noises: tuple[PyTree, ...]  # x_{t-1}, ..., x_{t-b+1}, with the shapes and sharding of u_t
 
 
+@checked("privacy")
 def banded(
     method: Method,
     task: Task,
@@ -101,11 +103,8 @@ def _check_bands(method, setup, bands):
             f" number of groups that take turns, and each of them needs at least {setup.cohort} of"
             f" the {setup.num_clients} clients and one of the {setup.rounds} rounds"
         )
-    if len(method.round) > 1 and bands > 1:
-        raise BadInput(
-            "its rounds have several exchanges, but correlated noise needs rounds of one exchange;"
-            " choose config.privacy.name=central"
-        )
+    if bands > 1 and (reason := needs.unmet(method, "one_exchange")):
+        raise BadInput(f"{reason}; choose config.privacy.name=central")
 
 
 def _promise(setup, bands, noise, epsilon, delta) -> Guarantee | None:

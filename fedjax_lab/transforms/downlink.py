@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree, wire
+from fedjax_lab.ranges import checked
 from fedjax_lab.transforms import codecs, compression
 from fedjax_lab.transforms.codecs import Codec, Coded
 from fedjax_lab.types import Client, Exchange, Method, PyTree, Task, Weights, Work
 
 
+@checked("downlink")
 def qsgd(
     method: Method, task: Task, *, bits: compression.Bits = 8, norm: compression.Norm = "max"
 ) -> Method:
@@ -44,8 +46,7 @@ def messages(method: Method, codec: Codec) -> Method:
             updates=partial(_updates, exchange, codec),
         )
 
-    scored = method.scored or method.round[-1].send
-    return method._replace(round=tuple(map(wrapped, method.round)), scored=scored)
+    return method._replace(round=tuple(map(wrapped, method.round)), scored=method.sends_scored)
 
 
 def encoded(codec: Codec, message: PyTree) -> Coded:

@@ -30,8 +30,9 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, streams, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import BelowOne, NotNegative, Positive
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive, checked
 from fedjax_lab.sampling import AT_RANDOM
+from fedjax_lab.simulation import needs
 from fedjax_lab.transforms import accounting, accounting_examples, libraries, privacy, rehearsal
 from fedjax_lab.transforms.accounting_examples import Training
 from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
@@ -41,6 +42,7 @@ NEIGHBORS = "the examples of all clients, one of which has a gradient of zero in
 PROTECTED = ("train", "switch", "steps", "optimizer", "frozen", "upload_key")  # in use
 
 
+@checked("privacy")
 def example_level(
     method: Method,
     task: Task,
@@ -76,8 +78,7 @@ def example_level(
             "its model has BatchNorm, with which an example changes the outputs for the other"
             " examples of its batch; choose a model without BatchNorm"
         )
-    if method.init is None:
-        raise BadInput("it starts from the state of an earlier stage, which is not supported here")
+    needs.check(method, "first_state")
     guarantee = _promise(method, task, setup, noise, float(epsilon), delta)
     stepping = partial(_stepping, setup, clip, noise_multiplier(guarantee, clip))
 

@@ -20,15 +20,9 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.transforms import rehearsal
 from fedjax_lab.types import Client, Method, PyTree, Stages, State, Task
 
-# A test finds the same ones.
-FITTING = (
-    "adcol, fd, fedgh, fedgkt, fedkd, fedmd, fedmrl, fedpcl, fedproto, fedtgp, fml, lg_fedavg,"
-    " local, pfl_da"
-)
-
 
 class Shapes(NamedTuple):
-    """What server and clients of a method send each other, as shapes."""
+    """The shapes of what a method's server and clients send each other."""
 
     messages: list[PyTree]  # of each exchange
     uploads: list[PyTree]
@@ -43,7 +37,7 @@ def mixed_method(make: Callable[[Task], Method | Stages], task: Task) -> Method 
     if not task.kinds:
         return make(task)
     tasks = [
-        kind._replace(labels=task.labels, levels=task.levels, kinds=task.kinds)
+        kind._replace(embeddings=task.embeddings, levels=task.levels, kinds=task.kinds)
         for kind in task.kinds
     ]
     methods = [method for method in map(make, tasks) if isinstance(method, Method)]
@@ -65,12 +59,12 @@ def refused(reason: str) -> BadInput:
     """The error for a method that clients with unlike models cannot use."""
     return BadInput(
         f"config.model.kinds: this method {reason}; choose one that sends only what all models have"
-        f" in common: {FITTING}"
+        " in common (docs/unlike_clients.md#unlike-nets lists them)"
     )
 
 
 def joined(methods: Sequence[Method], shapes: Sequence[Shapes]) -> Method:
-    """The method in which a client of kind k does what methods[k] says.
+    """The method in which a client of kind k acts by methods[k].
 
     It has no model for new clients, and records nothing.
     """
@@ -107,7 +101,7 @@ def joined(methods: Sequence[Method], shapes: Sequence[Shapes]) -> Method:
 def _by_kind(
     functions: Sequence[Callable], messages: Sequence[PyTree], returned: PyTree
 ) -> Callable:
-    """(message, client, work) -> what the function of the client's kind returns.
+    """A function of (message, client, work) that calls the one for the client's kind.
 
     messages: the trees that each function gets; returned: the tree that all of them return. Trees
     of other kinds have the same arrays, but may have None in other places.
@@ -133,7 +127,7 @@ def _select_kind(client: Client, k: int) -> Client:
 
 
 def _like(shapes: PyTree, arrays: PyTree) -> PyTree:
-    """The arrays in a tree like that of the shapes."""
+    """Puts the arrays into the tree structure of `shapes`."""
     return jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(arrays))
 
 
@@ -153,7 +147,7 @@ def _shapes(method: Method, task: Task) -> Shapes:
             messages.append(exchange.send(server, client.id))
             upload, private = exchange.local(messages[-1], client, rehearsal.stand_in(task))
             uploads.append(upload)
-        scored = (method.scored or method.round[-1].send)(server, client.id)
+        scored = method.sends_scored(server, client.id)
         return Shapes(messages, uploads, scored)
 
     return jax.eval_shape(trace)

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from fedjax_lab import sampling as cohorts
 from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import BelowOne, NotNegative, OneOf, Positive, Share
+from fedjax_lab.ranges import BelowOne, NotNegative, OneOf, Positive, Share, checked
 from fedjax_lab.transforms import accounting, server_state, uplink
 from fedjax_lab.transforms import cohort as of_cohort
 from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
@@ -58,6 +58,7 @@ Release = Callable[[Array, list[Array], Array, Array], tuple[list[Array], Array]
 # (key, updates [M, ...], whether each client was drawn [M], S) -> (u, the next S)
 
 
+@checked("privacy")
 def central(
     method: Method,
     task: Task,
@@ -99,6 +100,7 @@ def central(
     return _released(method, release, first, cohort)
 
 
+@checked("privacy")
 def adaptive(
     method: Method,
     task: Task,
@@ -149,6 +151,7 @@ def adaptive(
     return _released(method, release, clip, cohort)
 
 
+@checked("privacy")
 def local(
     method: Method,
     task: Task,

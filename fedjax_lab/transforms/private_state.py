@@ -1,8 +1,11 @@
 """Private state of clients that a transform keeps in addition to that of the method."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import NamedTuple
 
+from fedjax_lab.transforms import lens
+from fedjax_lab.transforms.lens import Lens
 from fedjax_lab.types import Method, PyTree, Stage, State
 
 Begin = Callable[[State, int], PyTree]  # (first state of the method, C) -> leaves [C, ...]
@@ -13,6 +16,13 @@ class Beside(NamedTuple):
 
     private: PyTree  # the method's
     extra: PyTree  # the transform's
+
+
+def _with_part(state: Beside | None, part: PyTree) -> Beside:
+    return Beside(part, () if state is None else state.extra)
+
+
+METHODS = Lens(attrgetter("private"), _with_part)  # the part of the method
 
 
 def wrapped(method: Method, begin: Begin) -> Method:
@@ -27,43 +37,8 @@ def wrapped(method: Method, begin: Begin) -> Method:
         state = method.init(key, num_clients)
         return state._replace(private=Beside(state.private, begin(state, num_clients)))
 
-    functions: dict[str, Any] = {
-        "init": init,
-        **_client_functions(method),
-        **_state_functions(method),
-    }
-    defined = {name: f for name, f in functions.items() if getattr(method, name) is not None}
-    return method._replace(**defined)
-
-
-def _client_functions(method):
-    """The wrapped functions of a method that take a client."""
-
-    def predict(message, client, x):
-        return method.predict(message, _inner(client), x)
-
-    def tune(message, client, work):
-        message, private = method.tune(message, _inner(client), work)
-        return message, Beside(private, client.private.extra)
-
-    def join(server, client, work):
-        message, private = method.join(server, client, work)
-        return message, Beside(private, ())
-
-    return {"predict": predict, "tune": tune, "join": join}
-
-
-def _state_functions(method):
-    """The wrapped functions of a method that take a state."""
-
-    def newcomer(state):
-        message, private = method.newcomer(_inner(state))
-        return message, Beside(private, ())
-
-    def record(state):
-        return method.record(_inner(state))
-
-    return {"newcomer": newcomer, "record": record}
+    inner = lens.lifted(method, private=METHODS)
+    return inner._replace(init=method.init and init, round=method.round)
 
 
 def plain(private: PyTree) -> PyTree:
@@ -99,8 +74,3 @@ def in_stage(stage: Stage, transform: Callable[[Method], Method]) -> Stage:
     return stage._replace(
         method=method, start=stage.start and start, prepare=stage.prepare and prepare
     )
-
-
-def _inner(holder):
-    """A client or a state with the private state of the method alone."""
-    return holder._replace(private=holder.private.private)

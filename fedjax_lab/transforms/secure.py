@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import BelowOne, OneOf, Positive
+from fedjax_lab.ranges import BelowOne, OneOf, Positive, checked
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.transforms import cohort as of_cohort
 from fedjax_lab.transforms import server_state
@@ -93,6 +93,7 @@ class WithPeers(NamedTuple):
     secrets: Array  # [k, 2, 32]
 
 
+@checked("aggregator")
 def secure_sum(
     method: Method,
     task: Task,
@@ -128,8 +129,7 @@ def secure_sum(
             updates=_are_masked,
         )
 
-    scored = method.scored or method.round[-1].send
-    masked = method._replace(round=tuple(map(wrapped, method.round)), scored=scored)
+    masked = method._replace(round=tuple(map(wrapped, method.round)), scored=method.sends_scored)
     masked = server_state.with_state(
         masked,
         lambda key: Counters(jnp.int32(0), jnp.float32(0)),

@@ -1,10 +1,11 @@
 """State of the server that a transform keeps in addition to that of the method."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.simulation import needs
+from fedjax_lab.transforms import cohort, lens
 from fedjax_lab.transforms.cohort import Changed
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State
 
@@ -37,42 +38,31 @@ def with_state(
 
     Raises BadInput for a method that starts from the state of an earlier stage.
     """
-    init = method.init
-    if init is None:
-        raise BadInput("it starts from the state of an earlier stage, which is not supported here")
+    needs.check(method, "first_state")
+    init: Any = method.init
 
     def started(key, num_clients):
         state = init(key, num_clients)
         return State(Server(state.server, first(key)), state.private)
 
-    def base_state(state):
-        return State(state.server.base, state.private)
+    inner = lens.lifted(method, server=lens.field("base"))
 
     def record(state):
-        of_method = method.record(base_state(state)) if method.record else {}
+        of_method = inner.record(state) if inner.record else {}
         return {**of_method, **(recorded(state.server.extra) if recorded else {})}
 
-    newcomer, join, scored = method.newcomer, method.join, method.scored
-    alone = method.extra.alone
-    return method._replace(
+    return inner._replace(
         init=started,
         round=tuple(_with_state(exchange, listen) for exchange in method.round),
-        newcomer=newcomer and (lambda state: newcomer(base_state(state))),
-        join=join and (lambda server, client, work: join(server.base, client, work)),
-        sample=lambda key, server, *more: method.sample(key, server.base, *more),
-        scored=scored and (lambda server, id: scored(server.base, id)),
         record=record if recorded or method.record else None,
-    ).having(
-        alone=alone and (lambda server, split: server._replace(base=alone(server.base, split)))
     )
 
 
 def _with_state(exchange: Exchange, listen: Listen) -> Exchange:
-    before = exchange.aggregate
-    if isinstance(before, Changed):
-        inner = _with_state(before.exchange, listen)
-        return exchange._replace(send=inner.send, aggregate=replace(before, exchange=inner))
+    before, changes = cohort.parts(exchange)
+    heard = before._replace(
+        send=lambda server, id: before.send(server.base, id), aggregate=partial(listen, before)
+    )
     return exchange._replace(
-        send=lambda server, id: exchange.send(server.base, id),
-        aggregate=lambda server, uploads, cohort: listen(exchange, server, uploads, cohort),
+        send=heard.send, aggregate=Changed(heard, changes) if changes else heard.aggregate
     )

@@ -70,6 +70,7 @@ def test_published_numbers_are_shown_next_to_runs_with_their_settings(folder, ca
     assert "not legible" in text and "data.folder" not in text
 
 
+@pytest.mark.slow
 def test_csv_has_the_published_numbers(folder, capsys):
     arguments = "--pivot", "--measure=global", "--published=fedconcat/table1"
     header, first, *_ = call(capsys, folder, *arguments, "--format=csv").splitlines()

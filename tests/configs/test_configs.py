@@ -4,7 +4,6 @@ import functools
 import runpy
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from inputs import complaint
@@ -17,6 +16,7 @@ from fedjax_lab.experiment import experiment, registry
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import PLAIN, load_config, packaged
 from fedjax_lab.experiment.registry import METHODS
+from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.task import make_task
 from fedjax_lab.testing.toy import needs_adapters
 
@@ -53,7 +53,7 @@ FIRST = [path for path in CONFIGS if path.stem in ("client2vec_digits", "quickst
 @functools.cache
 def task_of(model, shape):
     task = make_task(registry.look_up("model", model)(10), shape, 10)
-    return task._replace(labels=lambda: jnp.zeros((10, 64)))
+    return task._replace(embeddings=lambda: Embeddings(np.zeros((1, 64)), np.zeros((10, 64))))
 
 
 def methods_of(path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from domain_files import naive_resize
 from image_files import FLAT, IMAGES, Call, check_listing, check_one_domain, python2
-from inputs import checked, complaint
+from inputs import complaint
 from PIL import Image
 from published import (
     TITLE,
@@ -251,7 +251,7 @@ def test_each_size_of_medmnist_is_read_from_a_separate_file_and_others_are_rejec
     assert medmnist.medmnist(**settings, size=64).x.shape == (10, 64, 64, 3)
     assert "files/retinamnist_128.npz" in complaint(medmnist.medmnist, **settings, size=128)
     assert "data.size cannot be 32; valid: 28, 64, 128, 224" in complaint(
-        checked("data", medmnist.medmnist), size=32
+        medmnist.medmnist, size=32
     )
     assert "14 labels for each image" in complaint(medmnist.medmnist, dataset="chestmnist")
     assert "did you mean 'pathmnist'?" in complaint(medmnist.medmnist, dataset="patmnist")

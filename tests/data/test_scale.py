@@ -178,6 +178,7 @@ def loaded(tmp_path_factory):
     return load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", in_ci(["pixels"], ["pixels", "unit"]))
 def test_a_loaded_run_brings_images_to_its_own_scale(name, loaded):
     run = loaded(name)

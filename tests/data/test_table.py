@@ -3,7 +3,7 @@
 import numpy as np
 import optional
 import pytest
-from inputs import checked, complaint
+from inputs import complaint
 
 from fedjax_lab.data.sources.table import table
 from fedjax_lab.experiment import experiment
@@ -234,7 +234,7 @@ def test_unusable_tables_are_refused(path, tmp_path):
         ({"target": "stay", "unseen": "x"}, "needs config.data.domain"),
         ({"target": "stay", "drop": tuple("age ward hospital smokes sex split".split())}, "some"),
     ):
-        assert expected in complaint(checked("data", table), path=path, **settings), settings
+        assert expected in complaint(table, path=path, **settings), settings
     for name, content, expected in (
         ("a.txt", CSV, "must end in .csv, .tsv, .parquet"),
         ("a.csv", "a,b\n", "no rows"),

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import optional
 import pytest
-from inputs import checked, complaint
+from inputs import complaint
 from token_rows import examples_of_texts
 
 from fedjax_lab.data.sources import text_sets
@@ -140,7 +140,7 @@ def test_invalid_files_and_settings_are_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "rows.csv", [("né", "a", "u")])
     for settings, said in WRONG:
-        assert said in complaint(checked("data", text_files), **{"path": "rows.csv", **settings})
+        assert said in complaint(text_files, **{"path": "rows.csv", **settings})
     for name, content, said in FILES:
         (tmp_path / name).write_text(content)
         client = "user" if "user" in content else ""

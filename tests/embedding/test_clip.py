@@ -18,7 +18,6 @@ ByteLevel = optional.module("tokenizers.pre_tokenizers").ByteLevel
 
 from fedjax_lab.data.dataset import Dataset, single_domain  # noqa: E402
 from fedjax_lab.data.sources.image_folders import image_folders  # noqa: E402
-from fedjax_lab.experiment import registry  # noqa: E402
 from fedjax_lab.models import clip as towers  # noqa: E402
 from fedjax_lab.models.embeddings import clip as source  # noqa: E402
 
@@ -299,6 +298,7 @@ def folders(tmp_path):
     return str(tmp_path / "set")
 
 
+@pytest.mark.slow
 def test_original_images_are_preferred_to_shrunken_ones(model, folders):
     first, data = image_folders(folder=folders, size=8), image_folders(folder=folders, size=8)
     assert data.files == first.files  # also when the pixels come from the cache
@@ -426,8 +426,6 @@ def test_examples_that_are_not_images_are_rejected(model, tmp_path, monkeypatch)
     tokens = pictures()._replace(x=np.ones((10, 5), np.int16))
     message = complaint(source.clip, tokens, folder=str(tmp_path / "nowhere"))
     assert message == "CLIP needs images or texts of characters, not examples of shape [5]"
-    assert "batch_size" in complaint(
-        registry.check_settings, "embedding", source.clip, {"batch_size": 0}
-    )
+    assert "batch_size" in complaint(source.clip, data, batch_size=0)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'fedjax_lab[clip]'" in complaint(source.clip, pictures())

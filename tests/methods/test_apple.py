@@ -21,6 +21,7 @@ def state_of(n):
     return apple.Server(models.params, jnp.asarray(n), jnp.int32(1)), arrays
 
 
+@pytest.mark.slow
 def test_the_gradients_and_the_mixture_against_numpy():
     """Clients that have not taken part count as of mean size, and the first round's p_0 is 1/C."""
     n = np.asarray(toys.POPULATION.n) * (np.arange(toys.C) < 5)

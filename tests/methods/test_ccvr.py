@@ -55,6 +55,7 @@ def moments(z):
     return z.mean(0), np.cov(z, rowvar=False, ddof=1)
 
 
+@pytest.mark.slow
 def test_ccvr_against_numpy():
     """The server's random numbers are those of the package; all else is computed by hand."""
     before, after = played(toys.TASK, True)

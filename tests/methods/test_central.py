@@ -19,3 +19,10 @@ def test_central_training_is_one_client_with_all_examples():
     x, y = np.asarray(toys.FEDERATION.x)[rows], np.asarray(toys.FEDERATION.y)[rows]
     first = naive.first_weights()
     naive.close(state.server, naive.sgd(first, x, y))
+
+
+def test_one_client_has_the_examples_of_all():
+    federation, population, plan = toys.pooled(toys.make("central", toys.TASK))
+    rows = [np.asarray(of.train)[np.asarray(of.train) >= 0] for of in (federation, toys.FEDERATION)]
+    np.testing.assert_array_equal(*map(np.sort, rows))
+    assert population.n.tolist() == [len(rows[0])] and plan.cohort == 1

@@ -82,6 +82,7 @@ class ByHand:
         self.centers.append(self.centers[k])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "eps1", "count"), in_ci([(5, 20.0, 4)], [(2, 3.5, 2), (5, 20.0, 4)])
 )

@@ -64,6 +64,7 @@ def with_age(state, age):
     return state.server._replace(age=jnp.asarray(age))
 
 
+@pytest.mark.slow
 def test_clients_are_sampled_with_the_probabilities_of_eq_1():
     """A chi-square test over all ordered pairs, with 10,000 draws without replacement."""
     tau = 0.4
@@ -148,6 +149,7 @@ def test_aggregation_shares_follow_eq_3(gamma, lam):
     assert list(np.asarray(server.age)) == [1, 2, 1, 2, 2, 3, C + 1, 1]
 
 
+@pytest.mark.slow
 def test_fedavgm_and_feddyn_aggregate_with_the_new_shares():
     """FedAvgM's step is beta v + sum p (w - w_i); FedDyn's mean is sum p w_i; h does not use p."""
     ids, n = [4, 0, 6], np.asarray(POPULATION.n)

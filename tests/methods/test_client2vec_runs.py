@@ -120,7 +120,7 @@ def test_a_damaged_index_is_an_error(tmp_path, folder):
 def test_a_reused_index_needs_no_embeddings(whole, folder):
     """The size of P is that of the reused index."""
     e = experiment_of(folder, (1,), index_of=str(whole.workdir))
-    task = e.task._replace(labels=lambda: pytest.fail("asked for"))
+    task = e.task._replace(embeddings=lambda: pytest.fail("asked for"))
     stage = registry.make_method("client2vec", task, index_of=str(whole.workdir))(3)[-1]
     facts = stage.prepare(None, simulate.population(e.simulation.federations[0], 3), None)
     state = stage.start(KEYS.init, 6, None, facts)
@@ -163,7 +163,7 @@ def test_the_index_of_local_weights_changes_during_training(folder):
     "method, words",
     [
         ({"base": "fedconcat"}, "has several stages"),
-        ({"base": "central"}, "has no rounds with several clients"),
+        ({"base": "central"}, "its server never sees the updates of several clients at once"),
         ({"base": "client2vec"}, "config.method.base cannot be 'client2vec'"),
         ({"base": "moon", "beta": 0.5}, "no setting 'beta'"),
         ({"index": "globall"}, "did you mean 'global'"),

@@ -137,7 +137,7 @@ def test_the_training_of_dsa_ign_matches_explicit_adam_steps(index, steps, monke
     for stage in before:
         start = stage.start or (lambda key, C, last, facts, m=stage.method: m.init(key, C))
         state = start(KEYS.init, 1, state, {})
-        plan = toys.PLAN._replace(batch_size=stage.view.batch_size)
+        plan = stage.plan(toys.PLAN)
         play = toys.player(stage.method, plan=plan, federation=ALONE)
         if stage.name == "index":
             break

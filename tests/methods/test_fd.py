@@ -8,6 +8,7 @@ import toys
 from naive import KEYS
 
 from fedjax_lab import tree
+from fedjax_lab.methods.fd import teach
 
 
 def taught(w, x, y, gamma, teacher):
@@ -49,3 +50,15 @@ def test_against_numpy():
         np.testing.assert_array_equal(np.flatnonzero(exists), sorted(expected))
         for c, mean in expected.items():
             np.testing.assert_allclose(G[c], mean, rtol=1e-3, atol=1e-4)
+
+
+def test_the_teacher_is_the_mean_over_the_other_clients_that_have_a_class():
+    rng = np.random.default_rng(0)
+    F, has = rng.random((toys.C, toys.K, toys.K), np.float32), rng.random((toys.C, toys.K)) < 0.3
+    outputs = {j: {c: F[j, c] for c in np.flatnonzero(has[j])} for j in range(toys.C)}
+    G, exists = jax.jit(jax.vmap(teach, (None, 0)))((F, has), np.arange(toys.C))
+    for i in range(toys.C):
+        expected = teacher_of(i, outputs)
+        np.testing.assert_array_equal(np.flatnonzero(exists[i]), sorted(expected))
+        for c, mean in expected.items():
+            np.testing.assert_allclose(G[i, c], mean, rtol=1e-5)

@@ -41,3 +41,13 @@ def test_against_numpy():
     client = tree.take(toys.POPULATION, 0)._replace(private=(h_i, W))
     expected = naive.logits(w[:2] + own, x)
     np.testing.assert_allclose(method.predict(w_t, client, batch.x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_predicts_with_the_body_of_the_server_and_its_head():
+    method, shapes = toys.make("fedah", toys.TASK), jax.eval_shape(toys.TASK.init, KEYS.init)
+    w_t, w_i = (toys.random_weights(shapes, seed) for seed in (1, 2))
+    client = tree.take(toys.POPULATION, 0)._replace(private=(w_i.params["head"], None))
+    x, _ = naive.data_of(0)
+    expected = naive.logits(naive.weights_of(w_t)[:2] + naive.weights_of(w_i)[2:], x)
+    got = jax.jit(method.predict)(w_t, client, x)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)

@@ -12,6 +12,7 @@ from rounds import local_work
 KEY = jax.random.key(0)
 
 
+@pytest.mark.slow
 def test_against_numpy():
     method = toys.make("fedas", toys.TASK, align_lr=0.03)
     body = method.init(KEYS.init, toys.C).server

@@ -11,6 +11,7 @@ from fedjax_lab import tree
 from fedjax_lab.simulation import simulate
 
 
+@pytest.mark.slow
 def test_fedbn_keeps_the_batch_norm_layers_on_the_clients():
     state, _ = toys.player(toys.make("fedbn"))(KEYS, 0, 3)
     private, shared = tree.names(state.private), tree.names(state.server)

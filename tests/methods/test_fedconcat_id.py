@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 from scipy.special import softmax
 
@@ -52,6 +53,7 @@ def test_one_step_from_a_zero_head_reveals_the_label_distribution():
         np.testing.assert_allclose(state.private[1][i], count / count.sum(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bias_formula_against_numpy():
     """(b_i - b_0) / (s eta) + softmax(b_0) for s steps of size eta; it ignores the momentum."""
     method = first_round(toys.TASK, 2)

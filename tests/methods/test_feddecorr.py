@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 from rounds import by_hand, rounds
 
@@ -35,6 +36,7 @@ def decorrelation(z):
     return dx - dx.mean(0)
 
 
+@pytest.mark.slow
 def test_feddecorr_against_numpy():
     method = toys.make("feddecorr", toys.TASK, beta=5.0)
 

@@ -43,6 +43,7 @@ def test_a_teacher_equal_to_the_student_teaches_nothing():
     np.testing.assert_allclose(slope, 0, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_step_of_feddf_against_numpy():
     """Adam's first step is the learning rate times the sign of the gradient."""
     mean = naive.weights_of(tree.add(tree.scale(0.25, TWO[0]), TWO[1], 0.75))

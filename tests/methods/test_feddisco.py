@@ -19,6 +19,7 @@ def discrepancy(i, distance):
     return sum(p * np.log(p * toys.K) for p in q if p > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distance", ["kl", pytest.param("l2", marks=pytest.mark.exhaustive)])
 def test_feddisco_against_numpy(distance):
     a, b = 0.8, 0.1

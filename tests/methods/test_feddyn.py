@@ -36,6 +36,7 @@ def feddyn_as_in_the_authors_code(method, count, alpha, clip, w, decay=1.0):
     return cloud, mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clip", "decay"), [(0.4, 0.7), pytest.param(0.4, 1.0, marks=pytest.mark.exhaustive)]
 )

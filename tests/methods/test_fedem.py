@@ -45,6 +45,7 @@ def played():
     return method, rounds(method, 3, PLAIN, toys.SKEWED), w, pi
 
 
+@pytest.mark.slow
 def test_fedem_against_numpy(played):
     method, state, w, pi = played
     for m in range(2):

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 from rounds import PLAIN, rounds
 
@@ -30,6 +31,7 @@ def gradient(w, beta, x, y, prior):
     return [x.T @ dh, dh.sum(0), h.T @ dp, dp.sum(0)], (d * (z @ V)).sum()
 
 
+@pytest.mark.slow
 def test_fedetf_against_numpy():
     method = toys.make("fedetf", toys.TASK, gamma=0.5, scale=4.0)
     w, beta = naive.first_weights(), 4.0

@@ -48,6 +48,7 @@ def by_hand(method, count, last):
     return models, P
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["previous", "last"])
 def test_fedfomo_against_numpy(reference):
     method = toys.make("fedfomo", toys.TASK, models=toys.C - 1, reference=reference)

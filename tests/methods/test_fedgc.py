@@ -31,6 +31,7 @@ def by_hand(W, s, has):
     return total
 
 
+@pytest.mark.slow
 def test_the_regularizer_against_numpy():
     rng = np.random.default_rng(0)
     W, s = rng.normal(size=(2, 3, toys.K, 5))

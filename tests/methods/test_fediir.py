@@ -71,6 +71,7 @@ def aligned(w, x, y, g, penalty):
     return naive.add(naive.gradient(w, x, y)[1], [x.T @ dz, dz.sum(0), h.T @ d, d.sum(0)])
 
 
+@pytest.mark.slow
 def test_rounds_against_numpy():
     """Three rounds with three of eight unequal clients, one batch each."""
     ema, penalty = 0.6, 2.0

@@ -2,10 +2,12 @@
 
 import naive
 import numpy as np
+import pytest
 import toys
 from rounds import rounds, skewed_rounds
 
 
+@pytest.mark.slow
 def test_fedlc_against_numpy():
     def gradient_of(i, w, x, y):
         return naive.gradient(w, x, y, shift=0.6 * np.maximum(naive.counts(i), 1e-8) ** -0.25)

@@ -38,6 +38,7 @@ def entropy(logits, y):
     return np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
 
 
+@pytest.mark.slow
 def test_the_loss_and_the_prototypes_against_numpy():
     method = toys.make("fedpcl", toys.TASK, tau=TAU)
     message, (models, arrays) = server(), different_models()
@@ -58,6 +59,7 @@ def test_the_loss_and_the_prototypes_against_numpy():
             np.testing.assert_allclose(C_i[k], trained[y == k].mean(0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_prototypes_there_is_no_loss():
     method = toys.make("fedpcl", toys.TASK)
     message = method.init(KEYS.init, toys.C).server

@@ -55,6 +55,7 @@ def player(**hyper):
     return toys.player(method(**hyper), plan=toys.PLAN._replace(cohort=toys.C))
 
 
+@pytest.mark.slow
 def test_the_net_has_the_common_first_weights_and_the_heads_differ():
     """V_1 is [d, d/2] and V_2 is [d/2, d]. About half of the features are selected at first."""
     w = first_weights(TASK, CUT, KEYS.init)
@@ -69,6 +70,7 @@ def test_the_net_has_the_common_first_weights_and_the_heads_differ():
     assert 0.2 < float(out.m.mean()) < 0.8
 
 
+@pytest.mark.slow
 def test_the_mask_is_hard_and_has_no_noise_in_evaluation():
     w, x = first_weights(TASK, CUT, KEYS.init), toys.FEDERATION.x[:50]
     out, other = (pick(TASK, CUT, w, x, KEY, tau=tau) for tau in (0.3, 10.0))
@@ -81,6 +83,7 @@ def test_the_mask_is_hard_and_has_no_noise_in_evaluation():
     np.testing.assert_allclose(soft.m, 1 / (1 + np.exp(-soft.z_l / 2)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_negative_entropy_against_numpy_and_at_extreme_logits():
     a = 3 * jax.random.normal(KEY, (50, 7))
     p = np.exp(a) / np.exp(a).sum(1, keepdims=True)
@@ -135,6 +138,7 @@ def test_each_head_has_the_running_statistics_of_its_features():
         np.testing.assert_allclose(running["var"], 0.9 + 0.1 * z.var(0, ddof=1), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_gradients_of_the_total_loss_against_numpy():
     """Backpropagates through two hidden units by hand, with fixed noise and two padded rows."""
     task = make_task(nets.mlp(toys.K, width=2), (toys.D,), toys.K)

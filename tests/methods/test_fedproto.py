@@ -39,6 +39,7 @@ def fedproto_by_hand(method, count, lam):
     return models, C, has_prototype
 
 
+@pytest.mark.slow
 def test_fedproto_against_numpy():
     """In the first round there are no prototypes, so that the term has no effect."""
     method = toys.make("fedproto", toys.TASK, lam=2.0)
@@ -63,6 +64,7 @@ def test_fedproto_forgets_the_prototypes_of_absent_classes():
     np.testing.assert_array_equal(has_prototype, [1, 0, 1, 0])
 
 
+@pytest.mark.slow
 def test_fedproto_predicts_by_the_nearest_prototype_of_the_clients_classes():
     method = toys.make("fedproto", toys.TASK, prediction="prototype")
     models, C, has_prototype = fedproto_by_hand(method, 3, 1.0)

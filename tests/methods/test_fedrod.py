@@ -1,5 +1,6 @@
 """Compares FedRoD with plain NumPy."""
 
+import jax
 import naive
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import toys
 from rounds import by_hand, rounds
 
 from fedjax_lab import tree
+from fedjax_lab.types import State
 
 
 @pytest.mark.slow
@@ -43,3 +45,16 @@ def test_fedrod_against_numpy():
     message, zero_head = method.newcomer(state)
     generic = method.predict(message, client._replace(private=zero_head), x)
     np.testing.assert_allclose(generic, naive.logits(w, x), rtol=1e-3, atol=1e-3)
+
+
+def test_a_client_adds_the_logits_of_its_head_and_a_new_one_has_zeros():
+    method, shapes = toys.make("fedrod", toys.TASK), jax.eval_shape(toys.TASK.init, naive.KEYS.init)
+    w, phi = (toys.random_weights(shapes, seed) for seed in (1, 2))
+    client = tree.take(toys.POPULATION, 0)._replace(private=phi.params["head"])
+    (x, _), each = naive.data_of(0), naive.weights_of(w)
+    expected = naive.logits(each[:2] + naive.add(each[2:], naive.weights_of(phi)[2:]), x)
+    got = jax.jit(method.predict)(w, client, x)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+    message, head = jax.jit(method.newcomer)(State(w, ()))
+    toys.same(message, w)
+    assert not np.any(head["kernel"]) and not np.any(head["bias"])

@@ -1,11 +1,15 @@
 """Tests FedSoft against NumPy."""
 
+import jax
+import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
 import toys
+from rounds import different_models
 
 from fedjax_lab import tree
+from fedjax_lab.methods.fedsoft import Server
 from fedjax_lab.simulation import simulate
 
 
@@ -40,3 +44,17 @@ def test_fedsoft_against_numpy():
     for k in range(K):
         naive.close(tree.take(state.server.centers, k), centers[k])
     np.testing.assert_allclose(state.private, u, rtol=1e-5)
+
+
+def test_centers_are_means_weighted_by_importance_and_size():
+    method, ids = toys.make("fedsoft", toys.TASK), np.array([6, 1, 3])
+    stacked, arrays = different_models()
+    u = np.random.default_rng(0).random((3, 2), np.float32)
+    server = Server(tree.take(stacked, jnp.arange(2)), jnp.int32(4))
+    uploads, cohort = (u, tree.take(stacked, ids)), tree.take(toys.POPULATION, ids)
+    after = jax.jit(method.round[0].aggregate)(server, uploads, cohort)
+    assert int(after.t) == 5
+    for k in range(2):
+        weight = u[:, k] * np.asarray(cohort.n)
+        expected = naive.mean(weight / weight.sum(), [arrays[i] for i in ids])
+        naive.close(tree.take(after.centers, k), expected)

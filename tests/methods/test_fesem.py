@@ -1,12 +1,15 @@
 """Tests FeSEM against NumPy."""
 
+import jax
+import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
 import toys
-from rounds import averages
+from rounds import averages, different_models
 
 from fedjax_lab import tree
+from fedjax_lab.methods.fesem import Server
 
 
 def distance(v, w):
@@ -44,3 +47,14 @@ def test_fesem_against_numpy():
     for k in range(2):
         naive.close(tree.take(state.server.centers, k), centers[k])
     assert set(np.flatnonzero(state.server.trained)) == set(last)
+
+
+def test_a_client_gets_the_center_nearest_to_its_last_model_or_that_of_its_group():
+    method, (models, arrays) = toys.make("fesem", toys.TASK), different_models()
+    group, trained = jnp.arange(toys.C) % 2, jnp.arange(toys.C) < 5
+    server = Server(tree.take(models, jnp.array([6, 7])), models, trained, group)
+    sent = jax.jit(jax.vmap(method.round[0].send, (None, 0)))(server, jnp.arange(toys.C))
+    for i in range(toys.C):
+        near = np.argmin([distance(arrays[i], arrays[k]) for k in (6, 7)])
+        k = 6 + (near if i < 5 else i % 2)
+        naive.close(tree.take(sent, i), arrays[k])

@@ -2,6 +2,7 @@
 
 import naive
 import numpy as np
+import pytest
 import toys
 from naive import KEYS
 from rounds import one_client, scores
@@ -19,6 +20,7 @@ def test_a_client_is_tuned_on_its_own_data_before_it_is_scored():
     naive.close(tuned, naive.sgd(naive.first_weights(), *naive.data_of(1)))
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_tuned_model():
     """The expected models are tuned by hand; the model before tuning has other scores."""
     method = toys.make("finetune", toys.TASK, epochs=naive.STEPS)

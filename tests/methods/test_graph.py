@@ -69,6 +69,7 @@ def test_on_the_complete_graph_it_is_fedavg_of_all_clients():
         toys.close(tree.take(complete.server[0], i), expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_client_whose_upload_is_lost_keeps_its_model():
     method = toys.make("dfedavgm")
     server = simulate.init(method, KEYS, toys.C).server

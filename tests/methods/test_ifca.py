@@ -61,6 +61,7 @@ def test_without_distinct_starts_all_clusters_start_equal():
     toys.same(tree.take(centers, 0), tree.take(centers, 1))
 
 
+@pytest.mark.slow
 def test_ifca_scores_a_new_client_with_its_best_fitting_model():
     """The client chooses by its training data, and has no score before that."""
     method = toys.make("ifca", toys.TASK, num_clusters=3)

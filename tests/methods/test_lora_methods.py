@@ -139,6 +139,7 @@ def test_flora_and_fedex_lora_add_the_mean_update_exactly(in_float64, name):
         assert (rank <= (M + 1) * R).all()
 
 
+@pytest.mark.slow
 def test_a_residual_of_fedex_lora_can_be_cut_to_a_rank(in_float64):
     """Against NumPy's SVD of the whole residual; a rank of (M + 1) r cuts nothing."""
     _, _, _, uploads, cohort = uploads_of(in_float64)

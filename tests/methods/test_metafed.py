@@ -63,6 +63,7 @@ def test_a_turn_of_a_client_against_numpy():
     toys.same(metafed.pass_on(None, stacked, None), Server(upload, jnp.array(True)))
 
 
+@pytest.mark.slow
 def test_personalization_weighs_the_distance_by_the_validation_accuracies():
     _, _, method = methods(lam=2.0)
     upload, kept, call, loss, batch = turn(method, True)

@@ -3,6 +3,7 @@
 import functools
 import re
 import sys
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -12,11 +13,12 @@ import pytest
 import toys
 from inputs import complaint
 from naive import KEYS
-from slow_cases import exhaustive_but, in_ci
+from slow_cases import exhaustive_but, in_ci, slow_but
 
 from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.experiment import registry
+from fedjax_lab.experiment.stages import lay_out
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import evaluate, simulate
@@ -39,33 +41,59 @@ from fedjax_lab.types import Method
 
 PLAIN = [name for name in registry.METHODS if isinstance(toys.make(name), Method)]  # one stage
 STAGED = [name for name in registry.METHODS if name not in PLAIN]
+# Biases before a batch normalization have no gradient: FedFed's Adam moves them by rounding errors.
+TASKS = {"fedfed": toys.TASK}
+ASYNCHRONOUS = {"ca2fl", "fedasync", "fedbuff"}  # tests/test_asynchronous.py
 BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(0)]))
 
 # The checks of one compiled program, in which two seeds are vectorized.
-ONE_PROGRAM = (check_types, check_repeats, check_resumes, check_learns)
+ONE_PROGRAM = (check_repeats, check_resumes, check_learns)
 IN_CI = """
-    central ditto fd fedbn fedc2i fedem fedfomo fediir fedpac fedproto flora hfedf ifca knn_per
-    local per_fedavg scaffold
+    central fedbn fedem fedfomo fediir fedproto flora hfedf ifca knn_per scaffold
 """.split()  # the most different ones, beside FedAvg
 OTHERS = [name for name in PLAIN if name != "fedavg"]
 # A second program, of one seed alone, is compiled for one method of each kind: without private
 # state, with layers, parts of models or numbers as private state, with two exchanges, one by one,
 # with validation rows and random numbers of the server, pooled, and with its own scoring.
-MESH_OF_8 = "fedavg fedfomo fediir pfedhn scaffold".split()
+MESH_OF_8 = "fedfomo fediir pfedhn scaffold".split()
 IN_CHUNKS = "central fedbn fedem fedproto ifca knn_per".split()
 
 
 @pytest.mark.parametrize("name", ["fedavg", *exhaustive_but(IN_CI, OTHERS)])
 def test_every_method_passes_its_checks(name):
-    """It learns, repeats and resumes bit for bit, and has the types and bytes that are expected."""
+    """It learns, and repeats and resumes bit for bit."""
     trial = Trial(toys.make(name))
     for check in ONE_PROGRAM:
         check(trial)
-    assert trial.message_bytes == message_bytes()[name]
     if name in MESH_OF_8:
         check_strategies(trial, 8)
     if name in IN_CHUNKS:
         check_strategies(trial, 1)
+
+
+@pytest.mark.parametrize("name", slow_but(["fedavg"], PLAIN))
+def test_every_method_keeps_its_types_and_sends_the_expected_bytes(name):
+    """Rounds are traced but not compiled."""
+    trial = Trial(toys.make(name))
+    check_types(trial)
+    assert trial.message_bytes == message_bytes()[name]
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_the_stages_of_every_method_can_be_played(name):
+    """Their functions take the arguments of a run, and later stages start from earlier ones."""
+    first, *later = lay_out(toys.make(name, TASKS.get(name, toys.NORM)), 40)
+    assert all(stage.rounds > 0 for stage in (first, *later))
+    assert all(stage.start for stage in later)
+
+
+def test_every_method_has_tests_of_its_own():
+    """`pytest --method NAME` finds them by this name."""
+    files = [path for path in Path(__file__).parent.glob("*.py") if path != Path(__file__)]
+    texts = [path.read_text() for path in files]
+    names = {path.stem.removeprefix("test_") for path in files}
+    missing = {name for name in registry.METHODS if not any(f'"{name}"' in text for text in texts)}
+    assert missing - names <= ASYNCHRONOUS
 
 
 @pytest.mark.exhaustive
@@ -77,17 +105,19 @@ def test_a_mesh_of_8_and_chunks_give_every_method_the_numbers_of_one_device(name
         check_strategies(trial, devices)
 
 
-# Biases before a batch normalization have no gradient: FedFed's Adam moves them by rounding errors.
-TASKS = {"fedfed": toys.TASK}
-
-
 @pytest.mark.parametrize("name", exhaustive_but(["ccvr"], STAGED))
 def test_every_method_with_stages_passes_its_checks(name, small_network):
     check_stages(toys.make(name, TASKS.get(name, toys.NORM)))
 
 
 def test_every_check_is_used():
-    elsewhere = {check_strategies, check_compiles_for_tpu, check_cohorts, check_padding}
+    elsewhere = {
+        check_types,
+        check_strategies,
+        check_compiles_for_tpu,
+        check_cohorts,
+        check_padding,
+    }
     assert {*ONE_PROGRAM, *elsewhere} == {*CHECKS}  # see tests/accelerators and test_padding.py
 
 

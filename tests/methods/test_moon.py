@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 from naive import KEYS
 from rounds import by_hand, rounds
@@ -19,6 +20,7 @@ def cosine_and_gradient(z, a):
     return cos, a / (nz * na) - cos * z / nz**2
 
 
+@pytest.mark.slow
 def test_moon_against_numpy():
     """Plays five rounds, so that clients return: the term needs an earlier local model."""
     mu, tau = 1.5, 0.5
@@ -47,6 +49,7 @@ def test_moon_against_numpy():
         naive.close(tree.take(previous, i), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_moon_runs_global_and_previous_models_in_evaluation_mode():
     """Their running statistics change the result, which they would not in training mode."""
     method = toys.make("moon", mu=5.0)

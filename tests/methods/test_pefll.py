@@ -94,3 +94,12 @@ def test_the_server_trains_psi_without_its_running_statistics():
     expected = last - LR * np.sign(others[0] + others[2])
     np.testing.assert_allclose(after["last"]["kernel"], expected, atol=1e-5)
     toys.same(after["body"].stats, server.psi["body"].stats)
+
+
+def test_new_embeddings_replace_those_of_the_clients_of_the_round():
+    v, new = jnp.zeros((toys.C, E)), toys.normal(0, 3, E)
+    server = pefll.Server(*[None] * len(pefll.Server._fields))._replace(v=v)
+    cohort = tree.take(toys.POPULATION, jnp.array([6, 1, 3]))
+    after = jax.jit(pefll.keep_embeddings)(server, new, cohort).v
+    np.testing.assert_array_equal(after[cohort.id], new)
+    assert not np.any(np.delete(after, cohort.id, 0))

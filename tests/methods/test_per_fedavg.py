@@ -86,6 +86,7 @@ def test_the_step_before_scoring_normalizes_by_the_batches_of_the_client():
 CONVOLUTIONAL = make_task(nets.digit_cnn(toys.K), (28, 28, 3), toys.K)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hessian", in_ci(["hessian_free"], ["first_order", "hessian_free"]))
 def test_models_without_second_derivatives_can_be_trained(hessian):
     """The convolutions and batch normalization of this model have first derivatives only."""

@@ -59,6 +59,7 @@ def test_the_distribution_of_a_client():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_coefficients_minimize_the_loss_of_the_other_fold():
     """No coefficients of a grid are better than those of the result."""
     fold, used = map(np.asarray, pfedfda.folds(BATCH, K))

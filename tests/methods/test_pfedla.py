@@ -30,6 +30,7 @@ def hypernetwork(id=2):
     return psi, jax.tree.map(np.asarray, psi)
 
 
+@pytest.mark.slow
 def test_the_first_hypernetworks_differ_in_their_embeddings():
     (psi, _), (other, _) = hypernetwork(2), hypernetwork(3)
     assert not jnp.any(psi.pop("v") == other.pop("v"))

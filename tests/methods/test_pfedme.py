@@ -1,9 +1,13 @@
 """Tests pFedMe against FedAvg and NumPy."""
 
+import jax
+import jax.numpy as jnp
 import naive
+import numpy as np
 import pytest
 import toys
 from naive import KEYS
+from rounds import different_models
 
 from fedjax_lab import tree
 
@@ -38,3 +42,12 @@ def test_pfedme_against_numpy():
     naive.close(state.server, w)
     for i in range(toys.C):
         naive.close(tree.take(state.private, i), last[i])
+
+
+def test_the_server_steps_along_the_mean_update():
+    beta, ids = 0.7, jnp.array([6, 1, 3])
+    method, (models, arrays) = toys.make("pfedme", toys.TASK, beta=beta), different_models()
+    cohort, w_t = tree.take(toys.POPULATION, ids), tree.take(models, 0)
+    after = jax.jit(method.round[0].aggregate)(w_t, tree.take(models, ids), cohort)
+    mean = naive.mean(np.asarray(cohort.weight), [arrays[i] for i in (6, 1, 3)])
+    naive.close(after, naive.add([(1 - beta) * a for a in arrays[0]], mean, beta))

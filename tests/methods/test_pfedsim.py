@@ -40,3 +40,10 @@ def test_against_numpy():
     got = exchange.send(server, 1).params["Dense_0"]
     np.testing.assert_allclose(got["kernel"], expected[0], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(got["bias"], expected[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("share, rounds", [(0.5, (2, 3)), (0.2, (1, 4)), (0.8, (4, 1))])
+def test_a_share_of_the_rounds_is_fedavg(share, rounds):
+    stages = toys.make("pfedsim", toys.TASK, warmup=share)(5)
+    assert tuple(stage.rounds for stage in stages) == rounds
+    assert [stage.start is None for stage in stages] == [True, False]

@@ -20,6 +20,7 @@ def test_the_first_round_of_scaffold_is_that_of_fedavg():
     toys.same(one.server[0], other.server)
 
 
+@pytest.mark.slow
 def test_a_client_divides_its_drift_by_the_number_of_its_steps():
     """The client is alone in the first round, so that its model is the server's model."""
     plan = toys.PLAN._replace(cohort=1, optimizer=optim.sgd(0.05))

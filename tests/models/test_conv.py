@@ -157,6 +157,7 @@ def test_convolutions_under_vmap_equal_those_of_xla():
     check_equal(variants)
 
 
+@pytest.mark.slow
 def test_convolutions_in_scan_and_loop_equal_those_of_xla():
     """Trains clients of two seeds in a scan of two steps, then in a loop of traced length."""
     x, w = normal(0, 2, 3, 2, 5, 5, 2), normal(1, 2, 3, 3, 3, 2, 2) / 4

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optional
 import pytest
-from inputs import checked, complaint
+from inputs import complaint
 
 from fedjax_lab.models import gpt2
 from fedjax_lab.models.task import make_task
@@ -120,4 +120,4 @@ def test_what_does_not_fit_is_refused(tmp_path, config, settings, words):
     settings = {"num_classes": WORDS, **settings}
     if config is not None:
         settings["pretrained"] = write(tmp_path / "m", config=config)
-    assert words in complaint(lambda: task_of(checked("model", gpt2.gpt2)(**settings)))
+    assert words in complaint(lambda: task_of(gpt2.gpt2(**settings)))

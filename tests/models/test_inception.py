@@ -83,6 +83,7 @@ def test_the_second_module_appends_the_pooled_output_of_the_first(small, pool):
     assert actual.shape[-1] == 14 + 22 and (actual >= 0).all() and (actual[..., :14] > 0).any()
 
 
+@pytest.mark.slow
 def test_hfedf_cnn_against_numpy(small):
     """Computes the output of each layer from that of the layer before it."""
     _, variables, _, (logits, features), outputs = small

@@ -17,6 +17,7 @@ def close(actual, expected):
 # Pooling
 
 
+@pytest.mark.slow
 def test_adaptive_pool_is_the_mean_of_each_bin():
     """8 rows become 3: the means of rows 0 to 2, 2 to 5 and 5 to 7. Bins may outnumber pixels."""
     ramp = jnp.broadcast_to(jnp.arange(8.0)[:, None], (8, 8))[None, :, :, None]

@@ -116,6 +116,7 @@ def test_batch_norm_moments_are_computed_in_float32():
     assert out.stats["BatchNorm_0"]["mean"] == pytest.approx(0.1 * 1.00390625, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_characters_are_not_rounded_to_bfloat16():
     """257 is not representable in bfloat16."""
     task = make_task(CharLSTM(300, width=8, depth=1), (3,), 300, compute_dtype=jnp.bfloat16)

@@ -133,6 +133,7 @@ def test_first_weights_are_uniform_with_a_bound_by_fan_in():
         assert params[name]["bias"].std() > 0.3 * bound
 
 
+@pytest.mark.slow
 def test_evaluation_is_pure_and_training_follows_the_key():
     """In evaluation dropout is off and BatchNorm uses its running statistics."""
     shape = (9, 9, 1)

@@ -38,6 +38,7 @@ def same(actual, expected, rtol=1e-5, atol=1e-6):
         np.testing.assert_allclose(a, b, rtol, atol)
 
 
+@pytest.mark.slow
 def test_first_weights_are_those_of_flax():
     ours, flax = (net.init(KEY, X) for net in (Ours(), Reference()))
     assert jax.tree.structure(ours) == jax.tree.structure(flax)

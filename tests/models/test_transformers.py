@@ -90,6 +90,7 @@ def test_stochastic_depth_drops_each_branch_of_an_example():
     assert 0.15 < np.isclose(y, s, atol=1e-3).all((1, 2)).mean() < 0.35
 
 
+@pytest.mark.slow
 def test_attention_dropout_drops_weights_in_training_only():
     module, x = cct.Attention(1, 0.25), jnp.eye(60)[None]
     qkv = np.concatenate([np.zeros((60, 120)), np.eye(60)], axis=1)  # equal weights; v = x

@@ -162,6 +162,7 @@ class Plain(nn.Module):
         return nn.Dense(K, name="head")(x), x
 
 
+@pytest.mark.slow
 def test_layer_norm_has_the_moments_of_the_part():
     """Against NumPy with the last three of four channels; the plain model has others."""
     task = make_task(Plain("layer_norm"), (5,), K)._replace(levels=(0.5, 0.75))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from inputs import checked, complaint
+from inputs import complaint
 from naive import vector
 
 from fedjax_lab import tree
@@ -164,7 +164,7 @@ def test_bad_settings_are_rejected():
         (of.norm_bound, {"bound": 0.0}, "must be above 0"),
         (of.krum, {"attackers": 0.6}, "below 0.5, got 0.6"),
     ):
-        assert words in complaint(checked("aggregator", part), plain, toys.TASK, **settings)
+        assert words in complaint(part, plain, toys.TASK, **settings)
     assert "2f + 3 = 7 clients in a round for f=2" in complaint(of.most_attackers, 6, 0.4, 0)
     assert "at most M - f - 2 = 3 for f=2" in complaint(of.most_attackers, 7, 0.3, 4)
     assert of.most_attackers(7, 0.3, 3) == 2

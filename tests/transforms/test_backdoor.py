@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from inputs import checked, complaint
+from inputs import complaint
 
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import experiment
@@ -53,9 +53,7 @@ def test_success_counts_only_examples_of_other_classes():
 
 def test_inputs_without_space_for_the_trigger_and_bad_settings_are_rejected():
     def rejected(task, **settings):
-        return complaint(
-            checked("attack", backdoor.backdoor), toys.make("fedavg"), task, **settings
-        )
+        return complaint(backdoor.backdoor, toys.make("fedavg"), task, **settings)
 
     assert "images of at least 3 x 3 pixels, but have the shape [6]" in rejected(toys.TASK)
     assert "6 x 6 pixels, but have the shape [5, 6, 3]" in rejected(TASK, size=6)

@@ -10,7 +10,7 @@ import numpy as np
 import optional
 import pytest
 import toys
-from inputs import checked, complaint
+from inputs import complaint
 from scipy import stats
 
 from fedjax_lab import losses, sampling, streams, tree
@@ -261,7 +261,7 @@ def test_unsupported_methods_and_settings_are_one_line_errors(monkeypatch):
     assert "BatchNorm" in complaint(make, task=toys.NORM)
     assert "use their examples outside of training" in complaint(make, "ifca")
     assert "numbers of examples of each class" in complaint(make, "fedlc")
-    refused = complaint(checked("privacy", module.example_level), clip=0.0)
+    refused = complaint(module.example_level, clip=0.0)
     assert refused == "config.privacy.clip must be above 0, got 0.0"
     assert "must be finite" in complaint(make, clip=np.inf)
     assert "cannot both be given" in complaint(make, epsilon=1.0)

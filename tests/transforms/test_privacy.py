@@ -7,7 +7,7 @@ import numpy as np
 import optional
 import pytest
 import toys
-from inputs import checked, complaint
+from inputs import complaint
 from naive import KEYS, vector
 
 from fedjax_lab import sampling, streams, tree, wire
@@ -196,6 +196,7 @@ def test_rounds_with_a_full_cohort_are_counted():
     assert int(server_after(wrapped, updates_of(5), cohort_of(np.arange(M))).extra.full) == 0
 
 
+@pytest.mark.slow
 def test_a_round_whose_uploads_are_all_lost_releases_noise():
     """A missing release would reveal who was drawn."""
     plain = bare(toys.make("fedavg"))
@@ -296,9 +297,7 @@ def test_clients_that_are_not_drawn_keep_their_private_state():
 
 def test_unsupported_methods_and_settings_are_one_line_errors():
     def rejected(name, make=privacy.central, **settings):
-        return complaint(
-            checked("privacy", make), toys.make(name), TASK, setup(4), **{"noise": 1.0, **settings}
-        )
+        return complaint(make, toys.make(name), TASK, setup(4), **{"noise": 1.0, **settings})
 
     assert "several clients at once" in rejected("pfedhn")
     assert "models of their own" in rejected("ifca")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from inputs import checked, complaint
+from inputs import complaint
 from naive import KEYS
 from slow_cases import exhaustive_but
 
@@ -101,7 +101,7 @@ REJECTED = {
 @pytest.mark.parametrize("name", exhaustive_but({*SUMMED[:2], *REJECTED}, registry.METHODS))
 def test_methods_whose_server_needs_more_than_a_mean_are_rejected(name):
     """The rounds are only traced."""
-    method = toys.make(name, toys.TASK._replace(labels=toys.NORM.labels))
+    method = toys.make(name, toys.TASK._replace(embeddings=toys.NORM.embeddings))
     if not isinstance(method, Method):
         return
     try:
@@ -146,6 +146,7 @@ def received(wrap):
     return np.asarray(server.base), int(server.extra.aborted), float(server.extra.clipped)
 
 
+@pytest.mark.slow
 def test_the_server_gets_the_mean_as_the_upload_of_every_client():
     """The mean of the arrived uploads by share, for any number of neighbors."""
     few, many = (received(partial(secured, neighbors=k, threshold=0.0))[0] for k in (2, 5))
@@ -155,6 +156,7 @@ def test_the_server_gets_the_mean_as_the_upload_of_every_client():
     assert (few[~ARRIVED] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_round_that_cannot_be_unmasked_changes_nothing():
     """Four of six uploads have arrived: at most 0.8 of the five neighbors of any client."""
     after, aborted, _ = received(partial(secured, neighbors=5, threshold=0.8))
@@ -214,9 +216,7 @@ def test_bytes_match_the_published_protocol(clients, numbers, published):
     ],
 )
 def test_bad_settings_are_rejected(settings, message):
-    assert message in complaint(
-        checked("aggregator", secure.secure_sum), made("fedavg"), toys.TASK, **settings
-    )
+    assert message in complaint(secure.secure_sum, made("fedavg"), toys.TASK, **settings)
 
 
 def test_sums_that_are_not_possible_are_rejected():

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import NotNegative
+from fedjax_lab.ranges import NotNegative, checked
 from fedjax_lab.types import Array
 
 
@@ -27,6 +27,7 @@ def none(key: Array, x: Array, client: Array, num_clients: int) -> Array:
     return x
 
 
+@checked("partition")
 def noise(
     key: Array, x: Array, client: Array, num_clients: int, *, sigma: NotNegative[float] = 0.1
 ) -> Array:
@@ -43,6 +44,7 @@ def noise(
     return x + level * jax.random.normal(key, x.shape, x.dtype)
 
 
+@checked("partition")
 def rotation(
     key: Array, x: Array, client: Array, num_clients: int, *, rotations: Literal[2, 4] = 4
 ) -> Array:

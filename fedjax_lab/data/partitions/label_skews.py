@@ -5,11 +5,12 @@ import numpy as np
 from fedjax_lab.data.partitions import partition
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput, check_range
-from fedjax_lab.ranges import Positive
+from fedjax_lab.ranges import Positive, checked
 
 TRIES = 1000  # draws of `extended_dirichlet`
 
 
+@checked("partition")
 def shards(
     y, domain, num_clients: int, rng: np.random.Generator, *, shards_per_client: Positive[int] = 2
 ) -> Parts:
@@ -35,6 +36,7 @@ def shards(
     return [rng.permutation(np.concatenate([pieces[i] for i in of_client])) for of_client in owned]
 
 
+@checked("partition")
 def extended_dirichlet(
     y,
     domain,

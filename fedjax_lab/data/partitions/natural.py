@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_lab.data.partitions.dealing import Examples, mixed_by_number
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import NotNegative, Within
+from fedjax_lab.ranges import NotNegative, Within, checked
 
 SOURCES = (  # data sources that can have natural users
     "arrays",
@@ -30,6 +30,7 @@ SOURCES = (  # data sources that can have natural users
 )
 
 
+@checked("partition")
 def by_client(
     examples: Examples,
     rng: np.random.Generator,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab.errors import BadInput, check_range, printable
-from fedjax_lab.ranges import BELOW_ONE, Positive
+from fedjax_lab.ranges import BELOW_ONE, Positive, checked
 
 Parts = list[np.ndarray]  # per client: positions [N_i] int32
 
@@ -34,6 +34,7 @@ def iid(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
     return deal_counts(np.zeros(len(y), int), counts, rng)
 
 
+@checked("partition")
 def dirichlet(
     y,
     domain,
@@ -68,6 +69,7 @@ def dirichlet(
     return deal_counts(group, counts, rng)
 
 
+@checked("partition")
 def classes_per_client(
     y, domain, num_clients: int, rng: np.random.Generator, *, classes: Positive[int] = 2
 ) -> Parts:
@@ -100,6 +102,7 @@ def classes_per_client(
     return deal_counts(group, counts, rng)
 
 
+@checked("partition")
 def client_dirichlet(
     y, domain, num_clients: int, rng: np.random.Generator, *, alpha: Positive[float] = 0.5
 ) -> Parts:
@@ -124,6 +127,7 @@ def client_dirichlet(
     return deal_counts(group, counts, rng)
 
 
+@checked("partition")
 def quantity(
     y,
     domain,
@@ -184,6 +188,7 @@ def by_domain(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
     return deal_counts(group, counts, rng)
 
 
+@checked("partition")
 def domains_per_client(
     y, domain, num_clients: int, rng: np.random.Generator, *, domains: Positive[int] = 1
 ) -> Parts:

@@ -9,7 +9,7 @@ from fedjax_lab.data.partitions import partition
 from fedjax_lab.data.partitions.dealing import Examples, mixed_by_number
 from fedjax_lab.data.partitions.partition import Parts
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import Within
+from fedjax_lab.ranges import Within, checked
 
 FITTED = 10_000  # examples of a class to which a mixture is fitted
 REDUCED = 100_000  # examples to which the principal components are fitted
@@ -23,6 +23,7 @@ class Gaussians(NamedTuple):
     covariances: np.ndarray  # [n, E, E]
 
 
+@checked("partition")
 def semantic(
     examples: Examples,
     num_clients: int,

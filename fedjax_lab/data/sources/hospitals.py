@@ -16,12 +16,13 @@ from fedjax_lab.data.sources._generated import (
     training_counts,
     user_dataset,
 )
-from fedjax_lab.ranges import BelowOne, NotNegative, Positive
+from fedjax_lab.ranges import BelowOne, NotNegative, Positive, checked
 
 SPREAD = 0.7  # standard deviation of the logarithm of a hospital's number of patients
 LEAST = 5  # smallest number of patients of a hospital
 
 
+@checked("data")
 def hospitals(
     *,
     num_users: Positive[int] = 12,

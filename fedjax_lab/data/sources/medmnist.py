@@ -15,7 +15,7 @@ from fedjax_lab.data.formats import npz
 from fedjax_lab.data.formats.image_arrays import images_of, labels_of
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput, check_choice
-from fedjax_lab.ranges import OneOf
+from fedjax_lab.ranges import OneOf, checked
 
 ORGANS = (
     "bladder; femur-left; femur-right; heart; kidney-left; kidney-right; liver; lung-left; "
@@ -54,6 +54,7 @@ CLASSES = {  # the classes of each set, in the order of its labels
 SIZES = (28, 64, 128, 224)  # sides of the images, in pixels
 
 
+@checked("data")
 def medmnist(
     *,
     dataset: str = "pathmnist",

@@ -22,11 +22,12 @@ from fedjax_lab.data.formats.typed_columns import check_text, kind_of, numbers_o
 from fedjax_lab.data.places import path_of
 from fedjax_lab.data.sources import arrays
 from fedjax_lab.errors import BadInput, cut, nearest, printable, quoted
-from fedjax_lab.ranges import BelowOne, NotNegative
+from fedjax_lab.ranges import BelowOne, NotNegative, checked
 
 MOST_VALUES = 1000  # of a category; more are refused as mistakes
 
 
+@checked("data")
 def table(
     *,
     path: str,

@@ -12,7 +12,7 @@ from fedjax_lab.data.formats import text_rows, text_tables
 from fedjax_lab.data.formats.columns import as_name, numbered, positions
 from fedjax_lab.data.formats.text_rows import TextTask, Vocabulary
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import Positive
+from fedjax_lab.ranges import Positive, checked
 
 DIGITS = 1000  # largest length of a number; Python refuses to parse several thousand digits
 
@@ -26,6 +26,7 @@ class Text(NamedTuple):
     group: str = ""
 
 
+@checked("data")
 def text_files(
     *,
     path: str,

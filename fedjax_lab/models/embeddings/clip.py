@@ -29,7 +29,7 @@ from fedjax_lab.models.clip import (
 )
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.embeddings._prompts import example_prompts, is_text, label_prompts
-from fedjax_lab.ranges import Positive
+from fedjax_lab.ranges import Positive, checked
 
 VERSION = 1  # of the embeddings; increment it with every change that alters one
 SHARD = 2048  # examples in a cache file; an interruption loses at most this many
@@ -38,6 +38,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.tx
 REMEDY = "CLIP reads the original images of the data set; restore them"
 
 
+@checked("embedding")
 def clip(
     dataset: Dataset,
     *,

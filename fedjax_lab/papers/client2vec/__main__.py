@@ -154,7 +154,7 @@ def data_of(config, images: int) -> dict[str, Any]:
     `train` has at most `images` rows for each client; `test` has every second test example.
     """
     dataset = experiment.load_data(config.data)
-    federation = experiment.deal_dataset(config, dataset, [0], lambda: None)[0]
+    federation = experiment.deal_dataset(config, dataset, [0])[0]
     task = experiment.make_model(config, dataset, "cpu").unbound
     x = np.asarray(dataset.x, np.float32).reshape(len(dataset.x), *task.input_shape)
     x = (x - np.asarray(federation.center)) * np.asarray(federation.scale)

@@ -76,16 +76,16 @@ def stages(task: Task, training: Training) -> tuple[Stage, ...]:
     network = Network(training.positions, training.decoder)
     loss = partial(total_loss, network, training, T)
     upload = Exchange(send_psi, describe(partial(mean_u, network), T), put)
-    last = stage("describe", 1, upload, sampling.all_clients, reliable=True)
+    last = stage(task, "describe", 1, upload, sampling.all_clients, reliable=True)
     first = partial(first_state, network, training, T.shape[1])
     if training.strategy == "federated":
         train = Exchange(send_psi, partial(local_epochs, loss), mean_of_models, updates=from_sent)
-        return stage("index", training.epochs, train, tenth, first), last
+        return stage(task, "index", training.epochs, train, tenth, first), last
     collect = Exchange(nothing, one_batch, keep_batches)
     idle, alone = Exchange(nothing, silence, unchanged), partial(epoch, loss, training.pooled)
     return (
-        stage("collect", 1, collect, sampling.all_clients, first, reliable=True),
-        stage("index", training.epochs, idle, somebody, alone=alone),
+        stage(task, "collect", 1, collect, sampling.all_clients, first, reliable=True),
+        stage(task, "index", training.epochs, idle, somebody, alone=alone),
         last,
     )
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, tree, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._stages import go_on
-from fedjax_lab.types import Array, Method, PyTree, Stage, Task, View
+from fedjax_lab.types import Array, Method, Plan, PyTree, Stage, Task
 
 BATCH = 128  # examples of a training step, and of a batch that a client uploads
 
@@ -54,9 +54,9 @@ class Server(NamedTuple):
 
 def label_table(task: Task) -> Array:
     """Returns T [K, E], the embeddings of the labels' names. Raises BadInput if there are none."""
-    if task.labels is None:
+    if task.embeddings is None:
         raise BadInput("client2vec needs embeddings; choose their source by config.embedding.name")
-    return task.labels()
+    return jnp.asarray(task.embeddings().labels)
 
 
 def describe(feature, T: Array):
@@ -83,8 +83,13 @@ def nothing(server, id):
     return ()
 
 
-def stage(name, rounds, exchange, sample, init=None, reliable=False, **extra) -> Stage:
-    """Returns a stage of rounds of one exchange on embedded examples.
+def in_batches(plan: Plan) -> Plan:
+    """The plan of the stages, which train and average in batches of BATCH."""
+    return plan._replace(batch_size=BATCH, equal_steps=False, accumulate=1)
+
+
+def stage(task: Task, name, rounds, exchange, sample, init=None, reliable=False, **extra) -> Stage:
+    """Returns a stage of rounds of one exchange on the embeddings of the task.
 
     Without `init` it starts from the state of the previous stage. If the exchange has no `updates`,
     its clients send examples, their index or nothing, and transforms do not change these uploads.
@@ -93,5 +98,12 @@ def stage(name, rounds, exchange, sample, init=None, reliable=False, **extra) ->
     exchange = exchange._replace(updates=exchange.updates or wire.all_kept)
     method = Method(init=init, round=(exchange,), predict=None, newcomer=None, sample=sample)
     start = None if init else go_on
-    view = View(embedded=True, batch_size=BATCH)
-    return Stage(name, method.having(**extra), rounds, start=start, view=view, reliable=reliable)
+    return Stage(
+        name,
+        method.having(**extra),
+        rounds,
+        start=start,
+        embeddings=task.embeddings,
+        plan=in_batches,
+        reliable=reliable,
+    )

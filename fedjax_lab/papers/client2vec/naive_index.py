@@ -45,7 +45,7 @@ def stages(task: Task, kind: str) -> tuple[Stage, ...]:
         return index._replace(feature=class_means(index.feature, client)), private
 
     upload = Exchange(nothing, local, put)
-    return (stage("describe", 1, upload, sampling.all_clients, init, reliable=True),)
+    return (stage(task, "describe", 1, upload, sampling.all_clients, init, reliable=True),)
 
 
 def size(task: Task, kind: str) -> int:

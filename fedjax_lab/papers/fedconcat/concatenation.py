@@ -13,7 +13,18 @@ from fedjax_lab import losses, sampling, tree
 from fedjax_lab.methods import _clusters as clusters
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import encode, make_task, split_head
-from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, State, Task, View, Weights
+from fedjax_lab.types import (
+    Array,
+    Exchange,
+    Method,
+    Plan,
+    PyTree,
+    Stage,
+    State,
+    Task,
+    View,
+    Weights,
+)
 
 CLASSIFIER_STEPS = 3  # batches per round
 
@@ -90,9 +101,14 @@ def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: 
         view=View(
             frozen=lambda server: server.encoders,
             transform=lambda encoders, x: concatenate(task, encoders, x),
-            before_augmentation=feature_cache == "clean",
         ),
+        plan=without_augmentation if feature_cache == "clean" else None,
     )
+
+
+def without_augmentation(plan: Plan) -> Plan:
+    """The plan of a stage whose features are those of the images themselves."""
+    return plan._replace(augment=None)
 
 
 def concatenate(task: Task, encoders: Weights, x: Array) -> Array:

@@ -32,11 +32,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_lab import tree
-from fedjax_lab.analysis import features, finished
+from fedjax_lab.analysis import finished
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.models.task import inputs_of
+from fedjax_lab.papers.fedpick import features
 from fedjax_lab.papers.fedpick.selection import Picked, pick
 from fedjax_lab.running import plots
 from fedjax_lab.simulation.local import client_federation, fetch

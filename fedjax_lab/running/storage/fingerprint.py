@@ -37,9 +37,8 @@ def compute(experiment: Experiment) -> dict[str, str]:
         rows = {name: getattr(federation, field) for name, field in ROWS.items()}
         rows = {name: _array(held) for name, held in rows.items() if held is not None}
         parts[f"partition of seed {seed}"] = rows
-    if any(stage.view and stage.view.embedded for stage in simulation.stages):
-        assert simulation.embeddings is not None  # an embedded stage has them
-        parts[EMBEDDINGS] = simulation.embeddings()._asdict()
+    for embeddings in {stage.embeddings for stage in simulation.stages if stage.embeddings}:
+        parts[EMBEDDINGS] = embeddings()._asdict()
     if simulation.base is not None:
         leaves = jax.tree.leaves(simulation.base.load())
         parts[BASE] = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
