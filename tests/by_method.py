@@ -2,8 +2,9 @@
 
 A file of tests/methods is read if it is test_NAME.py, has the name in quotes or goes through all
 methods. A test of it is one of the method if it is in test_NAME.py, if one of its parameters is the
-name, or if its own name or its code has the name. Those that check a method on meshes, and the
-exhaustive ones of its own file, take longer and are left out.
+name, or if its own name or its code has the name. Those that check a method on meshes, and
+exhaustive ones that are not shared by methods, take longer and are left out. In other folders the
+tests count whose names begin with that of the method.
 """
 
 import inspect
@@ -30,11 +31,11 @@ def use(config):
 
 def is_left_out(path, name):
     """Whether a file has no tests of the method."""
-    if path.suffix != ".py" or path.stem == f"test_{name}":
+    if path.parent == FOLDER and path.stem == f"test_{name}":
         return False
-    if path.parent != FOLDER:
-        return True
     text = path.read_text()
+    if path.parent != FOLDER:
+        return f"def test_{name}_" not in text
     return "registry.METHODS" not in text and f'"{name}"' not in text
 
 
@@ -46,12 +47,15 @@ def select(items, config):
 
 
 def _is_test_of(item, name):
-    if item.path.stem == f"test_{name}":
-        return item.get_closest_marker("exhaustive") is None
-    if LONG in item.name:
-        return False
+    """Whether a collected test is one of the method."""
+    if item.path.parent != FOLDER:
+        return item.name.startswith(f"test_{name}_") and not item.get_closest_marker("exhaustive")
     named = _methods_among(item)
-    return name in named if named else _mentions(item, name)
+    if named:
+        return name in named and LONG not in item.name
+    if item.get_closest_marker("exhaustive"):
+        return False
+    return item.path.stem == f"test_{name}" or _mentions(item, name)
 
 
 def _methods_among(item):

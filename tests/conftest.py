@@ -96,7 +96,7 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path, config):
     """The tier `smoke` imports only its own files, and so do the tests of one method."""
-    option, is_file = config.option, collection_path.suffix
+    option, is_file = config.option, collection_path.suffix == ".py"
     if option.markexpr == "smoke" and is_file and not is_smoke(collection_path):
         return True
     if option.method and is_file and by_method.is_left_out(collection_path, option.method):

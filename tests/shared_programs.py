@@ -16,7 +16,8 @@ def key_of(self):
     shapes = jax.tree.map(lambda a: (a.shape, str(a.dtype)), (self.lanes, self.sums))
     states = [self._shapes(lane) for lane in range(len(self.lanes))]
     devices = self.place.strategy.sharding
-    return repr((CONFIGS[-1], self.simulation.seeds, devices, self.stage_number, shapes, states))
+    seeds = self.simulation.seed_numbers
+    return repr((CONFIGS[-1], seeds, devices, self.stage_number, shapes, states))
 
 
 def once(table, key, make):

@@ -16,7 +16,7 @@ import fedjax_lab
 from fedjax_lab import losses, tree
 from fedjax_lab.engine import fsdp
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.engine.host.runs import BASE
+from fedjax_lab.engine.input import BASE
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
@@ -150,7 +150,7 @@ def test_a_run_with_adapters_resumes_loads_predicts_and_counts_bytes(tmp_path):
     x = loaded.experiment.dataset.x[:5]
     np.testing.assert_array_equal(loaded.predict(x, seed=1), whole.predict(x, seed=1))
     data = loaded.experiment.dataset
-    rows = loaded.experiment.simulation.federations[0].global_test
+    rows = loaded.experiment.simulation.seeds[0].federation.global_test
     scores = loaded.score((data.x[rows], data.y[rows]))
     assert scores["global"] == pytest.approx(whole.rows[-2]["global"], abs=1e-4)
     size = sum(

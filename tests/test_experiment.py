@@ -39,7 +39,7 @@ def test_each_color_channel_has_its_mean_and_standard_deviation(tmp_path):
     x = np.zeros((50, 2, 2, 3), np.uint8)
     np.savez(tmp_path / "color.npz", x=x, y=np.arange(50) % 2)
     e = build(str(tmp_path / "color.npz"), data_more={"normalize": "cifar100"})
-    black = (0 - e.simulation.federations[0].center) * e.simulation.federations[0].scale
+    black = (0 - e.simulation.seeds[0].federation.center) * e.simulation.seeds[0].federation.scale
     np.testing.assert_allclose(black, [-1.89683, -1.89732, -1.59667], rtol=1e-4)
     noise = np.asarray(e.task.noise(jax.random.key(0), 500))
     np.testing.assert_allclose(noise.min((0, 1, 2)), black, atol=0.02)

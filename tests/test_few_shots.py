@@ -14,7 +14,8 @@ def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(per, shots, each, 
         setting(four_domains, "fedavg", (0, 1), shots=k, shots_per=per) for k in (0, shots)
     )
     domain, y = few.dataset.domain, few.dataset.y
-    for a, b in zip(plain.simulation.federations, few.simulation.federations, strict=True):
+    dealt = ([seed.federation for seed in e.simulation.seeds] for e in (plain, few))
+    for a, b in zip(*dealt, strict=True):
         given = []
         for before, after in zip(np.asarray(a.train), np.asarray(b.train), strict=True):
             new = set(after[after >= 0]) - set(before[before >= 0])
@@ -26,7 +27,7 @@ def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(per, shots, each, 
         unseen = set(np.asarray(b.unseen).tolist())
         assert not set(given) & unseen and set(given) | unseen == set(np.asarray(a.unseen))
         np.testing.assert_array_equal(a.validation, b.validation)
-    a, b = (np.sort(np.asarray(f.unseen)) for f in few.simulation.federations)
+    a, b = (np.sort(np.asarray(seed.federation.unseen)) for seed in few.simulation.seeds)
     np.testing.assert_array_equal(a, b)
 
 
@@ -44,7 +45,7 @@ def test_few_shots_of_unequal_classes_are_as_balanced_as_possible(tmp_path):
     """The classes have 2, 6 and 92 examples. Three clients with six shots each get 2, 6 and 10."""
     e = setting(unequal_classes(tmp_path, [2, 6, 92]), "fedavg", shots=6)
     y = e.dataset.y
-    rows = [r[r >= 90] for r in np.asarray(e.simulation.federations[0].train)]
+    rows = [r[r >= 90] for r in np.asarray(e.simulation.seeds[0].federation.train)]
     counts = np.array([np.bincount(y[r], minlength=3) for r in rows])
     assert counts.sum(0).tolist() == [2, 6, 10] and counts.sum(1).tolist() == [6, 6, 6]
     assert (counts.max(0) - counts.min(0) <= 1).all()
@@ -73,4 +74,5 @@ def test_impossible_shots_are_an_error(tmp_path, four_domains):
 
 def test_all_examples_of_a_class_may_be_given_as_shots(tmp_path):
     e = setting(unequal_classes(tmp_path, [6, 6, 7]), "fedavg", shots=2, shots_per="class")
-    assert np.asarray(e.dataset.y)[np.asarray(e.simulation.federations[0].unseen)].tolist() == [2]
+    unseen = np.asarray(e.simulation.seeds[0].federation.unseen)
+    assert np.asarray(e.dataset.y)[unseen].tolist() == [2]

@@ -13,7 +13,7 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host import playing
 from fedjax_lab.engine.host.assignment import Owners
-from fedjax_lab.engine.host.runs import Host
+from fedjax_lab.engine.input import Host
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import build
 from fedjax_lab.simulation import simulate

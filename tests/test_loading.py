@@ -62,7 +62,7 @@ def test_loaded_states_rows_and_scores_equal_those_of_the_run(name, runs, tmp_pa
     assert (run.rounds, run.seeds, run.rows) == (result.summary["rounds"], [0, 3], result.metrics)
     toys.same(run.states, result.states)
     for i, seed in enumerate(run.seeds):
-        federation = run.experiment.simulation.federations[i]
+        federation = run.experiment.simulation.seeds[i].federation
         rows, dataset = np.asarray(federation.global_test), run.experiment.dataset
         scores = run.score((dataset.x[rows], dataset.y[rows]), seed=seed)
         last = result.metrics[i - 2]

@@ -367,7 +367,7 @@ def test_clip_is_a_key_of_the_section_local(tmp_path):
     parts = [toys.build(tmp_path, local={"clip": norm}) for norm in (0.0, 0.5)]
     assert [part.simulation.plan.clip for part in parts] == [0.0, 0.5]
     together = joint.join(parts).simulation
-    assert together.settings == [{"local.clip": 0.0}, {"local.clip": 0.5}]
+    assert [seed.settings for seed in together.seeds] == [{"local.clip": 0.0}, {"local.clip": 0.5}]
     assert together.variant({"local.clip": 0.25})[1]["clip"] == 0.25
     message = complaint(resolve, {"local": {"clip": -1.0}})
     assert "config.local.clip must be at least 0, got -1.0" in message

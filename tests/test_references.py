@@ -173,7 +173,7 @@ def test_a_run_has_the_parts_that_its_config_names(own):
     assert simulation.plan.augment is references.find("own.py:brighter")
     method = simulation.stages[0].method
     assert method.sample.__wrapped__ is references.find("own.py:first_ones")
-    assert [len(held) for held in simulation.federations[0].train] == [48] * 4
+    assert [len(held) for held in simulation.seeds[0].federation.train] == [48] * 4
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_staged_run_equals_its_stages_played_by_hand(folder, whole):
     """
     e, result = staged(folder), whole["sequential"]
     keys = streams.make_keys(jax.random.key(0))
-    federation = e.simulation.federations[0]
+    federation = e.simulation.seeds[0].federation
     population = simulate.population(federation, 3)
     federation, population = jax.tree.map(jnp.asarray, (federation, population))
     lane, none = simulate.Lane(federation, population, keys), simulate.no_progress()
@@ -345,7 +345,7 @@ def test_new_clients_are_scored_through_the_view_of_a_stage(folder, tmp_path):
     assert all("new" not in row for row in rows if row["stage"] == "encoders")
     run = loading.load(tmp_path / "run")
     assert run.num_clients == 4
-    (federation,) = run.experiment.simulation.federations
+    federation = run.experiment.simulation.seeds[0].federation
     for held, percent in zip(federation.new_test, rows[-1]["new_per_client"], strict=True):
         held = held[held >= 0]
         right = run.predict(run.experiment.dataset.x[held]).argmax(1) == federation.y[held]

@@ -344,7 +344,7 @@ def test_cells_interrupted_together_resume_one_by_one(toy, swept, tmp_path, monk
 
     def one_round(self, at_most, play=Engine.play):
         play(self, 1)
-        played.append(self.simulation.seeds)
+        played.append(self.simulation.seed_numbers)
         if len(played) == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -535,8 +535,8 @@ def test_an_interrupted_search_resumes(tuned, toy, tmp_path, monkeypatch, capsys
 
     def noted(self, at_most, play=Engine.play):
         play(self, 1)
-        played.append(self.simulation.seeds)
-        if self.simulation.seeds in stops:
+        played.append(self.simulation.seed_numbers)
+        if self.simulation.seed_numbers in stops:
             stops.clear()
             os.kill(os.getpid(), signal.SIGINT)
 

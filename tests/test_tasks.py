@@ -11,7 +11,7 @@ import pytest
 import toys
 from inputs import complaint
 from sklearn import metrics as reference
-from slow_cases import exhaustive_but
+from slow_cases import exhaustive_but, slow_but
 
 import fedjax_lab
 from fedjax_lab import losses
@@ -115,7 +115,7 @@ def test_losses_against_numpy(name):
     assert task.loss(jnp.asarray(padded[0]), batch) == pytest.approx(expected, rel=2e-5)
 
 
-@pytest.mark.parametrize("loss_mean", ["token", "example"])
+@pytest.mark.parametrize("loss_mean", slow_but(["example"], ["token", "example"]))
 def test_losses_in_blocks_are_those_of_all_logits(loss_mean):
     """Three blocks of 3 tokens for rows of 8; also the gradients of the features and the head."""
     made = tokens(Labels(WORDS, NAMES), loss_mean=loss_mean, block=3)

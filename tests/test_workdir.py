@@ -128,7 +128,7 @@ def test_the_fingerprint_includes_embeddings_and_users_if_there_are_any(run):
 def test_the_fingerprint_is_computed_without_a_table_of_all_clients(run, monkeypatch):
     """Padded to the largest client, the table may be far larger than the examples."""
     job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])
-    (federation,) = job.simulation.federations
+    federation = job.simulation.seeds[0].federation
     parts = {"train": federation.train, "test": federation.test, "world": federation.global_test}
     whole = cache.checksum({name: np.asarray(rows) for name, rows in parts.items()})
     monkeypatch.setattr(lazy, "PIECE", 500)

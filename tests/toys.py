@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import losses, streams, wire
+from fedjax_lab import losses, streams, tree, wire
 from fedjax_lab.engine import parallel, shards
-from fedjax_lab.engine.engine import Simulation
+from fedjax_lab.engine.input import Seed, Simulation
 from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
@@ -17,11 +17,11 @@ from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running.storage.checkpoint import numbers
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation import outline, simulate
 from fedjax_lab.testing import toy
 from fedjax_lab.testing.toy import PLAN, C, D, K, N, as_rows, make_federation  # noqa: F401
 from fedjax_lab.testing.trial import pooled
-from fedjax_lab.types import Batch, Exchange, Stage, State, Weights
+from fedjax_lab.types import Batch, Exchange, Stage, State, Turn, Weights
 
 
 def skewed(federation, seed=1):
@@ -142,9 +142,7 @@ def simulation(method, rounds, plan=PLAN, federation=FEDERATION, seeds=(0, 1), *
     """A run of one stage on the same examples for each seed."""
     federation = jax.tree.map(np.asarray, federation)
     return Simulation(
-        seeds=list(seeds),
-        federations=[federation] * len(seeds),
-        training=[federation] * len(seeds),
+        seeds=[Seed(number, federation, federation) for number in seeds],
         num_classes=K,
         stages=(Stage("train", method, rounds),),
         plan=plan,
@@ -178,7 +176,14 @@ def example(count=9):
 @lru_cache(maxsize=8)
 def compiled(method, plan, strategy, scheduled=None):
     """`simulate.play`, jitted and cached, so that the same method is traced only once."""
-    program = simulate.Program(method, plan, strategy, scheduled)
+    program = simulate.Program(method, plan, strategy)
+    if scheduled is not None:
+
+        def in_round(program, t):
+            method, fields = scheduled(t)
+            return program._replace(method=method, plan=program.plan._replace(**fields))
+
+        program = program._replace(scheduled=in_round)
     return jax.jit(partial(simulate.play, program))
 
 
@@ -196,13 +201,23 @@ def player(method, strategy=VECTORIZED, plan=None, federation=FEDERATION, schedu
     return play
 
 
+def turn(keys, clients=None, **fields):
+    """The turn of clients [M] with these random streams, before anything happens to them."""
+    count = len(keys)
+    if clients is None:
+        clients = tree.take(POPULATION, jnp.zeros(count, jnp.int32))
+    nothing = jnp.ones(count, bool), jnp.zeros(count), None, None, jnp.zeros(())
+    return Turn(clients, keys, *nothing)._replace(**fields)
+
+
 def bytes_of(method, plan=None):
     """(up, down) of one client in one round."""
     federation, population, plan_of_method = pooled(method, FEDERATION)
     keys = streams.make_keys(jax.random.key(0))
     state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     program = simulate.Program(method, plan or plan_of_method, VECTORIZED)
-    return simulate.message_bytes(program, simulate.Lane(federation, population, keys), state)
+    lane = simulate.Lane(federation, population, keys)
+    return outline.checked(program, lane, state).message_bytes
 
 
 def make(name, task=NORM, **hyper):

@@ -9,7 +9,7 @@ from fedjax_lab.engine.parallel import vectorized
 from fedjax_lab.experiment import registry
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation import outline, simulate
 from fedjax_lab.testing.toy import (
     RANK,
     C,
@@ -49,5 +49,6 @@ def _cost(method, task):
     keys = streams.make_keys(jax.random.key(0))
     state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     program = simulate.Program(method, plan._replace(example_shape=SHAPE), vectorized())
-    up, down = simulate.message_bytes(program, simulate.Lane(federation, population, keys), state)
+    lane = simulate.Lane(federation, population, keys)
+    up, down = outline.checked(program, lane, state).message_bytes
     return Cost(up / model, down / model)

@@ -67,7 +67,7 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
         raise BadInput(f"the run in {workdir} diverged")
     run = loading.load(workdir)
     i = run.index(seed)
-    federation = run.experiment.simulation.federations[i]
+    federation = run.experiment.simulation.seeds[i].federation
     population = simulate.population(federation, run.experiment.task.objective.num_classes)
     federation, population = jax.tree.map(jnp.asarray, (federation, population))
     state = run.states[i]

@@ -60,7 +60,7 @@ class Engine:
         self.together = simulation.vectorized_seeds and len(simulation.seeds) > 1
         self.place = Placement(
             strategy=simulation.strategy,
-            num_clients=len(simulation.federations[0].train),
+            num_clients=len(simulation.seeds[0].federation.train),
             seeds=len(simulation.seeds) if self.together else 0,
             abstract=abstract,
         )
@@ -104,7 +104,8 @@ class Engine:
         for hosted, each in zip(self._hosted, self.programs, strict=False):
             hosted.use(each.play, each.score)
         self._players: Sequence[Any] = self._hosted or self.programs
-        self._absent = counts.absent_bytes(self.stage.method, self.simulation.training)
+        training = [seed.training for seed in self.simulation.seeds]
+        self._absent = counts.absent_bytes(self.stage.method, training)
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
@@ -152,9 +153,10 @@ class Engine:
         self._stage_session = self.session
         facts = self._prepare() if facts is None else facts
         self.states = self._first_states(facts)
-        if self.stage_number == 0 and self.simulation.start is not None:
-            self._begin_with(self.simulation.start)
-        if self.stage_number == 0 and self.simulation.schedules is not None:
+        first = self.simulation.seeds[0]
+        if self.stage_number == 0 and first.start is not None:
+            self._begin_with([seed.start for seed in self.simulation.seeds])
+        if self.stage_number == 0 and first.schedule is not None:
             self.sums = starting.with_history(self.simulation, self._jit, self.states, self.sums)
         of_stage = self.simulation, self.stage_number
         sizes = [views.frozen_bytes(*of_stage, state, self.place.seeds) for state in self.states]
@@ -217,9 +219,8 @@ class Engine:
         """Scores each seed after the rounds played so far, and resets the sums."""
         totals = self.session.totals + counts.work_of(self.sums)
         self.session = self.session._replace(totals=totals)
-        carried = [sums.virtual for sums in self.sums]
         new = no_progress(self.simulation, self.place)
-        self.sums = [of._replace(virtual=v) for of, v in zip(new, carried, strict=True)]
+        self.sums = list(map(simulate.reset, self.sums, new))
         began = time.perf_counter()
         scores = []
         for lanes, state, player in zip(self.lanes, self.states, self._players, strict=True):

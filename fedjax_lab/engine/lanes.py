@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import sampling, streams
-from fedjax_lab.engine.host.runs import BASE
-from fedjax_lab.engine.input import Simulation
+from fedjax_lab.engine.input import BASE, Simulation
 from fedjax_lab.engine.placement import Placement
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.simulate import Lane, Progress
@@ -24,25 +23,26 @@ from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
 class Lanes(NamedTuple):
     """The input of one call of a compiled function: one seed, or all seeds on a leading axis."""
 
-    settings: dict[str, PyTree]  # `Simulation.settings`, and the frozen weights under `BASE`
+    settings: dict[str, PyTree]  # `Seed.settings`, and the frozen weights under `BASE`
     training: Lane
     scoring: Lane
 
 
 def make_lanes(simulation: Simulation, place: Placement) -> list[Lanes]:
     """The lanes of a run on its devices: one per seed, or one for all seeds."""
-    keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
-    of_seeds = list(zip(simulation.settings or [{}] * len(keys), keys, strict=True))
-    groups = [slice(i, i + 1) for i in range(len(keys))]
+    seeds = simulation.seeds
+    keys = [streams.make_keys(jax.random.key(seed.number)) for seed in seeds]
+    of_seeds = [(seed.settings, of_seed) for seed, of_seed in zip(seeds, keys, strict=True)]
+    groups = [slice(i, i + 1) for i in range(len(seeds))]
     if place.seeds:
         of_seeds = [jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)]
         groups = [slice(None)]
-    scoring, training = simulation.federations, simulation.training
-    alike = all(a is b for a, b in zip(training, scoring, strict=True))
-    each = partial(_each_lane, simulation, place, _make_pool(simulation, place, scoring[0]), groups)
-    scored = list(each(scoring))
-    trained = scored if alike else each(training)
-    schedules = _put_schedules(simulation.schedules, place, groups)
+    alike = all(seed.training is seed.federation for seed in seeds)
+    pool = _make_pool(simulation, place, seeds[0].federation)
+    each = partial(_each_lane, simulation, place, pool, groups)
+    scored = list(each([seed.federation for seed in seeds]))
+    trained = scored if alike else each([seed.training for seed in seeds])
+    schedules = _put_schedules(seeds, place, groups)
     base = {} if simulation.base is None else {BASE: place.put_base(simulation.base)}
     return [
         Lanes(
@@ -56,11 +56,11 @@ def make_lanes(simulation: Simulation, place: Placement) -> list[Lanes]:
     ]
 
 
-def _put_schedules(schedules, place, groups):
+def _put_schedules(seeds, place, groups):
     """The schedule of each lane, or None."""
-    if schedules is None:
+    if seeds[0].schedule is None:
         return [None for _ in groups]
-    typed = [jax.tree.map(_on_device, schedule) for schedule in schedules]
+    typed = [jax.tree.map(_on_device, seed.schedule) for seed in seeds]
     return [place.put(stacked(typed[group], place.seeds)[0]) for group in groups]
 
 
@@ -74,18 +74,15 @@ def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[st
     if simulation.host is None:  # else rows stay in NumPy, and there is one seed per lane
         dealt, put = place.dealt(federations), place.put_rows
 
-    def put_people(of, group, paces=None):
+    def put_people(of, group):
         people = [of(federation, simulation.num_classes) for federation in federations[group]]
-        if paces is not None:
-            each = zip(people, paces[group], strict=True)
-            people = [p._replace(traits=p.traits | {"pace": pace}) for p, pace in each]
         return None if people[0] is None else place.put_clients(people)
 
     for group in groups:
         rows = {name: put([getattr(f, name) for f in dealt[group]]) for name in CLIENT_ROWS}
         yield {
             "federation": pool._replace(**rows),
-            "population": put_people(simulate.population_on_host, group, simulation.paces),
+            "population": put_people(simulate.population_on_host, group),
             "new": put_people(simulate.new_on_host, group),
         }
 
@@ -104,11 +101,18 @@ def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
     methods = [stage.method for stage in simulation.stages]
     places = any(method.extra.empty_places for method in methods)
     own = any(sampling.is_own(method.sample) for method in methods)
-    timed, counted = simulation.plan.clock is not None, simulation.schedules is not None
-    losses = simulation.plan.dropout > 0 or timed
+    timed = "pace" in simulation.seeds[0].training.traits
+    scheduled = simulation.seeds[0].schedule is not None
+    occurring = {
+        "arrived": timed or simulation.plan.failures.dropout > 0,
+        "drawn": scheduled or places,
+        "misdrawn": own,
+        "seconds": timed,
+    }
+    counts = [name for name, occurs in occurring.items() if occurs]
 
     def one():  # a separate copy per lane, since their buffers are donated
-        none = simulate.no_progress(losses, places or counted, own, timed)
+        none = simulate.no_progress(counts)
         if place.seeds:
             none = jax.tree.map(lambda a: jnp.stack([a] * place.seeds), none)
         return place.put(none)

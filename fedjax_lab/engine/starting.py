@@ -11,7 +11,7 @@ from fedjax_lab import streams
 from fedjax_lab.engine import parallel, processes
 from fedjax_lab.engine.host.assignment import divide
 from fedjax_lab.engine.host.host_state import from_bits, to_bits
-from fedjax_lab.engine.host.runs import Hosted, Seed
+from fedjax_lab.engine.host.runs import Hosted
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, axes_of_settings, each_seed, stacked
 from fedjax_lab.engine.placement import Jit, Placement
@@ -48,7 +48,7 @@ def prepared(
         return {name: np.asarray(fact) for name, fact in made.items()}
 
     populations = each_seed([of_lane.scoring.population for of_lane in lanes], place.seeds)
-    facts = list(map(prepare_seed, simulation.seeds, populations, last))
+    facts = list(map(prepare_seed, simulation.seed_numbers, populations, last))
     facts = processes.call_in_first(lambda: facts)  # the last bit may differ between hosts
     if place.seeds and len({shapes_of(of_seed) for of_seed in facts}) > 1:
         raise BadInput(
@@ -109,18 +109,15 @@ def with_history(
     simulation: Simulation, jit: Jit, states: Sequence[State], sums: Sequence[Progress]
 ) -> list[Progress]:
     """The first sums of an asynchronous run, whose history has the first states of the server."""
-    method, places = simulation.stages[0].method, num_places(simulation.schedules or [])
+    schedules = [seed.schedule for seed in simulation.seeds if seed.schedule is not None]
+    method, places = simulation.stages[0].method, num_places(schedules)
 
     def first(server):
         return first_history(method, server, places)
 
     run = jit.runner(first, (0,))
-    new = []
-    for state, of_lane in zip(states, sums, strict=True):
-        assert of_lane.virtual is not None  # a run with schedules has a clock
-        virtual = of_lane.virtual._replace(history=run(state.server))
-        new.append(of_lane._replace(virtual=virtual))
-    return new
+    pairs = zip(states, sums, strict=True)
+    return [of_lane._replace(history=run(state.server)) for state, of_lane in pairs]
 
 
 def make_hosted(
@@ -134,14 +131,11 @@ def make_hosted(
     """The seeds of a run that keeps its clients' state on the host, one per lane."""
     owners = divide(jit.place.num_clients, jit.place.client_sharding)
 
-    def host_seed(seed, of_lane, *wholes):
-        keys = streams.make_keys(jax.random.key(seed))
-        given = Seed(of_lane.training, of_lane.scoring, keys, *wholes)
-        program = partial(make_program, simulation, number, plan)
-        return Hosted(program, of_lane.settings, given, simulation.host, owners, folder, jit)
-
-    wholes = simulation.training, simulation.federations
-    return list(map(host_seed, simulation.seeds, lanes, *wholes))
+    program = partial(make_program, simulation, number, plan)
+    return [
+        Hosted(program, of_lane, seed, simulation.host, owners, folder, jit)
+        for of_lane, seed in zip(lanes, simulation.seeds, strict=True)
+    ]
 
 
 def server_state(hosted: Hosted, jit: Jit) -> State:

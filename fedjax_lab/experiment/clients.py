@@ -6,15 +6,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.types import Federation, Rows
+from fedjax_lab.engine.input import Seed
+from fedjax_lab.types import Rows
 
 
-def names_of_run(
-    dataset: Dataset,
-    federations: Sequence[Federation],
-    seeds: Sequence[int],
-    task_seconds: Sequence[np.ndarray] | None = None,
-) -> dict:
+def names_of_run(dataset: Dataset, seeds: Sequence[Seed]) -> dict:
     """The content of names.json.
 
     It has the names of the classes, if there are some, and of the domains. For the training clients
@@ -23,14 +19,11 @@ def names_of_run(
     with examples of several), unless no client has one or there is only one. With a clock it has
     the seconds of a task of each.
     """
-    of_seeds = enumerate(zip(seeds, federations, strict=True))
     return ({"classes": list(dataset.classes)} if dataset.classes else {}) | {
         "domains": list(dataset.domains),
         "clients": {
-            str(seed): _seed_entry(
-                dataset, f.train, None if task_seconds is None else task_seconds[i]
-            )
-            for i, (seed, f) in of_seeds
+            str(seed.number): _seed_entry(dataset, seed.federation.train, seed.task_seconds)
+            for seed in seeds
         },
     }
 

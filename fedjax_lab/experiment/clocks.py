@@ -1,24 +1,22 @@
 """The clock of a run, and the schedule of an asynchronous one: the config's section `clock`."""
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import streams
 from fedjax_lab.engine import parallel
+from fedjax_lab.engine.input import Seed
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import local, needs, simulate
+from fedjax_lab.simulation import local, needs, outline, simulate
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, durations
-from fedjax_lab.simulation.simulate import Lane, Program
-from fedjax_lab.types import Federation, Plan, Stage
+from fedjax_lab.simulation.simulate import Program
+from fedjax_lab.types import Plan, Stage
 
 ASYNCHRONOUS = "config.clock.concurrency"  # the key with which a run is asynchronous
 OF_ASYNCHRONOUS = ("clients", "one_exchange", "all_at_once", "idle_server", "any_clients")
@@ -66,50 +64,59 @@ def timed(
     config: ml_collections.ConfigDict,
     plan: Plan,
     stages: Sequence[Stage],
-    federations: Sequence[Federation],
-    seeds: Sequence[int],
-) -> tuple[Plan, dict[str, Any]]:
-    """The plan of a run with its clock, and the fields of the simulation that depend on the clock.
+    seeds: list[Seed],
+) -> tuple[Plan, list[Seed]]:
+    """The plan of a run with its clock, and the seeds with what depends on the clock.
 
-    federations: [seed]. A method that trains on pooled examples has no clients, and so no clock.
+    A method that trains on pooled examples has no clients, and so no clock.
 
     Raises BadInput if the clock does not fit the run.
     """
     check_clock(config)
     pooled = stages[0].method.extra.pooled
     if config.clock.name == "none" or pooled:
-        return plan, {}
+        return plan, seeds
     _check_turns(config, stages)
-    each = [_seed_clock(config, plan, *of) for of in zip(federations, seeds, strict=True)]
+    each = [_seed_clock(config, plan, seed) for seed in seeds]
     clock, paces = each[0][0], [pace for _, pace in each]
     if not is_asynchronous(config):
-        plan = _over_selected(config, plan._replace(clock=clock), len(paces[0].compute))
-    sent, drawn = _first_round(plan, stages[0], federations[0])
-    works = [_work(plan, _local_settings(federation)) for federation in federations]
+        failures = plan.failures._replace(clock=clock)
+        plan = _over_selected(config, plan._replace(failures=failures), len(paces[0].compute))
+    sent, drawn = _first_round(plan, stages[0], seeds[0].federation)
+    works = [_work(plan, _local_settings(seed.federation)) for seed in seeds]
     each = list(zip(paces, works, strict=True))
-    seconds = [sum(durations(clock, pace, 1, work, sent)) for pace, work in each]
-    fields: dict[str, Any] = {"paces": paces, "task_seconds": seconds}
+    timed = [
+        _with_pace(seed, pace)._replace(task_seconds=sum(durations(clock, pace, 1, work, sent)))
+        for seed, (pace, work) in zip(seeds, each, strict=True)
+    ]
     if not is_asynchronous(config):
         _check_over_selection(config, plan, drawn)
         _check_deadline(config, clock, each, sent)
-        return plan, fields
+        return plan, timed
     rules = _rules(config, plan, len(paces[0].compute))
-    made = [
-        make_schedule(clock, pace, rules._replace(work=work), sent, seed)
-        for pace, work, seed in zip(paces, works, seeds, strict=True)
-    ]
-    schedules, tasks = map(list, zip(*made, strict=True))
-    plan = plan._replace(clock=clock, dropout=0.0, straggler=0.0)  # the schedule has both
-    return plan, fields | {"schedules": schedules, "tasks": tasks}
+    for i, (seed, (pace, work)) in enumerate(zip(timed, each, strict=True)):
+        made = make_schedule(clock, pace, rules._replace(work=work), sent, seed.number)
+        timed[i] = seed._replace(schedule=made[0], tasks=made[1])
+    failures = plan.failures._replace(dropout=0.0, straggler=0.0)  # the schedule has both
+    return plan._replace(failures=failures), timed
 
 
-def _seed_clock(config, plan, federation, seed):
+def _with_pace(seed, pace):
+    """The seed with the pace of its clients as a trait; new clients never train, and have zeros."""
+    federation = seed.federation
+    new = 0 if federation.new_train is None else len(federation.new_train)
+    of_all = jax.tree.map(lambda a: np.pad(a, ((0, new), *((0, 0),) * (a.ndim - 1))), pace)
+    federation = federation._replace(traits=federation.traits | {"pace": of_all})
+    return seed._replace(federation=federation, training=federation)
+
+
+def _seed_clock(config, plan, seed):
     """The clock of a run, and the paces of the clients of one seed."""
-    settings, n = config.clock, np.asarray(federation.train.count)
-    rng = np.random.default_rng([seed, 3, 1])
+    settings, n = config.clock, np.asarray(seed.federation.train.count)
+    rng = np.random.default_rng([seed.number, 3, 1])
     speeds = bind("clock", settings)(len(n), rng)
     available = bind("availability", settings, "availability")(len(n), rng)
-    of_clients = _local_settings(federation)
+    of_clients = _local_settings(seed.federation)
     if speeds.of_tasks:
         compute = speeds.seconds / _work(plan, of_clients)
     else:
@@ -140,12 +147,9 @@ def _first_round(plan, stage, federation):
     if stage.method.init is None:
         return 0, plan.cohort
     population = simulate.population_on_host(federation, plan.objective.num_classes)
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), federation)
-    init = functools.partial(simulate.init, stage.method, num_clients=len(federation.train))
-    state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
     program = Program(stage.method, plan, parallel.vectorized())
-    of_round = program, Lane(shapes, population, None), state
-    return sum(simulate.message_bytes(*of_round)), simulate.cohort_size(*of_round)
+    program, lane, state = outline.first_round(program, federation, population)
+    return sum(program.message_bytes), outline.cohort_size(program, lane, state)
 
 
 def _check_deadline(config, clock, each, sent):
@@ -212,8 +216,8 @@ def _rules(config, plan, num_clients):
         concurrency=clock.concurrency,
         max_staleness=clock.max_staleness,
         start_rate=clock.start_rate,
-        lost=plan.dropout,
-        straggler=plan.straggler,
+        lost=plan.failures.dropout,
+        straggler=plan.failures.straggler,
     )
 
 

@@ -9,7 +9,7 @@ import ml_collections
 
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel, sizes
-from fedjax_lab.engine.host.runs import Host
+from fedjax_lab.engine.input import Host
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.frozen import Model, model_of

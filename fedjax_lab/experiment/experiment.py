@@ -16,8 +16,7 @@ from fedjax_lab.data.formats.text_rows import are_words
 from fedjax_lab.data.lazy import limits
 from fedjax_lab.data.normalize import Scale
 from fedjax_lab.engine import fsdp
-from fedjax_lab.engine.host.runs import BASE
-from fedjax_lab.engine.input import Simulation
+from fedjax_lab.engine.input import BASE, Seed, Simulation
 from fedjax_lab.errors import BadInput, check_seeds, cut, printable, quoted
 from fedjax_lab.experiment import (
     checks,
@@ -46,7 +45,7 @@ from fedjax_lab.simulation import contract, metrics
 from fedjax_lab.simulation.simulator import make_plan
 from fedjax_lab.tasks import Labels
 from fedjax_lab.transforms.guarantee import Guarantee
-from fedjax_lab.types import Federation, Objective, Task
+from fedjax_lab.types import Failures, Federation, Objective, Task
 
 
 class Experiment(NamedTuple):
@@ -116,17 +115,14 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     plan = _plan(config, training, stages, of_step, dataset, task.objective)
     local_settings.check(config.local, training, stages, plan)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
-    plan, of_clock = clocks.timed(config, plan, stages, federations, seeds)
+    plan, timed = clocks.timed(config, plan, stages, list(map(Seed, seeds, federations, training)))
     simulation = Simulation(
-        seeds=seeds,
-        federations=federations,
-        training=training,
+        seeds=timed,
         num_classes=task.objective.num_classes,
         stages=stages,
         plan=plan,
         variant=variant,
         base=model if jax.tree.leaves(model.base) else None,
-        **of_clock,
         scheduled=variants.scheduled(config, [stage.rounds for stage in stages]),
         **engine_fields(config.engine, plan, stages, model, federations, devices, memory),
     )
@@ -477,9 +473,11 @@ def _plan(config, training, stages, of_step, dataset, objective):
         epochs=config.local.epochs,
         steps=config.local.steps,
         accumulate=config.local.accumulate,
-        dropout=0.0 if extra.pooled else config.run.dropout,  # a pooled method has no clients
-        straggler=0.0 if extra.pooled else config.run.straggler,
-        attackers=0.0 if config.attack.name == "none" else config.attack.share,
+        failures=Failures(
+            dropout=0.0 if extra.pooled else config.run.dropout,  # a pooled method has no clients
+            straggler=0.0 if extra.pooled else config.run.straggler,
+            attackers=0.0 if config.attack.name == "none" else config.attack.share,
+        ),
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),

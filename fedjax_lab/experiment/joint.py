@@ -1,17 +1,12 @@
 """Experiments whose seeds differ in settings, which the compiled functions take as arguments."""
 
-import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.config import value_at
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.experiment.variants import FIRST_WEIGHTS
-from fedjax_lab.types import Weights
-
-# The fields of a simulation with an entry for each seed.
-OF_SEEDS = ("seeds", "federations", "training", "paces", "task_seconds", "schedules", "tasks")
+from fedjax_lab.types import State, Weights
 
 
 def join(parts: Sequence[Experiment]) -> Experiment:
@@ -21,7 +16,7 @@ def join(parts: Sequence[Experiment]) -> Experiment:
     and so on. The numbers in which the runs differ are its `settings`, which are traced.
     Raises BadInput if these runs cannot be combined.
     """
-    first, simulations = parts[0], [part.simulation for part in parts]
+    first = parts[0]
     _check_joinable(first)
     differing = [
         f"{section}.{key}"
@@ -31,24 +26,32 @@ def join(parts: Sequence[Experiment]) -> Experiment:
     ]
     if first.config.local.per_client and "local.lr" in differing:
         raise BadInput("some clients have their own learning rates (config.local.per_client)")
-    configs = [part.config for part in parts for _ in part.simulation.seeds]
-    settings = [{key: value_at(config, key) for key in differing} for config in configs]
-    each = {name: [getattr(each, name) for each in simulations] for name in OF_SEEDS}
-    of_seeds: dict[str, Any] = {
-        name: [*itertools.chain(*fields)] for name, fields in each.items() if None not in fields
-    }
     together = first.simulation._replace(
-        **of_seeds,
+        seeds=[
+            seed._replace(settings={key: value_at(part.config, key) for key in differing})
+            for part in parts
+            for seed in part.simulation.seeds
+        ],
         vectorized_seeds=True,
-        settings=settings,
     )
     return first._replace(simulation=together)
 
 
 def with_first_weights(experiment: Experiment, weights: Sequence[Weights]) -> Experiment:
-    """The experiment with the initial weights of each seed; None in them: newly drawn weights."""
-    settings = [{FIRST_WEIGHTS: of_seed} for of_seed in weights]
-    return experiment._replace(simulation=experiment.simulation._replace(settings=settings))
+    """The experiment with given initial weights of each seed; None in them is drawn anew."""
+    return _changed(experiment, [{"settings": {FIRST_WEIGHTS: given}} for given in weights])
+
+
+def with_start(experiment: Experiment, states: Sequence[State]) -> Experiment:
+    """The experiment with the initial states of each seed."""
+    return _changed(experiment, [{"start": state} for state in states])
+
+
+def _changed(experiment, fields):
+    """The experiment with other fields of its seeds."""
+    each = zip(experiment.simulation.seeds, fields, strict=True)
+    seeds = [seed._replace(**changed) for seed, changed in each]
+    return experiment._replace(simulation=experiment.simulation._replace(seeds=seeds))
 
 
 def _check_joinable(first):

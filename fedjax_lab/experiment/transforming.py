@@ -15,9 +15,8 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import contract, needs, simulate
-from fedjax_lab.simulation.asynchronous import Virtual, first_history, num_places
-from fedjax_lab.simulation.simulate import Lane, Program
+from fedjax_lab.simulation import contract, needs, outline, simulate
+from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.transforms import latest_losses, private_state
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Federation, NeedsClasses, Stage, Task
@@ -132,7 +131,7 @@ def describe_attackers(
     config: ml_collections.ConfigDict, simulation: Simulation
 ) -> tuple[str, ...]:
     """Lines on how many clients attack, and how many attackers the aggregator expects."""
-    C, M = len(simulation.training[0].train), simulation.plan.cohort
+    C, M = len(simulation.seeds[0].training.train), simulation.plan.cohort
     lines, aggregator = [], config.aggregator
     if config.attack.name != "none":
         number = sampling.at_least_one(config.attack.share, C)
@@ -162,28 +161,10 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
     is_plain = is_plain and all(config[k].name == "none" for k in TRANSFORMS)
     if is_plain or stage.method.init is None or not stage.is_plain:
         return
+    training = simulation.seeds[0].training
+    population = simulate.population_on_host(training, simulation.num_classes)
     program = Program(stage.method, plan, parallel.vectorized())
-    schedules = simulation.schedules
-
-    def first_round(federation, population, seed):
-        keys = streams.make_keys(seed)
-        state = simulate.init(stage.method, keys, len(federation.train))
-        schedule = schedules and jax.tree.map(jnp.asarray, schedules[0])
-        lane = Lane(federation, population, keys, schedule=schedule)
-        virtual = plan.clock and Virtual(jnp.zeros(()))
-        if schedules:
-            history = first_history(stage.method, state.server, num_places(schedules))
-            virtual = virtual._replace(history=history)
-        return simulate.play_round(program, lane, state, jnp.int32(0), virtual)
-
-    federation = simulation.training[0]
-    population = simulate.population_on_host(federation, simulation.num_classes)
-    if simulation.paces:
-        population = population._replace(traits=population.traits | {"pace": simulation.paces[0]})
-    shapes = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (federation, population)
-    )
-    jax.eval_shape(first_round, *shapes, jax.eval_shape(lambda: jax.random.key(0)))
+    outline.first_round(program, training, population)
 
 
 def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulation) -> None:
@@ -194,9 +175,9 @@ def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulati
     method, plan = simulation.stages[0].method, simulation.plan
     if not sampling.is_own(method.sample) or method.init is None:
         return
-    population = simulate.population_on_host(simulation.training[0], simulation.num_classes)
+    population = simulate.population_on_host(simulation.seeds[0].training, simulation.num_classes)
     population = jax.tree.map(jnp.asarray, population)
-    keys = streams.make_keys(jax.random.key(simulation.seeds[0]))
+    keys = streams.make_keys(jax.random.key(simulation.seed_numbers[0]))
 
     def draw(server, key):
         return contract.check_sample(method.sample(key, server, population, plan.cohort))

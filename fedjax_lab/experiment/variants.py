@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.engine.host.runs import BASE
+from fedjax_lab.engine.input import BASE
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import clocks, schedules, transforming
 from fedjax_lab.experiment.config import value_at

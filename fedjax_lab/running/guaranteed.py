@@ -30,8 +30,8 @@ def remark(experiment: Experiment) -> str:
     if promised is None:
         return ""
     says, one = [], promised.unit
-    sizes = np.concatenate([f.train.count for f in simulation.federations])
-    number = int(sizes.max()) if one == "example" else len(simulation.training[0].train)
+    sizes = np.concatenate([seed.federation.train.count for seed in simulation.seeds])
+    number = int(sizes.max()) if one == "example" else len(simulation.seeds[0].training.train)
     if promised.delta > 1 / number or promised.delta >= LARGE:
         says.append(
             f"a delta of {promised.delta:.2g} for {number:,} {one}s is no guarantee, because it is"

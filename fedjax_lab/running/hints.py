@@ -102,7 +102,7 @@ def _unlike_domains(experiment):
     simulation, dataset = experiment.simulation, experiment.dataset
     if len(dataset.domains) < 2 or simulation.stages[0].method.extra.pooled:
         return False
-    rows = simulation.training[0].train
+    rows = simulation.seeds[0].training.train
     return are_unlike(class_counts(rows, np.asarray(dataset.domain), len(dataset.domains)))
 
 

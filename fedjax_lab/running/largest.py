@@ -36,7 +36,7 @@ def describe(experiment: Experiment) -> str:
     simulation = experiment.simulation
     x = experiment.dataset.x
     arrays = {"examples": jax.ShapeDtypeStruct(x.shape, x.dtype)}
-    method, clients = simulation.stages[0].method, len(simulation.training[0].train)
+    method, clients = simulation.stages[0].method, len(simulation.seeds[0].training.train)
     if method.init is not None:
         first = partial(contract.first_state, method, num_clients=clients)
         arrays |= tree.by_name(jax.eval_shape(first, jax.random.key(0)))

@@ -17,7 +17,7 @@ from fedjax_lab.data import lazy, normalize, precision, rescaling
 from fedjax_lab.data.dataset import IGNORED, Dataset, without_marks
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.engine.host.runs import BASE
+from fedjax_lab.engine.input import BASE
 from fedjax_lab.engine.programs import make_program
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import experiment, references, titles
@@ -172,7 +172,7 @@ class Run:
         test set, or if the task has no classes.
         """
         dataset, objective = self.experiment.dataset, self._plan.objective
-        rows = self.experiment.simulation.federations[self.index(seed)].global_test
+        rows = self.experiment.simulation.seeds[self.index(seed)].federation.global_test
         results.check_confusable(objective, rows)
         predictions = self.predict(dataset.x[rows], client, seed)
         return results.confusion(objective, predictions, np.asarray(dataset.y)[rows])
@@ -180,7 +180,7 @@ class Run:
     @property
     def seeds(self) -> list[int]:
         """The seeds of the run, in the order of `states`."""
-        return self.experiment.simulation.seeds
+        return self.experiment.simulation.seed_numbers
 
     @property
     def stage(self) -> Stage:
@@ -336,7 +336,7 @@ class Run:
     @property
     def num_clients(self) -> int:
         """The number of clients; with a pooled method, the clients that are scored."""
-        return len(self.experiment.simulation.federations[0].train)
+        return len(self.experiment.simulation.seeds[0].federation.train)
 
     def _newcomer(self, i):
         newcomer = self.stage.method.newcomer
@@ -351,7 +351,7 @@ class Run:
 
     def _held(self, i, client):
         """The examples of one client's `Work` as a federation and rows, and its random key."""
-        federation = self.experiment.simulation.federations[i]
+        federation = self.experiment.simulation.seeds[i].federation
         each = work_rows(self.stage.method, federation)
         sets = [of_set.on_host(np.array([client]))[0] for of_set in each if of_set is not None]
         rows = np.concatenate(sets)
@@ -371,7 +371,7 @@ class Run:
 
     def _pool(self, x, y, domain, i):
         """Examples as a federation with the preprocessing of seed i of the run."""
-        federation, view = self.experiment.simulation.federations[i], self.stage.view
+        federation, view = self.experiment.simulation.seeds[i].federation, self.stage.view
         frozen: PyTree = ()
         if view is not None and view.frozen is not None:
             frozen = view.frozen(self.states[i].server)
@@ -402,8 +402,8 @@ class Run:
     def _populations(self):
         simulation = self.experiment.simulation
         return [
-            simulate.population_on_host(federation, simulation.num_classes)
-            for federation in simulation.federations
+            simulate.population_on_host(seed.federation, simulation.num_classes)
+            for seed in simulation.seeds
         ]
 
     @functools.cached_property

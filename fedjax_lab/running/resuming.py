@@ -65,7 +65,7 @@ def read(
 
     Raises BadInput if a required file is damaged or lost, or the run cannot continue.
     """
-    seeds, metrics = experiment.simulation.seeds, path / "metrics.jsonl"
+    seeds, metrics = experiment.simulation.seed_numbers, path / "metrics.jsonl"
     expected = [(after, seed) for after in evaluations(path, experiment)[1:] for seed in seeds]
 
     def snapshot(saved):
@@ -134,7 +134,7 @@ def adopt(
       made: the evaluations according to the saved config.
       today: the evaluations according to the experiment.
     """
-    config = growth.saved_config(experiment.config, experiment.simulation.seeds)
+    config = growth.saved_config(experiment.config, experiment.simulation.seed_numbers)
     before, total = growth.read_config(path), experiment.simulation.plan.rounds
     is_longer = before["run"]["rounds"] != config["run"]["rounds"]
     if not growth.differ(before, config) or (saved == total and not is_longer):

@@ -95,7 +95,7 @@ def run(
       BadInput: the workdir holds another run or is in use, the run has fewer rounds than are to be
         profiled, or there is no such logger.
     """
-    begin, seeds = loggers.find(log), experiment.simulation.seeds
+    begin, seeds = loggers.find(log), experiment.simulation.seed_numbers
     bar = functools.partial(ProgressBar, quiet=quiet, part=part)
     with owned(workdir, experiment.config, seeds, resume), Profile(profile, workdir) as recorder:
         recorder.check(experiment.simulation, 0)
@@ -144,7 +144,7 @@ def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Cho
     with contextlib.ExitStack() as until_the_end:
         enter = until_the_end.enter_context
         for part, path in zip(parts, workdirs, strict=True):
-            enter(owned(path, part.config, part.simulation.seeds, False))
+            enter(owned(path, part.config, part.simulation.seed_numbers, False))
         folders = [enter(_closing(*of)) for of in zip(workdirs, parts, strict=True)]
         enter(largest.named(joint))
         engine = Engine(joint.simulation)
@@ -287,7 +287,7 @@ def _compile(live, progress):
 
 def _clients(experiment):
     """The number of training clients in words if the data determine it; "" if the config does."""
-    number = len(experiment.simulation.federations[0].train)
+    number = len(experiment.simulation.seeds[0].federation.train)
     return "" if experiment.config.partition.num_clients else f" with {number} clients"
 
 
@@ -386,7 +386,7 @@ def _copy(state):
 
 def _new_clients_unscored(experiment, stage):
     """A remark if the stage has no model with which new clients can be scored; "" otherwise."""
-    rows = experiment.simulation.federations[0].new_test
+    rows = experiment.simulation.seeds[0].federation.new_test
     if rows is None or stage.embeddings is not None or evaluate.scores_new(stage.method):
         return ""
     return (
@@ -400,9 +400,11 @@ def _rows(live, since):
     """One metrics row per seed, for the `since` rounds since the last evaluation."""
     experiment, engine = live.experiment, live.engine
     sums, cost = engine.progress(), engine.round_cost
+    seconds = sums.counts.get("seconds")
     before = {row["seed"]: row.get("flops") for row in live.rows}  # None: by an earlier version
     rows = []
-    scored = zip(experiment.simulation.seeds, engine.evaluate(), engine.recorded(), strict=True)
+    seeds = experiment.simulation.seed_numbers
+    scored = zip(seeds, engine.evaluate(), engine.recorded(), strict=True)
     for i, (seed, scores, recorded) in enumerate(scored):
         up, down = engine.bytes[i]
         operations = None if cost is None else before.get(seed, 0.0)
@@ -418,7 +420,7 @@ def _rows(live, since):
                 "bytes_up": int(up),
                 "bytes_down": int(down),
                 "seconds": engine.seconds,
-                **({"virtual_seconds": float(sums.virtual.clock[i])} if sums.virtual else {}),
+                **({} if seconds is None else {"virtual_seconds": float(seconds[i])}),
                 **live.privacy(engine.played),
                 **({} if operations is None else {"flops": operations}),
                 **({"recorded": recorded} if recorded else {}),
@@ -431,7 +433,7 @@ def _measured(experiment, scores, i):
     """The numbers of an evaluation of seed i, with the accuracy by capacity and by net."""
     simulation = experiment.simulation
     measured = evaluate.summarize(scores, experiment.dataset.domains, simulation.plan.metrics)
-    traits, accuracy = simulation.federations[i].traits, measured.get("accuracy")
+    traits, accuracy = simulation.seeds[i].federation.traits, measured.get("accuracy")
     capacities = sorted(np.unique(traits.get("capacity", ())).tolist(), reverse=True)
     levels = {level: f"{level:g}" for level in capacities}
     nets = dict(enumerate(kinds.names(experiment.config.model)))
@@ -444,14 +446,14 @@ def _measured(experiment, scores, i):
 
 def _check_cohorts(experiment, engine):
     """Raises BadInput if a user's sampling has returned invalid clients or shares."""
-    misdrawn = engine.progress().misdrawn
+    misdrawn = engine.progress().counts.get("misdrawn")
     if misdrawn is None or (misdrawn < 0).all():
         return
-    i, number = int(np.argmax(misdrawn >= 0)), len(experiment.simulation.training[0].train)
+    i, number = int(np.argmax(misdrawn >= 0)), len(experiment.simulation.seeds[0].training.train)
     raise BadInput(
         f"{transforming.sampling_name(experiment.config)} returned in round {misdrawn[i] + 1} (seed"
-        f" {experiment.simulation.seeds[i]}) a client that does not exist, or shares that are below"
-        f" 0 or do not sum to 1; the clients are 0 .. {number - 1}"
+        f" {experiment.simulation.seed_numbers[i]}) a client that does not exist, or shares that"
+        f" are below 0 or do not sum to 1; the clients are 0 .. {number - 1}"
     )
 
 
@@ -460,7 +462,7 @@ def _check_finite(live):
     if (diverged < 0).all():
         return
     i = int(np.argmax(diverged >= 0))
-    where = {"round": int(diverged[i]) + 1, "seed": live.experiment.simulation.seeds[i]}
+    where = {"round": int(diverged[i]) + 1, "seed": live.experiment.simulation.seed_numbers[i]}
     if live.rows and len(live.parts) == 1:
         _finish(live, {"diverged": where})
     raise Diverged(
@@ -470,7 +472,7 @@ def _check_finite(live):
 
 
 def _summary(engine, experiment, rows):
-    seeds = experiment.simulation.seeds
+    seeds = experiment.simulation.seed_numbers
     played, seconds, (examples, steps, lane_steps) = engine.session
     newest = [row for row in rows if row["round"] == rows[-1]["round"]]
     return {

@@ -35,7 +35,7 @@ def rule_met(experiment: Experiment, rows: Sequence[dict]) -> str:
     if not (experiment.config.run.patience or experiment.config.run.target):
         return ""
     last = experiment.simulation.stages[-1].name
-    seeds = experiment.simulation.seeds
+    seeds = experiment.simulation.seed_numbers
     of_stage = [row for row in rows if row.get("stage") == last]
     ends = [_end([row for row in of_stage if row["seed"] == s], experiment.config) for s in seeds]
     ended = [end for end in ends if end is not None]

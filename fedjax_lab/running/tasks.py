@@ -4,22 +4,19 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.engine.input import Simulation
-from fedjax_lab.simulation.asynchronous import Schedule, Tasks
+from fedjax_lab.engine.input import Seed, Simulation
 
 
 def in_summary(simulation: Simulation, played: int) -> dict[str, Any]:
     """The entry `tasks` of a summary after the rounds played, by seed; {} for synchronous runs."""
-    of_run = simulation.schedules, simulation.tasks, simulation.task_seconds
-    if simulation.schedules is None or not played:
+    if simulation.seeds[0].schedule is None or not played:
         return {}
-    each = zip(simulation.seeds, *(of_seeds or [] for of_seeds in of_run), strict=True)
-    return {"tasks": {str(seed): _seed_entry(played, *of_seed) for seed, *of_seed in each}}
+    return {"tasks": {str(seed.number): _seed_entry(played, seed) for seed in simulation.seeds}}
 
 
-def _seed_entry(
-    played: int, schedule: Schedule, tasks: Tasks, seconds: np.ndarray
-) -> dict[str, Any]:
+def _seed_entry(played: int, seed: Seed) -> dict[str, Any]:
+    schedule, tasks, seconds = seed.schedule, seed.tasks, seed.task_seconds
+    assert schedule is not None and tasks is not None and seconds is not None
     ids = schedule.ids[:played]
     staleness = np.arange(played)[:, None] - schedule.version[:played]
     started, received, lost = (

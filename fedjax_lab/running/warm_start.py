@@ -10,7 +10,7 @@ from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.experiment import Experiment
-from fedjax_lab.experiment.joint import with_first_weights
+from fedjax_lab.experiment.joint import with_first_weights, with_start
 from fedjax_lab.models import pretrained
 from fedjax_lab.running import loading
 from fedjax_lab.running.models import global_model, model_of
@@ -50,18 +50,19 @@ def _with_own_models(experiment, was):
     warm = with_first_weights(experiment, [_fitted(experiment, model) for model in mean])
     first = Engine(warm.simulation).final_states()
     name = experiment.config.method.name
-    start = [
-        state._replace(private=_with_part(name, of_seed, state.private))
-        for state, of_seed in zip(first, models, strict=True)
-    ]
-    return warm._replace(simulation=warm.simulation._replace(start=start))
+    return with_start(
+        warm,
+        [
+            state._replace(private=_with_part(name, of_seed, state.private))
+            for state, of_seed in zip(first, models, strict=True)
+        ],
+    )
 
 
 def _with_states(experiment, was):
     """The experiment with the other run's states of server and clients as its initial states."""
     _check_alone("state")
-    start = _states(experiment, was)
-    return experiment._replace(simulation=experiment.simulation._replace(start=start))
+    return with_start(experiment, _states(experiment, was))
 
 
 STARTS = {"global": _with_models, "personal": _with_own_models, "state": _with_states}
@@ -79,7 +80,7 @@ def _own_models(was, state):
     def one(client):
         return model_of(name, method, task, method.sends_scored(state.server, client.id), client)
 
-    federation = was.experiment.simulation.federations[0]
+    federation = was.experiment.simulation.seeds[0].federation
     everybody = simulate.population(federation, task.objective.num_classes)
     return jax.vmap(one)(everybody._replace(private=state.private))
 
@@ -110,11 +111,11 @@ def _part(method, models, private):
 
 def _states(experiment, was):
     """The other run's state for each seed of this run."""
-    seeds = was.experiment.simulation.seeds
+    seeds = was.experiment.simulation.seed_numbers
     states = dict(zip(seeds, was.states, strict=True))
     if len(seeds) == 1:
         return was.states * len(experiment.simulation.seeds)
-    for seed in experiment.simulation.seeds:
+    for seed in experiment.simulation.seed_numbers:
         if seed not in states:
             raise BadInput(f"the run has no seed {seed}, only {', '.join(map(str, seeds))}")
-    return [states[seed] for seed in experiment.simulation.seeds]
+    return [states[seed] for seed in experiment.simulation.seed_numbers]

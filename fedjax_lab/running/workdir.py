@@ -129,10 +129,8 @@ class Workdir:
             remove_temporary(folder)
         if not (self.path / "config.json").exists():  # else the files have the same content
             built, simulation = self._experiment, self._experiment.simulation
-            config = growth.saved_config(built.config, simulation.seeds)
-            names = clients.names_of_run(
-                built.dataset, simulation.federations, simulation.seeds, simulation.task_seconds
-            )
+            config = growth.saved_config(built.config, simulation.seed_numbers)
+            names = clients.names_of_run(built.dataset, simulation.seeds)
             metric_rows.write_text(self.path / "names.json", json.dumps(names) + "\n")
             metric_rows.write_json(self.path / "fingerprint.json", self._fingerprint)
             metric_rows.write_json(self.path / "config.json", config)

@@ -7,7 +7,7 @@ import jax
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.engine import Engine
-from fedjax_lab.engine.input import Simulation
+from fedjax_lab.engine.input import Seed, Simulation
 from fedjax_lab.experiment.stages import lay_out
 from fedjax_lab.simulation import evaluate
 from fedjax_lab.testing.failure import check, check_same
@@ -66,9 +66,7 @@ def _simulation(method, strategy, times):
     if times:
         plan = plan._replace(batch_size=times * training.train.longest)
     return Simulation(
-        seeds=[0],
-        federations=[federation],
-        training=[jax.device_get(training)],
+        seeds=[Seed(0, federation, jax.device_get(training))],
         num_classes=K,
         stages=stages,
         plan=plan._replace(rounds=sum(stage.rounds for stage in stages)),

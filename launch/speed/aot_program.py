@@ -149,7 +149,7 @@ def cohort_batches(engine: Engine) -> np.ndarray:
 
     The clients' sizes are evenly spaced quantiles of the sizes of the population.
     """
-    federation, plan = engine.simulation.training[0], engine.plan
+    federation, plan = engine.simulation.seeds[0].training, engine.plan
     sizes = np.sort(federation.train.count)
     places = np.linspace(0, len(sizes) - 1, min(plan.cohort, len(sizes))).round().astype(int)
     return -(-sizes[places] // plan.batch_size)

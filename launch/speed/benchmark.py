@@ -28,8 +28,9 @@ import numpy as np
 from workloads import WORKLOADS, Workload, load
 
 from fedjax_lab import losses, optim
-from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.fsdp import even
+from fedjax_lab.engine.input import Seed, Simulation
 from fedjax_lab.engine.sizes import Devices, divide
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.experiment.federation import make_rows
@@ -112,9 +113,7 @@ def build(
         **division.divided,
     )
     return Simulation(
-        seeds=[0],
-        federations=[federation],
-        training=[federation],
+        seeds=[Seed(0, federation, federation)],
         num_classes=task.num_classes,
         stages=stages,
         plan=plan,

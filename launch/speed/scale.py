@@ -30,9 +30,9 @@ import numpy as np
 import psutil
 
 from fedjax_lab import optim
-from fedjax_lab.engine.engine import Engine, Simulation
+from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host.host_state import HostState
-from fedjax_lab.engine.host.runs import Host
+from fedjax_lab.engine.input import Host, Seed, Simulation
 from fedjax_lab.engine.sizes import Devices, divide
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.methods.fedavg import fedavg
@@ -132,7 +132,7 @@ def simulate(federation, method, task, plan, state="auto", data="auto") -> Simul
         **division.divided,
     )
     stages = (Stage("train", method, plan.rounds),)
-    return Simulation([0], [federation], [federation], CLASSES, stages, plan, strategy, host=host)
+    return Simulation([Seed(0, federation, federation)], CLASSES, stages, plan, strategy, host=host)
 
 
 def make_file(file: Path, count: int, size: int) -> None:

@@ -83,15 +83,8 @@ def compare(work: Workload, counts: list[int], seconds: float, rounds: int) -> l
 def engine(work: Workload, seeds: int) -> Engine:
     """A compiled engine that runs the given number of seeds of a workload in one computation."""
     one = benchmark.build(work, "auto", "auto", 0)
-    federations = one.federations * seeds
-    together = Engine(
-        one._replace(
-            seeds=list(range(seeds)),
-            federations=federations,
-            training=federations,
-            vectorized_seeds=True,
-        )
-    )
+    each = [one.seeds[0]._replace(number=number) for number in range(seeds)]
+    together = Engine(one._replace(seeds=each, vectorized_seeds=True))
     together.compile()
     return together
 

@@ -159,6 +159,6 @@ def test_tuning_holds_out_another_domain_for_each_target():
     assert all(target != held_out for target, held_out in hfedf_tuning.HELD_OUT.items())
     config = resolve(hfedf_tuning.get_config("fedprox"))
     simulation = experiment.build(config, [0]).simulation
-    (federation,) = simulation.federations
+    federation = simulation.seeds[0].federation
     assert len(federation.unseen) == 900 and config.data.unseen == "street"
     assert len(federation.train.count) == 3

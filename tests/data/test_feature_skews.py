@@ -38,7 +38,7 @@ def experiment(dataset, seeds=(0,), method="fedavg", **partition):
 
 def with_and_without_skew(made, client, rows):
     plan = made.simulation.plan
-    federation = made.simulation.federations[0]._replace(center=0.0, scale=1.0)
+    federation = made.simulation.seeds[0].federation._replace(center=0.0, scale=1.0)
     skew = jax.tree.map(lambda a: a[client], federation.traits["skew"])
     return tuple(
         fetch(federation._replace(traits=traits), rows, plan).x for traits in ({"skew": skew}, {})
@@ -70,7 +70,7 @@ def test_rotations_equal_numpys(rotations):
 
 def test_new_clients_keep_their_number_and_random_numbers():
     made = [experiment(images(), (7,), **SEEN, new_clients=share) for share in (0.0, 0.5)]
-    whole, some = (each.simulation.federations[0] for each in made)
+    whole, some = (each.simulation.seeds[0].federation for each in made)
     before, after = (each.traits["skew"] for each in (whole, some))
     assert before.client.tolist() == [0, 1, 2, 3]
     assert sorted(after.client) == [0, 1, 2, 3]
@@ -129,7 +129,7 @@ def test_a_user_defined_feature_skew_gets_the_number_of_each_natural_user():
     dataset = images()._replace(client=users, users=("a", "b", "c"))
     made = experiment(dataset, name="by_client", feature_skew=brighter, step=0.2)
     for client in range(3):
-        rows = np.asarray(made.simulation.federations[0].train)[client]
+        rows = np.asarray(made.simulation.seeds[0].federation.train)[client]
         assert {*users[rows[rows >= 0]]} == {client}
         changed, clean = with_and_without_skew(made, client, rows[:3])
         np.testing.assert_allclose(changed, clean + client * 51, rtol=1e-5)

@@ -82,7 +82,7 @@ def test_a_run_standardizes_by_training_rows_and_says_what_was_done(path):
         "partition": {"name": "iid", "num_clients": 2},
     }
     made = experiment.build(resolve(sections), [0])
-    (federation,) = made.simulation.federations
+    federation = made.simulation.seeds[0].federation
     x = (np.asarray(federation.x) - federation.center) * federation.scale
     np.testing.assert_allclose(x[:3].mean(0), 0, atol=1e-6)
     assert "stays.csv: 4 rows" in made.remarks[0] and "standard" in made.remarks[1]

@@ -98,7 +98,7 @@ def test_plain_flops_count_every_seed_of_a_program(config):
 def test_evaluation_trips_average_the_batches_of_its_test_sets(config):
     engine, _ = engine_of(config, 1, *EQUAL)
     engine.plan = engine.plan._replace(eval_batch=4)
-    federation = engine.simulation.federations[0]
+    federation = engine.simulation.seeds[0].federation
     assert federation.validation is None and federation.unseen is None
     assert federation.test.shape == (5, 13) and federation.global_test.shape == (60,)
     # Four batches for each of five clients; 15 blocks of one batch of the global test set.

@@ -322,9 +322,9 @@ def test_wrong_capacities_are_refused(tmp_path, capacity, words):
 def test_capacities_are_dealt_by_seed(tmp_path):
     """In the clients' order if there is one for each, and else at random."""
     levels = (1.0, 0.5, 0.25, 0.25, 0.5, 1.0)
-    (listed,) = toys.build(tmp_path, partition={"capacity": levels}).simulation.federations
-    np.testing.assert_array_equal(listed.traits["capacity"], np.float32(levels))
-    dealt = toys.build(tmp_path, (0, 1), partition={"capacity": (1.0, 0.5)}).simulation.federations
-    first, second = (f.traits["capacity"] for f in dealt)
+    (listed,) = toys.build(tmp_path, partition={"capacity": levels}).simulation.seeds
+    np.testing.assert_array_equal(listed.federation.traits["capacity"], np.float32(levels))
+    dealt = toys.build(tmp_path, (0, 1), partition={"capacity": (1.0, 0.5)}).simulation.seeds
+    first, second = (seed.federation.traits["capacity"] for seed in dealt)
     assert [sorted(first), sorted(second)] == [[0.5] * 3 + [1.0] * 3] * 2
     assert (first != second).any()

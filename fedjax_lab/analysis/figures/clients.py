@@ -130,9 +130,7 @@ def _known(workdir):
     if known is None:
         built = loading.build(workdir)
         simulation = built.simulation
-        known = clients.names_of_run(
-            built.dataset, simulation.federations, simulation.seeds, simulation.task_seconds
-        )
+        known = clients.names_of_run(built.dataset, simulation.seeds)
     return known
 
 

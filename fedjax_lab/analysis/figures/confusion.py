@@ -48,6 +48,6 @@ def draw(
 def _model(run, client, seed):
     if client is None:
         return "global model"
-    federation = run.experiment.simulation.federations[run.index(seed)]
+    federation = run.experiment.simulation.seeds[run.index(seed)].federation
     name = clients.names(run.experiment.dataset, federation.train)[client]
     return f"model of client {shown(name)}"

@@ -22,10 +22,10 @@ def draw(workdir: Path, *, seed: int | None = None) -> Drawn:
     """The partition of one seed of a run."""
     built = loading.build(workdir)
     simulation, dataset = built.simulation, built.dataset
-    seed = simulation.seeds[0] if seed is None else seed
-    if seed not in simulation.seeds:
-        raise BadInput(f"{workdir} has no seed {seed}; valid: {simulation.seeds}")
-    federation = simulation.federations[simulation.seeds.index(seed)]
+    seed = simulation.seed_numbers[0] if seed is None else seed
+    if seed not in simulation.seed_numbers:
+        raise BadInput(f"{workdir} has no seed {seed}; valid: {simulation.seed_numbers}")
+    federation = simulation.seeds[simulation.seed_numbers.index(seed)].federation
     held = partition_tables.held_by(federation, dataset)
     skew = simulation.plan.feature_skew
     images = partition_tables.skewed_images(dataset, federation, skew)

@@ -3,48 +3,26 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_lab import tree
+from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.host import evaluation, playing, subsets
 from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
+from fedjax_lab.engine.input import BASE, Host, Seed
+from fedjax_lab.engine.lanes import Lanes
 from fedjax_lab.engine.placement import Jit
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
-from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation import evaluate, outline, simulate
 from fedjax_lab.simulation.local import work_sets
 from fedjax_lab.simulation.metrics import Whole
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
-from fedjax_lab.streams import Keys
-from fedjax_lab.types import NEW_ROWS, POPULATION_ROWS, Federation, Method, State
-
-BASE = "base"  # key of the frozen weights among the settings of a seed
-
-
-class Host(NamedTuple):
-    """What is kept on the host: the private state and, with `stream`, the examples."""
-
-    on_disk: bool = False  # whether the private state is in a file, not in memory
-    stream: bool = False
-
-
-class Seed(NamedTuple):
-    """The lanes and federations of one seed, for training and for scoring.
-
-    The rows in the lanes' federations are not used. If examples are streamed, those in the lanes
-    are not used either.
-    """
-
-    training: Lane
-    scoring: Lane
-    keys: Keys  # the keys of the lanes, on the default device of this process
-    to_train: Federation  # in NumPy
-    to_score: Federation  # in NumPy
+from fedjax_lab.types import NEW_ROWS, POPULATION_ROWS, Method, State
 
 
 class Hosted:
@@ -52,7 +30,8 @@ class Hosted:
 
     The states that its methods take and return have only the server's part.
 
-    program: settings -> the program of the seed. settings: those of the seed.
+    program: settings -> the program of the seed. lanes: its input. seed: its federations; the rows
+        in the lanes' federations are not used, and, if examples are streamed, nor are the examples.
     owners: the division of the clients among the processes.
     folder: where to create the file of the private state, if it is on disk.
     """
@@ -60,18 +39,18 @@ class Hosted:
     def __init__(
         self,
         program: Callable[[dict[str, Any]], Program],
-        settings: dict[str, Any],
+        lanes: Lanes,
         seed: Seed,
         host: Host,
         owners: Owners,
         folder: Path,
         jit: Jit,
     ):
-        self._make_program, self._settings = program, settings
+        self._make_program, self._settings = program, (settings := lanes.settings)
         self._program = program({key: of for key, of in settings.items() if key != BASE})
-        self._seed, self._stream, self._jit = seed, host.stream, jit
-        self._owners, self.keys = owners, seed.training.keys
-        self._num_clients = len(seed.to_train.train)
+        self._lanes, self._seed, self._stream, self._jit = lanes, seed, host.stream, jit
+        self._owners, self.keys = owners, lanes.training.keys
+        self._num_clients = len(seed.training.train)
         self._like = jax.eval_shape(self._init, self.keys)
         check(self._program.method, self._like)
         place = folder if host.on_disk else None
@@ -91,7 +70,8 @@ class Hosted:
 
         MemoryError if `init` can only be computed for all clients at once, and that does not fit.
         """
-        keys, length = self._seed.keys, len(self._store.pieces()[0])
+        keys = streams.make_keys(jax.random.key(self._seed.number))  # on this process's device
+        length = len(self._store.pieces()[0])
 
         def entries(keys, start):
             private = self._init(keys).private
@@ -120,6 +100,7 @@ class Hosted:
         place, everywhere = self._jit.place, self._jit.place.strategy.sharding
         out = State(everywhere, place.segment_sharding), everywhere
         settings = self._settings
+        self._program = outline.checked(self._program, lane, state)
         play = self._jit.wrap(self._bind_settings(simulate.play), (), out, donate_argnums=(2, 3))
         score = self._jit.wrap(self._bind_settings(evaluate.score), (), everywhere)
         scores = [
@@ -131,7 +112,12 @@ class Hosted:
 
     def _bind_settings(self, function):
         """A function of a program as one of its settings, which may be large arrays."""
-        return lambda settings, *args: function(self._make_program(settings), *args)
+        sent = self._program.message_bytes
+
+        def bound(settings, *args):
+            return function(self._make_program(settings)._replace(message_bytes=sent), *args)
+
+        return bound
 
     def use(self, play: Any, score: list[Any]) -> None:
         """Sets the compiled versions of the programs that `lower` returned."""
@@ -164,10 +150,10 @@ class Hosted:
         return simulate.init(self._program.method, keys, self._num_clients)
 
     def _make_player(self):
-        whole, lane = self._seed.to_train, self._seed.training
+        whole, lane = self._seed.training, self._lanes.training
         sets = work_sets(self._program.method)
         fitting = self._clients_that_fit(whole, sets)
-        cohort = simulate.cohort_size(self._program, lane, self._like)
+        cohort = outline.cohort_size(self._program, lane, self._like)
         ahead = playing.draws_ahead(self._program, lane, self._like.server)
         size = playing.block_size(self._program, self._owners, cohort, fitting, ahead)
         part = self._part(lane, whole, sets, size.clients)
@@ -175,8 +161,8 @@ class Hosted:
         return playing.Player(*of_state, part, size, self._owners, self._jit)
 
     def _make_scorer(self):
-        whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
-        each = POPULATION_ROWS, NEW_ROWS
+        whole, lane = self._seed.federation, self._lanes.scoring
+        batch, each = self._program.plan.eval_batch, (POPULATION_ROWS, NEW_ROWS)
         clients, rows = min(self._clients_that_fit(whole, sets) for sets in each), len(whole.y)
         if self._stream:  # a multiple of the batch size
             rows = max(1, playing.EXAMPLE_BYTES // subsets.example_bytes(whole) // batch) * batch

@@ -41,7 +41,9 @@ def start(
         name=folder.name if folder else experiment.config.method.name,
         group=folder.parent.name if folder and in_sweep else None,
         folder=path,
-        config=json.loads(json.dumps(saved_config(experiment.config, experiment.simulation.seeds))),
+        config=json.loads(
+            json.dumps(saved_config(experiment.config, experiment.simulation.seed_numbers))
+        ),
     )
     following = Followers(loggers, facts)
     for _, evaluation in itertools.groupby(rows, operator.itemgetter("round")):

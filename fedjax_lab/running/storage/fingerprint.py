@@ -33,22 +33,23 @@ def compute(experiment: Experiment) -> dict[str, str]:
     If the run starts from another run, there is also a digest of the state that it takes from it.
     """
     simulation, parts = experiment.simulation, {}
-    for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
-        rows = {name: getattr(federation, field) for name, field in ROWS.items()}
+    for seed in simulation.seeds:
+        rows = {name: getattr(seed.federation, field) for name, field in ROWS.items()}
         rows = {name: _array(held) for name, held in rows.items() if held is not None}
-        parts[f"partition of seed {seed}"] = rows
+        parts[f"partition of seed {seed.number}"] = rows
     for embeddings in {stage.embeddings for stage in simulation.stages if stage.embeddings}:
         parts[EMBEDDINGS] = embeddings()._asdict()
     if simulation.base is not None:
         leaves = jax.tree.leaves(simulation.base.load())
         parts[BASE] = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
-    for seed, pace in zip(simulation.seeds, simulation.paces or [], strict=False):
-        leaves = jax.tree.leaves(pace)
-        parts[f"speeds of seed {seed}"] = {str(i): leaf for i, leaf in enumerate(leaves)}
-    for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
-        if (settings := federation.traits.get("settings")) is not None:
+    for seed in simulation.seeds:
+        traits, clients = seed.federation.traits, len(seed.federation.train)
+        if (pace := traits.get("pace")) is not None:
+            leaves = enumerate(jax.tree.leaves(pace))
+            parts[f"speeds of seed {seed.number}"] = {str(i): a[:clients] for i, a in leaves}
+        if (settings := traits.get("settings")) is not None:
             arrays = {name: a for name, a in settings._asdict().items() if a is not None}
-            parts[f"local.per_client of seed {seed}"] = arrays
+            parts[f"local.per_client of seed {seed.number}"] = arrays
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = experiment.dataset.digests()
     digests |= {name: checksum(arrays) for name, arrays in parts.items()}
@@ -57,10 +58,9 @@ def compute(experiment: Experiment) -> dict[str, str]:
 
 def _starts(simulation):
     """The arrays that each seed takes from another run; {} if the run starts from scratch."""
-    seeds = simulation.seeds
-    weights = simulation.settings or [()] * len(seeds)
-    starts = zip(seeds, weights, simulation.start or [()] * len(seeds), strict=True)
-    leaves = {seed: jax.tree.leaves(both) for seed, *both in starts}
+    leaves = {
+        seed.number: jax.tree.leaves((seed.settings, seed.start)) for seed in simulation.seeds
+    }
     return {
         seed: {str(i): np.asarray(numbers(leaf)) for i, leaf in enumerate(of_seed)}
         for seed, of_seed in leaves.items()

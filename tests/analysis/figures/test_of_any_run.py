@@ -10,6 +10,7 @@ from run_folders import rows_of, write, write_rows
 
 from fedjax_lab.analysis.figures import clients, confusion, partition
 from fedjax_lab.commands import figures
+from fedjax_lab.engine.input import Seed
 from fedjax_lab.experiment import clients as named
 from fedjax_lab.running import loading, runner
 from fedjax_lab.running.storage import files
@@ -164,6 +165,11 @@ def users(client, domain, num_domains=2):
 ROWS = as_rows(np.array([[2, 3], [0, 1]]))
 
 
+def seed(number):
+    federation = toys.FEDERATION._replace(train=ROWS)
+    return Seed(number, federation, federation)
+
+
 @pytest.mark.parametrize(
     "client, domain, names",
     [
@@ -177,7 +183,7 @@ ROWS = as_rows(np.array([[2, 3], [0, 1]]))
 def test_a_client_has_the_name_of_its_user_or_domain(client, domain, names):
     dataset = users(client, domain)
     assert named.names(dataset, ROWS) == names
-    told = named.names_of_run(dataset, [toys.FEDERATION._replace(train=ROWS)], [5])
+    told = named.names_of_run(dataset, [seed(5)])
     assert told["clients"]["5"]["examples"] == [2, 2]
     each = {0: "a", 1: "b"}
     mixed = [{each[d] for d in domain[i : i + 2]} for i in (2, 0)]
@@ -188,14 +194,14 @@ def test_a_client_has_the_name_of_its_user_or_domain(client, domain, names):
 
 def test_a_single_domain_is_no_name():
     dataset = users([0] * 4, [0] * 4, 1)
-    told = named.names_of_run(dataset, [toys.FEDERATION._replace(train=ROWS)], [0])
+    told = named.names_of_run(dataset, [seed(0)])
     assert told["clients"]["0"] == {"examples": [2, 2]}  # no copies of numbers
 
 
 def test_names_without_classes_are_read(run):
     (run / "names.json").write_text(json.dumps({k: v for k, v in NAMES.items() if k != "classes"}))
     assert "Ann" in clients.draw(run).text
-    assert "classes" not in named.names_of_run(users([0] * 4, [0] * 4)._replace(classes=()), [], [])
+    assert "classes" not in named.names_of_run(users([0] * 4, [0] * 4)._replace(classes=()), [])
 
 
 @pytest.mark.slow
