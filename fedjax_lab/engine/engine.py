@@ -4,6 +4,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,14 +96,17 @@ class Engine:
         """
         began = time.perf_counter()
         lowered = self.lower()
-        compiled = {shapes: programs.compiled(each) for shapes, each in lowered.items()}
+        of_round = lowered[self._shapes(0)].of_round
+        with ThreadPoolExecutor(1) as pool:
+            executables = pool.map(programs.compiled, lowered.values())
+            self.round_cost = flops.round_cost(*of_round)  # traced while XLA compiles
+        compiled = dict(zip(lowered, executables, strict=True))
         self.programs = [compiled[self._shapes(i)] for i in range(len(self.lanes))]
         for hosted, each in zip(self._hosted, self.programs, strict=False):
             hosted.use(each.play, each.score)
         self._players: Sequence[Any] = self._hosted or self.programs
         training = [seed.training for seed in self.simulation.seeds]
         self._absent = counts.absent_bytes(self.stage.method, training)
-        self.round_cost = flops.round_cost(*self.programs[0].of_round)
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
