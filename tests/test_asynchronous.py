@@ -406,7 +406,7 @@ def test_other_methods_and_transforms_run_asynchronously(tmp_path, method, secti
         ({"clock": {"name": "constant", "max_staleness": 2}}, "needs config.clock.concurrency"),
         ({"method": {"name": "fedconcat"}}, "has stages"),
         ({"method": {"name": "pfedhn"}}, "take turns"),
-        ({"method": {"name": "central"}}, "pooled examples"),
+        ({"method": {"name": "central"}}, "examples pooled"),
         ({"method": {"name": "local"}}, "draws its clients itself"),
         (
             {"method": {"name": "fediir"}},

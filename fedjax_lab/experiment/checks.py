@@ -94,11 +94,6 @@ def check_skewed(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
     name, method = config.partition.feature_skew, config.method.name
     if name == "none":
         return
-    if stages[0].method.extra.pooled:
-        raise BadInput(
-            f"config.partition.feature_skew={name} needs clients; method {method} trains on"
-            " all clients' examples pooled"
-        )
     if any(stage.embeddings for stage in stages):
         raise BadInput(
             f"config.partition.feature_skew={name} does not change embeddings"
@@ -117,6 +112,11 @@ def check_validation(
         raise BadInput(
             f"method {name} needs validation examples of its clients, and there are none; hold some"
             " out with --config.partition.validation=0.2"
+        )
+    if len(federation.validation) != len(federation.train):
+        raise BadInput(
+            f"method {name} needs validation examples of the clients that train, but it trains on"
+            " the examples of all clients pooled"
         )
     tuned = any(method.validation and uses_data_of_new(method) for method in methods)
     if federation.new_train is not None and tuned:

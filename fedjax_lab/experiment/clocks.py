@@ -70,13 +70,10 @@ def timed(
 ) -> tuple[Plan, list[Seed]]:
     """The plan of a run with its clock, and the seeds with what depends on the clock.
 
-    A method that trains on pooled examples has no clients, and so no clock.
-
     Raises BadInput if the clock does not fit the run.
     """
     check_clock(config)
-    pooled = stages[0].method.extra.pooled
-    if config.clock.name == "none" or pooled:
+    if config.clock.name == "none":
         return plan, seeds
     _check_turns(config, stages)
     each = [_seed_clock(config, plan, seed) for seed in seeds]
@@ -240,7 +237,6 @@ def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
     method, extra = first.method, first.method.extra
     reasons = {
         "has stages": others or not first.is_plain,
-        "trains on pooled examples": extra.pooled,
         "has several exchanges in a round": len(method.round) > 1,
         "lets clients take turns": extra.one_by_one,
         "trains on the server after each round": extra.alone is not None,

@@ -9,12 +9,12 @@ import ml_collections
 
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel, sizes
-from fedjax_lab.engine.input import Host
+from fedjax_lab.engine.input import Host, Seed
 from fedjax_lab.engine.width import client_bytes
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.frozen import Model, model_of
 from fedjax_lab.models.task import has_convolutions, is_recurrent
-from fedjax_lab.types import Federation, Plan, Stage
+from fedjax_lab.types import Plan, Stage
 
 
 def engine_fields(
@@ -22,7 +22,7 @@ def engine_fields(
     plan: Plan,
     stages: Sequence[Stage],
     model: Model,
-    federations: Sequence[Federation],
+    seeds: Sequence[Seed],
     devices: Sequence[jax.Device] | None,
     memory: int,
 ) -> dict[str, Any]:
@@ -34,8 +34,9 @@ def engine_fields(
     # Clients of these models train one after another on a CPU.
     in_turn = bool(task.kinds) or has_convolutions(task) or is_recurrent(task)
     lent = _lent(engine, plan, stages, model, devices, memory)
+    federations = [seed.federation for seed in seeds]
     division = _divide(engine, plan, stages, federations, lent)
-    host = _host(division, engine, stages)
+    host = _host(division, engine, stages, seeds[0].is_pooled)
     together = vectorizes_seeds(engine.seeds, stages, in_turn, platform_of(devices), host)
     alone = engine.fsdp > 1 or parallel.jit_is_disabled()
     together = together and (not alone or engine.seeds == "vectorized")
@@ -114,7 +115,7 @@ def _lent(engine, plan, stages, model, devices, memory):
     return lent._replace(memory=max(1, lent.memory - base // engine.fsdp))
 
 
-def _host(division, engine, stages):
+def _host(division, engine, stages, pooled):
     """What the run keeps on the host; None: nothing.
 
     Raises BadInput if its method does not allow it.
@@ -126,7 +127,7 @@ def _host(division, engine, stages):
     if len(stages) > 1 or not stages[0].is_plain:
         names = ", ".join(stage.name for stage in stages)
         raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
-    if stages[0].method.extra.pooled:
+    if pooled:
         raise BadInput(f"{asked} needs clients; this method trains on all clients' examples pooled")
     if engine.seeds == "vectorized":
         raise BadInput(f"{asked} trains one seed after another; use config.engine.seeds=sequential")

@@ -43,8 +43,6 @@ def as_configured(
     words = " and ".join(f"{key} {config[key].name}" for key in named)
     naming = functools.partial(_naming, f"method {config.method.name} with {words}")
     with naming():
-        if stage.method.extra.pooled:
-            raise BadInput("it trains on the examples of all clients at once and has no uploads")
         if {"compression", "downlink"} & {*named}:  # codes are those of a whole model
             stage = stage._replace(method=stage.method.having(absent=None))
         for key in named:
@@ -220,7 +218,7 @@ def sampling_name(config: ml_collections.ConfigDict) -> str:
 
 def _with_sampling(stage, task, run):
     """The stage with the sampling of config.run.sampling, if that is set."""
-    if not run["sampling"] or stage.method.extra.pooled:
+    if not run["sampling"]:
         return stage
     sample = bind("sampling", run, "sampling")
     if latest_losses.are_seen(sample):

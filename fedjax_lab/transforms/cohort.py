@@ -117,7 +117,7 @@ def _with(exchange, change):
 
 
 def _check_at_once(method):
-    if method.extra.pooled or method.extra.one_by_one:
+    if method.extra.one_by_one:
         raise BadInput("its server never sees the updates of several clients at once")
     if method.extra.private_sum:
         raise BadInput(
