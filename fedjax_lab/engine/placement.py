@@ -22,7 +22,8 @@ class Placement(NamedTuple):
     """
 
     strategy: parallel.Strategy
-    num_clients: int  # without padding
+    num_clients: int  # that are scored, without padding
+    num_training: int  # that train: the same, or one that holds all examples
     seeds: int  # length of the leading axis of arrays that depend on the seed; 0: no such axis
     abstract: bool  # return descriptions (`ShapeDtypeStruct`) instead of arrays
 

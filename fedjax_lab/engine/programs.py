@@ -68,8 +68,11 @@ def lower(
     """Lowers the programs of a lane. program: settings -> the program of one seed."""
     number = np.int32(0)
 
+    def training(settings):
+        return _of_training(program(settings), jit.place, lanes)
+
     def play(settings, *args):
-        return simulate.play(program(settings), *args)
+        return simulate.play(training(settings), *args)
 
     def score(settings, *args):
         return evaluate.score(program(settings), *args)
@@ -84,7 +87,14 @@ def lower(
         block = block.lower(*of_lane)
         scored = scored.lower(lanes.settings, lanes.scoring, state, number)
     of_one = lane_of_one_seed(lanes.training, axes, state, jit.place.seeds)
-    return make_programs(block, scored, (program({}), *of_one))
+    return make_programs(block, scored, (training({}), *of_one))
+
+
+def _of_training(program, place, lanes):
+    """The program for the clients that train, without padding."""
+    padded = lanes.training.population.id.shape[-1]
+    number = None if place.num_training == padded else place.num_training
+    return program._replace(plan=program.plan._replace(num_clients=number))
 
 
 def make_programs(play: Any, score: Any, of_round: tuple[Program, Lane, State]) -> Programs:

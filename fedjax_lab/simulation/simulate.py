@@ -285,7 +285,7 @@ def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array,
     """The clients of round t, and their shares in the server's mean: [M] each."""
     method, plan, *_ = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
-    clients = _who_train(program, lane.population)
+    clients = without_padding(plan, lane.population)
     if lane.schedule is None:
         return contract.check_sample(method.sample(k_cohort, server, clients, plan.cohort))
     ids = lane.schedule.ids[t]  # the sampling takes all of these clients, and gives them shares
@@ -301,7 +301,7 @@ def _sample(program, lane, state, t):
     """
     method, plan, strategy, _ = program
     ids, share = strategy.whole(draw(program, lane, state.server, t))
-    number = 1 if method.extra.pooled else plan.num_clients or len(lane.population.id)
+    number = plan.num_clients or len(lane.population.id)
     is_cohort = contract.is_cohort(ids, share, number)
     update = None if lane.schedule is None else asynchronous.get_update(lane.schedule, t)
     extra, unequal = method.extra, plan.straggler or not plan.equal_steps
@@ -357,14 +357,6 @@ def _without_empty(program, passes, share):
     if not program.method.extra.empty_places:
         return passes
     return jnp.where(share > 0, program.plan.work if passes is None else passes, 0)
-
-
-def _who_train(program, population):
-    """The clients that train: the population without padding, or one for a pooled method."""
-    plan = program.plan
-    if program.method.extra.pooled:
-        plan = plan._replace(num_clients=1)
-    return without_padding(plan, population)
 
 
 def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
@@ -489,7 +481,7 @@ def cohort_size(program: Program, lane: Lane, state: State) -> int:
     """The size of a cohort, which may be larger than the plan's if the method samples more."""
 
     def ids(key, server, population):
-        clients = _who_train(program, population)
+        clients = without_padding(program.plan, population)
         drawn = program.method.sample(key, server, clients, program.plan.cohort)
         return contract.check_sample(drawn)[0]
 
@@ -500,10 +492,8 @@ def cohort_size(program: Program, lane: Lane, state: State) -> int:
 def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]:
     """The bytes (up, down) of one client in one round, from the shapes of uploads and messages.
 
-    Nothing is computed. Lost uploads are not considered. A pooled method sends nothing: (0, 0).
+    Nothing is computed. Lost uploads are not considered.
     """
-    if program.method.extra.pooled:
-        return 0, 0
 
     def first(a):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), a)
