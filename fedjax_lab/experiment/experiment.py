@@ -105,13 +105,12 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     """The simulation of a run. Raises BadInput if its parts do not fit."""
     task = model.unbound
     check_optimizer(config.local, task)
-    setup = transforming.make_setup(config, federations)
+    setup, training = transforming.make_setup(config, federations), federations
     variant = functools.partial(variants.variant, config, model, setup)
     stages, of_step = variant({})
-    training = federations
     if pooling.are_pooled(stages):
         config, training = pooling.without_clients(config), pool(federations)
-        variant = functools.partial(variants.variant, config, model, None)
+        variant = functools.partial(variants.variant, config, model, setup)
         stages, of_step = variant({})
     checks.check_skewed(config, stages)
     checks.check_target(config, task.objective)
