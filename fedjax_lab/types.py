@@ -492,6 +492,30 @@ CLIENT_ROWS = (*POPULATION_ROWS, *NEW_ROWS)
 ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # all fields with rows
 
 
+class Turn(NamedTuple):
+    """Who takes part in a round, and what becomes of each of them; arrays [M].
+
+    Lost uploads, stragglers, attacks and the clock are functions from a turn to a turn.
+    """
+
+    clients: Client  # with their weights in the server's mean
+    keys: Array  # the clients' random streams in this round
+    drawn: Array  # bool, false for an empty place of the cohort
+    staleness: Array  # float32, `Client.staleness`
+    work: Array | None  # how much of `Plan.work` each client does; None: all of it
+    arrived: Array | None  # bool, whether the server uses the upload; None: it uses all
+    seconds: Array | float  # [] of the clock: at the beginning of the round, at last at its end
+
+
+class Failures(NamedTuple):
+    """What can happen to the clients of a round: see `simulation.failures`."""
+
+    dropout: float = 0.0  # probability that a client's uploads of a round are lost
+    straggler: float = 0.0  # probability that a client makes only some of its passes in a round
+    attackers: float = 0.0  # share of the clients that attack: `Client.attacks`
+    clock: Any = None  # `clock.Clock` of synchronous rounds; None: time is not simulated
+
+
 class Plan(NamedTuple):
     """The sizes and functions that define how a run trains: static Python values."""
 
@@ -504,10 +528,7 @@ class Plan(NamedTuple):
     steps: int = 0  # of a client in a round, over shuffled passes; 0: `epochs` passes
     accumulate: int = 1  # parts of a batch whose gradients are computed one after another
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: no limit
-    dropout: float = 0.0  # probability that a client's uploads of a round are lost
-    straggler: float = 0.0  # probability that a client makes only some of its passes in a round
-    clock: Any = None  # `clock.Clock`; None: time is not simulated
-    attackers: float = 0.0  # share of the clients that attack: `Client.attacks`
+    failures: Failures = Failures()
     num_domains: int = 1
     num_clients: int | None = None  # without padding, if the population is padded; else None
     num_new: int | None = None  # without padding, if the new clients are padded; else None

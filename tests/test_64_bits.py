@@ -61,6 +61,7 @@ def test_fedpick_computes_in_the_type_of_its_weights(wide):
     assert "f64" in types and "f32" not in types
 
 
+@pytest.mark.slow
 def test_features_have_the_type_of_the_weights(wide):
     task, x = toys.NORM, jnp.ones((3, toys.D))
     w = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), task.init(jax.random.key(0)))

@@ -17,10 +17,11 @@ from fedjax_lab import sampling, tree
 from fedjax_lab.experiment import availability, speeds
 from fedjax_lab.methods import _staleness
 from fedjax_lab.running.runner import run
-from fedjax_lab.simulation import asynchronous, simulate
-from fedjax_lab.simulation.asynchronous import Rules, Virtual, make_schedule
+from fedjax_lab.simulation import asynchronous, outline, simulate
+from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, until_available
 from fedjax_lab.transforms import staleness
+from fedjax_lab.types import Failures
 
 PLAIN = Clock(factor=jnp.ones_like)
 UPDATES = 12
@@ -39,7 +40,7 @@ def played(method, schedule, plan=naive.FULL):
     program = simulate.Program(method, plan, toys.VECTORIZED)
     state = simulate.init(method, KEYS, toys.C)
     history = asynchronous.first_history(method, state.server, asynchronous.num_places([schedule]))
-    sums = simulate.no_progress()._replace(virtual=Virtual(jnp.zeros(()), history))
+    sums = simulate.no_progress(["seconds"])._replace(history=history)
     lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS, schedule=schedule)
     play = jax.jit(functools.partial(simulate.play, program))
     count = len(schedule.ids)
@@ -90,13 +91,13 @@ def test_fedbuff_is_an_event_queue():
     lag = np.arange(UPDATES)[:, None] - schedule.version
     assert sorted(lag.ravel()) == sorted(used)
     assert lag.max() >= 3
-    np.testing.assert_allclose(float(sums.virtual.clock), time, rtol=1e-6)
+    np.testing.assert_allclose(float(sums.counts["seconds"]), time, rtol=1e-6)
     assert schedule.started.sum() >= 3 * UPDATES + toys.C - 3
     assert tasks.lost.sum() == 0
     everywhere = schedule._replace(place=schedule.version, new_place=np.arange(1, UPDATES + 1))
     again, _ = played(toys.make("fedbuff", toys.TASK, server_lr=0.7), everywhere)
     toys.close(again.server, state.server, rtol=0, atol=0)  # places do not change numbers
-    assert len(sums.virtual.history[0]) < UPDATES
+    assert len(sums.history[0]) < UPDATES
 
 
 def test_fedasync_is_an_event_queue_that_drops_old_uploads():
@@ -132,7 +133,9 @@ def test_ca2fl_is_an_event_queue():
     (model, mean), private = state.server, state.private
     naive.close(model, w)
     toys.close(mean, jax.tree.map(lambda a: a.mean(0), private))
-    plan = naive.FULL._replace(dropout=0.5)  # a lost upload does not change the cache
+    plan = naive.FULL._replace(
+        failures=Failures(dropout=0.5)
+    )  # a lost upload does not change the cache
     state, _ = toys.player(toys.make("ca2fl", toys.TASK), plan=plan)(KEYS, 0, 5)
     toys.close(state.server[1], jax.tree.map(lambda a: a.mean(0), state.private))
 
@@ -321,7 +324,7 @@ def test_an_asynchronous_run_is_resumed_with_more_rounds(tmp_path):
     simulation = built(tmp_path, 18).simulation
     np.testing.assert_allclose(times, simulation.seeds[0].schedule.time[2::3], rtol=1e-6)
     tasks = whole.summary["tasks"]["0"]
-    _, sent = simulate.message_bytes(*_round_of(simulation))
+    _, sent = outline.checked(*_round_of(simulation)).message_bytes
     assert first[-1]["bytes_up"] == 36 * sent
     assert first[-1]["bytes_down"] == simulation.seeds[0].schedule.started.sum() * sent
     assert tasks["used"] == 36 == tasks["started"] - tasks["unfinished"]

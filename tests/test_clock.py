@@ -11,7 +11,8 @@ from naive import KEYS
 from fedjax_lab import streams
 from fedjax_lab.experiment import availability, speeds
 from fedjax_lab.running.runner import run
-from fedjax_lab.simulation.clock import Availability, Clock, Outcome, Pace, outcome, until_available
+from fedjax_lab.simulation.clock import Availability, Clock, Pace, timed, until_available
+from fedjax_lab.types import Failures
 
 M, WORK, SENT, TIME = 6, 4, 100, 7.0
 COMPUTE = np.array([3.0, 1.0, 2.5, 0.5, 4.0, 1.5], np.float32)  # seconds of a pass
@@ -23,17 +24,14 @@ SECONDS = 0.5 + COMPUTE * WORK + PER_BYTE * SENT
 
 
 def outcome_of(clock, arrived=None, work=None, in_turn=False, absent=None, **fields):
+    """The turn after the clock; its seconds are those of the round."""
     pace = jax.tree.map(jnp.asarray, Pace(COMPUTE, PER_BYTE, **fields))
     cohort = jax.tree.map(lambda a: a[:M], toys.POPULATION)._replace(traits={"pace": pace})
-    given = Outcome(arrived, None, work)
-    facts = (
-        WORK,
-        SENT,
-        jnp.float32(TIME),
-        jnp.arange(M) != (M if absent is None else absent),
-        in_turn,
-    )
-    return outcome(clock, CLIENTS, cohort, given, *facts)
+    drawn = jnp.arange(M) != (M if absent is None else absent)
+    given = {"arrived": arrived, "work": work, "drawn": drawn, "seconds": jnp.float32(TIME)}
+    plan = toys.PLAN._replace(epochs=WORK, failures=Failures(clock=clock))
+    turn = timed(plan, SENT, in_turn, toys.turn(CLIENTS, cohort, **given))
+    return turn._replace(seconds=turn.seconds - TIME)
 
 
 def test_a_round_lasts_until_the_last_upload():

@@ -11,7 +11,7 @@ from naive import KEYS
 
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.simulation import contract, evaluate, local, simulate
+from fedjax_lab.simulation import contract, evaluate, local, outline, simulate
 from fedjax_lab.types import Stage, State
 
 PLAIN = fedavg(toys.TASK)
@@ -70,7 +70,7 @@ def test_init_must_return_a_state_with_an_axis_of_clients(state, error):
     ],
 )
 def test_a_round_must_keep_the_structure_of_the_states(part, function, error):
-    assert error in complaint(toys.player(with_exchange(**{part: function})), KEYS, 0, 1)
+    assert error in complaint(toys.bytes_of, with_exchange(**{part: function}))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,7 @@ def test_a_sampling_must_return_ids_and_shares(drawn, error):
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
     lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
     state = simulate.init(method, KEYS, toys.C)
-    assert error in complaint(simulate.cohort_size, program, lane, state)
-    assert error in complaint(simulate.draw, program, lane, state.server, jnp.int32(0))
+    assert error in complaint(outline.checked, program, lane, state)
 
 
 @pytest.mark.parametrize("made, shown", [(None, "None"), (jnp.zeros((2, 3)), "float32[2, 3]")])

@@ -19,10 +19,10 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import registry
 from fedjax_lab.simulation import failures, simulate
 from fedjax_lab.simulation.local import Public, WorkRows, make_work, work_rows
-from fedjax_lab.types import Exchange, Method
+from fedjax_lab.types import Exchange, Failures, Method
 
-LOSSY = toys.PLAN._replace(dropout=0.4)
-LATE = toys.PLAN._replace(straggler=0.6, epochs=4)
+LOSSY = toys.PLAN._replace(failures=Failures(dropout=0.4))
+LATE = toys.PLAN._replace(failures=Failures(straggler=0.6), epochs=4)
 ARRIVED = jnp.array([True, False, True, True, False])
 PLAIN = {
     name: method
@@ -37,7 +37,11 @@ def in_round(t, ids):
 
 
 def arrived(plan, t, ids):
-    return np.asarray(failures.arrivals(plan, in_round(t, ids)))
+    return np.asarray(failures.losses(plan, toys.turn(in_round(t, ids))).arrived)
+
+
+def passes_in(plan, t, ids):
+    return np.asarray(failures.stragglers(plan, toys.turn(in_round(t, ids))).work)
 
 
 # Which clients fail.
@@ -51,8 +55,8 @@ def test_each_upload_is_lost_independently_with_the_given_probability():
 
     @jax.vmap
     def drawn(t):
-        keys = in_round(t, np.arange(toys.C))
-        return ~failures.arrivals(LOSSY, keys), failures.passes(LATE, keys)
+        turn = toys.turn(in_round(t, np.arange(toys.C)))
+        return ~failures.losses(LOSSY, turn).arrived, failures.stragglers(LATE, turn).work
 
     lost, passes = map(np.asarray, drawn(jnp.arange(10_000)))
     np.testing.assert_allclose(lost.mean(0), 0.4, atol=0.02)
@@ -64,22 +68,22 @@ def test_each_upload_is_lost_independently_with_the_given_probability():
 
 def test_failures_depend_only_on_the_seed_the_round_and_the_client():
     """The other participants do not matter, and stragglers and lost uploads are uncorrelated."""
-    plan = LATE._replace(dropout=0.6)
+    plan = LATE._replace(failures=LATE.failures._replace(dropout=0.6))
     all_clients = np.arange(400)
     whole, part = (arrived(plan, 3, ids) for ids in (all_clients, all_clients[5::7]))
     assert whole[5::7].tolist() == part.tolist()
-    late = np.asarray(failures.passes(plan, in_round(3, all_clients))) < 4
+    late = passes_in(plan, 3, all_clients) < 4
     assert abs(np.corrcoef(late, ~whole)[0, 1]) < 0.15
     assert (whole != arrived(plan, 4, all_clients)).any()
 
 
 def test_no_client_fails_by_default_and_none_that_pools_examples(folder):
-    keys = in_round(0, [1, 2])
-    assert failures.arrivals(toys.PLAN, keys) is None is failures.passes(toys.PLAN, keys)
+    turn = toys.turn(in_round(0, [1, 2]))
+    assert failures.losses(toys.PLAN, turn) is turn is failures.stragglers(toys.PLAN, turn)
     plan = build(folder, "central", dropout=0.5, straggler=0.5).simulation.plan
-    assert plan.dropout == plan.straggler == 0
+    assert plan.failures == Failures()
     plan = build(folder, "fedavg", dropout=0.5, straggler=0.25).simulation.plan
-    assert (plan.dropout, plan.straggler) == (0.5, 0.25)
+    assert plan.failures == Failures(dropout=0.5, straggler=0.25)
 
 
 # What the server receives.
@@ -110,7 +114,7 @@ def check_a_round(method, plan, federation, population, state):
     whole = partial = state.server
     for exchange in method.round:
         run = simulate.one_client(exchange, plan)
-        shapes, _, _ = jax.eval_shape(run, whole, federation, rows, entry)
+        (shapes, _), _ = jax.eval_shape(run, whole, federation, rows, entry)
         uploads = jax.tree.map(lambda a: values(rng, a), shapes)
         whole = exchange.aggregate(whole, *failures.received(uploads, cohort, ARRIVED))
         partial = exchange.aggregate(partial, tree.take(uploads, positions), few)
@@ -217,12 +221,12 @@ def test_a_round_equals_one_of_the_clients_whose_uploads_arrive(name):
         assert (np.asarray(a)[lost] != np.asarray(b)[lost]).reshape(len(lost), -1).any(1).all()
     together, _ = toys.player(method)(KEYS, 2, 1)
     toys.same(together.private, state.private)
-    assert sums.arrived is None and float(sums.steps) > 0
+    assert not sums.counts and float(sums.steps) > 0
 
 
 @pytest.mark.parametrize("name", exhaustive_but(["pfedhn"], ["fedopt", "pfedhn"]))
 def test_the_server_is_unchanged_if_all_uploads_are_lost(name):
-    method, plan = toys.make(name), toys.PLAN._replace(dropout=1 - 1e-6)
+    method, plan = toys.make(name), toys.PLAN._replace(failures=Failures(dropout=1 - 1e-6))
     state, sums = toys.player(method, plan=plan)(KEYS, 0, 2)
     toys.same(state.server, simulate.init(method, KEYS, toys.C).server)
     assert int(sums.diverged) == -1 and float(sums.examples) > 0
@@ -237,7 +241,7 @@ def test_an_aggregate_that_returns_no_server_state_is_rejected():
     method = method._replace(round=(ask, answer))
     toys.player(method)(KEYS, 0, 1)
     with pytest.raises(BadInput, match="where uploads may be lost, each `aggregate`"):
-        toys.player(method, plan=LOSSY)(KEYS, 0, 1)
+        toys.bytes_of(method, LOSSY)
 
 
 # Stragglers.
@@ -246,7 +250,7 @@ def test_an_aggregate_that_returns_no_server_state_is_rejected():
 def passes_of(method, plan):
     """The cohort of the first round, and the number of passes of each client in it."""
     ids = naive.cohort(method, 0)
-    passes = [int(p) for p in failures.passes(plan, in_round(0, ids))]
+    passes = passes_in(plan, 0, ids).tolist()
     assert len(set(passes)) > 1 and min(passes) < 4
     return ids, passes
 
@@ -254,7 +258,10 @@ def passes_of(method, plan):
 @pytest.mark.slow
 def test_a_straggler_makes_fewer_passes():
     """FedAvg in NumPy, where each client makes its number of full-batch steps."""
-    method, plan = toys.make("fedavg", toys.TASK), naive.FULL._replace(straggler=0.7, epochs=4)
+    method, plan = (
+        toys.make("fedavg", toys.TASK),
+        naive.FULL._replace(failures=Failures(straggler=0.7), epochs=4),
+    )
     ids, passes = passes_of(method, plan)
     w = naive.first_weights()
     models = [naive.sgd(w, *naive.data_of(i), steps=p) for i, p in zip(ids, passes, strict=True)]
@@ -265,7 +272,7 @@ def test_a_straggler_makes_fewer_passes():
 
 @pytest.mark.slow
 def test_fednova_uses_the_number_of_steps_of_each_straggler():
-    plan = naive.FULL._replace(straggler=0.7, epochs=4)
+    plan = naive.FULL._replace(failures=Failures(straggler=0.7), epochs=4)
     method = toys.make("fednova", toys.TASK)
     (ids, passes), rho = passes_of(method, plan), naive.MOMENTUM
     w, p = naive.first_weights(), naive.shares(ids)
@@ -297,7 +304,7 @@ def test_a_straggler_makes_the_same_share_of_a_methods_number_of_passes():
 
 
 def simulation(**options):
-    plan = LOSSY._replace(straggler=0.5, epochs=2)
+    plan = toys.PLAN._replace(failures=Failures(dropout=0.4, straggler=0.5), epochs=2)
     return toys.simulation(toys.make("scaffold"), 6, plan, **options)
 
 
@@ -332,8 +339,8 @@ def test_bytes_up_count_only_uploads_that_arrive():
         for t in range(6):
             key = jax.random.fold_in(keys.cohort, t)
             ids, _ = method.sample(key, (), toys.POPULATION, LOSSY.cohort)
-            arriving = failures.arrivals(LOSSY, streams.clients(keys.local, t, ids))
-            total += np.asarray(arriving).sum()
+            turn = toys.turn(streams.clients(keys.local, t, ids))
+            total += np.asarray(failures.losses(LOSSY, turn).arrived).sum()
         assert 0 < total < 30 and (up, down) == (total * each[0], 30 * each[1])
 
 
@@ -356,7 +363,7 @@ def test_the_same_clients_fail_however_the_run_is_executed(how):
     toys.close(states, expected)
     assert sent.tolist() == expected_sent.tolist()
     if how != "blocks":
-        assert sums.arrived.tolist() == expected_sums.arrived.tolist()
+        toys.same(sums.counts, expected_sums.counts)
         assert sums.steps.tolist() == expected_sums.steps.tolist()
 
 
@@ -385,10 +392,10 @@ def build(folder, method, **run):
 def test_no_upload_is_lost_in_a_stage_that_needs_every_client(folder):
     """The first round of FedConcat-ID forms the clusters and needs an upload of every client."""
     engine = Engine(build(folder, "fedconcat_id", dropout=0.5).simulation)
-    assert engine.simulation.plan.dropout == 0.5
+    assert engine.simulation.plan.failures.dropout == 0.5
     first = engine.simulation.stages[0]
     assert first.reliable and not any(stage.reliable for stage in engine.simulation.stages[1:])
     engine.compile()
     engine.play(1)
     programs = engine.programs[0]
-    assert engine.bytes.tolist() == [[6 * size for size in programs.message_bytes]]
+    assert engine.bytes.tolist() == [[6 * size for size in programs.of_round[0].message_bytes]]

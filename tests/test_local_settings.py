@@ -13,8 +13,8 @@ from fedjax_lab.experiment.traits import Dealt
 from fedjax_lab.running.runner import run
 from fedjax_lab.simulation import asynchronous, failures, simulate
 from fedjax_lab.simulation.clock import Clock, Pace
-from fedjax_lab.simulation.local import make_work
-from fedjax_lab.types import LocalSettings
+from fedjax_lab.simulation.local import make_work, work_of
+from fedjax_lab.types import Failures, LocalSettings
 
 KEY = jax.random.key(1)
 LOCAL = {"epochs": 2, "steps": 0, "lr": 0.1, "batch_size": 16}
@@ -81,6 +81,9 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
     path.write_text("client,batch_size\n1,4\n")
     other = complaint(toys.build, tmp_path, local={"per_client": str(path), "accumulate": 4})
     assert "the column batch_size cannot be combined with config.local.accumulate=4" in other
+    stages = {"method": {"name": "client2vec"}, "embedding": {"name": "stand_in", "size": 32}}
+    other = complaint(toys.build, tmp_path, local={"per_client": str(path)}, **stages)
+    assert "trains a stage in batches of another size" in other
     private = {"privacy": {"name": "example_level", "noise": 1.0}}
     path.write_text("client,epochs\n1,2\n")
     message = complaint(toys.build, tmp_path, local={"per_client": str(path)}, **private)
@@ -113,16 +116,15 @@ def test_a_client_trains_as_if_all_had_its_numbers():
 @pytest.mark.slow
 def test_stragglers_and_asynchronous_clients_have_their_own_work():
     settings = LocalSettings(work=jnp.array([1, 2, 9] * 100))
-    clients = streams.clients(KEY, 0, jnp.arange(300))
-    assert failures.passes(PLAN, clients, settings) is settings.work
-    late = np.asarray(failures.passes(PLAN._replace(straggler=1.0), clients, settings)).reshape(
-        -1, 3
-    )
+    turn = toys.turn(streams.clients(KEY, 0, jnp.arange(300)))
+    late = PLAN._replace(failures=Failures(straggler=1.0))
+    late = failures.stragglers(late, turn._replace(work=work_of(settings))).work
+    late = np.asarray(late).reshape(-1, 3)
     np.testing.assert_array_equal(np.unique(late[:, 2]), np.arange(1, 9))
     assert (late[:, :2] == 1).all()
-    plan = PLAN._replace(straggler=0.5)
-    all_alike = LocalSettings(work=jnp.full(300, plan.work))
-    toys.same(failures.passes(plan, clients, all_alike), failures.passes(plan, clients))
+    plan = PLAN._replace(failures=Failures(straggler=0.5))
+    all_alike = turn._replace(work=jnp.full(300, plan.work))
+    toys.same(failures.stragglers(plan, all_alike).work, failures.stragglers(plan, turn).work)
     pace = Pace(np.ones(2, np.float32), np.zeros(2, np.float32))
     rules = asynchronous.Rules(updates=4, buffer=1, concurrency=2, work=np.array([2, 7]))
     schedule, _ = asynchronous.make_schedule(Clock(jnp.ones_like), pace, rules, 0, 0)

@@ -2,16 +2,16 @@
 scikit-learn's, which methods learn each task, and what is refused."""
 
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+import unfit_methods
 from inputs import complaint
 from sklearn import metrics as reference
-from slow_cases import exhaustive_but
+from slow_cases import exhaustive_but, slow_but
 
 import fedjax_lab
 from fedjax_lab import losses
@@ -115,7 +115,7 @@ def test_losses_against_numpy(name):
     assert task.loss(jnp.asarray(padded[0]), batch) == pytest.approx(expected, rel=2e-5)
 
 
-@pytest.mark.parametrize("loss_mean", ["token", "example"])
+@pytest.mark.parametrize("loss_mean", slow_but(["example"], ["token", "example"]))
 def test_losses_in_blocks_are_those_of_all_logits(loss_mean):
     """Three blocks of 3 tokens for rows of 8; also the gradients of the features and the head."""
     made = tokens(Labels(WORDS, NAMES), loss_mean=loss_mean, block=3)
@@ -279,9 +279,7 @@ def write(folder, name):
     }
 
 
-PAGE = (Path(__file__).parents[1] / "docs/tasks.md").read_text()
-LISTED = PAGE.partition("<!-- of classes -->")[2].partition("<!-- end of classes -->")[0]
-OF_CLASSES = {*re.findall(r"`(\w+)`", LISTED), "fedc2i", "fedphp"}  # the last two at their defaults
+OF_CLASSES = re.findall(r"`(\w+)`", unfit_methods.listed("tasks.md"))
 TASKS = "binary", "multilabel", "regression", "tokens", "segmentation"
 PAIRS = [(task, method) for task in TASKS for method in sorted(registry.METHODS)]
 IN_CI = {

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import losses, streams, wire
+from fedjax_lab import losses, streams, tree, wire
 from fedjax_lab.engine import parallel, shards
 from fedjax_lab.engine.input import Seed, Simulation
 from fedjax_lab.engine.placement import Jit, Placement
@@ -17,11 +17,11 @@ from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running.storage.checkpoint import numbers
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation import outline, simulate
 from fedjax_lab.testing import toy
 from fedjax_lab.testing.toy import PLAN, C, D, K, N, as_rows, make_federation  # noqa: F401
 from fedjax_lab.testing.trial import pooled
-from fedjax_lab.types import Batch, Exchange, Stage, State, Weights
+from fedjax_lab.types import Batch, Exchange, Stage, State, Turn, Weights
 
 
 def skewed(federation, seed=1):
@@ -65,7 +65,7 @@ POPULATION = simulate.population(FEDERATION, K)._replace(arrived=jnp.ones(C, boo
 VECTORIZED = parallel.vectorized()
 
 
-JIT = Jit(Placement(VECTORIZED, C, C, seeds=0, abstract=False), precision=None)
+JIT = Jit(Placement(VECTORIZED, C, seeds=0, abstract=False), precision=None)
 SCORES = {"round": 4, "train_loss": 0.5, "accuracy": {"mean": 81.5, "worst10": 51.5}}
 SUMMARY = {  # the summary.json of a finished run
     "method": "fedavg",
@@ -176,7 +176,14 @@ def example(count=9):
 @lru_cache(maxsize=8)
 def compiled(method, plan, strategy, scheduled=None):
     """`simulate.play`, jitted and cached, so that the same method is traced only once."""
-    program = simulate.Program(method, plan, strategy, scheduled)
+    program = simulate.Program(method, plan, strategy)
+    if scheduled is not None:
+
+        def in_round(program, t):
+            method, fields = scheduled(t)
+            return program._replace(method=method, plan=program.plan._replace(**fields))
+
+        program = program._replace(scheduled=in_round)
     return jax.jit(partial(simulate.play, program))
 
 
@@ -194,13 +201,23 @@ def player(method, strategy=VECTORIZED, plan=None, federation=FEDERATION, schedu
     return play
 
 
+def turn(keys, clients=None, **fields):
+    """The turn of clients [M] with these random streams, before anything happens to them."""
+    count = len(keys)
+    if clients is None:
+        clients = tree.take(POPULATION, jnp.zeros(count, jnp.int32))
+    nothing = jnp.ones(count, bool), jnp.zeros(count), None, None, jnp.zeros(())
+    return Turn(clients, keys, *nothing)._replace(**fields)
+
+
 def bytes_of(method, plan=None):
     """(up, down) of one client in one round."""
     federation, population, plan_of_method = pooled(method, FEDERATION)
     keys = streams.make_keys(jax.random.key(0))
     state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     program = simulate.Program(method, plan or plan_of_method, VECTORIZED)
-    return simulate.message_bytes(program, simulate.Lane(federation, population, keys), state)
+    lane = simulate.Lane(federation, population, keys)
+    return outline.checked(program, lane, state).message_bytes
 
 
 def make(name, task=NORM, **hyper):

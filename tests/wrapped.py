@@ -7,7 +7,7 @@ import toys
 
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import registry
-from fedjax_lab.types import Method
+from fedjax_lab.types import Failures, Method
 
 KINDS = ("downlink", "attack", "aggregator", "compression")  # in the order of wrapping
 # The backdoor needs images (see test_backdoor.py), and secure aggregation needs a model without
@@ -39,7 +39,7 @@ def wrap(method, *transforms):
 def losses_of(method, attackers=0.0, dropout=0.0):
     """The training loss in the first round, and the mean of the later ones; all must be finite."""
     _, _, plan = toys.pooled(method)
-    plan = plan._replace(cohort=toys.C, attackers=attackers, dropout=dropout)
+    plan = plan._replace(cohort=toys.C, failures=Failures(attackers=attackers, dropout=dropout))
     play = toys.player(method, plan=plan)
     state, first = play(naive.KEYS, 0, 1)
     _, later = play(naive.KEYS, 1, ROUNDS - 1, state)

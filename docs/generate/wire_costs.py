@@ -9,7 +9,7 @@ from fedjax_lab.engine.parallel import vectorized
 from fedjax_lab.experiment import registry
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation import outline, simulate
 from fedjax_lab.testing.toy import (
     RANK,
     C,
@@ -39,8 +39,6 @@ def costs() -> dict[str, Cost]:
 
 
 def _cost(method, task):
-    if method.extra.pooled:
-        return Cost(0, 0)
     model = tree.num_bytes(jax.eval_shape(task.init, jax.random.key(0)))
     toy = make_federation()
     size = SHAPE[0] * SHAPE[1] * SHAPE[2]
@@ -51,5 +49,6 @@ def _cost(method, task):
     keys = streams.make_keys(jax.random.key(0))
     state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     program = simulate.Program(method, plan._replace(example_shape=SHAPE), vectorized())
-    up, down = simulate.message_bytes(program, simulate.Lane(federation, population, keys), state)
+    lane = simulate.Lane(federation, population, keys)
+    up, down = outline.checked(program, lane, state).message_bytes
     return Cost(up / model, down / model)

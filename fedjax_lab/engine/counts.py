@@ -39,7 +39,7 @@ def block_length(session: Session, begun: Session, at_most: int) -> int:
 
 def seed_sums(sums: Sequence[Progress]) -> Progress:
     """The sums of all lanes as NumPy arrays, [seeds] each; without histories, which are large."""
-    sums = [of._replace(virtual=of.virtual and of.virtual._replace(history=None)) for of in sums]
+    sums = [of_lane._replace(history=[]) for of_lane in sums]
     each = [jax.tree.map(np.atleast_1d, of_lane) for of_lane in jax.device_get(sums)]
     return jax.tree.map(lambda *a: np.concatenate(a), *each)
 
@@ -55,10 +55,10 @@ def messages_of(sums: Sequence[Progress]) -> Messages:
 
     They are None if no place of a cohort can be empty, or no upload can be lost, respectively.
     """
-    if sums[0].drawn is None and sums[0].arrived is None:
+    if not sums[0].counts.keys() & {"drawn", "arrived"}:
         return None, None
-    total = seed_sums(sums)
-    return total.drawn, total.arrived
+    counts = seed_sums(sums).counts
+    return counts.get("drawn"), counts.get("arrived")
 
 
 def bytes_of(
@@ -73,7 +73,7 @@ def bytes_of(
     programs: of each lane. before, after: `messages_of` before and after the rounds. absent: see
     `absent_bytes`.
     """
-    each = [(of_lane.clients, *of_lane.message_bytes) for of_lane in programs]
+    each = [(of_lane.clients, *of_lane.of_round[0].message_bytes) for of_lane in programs]
     clients, up, down = np.array(each).T  # per lane; vectorized seeds send equally many bytes
     pairs = zip(after, before, strict=True)
     drawn, arrived = (None if then is None else now - then for now, then in pairs)

@@ -4,6 +4,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +61,6 @@ class Engine:
         self.place = Placement(
             strategy=simulation.strategy,
             num_clients=len(simulation.seeds[0].federation.train),
-            num_training=len(simulation.seeds[0].training.train),
             seeds=len(simulation.seeds) if self.together else 0,
             abstract=abstract,
         )
@@ -95,14 +95,17 @@ class Engine:
         """
         began = time.perf_counter()
         lowered = self.lower()
-        compiled = {shapes: programs.compiled(each) for shapes, each in lowered.items()}
+        of_round = lowered[self._shapes(0)].of_round
+        with ThreadPoolExecutor(1) as pool:
+            executables = pool.map(programs.compiled, lowered.values())
+            self.round_cost = flops.round_cost(*of_round)  # traced while XLA compiles
+        compiled = dict(zip(lowered, executables, strict=True))
         self.programs = [compiled[self._shapes(i)] for i in range(len(self.lanes))]
         for hosted, each in zip(self._hosted, self.programs, strict=False):
             hosted.use(each.play, each.score)
         self._players: Sequence[Any] = self._hosted or self.programs
         training = [seed.training for seed in self.simulation.seeds]
         self._absent = counts.absent_bytes(self.stage.method, training)
-        self.round_cost = flops.round_cost(*self.programs[0].of_round)
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
@@ -199,8 +202,7 @@ class Engine:
         self.seconds += took
         after = counts.messages_of(self.sums)
         sent = counts.bytes_of(self.programs, count, before, after, self._absent)
-        if not self.simulation.seeds[0].is_pooled:
-            self.bytes = self.bytes + sent
+        self.bytes = self.bytes + sent
 
     def _play(self, count):
         numbers = np.int32(self.played), np.int32(count)
@@ -217,9 +219,8 @@ class Engine:
         """Scores each seed after the rounds played so far, and resets the sums."""
         totals = self.session.totals + counts.work_of(self.sums)
         self.session = self.session._replace(totals=totals)
-        carried = [sums.virtual for sums in self.sums]
         new = no_progress(self.simulation, self.place)
-        self.sums = [of._replace(virtual=v) for of, v in zip(new, carried, strict=True)]
+        self.sums = list(map(simulate.reset, self.sums, new))
         began = time.perf_counter()
         scores = []
         for lanes, state, player in zip(self.lanes, self.states, self._players, strict=True):

@@ -14,8 +14,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import partial_eval
 
-from fedjax_lab.simulation import simulate
-from fedjax_lab.simulation.local import Public, WorkRows, work_sets
+from fedjax_lab.simulation import outline, simulate
+from fedjax_lab.simulation.local import WorkRows, work_sets
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import POOL, ROWS, State
 
@@ -69,8 +69,8 @@ def round_cost(program: Program, lane: Lane, state: State) -> RoundCost | None:
     """
     if "kind" in lane.population.traits:
         return None
-    lane, state = _shapes((lane, state))
-    clients = simulate.cohort_size(program, lane, state)
+    lane, state = outline.stripped((lane, state))
+    clients = outline.cohort_size(program, lane, state)
     small, large = (client_cost(program, lane, state, batches) for batches in (1, 2))
     steps = large.steps - small.steps
     step = (large.operations - small.operations) / steps if steps else 0.0
@@ -126,7 +126,7 @@ def client_cost(program: Program, lane: Lane, state: State, batches: int) -> Cli
 def _with_steps(run, *args):
     """(number of steps of the client's trainings, the results of `run`)."""
     done = run(*args)
-    return sum((training.steps for training in done[2]), jnp.float32(0)), done
+    return sum((training.steps for training in done[1]), jnp.float32(0)), done
 
 
 def _first_output(traced):
@@ -139,16 +139,14 @@ def _first_output(traced):
 def server_operations(program: Program, lane: Lane, state: State, clients: int) -> float:
     """The operations of the server in a round with this number of clients; from shapes."""
     federation, rows = _small(program.method, lane.federation, program.plan.batch_size)
-    client, *others = _entry(lane, state)
+    entry = _entry(lane, state)
     extra, total = program.method.extra, 0.0
     times, size = (clients, 1) if extra.one_by_one else (1, clients)
-    arrived, key = jax.eval_shape(lambda: (jnp.ones(size, bool), jax.random.split(_key(), size)))
     for exchange in program.method.round:
         run = simulate.one_client(exchange, program.plan)
-        upload, _, _ = jax.eval_shape(run, state.server, federation, rows, (client, *others))
-        uploads, cohort = _shapes((upload, client), lambda shape: (size, *shape))
-        cohort = cohort._replace(arrived=arrived, key=key, staleness=cohort.n)
-        aggregate = partial(_aggregate, exchange, program.plan)
+        (upload, _), _ = jax.eval_shape(run, state.server, federation, rows, entry)
+        uploads, cohort = outline.aggregated(entry[0], upload, size)
+        aggregate = outline.aggregate_with(exchange, program.plan)
         traced = jax.make_jaxpr(aggregate)(state.server, uploads, cohort, federation)
         total += times * count(traced)
     if (alone := extra.alone) is not None:
@@ -157,33 +155,19 @@ def server_operations(program: Program, lane: Lane, state: State, clients: int) 
     return total
 
 
-def _aggregate(exchange, plan, server, uploads, cohort, federation):
-    public = Public(federation, plan)
-    return exchange.aggregate(server, uploads, cohort._replace(public=public))
-
-
-def _shapes(tree, of=lambda shape: shape):
-    """The shapes of a tree of arrays, without shardings. of: shape -> the shape that it becomes."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(of(jnp.shape(a)), jnp.result_type(a)), tree)
-
-
 def _small(method, federation, count):
     """The shapes of a federation with `count` examples and no rows, and `WorkRows` of them all."""
     pool = {name: getattr(federation, name) for name in POOL}
-    pool = _shapes(pool, lambda shape: (count, *shape[1:]))
+    pool = outline.stripped(pool, lambda shape: (count, *shape[1:]))
     rows = WorkRows(*[jax.ShapeDtypeStruct((count,), np.int32)] * len(work_sets(method)))
     return federation._replace(**pool, **dict.fromkeys(ROWS)), rows
 
 
 def _entry(lane, state):
-    """The shapes of one client and of its key; and None: the client makes all of its passes.
+    """The shapes of one client, of its key and of its work.
 
     The client has the plan's settings, because its numbers of steps are measured in the run.
     """
     traits = {name: of for name, of in lane.population.traits.items() if name != "settings"}
-    stacked = lane.population._replace(private=state.private, traits=traits)
-    return _shapes(stacked, lambda shape: shape[1:]), jax.eval_shape(_key), None
-
-
-def _key():
-    return jax.random.key(0)
+    population = lane.population._replace(traits=traits)
+    return outline.one_entry(lane._replace(population=population), state)

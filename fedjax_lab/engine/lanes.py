@@ -100,11 +100,18 @@ def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
     methods = [stage.method for stage in simulation.stages]
     places = any(method.extra.empty_places for method in methods)
     own = any(sampling.is_own(method.sample) for method in methods)
-    timed, counted = simulation.plan.clock is not None, simulation.seeds[0].schedule is not None
-    losses = simulation.plan.dropout > 0 or timed
+    timed = "pace" in simulation.seeds[0].training.traits
+    scheduled = simulation.seeds[0].schedule is not None
+    occurring = {
+        "arrived": timed or simulation.plan.failures.dropout > 0,
+        "drawn": scheduled or places,
+        "misdrawn": own,
+        "seconds": timed,
+    }
+    counts = [name for name, occurs in occurring.items() if occurs]
 
     def one():  # a separate copy per lane, since their buffers are donated
-        none = simulate.no_progress(losses, places or counted, own, timed)
+        none = simulate.no_progress(counts)
         if place.seeds:
             none = jax.tree.map(lambda a: jnp.stack([a] * place.seeds), none)
         return place.put(none)

@@ -22,8 +22,7 @@ class Placement(NamedTuple):
     """
 
     strategy: parallel.Strategy
-    num_clients: int  # that are scored, without padding
-    num_training: int  # that train: the same, or one that holds all examples
+    num_clients: int  # without padding
     seeds: int  # length of the leading axis of arrays that depend on the seed; 0: no such axis
     abstract: bool  # return descriptions (`ShapeDtypeStruct`) instead of arrays
 
@@ -195,13 +194,13 @@ class Jit(NamedTuple):
             function = jax.default_matmul_precision(self.precision)(function)
         return jax.jit(function, out_shardings=out, **options)
 
-    def runner(self, function: Callable, seed_axes: Any, out: Any = None) -> Callable:
+    def runner(self, function: Callable, seed_axes: Any, out: Any = None, **options) -> Callable:
         """The jitted function; it returns only shapes if the arrays are only described.
 
         out: sharding of the results; None: on all devices.
         """
         out = self.place.strategy.sharding if out is None else out
-        jitted = self.wrap(function, seed_axes, out)
+        jitted = self.wrap(function, seed_axes, out, **options)
         if not self.place.abstract:
             return jitted
         return lambda *args: self.place.described(jax.eval_shape(jitted, *args), out)

@@ -11,7 +11,7 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, axes_of_settings, lane_of_one_seed
 from fedjax_lab.engine.placement import Jit
-from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation import evaluate, outline, simulate
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
 from fedjax_lab.types import Plan, PyTree, Stage, State
 
@@ -23,7 +23,6 @@ class Programs(NamedTuple):
     score: Any  # (settings, lane, state, t): the evaluation; a list of several for a hosted lane
     of_round: tuple[Program, Lane, State]  # of one seed, as shapes
     clients: int  # in a round of one seed
-    message_bytes: tuple[int, int]  # up and down, of one client in a round
 
 
 def varied(
@@ -50,9 +49,9 @@ def make_program(
     if scheduled is None:
         return program
 
-    def in_round(t):
+    def in_round(program, t):
         stage, fields = varied(simulation, number, scheduled(number, settings, t))
-        return stage.method, fields
+        return program._replace(method=stage.method, plan=program.plan._replace(**fields))
 
     return program._replace(scheduled=in_round)
 
@@ -67,12 +66,12 @@ def lower(
 ) -> Programs:
     """Lowers the programs of a lane. program: settings -> the program of one seed."""
     number = np.int32(0)
-
-    def training(settings):
-        return _of_training(program(settings), jit.place, lanes)
+    lane, of_one = lane_of_one_seed(lanes.training, axes, state, jit.place.seeds)
+    checked = outline.checked(program({}), lane, of_one)
 
     def play(settings, *args):
-        return simulate.play(training(settings), *args)
+        sent = checked.message_bytes
+        return simulate.play(program(settings)._replace(message_bytes=sent), *args)
 
     def score(settings, *args):
         return evaluate.score(program(settings), *args)
@@ -86,21 +85,12 @@ def lower(
         of_lane = lanes.settings, lanes.training, state, sums, number, number
         block = block.lower(*of_lane)
         scored = scored.lower(lanes.settings, lanes.scoring, state, number)
-    of_one = lane_of_one_seed(lanes.training, axes, state, jit.place.seeds)
-    return make_programs(block, scored, (training({}), *of_one))
-
-
-def _of_training(program, place, lanes):
-    """The program for the clients that train, without padding."""
-    padded = lanes.training.population.id.shape[-1]
-    number = None if place.num_training == padded else place.num_training
-    return program._replace(plan=program.plan._replace(num_clients=number))
+    return make_programs(block, scored, (checked, lane, of_one))
 
 
 def make_programs(play: Any, score: Any, of_round: tuple[Program, Lane, State]) -> Programs:
-    """The programs with the clients and the bytes of a round."""
-    clients, sent = simulate.cohort_size(*of_round), simulate.message_bytes(*of_round)
-    return Programs(play, score, of_round, clients, sent)
+    """The programs with the clients of a round."""
+    return Programs(play, score, of_round, outline.cohort_size(*of_round))
 
 
 def compiled(programs: Programs) -> Programs:

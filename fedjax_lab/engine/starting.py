@@ -23,6 +23,10 @@ from fedjax_lab.simulation.asynchronous import first_history, num_places
 from fedjax_lab.simulation.simulate import Progress
 from fedjax_lab.types import Plan, State
 
+# The program that draws the first weights takes longer to compile than to run: on a CPU, LLVM does
+# a third of its work.
+QUICKLY = {"xla_backend_optimization_level": 1}
+
 
 def prepared(
     simulation: Simulation,
@@ -81,8 +85,10 @@ def first_states(
     args = [(of_lane.settings, of_lane.training.keys, *rest) for of_lane, *rest in each]
     axes = axes_of_settings(lanes[0].settings), 0, 0, 0
     shapes = jax.eval_shape(jit.wrap(first, axes, None), *args[0])
-    run = jit.runner(first, axes, place.state_shardings(shapes))
-    if simulation.stages[number].start is None and not place.abstract:
+    is_random = simulation.stages[number].start is None
+    options = {"compiler_options": QUICKLY} if is_random and jax.default_backend() == "cpu" else {}
+    run = jit.runner(first, axes, place.state_shardings(shapes), **options)
+    if is_random and not place.abstract:
         size = place.num_bytes(shapes)
         parallel.check_memory(size, "the model and the clients' states need")
     return [run(*of_lane) for of_lane in args]
@@ -110,12 +116,8 @@ def with_history(
         return first_history(method, server, places)
 
     run = jit.runner(first, (0,))
-    new = []
-    for state, of_lane in zip(states, sums, strict=True):
-        assert of_lane.virtual is not None  # a run with schedules has a clock
-        virtual = of_lane.virtual._replace(history=run(state.server))
-        new.append(of_lane._replace(virtual=virtual))
-    return new
+    pairs = zip(states, sums, strict=True)
+    return [of_lane._replace(history=run(state.server)) for state, of_lane in pairs]
 
 
 def make_hosted(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
@@ -11,7 +12,7 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, axes_of, axes_of_settings, one_seed
 from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.engine.programs import make_program
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.local import fetch
 from fedjax_lab.types import ROWS, Plan, State, View
 
 _PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # leaves examples unchanged
@@ -62,8 +63,8 @@ def stage_lanes(
 
 def _reliable(plan):
     """The plan of a stage in which no upload is lost or late."""
-    clock = plan.clock and plan.clock._replace(first=0, deadline=0.0)
-    return plan._replace(dropout=0.0, clock=clock)
+    clock = plan.failures.clock and plan.failures.clock._replace(first=0, deadline=0.0)
+    return plan._replace(failures=plan.failures._replace(dropout=0.0, clock=clock))
 
 
 def frozen_bytes(simulation: Simulation, number: int, state: State, seeds: int) -> int:
@@ -90,7 +91,7 @@ def _transformed(view, simulation, number, viewed, jit):
 
     def whole(settings, federation):
         program = make_program(simulation, number, transformed, settings)
-        return simulate.view_pool(program.plan, simulation.strategy, federation)
+        return _view_pool(program.plan, simulation.strategy, federation)
 
     axes = axes_of(lanes[0].scoring, viewed.differing).federation
     axes, out = (axes_of_settings(lanes[0].settings), axes), jit.place.viewed_pool_sharding
@@ -100,6 +101,19 @@ def _transformed(view, simulation, number, viewed, jit):
     lanes = _changed(lanes, [{"x": flat(*of_lane), **_PLAIN} for of_lane in each])
     plan = plan._replace(example_shape=shapes.shape[1:])
     return Viewed(lanes, plan, ("frozen", "x"))
+
+
+def _view_pool(plan, strategy, federation):
+    """All examples of the pool after the plan's view, [R, ...]."""
+    count, size = federation.x.shape[0], plan.eval_batch
+    rows = jnp.arange(-(-count // size) * size) % count
+
+    def block(shared, federation, rows, entry):
+        return fetch(federation, rows, plan).x
+
+    everyone = strategy.everyone(block, plan.cohort)
+    seen = everyone((), federation, rows.reshape(-1, size), ())
+    return seen.reshape(-1, *seen.shape[2:])[:count]
 
 
 def _flat(examples):

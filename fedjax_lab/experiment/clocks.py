@@ -1,6 +1,5 @@
 """The clock of a run, and the schedule of an asynchronous one: the config's section `clock`."""
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -9,15 +8,14 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Seed
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import local, needs, simulate
+from fedjax_lab.simulation import local, needs, outline, simulate
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, durations
-from fedjax_lab.simulation.simulate import Lane, Program
+from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.types import Plan, Stage
 
 ASYNCHRONOUS = "config.clock.concurrency"  # the key with which a run is asynchronous
@@ -79,7 +77,8 @@ def timed(
     each = [_seed_clock(config, plan, seed) for seed in seeds]
     clock, paces = each[0][0], [pace for _, pace in each]
     if not is_asynchronous(config):
-        plan = _over_selected(config, plan._replace(clock=clock), len(paces[0].compute))
+        failures = plan.failures._replace(clock=clock)
+        plan = _over_selected(config, plan._replace(failures=failures), len(paces[0].compute))
     sent, drawn = _first_round(plan, stages[0], seeds[0].federation)
     works = [_work(plan, _local_settings(seed.federation)) for seed in seeds]
     each = list(zip(paces, works, strict=True))
@@ -95,8 +94,8 @@ def timed(
     for i, (seed, (pace, work)) in enumerate(zip(timed, each, strict=True)):
         made = make_schedule(clock, pace, rules._replace(work=work), sent, seed.number)
         timed[i] = seed._replace(schedule=made[0], tasks=made[1])
-    plan = plan._replace(clock=clock, dropout=0.0, straggler=0.0)  # the schedule has both
-    return plan, timed
+    failures = plan.failures._replace(dropout=0.0, straggler=0.0)  # the schedule has both
+    return plan._replace(failures=failures), timed
 
 
 def _with_pace(seed, pace):
@@ -145,12 +144,9 @@ def _first_round(plan, stage, federation):
     if stage.method.init is None:
         return 0, plan.cohort
     population = simulate.population_on_host(federation, plan.objective.num_classes)
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), federation)
-    init = functools.partial(simulate.init, stage.method, num_clients=len(federation.train))
-    state = jax.eval_shape(lambda: init(streams.make_keys(jax.random.key(0))))
     program = Program(stage.method, plan, parallel.vectorized())
-    of_round = program, Lane(shapes, population, None), state
-    return sum(simulate.message_bytes(*of_round)), simulate.cohort_size(*of_round)
+    program, lane, state = outline.first_round(program, federation, population)
+    return sum(program.message_bytes), outline.cohort_size(program, lane, state)
 
 
 def _check_deadline(config, clock, each, sent):
@@ -217,8 +213,8 @@ def _rules(config, plan, num_clients):
         concurrency=clock.concurrency,
         max_staleness=clock.max_staleness,
         start_rate=clock.start_rate,
-        lost=plan.dropout,
-        straggler=plan.straggler,
+        lost=plan.failures.dropout,
+        straggler=plan.failures.straggler,
     )
 
 

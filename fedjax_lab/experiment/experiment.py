@@ -46,7 +46,7 @@ from fedjax_lab.simulation import contract, metrics
 from fedjax_lab.simulation.simulator import make_plan
 from fedjax_lab.tasks import Labels
 from fedjax_lab.transforms.guarantee import Guarantee
-from fedjax_lab.types import Federation, Objective, Task
+from fedjax_lab.types import Failures, Federation, Objective, Task
 
 
 class Experiment(NamedTuple):
@@ -477,9 +477,11 @@ def _plan(config, training, stages, of_step, dataset, objective):
         epochs=config.local.epochs,
         steps=config.local.steps,
         accumulate=config.local.accumulate,
-        dropout=config.run.dropout,
-        straggler=config.run.straggler,
-        attackers=0.0 if config.attack.name == "none" else config.attack.share,
+        failures=Failures(
+            dropout=config.run.dropout,
+            straggler=config.run.straggler,
+            attackers=0.0 if config.attack.name == "none" else config.attack.share,
+        ),
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),

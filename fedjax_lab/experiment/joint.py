@@ -38,7 +38,7 @@ def join(parts: Sequence[Experiment]) -> Experiment:
 
 
 def with_first_weights(experiment: Experiment, weights: Sequence[Weights]) -> Experiment:
-    """The experiment with the initial weights of each seed; None in them: newly drawn weights."""
+    """The experiment with given initial weights of each seed; None in them is drawn anew."""
     return _changed(experiment, [{"settings": {FIRST_WEIGHTS: given}} for given in weights])
 
 

@@ -15,9 +15,8 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import contract, needs, simulate
-from fedjax_lab.simulation.asynchronous import Virtual, first_history, num_places
-from fedjax_lab.simulation.simulate import Lane, Program
+from fedjax_lab.simulation import contract, needs, outline, simulate
+from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.transforms import latest_losses, private_state
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Federation, NeedsClasses, Stage, Task
@@ -162,25 +161,10 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
     is_plain = is_plain and all(config[k].name == "none" for k in TRANSFORMS)
     if is_plain or stage.method.init is None or not stage.is_plain:
         return
+    training = simulation.seeds[0].training
+    population = simulate.population_on_host(training, simulation.num_classes)
     program = Program(stage.method, plan, parallel.vectorized())
-    seed = simulation.seeds[0]
-
-    def first_round(federation, population, key):
-        keys = streams.make_keys(key)
-        state = simulate.init(stage.method, keys, len(federation.train))
-        schedule = seed.schedule and jax.tree.map(jnp.asarray, seed.schedule)
-        lane = Lane(federation, population, keys, schedule=schedule)
-        virtual = plan.clock and Virtual(jnp.zeros(()))
-        if seed.schedule:
-            history = first_history(stage.method, state.server, num_places([seed.schedule]))
-            virtual = virtual._replace(history=history)
-        return simulate.play_round(program, lane, state, jnp.int32(0), virtual)
-
-    population = simulate.population_on_host(seed.training, simulation.num_classes)
-    shapes = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (seed.training, population)
-    )
-    jax.eval_shape(first_round, *shapes, jax.eval_shape(lambda: jax.random.key(0)))
+    outline.first_round(program, training, population)
 
 
 def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulation) -> None:

@@ -400,6 +400,7 @@ def _rows(live, since):
     """One metrics row per seed, for the `since` rounds since the last evaluation."""
     experiment, engine = live.experiment, live.engine
     sums, cost = engine.progress(), engine.round_cost
+    seconds = sums.counts.get("seconds")
     before = {row["seed"]: row.get("flops") for row in live.rows}  # None: by an earlier version
     rows = []
     seeds = experiment.simulation.seed_numbers
@@ -419,7 +420,7 @@ def _rows(live, since):
                 "bytes_up": int(up),
                 "bytes_down": int(down),
                 "seconds": engine.seconds,
-                **({"virtual_seconds": float(sums.virtual.clock[i])} if sums.virtual else {}),
+                **({} if seconds is None else {"virtual_seconds": float(seconds[i])}),
                 **live.privacy(engine.played),
                 **({} if operations is None else {"flops": operations}),
                 **({"recorded": recorded} if recorded else {}),
@@ -445,7 +446,7 @@ def _measured(experiment, scores, i):
 
 def _check_cohorts(experiment, engine):
     """Raises BadInput if a user's sampling has returned invalid clients or shares."""
-    misdrawn = engine.progress().misdrawn
+    misdrawn = engine.progress().counts.get("misdrawn")
     if misdrawn is None or (misdrawn < 0).all():
         return
     i, number = int(np.argmax(misdrawn >= 0)), len(experiment.simulation.seeds[0].training.train)

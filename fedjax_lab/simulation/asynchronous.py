@@ -11,7 +11,7 @@ waits for the update. Tasks that end at the same time arrive together, before ne
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ class Schedule(NamedTuple):
 
     ids: Any  # [T, K] int32, the clients
     version: Any  # [T, K] int32, the update after which each of them has started
-    place: Any  # [T, K] int32, where `Virtual.history` has that version
+    place: Any  # [T, K] int32, where `Past.history` has that version
     new_place: Any  # [T] int32, where it stores the version that the update makes
     time: Any  # [T] seconds since the beginning of the run
     started: Any  # [T] int32, tasks that have started since the update before
@@ -265,65 +265,55 @@ def _tabulated(rows):
 
 
 def num_places(schedules: list[Schedule]) -> int:
-    """The number of versions that `Virtual.history` must hold."""
+    """The number of versions that `Past.history` must hold."""
     return 1 + max(int(schedule.new_place.max()) for schedule in schedules)
 
 
-class Virtual(NamedTuple):
-    """What a run with a clock carries from round to round."""
+class Past(NamedTuple):
+    """The server's state in an asynchronous round, and the versions from which clients start."""
 
-    clock: Array  # [] virtual seconds since the beginning of the run
-    history: list[Array] | None = None  # [P, ...] versions of what `send` reads of the server's
-    # state, as long as clients train from them; None: rounds are synchronous
-
-
-class Update(NamedTuple):
-    """One update of a schedule: the entries [K] of its uploads, and its facts []."""
-
-    uploads: dict[str, Any]  # ids, version, place, staleness and work
-    facts: Schedule  # only the fields [T]
-
-    def reordered(self, order: Array) -> "Update":
-        """The update with its uploads in another order."""
-        return self._replace(uploads=jax.tree.map(lambda a: a[order], self.uploads))
+    server: PyTree
+    history: Sequence[Array]  # [P, ...] versions of what `send` reads, as long as they are in use
+    ids: Array  # [K] the clients of the round
+    places: Array  # [K] where the history has the version of each of them
 
 
-def get_update(schedule: Schedule, t: Array) -> Update:
-    """Update t of a schedule."""
-    at_t = jax.tree.map(lambda a: a[t], schedule)
-    uploads = {name: getattr(at_t, name) for name in ("ids", "version", "place", "work")}
-    uploads["staleness"] = (t - at_t.version).astype(jnp.float32)
-    return Update(uploads, at_t)
+def started(schedule: Schedule, t: Array, work: Array | None) -> tuple[Array, Array | None, Array]:
+    """The versions from which the clients [K] of update t start, their work, and its time.
+
+    work: theirs, if the schedule has none.
+    """
+    work = work if schedule.work is None else schedule.work[t]
+    return schedule.version[t], work, schedule.time[t]
 
 
 def first_history(method: Method, server: PyTree, places: int) -> list[Array]:
     """The history of a run that begins with this server's state; other places are zero."""
     (exchange,) = method.round
     read = _read(exchange, server)
-    return in_history(tree.repeat(tree.zeros(read), places), exchange, server, jnp.int32(0))
+    return written(tree.repeat(tree.zeros(read), places), exchange, server, jnp.int32(0))
 
 
-def in_history(history: list[Array], exchange: Exchange, server: PyTree, place: Array):
+def written(history: list[Array], exchange: Exchange, server: PyTree, place: Array) -> list[Array]:
     """The history with this server's state in one place."""
     pairs = zip(history, _read(exchange, server), strict=True)
     return [past.at[place].set(a) for past, a in pairs]
 
 
-def from_version(exchange: Exchange, run: Callable) -> Callable:
-    """The function `simulate.one_client` of a client that starts from a version in the history.
+def from_versions(exchange: Exchange) -> Exchange:
+    """The exchange of a server with the state `Past`, whose clients start from earlier versions."""
 
-    Its shared argument is (server, history), and its entry is (place, entry).
-    """
+    def send(past, id):
+        place = past.places[jnp.argmax(past.ids == id)]
+        leaves, structure = jax.tree.flatten(past.server)
+        versions, is_read = iter(past.history), _is_read(exchange, past.server)
+        leaves = [next(versions)[place] if r else a for a, r in zip(leaves, is_read, strict=True)]
+        return exchange.send(jax.tree.unflatten(structure, leaves), id)
 
-    def run_version(shared, federation, rows, entry):
-        (server, history), (place, entry) = shared, entry
-        leaves, structure = jax.tree.flatten(server)
-        past = iter(history)
-        is_read = _is_read(exchange, server)
-        leaves = [next(past)[place] if r else a for a, r in zip(leaves, is_read, strict=True)]
-        return run(jax.tree.unflatten(structure, leaves), federation, rows, entry)
+    def aggregate(past, uploads, cohort):
+        return past._replace(server=exchange.aggregate(past.server, uploads, cohort))
 
-    return run_version
+    return exchange._replace(send=send, aggregate=aggregate)
 
 
 def _read(exchange, server):

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams
-from fedjax_lab.types import Array, Client
+from fedjax_lab.types import Array, Plan, Turn
 
 
 class Availability(NamedTuple):
@@ -49,14 +49,6 @@ class Clock(NamedTuple):
     partial: bool = False  # whether a late client uploads what it has trained by the deadline
 
 
-class Outcome(NamedTuple):
-    """What becomes of the clients of a round."""
-
-    arrived: Array | None  # [M] bool, whose upload is used; None: those of all
-    seconds: Array | None  # [] duration of the round; None: there is no clock
-    work: Array | None  # [M] how much of `Plan.work` each client does; None: all of it
-
-
 def until_available(of: Availability, time: Any, numpy: Any = jnp) -> Any:
     """The seconds from `time` until clients are available, 0 if they are: [M].
 
@@ -78,50 +70,39 @@ def durations(clock: Clock, pace: Pace, xi: Any, work: Any, sent: int) -> tuple[
     return clock.minimum + pace.compute * work * xi, pace.per_byte * sent
 
 
-def outcome(
-    clock: Clock,
-    clients: Array,
-    cohort: Client,
-    before: Outcome,
-    work: int,
-    sent: int,
-    time: Array,
-    drawn: Array,
-    in_turn: bool = False,
-) -> Outcome:
-    """What becomes of the clients of a synchronous round that begins at `time`.
+def timed(plan: Plan, sent: int, in_turn: bool, turn: Turn) -> Turn:
+    """What becomes of the clients of a synchronous round by the clock of the plan.
 
     Args:
-      clock: the rules.
-      clients: the random streams [M] of the clients in this round.
-      cohort: the clients [M], with their trait `pace`.
-      before: their uploads that arrive, and their work, without a clock.
-      work: `Plan.work`.
+      plan: the work of the clients, and the clock.
       sent: the bytes of the messages of a client.
-      time: [] seconds since the beginning of the run.
-      drawn: [M] whether each entry of the cohort is a client that takes part.
       in_turn: whether clients train one after another.
+      turn: the clients with their trait `pace`, and the seconds since the beginning of the run.
     """
-    pace, planned = cohort.traits["pace"], work if before.work is None else before.work
-    xi = clock.factor(jax.vmap(jax.random.uniform)(streams.speed(clients)))
+    clock = plan.failures.clock
+    if clock is None:
+        return turn
+    pace = turn.clients.traits["pace"]
+    planned = plan.work if turn.work is None else turn.work
+    xi = clock.factor(jax.vmap(jax.random.uniform)(streams.speed(turn.keys)))
     compute, other = durations(clock, pace, xi, planned, sent)
     if pace.available is not None:
-        other = other + until_available(pace.available, time)
-    seconds = jnp.where(drawn, compute + other, 0)
-    arrived = jnp.ones(seconds.shape, bool) if before.arrived is None else before.arrived
-    done = before.work
+        other = other + until_available(pace.available, turn.seconds)
+    seconds = jnp.where(turn.drawn, compute + other, 0)
+    arrived = jnp.ones(seconds.shape, bool) if turn.arrived is None else turn.arrived
+    done = turn.work
     if clock.deadline:
         in_time, done = _in_time(clock, seconds, compute, other, planned, done)
         arrived, seconds = arrived & in_time, jnp.minimum(seconds, clock.deadline)
-    used, whole = _waited(clock, arrived, seconds, drawn, in_turn)
-    return Outcome(used, whole, done)
+    used, whole = _waited(clock, arrived, seconds, turn.drawn, in_turn)
+    return turn._replace(arrived=used, work=done, seconds=turn.seconds + whole)
 
 
 def _in_time(clock, seconds, compute, other, planned, done):
     """Whose uploads arrive by the deadline [M], and how much work these clients do, [M] or None.
 
     seconds: of each task, which are those of its computation and the other ones. planned: its work.
-    done: the work that is planned, as in `Outcome.work`.
+    done: the work that is planned, as in `Turn.work`.
     """
     in_time = seconds <= clock.deadline
     if clock.partial:

@@ -87,7 +87,7 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
 
     rows: the rows of each client, or rows [T] that all clients share.
     """
-    (method, plan, strategy, _), federation = program, lane.federation
+    (method, plan, strategy, *_), federation = program, lane.federation
     clients = lane.population
     if lane.held is not None:  # the clients to score were chosen when the lane was made
         clients, at_most = strategy.take(clients, lane.held), None
@@ -183,7 +183,7 @@ def _score_new(program, lane, state, t):
 
     Each is None if there are no such counts.
     """
-    (method, plan, strategy, _), federation = program, lane.federation
+    (method, plan, strategy, *_), federation = program, lane.federation
     if federation.new_test is None or not scores_new(method):
         return None, None
     clients, number = lane.new, plan.num_new or len(lane.new.id)

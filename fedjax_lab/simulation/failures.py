@@ -4,7 +4,6 @@ Which clients fail depends only on the seed, the round and the client, so that i
 every method. An attacker attacks in every round.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -12,92 +11,66 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import sampling, streams, tree
-from fedjax_lab.simulation import clock, contract
-from fedjax_lab.simulation.clock import Outcome
-from fedjax_lab.types import Array, Client, LocalSettings, Plan, PyTree
+from fedjax_lab.types import Array, Client, Plan, PyTree, Turn
 
 NOBODY = np.iinfo(np.int32).max  # an id beyond all clients: JAX drops scattered updates to it
-ALIKE = "where uploads may be lost, each `aggregate` of a method must return the server's state"
 
 
-def outcome(
-    plan: Plan,
-    clients: Array,
-    cohort: Client,
-    sent: Callable[[], int],
-    time: Array | None,
-    drawn: Array,
-    in_turn: bool = False,
-) -> Outcome:
-    """Whose uploads of a round are used, and how much work the clients do.
-
-    Args:
-      plan: has the probabilities, and the clock of the run.
-      clients: the random streams [M] of the clients in this round.
-      cohort: the clients [M].
-      sent: () -> the bytes of the messages of a client.
-      time: [] seconds of the clock at the beginning of the round, if there is one.
-      drawn: [M] whether each entry of the cohort is a client that takes part.
-      in_turn: whether the clients train one after another.
-    """
-    work = passes(plan, clients, cohort.traits.get("settings"))
-    plain = Outcome(arrivals(plan, clients), None, work)
-    if plan.clock is None or time is None:
-        return plain
-    facts = plan.work, sent(), time, drawn, in_turn
-    return clock.outcome(plan.clock, clients, cohort, plain, *facts)
+def losses(plan: Plan, turn: Turn) -> Turn:
+    """Draws whose uploads of the round are lost."""
+    dropout = plan.failures.dropout
+    if not dropout:
+        return turn
+    lost = jax.vmap(partial(jax.random.bernoulli, p=dropout))(streams.loss(turn.keys))
+    return turn._replace(arrived=~lost)
 
 
-def arrivals(plan: Plan, clients: Array) -> Array | None:
-    """Draws which clients' uploads arrive in a round, [M] bool; None if no upload can be lost.
-
-    clients: the random streams [M] of the clients in this round.
-    """
-    if not plan.dropout:
-        return None
-    lost = jax.vmap(partial(jax.random.bernoulli, p=plan.dropout))
-    return ~lost(streams.loss(clients))
-
-
-def passes(plan: Plan, clients: Array, settings: LocalSettings | None = None) -> Array | None:
-    """Draws how much work each client does in a round, [M]; None if all do `plan.work`.
+def stragglers(plan: Plan, turn: Turn) -> Turn:
+    """Draws which clients do only some of their work.
 
     A straggler makes 1 to epochs - 1 passes, each number with the same probability, as in FedProx
     (Li et al., MLSys 2020); if the number of steps is fixed, so many steps.
-
-    clients: the random streams [M] of the clients in this round. settings: theirs [M].
     """
-    work = None if settings is None else settings.work
-    if not plan.straggler:
-        return work
+    probability, work = plan.failures.straggler, turn.work
+    if not probability:
+        return turn
 
     def one(key, work):
-        late = jax.random.bernoulli(key, plan.straggler)
+        late = jax.random.bernoulli(key, probability)
         fewer = jax.random.randint(streams.extra(key), (), 1, work)
         return jnp.where(late, fewer, work)
 
     axes = (0, None if work is None else 0)
-    return jax.vmap(one, axes)(streams.delay(clients), plan.work if work is None else work)
+    planned = plan.work if work is None else work
+    return turn._replace(work=jax.vmap(one, axes)(streams.delay(turn.keys), planned))
 
 
-def attacks(plan: Plan, cohort: Array, ids: Array, num_clients: int) -> Array | None:
-    """Which of the clients `ids` [M] attack, [M] bool; None if there are no attackers.
+def absent(plan: Plan, turn: Turn) -> Turn:
+    """The turn in which empty places of the cohort do no work."""
+    planned = plan.work if turn.work is None else turn.work
+    return turn._replace(work=jnp.where(turn.drawn, planned, 0))
+
+
+def attackers(plan: Plan, cohort: Array, num_clients: int, turn: Turn) -> Turn:
+    """The turn with `Client.attacks`.
 
     The attackers are the first of all C clients in a random order, floor(share C) but at least one.
 
     cohort: the random stream `Keys.cohort` of the seed, which determines the order.
     """
-    if not plan.attackers:
-        return None
-    count = sampling.at_least_one(plan.attackers, num_clients)
+    share, clients = plan.failures.attackers, turn.clients
+    if not share:
+        return turn
+    count = sampling.at_least_one(share, num_clients)
     # Computed once for all rounds: XLA hoists what does not depend on the round out of the loop.
-    return jax.random.permutation(streams.attackers(cohort), num_clients)[ids] < count
+    order = jax.random.permutation(streams.attackers(cohort), num_clients)
+    return turn._replace(clients=clients._replace(attacks=order[clients.id] < count))
 
 
 def received(uploads: PyTree, cohort: Client, arrived: Array | None) -> tuple[PyTree, Client]:
     """Uploads and cohort [M] as `aggregate` gets them: the entries of lost uploads are empty.
 
-    The shares of the other clients sum to 1. arrived: the result of `arrivals`.
+    The shares of the other clients sum to 1. arrived: `Turn.arrived`.
     """
     if arrived is None:
         return uploads, cohort._replace(arrived=jnp.ones(cohort.id.shape, bool))
@@ -113,7 +86,4 @@ def received(uploads: PyTree, cohort: Client, arrived: Array | None) -> tuple[Py
 
 def learned(after: PyTree, before: PyTree, arrived: Array | None) -> PyTree:
     """The server's state after an exchange; it stays as before if no upload has arrived."""
-    if arrived is None:
-        return after
-    contract.check_alike(ALIKE, after, before)
-    return tree.where(jnp.any(arrived), after, before)
+    return after if arrived is None else tree.where(jnp.any(arrived), after, before)

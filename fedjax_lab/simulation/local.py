@@ -169,6 +169,11 @@ def batch_size(plan: Plan, settings: LocalSettings | None) -> Array | int:
     return jnp.minimum(settings.batch_size, plan.batch_size)
 
 
+def work_of(settings: LocalSettings | None) -> Array | None:
+    """The work of a client, as `Plan.work`; None: that of the plan. settings: its own."""
+    return None if settings is None else settings.work
+
+
 def make_examples(
     federation: Federation, rows: Array, plan: Plan, settings: LocalSettings | None = None
 ) -> Examples:
@@ -209,8 +214,7 @@ def make_work(
     if settings is not None and settings.rate is not None:
         assert plan.optimizer_of is not None  # the plan of a config has it
         plan = plan._replace(optimizer=plan.optimizer_of(settings.rate))
-    if settings is not None and passes is None:
-        passes = settings.work
+    passes = work_of(settings) if passes is None else passes
     examples = make_examples(federation, rows, plan, settings)
     sets = {"train": examples}
     if validation is not None:

@@ -1,6 +1,7 @@
 """Rounds of federated training as pure functions, independent of methods and devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -8,15 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import streams, tree
-from fedjax_lab.simulation import asynchronous, contract, failures
-from fedjax_lab.simulation.asynchronous import Schedule, Virtual
+from fedjax_lab.simulation import asynchronous, clock, contract, failures
+from fedjax_lab.simulation.asynchronous import Schedule
 from fedjax_lab.simulation.local import (
     Public,
+    Training,
     batch_size,
     client_federation,
-    fetch,
     make_work,
     num_batches,
+    work_of,
     work_rows,
 )
 from fedjax_lab.simulation.strategies import Strategy
@@ -29,12 +31,11 @@ from fedjax_lab.types import (
     NoCounts,
     Plan,
     PyTree,
-    Rows,
     State,
+    Turn,
 )
 
 PIECE = 1 << 16  # clients whose labels are counted at a time
-AGGREGATED = "the last `aggregate` of a method's round must return the server's state"
 
 
 class Program(NamedTuple):
@@ -43,8 +44,9 @@ class Program(NamedTuple):
     method: Method
     plan: Plan
     strategy: Strategy
-    scheduled: Callable[[Array], tuple[Method, dict[str, Any]]] | None = None
-    # round -> (method, fields of the plan), if a learning rate depends on the round
+    scheduled: Callable[[Any, Array], Any] = lambda program, t: program
+    # (program, t) -> the program with the learning rates of round t
+    message_bytes: tuple[int, int] = (0, 0)  # up and down, of one client in a round: see `checked`
 
 
 class Lane(NamedTuple):
@@ -70,11 +72,42 @@ class Progress(NamedTuple):
     steps: Array  # training steps of the clients
     lane_steps: Array  # executed steps, including masked ones
     diverged: Array  # the first round with a non-finite number, or -1
-    arrived: Array | None = None  # uploads that were not lost; None: uploads cannot be lost
-    drawn: Array | None = None  # clients that took part; None: cohorts have no empty places
-    misdrawn: Array | None = None  # the first round with invalid clients or shares, or -1; None:
-    # the samplings are those of this package
-    virtual: Virtual | None = None  # is not reset; None: there is no clock
+    counts: dict[str, Array]  # of what can happen in the rounds of this run: `COUNTS`
+    history: list[Array]  # `asynchronous.Past.history`; empty if rounds are synchronous
+
+
+class Round(NamedTuple):
+    """The measurements of one round."""
+
+    train_loss: Array  # clients' means over steps, averaged by share, including lost uploads
+    examples: Array
+    steps: Array
+    lane_steps: Array
+    finite: Array
+    arrived: Array  # uploads that were not lost
+    drawn: Array  # clients that took part
+    is_cohort: Array  # `contract.is_cohort`
+    seconds: Array  # of the clock, at the end of the round; 0 if there is none
+
+
+class Count(NamedTuple):
+    """A number of `Progress.counts`."""
+
+    start: np.generic
+    after: Callable[[Array, Round, Array], Array]  # (number before, the round, t) -> after round t
+    carried: bool = False  # whether an evaluation does not reset it
+
+
+COUNTS = {
+    # Uploads that were not lost: if uploads can be lost.
+    "arrived": Count(np.int32(0), lambda number, of, t: number + of.arrived),
+    # Clients that took part: if cohorts have empty places.
+    "drawn": Count(np.int32(0), lambda number, of, t: number + of.drawn),
+    # The first round with invalid clients or shares, or -1: if a sampling is a user's.
+    "misdrawn": Count(np.int32(-1), lambda number, of, t: _first(number, ~of.is_cohort, t)),
+    # Seconds since the beginning of the run: if it has a clock.
+    "seconds": Count(np.float32(0), lambda number, of, t: of.seconds, carried=True),
+}
 
 
 def population(federation: Federation, num_classes: int) -> Client:
@@ -143,29 +176,25 @@ def _label_counts(rows, y, num_classes):
     return out
 
 
-def no_progress(
-    losses: bool = False,
-    empty_places: bool = False,
-    own_sampling: bool = False,
-    clock: bool = False,
-) -> Progress:
-    """The sums before the first round after an evaluation.
-
-    losses: whether uploads may be lost. empty_places: `Extra.empty_places`. own_sampling: whether
-        samples are checked, see `sampling.is_own`. clock: whether the run has a clock.
-    """
+def no_progress(counts: Collection[str] = ()) -> Progress:
+    """The sums before the first round. counts: names of `COUNTS`."""
     zero = jnp.zeros(4)
+    begun = {name: jnp.asarray(COUNTS[name].start) for name in counts}
     return Progress(
         train_loss=zero[0],
         examples=zero[1],
         steps=zero[2],
         lane_steps=zero[3],
         diverged=jnp.int32(-1),
-        arrived=jnp.int32(0) if losses else None,
-        drawn=jnp.int32(0) if empty_places else None,
-        misdrawn=jnp.int32(-1) if own_sampling else None,
-        virtual=Virtual(jnp.zeros(())) if clock else None,
+        counts=begun,
+        history=[],
     )
+
+
+def reset(sums: Progress, nothing: Progress) -> Progress:
+    """The sums after an evaluation. nothing: those of `no_progress`."""
+    carried = {name: a for name, a in sums.counts.items() if COUNTS[name].carried}
+    return nothing._replace(counts=nothing.counts | carried, history=sums.history)
 
 
 def init(method: Method, keys: Keys, num_clients: int) -> State:
@@ -183,180 +212,155 @@ def play(
     """
 
     def one(t, carry):
-        state, sums = carry
-        after, measured = play_round(program, lane, state, t, sums.virtual)
-
-        def first(round_before, fails):
-            return jnp.where((round_before < 0) & fails, t, round_before)
-
-        misdrawn = sums.misdrawn
-        return tree.typed_like(after, state), Progress(
-            train_loss=sums.train_loss + measured.train_loss,
-            examples=sums.examples + measured.examples,
-            steps=sums.steps + measured.steps,
-            lane_steps=sums.lane_steps + measured.lane_steps,
-            diverged=first(sums.diverged, ~measured.finite),
-            arrived=None if sums.arrived is None else sums.arrived + measured.arrived,
-            drawn=None if sums.drawn is None else sums.drawn + measured.drawn,
-            misdrawn=None if misdrawn is None else first(misdrawn, ~measured.is_cohort),
-            virtual=measured.virtual,
-        )
+        before, sums = carry
+        seconds = sums.counts.get("seconds", jnp.zeros(()))
+        after, measured = play_round(program, lane, before, t, seconds, sums.history)
+        if (schedule := lane.schedule) is not None:
+            measured = measured._replace(drawn=schedule.started[t], arrived=schedule.received[t])
+            place, (exchange,) = schedule.new_place[t], program.method.round
+            history = asynchronous.written(sums.history, exchange, after.server, place)
+            sums = sums._replace(history=history)
+        return tree.typed_like(after, before), _added(sums, measured, t)
 
     return jax.lax.fori_loop(start, start + count, one, (state, sums))
 
 
-class Round(NamedTuple):
-    """The measurements of one round."""
+def _added(sums, measured, t):
+    """The sums after round t."""
+    return sums._replace(
+        train_loss=sums.train_loss + measured.train_loss,
+        examples=sums.examples + measured.examples,
+        steps=sums.steps + measured.steps,
+        lane_steps=sums.lane_steps + measured.lane_steps,
+        diverged=_first(sums.diverged, ~measured.finite, t),
+        counts={name: COUNTS[name].after(a, measured, t) for name, a in sums.counts.items()},
+    )
 
-    train_loss: Array  # clients' means over steps, averaged by share, including lost uploads
-    examples: Array
-    steps: Array
-    lane_steps: Array
-    finite: Array
-    arrived: Array  # uploads that were not lost
-    drawn: Array  # clients that took part
-    is_cohort: Array  # `contract.is_cohort`
-    virtual: Virtual | None  # after the round; None: there is no clock
+
+def _first(before, fails, t):
+    """The first round that fails, or -1."""
+    return jnp.where((before < 0) & fails, t, before)
 
 
 def play_round(
-    program: Program, lane: Lane, state: State, t: Array, virtual: Virtual | None = None
+    program: Program,
+    lane: Lane,
+    state: State,
+    t: Array,
+    seconds: Array | float = 0.0,
+    history: Sequence[Array] = (),
 ) -> tuple[State, Round]:
     """Runs round t: samples a cohort, then carries out every exchange of the method.
 
-    virtual: that at the beginning of the round; None: there is no clock.
+    seconds: of the clock, before the round. history: `Progress.history`, before the round.
     """
-    program = in_round(program, t)
-    (exchanges, extra), server = (program.method.round, program.method.extra), state.server
+    program, server = in_round(program, t), state.server
+    exchanges, extra = program.method.round, program.method.extra
     with jax.named_scope("sample"):
-        cohort, rows, places, is_cohort, update = _sample(program, lane, state, t)
-    k_clients = _streams(lane, t, cohort, update)
-    arrived, passes, virtual = _outcome(program, lane, state, k_clients, cohort, update, virtual)
-    before = cohort.private
-    trainings, lane_steps = [], 0
+        turn, is_cohort = _turn(program, lane, server, t, seconds)
+        rows, private, places = _taken(program, lane, state.private, turn.clients.id)
+    carry_out = _in_turn if extra.one_by_one else _at_once
+    if lane.schedule is not None:
+        past = asynchronous.Past(server, history, lane.schedule.ids[t], lane.schedule.place[t])
+        carry_out = partial(_from_versions, past)
+    trainings: list[Training] = []
+    keys, before, executed = turn.keys, private, 0
     for left, exchange in zip(reversed(range(len(exchanges))), exchanges, strict=True):
-        stacked = cohort, streams.exchange(k_clients, left), passes
-        carry_out = _in_turn if extra.one_by_one else _at_once
-        k_server = streams.server(lane.keys.cohort, t, left)
-        with_whom = lane.federation, rows, stacked, arrived, k_server
-        past = () if update is None else ((virtual.history, update),)
-        server, private, done, executed = carry_out(program, exchange, server, *with_whom, *past)
-        cohort = cohort._replace(private=private)
-        trainings += done
-        lane_steps += executed
+        clients = turn.clients._replace(private=private)
+        turn = turn._replace(clients=clients, keys=streams.exchange(keys, left))
+        key, federation = streams.server(lane.keys.cohort, t, left), lane.federation
+        results = carry_out(program, exchange, server, federation, rows, turn, key)
+        server, private, done, steps = results
+        trainings, executed = trainings + done, executed + steps
     if extra.alone is not None:
         server = extra.alone(server, program.strategy.split)
-    contract.check_alike(AGGREGATED, server, state.server)
-    cohort = cohort._replace(private=_private(program, cohort, before, arrived))
-    measured = _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual)
-    private = program.strategy.put(state.private, places, cohort.private)
-    if update is not None:
-        measured = _record_update(measured, update.facts, exchanges[0], server)
-    return State(server, private), measured
-
-
-def _private(program, cohort, before, arrived):
-    """The private state [M] after a round, which clients that took no part have as before."""
-    extra, changes = program.method.extra, None
-    if extra.empty_places:
-        changes = _is_drawn(program, cohort)
-    if extra.acknowledged and arrived is not None:
-        changes = arrived if changes is None else changes & arrived
-    return cohort.private if changes is None else tree.where(changes, cohort.private, before)
-
-
-def _record_update(measured, facts, exchange, server):
-    """The measurements of an asynchronous round, with the server's state in the history."""
-    history = measured.virtual.history
-    history = asynchronous.in_history(history, exchange, server, facts.new_place)
-    virtual = measured.virtual._replace(history=history)
-    return measured._replace(drawn=facts.started, arrived=facts.received, virtual=virtual)
+    private = _kept(extra, turn, before, private)
+    measured = _measure(turn, trainings, executed, (server, private), is_cohort)
+    return State(server, program.strategy.put(state.private, places, private)), measured
 
 
 def in_round(program: Program, t: Array) -> Program:
     """The program with the learning rates of round t."""
-    if program.scheduled is None:
-        return program
-    method, fields = program.scheduled(t)
-    return program._replace(method=method, plan=program.plan._replace(**fields))
+    return program.scheduled(program, t)
 
 
 def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array, Array]:
     """The clients of round t, and their shares in the server's mean: [M] each."""
     method, plan, *_ = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
-    clients = without_padding(plan, lane.population)
+    clients = who_train(program, lane.population)
     if lane.schedule is None:
-        return contract.check_sample(method.sample(k_cohort, server, clients, plan.cohort))
+        return method.sample(k_cohort, server, clients, plan.cohort)
     ids = lane.schedule.ids[t]  # the sampling takes all of these clients, and gives them shares
     _, shares = method.sample(k_cohort, server, tree.take(clients, ids), len(ids))
-    return contract.check_sample((ids, shares))
+    return ids, shares
 
 
-def _sample(program, lane, state, t):
-    """The cohort of round t, in the strategy's order of clients.
+def _turn(program, lane, server, t, seconds):
+    """Who takes part in round t, in the strategy's order, and what becomes of each of them.
 
-    Returns the clients [M], their `WorkRows` [M, N], the positions [M] of their private state,
-    whether the sample is a cohort, and the update of an asynchronous run, or None.
+    Also returns whether they are a cohort: `contract.is_cohort`.
     """
-    method, plan, strategy, _ = program
-    ids, share = strategy.whole(draw(program, lane, state.server, t))
-    number = plan.num_clients or len(lane.population.id)
-    is_cohort = contract.is_cohort(ids, share, number)
-    update = None if lane.schedule is None else asynchronous.get_update(lane.schedule, t)
-    extra, unequal = method.extra, plan.straggler or not plan.equal_steps
-    if not extra.one_by_one and (unequal or extra.empty_places):
-        order = strategy.deal(_batches(program, lane, ids, share, t))
-        ids, share = ids[order], share[order]
-        update = update and update.reordered(order)
+    plan, extra, schedule = program.plan, program.method.extra, lane.schedule
+    ids, share = program.strategy.whole(draw(program, lane, server, t))
+    number = 1 if extra.pooled else plan.num_clients or len(lane.population.id)
+    clients = program.strategy.take(lane.population, ids)._replace(weight=share)
+    version, work = jnp.full_like(ids, t), work_of(clients.traits.get("settings"))
+    if schedule is not None:
+        version, work, seconds = asynchronous.started(schedule, t, work)
+    turn = Turn(
+        clients=clients,
+        keys=streams.tasks(lane.keys.local, version, clients.id),
+        drawn=share > 0 if extra.empty_places else jnp.ones_like(ids, bool),
+        staleness=(t - version).astype(jnp.float32),
+        work=work,
+        arrived=None,
+        seconds=seconds,
+    )
+    turn = failures.stragglers(plan, turn)
+    if extra.empty_places:
+        turn = failures.absent(plan, turn)
+    turn = failures.losses(plan, _dealt(program, turn))
+    turn = failures.attackers(plan, lane.keys.cohort, number, turn)
+    turn = clock.timed(plan, sum(program.message_bytes), extra.one_by_one, turn)
+    return turn, contract.is_cohort(ids, share, number)
+
+
+def _dealt(program, turn):
+    """The turn in the strategy's order of the clients, by their work."""
+    plan, extra = program.plan, program.method.extra
+    unequal = plan.failures.straggler or not plan.equal_steps or extra.empty_places
+    if extra.one_by_one or not unequal:
+        return turn
+    clients = turn.clients
+    load = num_batches(clients.n, batch_size(plan, clients.traits.get("settings")))
+    load = jnp.ones_like(load) if plan.steps else load
+    order = program.strategy.deal(load if turn.work is None else load * turn.work)
+    return Turn(*tree.take(turn[:-1], order), turn.seconds)
+
+
+def _taken(program, lane, private, ids):
+    """The rows and the private state of clients [M], and the places of this state."""
     places = ids if lane.held is None else jnp.searchsorted(lane.held, ids).astype(ids.dtype)
-    clients = strategy.take(lane.population, ids)
-    rows = work_rows(method, lane.federation)
-    rows, private = strategy.take((rows, state.private), places)
-    attacks = failures.attacks(plan, lane.keys.cohort, ids, number)
-    clients = clients._replace(weight=share, private=private, attacks=attacks)
-    return clients, rows, places, is_cohort, update
+    rows = work_rows(program.method, lane.federation)
+    return *program.strategy.take((rows, private), places), places
 
 
-def _streams(lane, t, cohort, update):
-    """The random streams of the cohort's clients [M] in round t."""
-    if update is None:
-        return streams.clients(lane.keys.local, t, cohort.id)
-    return streams.tasks(lane.keys.local, update.uploads["version"], cohort.id)
+def _kept(extra, turn, before, private):
+    """The private state [M] after a round, which clients that took no part have as before."""
+    if extra.empty_places:
+        private = tree.where(turn.drawn, private, before)
+    if extra.acknowledged and turn.arrived is not None:
+        private = tree.where(turn.arrived, private, before)
+    return private
 
 
-def _outcome(program, lane, state, k_clients, cohort, update, virtual):
-    """Whose uploads are used [M], their work [M], and the time after the round."""
-    if update is not None:
-        return None, update.uploads["work"], virtual._replace(clock=update.facts.time)
-
-    def sent():
-        return sum(message_bytes(program, lane, state))
-
-    in_turn, plan = program.method.extra.one_by_one, program.plan
-    time = None if virtual is None else virtual.clock
-    facts = cohort, sent, time, _is_drawn(program, cohort), in_turn
-    arrived, seconds, passes = failures.outcome(plan, k_clients, *facts)
-    passes = _without_empty(program, passes, cohort.weight)
-    return arrived, passes, virtual and Virtual(time + seconds)
-
-
-def _batches(program, lane, ids, share, t):
-    """The work of each client in round t, [M], up to a common factor."""
-    settings = tree.take(lane.population.traits.get("settings"), ids)
-    of_pass = num_batches(lane.population.n[ids], batch_size(program.plan, settings))
-    if program.plan.steps:
-        of_pass = jnp.ones_like(of_pass)
-    passes = failures.passes(program.plan, streams.clients(lane.keys.local, t, ids), settings)
-    passes = _without_empty(program, passes, share)
-    return of_pass if passes is None else of_pass * passes
-
-
-def _without_empty(program, passes, share):
-    """The work of each client [M], which is 0 in empty places."""
-    if not program.method.extra.empty_places:
-        return passes
-    return jnp.where(share > 0, program.plan.work if passes is None else passes, 0)
+def who_train(program, population):
+    """The clients that train: the population without padding, or one for a pooled method."""
+    plan = program.plan
+    if program.method.extra.pooled:
+        plan = plan._replace(num_clients=1)
+    return without_padding(plan, population)
 
 
 def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
@@ -365,53 +369,53 @@ def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
     return stacked if count is None else jax.tree.map(lambda a: a[:count], stacked)
 
 
-def _at_once(program, exchange, server, federation, rows, stacked, arrived, key, past=None):
+def _at_once(program, exchange, server, federation, rows, turn, key):
     """Carries out an exchange in which no client waits for another one's upload.
-
-    past: the history and the update of an asynchronous run; None: all clients start from `server`.
 
     Returns the server, the clients' private state, the trainings and the number of executed steps.
     """
-    run, shared, entries = one_client(exchange, program.plan), server, stacked
-    staleness = jnp.zeros(stacked[0].id.shape)
-    if past is not None:
-        history, (of_uploads, _) = past
-        run, shared = asynchronous.from_version(exchange, run), (server, history)
-        entries, staleness = (of_uploads["place"], stacked), of_uploads["staleness"]
-    uploads, private, trainings = program.strategy.each(run)(shared, federation, rows, entries)
-    uploads, cohort = failures.received(uploads, stacked[0], arrived)
+    run = program.strategy.each(one_client(exchange, program.plan))
+    entries = turn.clients, turn.keys, turn.work
+    (uploads, private), trainings = run(server, federation, rows, entries)
+    uploads, cohort = failures.received(uploads, turn.clients, turn.arrived)
     key = jnp.broadcast_to(key, cohort.id.shape)
     public = Public(federation, program.plan)
-    cohort = cohort._replace(key=key, staleness=staleness, public=public)
+    cohort = cohort._replace(key=key, staleness=turn.staleness, public=public)
     with jax.named_scope("aggregate"):
         after = exchange.aggregate(server, uploads, cohort)
-    server = after if program.method.extra.private_sum else failures.learned(after, server, arrived)
+    if not program.method.extra.private_sum:
+        after = failures.learned(after, server, turn.arrived)
     executed = sum(program.strategy.lane_steps(training.steps) for training in trainings)
-    return server, private, trainings, executed
+    return after, private, trainings, executed
 
 
-def _in_turn(program, exchange, server, federation, rows, stacked, arrived, key):
+def _from_versions(past, program, exchange, server, federation, rows, turn, key):
+    """Like `_at_once`, but each client starts from its version in the past."""
+    past, exchange = past._replace(server=server), asynchronous.from_versions(exchange)
+    past, *results = _at_once(program, exchange, past, federation, rows, turn, key)
+    return past.server, *results
+
+
+def _in_turn(program, exchange, server, federation, rows, turn, key):
     """Like `_at_once`, but the server is updated after each client, before the next one starts."""
     run = one_client(exchange, program.plan)
     federation, train = program.strategy.collect(federation, rows.train)
     rows = rows._replace(train=train)  # no validation rows: `contract.check_stages`
-    public = Public(federation, program.plan)
+    public, one = Public(federation, program.plan), jnp.ones(1)
 
     def step(server, one_client):
         rows, entry, arrived = one_client
-        upload, private, trainings = run(server, federation, rows, entry)
+        (upload, private), trainings = run(server, federation, rows, entry)
         uploads, cohort = jax.tree.map(lambda a: a[None], (upload, entry[0]))
         k_client = jax.random.fold_in(key, entry[0].id)[None]
-        one = jnp.ones(1)
         cohort = cohort._replace(weight=one, arrived=one > 0, key=k_client, staleness=0 * one)
-        cohort = cohort._replace(public=public)
         with jax.named_scope("aggregate"):
-            after = exchange.aggregate(server, uploads, cohort)
-        contract.check_alike(AGGREGATED, after, server)
+            after = exchange.aggregate(server, uploads, cohort._replace(public=public))
         after = failures.learned(after, server, arrived)
         return tree.typed_like(after, server), (private, trainings)
 
-    server, (private, trainings) = jax.lax.scan(step, server, (rows, stacked, arrived))
+    entries = turn.clients, turn.keys, turn.work
+    server, (private, trainings) = jax.lax.scan(step, server, (rows, entries, turn.arrived))
     executed = sum(jnp.sum(training.steps) for training in trainings)
     return server, private, trainings, executed
 
@@ -419,7 +423,7 @@ def _in_turn(program, exchange, server, federation, rows, stacked, arrived, key)
 def one_client(exchange, plan):
     """The function (server, federation, rows, (client, key, passes)) that runs one client.
 
-    rows: the client's `WorkRows`. It returns (upload, private state, trainings).
+    rows: the client's `WorkRows`. It returns ((upload, private state), trainings).
     """
 
     def run(server, federation, rows, entry):
@@ -430,85 +434,29 @@ def one_client(exchange, plan):
         settings = client.traits.get("settings")
         work, trainings = make_work(pool, train, plan, key, passes, validation, settings)
         with jax.named_scope("local"):
-            returned = exchange.local(message, client, work)
-        upload, private = contract.check_local(returned, client.private)
-        return upload, private, trainings
+            return exchange.local(message, client, work), trainings
 
     return run
 
 
-def _is_drawn(program, cohort):
-    """Whether each entry of a cohort is a client that takes part, [M] bool."""
-    if program.method.extra.empty_places:
-        return cohort.weight > 0
-    return jnp.ones_like(cohort.id, bool)
+def _measure(turn, trainings, lane_steps, learned, is_cohort):
+    """The `Round` of these trainings, one for each call of `train`, with leaves [M].
 
-
-def _measure(program, trainings, lane_steps, cohort, server, arrived, is_cohort, virtual):
-    """The `Round` of these trainings, one for each call of `train`, with leaves [M]."""
-    is_drawn = _is_drawn(program, cohort)
+    learned: the server's state, and the clients' private state.
+    """
     loss, steps, examples, own_steps = jnp.zeros((4, 1))
     if trainings:
         loss, steps, examples, own_steps = (sum(a) for a in zip(*trainings, strict=True))
-    train_loss = jnp.sum(cohort.weight * loss / jnp.maximum(own_steps, 1))
+    train_loss = jnp.sum(turn.clients.weight * loss / jnp.maximum(own_steps, 1))
+    arrived = turn.drawn if turn.arrived is None else turn.drawn & turn.arrived
     return Round(
         train_loss=train_loss,
         examples=jnp.sum(examples),
         steps=jnp.sum(steps),
         lane_steps=lane_steps,
-        finite=jnp.isfinite(train_loss) & tree.finite((server, cohort.private)),
-        arrived=jnp.sum(is_drawn if arrived is None else is_drawn & arrived, dtype=jnp.int32),
-        drawn=jnp.sum(is_drawn, dtype=jnp.int32),
+        finite=jnp.isfinite(train_loss) & tree.finite(learned),
+        arrived=jnp.sum(arrived, dtype=jnp.int32),
+        drawn=jnp.sum(turn.drawn, dtype=jnp.int32),
         is_cohort=is_cohort,
-        virtual=virtual,
+        seconds=turn.seconds,
     )
-
-
-def view_pool(plan: Plan, strategy: Strategy, federation: Federation) -> Array:
-    """All examples of the pool after the plan's view, [R, ...]."""
-    count, size = federation.x.shape[0], plan.eval_batch
-    rows = jnp.arange(-(-count // size) * size) % count
-
-    def block(shared, federation, rows, entry):
-        return fetch(federation, rows, plan).x
-
-    everyone = strategy.everyone(block, plan.cohort)
-    seen = everyone((), federation, rows.reshape(-1, size), ())
-    return seen.reshape(-1, *seen.shape[2:])[:count]
-
-
-def cohort_size(program: Program, lane: Lane, state: State) -> int:
-    """The size of a cohort, which may be larger than the plan's if the method samples more."""
-
-    def ids(key, server, population):
-        clients = without_padding(program.plan, population)
-        drawn = program.method.sample(key, server, clients, program.plan.cohort)
-        return contract.check_sample(drawn)[0]
-
-    key = jax.random.key(0)
-    return jax.eval_shape(ids, key, state.server, lane.population).shape[0]
-
-
-def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]:
-    """The bytes (up, down) of one client in one round, from the shapes of uploads and messages.
-
-    Nothing is computed. Lost uploads are not considered.
-    """
-
-    def first(a):
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), a)
-
-    client = first(lane.population)._replace(private=first(state.private))
-    rows = jax.tree.map(
-        lambda of_set: jax.ShapeDtypeStruct((of_set.longest,), jnp.int32),
-        work_rows(program.method, lane.federation),
-        is_leaf=lambda part: isinstance(part, Rows),
-    )
-    entry = client, jax.eval_shape(lambda: jax.random.key(0)), None
-    up = down = 0
-    for exchange in program.method.round:
-        run = one_client(exchange, program.plan)
-        upload, _, _ = jax.eval_shape(run, state.server, lane.federation, rows, entry)
-        up += tree.num_bytes(upload)
-        down += tree.num_bytes(jax.eval_shape(exchange.send, state.server, client.id))
-    return up, down

@@ -18,13 +18,29 @@ import optax
 
 from fedjax_lab import defaults, optim, ranges, streams, tree
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.simulation import contract, evaluate, metrics, simulate
+from fedjax_lab.simulation import contract, evaluate, metrics, outline, simulate
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.local import work_rows
 from fedjax_lab.simulation.metrics import Metric
-from fedjax_lab.simulation.simulate import Lane, Program, Round
+from fedjax_lab.simulation.simulate import (
+    Lane,
+    Program,
+    Round,
+    new_on_host,
+    population_on_host,
+)
 from fedjax_lab.simulation.strategies import Strategy, is_rows, vectorized
-from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State, Task
+from fedjax_lab.types import (
+    Array,
+    Client,
+    Failures,
+    Federation,
+    Method,
+    Plan,
+    PyTree,
+    State,
+    Task,
+)
 
 
 class Data(NamedTuple):
@@ -112,8 +128,7 @@ def simulator(
         steps=steps,
         optimizer=optim.sgd(0.01) if optimizer is None else optimizer,
         clip=clip,
-        dropout=dropout,
-        straggler=straggler,
+        failures=Failures(dropout=dropout, straggler=straggler),
         augment=augment,
         metrics=metrics.make((*measures, *method.extra.metrics), task.objective),
         objective=task.objective,
@@ -126,10 +141,9 @@ def simulator(
 def _functions(program, federation, domains):
     """The functions of a program with one federation."""
     method, plan, classes = program.method, program.plan, program.plan.objective.num_classes
-    new = simulate.new_on_host(federation, classes)
-    population = simulate.population_on_host(federation, classes)
-    everything = federation._replace(traits={}), population, new
-    default = Data(*jax.tree.map(jnp.asarray, everything))
+    people = [of(federation, classes) for of in (population_on_host, new_on_host)]
+    default = Data(*jax.tree.map(jnp.asarray, (federation._replace(traits={}), *people)))
+    program, _, _ = outline.first_round(program, default.federation, default.population)
 
     def lane(key, data):
         return Lane(data.federation, data.population, streams.make_keys(key), new=data.new)
@@ -156,7 +170,8 @@ def _functions(program, federation, domains):
         rows, client = jax.tree.map(lambda a: a[ids][0], (rows, clients), is_leaf=is_rows)
         stream = streams.exchange(streams.clients(streams.make_keys(key).local, t, ids), left)[0]
         run = simulate.one_client(exchange, plan)
-        return run(state.server, data.federation, rows, (client, stream, None))[0]
+        (sent, _), _ = run(state.server, data.federation, rows, (client, stream, None))
+        return sent
 
     def summarize(scores):
         return evaluate.summarize(jax.device_get(scores), domains, plan.metrics)

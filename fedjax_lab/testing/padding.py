@@ -62,7 +62,7 @@ def player(trial: Trial, times: int) -> Callable[[streams.Keys], Any]:
 
     def play_seed(keys, to_train, to_score):
         state = simulate.init(method, keys, C)
-        start = state, simulate.no_progress(empty_places=method.extra.empty_places)
+        start = state, simulate.no_progress()
         state, _ = simulate.play(program, to_train._replace(keys=keys), *start, 0, ROUNDS)
         scored = program._replace(plan=plan._replace(cohort=C))
         scores = evaluate.score(scored, to_score._replace(keys=keys), state, ROUNDS)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel, shards
-from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation import evaluate, outline, simulate
 from fedjax_lab.simulation.local import work_sets
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.testing.toy import PLAN, C, K, as_rows, toy_federation, with_validation
@@ -106,7 +106,7 @@ class Trial:
         """The bytes (up, down) of the messages of one client in one round."""
         lane = self.lane(keys_of(0))
         state = jax.eval_shape(lambda: simulate.init(self.method, lane.keys, C))
-        return simulate.message_bytes(self.program, lane, state)
+        return outline.checked(self.program, lane, state).message_bytes
 
     def play_seed(
         self, keys: streams.Keys, state: State, start: Any, count: Any

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import toys
 from rounds import rounds
+from slow_cases import slow_but
 
 
 def projected(v):
@@ -16,7 +17,7 @@ def projected(v):
     return np.maximum(v - low, 0)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("rate", slow_but([0.3], [0.0, 0.3]))
 def test_afl_against_numpy(rate):
     method = toys.make("afl", toys.TASK, lambda_lr=rate)
     w, weights = naive.first_weights(), np.full(toys.C, 1 / toys.C)

@@ -4,9 +4,10 @@ import naive
 import pytest
 import toys
 from rounds import averaged_by_hand, rounds
+from slow_cases import slow_but
 
 
-@pytest.mark.parametrize("settings", [{}, {"nesterov": False}])
+@pytest.mark.parametrize("settings", slow_but([{}], [{}, {"nesterov": False}]))
 def test_fedavgm_against_numpy(settings):
     method = toys.make("fedavgm", toys.TASK, beta=0.7, **settings)
     w, v = naive.first_weights(), [0.0] * 4

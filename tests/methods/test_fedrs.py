@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import toys
 from rounds import rounds, skewed_rounds
+from slow_cases import slow_but
 
 
-@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize("continuous", slow_but([False], [False, True]))
 def test_fedrs_against_numpy(continuous):
     def gradient_of(i, w, x, y):
         n = naive.counts(i)

@@ -6,6 +6,7 @@ import pytest
 import toys
 from naive import KEYS
 from rounds import PLAIN, rounds
+from slow_cases import slow_but
 
 from fedjax_lab import optim, tree
 from fedjax_lab.simulation import simulate
@@ -38,7 +39,7 @@ def test_a_client_divides_its_drift_by_the_number_of_its_steps():
 
 @pytest.mark.parametrize(
     "weights, momentum, server_lr, decay",
-    [("size", naive.MOMENTUM, 0.5, 1.0), ("uniform", 0.0, 0.9, 0.7)],
+    slow_but(["uniform"], [("size", naive.MOMENTUM, 0.5, 1.0), ("uniform", 0.0, 0.9, 0.7)]),
 )
 def test_scaffold_against_numpy(weights, momentum, server_lr, decay):
     """In the last case both learning rates decay from round to round."""

@@ -19,6 +19,7 @@ from naive_layers import (
     small,
 )
 from scipy.special import softmax
+from slow_cases import slow_but
 from toys import normal
 
 from fedjax_lab import losses
@@ -61,7 +62,9 @@ def vit_by_hand(p, x):
     return layer_norm(z, p["LayerNorm_0"]).mean(1)
 
 
-@pytest.mark.parametrize(("name", "by_hand"), [("cct", cct_by_hand), ("vit", vit_by_hand)])
+@pytest.mark.parametrize(
+    ("name", "by_hand"), slow_but(["vit"], [("cct", cct_by_hand), ("vit", vit_by_hand)])
+)
 def test_a_transformer_matches_numpy(name, by_hand):
     task, weights, x = small(name)
     w, x = one_client(weights, x)

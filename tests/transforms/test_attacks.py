@@ -11,9 +11,10 @@ import scipy.stats
 import toys
 from naive import KEYS
 
+from fedjax_lab import tree
 from fedjax_lab.simulation import failures
 from fedjax_lab.transforms import aggregators, attacks, cohort
-from fedjax_lab.types import Work
+from fedjax_lab.types import Failures, Work
 
 M, D = 9, 6
 ARRIVED = np.array([1, 1, 0, 1, 1, 0, 1, 1, 1], bool)
@@ -41,20 +42,26 @@ def sent(attack, u, attacker, key=KEYS.init):
     return np.asarray(exchange.local(jnp.asarray(u), client, work)[0])
 
 
+def attackers(plan, key, ids, count):
+    """Which of the clients `ids` attack."""
+    turn = toys.turn(ids, tree.take(toys.POPULATION, ids * 0)._replace(id=ids))
+    return failures.attackers(plan, key, count, turn).clients.attacks
+
+
 def test_a_share_of_the_clients_attacks_and_the_seed_determines_which():
     all_clients = jnp.arange(400)
-    plan = toys.PLAN._replace(attackers=0.2)
+    plan = toys.PLAN._replace(failures=Failures(attackers=0.2))
 
     def who(key, ids=all_clients):
-        return np.asarray(failures.attacks(plan, key, ids, 400))
+        return np.asarray(attackers(plan, key, ids, 400))
 
     first, other = who(KEYS.cohort), who(jax.random.key(9))
     assert first.sum() == other.sum() == 80 and (first != other).any()
     assert who(KEYS.cohort, all_clients[5::7]).tolist() == first[5::7].tolist()
-    assert failures.attacks(toys.PLAN, KEYS.cohort, all_clients, 400) is None
-    fewer = toys.PLAN._replace(attackers=0.29)
-    assert failures.attacks(fewer, KEYS.cohort, jnp.arange(100), 100).sum() == 29
-    assert failures.attacks(fewer, KEYS.cohort, jnp.arange(3), 3).sum() == 1  # 0.87, rounded up
+    assert attackers(toys.PLAN, KEYS.cohort, all_clients, 400) is None
+    fewer = toys.PLAN._replace(failures=Failures(attackers=0.29))
+    assert attackers(fewer, KEYS.cohort, jnp.arange(100), 100).sum() == 29
+    assert attackers(fewer, KEYS.cohort, jnp.arange(3), 3).sum() == 1  # 0.87, rounded up
 
 
 def test_uploads_of_sign_flip_and_gaussian_attackers():
@@ -120,10 +127,10 @@ def test_attackers_use_changed_examples_in_all_operations_on_data():
 @pytest.mark.slow
 def test_attackers_train_on_flipped_labels():
     """One round of FedAvg by hand; only the labels of the attackers differ."""
-    plan = naive.FULL._replace(attackers=0.5, cohort=5)
+    plan = naive.FULL._replace(failures=Failures(attackers=0.5), cohort=5)
     method = attacks.label_flip(toys.make("fedavg", toys.TASK), toys.TASK)
     ids = naive.cohort(method, 0, 5)
-    flips = np.asarray(failures.attacks(plan, KEYS.cohort, jnp.asarray(ids), toys.C))
+    flips = np.asarray(attackers(plan, KEYS.cohort, jnp.asarray(ids), toys.C))
     assert 0 < flips.sum() < 5
     models = []
     for i, flip in zip(ids, flips, strict=True):
@@ -139,7 +146,7 @@ def test_label_flipping_by_all_clients_equals_flipped_labels_in_the_data(name):
     """The expected state is that of a run on a federation whose labels are flipped."""
     plain, task = toys.make(name), toys.NORM
     flipped = toys.FEDERATION._replace(y=toys.K - 1 - toys.FEDERATION.y)
-    plan = toys.PLAN._replace(attackers=1.0)
+    plan = toys.PLAN._replace(failures=Failures(attackers=1.0))
     made = toys.player(attacks.label_flip(plain, task), plan=plan)(KEYS, 0, 2)[0]
     expected = toys.player(plain, federation=flipped)(KEYS, 0, 2)[0]
     toys.same(made, expected)

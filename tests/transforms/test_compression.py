@@ -25,7 +25,7 @@ from fedjax_lab.transforms import (
     rehearsal,
     uplink,
 )
-from fedjax_lab.types import Weights
+from fedjax_lab.types import Failures, Weights
 
 UP = {
     "top_k": compression.top_k,
@@ -271,7 +271,7 @@ def test_error_feedback_keeps_what_was_not_sent():
 def test_lost_uploads_count_as_sent_in_the_residual():
     """A client's residual does not depend on whether its uploads arrive in the first round."""
     method = compression.sign(toys.make("fedavg"), toys.NORM)
-    lossy = toys.PLAN._replace(dropout=0.5)
+    lossy = toys.PLAN._replace(failures=Failures(dropout=0.5))
     kept, _ = toys.player(method)(KEYS, 0, 1)
     lost, sums = toys.player(method, plan=lossy)(KEYS, 0, 1)
     toys.same(lost.private, kept.private)

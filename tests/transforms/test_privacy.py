@@ -15,7 +15,7 @@ from fedjax_lab.experiment import registry
 from fedjax_lab.simulation import simulate
 from fedjax_lab.transforms import accounting, cohort, correlated_noise, privacy
 from fedjax_lab.transforms.guarantee import Setup
-from fedjax_lab.types import Exchange, Work
+from fedjax_lab.types import Exchange, Failures, Work
 
 optional.module("dp_accounting")
 
@@ -200,7 +200,7 @@ def test_rounds_with_a_full_cohort_are_counted():
 def test_a_round_whose_uploads_are_all_lost_releases_noise():
     """A missing release would reveal who was drawn."""
     plain = bare(toys.make("fedavg"))
-    plan = toys.PLAN._replace(dropout=1 - 1e-7)
+    plan = toys.PLAN._replace(failures=Failures(dropout=1 - 1e-7))
     state, sums = toys.player(central(plain, 4, noise=1.0), plan=plan)(KEYS, 0, 2)
     assert int(state.server.extra.releases) == 2
     assert float(jnp.abs(jax.tree.leaves(state.server.base)[0]).max()) > 0

@@ -15,8 +15,9 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Host
 from fedjax_lab.errors import BadInput
 from fedjax_lab.transforms import aggregators, attacks, compression, downlink
+from fedjax_lab.types import Failures
 
-PLAN = toys.PLAN._replace(attackers=0.4, dropout=0.2)
+PLAN = toys.PLAN._replace(failures=Failures(attackers=0.4, dropout=0.2))
 
 
 def all_kinds(method):

@@ -22,7 +22,7 @@ from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.papers.hfedf import client_embeddings
 from fedjax_lab.running import runner
 from fedjax_lab.transforms import cohort, server_state, uplink
-from fedjax_lab.types import State
+from fedjax_lab.types import Failures, State
 
 
 def test_rows_contain_what_the_method_and_its_transforms_record():
@@ -67,7 +67,7 @@ def test_uploads_that_are_not_updates_are_not_transformed(transform):
         local=lambda message, client, work: (message, client.private), updates=wire.all_kept
     )
     plain = toys.make("fedavg")._replace(round=(described,))
-    plan = toys.PLAN._replace(attackers=0.5)
+    plan = toys.PLAN._replace(failures=Failures(attackers=0.5))
     expected, _ = toys.player(plain, plan=plan)(KEYS, 0, 1)
     made = registry.look_up(*transform)(plain, toys.NORM)
     toys.same(toys.player(made, plan=plan)(KEYS, 0, 1)[0], expected)
@@ -127,12 +127,12 @@ def test_a_config_names_transforms_and_their_settings(toy):
     made = built(toy, attack_name="gaussian", attack_share="0.34", aggregator_name="krum")
     assert made.config.attack.to_dict() == {"name": "gaussian", "share": 0.34, "std": 1.0}
     assert made.config.aggregator.to_dict() == {"name": "krum", "attackers": 0.2}
-    assert made.simulation.plan.attackers == 0.34
+    assert made.simulation.plan.failures.attackers == 0.34
     (exchange,) = made.simulation.stages[0].method.round
     assert exchange.aggregate.__wrapped__.exchange.aggregate.__name__ == "aggregate"
     plain = built(toy).simulation
     assert plain.stages[0].method.round[0].aggregate.__name__ == "aggregate"
-    assert plain.plan.attackers == 0
+    assert plain.plan.failures.attackers == 0
 
 
 @pytest.mark.parametrize(

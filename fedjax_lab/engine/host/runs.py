@@ -18,7 +18,7 @@ from fedjax_lab.engine.lanes import Lanes
 from fedjax_lab.engine.placement import Jit
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
-from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation import evaluate, outline, simulate
 from fedjax_lab.simulation.local import work_sets
 from fedjax_lab.simulation.metrics import Whole
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
@@ -100,6 +100,7 @@ class Hosted:
         place, everywhere = self._jit.place, self._jit.place.strategy.sharding
         out = State(everywhere, place.segment_sharding), everywhere
         settings = self._settings
+        self._program = outline.checked(self._program, lane, state)
         play = self._jit.wrap(self._bind_settings(simulate.play), (), out, donate_argnums=(2, 3))
         score = self._jit.wrap(self._bind_settings(evaluate.score), (), everywhere)
         scores = [
@@ -111,7 +112,12 @@ class Hosted:
 
     def _bind_settings(self, function):
         """A function of a program as one of its settings, which may be large arrays."""
-        return lambda settings, *args: function(self._make_program(settings), *args)
+        sent = self._program.message_bytes
+
+        def bound(settings, *args):
+            return function(self._make_program(settings)._replace(message_bytes=sent), *args)
+
+        return bound
 
     def use(self, play: Any, score: list[Any]) -> None:
         """Sets the compiled versions of the programs that `lower` returned."""
@@ -147,7 +153,7 @@ class Hosted:
         whole, lane = self._seed.training, self._lanes.training
         sets = work_sets(self._program.method)
         fitting = self._clients_that_fit(whole, sets)
-        cohort = simulate.cohort_size(self._program, lane, self._like)
+        cohort = outline.cohort_size(self._program, lane, self._like)
         ahead = playing.draws_ahead(self._program, lane, self._like.server)
         size = playing.block_size(self._program, self._owners, cohort, fitting, ahead)
         part = self._part(lane, whole, sets, size.clients)

@@ -240,7 +240,7 @@ def numbers(leaf: Any) -> Array | np.ndarray:
 
 
 def _history(state):
-    """Whether each leaf is one of a `Virtual.history`, which is longer in a run of more rounds."""
+    """Whether each leaf is one of a `Progress.history`, which is longer in a run of more rounds."""
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     return [any(getattr(key, "name", "") == "history" for key in path) for path, _ in leaves]
 
