@@ -11,7 +11,7 @@ from fedjax_lab import streams
 from fedjax_lab.engine import parallel, processes
 from fedjax_lab.engine.host.assignment import divide
 from fedjax_lab.engine.host.host_state import from_bits, to_bits
-from fedjax_lab.engine.host.runs import Hosted
+from fedjax_lab.engine.host.hosted import Hosted
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, axes_of_settings, each_seed, stacked
 from fedjax_lab.engine.placement import Jit, Placement
