@@ -32,10 +32,9 @@ INVALID = [
     (stages_of(with_exchange(send=3)), "`send` of a method must be a function, not 3"),
     (stages_of(PLAIN._replace(predict=lambda x: x)), "must take (message, client, x), but"),
     (stages_of(PLAIN._replace(round=())), "at least one Exchange"),
-    (stages_of(PLAIN._replace(validation=True).having(pooled=True)), "must not be pooled"),
     (
         stages_of(PLAIN._replace(validation=True).having(one_by_one=True)),
-        "validation=True must not be pooled, nor one_by_one",
+        "validation=True must not be one_by_one",
     ),
     (stages_of(3), "must be a Method, not 3"),
     (3, "must be a tuple of Stage, not 3"),

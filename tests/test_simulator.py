@@ -13,7 +13,8 @@ from fedjax_lab import optim, simulator, tree
 from fedjax_lab.data.partitions.partitioning import dirichlet
 from fedjax_lab.data.sources.digit_domains import digit_domains
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment.federation import make_federations
+from fedjax_lab.experiment.federation import make_federations, pool
+from fedjax_lab.methods.central import central
 from fedjax_lab.methods.fedasync import fedasync
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedconcat import fedconcat
@@ -62,6 +63,18 @@ def test_the_server_of_fedavg_is_the_mean_of_the_uploads():
     uploads = jax.jit(jax.vmap(sim.upload, (None, None, None, 0)))(key, state, 4, jnp.arange(C))
     after, _ = jax.jit(sim.round)(key, state, 4)
     toys.close(after.server, tree.mix(sim.data.population.weight, uploads))
+
+
+@pytest.mark.slow
+def test_central_trains_one_client_with_all_examples_and_scores_all_clients():
+    federation, sizes = toy_federation(), {**SIZES, "cohort": 1}
+    (pooled,) = pool([jax.device_get(federation)])
+    sim, key = simulator(central(TASK), TASK, pooled, **sizes), jax.random.key(3)
+    after, info = jax.jit(sim.round)(key, sim.init(key), 0)
+    assert info.examples == 2 * np.asarray(federation.train.count).sum()
+    got, expected = (jax.jit(each.score)(key, after, 1) for each in (sim, SIM))
+    np.testing.assert_array_equal(got.test.correct, expected.test.correct)
+    assert got.test.correct.shape[0] == C
 
 
 @pytest.mark.slow
@@ -159,7 +172,7 @@ def test_a_loop_has_the_numbers_of_the_command():
         ({"method": fedconcat(TASK)}, "several stages"),
         ({"method": fedavg}, "was not called with the task"),
         ({"method": 3}, "must be a Method"),
-        ({"method": fedavg(TASK).having(pooled=True)}, "a federation of one client"),
+        ({"method": central(TASK)}, "pool([federation])[0] of experiment.federation"),
         ({"method": fedavg(TASK)._replace(validation=True)}, "validation=0.2"),
         ({"cohort": 9}, "at most 8, the number of clients, got 9"),
         ({"cohort": -1}, "cohort must be an integer of at least 0"),

@@ -33,6 +33,11 @@ class Seed(NamedTuple):
     schedule: Schedule | None = None  # of an asynchronous run
     tasks: Tasks | None = None  # what became of the clients' tasks in it
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether one client that holds all examples trains, and nothing is sent."""
+        return self.training is not self.federation
+
 
 class Simulation(NamedTuple):
     """The input of the engine. The federations of its seeds share one pool of examples."""

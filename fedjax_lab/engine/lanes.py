@@ -37,11 +37,10 @@ def make_lanes(simulation: Simulation, place: Placement) -> list[Lanes]:
     if place.seeds:
         of_seeds = [jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)]
         groups = [slice(None)]
-    alike = all(seed.training is seed.federation for seed in seeds)
     pool = _make_pool(simulation, place, seeds[0].federation)
     each = partial(_each_lane, simulation, place, pool, groups)
     scored = list(each([seed.federation for seed in seeds]))
-    trained = scored if alike else each([seed.training for seed in seeds])
+    trained = each([seed.training for seed in seeds]) if seeds[0].is_pooled else scored
     schedules = _put_schedules(seeds, place, groups)
     base = {} if simulation.base is None else {BASE: place.put_base(simulation.base)}
     return [

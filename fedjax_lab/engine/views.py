@@ -75,7 +75,7 @@ def frozen_bytes(simulation: Simulation, number: int, state: State, seeds: int) 
     number: of the stage. state: of a lane.
     """
     stage, size = simulation.stages[number], 0
-    if number == 0 and simulation.base is not None and not stage.method.extra.pooled:
+    if number == 0 and simulation.base is not None and not simulation.seeds[0].is_pooled:
         size = tree.num_bytes(simulation.base.base)
     if stage.view is None or stage.view.frozen is None:
         return size

@@ -118,6 +118,11 @@ def check_validation(
             f"method {name} needs validation examples of its clients, and there are none; hold some"
             " out with --config.partition.validation=0.2"
         )
+    if len(federation.validation) != len(federation.train):
+        raise BadInput(
+            f"method {name} needs validation examples of the clients that train, but it trains on"
+            " the examples of all clients pooled"
+        )
     tuned = any(method.validation and uses_data_of_new(method) for method in methods)
     if federation.new_train is not None and tuned:
         raise BadInput(

@@ -68,13 +68,10 @@ def timed(
 ) -> tuple[Plan, list[Seed]]:
     """The plan of a run with its clock, and the seeds with what depends on the clock.
 
-    A method that trains on pooled examples has no clients, and so no clock.
-
     Raises BadInput if the clock does not fit the run.
     """
     check_clock(config)
-    pooled = stages[0].method.extra.pooled
-    if config.clock.name == "none" or pooled:
+    if config.clock.name == "none":
         return plan, seeds
     _check_turns(config, stages)
     each = [_seed_clock(config, plan, seed) for seed in seeds]

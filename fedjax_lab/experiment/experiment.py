@@ -22,6 +22,7 @@ from fedjax_lab.experiment import (
     checks,
     clocks,
     local_settings,
+    pooling,
     traits,
     transforming,
     unlike_models,
@@ -104,14 +105,17 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     """The simulation of a run. Raises BadInput if its parts do not fit."""
     task = model.unbound
     check_optimizer(config.local, task)
-    setup = transforming.make_setup(config, federations)
+    setup, training = transforming.make_setup(config, federations), federations
     variant = functools.partial(variants.variant, config, model, setup)
     stages, of_step = variant({})
+    if pooling.are_pooled(stages):
+        config, training = pooling.without_clients(config), pool(federations)
+        variant = functools.partial(variants.variant, config, model, setup)
+        stages, of_step = variant({})
     checks.check_skewed(config, stages)
     checks.check_target(config, task.objective)
     checks.check_moved(config, task.objective)
-    checks.check_validation(config, stages, federations[0])
-    training = pool(federations) if stages[0].method.extra.pooled else federations
+    checks.check_validation(config, stages, training[0])
     plan = _plan(config, training, stages, of_step, dataset, task.objective)
     local_settings.check(config.local, training, stages, plan)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
@@ -474,8 +478,8 @@ def _plan(config, training, stages, of_step, dataset, objective):
         steps=config.local.steps,
         accumulate=config.local.accumulate,
         failures=Failures(
-            dropout=0.0 if extra.pooled else config.run.dropout,  # a pooled method has no clients
-            straggler=0.0 if extra.pooled else config.run.straggler,
+            dropout=config.run.dropout,
+            straggler=config.run.straggler,
             attackers=0.0 if config.attack.name == "none" else config.attack.share,
         ),
         num_domains=len(dataset.domains),

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment.pooling import are_pooled
 from fedjax_lab.simulation import contract
 from fedjax_lab.types import Method, Stage, Stages
 
@@ -23,8 +24,7 @@ def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
             f"config.run.rounds={rounds} does not fit the stages: {named}; every stage needs at"
             " least one round"
         )
-    if len({stage.method.extra.pooled for stage in stages}) > 1:
-        raise BadInput(f"the stages {named} do not train on the same clients")
+    are_pooled(stages)
     return stages
 
 

@@ -203,7 +203,7 @@ def sampling_name(config: ml_collections.ConfigDict) -> str:
 
 def _with_sampling(stage, task, run):
     """The stage with the sampling of config.run.sampling, if that is set."""
-    if not run["sampling"] or stage.method.extra.pooled:
+    if not run["sampling"]:
         return stage
     sample = bind("sampling", run, "sampling")
     if latest_losses.are_seen(sample):

@@ -100,7 +100,7 @@ def run_hints(experiment: Experiment, state: State, summary: dict) -> dict[str, 
 
 def _unlike_domains(experiment):
     simulation, dataset = experiment.simulation, experiment.dataset
-    if len(dataset.domains) < 2 or simulation.stages[0].method.extra.pooled:
+    if len(dataset.domains) < 2:
         return False
     rows = simulation.seeds[0].training.train
     return are_unlike(class_counts(rows, np.asarray(dataset.domain), len(dataset.domains)))

@@ -45,8 +45,8 @@ def check_method(method: Any) -> None:
         raise BadInput(f"the method must be a Method, not {quoted(method)}")
     if not method.round:
         raise BadInput("the round of a method must have at least one Exchange")
-    if method.validation and (method.extra.pooled or method.extra.one_by_one):
-        raise BadInput("a method with validation=True must not be pooled, nor one_by_one")
+    if method.validation and method.extra.one_by_one:
+        raise BadInput("a method with validation=True must not be one_by_one")
     parts: tuple[Any, ...] = (method, method.extra, *method.round)
     for part in parts:
         for field, function in part._asdict().items():

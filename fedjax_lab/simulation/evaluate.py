@@ -102,6 +102,9 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
     clients = clients._replace(private=state.private)
     to_tune = () if method.tune is None else work_rows(method, federation)
     shared_rows = None
+    if isinstance(rows, Rows) and len(clients.id) == 1 < len(rows):  # one client has all examples
+        num_clients, same = len(rows), jnp.zeros(len(rows), jnp.int32)
+        clients, to_tune = strategy.take((clients, to_tune), same)
     if not isinstance(rows, Rows):
         shared_rows, rows = strategy.collect(federation, rows), ()
     if at_most is not None and at_most < num_clients:

@@ -230,15 +230,21 @@ def _check_method(method, federation):
             " the task; pass fedavg(task), or train stages with fedjax_lab.run"
         )
     contract.check_method(method)
-    if method.extra.pooled:
+    if method.extra.pooled and len(federation.train) > 1:
         raise BadInput(
-            "simulator: the method trains on the examples of all clients pooled; pass fedavg(task)"
-            " and a federation of one client"
+            "simulator: the method trains on the examples of all clients pooled; pass the"
+            " federation pool([federation])[0] of experiment.federation, in which one client has"
+            " all examples"
         )
     if method.validation and federation.validation is None:
         raise BadInput(
             "simulator: the method needs validation examples of its clients, and the federation"
             " has none; hold some out with make_federations(..., validation=0.2)"
+        )
+    if method.validation and len(federation.validation) != len(federation.train):
+        raise BadInput(
+            "simulator: the method needs validation examples of the clients that train; pass a"
+            " federation that is not pooled"
         )
 
 

@@ -121,7 +121,7 @@ class Trial:
         devices: the number of devices; if several, they divide the state and the examples.
         """
         strategy, federation = parallel.chunked(2), self.federation
-        if devices > 1 and not self.method.extra.pooled:
+        if devices > 1 and len(self.federation.train) > 1:
             mesh = parallel.make_mesh(devices)
             strategy = parallel.on_mesh(mesh, strategy, by_client=True, by_row=True)
             for name in work_sets(self.method):

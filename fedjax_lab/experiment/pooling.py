@@ -1,0 +1,50 @@
+"""Runs whose method trains on the examples of all clients pooled: `Extra.pooled`.
+
+They train one client that holds all examples, and score each client as other runs do.
+"""
+
+from collections.abc import Sequence
+
+import ml_collections
+
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.experiment.keys import KEYS
+from fedjax_lab.simulation.needs import NEEDS
+from fedjax_lab.types import Stage
+
+WITHOUT_EFFECT = (  # keys that say which clients take part, and when
+    "clock.name",
+    "clock.availability",
+    "clock.over_selection",
+    "clock.deadline",
+    "clock.late",
+    "clock.max_staleness",
+    "clock.start_rate",
+    "run.dropout",
+    "run.sampling",
+    "run.straggler",
+)
+
+
+def are_pooled(stages: Sequence[Stage]) -> bool:
+    """Whether the stages train on pooled examples. Raises BadInput if only some of them do."""
+    pooled = {stage.method.extra.pooled for stage in stages}
+    if len(pooled) > 1:
+        named = " + ".join(f"{stage.rounds} of {stage.name}" for stage in stages)
+        raise BadInput(f"the stages {named} do not train on the same clients")
+    return pooled.pop()
+
+
+def without_clients(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """The config with the defaults of the keys that have no effect without clients.
+
+    Raises BadInput if the clients have unlike models; `simulation.needs` has what else they need.
+    """
+    if config.model.kinds:
+        raise BadInput(
+            f"config.model.kinds={quoted(config.model.kinds)} does not fit method"
+            f" {config.method.name}: {NEEDS['clients'].reason}"
+        )
+    changed = config.copy_and_resolve_references()
+    changed.update_from_flattened_dict({key: KEYS[key].default for key in WITHOUT_EFFECT})
+    return changed
