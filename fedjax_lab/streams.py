@@ -34,6 +34,7 @@ Each level folds in a number; the constants below separate the numbers of levels
 parent.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -63,6 +64,7 @@ class Keys(NamedTuple):
     score: Array
 
 
+@partial(jax.jit, inline=True)  # one program where a seed is not traced
 def make_keys(seed: Array) -> Keys:
     """The streams of a run from its key, jax.random.key(seed)."""
     return Keys(*jax.random.split(seed, len(Keys._fields)))

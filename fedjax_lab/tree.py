@@ -52,16 +52,6 @@ def add(a: PyTree, b: PyTree, scale: float | Array = 1.0) -> PyTree:
     return jax.tree.map(lambda x, y: x + scale * y, a, b)
 
 
-def sub(a: PyTree, b: PyTree) -> PyTree:
-    """Returns a - b, leaf by leaf."""
-    return jax.tree.map(jnp.subtract, a, b)
-
-
-def scale(factor: float | Array, a: PyTree) -> PyTree:
-    """Returns factor * a, leaf by leaf."""
-    return jax.tree.map(lambda x: factor * x, a)
-
-
 def zeros(a: PyTree) -> PyTree:
     """Zeros with the shapes and types of `a`, whose leaves are arrays or `ShapeDtypeStruct`s."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), a)

@@ -212,7 +212,7 @@ class Work(NamedTuple):
 
     train: Callable[..., Weights]
     # (weights, loss, *, only, epochs, steps, optimizer, references, stepping, public) ->
-    # weights: `local.train`
+    # weights: `client_work.train`
     mean: Callable[..., PyTree]  # (fn: Batch -> tree, when=True) -> mean of fn over the examples;
     # with rows="validation" over the validation examples, if `Method.validation` is true
     draw: Callable[[int], Batch]  # (size) -> one random batch, drawn without replacement
@@ -480,7 +480,7 @@ class Federation(NamedTuple):
     new_test: Rows | None = None  # test rows of each new client [N]
     frozen: PyTree = ()  # the result of `View.frozen`, used by `Plan.view` and `Work`
     traits: dict[str, Any] = {}  # of the clients, then of the new clients [C + N]: `Client.traits`;
-    # in the federation of one client (`local.client_federation`) its own
+    # in the federation of one client (`client_work.client_federation`) its own
     public: tuple[Array, Array] | None = None  # (x [P, D], y [P, *label]), examples that no client
     # holds, and that the server and all clients have: a copy on each device, beside the pool
 

@@ -28,8 +28,12 @@ def attempt(words: list[str], after: float, number: int) -> tuple[int, list[str]
     """
     with tempfile.TemporaryDirectory() as folder:
         words = [word.replace("WORKDIR", f"{folder}/new") for word in words]
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        process = subprocess.Popen([sys.executable, "-m", *words], **pipes)
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         time.sleep(after)
         process.send_signal(number)
         began = time.monotonic()

@@ -138,8 +138,12 @@ def measure(args, table, cells: list[Cell]) -> int:
         code |= sweep.train([*needed, cell._replace(name=folder)], args.out)
         measured = read(table, cell, args.out / folder)
         settings = records.settings_of(cell.config, args.out)
-        facts = records.digest(settings), where, fedjax_lab.__version__
-        new = [Record(cell.name, seed, *facts, device, of) for seed, device, of in measured]
+        new = [
+            Record(
+                cell.name, seed, records.digest(settings), where, fedjax_lab.__version__, device, of
+            )
+            for seed, device, of in measured
+        ]
         if new:
             records.add(args.name, new, settings)
     return code

@@ -12,7 +12,7 @@ from naive import KEYS
 
 from fedjax_lab import optim, tree
 from fedjax_lab.simulation import evaluate, simulate
-from fedjax_lab.simulation.local import make_work
+from fedjax_lab.simulation.client_work import make_work
 from fedjax_lab.types import Batch, Weights
 
 FIRST_CLIENT = tree.take(toys.POPULATION, 0)

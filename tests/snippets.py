@@ -71,9 +71,9 @@ def commands(block: Block) -> list[list[str]]:
 
 
 def _as_installed(words):
-    """`python -m fedjax_lab.NAME` as `fedjax-lab NAME`."""
-    if words[:2] == ["python", "-m"] and words[2].startswith("fedjax_lab."):
-        name = words[2].partition(".")[2]
+    """`python -m fedjax_lab.NAME` as `fedjax-lab NAME`; modules of folders are not commands."""
+    package, _, name = "".join(words[2:3]).partition(".")
+    if words[:2] == ["python", "-m"] and package == "fedjax_lab" and "." not in name:
         return ["fedjax-lab", {"main": "run"}.get(name, name), *words[3:]]
     return words
 

@@ -11,7 +11,7 @@ from naive import KEYS
 
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.simulation import contract, evaluate, local, outline, simulate
+from fedjax_lab.simulation import client_work, contract, evaluate, outline, simulate
 from fedjax_lab.types import Stage, State
 
 PLAIN = fedavg(toys.TASK)
@@ -93,7 +93,7 @@ def test_a_sampling_must_return_ids_and_shares(drawn, error):
 @pytest.mark.parametrize("made, shown", [(None, "None"), (jnp.zeros((2, 3)), "float32[2, 3]")])
 def test_an_augmentation_must_keep_the_shape_of_the_examples(made, shown):
     plan = toys.PLAN._replace(augment=lambda key, x: made)
-    message = complaint(local.fetch, toys.FEDERATION, jnp.arange(2), plan, jax.random.key(0))
+    message = complaint(client_work.fetch, toys.FEDERATION, jnp.arange(2), plan, jax.random.key(0))
     assert message.endswith(f"examples of the same shape, [2, {toys.D}], not {shown}")
 
 

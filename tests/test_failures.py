@@ -18,7 +18,7 @@ from fedjax_lab.engine.input import Host
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import registry
 from fedjax_lab.simulation import failures, simulate
-from fedjax_lab.simulation.local import Public, WorkRows, make_work, work_rows
+from fedjax_lab.simulation.client_work import Public, WorkRows, make_work, work_rows
 from fedjax_lab.types import Exchange, Failures, Method
 
 LOSSY = toys.PLAN._replace(failures=Failures(dropout=0.4))

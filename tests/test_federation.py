@@ -6,7 +6,7 @@ from inputs import complaint
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import scale_of
-from fedjax_lab.data.partitions import partition
+from fedjax_lab.data.partitions import partitioning
 from fedjax_lab.experiment import federation
 from fedjax_lab.experiment.federation import make_federations
 
@@ -21,7 +21,7 @@ DATASET = Dataset(  # 300 images 4x4, three classes, three domains, a fifth for 
 )
 
 
-def make(seeds=(0,), deal=partition.iid, num_clients=4, **values):
+def make(seeds=(0,), deal=partitioning.iid, num_clients=4, **values):
     return make_federations(DATASET, deal, seeds, num_clients=num_clients, **values)
 
 
@@ -54,7 +54,7 @@ def test_every_example_is_held_by_one_client_in_one_split():
 def test_the_pool_of_examples_is_flat_and_keeps_its_dtype(shape, dtype):
     """The examples of a data source are neither converted nor changed before they are fetched."""
     x = RNG.integers(0, 100, (300, *shape)).astype(dtype)
-    (f,) = make_federations(DATASET._replace(x=x), partition.iid, (0,), num_clients=4)
+    (f,) = make_federations(DATASET._replace(x=x), partitioning.iid, (0,), num_clients=4)
     assert f.x.dtype == x.dtype and f.x.shape == (300, np.prod(shape))
     np.testing.assert_array_equal(f.x.reshape(x.shape), x)
 
@@ -69,9 +69,9 @@ def test_no_split_contains_the_unseen_domain():
 
 def test_seeds_share_the_pool_and_have_rows_of_equal_width():
     """Sizes differ between seeds. A seed alone has the same rows, apart from their padding."""
-    a, b = make((3, 4), deal=partition.quantity)
+    a, b = make((3, 4), deal=partitioning.quantity)
     assert a.x is b.x and a.global_test is b.global_test and a.train.shape == b.train.shape
-    (alone,) = make((4,), deal=partition.quantity)
+    (alone,) = make((4,), deal=partitioning.quantity)
     width, rows = alone.train.longest, np.asarray(b.train)
     np.testing.assert_array_equal(rows[:, :width], alone.train)
     assert (rows[:, width:] == -1).all()
@@ -94,7 +94,7 @@ def test_the_error_about_an_empty_client_names_its_partition():
 
 def test_pool_makes_one_client_with_all_training_examples():
     """Those of new clients are left out."""
-    federations = make((0, 1), deal=partition.quantity, validation=0.2, new_clients=0.4)
+    federations = make((0, 1), deal=partitioning.quantity, validation=0.2, new_clients=0.4)
     for one, many in zip(federation.pool(federations), federations, strict=True):
         assert len(one.train) == 1
         assert sorted(held(one.train)) == sorted(held(many.train))
@@ -104,7 +104,7 @@ def test_pool_makes_one_client_with_all_training_examples():
 
 def dealt(**options):
     """A federation with four new clients out of ten, and the same one without new clients."""
-    options = {"num_clients": 10, "validation": 0.2, "deal": partition.quantity, **options}
+    options = {"num_clients": 10, "validation": 0.2, "deal": partitioning.quantity, **options}
     return make(new_clients=0.4, **options)[0], make(**options)[0]
 
 

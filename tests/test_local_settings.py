@@ -12,8 +12,8 @@ from fedjax_lab.experiment import joint, local_settings
 from fedjax_lab.experiment.traits import Dealt
 from fedjax_lab.running.runner import run
 from fedjax_lab.simulation import asynchronous, failures, simulate
+from fedjax_lab.simulation.client_work import make_work, work_of
 from fedjax_lab.simulation.clock import Clock, Pace
-from fedjax_lab.simulation.local import make_work, work_of
 from fedjax_lab.types import Failures, LocalSettings
 
 KEY = jax.random.key(1)

@@ -44,7 +44,7 @@ def with_loss(mean):
 def from_all_rows(w_t, client, work):
     """Moves the weights by a mean over a batch and its padding."""
     batch = work.draw(64)
-    return tree.add(w_t, tree.scale(jnp.mean(batch.x), w_t), 0.01), client.private
+    return tree.add(w_t, optax.tree.scale(jnp.mean(batch.x), w_t), 0.01), client.private
 
 
 def centered(message, client, x):

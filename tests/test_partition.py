@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab.data.partitions import dealing, label_skews, partition
+from fedjax_lab.data.partitions import dealing, label_skews, partitioning
 from fedjax_lab.experiment.registry import NAMED, look_up
 
 PARTITIONS = {  # with the first signature: y, domain, num_clients, rng
@@ -31,7 +31,7 @@ def examples(seed=0, size=1200):
 
 def domain_counts(parts, domain):
     """[clients, domains]; one row per client."""
-    return partition.counts(parts, domain, int(domain.max()) + 1)
+    return partitioning.counts(parts, domain, int(domain.max()) + 1)
 
 
 def assert_each_once(parts, total):
@@ -103,22 +103,24 @@ def naive_dirichlet(y, num_clients, random, alpha, min_size):
             for i, (first, last) in enumerate(zip([0, *cuts], [*cuts, len(rows)], strict=True)):
                 clients[i] += rows[first:last]
         if min(len(client) for client in clients) >= min_size:
-            return partition.counts([np.array(c, int) for c in clients], y, int(y.max()) + 1), tries
+            return partitioning.counts(
+                [np.array(c, int) for c in clients], y, int(y.max()) + 1
+            ), tries
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_dirichlet_equals_the_loop_of_niid_bench(seed):
     y, domain = examples(seed, 400)
     expected, tries = naive_dirichlet(y, 12, rng(seed), 0.3, 18)
-    parts = partition.dirichlet(y, domain, 12, rng(seed), alpha=0.3, min_size=18)
-    np.testing.assert_array_equal(partition.counts(parts, y, int(y.max()) + 1), expected)
+    parts = partitioning.dirichlet(y, domain, 12, rng(seed), alpha=0.3, min_size=18)
+    np.testing.assert_array_equal(partitioning.counts(parts, y, int(y.max()) + 1), expected)
     assert tries > 1
 
 
 def test_dirichlet_that_never_reaches_its_minimum_is_an_error():
     y, domain = examples(size=400)
     settings = {"alpha": 1.5, "min_size": 13, "tries": 300}
-    message = complaint(partition.dirichlet, y, domain, 30, rng(), **settings)
+    message = complaint(partitioning.dirichlet, y, domain, 30, rng(), **settings)
     for word in ("config.partition.min_size 13", "300 tries", "alpha 1.5", "num_clients 30"):
         assert word in message
     random, best = rng(), 0
@@ -131,9 +133,9 @@ def test_dirichlet_that_never_reaches_its_minimum_is_an_error():
 @pytest.mark.parametrize("classes", range(1, 8))
 def test_classes_per_client_gives_each_client_that_many_classes(classes):
     y, domain = examples()
-    parts = partition.classes_per_client(y, domain, 17, rng(classes), classes=classes)
+    parts = partitioning.classes_per_client(y, domain, 17, rng(classes), classes=classes)
     assert_each_once(parts, len(y))
-    held = partition.counts(parts, y, 13)[:, ::2]  # labels are even
+    held = partitioning.counts(parts, y, 13)[:, ::2]  # labels are even
     np.testing.assert_array_equal((held > 0).sum(1), classes)
     for i in range(17):
         assert held[i, i % 7] > 0
@@ -145,11 +147,14 @@ def test_classes_per_client_gives_each_client_that_many_classes(classes):
 
 def test_fewer_clients_than_classes_hold_all_of_them():
     y, domain = np.repeat(np.arange(10), 7), np.zeros(70, int)
-    parts = partition.classes_per_client(y, domain, 5, rng(), classes=2)
+    parts = partitioning.classes_per_client(y, domain, 5, rng(), classes=2)
     assert_each_once(parts, len(y))
-    held = partition.counts(parts, y, 10) > 0
+    held = partitioning.counts(parts, y, 10) > 0
     assert (held.sum(1) == 2).all() and (held.sum(0) == 1).all()
-    held = partition.counts(partition.classes_per_client(y, domain, 4, rng(), classes=3), y, 10) > 0
+    held = (
+        partitioning.counts(partitioning.classes_per_client(y, domain, 4, rng(), classes=3), y, 10)
+        > 0
+    )
     assert (held.sum(1) == 3).all() and held.any(0).all()
 
 
@@ -159,11 +164,11 @@ def test_alpha_sets_the_skew_and_a_tiny_one_leaves_no_example_out():
         label_skews.extended_dirichlet(y, domain, 20, rng(), classes=2, alpha=alpha)
         for alpha in (0.3, 100.0)
     )
-    assert partition.counts(skewed, y, 13).std() > 1.2 * partition.counts(even, y, 13).std()
-    parts = partition.dirichlet(y, domain, 3, rng(), alpha=1e-12, min_size=1)
+    assert partitioning.counts(skewed, y, 13).std() > 1.2 * partitioning.counts(even, y, 13).std()
+    parts = partitioning.dirichlet(y, domain, 3, rng(), alpha=1e-12, min_size=1)
     assert_each_once(parts, 6000)
     y = np.repeat([0, 1], 50)
-    assert_each_once(partition.client_dirichlet(y, y, 4, rng(), alpha=1e-300), 100)
+    assert_each_once(partitioning.client_dirichlet(y, y, 4, rng(), alpha=1e-300), 100)
 
 
 def naive_fill(slots, mix, left, random):
@@ -184,7 +189,7 @@ def test_client_dirichlet_has_the_distribution_of_slot_by_slot_drawing():
     assert len(set(np.concatenate(parts).tolist())) == 11 * (1200 // 11)
     mix, left = np.array([0.6, 0.25, 0.15]), np.array([2, 3, 5])
     random = rng()
-    ours = np.array([partition._fill(6, mix, left, random) for _ in range(4000)])
+    ours = np.array([partitioning._fill(6, mix, left, random) for _ in range(4000)])
     naive = np.array([naive_fill(6, mix, left, random) for _ in range(4000)])
     assert (ours.sum(1) == 6).all() and (ours <= left).all()
     for c in range(3):
@@ -201,14 +206,14 @@ def test_quantity_equals_a_naive_loop():
         if min(share) * 500 >= 10:
             break
     cuts = [0, *(int(c * 500) for c in np.cumsum(share)[:-1]), 500]
-    parts = partition.quantity(y, domain, 8, rng(), alpha=0.5)
+    parts = partitioning.quantity(y, domain, 8, rng(), alpha=0.5)
     assert [len(part) for part in parts] == np.diff(cuts).tolist()
     assert min(len(part) for part in parts) >= 10 and tries > 1
 
 
 def test_tries_are_limited_by_the_random_numbers_that_they_take(monkeypatch):
-    monkeypatch.setattr(partition, "CHUNK", 200)
-    monkeypatch.setattr(partition, "MOST_DRAWN", 10_000)
+    monkeypatch.setattr(partitioning, "CHUNK", 200)
+    monkeypatch.setattr(partitioning, "MOST_DRAWN", 10_000)
     message = complaint(make, "dirichlet", alpha=0.5, min_size=110, tries=10**9)
     assert f"was not reached in {10_000 // 63} tries" in message
     assert "raise alpha (for example to " in message
@@ -226,7 +231,7 @@ def test_by_domain_gives_each_domain_equally_many_clients():
 def allocate(sizes, num_clients, domains, seed=0):
     """Counts [clients, domains] of Algorithm 5."""
     domain = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
-    parts = partition.domains_per_client(
+    parts = partitioning.domains_per_client(
         np.zeros_like(domain), domain, num_clients, rng(seed), domains=domains
     )
     assert_each_once(parts, len(domain))
@@ -274,9 +279,9 @@ def test_deal_like_follows_the_labels_and_domains_of_each_client():
     y, domain = examples(0, 3000)
     test_y, test_domain = examples(1, 700)
     random = rng(3)
-    parts = partition.dirichlet(y, domain, 8, random, alpha=0.3)
+    parts = partitioning.dirichlet(y, domain, 8, random, alpha=0.3)
     parts = [part[domain[part] != 4] for part in parts]  # no client trains on domain 4
-    dealt = partition.deal_like(parts, y, domain, test_y, test_domain, random)
+    dealt = partitioning.deal_like(parts, y, domain, test_y, test_domain, random)
     seen_rows = np.flatnonzero(test_domain != 4)
     np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), seen_rows)
     assert all(part.dtype == np.int32 for part in dealt)
@@ -293,16 +298,16 @@ def test_deal_like_meets_whole_shares_exactly_and_favors_no_client():
     y, test_y = np.repeat(np.arange(50), 20), np.repeat(np.arange(50), 10)
     parts = [np.arange(i, 1000, 20, dtype=np.int32) for i in range(20)]  # one of each class
     args = (y, np.zeros_like(y), test_y, np.zeros_like(test_y))
-    dealt = partition.deal_like(parts, *args, rng())
+    dealt = partitioning.deal_like(parts, *args, rng())
     sizes = [len(part) for part in dealt]  # 25 expected; a fixed order gives 0 and 50
     assert sum(sizes) == 500 and min(sizes) > 10 and max(sizes) < 40
     fifths = [np.concatenate(parts[4 * i : 4 * i + 4]) for i in range(5)]
-    dealt = partition.deal_like(fifths, *args, rng())
-    assert (partition.counts(dealt, test_y, 50) == 2).all()
-    other = partition.deal_like(fifths, *args, rng(1))
+    dealt = partitioning.deal_like(fifths, *args, rng())
+    assert (partitioning.counts(dealt, test_y, 50) == 2).all()
+    other = partitioning.deal_like(fifths, *args, rng(1))
     assert set(dealt[0].tolist()) != set(other[0].tolist())
     none = np.zeros(0, np.int32)
-    dealt = partition.deal_like(fifths, *args[:2], none, none, rng())
+    dealt = partitioning.deal_like(fifths, *args[:2], none, none, rng())
     assert [len(part) for part in dealt] == [0] * 5
 
 
@@ -310,7 +315,7 @@ def test_hold_out_does_not_split_texts():
     origin = np.repeat(np.arange(40), np.arange(40) % 7 + 1)
     order = np.random.default_rng(3).permutation(len(origin))
     parts = [order[:100], order[100:], np.flatnonzero(origin == 5)]
-    train, validation = partition.hold_out(parts, 0.25, rng(), origin)
+    train, validation = partitioning.hold_out(parts, 0.25, rng(), origin)
     for part, a, b in zip(parts[:2], train, validation, strict=False):
         assert sorted([*a, *b]) == sorted(part)
         assert not {*origin[a]} & {*origin[b]} and abs(len(b) - len(part) / 4) <= 4
@@ -321,7 +326,7 @@ def test_hold_out_does_not_split_texts():
 def test_hold_out_takes_the_fraction_and_leaves_at_least_one_example(fraction):
     sizes = [1, 2, 3, 10, 100]
     rows = np.split(rng().permutation(sum(sizes)).astype(np.int32), np.cumsum(sizes)[:-1])
-    train, validation = partition.hold_out(rows, fraction, rng())
+    train, validation = partitioning.hold_out(rows, fraction, rng())
     for part, left, held in zip(rows, train, validation, strict=True):
         assert sorted([*left, *held]) == sorted(part)
         assert left.dtype == held.dtype == np.int32
@@ -329,7 +334,7 @@ def test_hold_out_takes_the_fraction_and_leaves_at_least_one_example(fraction):
     least = int(fraction > 0)
     expected = [0, least, *(max(least, round(100 * fraction) * n // 100) for n in sizes[2:])]
     assert [len(held) for held in validation] == expected
-    held = [set(partition.hold_out(rows, 0.2, rng(s))[1][4].tolist()) for s in (0, 0, 1)]
+    held = [set(partitioning.hold_out(rows, 0.2, rng(s))[1][4].tolist()) for s in (0, 0, 1)]
     assert held[0] == held[1] != held[2]
 
 
@@ -343,24 +348,24 @@ def test_new_clients_are_a_share_of_all_and_leave_at_least_one_client():
         *((10, share, count) for share, count in ((0.2, 2), (0.29, 2), (0.3, 3), (0.01, 1))),
         (2, 0.99, 1),
     ):
-        assert partition.count_new(num_clients, share) == count
-        new = partition.choose_new(num_clients, share, random)
+        assert partitioning.count_new(num_clients, share) == count
+        new = partitioning.choose_new(num_clients, share, random)
         assert new.shape == (num_clients,) and new.sum() == count
-    times = sum(partition.choose_new(5, 0.4, random) for _ in range(1000))
+    times = sum(partitioning.choose_new(5, 0.4, random) for _ in range(1000))
     assert (abs(times - 400) < 5 * np.sqrt(1000 * 0.24)).all()
     before = random.bit_generator.state
-    assert not partition.choose_new(5, 0.0, random).any()
+    assert not partitioning.choose_new(5, 0.0, random).any()
     assert random.bit_generator.state == before
 
 
 def test_table_of_counts_and_sizes():
     """Rows are padded with -1; the first class of Shakespeare's characters is the line feed."""
     parts = [np.array(p, np.int32) for p in ([1, 2, 4], [], [3])]
-    np.testing.assert_array_equal(partition.pad(parts), [[1, 2, 4], [-1] * 3, [3, -1, -1]])
-    np.testing.assert_array_equal(partition.pad([np.zeros(0, np.int32)] * 2), [[-1], [-1]])
-    held = partition.counts(parts, np.array([0, 2, 2, 1, 0], np.int32), 4)
+    np.testing.assert_array_equal(partitioning.pad(parts), [[1, 2, 4], [-1] * 3, [3, -1, -1]])
+    np.testing.assert_array_equal(partitioning.pad([np.zeros(0, np.int32)] * 2), [[-1], [-1]])
+    held = partitioning.counts(parts, np.array([0, 2, 2, 1, 0], np.int32), 4)
     np.testing.assert_array_equal(held, [[1, 0, 2, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
-    text = partition.table(np.array([[5, 0], [1, 30], [2, 2]]), ["cat", "\n"])
+    text = partitioning.table(np.array([[5, 0], [1, 30], [2, 2]]), ["cat", "\n"])
     cells = [line.split() for line in text.splitlines()]
     assert cells[:3] == [
         ["client", "cat", r"\n", "all"],
@@ -377,9 +382,11 @@ def test_table_of_counts_and_sizes():
 
 def test_check_names_the_partition_and_the_client_without_examples():
     full, empty = np.arange(3), np.zeros(0, int)
-    partition.check([full, full], "iid")
-    assert "partition leaves client 3 without" in complaint(partition.check, [*[full] * 3, empty])
-    message = complaint(partition.check, [empty, full, empty], "by_domain")
+    partitioning.check([full, full], "iid")
+    assert "partition leaves client 3 without" in complaint(
+        partitioning.check, [*[full] * 3, empty]
+    )
+    message = complaint(partitioning.check, [empty, full, empty], "by_domain")
     assert "partition 'by_domain' leaves client 0 (and 1 more)" in message
 
 
@@ -422,7 +429,7 @@ def test_shards_are_contiguous_pieces_of_the_sorted_labels():
     y = rng().permutation(np.repeat(np.arange(10), 60))
     parts = label_skews.shards(y, y, 10, rng(1))
     assert [len(part) for part in parts] == [60] * 10  # 20 shards of 30
-    held = partition.counts(parts, y, 10)
+    held = partitioning.counts(parts, y, 10)
     assert set(np.unique(held)) <= {0, 30, 60}
     assert ((held > 0).sum(1) <= 2).all() and (held > 0).sum(1).mean() > 1.5
     for sizes, expected in (
@@ -431,7 +438,7 @@ def test_shards_are_contiguous_pieces_of_the_sorted_labels():
     ):
         y = rng().permutation(np.repeat(np.arange(3), sizes))
         parts = label_skews.shards(y, y, 3, rng(1), shards_per_client=1)
-        assert sorted(map(tuple, partition.counts(parts, y, 3))) == expected
+        assert sorted(map(tuple, partitioning.counts(parts, y, 3))) == expected
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 10])
@@ -439,7 +446,7 @@ def test_extended_dirichlet_gives_each_class_equally_many_owners(classes):
     y = np.repeat(np.arange(10), 1000)
     parts = label_skews.extended_dirichlet(y, y, 25, rng(), classes=classes, alpha=50.0)
     assert_each_once(parts, 10_000)
-    held = partition.counts(parts, y, 10)
+    held = partitioning.counts(parts, y, 10)
     assert ((held > 0).sum(1) == classes).all()  # a large alpha gives every owner examples
     owners = (held > 0).sum(0)
     assert owners.max() - owners.min() <= 1 and owners.sum() == 25 * classes
@@ -452,7 +459,7 @@ def test_skew_against_its_definitions():
         n[i] / n.sum() * sum(abs(held[i, k] / n[i] - p[k]) for k in range(3)) for i in range(3)
     )
     gini = sum(abs(a - b) for a in n for b in n) / (2 * 3 * n.sum())
-    np.testing.assert_allclose(partition.skew(held), (emd, (1 + 2 + 2) / 3, gini))
-    assert partition.skew(np.full((4, 3), 5)) == (0.0, 3.0, 0.0)  # equal clients
-    line = partition.table(np.array([[10, 0], [0, 30]]), ["a", "b"]).splitlines()[-1]
+    np.testing.assert_allclose(partitioning.skew(held), (emd, (1 + 2 + 2) / 3, gini))
+    assert partitioning.skew(np.full((4, 3), 5)) == (0.0, 3.0, 0.0)  # equal clients
+    line = partitioning.table(np.array([[10, 0], [0, 30]]), ["a", "b"]).splitlines()[-1]
     assert re.findall(r"\d\.\d+", line) == ["0.750", "1.0", "0.250"]

@@ -10,7 +10,7 @@ import toys
 
 import fedjax_lab
 from fedjax_lab import optim, simulator, tree
-from fedjax_lab.data.partitions.partition import dirichlet
+from fedjax_lab.data.partitions.partitioning import dirichlet
 from fedjax_lab.data.sources.digit_domains import digit_domains
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.federation import make_federations

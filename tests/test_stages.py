@@ -25,7 +25,7 @@ from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.running import loading, runner
 from fedjax_lab.running.storage import metric_rows, stage_facts
 from fedjax_lab.simulation import simulate
-from fedjax_lab.simulation.local import fetch
+from fedjax_lab.simulation.client_work import fetch
 from fedjax_lab.types import Exchange, Stage, State, View
 
 

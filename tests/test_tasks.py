@@ -2,13 +2,13 @@
 scikit-learn's, which methods learn each task, and what is refused."""
 
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+import unfit_methods
 from inputs import complaint
 from sklearn import metrics as reference
 from slow_cases import exhaustive_but, slow_but
@@ -279,9 +279,7 @@ def write(folder, name):
     }
 
 
-PAGE = (Path(__file__).parents[1] / "docs/tasks.md").read_text()
-LISTED = PAGE.partition("<!-- of classes -->")[2].partition("<!-- end of classes -->")[0]
-OF_CLASSES = {*re.findall(r"`(\w+)`", LISTED), "fedc2i", "fedphp"}  # the last two at their defaults
+OF_CLASSES = re.findall(r"`(\w+)`", unfit_methods.listed("tasks.md"))
 TASKS = "binary", "multilabel", "regression", "tokens", "segmentation"
 PAIRS = [(task, method) for task in TASKS for method in sorted(registry.METHODS)]
 IN_CI = {

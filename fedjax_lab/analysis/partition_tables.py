@@ -17,8 +17,8 @@ from fedjax_lab import defaults, streams
 from fedjax_lab.analysis import formats
 from fedjax_lab.data import writing
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.partitions import partition
-from fedjax_lab.experiment import clients
+from fedjax_lab.data.partitions import partitioning
+from fedjax_lab.experiment import run_names
 from fedjax_lab.experiment.federation import class_counts
 from fedjax_lab.running import plots
 from fedjax_lab.running.plots import Figure
@@ -59,8 +59,8 @@ def held_by(federation: Federation, dataset: Dataset) -> Held:
         classes=counted(dataset.strata, len(dataset.stratum_names)),
         domains=counted(federation.domain, len(dataset.domains))[:, : len(domains)],
         num_new=0 if federation.new_train is None else len(federation.new_train),
-        class_names=[partition.printable(name) for name in dataset.stratum_names],
-        domain_names=[partition.printable(name) for name in domains],
+        class_names=[partitioning.printable(name) for name in dataset.stratum_names],
+        domain_names=[partitioning.printable(name) for name in domains],
         tests=0 if federation.global_test is None else len(federation.global_test),
         tests_of_nobody=_tests_of_nobody(federation),
         named=_named(federation, dataset),
@@ -69,9 +69,9 @@ def held_by(federation: Federation, dataset: Dataset) -> Held:
 
 def _named(federation, dataset):
     """The names of the clients and then of the new clients."""
-    new = [] if federation.new_train is None else clients.names(dataset, federation.new_train)
-    named = [*clients.names(dataset, federation.train), *(f"new {name}" for name in new)]
-    return [partition.printable(name) for name in named]
+    new = [] if federation.new_train is None else run_names.names(dataset, federation.new_train)
+    named = [*run_names.names(dataset, federation.train), *(f"new {name}" for name in new)]
+    return [partitioning.printable(name) for name in named]
 
 
 def _tests_of_nobody(federation: Federation) -> int:
@@ -91,7 +91,7 @@ def table(held: Held) -> str:
     A second table for new clients follows if there are some.
     """
     names, first = (held.class_names, held.domain_names), len(held.classes) - held.num_new
-    text = partition.table(
+    text = partitioning.table(
         held.classes[:first], names[0], held.domains[:first], names[1], held.named[:first]
     )
     if held.tests_of_nobody:
@@ -102,7 +102,7 @@ def table(held: Held) -> str:
     if not held.num_new:
         return text
     new = [name.removeprefix("new ") for name in held.named[first:]]
-    text_of_new = partition.table(
+    text_of_new = partitioning.table(
         held.classes[first:], names[0], held.domains[first:], names[1], new
     )
     return f"{text}\n\nnew clients, which take no part in training:\n{text_of_new}"
@@ -184,8 +184,9 @@ def _drawn(maps, sizes, rows, images):
     if images:
         above, last = figure.subfigures(2, 1, height_ratios=[tall, of_images])
         _draw_images(last, images)
-    grid = {"sharey": True, "width_ratios": [*widths, 1.2], "squeeze": False}
-    (panels,) = above.subplots(1, len(maps) + 1, **grid)
+    (panels,) = above.subplots(
+        1, len(maps) + 1, sharey=True, width_ratios=[*widths, 1.2], squeeze=False
+    )
     for axes, (counts, columns), width in zip(panels, maps, widths, strict=False):
         shares = 100 * counts / np.maximum(sizes, 1)[:, None]
         image = axes.imshow(shares, "cividis", aspect="auto", vmin=0)
@@ -193,8 +194,9 @@ def _drawn(maps, sizes, rows, images):
             axes.xaxis, columns, counts.shape[1], width / counts.shape[1], axes.axvline
         )
         plots.name_fields(axes.yaxis, rows, len(sizes), height / len(sizes), axes.axhline)
-        bar = {"location": "top", "aspect": 10 * width, "pad": 0.15 / height}
-        above.colorbar(image, ax=axes, label="Share, %", **bar)
+        above.colorbar(
+            image, ax=axes, label="Share, %", location="top", aspect=10 * width, pad=0.15 / height
+        )
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
     for axes in panels[1:]:

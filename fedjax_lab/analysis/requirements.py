@@ -6,7 +6,7 @@ from pathlib import Path
 import ml_collections
 
 from fedjax_lab.data.fetching import presence
-from fedjax_lab.data.partitions.partition import count_new
+from fedjax_lab.data.partitions.partitioning import count_new
 from fedjax_lab.data.sources import digits_five
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment

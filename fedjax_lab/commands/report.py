@@ -224,10 +224,20 @@ def _shown(args, sections, choice, told, columns):
 
 def _sections(blocks, choice, wanted):
     """The blocks with their numbers, compared with the baseline that --baseline names."""
-    how = choice.way, choice.measure
-    numbers = choice.target, choice.ddof, choice.descends
     return [
-        tables.Section(block, baseline, compare.entries(block, *how, baseline, *numbers))
+        tables.Section(
+            block,
+            baseline,
+            compare.entries(
+                block,
+                choice.way,
+                choice.measure,
+                baseline,
+                choice.target,
+                choice.ddof,
+                choice.descends,
+            ),
+        )
         for block, baseline in zip(blocks, compare.find_baseline(blocks, wanted), strict=True)
     ]
 

@@ -192,8 +192,14 @@ def _run_one(cell, folder, load, log, on_evaluation):
     try:
         job = experiment.build(cell.config, cell.seeds, load(cell.config))
         is_begun = (folder / "config.json").exists()
-        options = {"log": log, "on_evaluation": on_evaluation, "part": cut(cell.name, 40)}
-        runner.run(job, folder, resume=is_begun, **options)
+        runner.run(
+            job,
+            folder,
+            resume=is_begun,
+            log=log,
+            on_evaluation=on_evaluation,
+            part=cut(cell.name, 40),
+        )
     except BadInput as error:
         return Outcome(2, str(error))
     except runner.Diverged as error:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.text_rows import are_words
-from fedjax_lab.data.partitions.partition import Parts
+from fedjax_lab.data.partitions.partitioning import Parts
 from fedjax_lab.errors import BadInput
 
 MOST = 2**31  # bytes of examples up to which they are compared

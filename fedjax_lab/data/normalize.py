@@ -20,7 +20,6 @@ before it converts them.
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data.lazy import PIECE, LazyArray, example_bytes, limits, pieces
@@ -156,10 +155,10 @@ def scale_of(x: Any, normalize: str, train: np.ndarray | None = None) -> Scale:
         make = {"unit": _unit, "pixels": _pixels, "none": _none}.get(normalize, _pixel_scale)
         center, scale = make(x, low, high, normalize)
         ends = [low, high]
-    made = np.asarray if x.dtype == np.float64 else partial(jnp.asarray, dtype=jnp.float32)
+    made = partial(np.asarray, dtype=np.float64 if x.dtype == np.float64 else np.float32)
     center, scale = made(center), made(scale)
     of_ends = ((made(end) - center) * scale for end in ends)
-    lowest, highest = (jnp.asarray(end, jnp.float32) for end in of_ends)
+    lowest, highest = (np.asarray(end, np.float32) for end in of_ends)
     return Scale(center, scale, lowest, highest, (low, high))
 
 
@@ -225,7 +224,7 @@ def _pixel_scale(x, low, high, normalize):
         )
     if normalize == "half":
         return top / 2, 2 / top
-    mean, std = (top * jnp.array(a, jnp.float32) for a in CHANNELS[normalize])
+    mean, std = (top * np.array(a, np.float32) for a in CHANNELS[normalize])
     return mean, 1 / std
 
 

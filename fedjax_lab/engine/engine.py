@@ -4,6 +4,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from fedjax_lab.engine import counts, flops, programs, starting, views
 from fedjax_lab.engine.host.host_state import HostState
-from fedjax_lab.engine.host.runs import Hosted
+from fedjax_lab.engine.host.hosted import Hosted
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import (
     axes_of,
@@ -83,8 +84,9 @@ class Engine:
 
     def _apply_view(self):
         """Sets the lanes and the plan of this stage, as its view of the examples requires."""
-        of_stage = self.simulation, self.stage_number, self._jit, self._image_lanes, self.states
-        self.lanes, self.plan, self._differing = views.stage_lanes(*of_stage)
+        self.lanes, self.plan, self._differing = views.stage_lanes(
+            self.simulation, self.stage_number, self._jit, self._image_lanes, self.states
+        )
 
     def compile(self) -> None:
         """Compiles a block of rounds and the evaluation of this stage, once for all seeds.
@@ -94,14 +96,17 @@ class Engine:
         """
         began = time.perf_counter()
         lowered = self.lower()
-        compiled = {shapes: programs.compiled(each) for shapes, each in lowered.items()}
+        of_round = lowered[self._shapes(0)].of_round
+        with ThreadPoolExecutor(1) as pool:
+            executables = pool.map(programs.compiled, lowered.values())
+            self.round_cost = flops.round_cost(*of_round)  # traced while XLA compiles
+        compiled = dict(zip(lowered, executables, strict=True))
         self.programs = [compiled[self._shapes(i)] for i in range(len(self.lanes))]
         for hosted, each in zip(self._hosted, self.programs, strict=False):
             hosted.use(each.play, each.score)
         self._players: Sequence[Any] = self._hosted or self.programs
         training = [seed.training for seed in self.simulation.seeds]
         self._absent = counts.absent_bytes(self.stage.method, training)
-        self.round_cost = flops.round_cost(*self.programs[0].of_round)
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
@@ -154,8 +159,10 @@ class Engine:
             self._begin_with([seed.start for seed in self.simulation.seeds])
         if self.stage_number == 0 and first.schedule is not None:
             self.sums = starting.with_history(self.simulation, self._jit, self.states, self.sums)
-        of_stage = self.simulation, self.stage_number
-        sizes = [views.frozen_bytes(*of_stage, state, self.place.seeds) for state in self.states]
+        sizes = [
+            views.frozen_bytes(self.simulation, self.stage_number, state, self.place.seeds)
+            for state in self.states
+        ]
         self.bytes = self.bytes + [[0, self.place.num_clients * size] for size in sizes]
         jax.block_until_ready(self.states)
         self.compile_seconds += time.perf_counter() - began
@@ -164,14 +171,18 @@ class Engine:
     def _prepare(self):
         if self.stage.prepare is None:
             return [{} for _ in self.lanes]
-        of_stage = self.simulation, self.stage_number, self.place, self.lanes
-        return starting.prepared(*of_stage, self.final_states())
+        return starting.prepared(
+            self.simulation, self.stage_number, self.place, self.lanes, self.final_states()
+        )
 
     def _first_states(self, facts):
-        of_stage = self.simulation, self.stage_number, self._jit, self.lanes
         if self.simulation.host is None:
-            return starting.first_states(*of_stage, self.states, facts)
-        self._hosted = starting.make_hosted(*of_stage, self.plan, self._folder)
+            return starting.first_states(
+                self.simulation, self.stage_number, self._jit, self.lanes, self.states, facts
+            )
+        self._hosted = starting.make_hosted(
+            self.simulation, self.stage_number, self._jit, self.lanes, self.plan, self._folder
+        )
         return [starting.server_state(hosted, self._jit) for hosted in self._hosted]
 
     def _begin_with(self, given):
@@ -201,10 +212,15 @@ class Engine:
         self.bytes = self.bytes + sent
 
     def _play(self, count):
-        numbers = np.int32(self.played), np.int32(count)
         for i, lanes in enumerate(self.lanes):
-            args = lanes.settings, lanes.training, self.states[i], self.sums[i]
-            self.states[i], self.sums[i] = self._players[i].play(*args, *numbers)
+            self.states[i], self.sums[i] = self._players[i].play(
+                lanes.settings,
+                lanes.training,
+                self.states[i],
+                self.sums[i],
+                np.int32(self.played),
+                np.int32(count),
+            )
         jax.block_until_ready(self.sums)
 
     def progress(self) -> simulate.Progress:
@@ -220,9 +236,12 @@ class Engine:
         began = time.perf_counter()
         scores = []
         for lanes, state, player in zip(self.lanes, self.states, self._players, strict=True):
-            args = lanes.settings, lanes.scoring, state, np.int32(self.played)
             with jax.profiler.TraceAnnotation("evaluate"):
-                scores.append(jax.device_get(player.score(*args)))
+                scores.append(
+                    jax.device_get(
+                        player.score(lanes.settings, lanes.scoring, state, np.int32(self.played))
+                    )
+                )
         self.evaluate_seconds += time.perf_counter() - began
         return each_seed(scores, self.place.seeds)
 

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import partial_eval
 
 from fedjax_lab.simulation import outline, simulate
-from fedjax_lab.simulation.local import WorkRows, work_sets
+from fedjax_lab.simulation.client_work import WorkRows, work_sets
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import POOL, ROWS, State
 

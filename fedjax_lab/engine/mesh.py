@@ -129,9 +129,10 @@ def _unless_copy(fn):
 
     def run(shared, federation, rows, flagged):
         is_copy, entry = flagged
-        args = shared, federation, rows, entry
-        out = jax.eval_shape(fn, *args)
-        return jax.lax.cond(is_copy, lambda: tree.zeros(out), lambda: fn(*args))
+        out = jax.eval_shape(fn, shared, federation, rows, entry)
+        return jax.lax.cond(
+            is_copy, lambda: tree.zeros(out), lambda: fn(shared, federation, rows, entry)
+        )
 
     return run
 
@@ -178,8 +179,9 @@ def _specs(by_row):
 
 def _take_on_mesh(mesh, stacked, ids):
     m, ids = len(ids), fill(ids, mesh.shape["client"])
-    specs = {"in_specs": (P("client"), P()), "out_specs": P("client")}
-    out = _on_shares(mesh, shards.take, **specs)(stacked, ids)
+    out = _on_shares(mesh, shards.take, in_specs=(P("client"), P()), out_specs=P("client"))(
+        stacked, ids
+    )
     return jax.tree.map(lambda a: a[:m], out)
 
 
@@ -187,13 +189,15 @@ def _put_on_mesh(mesh, stacked, ids, new):
     devices = mesh.shape["client"]
     new = filled(tree.typed_like(new, stacked), devices)
     ids = jnp.pad(ids, (0, -len(ids) % devices), constant_values=-1)
-    specs = {"in_specs": (P("client"), P(), P("client")), "out_specs": P("client")}
-    return _on_shares(mesh, shards.put, **specs)(stacked, ids, new)
+    return _on_shares(
+        mesh, shards.put, in_specs=(P("client"), P(), P("client")), out_specs=P("client")
+    )(stacked, ids, new)
 
 
 def _collect_on_mesh(mesh, federation, rows):
-    specs = {"in_specs": (_specs(True), P()), "out_specs": (_specs(False), P())}
-    return _on_shares(mesh, shards.collect, **specs)(_without_rows(federation), rows)
+    return _on_shares(
+        mesh, shards.collect, in_specs=(_specs(True), P()), out_specs=(_specs(False), P())
+    )(_without_rows(federation), rows)
 
 
 def _lane_steps_on_mesh(inner, devices, steps):

@@ -138,11 +138,11 @@ def make_mesh(devices: int | Sequence[jax.Device], group: int = 1) -> Mesh:
     names: tuple[str, ...] = ("client",)
     if group > 1:
         shape, names = (len(chosen) // group, group), ("client", fsdp.AXIS)
-    axes = {"axis_types": (AxisType.Auto,) * len(names)}
+    types = (AxisType.Auto,) * len(names)
     try:
-        return jax.make_mesh(shape, names, devices=chosen, **axes)
+        return jax.make_mesh(shape, names, devices=chosen, axis_types=types)
     except AssertionError:  # JAX orders the chips of a TPU only if they form a box
-        return Mesh(np.array(chosen).reshape(shape), names, **axes)
+        return Mesh(np.array(chosen).reshape(shape), names, axis_types=types)
 
 
 def put(a: PyTree, sharding: Sharding | None, compared: bool = True) -> PyTree:

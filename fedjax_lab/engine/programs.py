@@ -82,8 +82,7 @@ def lower(
     block = jit.wrap(play, (of_settings, axes, 0, 0, None, None), out, donate_argnums=(2, 3))
     scored = jit.wrap(score, (of_settings, axes, 0, None), everywhere)
     if not parallel.jit_is_disabled():
-        of_lane = lanes.settings, lanes.training, state, sums, number, number
-        block = block.lower(*of_lane)
+        block = block.lower(lanes.settings, lanes.training, state, sums, number, number)
         scored = scored.lower(lanes.settings, lanes.scoring, state, number)
     return make_programs(block, scored, (checked, lane, of_one))
 

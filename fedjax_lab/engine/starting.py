@@ -11,7 +11,7 @@ from fedjax_lab import streams
 from fedjax_lab.engine import parallel, processes
 from fedjax_lab.engine.host.assignment import divide
 from fedjax_lab.engine.host.host_state import from_bits, to_bits
-from fedjax_lab.engine.host.runs import Hosted
+from fedjax_lab.engine.host.hosted import Hosted
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, axes_of_settings, each_seed, stacked
 from fedjax_lab.engine.placement import Jit, Placement
@@ -22,6 +22,10 @@ from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.asynchronous import first_history, num_places
 from fedjax_lab.simulation.simulate import Progress
 from fedjax_lab.types import Plan, State
+
+# The program that draws the first weights takes longer to compile than to run: on a CPU, LLVM does
+# a third of its work.
+QUICKLY = {"xla_backend_optimization_level": 1}
 
 
 def prepared(
@@ -81,8 +85,10 @@ def first_states(
     args = [(of_lane.settings, of_lane.training.keys, *rest) for of_lane, *rest in each]
     axes = axes_of_settings(lanes[0].settings), 0, 0, 0
     shapes = jax.eval_shape(jit.wrap(first, axes, None), *args[0])
-    run = jit.runner(first, axes, place.state_shardings(shapes))
-    if simulation.stages[number].start is None and not place.abstract:
+    is_random = simulation.stages[number].start is None
+    options = {"compiler_options": QUICKLY} if is_random and jax.default_backend() == "cpu" else {}
+    run = jit.runner(first, axes, place.state_shardings(shapes), **options)
+    if is_random and not place.abstract:
         size = place.num_bytes(shapes)
         parallel.check_memory(size, "the model and the clients' states need")
     return [run(*of_lane) for of_lane in args]

@@ -12,7 +12,7 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, axes_of, axes_of_settings, one_seed
 from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.engine.programs import make_program
-from fedjax_lab.simulation.local import fetch
+from fedjax_lab.simulation.client_work import fetch
 from fedjax_lab.types import ROWS, Plan, State, View
 
 _PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # leaves examples unchanged

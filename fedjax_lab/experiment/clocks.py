@@ -12,7 +12,7 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Seed
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import local, needs, outline, simulate
+from fedjax_lab.simulation import client_work, needs, outline, simulate
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, durations
 from fedjax_lab.simulation.simulate import Program
@@ -120,7 +120,7 @@ def _seed_clock(config, plan, seed):
     if speeds.of_tasks:
         compute = speeds.seconds / _work(plan, of_clients)
     else:
-        compute = speeds.seconds * (local.batch_size(plan, of_clients) if plan.steps else n)
+        compute = speeds.seconds * (client_work.batch_size(plan, of_clients) if plan.steps else n)
     pace = Pace(compute, 1 / speeds.bandwidth, available)
     clock = Clock(
         factor=speeds.factor,

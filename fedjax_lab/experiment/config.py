@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import ranges
-from fedjax_lab.data.partitions.partition import count_new
+from fedjax_lab.data.partitions.partitioning import count_new
 from fedjax_lab.errors import (
     BadInput,
     nearest,

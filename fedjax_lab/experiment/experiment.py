@@ -21,10 +21,10 @@ from fedjax_lab.errors import BadInput, check_seeds, cut, printable, quoted
 from fedjax_lab.experiment import (
     checks,
     clocks,
-    kinds,
     local_settings,
     traits,
     transforming,
+    unlike_models,
     variants,
 )
 from fedjax_lab.experiment.devices import check_fsdp, engine_fields, platform_of
@@ -37,7 +37,7 @@ from fedjax_lab.experiment.federation import (
 from fedjax_lab.experiment.optimizers import check_optimizer
 from fedjax_lab.experiment.registry import NAMED, bind, has_own_test, look_up, make_method
 from fedjax_lab.experiment.stages import ends, lay_out
-from fedjax_lab.models import adapters, kernels, modules, tokens, unlike
+from fedjax_lab.models import adapters, kernels, modules, token_ids, unlike
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.frozen import Model, model_of
 from fedjax_lab.models.task import make_task
@@ -316,7 +316,7 @@ def describe_examples(
     """Lines on what the examples are, how they are scaled, and what is wrong with the scale."""
     data, x = config.data, dataset.x
     lines = [*dataset.remarks, normalize.described(x, data.normalize, scale)]
-    if not tokens.takes_ids(bind("model", config.model)(max(len(dataset.classes), 1)), x):
+    if not token_ids.takes_ids(bind("model", config.model)(max(len(dataset.classes), 1)), x):
         rows = _training_rows(data, dataset)
         lines += filter(None, [normalize.remark(x, data.normalize, scale, rows)])
     return (*lines, *_unused_classes(dataset), *_unused_users(config, dataset))
@@ -413,10 +413,10 @@ def make_model(
     """
     objective = make_objective(config, dataset) if objective is None else objective
     scale = make_scale(config.data, dataset) if scale is None else scale
-    kinds.check(config)
+    unlike_models.check(config)
     nets = [
         _make_net(config, section, dataset, platform, scale, objective)
-        for section in kinds.sections(config.model)
+        for section in unlike_models.sections(config.model)
     ]
 
     def make(net, pretrained_file):
@@ -444,9 +444,9 @@ def _make_net(config, section, dataset, platform, scale, objective):
         net = net.clone(
             kernels=kernels.choose(platform or platform_of(None), config.engine.convolution)
         )
-    if tokens.takes_ids(net, dataset.x):
+    if token_ids.takes_ids(net, dataset.x):
         ends = normalize.id_limits(dataset.x, scale)
-        net = tokens.with_vocabulary(net, dataset.x, ends, len(dataset.classes))
+        net = token_ids.with_vocabulary(net, dataset.x, ends, len(dataset.classes))
     return net
 
 

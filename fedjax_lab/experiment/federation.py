@@ -12,7 +12,7 @@ from fedjax_lab.data import leaks
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.normalize import Scale, in_float32, scale_of
-from fedjax_lab.data.partitions import dealing, partition
+from fedjax_lab.data.partitions import dealing, partitioning
 from fedjax_lab.data.precision import check_labels
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.experiment.traits import Dealt, Maker
@@ -22,7 +22,7 @@ from fedjax_lab.types import CLIENT_ROWS, Federation, Rows
 @defaults.restored()
 def make_federations(
     dataset: Dataset,
-    deal: Callable[..., partition.Parts],
+    deal: Callable[..., partitioning.Parts],
     seeds: Sequence[int],
     *,
     num_clients: int,
@@ -139,10 +139,10 @@ def class_counts(rows: Rows | None, y: Any, num_classes: int) -> np.ndarray:
     """The number of these rows of each client by class, [C, K]; y: the labels of the pool [R]."""
     if rows is None:
         return np.zeros((0, num_classes), int)
-    return partition.counts(parts_of(rows), y, num_classes)
+    return partitioning.counts(parts_of(rows), y, num_classes)
 
 
-def parts_of(rows: Rows) -> partition.Parts:
+def parts_of(rows: Rows) -> partitioning.Parts:
     """The rows of each client; the inverse of `make_rows`."""
     start, count, held = (np.asarray(a) for a in (rows.start, rows.count, rows.list))
     return [held[begin : begin + n] for begin, n in zip(start, count, strict=True)]
@@ -231,7 +231,7 @@ def _deal(deal, examples, num_clients, rngs, name):
     """The parts [client] of each seed; all seeds have equally many, and no part is empty."""
     dealt = [dealing.deal(deal, examples, num_clients, rng, name) for rng in rngs]
     for parts in dealt:
-        partition.check(parts, name)
+        partitioning.check(parts, name)
     numbers = sorted({len(parts) for parts in dealt})
     if len(numbers) > 1:
         raise BadInput(
@@ -254,7 +254,7 @@ def _deal_tests(dataset, train, test, parts, rng, deal):
         if owner is not None:
             return dealing.by_number(owner[dataset.client[test]], len(parts))
     of_train, of_test = ((dataset.strata[rows], dataset.domain[rows]) for rows in (train, test))
-    return partition.deal_like(parts, *of_train, *of_test, rng)
+    return partitioning.deal_like(parts, *of_train, *of_test, rng)
 
 
 def _holder(dataset, train, validation):
@@ -263,7 +263,7 @@ def _holder(dataset, train, validation):
         user = np.zeros(len(train), int) if dataset.client is None else dataset.client[train]
         return lambda parts, rng: leaks.hold_out_ends(parts, validation, dataset.overlap, user)
     origin = None if dataset.origin is None else dataset.origin[train]
-    return lambda parts, rng: partition.hold_out(parts, validation, rng, origin)
+    return lambda parts, rng: partitioning.hold_out(parts, validation, rng, origin)
 
 
 def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, hold_out, new_clients):
@@ -275,7 +275,7 @@ def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, hold_out, new_cl
     kept, held_out = hold_out(parts, rng)
     kept = [np.concatenate([train[p], shots]) for p, shots in zip(kept, shot_rows, strict=True)]
     each = kept, [train[p] for p in held_out], [test[p] for p in tests]
-    new = partition.choose_new(len(parts), new_clients, rng)
+    new = partitioning.choose_new(len(parts), new_clients, rng)
     new_train, new_validation, new_test = (_select(rows, new) for rows in each)
     to_score = new_test if any(map(len, tests)) else new_validation
     if new.any() and not any(map(len, to_score)):
@@ -293,7 +293,7 @@ def _select(rows, chosen):
     return [of_one for of_one, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
 
 
-def make_rows(parts_by_seed: Sequence[partition.Parts]) -> list[Any]:
+def make_rows(parts_by_seed: Sequence[partitioning.Parts]) -> list[Any]:
     """The `Rows` of each seed, equal in shape, from parts [seed][client]; None if all are empty."""
     counts = np.array([[len(part) for part in parts] for parts in parts_by_seed], np.int32)
     if not counts.any():

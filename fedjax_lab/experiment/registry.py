@@ -48,7 +48,7 @@ MODULES = {  # other modules, with the names of their functions
         "data.sources.tff": "tff_hdf5",
     },
     "partition": {
-        "data.partitions.partition": "iid dirichlet classes_per_client client_dirichlet quantity"
+        "data.partitions.partitioning": "iid dirichlet classes_per_client client_dirichlet quantity"
         " by_domain domains_per_client",
         "data.partitions.label_skews": "shards extended_dirichlet",
         "data.partitions.semantic": "semantic",

@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import kinds, local_settings
+from fedjax_lab.experiment import local_settings, unlike_models
 from fedjax_lab.types import PyTree, Skew
 
 
@@ -28,7 +28,7 @@ def makers(config: ml_collections.ConfigDict) -> dict[str, Maker]:
 
     `experiment.clocks` adds the pace, which depends on the plan of the run.
     """
-    partition, shares = config.partition, kinds.shares(config.model)
+    partition, shares = config.partition, unlike_models.shares(config.model)
     table: Any = local_settings.read(config.local)
     rows: dict[str, tuple[Any, Maker]] = {
         "skew": (partition.feature_skew != "none", skew),

@@ -14,6 +14,7 @@ the mixture. Both models are trained together, so config.local.clip bounds their
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, optim, tree
 from fedjax_lab.methods._personal import train_together, with_personal_models
@@ -58,4 +59,4 @@ def apfl(task: Task, *, alpha: Share = 0.5, adaptive: bool = True) -> Method:
 def mixed(w, private):
     """Returns alpha_i v_i + (1 - alpha_i) w, for whole weights or for parameters alone."""
     v, alpha_i = private
-    return tree.add(tree.scale(alpha_i, v), w, 1 - alpha_i)
+    return tree.add(optax.tree.scale(alpha_i, v), w, 1 - alpha_i)

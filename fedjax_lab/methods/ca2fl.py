@@ -13,6 +13,7 @@ upload is as large. Running statistics move by the mean of the clients' changes.
 """
 
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg
@@ -33,8 +34,8 @@ def ca2fl(task: Task, *, server_lr: Positive[float] = 1.0) -> Method:
         return State((w, h), tree.repeat(h, num_clients))
 
     def local(w_t, client, work):
-        Delta = tree.sub(work.train(w_t, risk), w_t)
-        return Weights(tree.sub(Delta.params, client.private), Delta.stats), Delta.params
+        Delta = optax.tree.sub(work.train(w_t, risk), w_t)
+        return Weights(optax.tree.sub(Delta.params, client.private), Delta.stats), Delta.params
 
     def step(server, change, cohort):
         w_t, h_t = server

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import tree
 from fedjax_lab.methods import _clusters as clusters
@@ -75,7 +76,7 @@ def cfl(
 
     def aggregate(server, w, cohort):
         starts = tree.take(server.centers.params, server.member[cohort.id])
-        delta = tree.sub(w.params, starts)
+        delta = optax.tree.sub(w.params, starts)
         server = server._replace(
             updates=tree.put(server.updates, cohort.id, delta),
             trained=server.trained.at[cohort.id].set(True),

@@ -10,6 +10,8 @@ network, and sends each client its new x_i. On the network itself a client recei
 each neighbor instead. W has Metropolis weights.
 """
 
+import optax
+
 from fedjax_lab import tree
 from fedjax_lab.methods._graph import Degree, Graph, over_graph
 from fedjax_lab.ranges import checked
@@ -24,7 +26,7 @@ def d_psgd(task: Task, *, graph: Graph = "ring", degree: Degree = 4) -> Method:
     """
 
     def combine(W, x, y):
-        mixed, moves = tree.mix(W, x.params), tree.sub(y.params, x.params)
+        mixed, moves = tree.mix(W, x.params), optax.tree.sub(y.params, x.params)
         return Weights(tree.add(mixed, moves), tree.mix(W, y.stats))  # Alg. 1
 
     return over_graph(task, graph, degree, combine, "d_psgd")

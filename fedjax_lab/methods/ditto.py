@@ -38,5 +38,5 @@ def drawn_to(
     center: PyTree, weight: float, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:
     """Returns the optimizer applied to the gradient plus weight (v - center)."""
-    pull = optax.stateless(lambda g, v: tree.add(g, tree.sub(v, center), weight))  # Alg. 1
+    pull = optax.stateless(lambda g, v: tree.add(g, optax.tree.sub(v, center), weight))  # Alg. 1
     return optax.chain(pull, optimizer)

@@ -77,8 +77,9 @@ def ds_fl(
 
     def learn(message, client, work):
         z, key = message
-        how = {"public": drawn(key, work.public.size, subset), "references": z}
-        return (), work.train(client.private, distilling, epochs=distill_epochs, **how)
+        places = drawn(key, work.public.size, subset)
+        train = partial(work.train, epochs=distill_epochs, public=places, references=z)
+        return (), train(client.private, distilling)
 
     def distill(server, _, cohort):
         places = drawn(server.key, cohort.public.size, subset)

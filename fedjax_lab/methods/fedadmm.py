@@ -15,6 +15,7 @@ minimizes the whole objective.
 """
 
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg, send
@@ -38,12 +39,12 @@ def fedadmm(task: Task, *, rho: Positive[float] = 0.01, server_lr: Positive[floa
 
         def loss(w, batch, key):
             value, out = risk(w, batch, key)
-            gap = tree.sub(w.params, theta.params)
+            gap = optax.tree.sub(w.params, theta.params)
             return value + tree.dot(y_i, gap) + rho / 2 * tree.sq_norm(gap), out
 
         w = work.train(theta, loss)
-        moved = tree.sub(w.params, theta.params)  # (y_i+ - y_i) / rho
-        delta = tree.add(tree.sub(w.params, w_i), moved)
+        moved = optax.tree.sub(w.params, theta.params)  # (y_i+ - y_i) / rho
+        delta = tree.add(optax.tree.sub(w.params, w_i), moved)
         return Weights(delta, w.stats), (w.params, tree.add(y_i, moved, rho))
 
     def step(theta, uploads, cohort):

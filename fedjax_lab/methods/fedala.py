@@ -57,7 +57,7 @@ def fedala(
         upper, lower = (part.params for part in tree.split(top, w))
 
         def mixed(W):
-            step = jax.tree.map(jnp.multiply, tree.sub(upper, last), W)
+            step = jax.tree.map(jnp.multiply, optax.tree.sub(upper, last), W)
             return w._replace(params=tree.join(tree.add(last, step), lower))
 
         if layers:

@@ -10,6 +10,7 @@ synchronous rounds tau = 0. Running statistics are mixed like parameters.
 """
 
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.methods import _staleness
@@ -42,14 +43,14 @@ def fedasync(
     def local(w_t, client, work):
         def near(w, batch, key):
             value, out = risk(w, batch, key)
-            return value + rho / 2 * tree.sq_norm(tree.sub(w.params, w_t.params)), out
+            return value + rho / 2 * tree.sq_norm(optax.tree.sub(w.params, w_t.params)), out
 
         return work.train(w_t, near), client.private
 
     def mix(w_t, w, cohort):
         s = _staleness.weight(staleness, cohort.staleness, a, slope, b)
         alpha_t = alpha * s * sampling.equal_shares(cohort.arrived)
-        left = tree.scale(1 - jnp.sum(alpha_t), w_t)
+        left = optax.tree.scale(1 - jnp.sum(alpha_t), w_t)
         return tree.add(left, tree.mix(alpha_t, w))  # Alg. 1
 
     exchange = Exchange(send, local, mix)

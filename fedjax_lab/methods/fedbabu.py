@@ -15,7 +15,7 @@ from typing import Literal
 from fedjax_lab import losses, tree
 from fedjax_lab.methods.fedper import head, partly_private
 from fedjax_lab.ranges import checked, choice
-from fedjax_lab.simulation.local import everything
+from fedjax_lab.simulation.client_work import everything
 from fedjax_lab.types import Method, Task
 
 RANGES = {"tune_epochs": choice(1, 2, 5), "tuned": choice("all", "body", "head")}

@@ -12,6 +12,7 @@ time; in synchronous rounds tau = 0. `normalize` divides the weights s: by their
 from typing import Literal
 
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods import _staleness
@@ -45,7 +46,7 @@ def fedbuff(
         return _staleness.weight(staleness, tau, a, slope, b)
 
     def local(w_t, client, work):
-        return tree.sub(work.train(w_t, risk), w_t), client.private
+        return optax.tree.sub(work.train(w_t, risk), w_t), client.private
 
     def step(w_t, Delta, cohort):
         s = law(cohort.staleness) * cohort.arrived

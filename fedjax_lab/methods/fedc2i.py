@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput
@@ -115,7 +116,7 @@ def client_losses(task: Task, models: Weights, last: Weights, batch: Batch) -> A
     summed = jax.tree.map(lambda a: jnp.sum(a, 0), bodies)
 
     def without(theta_i):
-        theta = tree.scale(1 / (M - 1), tree.sub(summed, theta_i))  # eq. 4
+        theta = optax.tree.scale(1 / (M - 1), optax.tree.sub(summed, theta_i))  # eq. 4
         return task.loss(task.apply(tree.join(theta, head), batch.x).logits, batch)
 
     M = len(models.params["head"]["kernel"])

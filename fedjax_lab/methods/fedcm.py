@@ -38,7 +38,7 @@ def fedcm(task: Task, *, alpha: PositiveShare = 0.1, server_lr: Positive[float] 
 
     def local(message, client, work):
         w_t, delta = message
-        pull = tree.scale(1 - alpha, delta)
+        pull = optax.tree.scale(1 - alpha, delta)
         mixed = optax.stateless(lambda g, _: tree.add(pull, g, alpha))
         y = work.train(w_t, risk, optimizer=optax.chain(mixed, work.optimizer))
         return (y, optim.reach(work.optimizer, work.steps)), client.private
@@ -46,9 +46,9 @@ def fedcm(task: Task, *, alpha: PositiveShare = 0.1, server_lr: Positive[float] 
     def step(server, uploads, cohort):
         (w_t, _), (y, reach) = server, uploads
         mean = aggregate(w_t, y, cohort)
-        back = tree.sub(w_t.params, mean.params)
+        back = optax.tree.sub(w_t.params, mean.params)
         share = cohort.weight / jnp.where(cohort.arrived, reach, 1)
-        delta = tree.mix(share, tree.sub(w_t.params, y.params))
+        delta = tree.mix(share, optax.tree.sub(w_t.params, y.params))
         return Weights(tree.add(mean.params, back, 1 - server_lr), mean.stats), delta
 
     def updates(message, id, upload):

@@ -17,6 +17,7 @@ features.
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, streams, tree
 from fedjax_lab.methods import _heads
@@ -52,7 +53,7 @@ def fedcp(task: Task, *, lam: float = 0.1) -> Method:
 
         w = work.train(_heads.with_head(w_t, client.private), loss)
         g_i = w.params["head"]
-        half = tree.scale(0.5, tree.add(g_i, g))
+        half = optax.tree.scale(0.5, tree.add(g_i, g))
         return _heads.with_head(w, half), g_i
 
     def predict(w, client, x):

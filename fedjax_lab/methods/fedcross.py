@@ -21,6 +21,7 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import streams, tree
 from fedjax_lab.methods import _clusters as clusters
@@ -94,7 +95,7 @@ def aggregate(alpha: float, collaborator: str, server: Server, v: Weights, cohor
     share = jax.nn.one_hot(server.model[cohort.id], K).T * cohort.weight  # [K, M]
     v_j = clusters.average(share, v, server.w)
     other = tree.take(v_j, chosen(collaborator, v_j.params, server.t))
-    w = tree.add(tree.scale(alpha, v_j), other, 1 - alpha)  # Alg. 1
+    w = tree.add(optax.tree.scale(alpha, v_j), other, 1 - alpha)  # Alg. 1
     return Server(w, *dealt(cohort.key[0], K, num_clients), server.t + 1)
 
 

@@ -51,10 +51,10 @@ def feddyn(task: Task, *, alpha: Positive[float] = 0.1, clip: Positive[float] = 
 
     def local(theta, client, work):
         l_k, omega = client.private, client.n / client.mean_n
-        constant = tree.add(tree.scale(1 / omega, l_k), theta.params, alpha / omega)
+        constant = tree.add(optax.tree.scale(1 / omega, l_k), theta.params, alpha / omega)
         optimizer = regularized(work.optimizer, constant, clip, alpha / omega)
         theta_k = work.train(theta, risk, optimizer=optimizer)
-        moved = tree.sub(theta_k.params, theta.params)
+        moved = optax.tree.sub(theta_k.params, theta.params)
         return theta_k, tree.add(l_k, moved, -alpha)  # eq. 2
 
     return fedavg(task)._replace(
@@ -71,7 +71,7 @@ def regularized(
 ) -> optax.GradientTransformation:
     """Returns the optimizer applied to clip(g - constant) + decay x."""
     return optax.chain(
-        optax.stateless(lambda g, _: optim.clip(tree.sub(g, constant), clip)),
+        optax.stateless(lambda g, _: optim.clip(optax.tree.sub(g, constant), clip)),
         optax.add_decayed_weights(decay),  # eq. 1
         optimizer,
     )
@@ -81,7 +81,7 @@ def aggregate(alpha: float, server: Server, theta_k: Weights, cohort: Client) ->
     """Computes h, the new cloud model, and the mean that is scored."""
     params = tree.mix(cohort.weight, theta_k.params)
     stats = tree.mix(cohort.n / jnp.sum(cohort.n), theta_k.stats)
-    each = tree.sub(theta_k.params, server.theta.params)  # leaves [M, ...]
+    each = optax.tree.sub(theta_k.params, server.theta.params)  # leaves [M, ...]
     each = tree.where(cohort.arrived, each, tree.zeros(each))
     moved = jax.tree.map(lambda a: jnp.sum(a, 0), each)
     h = tree.add(server.h, moved, -alpha / cohort.num_clients[0])

@@ -13,6 +13,7 @@ according to the paper. Running statistics are averaged.
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import tree
 from fedjax_lab.methods.fedavg import aggregate, fedavg
@@ -35,15 +36,15 @@ def fedexp(task: Task, *, eps: Positive[float] = 1e-3) -> Method:
     def step(server, w, cohort):
         w_t, _ = server
         mean = aggregate(w_t, w, cohort)
-        squares = jax.vmap(lambda v: tree.sq_norm(tree.sub(v, w_t.params)))(w.params)  # [M]
-        delta = tree.sub(mean.params, w_t.params)
+        squares = jax.vmap(lambda v: tree.sq_norm(optax.tree.sub(v, w_t.params)))(w.params)  # [M]
+        delta = optax.tree.sub(mean.params, w_t.params)
         ratio = jnp.sum(cohort.weight * squares) / (2 * (tree.sq_norm(delta) + eps))
         beyond = jnp.maximum(1, ratio) - 1
         return Weights(tree.add(mean.params, delta, beyond), mean.stats), w_t
 
     def middle(server):
         new, old = server
-        return Weights(tree.scale(0.5, tree.add(new.params, old.params)), new.stats)
+        return Weights(optax.tree.scale(0.5, tree.add(new.params, old.params)), new.stats)
 
     return method._replace(
         init=init,

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, sampling, streams, tree, wire
 from fedjax_lab.methods._sizes import check_pairs
@@ -126,7 +127,7 @@ def usefulness(risk: losses.Loss, message: Message, w_i: Weights, work) -> Array
         return risk(w_i, batch, None)[0], each
 
     L_i, L = work.mean(both, rows="validation")
-    away = jax.vmap(tree.sq_norm)(tree.sub(message.models.params, w_i.params))  # [M]
+    away = jax.vmap(tree.sq_norm)(optax.tree.sub(message.models.params, w_i.params))  # [M]
     v = (L_i - L) / jnp.maximum(jnp.sqrt(away), 1e-12)
     return jnp.where(message.ids >= 0, v, 0)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg
@@ -50,12 +51,14 @@ def fediir(task: Task, *, ema: Share = 0.95, penalty: float = 1e-3) -> Method:
         return State(Server(w, tree.zeros(tree.at(w.params, task.head))), ())
 
     def measure(w_t, client, work):
-        return tree.scale(client.n, work.mean(partial(gradient_and_one, task, w_t))), client.private
+        return optax.tree.scale(
+            client.n, work.mean(partial(gradient_and_one, task, w_t))
+        ), client.private
 
     def local(server, client, work):
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
-            gap = tree.sq_norm(tree.sub(head_gradient(out, batch), server.g))
+            gap = tree.sq_norm(optax.tree.sub(head_gradient(out, batch), server.g))
             return losses.cross_entropy(out.logits, batch) + penalty * gap, out
 
         return work.train(server.w, loss), client.private
@@ -87,14 +90,14 @@ def model_references(server: Server, id: Array, w: Weights) -> Weights:
 def gradient_and_one(task: Task, w_t: Weights, batch: Batch) -> tuple[dict, Array]:
     """Returns G_b and 1, divided by the batch's examples, by which `Work.mean` weighs a batch."""
     once = 1 / jnp.maximum(jnp.sum(batch.mask), 1)
-    return tree.scale(once, head_gradient(task.apply(w_t, batch.x), batch)), once
+    return optax.tree.scale(once, head_gradient(task.apply(w_t, batch.x), batch)), once
 
 
 def follow(ema: float, server: Server, uploads: tuple[dict, Array], cohort: Client) -> Server:
     """Moves g toward the mean of all G_b; uploads: the sums of G_b and the numbers of batches."""
     total, count = jax.tree.map(lambda a: jnp.sum(a, 0), uploads)
-    mean = tree.scale(1 / jnp.maximum(count, 1), total)
-    return server._replace(g=tree.add(tree.scale(ema, server.g), mean, 1 - ema))
+    mean = optax.tree.scale(1 / jnp.maximum(count, 1), total)
+    return server._replace(g=tree.add(optax.tree.scale(ema, server.g), mean, 1 - ema))
 
 
 def aggregate(server: Server, w: Weights, cohort: Client) -> Server:

@@ -65,7 +65,7 @@ def fedkd(task: Task, *, energy: Share = 0.95) -> Method:
 
 def moved(start: Weights, w: Weights, energy: float) -> Weights:
     """Returns start + svd(w - start), with the running statistics of w."""
-    change = jax.tree.map(lambda a: truncated(a, energy), tree.sub(w.params, start.params))
+    change = jax.tree.map(lambda a: truncated(a, energy), optax.tree.sub(w.params, start.params))
     return w._replace(params=tree.add(start.params, change))
 
 

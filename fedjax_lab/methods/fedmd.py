@@ -72,8 +72,11 @@ def fedmd(task: Task, *, subset: Positive[int] = 200, align_epochs: int = 1) -> 
         (z, key), (w, trained) = message, client.private
         if align_epochs:
             places = drawn(key, work.public.size, subset)
-            how = {"public": places, "references": z, "epochs": align_epochs}
-            w = tree.where(trained, work.train(w, digest(task), **how), w)
+            w = tree.where(
+                trained,
+                work.train(w, digest(task), public=places, references=z, epochs=align_epochs),
+                w,
+            )
         return (), Private(work.train(w, risk), jnp.ones_like(trained))
 
     def predict(message, client, x):

@@ -13,6 +13,7 @@ Running statistics are averaged uniformly.
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import sampling, tree
 from fedjax_lab.methods.fedavg import fedavg
@@ -34,7 +35,7 @@ def fedmgda_plus(task: Task, *, eps: Share = 0.1, server_lr: Positive[float] = 1
     def step(w_t, w, cohort):
         moves = jax.tree.map(lambda a, b: a - b, w.params, w_t.params)  # [M, ...]
         length = jnp.sqrt(jax.vmap(tree.sq_norm)(moves))
-        g = jax.vmap(tree.scale)(1 / jnp.maximum(length, 1e-30), moves)
+        g = jax.vmap(optax.tree.scale)(1 / jnp.maximum(length, 1e-30), moves)
         near = jnp.clip(cohort.weight + eps, max=1), jnp.maximum(cohort.weight - eps, 0)
         high, low = (jnp.where(cohort.arrived, bound, 0) for bound in near)
         share = common_descent(tree.inner_products(g), low, high)

@@ -11,6 +11,7 @@ learning rate is not divided out.
 """
 
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, optim, tree, wire
 from fedjax_lab.methods.fedavg import fedavg, send
@@ -31,7 +32,7 @@ def fednova(task: Task) -> Method:
         (w, a), p = uploads, cohort.weight
         tau_eff = jnp.sum(p * a)
         a = jnp.where(cohort.arrived, a, 1)  # p is 0 for a lost upload
-        mean = tree.mix(p * tau_eff / a, tree.sub(w.params, w_t.params))
+        mean = tree.mix(p * tau_eff / a, optax.tree.sub(w.params, w_t.params))
         return Weights(tree.add(w_t.params, mean), tree.mix(p, w.stats))
 
     def updates(w_t, id, upload):

@@ -43,7 +43,7 @@ def with_server_optimizer(method: Method, optimizer: optax.GradientTransformatio
     def step(server, uploads, cohort):
         w_t, moments = server
         mean = exchange.aggregate(w_t, uploads, cohort)
-        gradient = tree.sub(w_t.params, mean.params)  # -Delta_t: optax descends
+        gradient = optax.tree.sub(w_t.params, mean.params)  # -Delta_t: optax descends
         updates, moments = optimizer.update(gradient, moments, w_t.params)
         params = optax.apply_updates(w_t.params, updates)  # Alg. 2
         return Weights(params, mean.stats), moments

@@ -17,6 +17,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods._personal import with_personal_models
@@ -62,7 +63,7 @@ def fedphp(
 
         w = work.train(w_t, loss, references=references)
         mu_i = mu * jnp.minimum(rounds / ramp, 1)
-        return w, (tree.add(tree.scale(mu_i, p), w, 1 - mu_i), rounds + 1)
+        return w, (tree.add(optax.tree.scale(mu_i, p), w, 1 - mu_i), rounds + 1)
 
     def start(w):
         return w, jnp.float32(0)

@@ -7,6 +7,8 @@
 The squared norm is over all trainable parameters, without running statistics.
 """
 
+import optax
+
 from fedjax_lab import losses, tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import checked, log_uniform
@@ -23,7 +25,7 @@ def fedprox(task: Task, *, mu: float = 0.01) -> Method:
     def local(w_t, client, work):
         def loss(w, batch, key):
             value, out = risk(w, batch, key)
-            return value + mu / 2 * tree.sq_norm(tree.sub(w.params, w_t.params)), out  # eq. 2
+            return value + mu / 2 * tree.sq_norm(optax.tree.sub(w.params, w_t.params)), out  # eq. 2
 
         return work.train(w_t, loss), client.private
 

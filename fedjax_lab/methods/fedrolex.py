@@ -39,5 +39,6 @@ def fedrolex(
 
     scaler, masked_loss, static_norm: as in `heterofl`.
     """
-    settings = {"scaler": scaler, "masked_loss": masked_loss, "static_norm": static_norm}
-    return submodel_fedavg(task, RULE, weights=weights, **settings)
+    return submodel_fedavg(
+        task, RULE, weights=weights, scaler=scaler, masked_loss=masked_loss, static_norm=static_norm
+    )

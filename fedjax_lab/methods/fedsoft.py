@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.methods import _clusters as clusters
@@ -59,7 +60,7 @@ def fedsoft(
 
         def loss(w, batch, key):
             value, out = risk(w, batch, key)
-            squares = jax.vmap(lambda c: tree.sq_norm(tree.sub(w.params, c)))(centers.params)
+            squares = jax.vmap(lambda c: tree.sq_norm(optax.tree.sub(w.params, c)))(centers.params)
             return value + mu / 2 * jnp.sum(u * squares), out
 
         return (u, work.train(tree.take(centers, jnp.argmax(u)), loss)), u

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import streams, tree
 from fedjax_lab.methods import _clusters as clusters
@@ -48,7 +49,9 @@ def fesem(task: Task, *, num_clusters: clusters.Number = 2, mu: float = 0.1) -> 
 
     def nearest(server, id):
         w_i = tree.take(server.models, id).params
-        squares = jax.vmap(lambda c: tree.sq_norm(tree.sub(w_i, c)))(server.centers.params)  # [K]
+        squares = jax.vmap(lambda c: tree.sq_norm(optax.tree.sub(w_i, c)))(
+            server.centers.params
+        )  # [K]
         return jnp.where(server.trained[id], jnp.argmin(squares), server.group[id])
 
     def send(server, id):

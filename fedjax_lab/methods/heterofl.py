@@ -42,5 +42,12 @@ def heterofl(
     static_norm: whether the clients of a round compute the statistics of BatchNorm after training,
     for each level, instead of keeping running ones in training. They then get the model again.
     """
-    settings = {"scaler": scaler, "masked_loss": masked_loss, "dynamic": dynamic}
-    return submodel_fedavg(task, RULE, weights=weights, static_norm=static_norm, **settings)
+    return submodel_fedavg(
+        task,
+        RULE,
+        weights=weights,
+        static_norm=static_norm,
+        scaler=scaler,
+        masked_loss=masked_loss,
+        dynamic=dynamic,
+    )

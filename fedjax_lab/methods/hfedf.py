@@ -165,7 +165,7 @@ def first_state(
     e = embedding_dim or embedding_size(num_clients)
     theta = hypernetwork.first_weights(k_theta, w.params, e, WIDTH)
     if start == "client":
-        theta = theta._replace(kernel=tree.scale(0.1, theta.kernel), bias=w.params)
+        theta = theta._replace(kernel=optax.tree.scale(0.1, theta.kernel), bias=w.params)
     x = Trained(theta, jax.random.normal(k_nu, (num_clients, e)))
     server = Server(
         x=x,
@@ -233,7 +233,7 @@ def pseudo_gradient(task: Task):
 
     def local(phi, client, work):
         after = work.train(phi, risk)
-        return Weights(tree.sub(phi.params, after.params), after.stats), ()
+        return Weights(optax.tree.sub(phi.params, after.params), after.stats), ()
 
     return local
 
@@ -284,7 +284,7 @@ def alignment(gram: Array) -> Array:
 def pull_back(x: Trained, ids: Array, share: Array, delta: PyTree) -> Trained:
     """Returns g = sum_i share_i g_i, by one backward pass through the hypernetwork."""
     _, pull = jax.vjp(lambda x: jax.vmap(partial(model, x))(ids), x)
-    return pull(jax.vmap(tree.scale)(share, delta))[0]
+    return pull(jax.vmap(optax.tree.scale)(share, delta))[0]
 
 
 def step(

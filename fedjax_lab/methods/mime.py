@@ -16,6 +16,7 @@ with adam two moments.
 from typing import Literal
 
 import jax
+import optax
 
 from fedjax_lab import losses, tree, wire
 from fedjax_lab.methods import mimelite as lite
@@ -60,8 +61,8 @@ def mime(
         def corrected(y, batch, key):
             value, out = risk(y, batch, key)
             at_start = jax.grad(lambda w: risk(w_t._replace(params=w), batch, key)[0])(w_t.params)
-            moved = tree.sub(y.params, w_t.params)
-            return value + tree.dot(tree.sub(c, jax.lax.stop_gradient(at_start)), moved), out
+            moved = optax.tree.sub(y.params, w_t.params)
+            return value + tree.dot(optax.tree.sub(c, jax.lax.stop_gradient(at_start)), moved), out
 
         return work.train(w_t, corrected, optimizer=lite.fixed(base, s, work)), client.private
 

@@ -97,7 +97,7 @@ def first_state(task: Task, adam, embedding_dim: int, key: Array, num_clients: i
     """Returns the first state, in which the models that h makes are near one first model."""
     w, e = task.init(key), embedding_dim or hypernetwork.embedding_size(num_clients)
     theta = hypernetwork.first_weights(streams.extra(key), w.params, e, WIDTH)
-    theta = theta._replace(kernel=tree.scale(0.1, theta.kernel), bias=w.params)
+    theta = theta._replace(kernel=optax.tree.scale(0.1, theta.kernel), bias=w.params)
     psi = first_embedding(task, streams.extra(key, 2), e)
     nothing, moments = jnp.zeros((num_clients, e)), (adam.init(theta), adam.init(psi))
     return State(Server(theta, psi, moments, v=nothing, d=nothing, stats=w.stats), ())
@@ -139,7 +139,7 @@ def keep_embeddings(server: Server, v: Array, cohort: Client) -> Server:
 def train_theta(adam, server: Server, uploads: Weights, cohort: Client) -> Server:
     """Updates theta, and computes the gradients of the embeddings of the round's clients."""
     share, v = sampling.equal_shares(cohort.arrived), server.v[cohort.id]
-    delta = jax.vmap(tree.scale)(share, uploads.params)
+    delta = jax.vmap(optax.tree.scale)(share, uploads.params)
     _, pull = jax.vjp(lambda theta, v: jax.vmap(partial(model, theta))(v), server.theta, v)
     g, d = pull(delta)
     of_theta, of_psi = server.moments

@@ -17,6 +17,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput
@@ -61,8 +62,8 @@ def per_fedavg(
                 return value, out
             g = gradient(w, jax.lax.stop_gradient(adapted.params), batch, key)
             ahead, behind = (gradient(w, tree.add(fixed, g, s), D, key) for s in (delta, -delta))
-            curvature = tree.scale(1 / (2 * delta), tree.sub(ahead, behind))  # H g
-            return value - inner_lr * tree.dot(curvature, tree.sub(w.params, fixed)), out
+            curvature = optax.tree.scale(1 / (2 * delta), optax.tree.sub(ahead, behind))  # H g
+            return value - inner_lr * tree.dot(curvature, optax.tree.sub(w.params, fixed)), out
 
         return work.train(w_t, loss), client.private
 

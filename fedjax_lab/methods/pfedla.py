@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import streams, tree
 from fedjax_lab.methods._sizes import check_pairs
@@ -111,7 +112,7 @@ def aggregate(lr: float, private_layers: int, server: Server, w: Weights, cohort
         sent, pull = jax.vjp(
             lambda psi: mixed(private_layers, server.models, psi, id).params, psi_i
         )
-        (g,) = pull(tree.sub(sent, theta_i))
+        (g,) = pull(optax.tree.sub(sent, theta_i))
         return tree.add(psi_i, g, -lr)
 
     psi = jax.lax.map(step, (tree.take(server.psi, cohort.id), cohort.id, w.params))

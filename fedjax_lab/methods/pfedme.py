@@ -14,6 +14,7 @@ inner learning rate is tuned. Running statistics are averaged.
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods._personal import with_personal_models
@@ -65,7 +66,7 @@ def pfedme(
             here = Weights(jax.lax.stop_gradient(w.params), w.stats[0])
             offset, stats, value = nearby(here, batch, key)
             # w - theta, without the rounding error of theta
-            back = tree.sub(tree.sub(w.params, here.params), offset)
+            back = optax.tree.sub(optax.tree.sub(w.params, here.params), offset)
             theta = tree.add(here.params, offset)
             return value + lam / 2 * tree.sq_norm(back), Weights((), (stats, theta))  # Alg. 1
 
@@ -74,7 +75,7 @@ def pfedme(
 
     def step(w_t, w, cohort):
         mean = aggregate(w_t, w, cohort)
-        params = tree.add(tree.scale(1 - beta, w_t.params), mean.params, beta)
+        params = tree.add(optax.tree.scale(1 - beta, w_t.params), mean.params, beta)
         return mean._replace(params=params)
 
     return with_personal_models(task, local)._replace(round=(Exchange(send, local, step),))

@@ -11,6 +11,7 @@ those of PFLlib, in which the norm has no gradient, so that its lam has no effec
 """
 
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.methods.fedavg import aggregate, send
@@ -32,7 +33,7 @@ def pfl_da(task: Task, *, lam: float = 0.1) -> Method:
     def local(phi, client, work):
         def near(w, batch, key):
             value, out = risk(w, batch, key)
-            away = tree.sub(tree.split(in_head, w)[0].params, phi.params)
+            away = optax.tree.sub(tree.split(in_head, w)[0].params, phi.params)
             return value + lam * jnp.sqrt(tree.sq_norm(away) + 1e-12), out
 
         w = work.train(client.private, near, only=in_head)

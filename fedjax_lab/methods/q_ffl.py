@@ -15,6 +15,7 @@ Running statistics are averaged uniformly. A client sends two numbers in additio
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, optim, sampling, tree, wire
 from fedjax_lab.methods.fedavg import fedavg, send
@@ -32,7 +33,7 @@ def q_ffl(task: Task, *, q: float = 0.01) -> Method:
     def local(w_t, client, work):
         F = jnp.maximum(work.mean(lambda batch: risk(w_t, batch, None)[0]), 1e-10)
         w = work.train(w_t, risk)
-        moved = tree.sq_norm(tree.sub(w_t.params, w.params))
+        moved = tree.sq_norm(optax.tree.sub(w_t.params, w.params))
         h = q * F ** (q - 1) * moved / optim.reach(work.optimizer, 1) + F**q  # h_i / L
         return (w, F**q, h), client.private
 

@@ -48,18 +48,18 @@ def scaffold(
 
     def local(message, client, work):
         (w_t, c), c_i = message, client.private
-        corrected = optax.stateless(lambda g, _: tree.add(tree.sub(g, c_i), c))  # eq. 3
+        corrected = optax.stateless(lambda g, _: tree.add(optax.tree.sub(g, c_i), c))  # eq. 3
         y = work.train(w_t, risk, optimizer=optax.chain(corrected, work.optimizer))
-        drift = tree.scale(
-            1 / optim.reach(work.optimizer, work.steps), tree.sub(w_t.params, y.params)
+        drift = optax.tree.scale(
+            1 / optim.reach(work.optimizer, work.steps), optax.tree.sub(w_t.params, y.params)
         )
-        c_next = tree.add(tree.sub(c_i, c), drift)  # eq. 4
-        return (y, tree.sub(c_next, c_i)), c_next
+        c_next = tree.add(optax.tree.sub(c_i, c), drift)  # eq. 4
+        return (y, optax.tree.sub(c_next, c_i)), c_next
 
     def step(server, uploads, cohort):
         (w_t, c), (y, change) = server, uploads
         mean = tree.mix(cohort.weight, y.params)
-        params = tree.add(mean, tree.sub(w_t.params, mean), 1 - server_lr)
+        params = tree.add(mean, optax.tree.sub(w_t.params, mean), 1 - server_lr)
         c = jax.tree.map(lambda a, d: a + d.sum(0) / cohort.num_clients[0], c, change)  # eq. 5
         return Weights(params, tree.mix(cohort.n / jnp.sum(cohort.n), y.stats)), c
 

@@ -7,7 +7,7 @@ LEAF's model for characters (Caldas et al. 2018, arXiv 1812.01097) and Reddi et 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.models import layers, recurrence, tokens
+from fedjax_lab.models import layers, recurrence, token_ids
 from fedjax_lab.ranges import NotNegative, Positive, checked
 from fedjax_lab.types import Array
 
@@ -36,11 +36,11 @@ class CharLSTM(nn.Module):
 
         Raises BadInput if an example does not have exactly one axis.
         """
-        ids = tokens.ids_of(self.name or "CharLSTM", x)
+        ids = token_ids.ids_of(self.name or "CharLSTM", x)
         first = nn.initializers.normal(1.0)
         size = self.vocabulary or self.num_classes
-        count = tokens.count_padding(ids) if self.skips_padding else None
-        ids = ids if count is None else tokens.moved_to_front(ids, count)
+        count = token_ids.count_padding(ids) if self.skips_padding else None
+        ids = ids if count is None else token_ids.moved_to_front(ids, count)
         z = nn.Embed(size, self.embedding, embedding_init=first)(ids.T)  # [T, B, embedding]
         for i in range(self.depth):
             z = LSTM(self.width, name=f"OptimizedLSTMCell_{i}")(z)
@@ -137,5 +137,13 @@ def word_lstm(
     projection: the size of the dense layer between LSTM and head; 0: there is none.
     vocabulary: the number of token ids; 0: as many as the data need.
     """
-    sizes = embedding, width, depth, projection, vocabulary
-    return CharLSTM(num_classes, *sizes, skips_padding=True, name="word_lstm")
+    return CharLSTM(
+        num_classes,
+        embedding,
+        width,
+        depth,
+        projection,
+        vocabulary,
+        skips_padding=True,
+        name="word_lstm",
+    )

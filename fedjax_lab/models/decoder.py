@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import language_models, layers, tokens
+from fedjax_lab.models import language_models, layers, token_ids
 from fedjax_lab.models.language_models import Sizes
 from fedjax_lab.ranges import NotNegative, OneOf, Within, checked
 from fedjax_lab.types import Array
@@ -133,17 +133,17 @@ class Decoder(nn.Module):
     param_dtype: str = "float32"  # of embeddings and kernels; norms are float32
     pretrained: str = ""  # with the initial weights; see models/pretrained.py
     tied: bool = False  # whether these have no head apart from the embedding
-    packed: bool = False  # whether a row has several records: see `tokens.unpack_records`
+    packed: bool = False  # whether a row has several records: see `token_ids.unpack_records`
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, T] token ids; mask [B] is not used -> logits [B, T, K], features [B, T, D]."""
-        ids, sizes = tokens.ids_of(self.name or "Decoder", x), self.sizes
+        ids, sizes = token_ids.ids_of(self.name or "Decoder", x), self.sizes
         dtype, count = jnp.dtype(self.param_dtype), self.vocabulary or self.num_classes
-        tokens.check_length(x, sizes.positions)
+        token_ids.check_length(x, sizes.positions)
         places, visible = jnp.arange(x.shape[1]), None
         if self.packed:
-            ids, places, visible = tokens.unpack_records(ids)
+            ids, places, visible = token_ids.unpack_records(ids)
         words = nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name="embed")(
             ids
         )
@@ -158,8 +158,8 @@ class Decoder(nn.Module):
 
     def published_names(self) -> tuple[dict[str, str], ...]:
         """The names of the layers on the hub and in GGUF, by path."""
-        both = language_models.HUB, language_models.GGUF
-        return language_models.with_tied(*both) if self.tied else both
+        hub, gguf = language_models.HUB, language_models.GGUF
+        return language_models.with_tied(hub, gguf) if self.tied else (hub, gguf)
 
 
 @checked("model")

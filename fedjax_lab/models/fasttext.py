@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.models import layers, tokens
+from fedjax_lab.models import layers, token_ids
 from fedjax_lab.ranges import NotNegative, Positive, checked
 from fedjax_lab.types import Array
 
@@ -25,8 +25,8 @@ class FastText(nn.Module):
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, T] token ids; mask [B] is not used -> logits [B, K], features [B, width]."""
-        ids = tokens.ids_of(self.name or "FastText", x)
-        real = ids != tokens.PADDING
+        ids = token_ids.ids_of(self.name or "FastText", x)
+        real = ids != token_ids.PADDING
         init = layers.torch_uniform(self.width**2)  # +-1/width
         size = self.vocabulary or self.num_classes
         vectors = nn.Embed(size, self.width, embedding_init=init, name="words")(ids)
@@ -34,7 +34,7 @@ class FastText(nn.Module):
             table = nn.Embed(self.buckets, self.width, embedding_init=init, name="bigrams")
             vectors = jnp.concatenate([vectors, table(bigrams(ids, self.buckets))], 1)
             real = jnp.concatenate([real, real[:, :-1] & real[:, 1:]], 1)
-        z = tokens.mean_of_real(vectors, real)
+        z = token_ids.mean_of_real(vectors, real)
         return layers.dense(z, self.num_classes, name="head"), z
 
 

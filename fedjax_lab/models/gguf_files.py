@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data import safe
-from fedjax_lab.models.hub import Tensors
+from fedjax_lab.models.hub_files import Tensors
 
 SUFFIX = ".gguf"
 REMEDY = "it must be a GGUF file of a language model"

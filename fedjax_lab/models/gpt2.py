@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.models import hub, language_models, layers, tokens
+from fedjax_lab.models import hub_files, language_models, layers, token_ids
 from fedjax_lab.models.decoder import FIRST, PARAM_DTYPES, check_source, dense, logits, repeated
 from fedjax_lab.models.language_models import Published
 from fedjax_lab.ranges import NotNegative, OneOf, Within, checked
@@ -65,17 +65,17 @@ class GPT2(nn.Module):
     remat: bool = False  # recompute the activations of blocks in the backward pass
     param_dtype: str = "float32"  # of embeddings and kernels; norms are float32
     pretrained: str = ""  # with the initial weights; see models/pretrained.py
-    packed: bool = False  # whether a row has several records: see `tokens.unpack_records`
+    packed: bool = False  # whether a row has several records: see `token_ids.unpack_records`
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, T] token ids; mask [B] is not used -> logits [B, T, K], features [B, T, D]."""
-        ids, sizes = tokens.ids_of(self.name or "GPT2", x), self.sizes
-        tokens.check_length(x, sizes.positions)
+        ids, sizes = token_ids.ids_of(self.name or "GPT2", x), self.sizes
+        token_ids.check_length(x, sizes.positions)
         dtype = jnp.dtype(self.param_dtype)
         places, visible = jnp.arange(x.shape[1]), None
         if self.packed:
-            ids, places, visible = tokens.unpack_records(ids)
+            ids, places, visible = token_ids.unpack_records(ids)
 
         def embedding(count, name):
             return nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name=name)
@@ -140,7 +140,7 @@ def gpt2(
     given = Sizes(width, depth, heads, positions, 0.0)
     made = GPT2(num_classes, given, vocabulary, remat, param_dtype, pretrained, name="gpt2")
     folder = Path(pretrained).expanduser()
-    if pretrained and hub.is_model(folder):
+    if pretrained and hub_files.is_model(folder):
         published = _described(folder)
         check_source(made, published)
         return made.clone(sizes=published.sizes, vocabulary=published.vocabulary)
@@ -151,12 +151,12 @@ def gpt2(
 
 def _described(folder: Path) -> Published:
     """What config.json says. Raises BadInput unless it is a supported GPT-2."""
-    with hub.config(folder, ("gpt2",), REMEDY) as given:
+    with hub_files.config(folder, ("gpt2",), REMEDY) as given:
         for key in ("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"):
-            hub.check(key, given.get(key), int)
+            hub_files.check(key, given.get(key), int)
         epsilon = given.get("layer_norm_epsilon", 1e-5)
-        hub.check("layer_norm_epsilon", epsilon, float)
-        hub.check_word(
+        hub_files.check("layer_norm_epsilon", epsilon, float)
+        hub_files.check_word(
             "activation_function", given.get("activation_function", "gelu_new"), ("gelu_new",)
         )
         if given.get("n_inner") not in (None, 4 * given["n_embd"]):

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.errors import quoted
-from fedjax_lab.models import gguf_files, hub
+from fedjax_lab.models import gguf_files, hub_files
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3")
 REMEDY = f"it must be a language model of type {', '.join(TYPES)} in the hub's format"
@@ -72,24 +72,24 @@ def describe(path: str) -> Published | None:
     file = Path(path).expanduser()
     if file.suffix == gguf_files.SUFFIX:
         return _gguf_model(file)
-    return _hub_model(file) if hub.is_model(file) else None
+    return _hub_model(file) if hub_files.is_model(file) else None
 
 
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2's, [inputs, outputs]
 BUFFERS = (".attn.bias", ".attn.masked_bias")  # GPT-2's, which are no weights
 
 
-def tensors(file: Path) -> hub.Tensors:
+def tensors(file: Path) -> hub_files.Tensors:
     """The tensors of a published model, those of a dense layer [outputs, inputs].
 
     Raises BadInput if a file is missing or damaged, or if a package is.
     """
     if file.suffix == gguf_files.SUFFIX:
         return gguf_files.tensors(file)
-    stored = hub.tensors(file, "name another folder with --config.model.pretrained")
+    stored = hub_files.tensors(file, "name another folder with --config.model.pretrained")
     if not any(name.endswith(".attn.c_attn.weight") for name in stored):
         return stored
-    return hub.Tensors(
+    return hub_files.Tensors(
         {
             name.removeprefix("transformer."): partial(_transposed, stored, name)
             for name in stored
@@ -106,16 +106,16 @@ def _transposed(stored, name):
 
 
 def _hub_model(folder: Path) -> Published:
-    with hub.config(folder, TYPES, REMEDY) as given:
+    with hub_files.config(folder, TYPES, REMEDY) as given:
         kind = given["model_type"]
-        hub.check_word("hidden_act", given.get("hidden_act", "silu"), ("silu",))
+        hub_files.check_word("hidden_act", given.get("hidden_act", "silu"), ("silu",))
         switches = ("mlp_bias", "use_sliding_window", "attention_bias")
         _check_off(given, switches[:2] if kind == "qwen2" else switches)
         rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
         base = rope.get("rope_theta") or given.get("rope_theta", 10_000.0)
         epsilon = given.get("rms_norm_eps", 1e-6)
-        hub.check("rope_theta", base, float)
-        hub.check("rms_norm_eps", epsilon, float)
+        hub_files.check("rope_theta", base, float)
+        hub_files.check("rms_norm_eps", epsilon, float)
         sizes = Sizes(
             **_numbers(given, HUB_SIZES),
             window=_window(given, kind),
@@ -127,7 +127,7 @@ def _hub_model(folder: Path) -> Published:
         )
         sizes = sizes._replace(rope_factors=_factors(rope, sizes.head_dim, sizes.rope_base))
         check_heads(sizes)
-        hub.check("vocab_size", given.get("vocab_size"), int)
+        hub_files.check("vocab_size", given.get("vocab_size"), int)
         return Published(sizes, given["vocab_size"], given.get("tie_word_embeddings") is True)
 
 
@@ -135,18 +135,18 @@ def _numbers(given: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any
     """The numbers that a description must have, and two that follow from the others."""
     found: dict[str, Any] = {size: given.get(key) for size, key in keys.items()}
     for size in ("width", "heads"):
-        hub.check(keys[size], found[size], int)
+        hub_files.check(keys[size], found[size], int)
     found["kv_heads"] = found["kv_heads"] or found["heads"]
     found["head_dim"] = found["head_dim"] or found["width"] // found["heads"]
     for size, value in found.items():
-        hub.check(keys[size], value, int)
+        hub_files.check(keys[size], value, int)
     return found
 
 
 def _positions(given, key):
     """The most tokens of a row; 0 if the description does not say it."""
     if given.get(key) is not None:
-        hub.check(key, given[key], int)
+        hub_files.check(key, given[key], int)
     return given.get(key) or 0
 
 
@@ -161,7 +161,7 @@ def _window(given, kind):
     """Mistral's sliding window, 0 if null; others have none unless `use_sliding_window` is true."""
     window = given.get("sliding_window", 4096) if kind == "mistral" else None
     if window is not None:
-        hub.check("sliding_window", window, int)
+        hub_files.check("sliding_window", window, int)
     return window or 0
 
 
@@ -172,11 +172,11 @@ def _factors(rope: Mapping[str, Any], head_dim: int, base: float) -> tuple[float
     and between them the factor of the frequency is interpolated in original / wavelength.
     """
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    hub.check_word("rope_scaling's type", kind, ("default", "llama3"))
+    hub_files.check_word("rope_scaling's type", kind, ("default", "llama3"))
     if kind == "default":
         return ()
     for key in LLAMA3:
-        hub.check(key, rope.get(key), float)
+        hub_files.check(key, rope.get(key), float)
     factor, low, high, original = (rope[key] for key in LLAMA3)
     if high <= low:
         raise ValueError(f"high_freq_factor is {quoted(high)}")
@@ -203,7 +203,7 @@ def _gguf_model(file: Path) -> Published:
         if kind not in TYPES:
             raise ValueError(f"its architecture is {quoted(kind)}; supported: {', '.join(TYPES)}")
         given = {key.removeprefix(f"{kind}."): value for key, value in fields.items()}
-        hub.check_word("rope.scaling.type", given.get("rope.scaling.type", "none"), ("none",))
+        hub_files.check_word("rope.scaling.type", given.get("rope.scaling.type", "none"), ("none",))
         sizes = Sizes(
             **_numbers(given, GGUF_SIZES),
             window=given.get("attention.sliding_window") or 0,
@@ -214,7 +214,7 @@ def _gguf_model(file: Path) -> Published:
             epsilon=given.get("attention.layer_norm_rms_epsilon", 1e-5),
             positions=_positions(given, "context_length"),
         )
-        hub.check("rope.freq_base", sizes.rope_base, float)
+        hub_files.check("rope.freq_base", sizes.rope_base, float)
         check_heads(sizes)
         if "token_embd.weight" not in shapes:
             raise ValueError("it has no tensor 'token_embd.weight'")

@@ -8,7 +8,7 @@ permuted to use them here.
 The implementation of convolutions is a setting of the run, not of a net: `net.clone(kernels=...)`.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -64,14 +64,17 @@ class ConvNet(nn.Module):
 
     def _branch(self, x: Array, train: bool, mask: Array | None) -> Array:
         for channels, pooled in zip(self.channels, self.pooled, strict=True):
-            settings: dict[str, Any] = {"padding": self.padding, "kernels": self.kernels}
             pool = 2 if pooled else 1
             if self.norm:
-                x = layers.conv(x, channels, self.kernel, **settings)
+                x = layers.conv(
+                    x, channels, self.kernel, padding=self.padding, kernels=self.kernels
+                )
                 x = nn.relu(layers.BatchNorm()(x, train, mask))
                 x = self.kernels.max_pool(x, pool) if pooled else x
             else:
-                x = layers.Conv(channels, self.kernel, pool=pool, **settings)(x)
+                x = layers.Conv(
+                    channels, self.kernel, pool=pool, padding=self.padding, kernels=self.kernels
+                )(x)
         # Flat before the dropout, whose mask is faster with a long last axis.
         z = x.reshape(x.shape[0], -1)
         z = nn.Dropout(self.map_dropout)(z, deterministic=not train)

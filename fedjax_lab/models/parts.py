@@ -209,10 +209,10 @@ def _agrees(model, rate):
 
     def logits(w, x):
         units = part_units(known, lambda i, n: window(rate, 1, n))
-        w, rest = masked(known, units, w), (jax.random.key(0), jnp.array([1.0, 1.0, 0.0]))
+        w, key, mask = masked(known, units, w), jax.random.key(0), jnp.array([1.0, 1.0, 0.0])
         shrink, _ = form(known, units, rate, w)
         run = applied(known, units, apply)
-        return run(w, x, *rest).logits[:2], run(shrink(w), x, *rest).logits[:2]
+        return run(w, x, key, mask).logits[:2], run(shrink(w), x, key, mask).logits[:2]
 
     try:
         whole, narrow = jax.jit(logits).lower(weights, x).compile()(weights, x)

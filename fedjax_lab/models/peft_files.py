@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.data import safe, writing
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.models import hub
+from fedjax_lab.models import hub_files
 from fedjax_lab.models.pretrained import numbers, safetensors
 from fedjax_lab.types import Adapters, Weights
 
@@ -81,8 +81,8 @@ def read(path: str, shapes: Weights, own_scale: float, published: dict[str, str]
         for key in ("rank_pattern", "alpha_pattern"):
             if config.get(key):
                 raise ValueError(f"it has a {key}, but all its adapters must have one rank")
-        hub.check("r", config["r"], int)
-        hub.check("lora_alpha", config["lora_alpha"], float)
+        hub_files.check("r", config["r"], int)
+        hub_files.check("lora_alpha", config["lora_alpha"], float)
         scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
     if not np.isclose(scale, own_scale):
         raise BadInput(

@@ -24,7 +24,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.data import safe, writing
 from fedjax_lab.errors import BadInput, cut
-from fedjax_lab.models import gguf_files, hub, language_models
+from fedjax_lab.models import gguf_files, hub_files, language_models
 from fedjax_lab.models.head import HEAD
 from fedjax_lab.types import Array, Weights
 
@@ -76,14 +76,14 @@ def read(path: str) -> Mapping[str, np.ndarray]:
     file does not exist or cannot be read.
     """
     file = Path(path).expanduser()
-    if file.suffix == gguf_files.SUFFIX or hub.is_model(file):
+    if file.suffix == gguf_files.SUFFIX or hub_files.is_model(file):
         return language_models.tensors(file)
     if not file.is_dir():
         return _read_safetensors(file)
     if tensors := safe.glob(file, "*.safetensors"):
         raise BadInput(
-            f"it has no {hub.CONFIG}, which describes the model of a folder in the hub's format;"
-            f" add it, or name {tensors[0].name} if that has the weights of this model"
+            f"it has no {hub_files.CONFIG}, which describes the model of a folder in the hub's"
+            f" format; add it, or name {tensors[0].name} if that has the weights of this model"
         )
     return _read_orbax(file)
 

@@ -56,7 +56,7 @@ def make_task(
         init = pretrained.starting_from(file, published, init, last.path)
     apply: Callable[..., Output] = partial(forward, module, last, survey.gives_features)
     if not survey.gives_features:
-        _check_features(apply, init, module, x=jnp.zeros((2, *sample_shape), dtype))
+        _check_features(apply, init, module, sample_shape, dtype)
     norms = _typed_paths(kinds, modules.batch_norms())
     if norms:
         _check_rows(apply, init, sample_shape, dtype)
@@ -104,10 +104,11 @@ def _survey(module, sample_shape, dtype):
         kinds.setdefault(layer.path, type(layer.module))
         return call(*args, **kwargs)
 
-    x = jnp.zeros((2, *sample_shape), dtype)
+    def init():
+        return modules.init(module, jax.random.key(0), jnp.zeros((2, *sample_shape), dtype))
+
     with calls.intercepted(note):
-        shapes = jax.eval_shape(partial(modules.init, module), jax.random.key(0), x)
-    outputs, variables = shapes
+        outputs, variables = jax.eval_shape(init)
     holders = {name.split("/", 1)[1].rsplit("/", 1)[0] for name in tree.names(variables)}
     kinds = {path: kind for path, kind in kinds.items() if path in holders}
     return Survey(kinds, outputs, {"params": {}, **variables})
@@ -177,10 +178,14 @@ def _pair(outputs):
     return outputs if isinstance(outputs, (tuple, list)) else (outputs, None)
 
 
-def _check_features(apply, init, module, x):
+def _check_features(apply, init, module, sample_shape, dtype):
     """Raises BadInput unless the input of the head in a training pass can be the features."""
-    key = jax.random.key(0)
-    out = jax.eval_shape(lambda: apply(init(key), x, key, jnp.ones(len(x))))
+
+    def first_output():
+        key, x = jax.random.key(0), jnp.zeros((2, *sample_shape), dtype)
+        return apply(init(key), x, key, jnp.ones(2))
+
+    out = jax.eval_shape(first_output)
     if out.features.ndim != out.logits.ndim:
         raise BadInput(
             f"the input of the last layer of model {modules.name_of(module)} has the shape"
@@ -190,10 +195,12 @@ def _check_features(apply, init, module, x):
 
 def _check_rows(apply, init, sample_shape, dtype):
     """Raises BadInput unless each BatchNorm can tell the padded rows of a batch."""
-    key = jax.random.key(0)
-    x = jax.ShapeDtypeStruct((UNLIKELY, *sample_shape), dtype)
-    weights = jax.eval_shape(init, key)
-    jax.eval_shape(lambda w, x: apply(w, x, key, jnp.ones(len(x), dtype)), weights, x)
+
+    def output():
+        key, x = jax.random.key(0), jnp.zeros((UNLIKELY, *sample_shape), dtype)
+        return apply(init(key), x, key, jnp.ones(UNLIKELY, dtype))
+
+    jax.eval_shape(output)
 
 
 def _dense_types():

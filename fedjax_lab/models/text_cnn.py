@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import layers, tokens
+from fedjax_lab.models import layers, token_ids
 from fedjax_lab.ranges import BelowOne, NotNegative, Positive, checked
 from fedjax_lab.types import Array
 
@@ -30,13 +30,13 @@ class TextCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, T] token ids; mask [B] is not used -> logits [B, K], features [B, F]."""
-        ids = tokens.ids_of(self.name or "TextCNN", x)
+        ids = token_ids.ids_of(self.name or "TextCNN", x)
         if ids.shape[1] < max(self.windows):
             raise BadInput(
                 f"config.model.windows={self.windows} needs texts of {max(self.windows)} tokens or"
                 f" more, not {ids.shape[1]}"
             )
-        real = ids != tokens.PADDING
+        real = ids != token_ids.PADDING
         size = self.vocabulary or self.num_classes
         first = layers.torch_uniform(16)  # +-0.25, as in the authors' code
         vectors = nn.Embed(size, self.embedding, embedding_init=first, name="words")(ids)

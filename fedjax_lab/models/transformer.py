@@ -8,7 +8,7 @@ from it and the words before it. Weights are initialized as in `vit`; there is n
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.models import layers, tokens
+from fedjax_lab.models import layers, token_ids
 from fedjax_lab.models.cct import Positions, dense, layer_norm
 from fedjax_lab.models.vit import Block
 from fedjax_lab.ranges import NotNegative, Positive, checked
@@ -31,8 +31,8 @@ class Transformer(nn.Module):
 
         If `causal`, logits [B, T, K] and features [B, T, D].
         """
-        ids = tokens.ids_of(self.name or "Transformer", x)
-        real = ids != tokens.PADDING
+        ids = token_ids.ids_of(self.name or "Transformer", x)
+        real = ids != token_ids.PADDING
         size = self.vocabulary or self.num_classes
         first = nn.initializers.normal(0.2)
         words = nn.Embed(size, self.width, embedding_init=first, name="words")(ids)
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
         z, _ = blocks(self.heads, name="blocks")(Positions()(words), visible)
         z = layer_norm(z)
         if not self.causal:
-            z = tokens.mean_of_real(z, real)
+            z = token_ids.mean_of_real(z, real)
         return dense(z, self.num_classes, "head"), z
 
 

@@ -24,11 +24,17 @@ from fedjax_lab.experiment import experiment, references, titles
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import Experiment, with_base
 from fedjax_lab.running import choices, exporting, growth, results, resuming
-from fedjax_lab.running.models import model_of, no_model
+from fedjax_lab.running.client_models import model_of, no_model
 from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
 from fedjax_lab.simulation import evaluate, simulate
-from fedjax_lab.simulation.local import WorkRows, client_federation, fetch, make_work, work_rows
+from fedjax_lab.simulation.client_work import (
+    WorkRows,
+    client_federation,
+    fetch,
+    make_work,
+    work_rows,
+)
 from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
@@ -108,8 +114,16 @@ def _look(folder, built, rounds):
 def from_result(experiment: Experiment, result: Any) -> "Run":
     """The run that has just ended, as `load` returns it; result: a `runner.Result`."""
     rounds = result.metrics[-1]["round"]
-    rest = result.metrics, result.states, result.stage, result.summary
-    return Run(result.workdir, experiment.config, with_base(experiment), rounds, *rest)
+    return Run(
+        result.workdir,
+        experiment.config,
+        with_base(experiment),
+        rounds,
+        result.metrics,
+        result.states,
+        result.stage,
+        result.summary,
+    )
 
 
 def _check_saved(folder, numbers, rounds):
@@ -306,8 +320,9 @@ class Run:
         message, who = self.client_state(client, seed)
 
         def predict(x):
-            of_rows = self._settings, self._unlabeled(x, seed), message, who, jnp.arange(x.shape[0])
-            return self._predict(*of_rows)
+            return self._predict(
+                self._settings, self._unlabeled(x, seed), message, who, jnp.arange(x.shape[0])
+            )
 
         task, base = self.experiment.task, self.config.model.pretrained
         exporting.write(path, lambda: self.model(client, seed), predict, task, base)
@@ -429,8 +444,9 @@ class Run:
         """The results of a function from `_reading` for all examples of a pool."""
         count, size = len(pool.y), self._plan.eval_batch
         batches = [np.arange(i, min(i + size, count)) for i in range(0, count, size)]
-        of_client = self._settings, pool, message, client
-        return np.concatenate([of_rows(*of_client, rows) for rows in batches])
+        return np.concatenate(
+            [of_rows(self._settings, pool, message, client, rows) for rows in batches]
+        )
 
     @functools.cached_property
     def _send(self):
@@ -441,8 +457,14 @@ class Run:
         def tune(settings, message, client, held, rows, key):
             program = self._program(settings)
             pool, (train, validation) = client_federation(held, client), rows
-            sets = {"validation": validation, "settings": client.traits.get("settings")}
-            work, _ = make_work(pool, train, program.plan, key, **sets)
+            work, _ = make_work(
+                pool,
+                train,
+                program.plan,
+                key,
+                validation=validation,
+                settings=client.traits.get("settings"),
+            )
             return program.method.tune(message, client, work)
 
         return jax.jit(tune)

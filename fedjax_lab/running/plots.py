@@ -167,8 +167,15 @@ def _draw_strip(axes, i, values, box):
     else:
         axes.plot([np.mean(values)] * 2, [i - 0.3, i + 0.3], color=INK, linewidth=1.4)
     if len(values) <= DOTS:
-        marker = {"marker": look(i)["marker"], "markersize": 4, "alpha": 0.7}
-        axes.plot(values, [i] * len(values), linestyle="none", color=color, **marker)
+        axes.plot(
+            values,
+            [i] * len(values),
+            linestyle="none",
+            color=color,
+            marker=look(i)["marker"],
+            markersize=4,
+            alpha=0.7,
+        )
 
 
 class Side(NamedTuple):

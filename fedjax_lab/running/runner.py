@@ -19,7 +19,7 @@ from fedjax_lab import STOP, defaults, tree
 from fedjax_lab.engine import flops, processes
 from fedjax_lab.engine.engine import Engine, Snapshot
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import kinds, transforming
+from fedjax_lab.experiment import transforming, unlike_models
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.experiment.joint import join
 from fedjax_lab.running import (
@@ -436,7 +436,7 @@ def _measured(experiment, scores, i):
     traits, accuracy = simulation.seeds[i].federation.traits, measured.get("accuracy")
     capacities = sorted(np.unique(traits.get("capacity", ())).tolist(), reverse=True)
     levels = {level: f"{level:g}" for level in capacities}
-    nets = dict(enumerate(kinds.names(experiment.config.model)))
+    nets = dict(enumerate(unlike_models.names(experiment.config.model)))
     groups = {
         "levels": evaluate.by_group(accuracy, traits.get("capacity"), levels),
         "kinds": evaluate.by_group(accuracy, traits.get("kind"), nets),

@@ -13,7 +13,7 @@ from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.experiment.joint import with_first_weights, with_start
 from fedjax_lab.models import pretrained
 from fedjax_lab.running import loading
-from fedjax_lab.running.models import global_model, model_of
+from fedjax_lab.running.client_models import global_model, model_of
 from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.transforms import private_state
 

@@ -21,7 +21,7 @@ from fedjax_lab.data.dataset import fingerprint_of
 from fedjax_lab.engine import processes
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput, reason_of, warn
-from fedjax_lab.experiment import clients, titles
+from fedjax_lab.experiment import run_names, titles
 from fedjax_lab.experiment.experiment import Experiment
 from fedjax_lab.running import growth, resuming, stopping
 from fedjax_lab.running.storage import cloud, files, lock, metric_rows
@@ -130,7 +130,7 @@ class Workdir:
         if not (self.path / "config.json").exists():  # else the files have the same content
             built, simulation = self._experiment, self._experiment.simulation
             config = growth.saved_config(built.config, simulation.seed_numbers)
-            names = clients.names_of_run(built.dataset, simulation.seeds)
+            names = run_names.names_of_run(built.dataset, simulation.seeds)
             metric_rows.write_text(self.path / "names.json", json.dumps(names) + "\n")
             metric_rows.write_json(self.path / "fingerprint.json", self._fingerprint)
             metric_rows.write_json(self.path / "config.json", config)
@@ -153,16 +153,17 @@ class Workdir:
         """
         engine = new()
         self.open()
-        of_run = self.path, self._experiment
-        made = resuming.evaluations(*of_run)
-        engine, rows = resuming.read(*of_run, self._checkpoints, engine, new)
+        made = resuming.evaluations(self.path, self._experiment)
+        engine, rows = resuming.read(self.path, self._experiment, self._checkpoints, engine, new)
         if not is_over(self._experiment, engine, rows):
             processes.call_in_first(lambda: (self.path / "summary.json").unlink(missing_ok=True))
         self._checkpoints.forget_after(engine.played)
         metrics = self.path / "metrics.jsonl"
         processes.call_in_first(lambda: metric_rows.keep_until(metrics, engine.played))
-        today = times(*of_run, engine)
-        processes.call_in_first(lambda: resuming.adopt(*of_run, engine.played, made, today))
+        today = times(self.path, self._experiment, engine)
+        processes.call_in_first(
+            lambda: resuming.adopt(self.path, self._experiment, engine.played, made, today)
+        )
         self._publish()
         return engine, rows
 

@@ -15,7 +15,13 @@ import numpy as np
 
 from fedjax_lab import streams, tree
 from fedjax_lab.simulation import contract, simulate
-from fedjax_lab.simulation.local import client_federation, fetch, make_work, num_batches, work_rows
+from fedjax_lab.simulation.client_work import (
+    client_federation,
+    fetch,
+    make_work,
+    num_batches,
+    work_rows,
+)
 from fedjax_lab.simulation.metrics import LOSS, Metric, Summed, Whole, by_domain, loss_of
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, Rows, State
@@ -131,8 +137,14 @@ def _tuned(program, federation, message, client, rows, key):
     if method.tune is None:
         return message, client
     plan = plan._replace(equal_steps=False)
-    sets = {"validation": rows.validation, "settings": client.traits.get("settings")}
-    work, _ = make_work(federation, rows.train, plan, key, **sets)
+    work, _ = make_work(
+        federation,
+        rows.train,
+        plan,
+        key,
+        validation=rows.validation,
+        settings=client.traits.get("settings"),
+    )
     message, private = contract.check_model("tune", method.tune(message, client, work))
     return message, client._replace(private=private)
 

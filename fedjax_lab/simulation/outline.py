@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
 from fedjax_lab.simulation import contract, simulate
-from fedjax_lab.simulation.local import Public, work_rows
+from fedjax_lab.simulation.client_work import Public, work_rows
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import Array, Client, Exchange, Federation, Plan, PyTree, Rows, State
 

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.simulation import asynchronous, clock, contract, failures
 from fedjax_lab.simulation.asynchronous import Schedule
-from fedjax_lab.simulation.local import (
+from fedjax_lab.simulation.client_work import (
     Public,
     Training,
     batch_size,

@@ -19,8 +19,8 @@ import optax
 from fedjax_lab import defaults, optim, ranges, streams, tree
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.simulation import contract, evaluate, metrics, outline, simulate
+from fedjax_lab.simulation.client_work import work_rows
 from fedjax_lab.simulation.evaluate import Scores
-from fedjax_lab.simulation.local import work_rows
 from fedjax_lab.simulation.metrics import Metric
 from fedjax_lab.simulation.simulate import (
     Lane,

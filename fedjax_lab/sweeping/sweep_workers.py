@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -126,14 +127,21 @@ def _command(cell, folder, shared):
 
 def _start(command, worker, stderr):
     """Starts a process in its own group, so that it gets Ctrl-C only once, from this process."""
-    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": stderr}
-    options |= {"env": {**os.environ, **worker.environment}, "process_group": 0}
+    start = partial(
+        subprocess.Popen,
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        env={**os.environ, **worker.environment},
+        process_group=0,
+    )
     if worker.cores is None:
-        return subprocess.Popen(command, **options)
+        return start()
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, worker.cores)  # the new process inherits this
     try:
-        return subprocess.Popen(command, **options)
+        return start()
     finally:
         os.sched_setaffinity(0, cores)
 

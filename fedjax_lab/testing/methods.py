@@ -19,7 +19,7 @@ from fedjax_lab.experiment.registry import name_of
 from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.testing.failure import CheckFailed, check, check_same
 from fedjax_lab.testing.padding import check_equal, check_padding, player
-from fedjax_lab.testing.stages import check_stages
+from fedjax_lab.testing.stage_checks import check_stages
 from fedjax_lab.testing.toy import C, K, toy_method
 from fedjax_lab.testing.trial import ROUNDS, SEEDS, Trial, exchanged, keys_of
 from fedjax_lab.types import Method, Stages

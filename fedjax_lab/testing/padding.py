@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from fedjax_lab import streams, tree
+from fedjax_lab import streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.simulate import Lane, Program
@@ -62,12 +63,14 @@ def player(trial: Trial, times: int) -> Callable[[streams.Keys], Any]:
 
     def play_seed(keys, to_train, to_score):
         state = simulate.init(method, keys, C)
-        start = state, simulate.no_progress()
-        state, _ = simulate.play(program, to_train._replace(keys=keys), *start, 0, ROUNDS)
+        lane, sums = to_train._replace(keys=keys), simulate.no_progress()
+        state, _ = simulate.play(program, lane, state, sums, 0, ROUNDS)
         scored = program._replace(plan=plan._replace(cohort=C))
         scores = evaluate.score(scored, to_score._replace(keys=keys), state, ROUNDS)
         counts = {name: of for name, of in scores._asdict().items() if of is not None}
-        return state, {name: tree.scale(1 / 20, of.measured["loss"]) for name, of in counts.items()}
+        return state, {
+            name: optax.tree.scale(1 / 20, of.measured["loss"]) for name, of in counts.items()
+        }
 
     play = quickly(jax.jit(jax.vmap(play_seed, (0, None, None))), trial.keys, to_train, to_score)
     return lambda keys: play(keys, to_train, to_score)

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_lab import defaults
 from fedjax_lab.data.partitions import dealing
-from fedjax_lab.data.partitions import partition as partitions
+from fedjax_lab.data.partitions import partitioning as partitions
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.testing.failure import CheckFailed, check, section

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel, shards
 from fedjax_lab.simulation import evaluate, outline, simulate
-from fedjax_lab.simulation.local import work_sets
+from fedjax_lab.simulation.client_work import work_sets
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.testing.toy import PLAN, C, K, as_rows, toy_federation, with_validation
 from fedjax_lab.types import Client, Federation, Method, Plan, State
@@ -129,14 +129,16 @@ class Trial:
                 federation = federation._replace(**{name: jax.tree.map(jnp.asarray, rows)})
         program = self.program._replace(strategy=strategy)
         lane = Lane(federation, self.population, keys_of(SEEDS[-1]))
-        args = lane, tree.take(self.start(), -1), simulate.no_progress(), jnp.int32(0)
-        run = quickly(jax.jit(partial(simulate.play, program)), *args, jnp.int32(count))
-        return run(*args, jnp.int32(count))
+        state, sums = tree.take(self.start(), -1), simulate.no_progress()
+        first, number = jnp.int32(0), jnp.int32(count)
+        play = jax.jit(partial(simulate.play, program))
+        return quickly(play, lane, state, sums, first, number)(lane, state, sums, first, number)
 
     def scores(self, states: Any, after: int) -> dict:
         """Evaluates the last seed after `after` rounds; states: of all seeds."""
         federation, population, plan = pooled(self.method.having(pooled=False))
         lane = Lane(federation, population, keys_of(SEEDS[-1]))
-        args = lane, tree.take(states, -1), jnp.int32(after)
-        score = quickly(jax.jit(partial(evaluate.score, self.program._replace(plan=plan))), *args)
-        return evaluate.summarize(score(*args), ("only",))
+        state, played = tree.take(states, -1), jnp.int32(after)
+        score = jax.jit(partial(evaluate.score, self.program._replace(plan=plan)))
+        scores = quickly(score, lane, state, played)(lane, state, played)
+        return evaluate.summarize(scores, ("only",))

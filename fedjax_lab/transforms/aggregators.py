@@ -15,6 +15,7 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import sampling, tree
 from fedjax_lab.errors import BadInput
@@ -133,7 +134,7 @@ def clipped(bound: float | Array, update: list[Array]) -> list[Array]:
     An update with a norm of at most `bound` is returned unchanged, bit for bit.
     """
     norm = jnp.sqrt(tree.sq_norm(update))
-    scaled = tree.scale(bound / jnp.maximum(norm, 1e-30), update)
+    scaled = optax.tree.scale(bound / jnp.maximum(norm, 1e-30), update)
     shorter = tree.where(jnp.isfinite(norm), scaled, tree.zeros(update))
     return tree.where(norm <= bound, update, shorter)
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import streams, tree
 from fedjax_lab.ranges import NotNegative, Positive, checked
@@ -26,7 +27,7 @@ def sign_flip(method: Method, task: Task, *, factor: Positive[float] = 1.0) -> M
 
     factor: the norm of the update that an attacker sends, relative to its honest update.
     """
-    return by_each(method, lambda update, key: tree.scale(-factor, update))
+    return by_each(method, lambda update, key: optax.tree.scale(-factor, update))
 
 
 @checked("attack")
@@ -55,7 +56,7 @@ def inner_product(method: Method, task: Task, *, epsilon: Positive[float] = 0.5)
     """
 
     def crafted(updates, cohort):
-        return tree.scale(-epsilon, mean_of(updates, cohort.arrived & ~cohort.attacks))
+        return optax.tree.scale(-epsilon, mean_of(updates, cohort.arrived & ~cohort.attacks))
 
     return by_all(method, crafted)
 

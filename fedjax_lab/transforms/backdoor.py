@@ -5,8 +5,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.ranges import NotNegative, Positive, Share, checked
 from fedjax_lab.simulation.metrics import Summed
@@ -51,7 +51,7 @@ def backdoor(
 
     poisoned = on_data(method, partial(poison_batch, with_trigger, target, poison), counts)
     if boost != 1:
-        poisoned = by_each(poisoned, lambda update, key: tree.scale(boost, update))
+        poisoned = by_each(poisoned, lambda update, key: optax.tree.scale(boost, update))
     return poisoned.having(metrics=(*method.extra.metrics, success(with_trigger, target)))
 
 

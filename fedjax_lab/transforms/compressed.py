@@ -13,6 +13,7 @@ the client's private state.
 from functools import partial
 
 import jax
+import optax
 
 from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput
@@ -67,7 +68,7 @@ def _with_feedback(exchange: Exchange, codec, number: int, message, client: Clie
     if update:
         read = codec.decode(codec.encode(update, update, _key(work)), tree.zeros(update))
         residuals = [*residuals]
-        residuals[number] = tree.sub(update, read)
+        residuals[number] = optax.tree.sub(update, read)
     return sent, Beside(private, residuals)
 
 

@@ -10,8 +10,8 @@ update is lost permanently.
 from typing import Literal
 
 import jax.numpy as jnp
+import optax
 
-from fedjax_lab import tree
 from fedjax_lab.ranges import Positive, PositiveShare, checked
 from fedjax_lab.transforms import codecs, compressed, uplink
 from fedjax_lab.types import Method, Task
@@ -50,7 +50,7 @@ def random_k(
 
     def enlarged(update, client, key):
         d = sum(u.size for u in update)
-        return tree.scale(d / codecs.count(share, d), update)
+        return optax.tree.scale(d / codecs.count(share, d), update)
 
     method = method if error_feedback else uplink.changed(method, enlarged)
     return compressed.uploads(method, task, codecs.random_k(share), error_feedback)

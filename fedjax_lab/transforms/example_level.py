@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_lab import losses, streams, tree, wire
 from fedjax_lab.errors import BadInput
@@ -220,7 +221,7 @@ def _gradient(clip, sigma, share, objective, free, batch, key):
         has_aux=True,
         l2_clip_norm=clip,
         return_values=True,
-        pre_clipping_transform=lambda g: tree.sub(g, rest),
+        pre_clipping_transform=lambda g: optax.tree.sub(g, rest),
         prng_argnum=2,
     )
     total, each = summed(free, batch, key, is_padding_example=batch.mask == 0)

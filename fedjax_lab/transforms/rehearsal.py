@@ -96,6 +96,14 @@ def stand_in(task: Task) -> Work:
     public = SimpleNamespace(
         size=MANY, outputs=public_outputs, batch=lambda places: draw(len(places))
     )
-    others = {"upload_key": upload_key, "outputs": outputs, "public": public}
-    others["switch"] = lambda index, branches: branches[0]()
-    return Work(train, mean, draw, jnp.int32(1), optax.sgd(1.0), **others)
+    return Work(
+        train,
+        mean,
+        draw,
+        jnp.int32(1),
+        optax.sgd(1.0),
+        upload_key=upload_key,
+        outputs=outputs,
+        public=public,
+        switch=lambda index, branches: branches[0](),
+    )

@@ -42,7 +42,7 @@ from fedjax_lab.models.frozen import model_of
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.sampling import equal
-from fedjax_lab.simulation.local import fetch, shuffle
+from fedjax_lab.simulation.client_work import fetch, shuffle
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")

@@ -8,6 +8,8 @@ TASK is one of
   check       check_method("fedavg")
   quick       check_method("fedavg", level="quick")
   methods     two rounds of the quickstart's config with each of ten methods
+  first       the command of the quickstart in a process of its own, with an empty cache and again:
+              the seconds until it compiles, and until the row of its first evaluation
 
 One line for each task: the number of programs, of lines of their StableHLO, the seconds of tracing,
 of lowering and of XLA, and all seconds, by the clock and of the processor. Then the programs with
@@ -16,6 +18,9 @@ cache of compiled programs is used, so that a second run shows what a warm start
 """
 
 import argparse
+import compileall
+import os
+import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -28,6 +33,7 @@ if __name__ == "__main__":
     parallel.use_every_core()
 
 import jax
+import psutil
 
 METHODS = (
     *("fedavg", "fedprox", "scaffold", "fedavgm", "fednova"),
@@ -49,7 +55,7 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.tasks:
         with TemporaryDirectory() as folder:
-            count(name, args, Path(folder))
+            first(Path(folder)) if name == "first" else count(name, args, Path(folder))
 
 
 def count(name: str, args, folder: Path) -> None:
@@ -81,6 +87,27 @@ def count(name: str, args, folder: Path) -> None:
     for program, of_xla in seconds["XLA"].most_common(args.programs):
         others = " ".join(f"{seconds[kind][program]:6.2f}" for kind in ("trace", "lower"))
         print(f"  {number[program]:3} x {program[:50]:50} {others} {of_xla:6.2f}")
+
+
+def first(folder: Path) -> None:
+    """Print the seconds of the quickstart's command, cold and warm."""
+    package = Path(__file__).parents[2] / "fedjax_lab"
+    compileall.compile_dir(package, quiet=1)  # as an installer does
+    env = {**os.environ, "FEDJAX_LAB_CACHE": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": ""}
+    for name in ("cold", "warm"):
+        words = ["--config=quickstart", "--config.run.rounds=2", f"--workdir={folder / name}"]
+        command = [sys.executable, "-u", "-m", "fedjax_lab.main", *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        began, marks = time.perf_counter(), {}
+        with subprocess.Popen(command, cwd=package.parent, env=env, **pipes) as run:
+            for line in run.stdout:
+                for mark in (" compiling", " accuracy "):
+                    if mark in line and mark not in marks:
+                        took = time.perf_counter() - began
+                        times = psutil.Process(run.pid).cpu_times()
+                        marks[mark] = f"{took:.1f} s (of the processor {sum(times[:2]):.1f} s)"
+        compiling, evaluated = marks[" compiling"], marks[" accuracy "]
+        print(f"{name}: compiles after {compiling}, is evaluated after {evaluated}", flush=True)
 
 
 def _command(folder, cache, *words):

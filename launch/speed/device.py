@@ -64,7 +64,6 @@ def steps() -> list[Step]:
         for name in ("A1", "W1", "W2")
         if importlib.util.find_spec("torch")
     ]
-    graphs = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"}
     seeds = ("launch/speed/sweep_speed.py", "--seeds=8", "--seconds=4", "--workload=A1,W2")
     tests = ("-m", "pytest", "-n12", "-v", "--durations=10")
     beside = {"FEDJAX_LAB_TEST_DEVICE": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -74,7 +73,10 @@ def steps() -> list[Step]:
         language("smollm2", "vectorized,sequential"),
         *(benchmark(f"{name}-im2col", "--convolution=im2col") for name in ("A1", "A2", "W1")),
         benchmark("A2-chunk", "--strategy=chunked", "--chunk=20"),
-        *(benchmark(f"{name}-graphs", **graphs) for name in ("W1", "A1", "W2")),
+        *(
+            benchmark(f"{name}-graphs", XLA_FLAGS="--xla_gpu_enable_command_buffer=+WHILE")
+            for name in ("W1", "A1", "W2")
+        ),
         *(benchmark(f"{name}-bfloat16", "--dtype=bfloat16") for name in ("A1", "W1")),
         *(benchmark(f"{name}-central", "--strategy=central") for name in ("A1", "W1", "W2")),
         *(benchmark(name) for name in ("W3", "W5")),

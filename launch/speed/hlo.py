@@ -303,8 +303,13 @@ def _convolution_flops(each, operands):
     window = dict(re.findall(r"(\w+)=([\dx_\-]+)", re.search(r"window=\{[^}]*|$", each.rest)[0]))
     meetings = 1
     for axis in range(len(labels[2]) - 2):
-        sides = x[labels[1].index(str(axis))], y[labels[3].index(str(axis))]
-        meetings *= _meetings(*sides, w[labels[2].index(str(axis))], window, axis)
+        meetings *= _meetings(
+            x[labels[1].index(str(axis))],
+            y[labels[3].index(str(axis))],
+            w[labels[2].index(str(axis))],
+            window,
+            axis,
+        )
     images = int((re.search(r"batch_group_count=(\d+)", each.rest) or [0, 1])[1])
     batch = x[labels[1].index("b")] // images
     return 2 * meetings * w[labels[2].index("i")] * y[labels[3].index("f")] * batch

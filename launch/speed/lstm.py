@@ -47,9 +47,8 @@ def compare(args, batch: int, clock) -> None:
     play = _our_round(args.model, batch)
     words = [args.torch, __file__, "--peer", f"--model={args.model}", f"--batch={batch}"]
     words += ["--cpu"] * args.cpu
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     times = []
-    with subprocess.Popen(words, **pipes) as peer:
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
         for _ in range(args.repeats + 1):
             began = clock()
             play()

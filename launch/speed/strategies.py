@@ -98,8 +98,18 @@ def workload(model: str, batch: int, clients: int) -> Workload:
         x = rng.integers(1, classes, size=(count, *shape)).astype(np.float32)
     y = rng.integers(classes, size=count, dtype=np.int32)
     rows = np.split(np.arange(count, dtype=np.int32), clients)
-    settings = {"cohort": clients, "batch": batch, "epochs": 1, "lr": 0.01, "classes": classes}
-    return Workload(x, y, rows, model=model, test=[rows[0]], **settings)
+    return Workload(
+        x,
+        y,
+        rows,
+        model=model,
+        test=[rows[0]],
+        cohort=clients,
+        batch=batch,
+        epochs=1,
+        lr=0.01,
+        classes=classes,
+    )
 
 
 def alternate(programs, clock, seconds: float) -> list[float]:

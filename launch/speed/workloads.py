@@ -88,47 +88,73 @@ def _lognormal_sizes(clients: int) -> list[int]:
 
 def _w1() -> Workload:
     """A cross-device CNN."""
-    model = {"model": "mcmahan_cnn", "lr": 0.1}
-    return _build([600] * 100, (28, 28, 1), cohort=10, batch=20, epochs=1, **model)
+    return _build(
+        [600] * 100, (28, 28, 1), cohort=10, batch=20, epochs=1, model="mcmahan_cnn", lr=0.1
+    )
 
 
 def _w2() -> Workload:
     """Many small clients."""
-    model = {"model": "mlp", "lr": 0.1}
-    return _build([50] * 1000, (8, 8, 1), cohort=20, batch=10, epochs=1, **model)
+    return _build([50] * 1000, (8, 8, 1), cohort=20, batch=10, epochs=1, model="mlp", lr=0.1)
 
 
 def _w3() -> Workload:
     """Unequal clients."""
-    model = {"model": "mcmahan_cnn", "lr": 0.1}
-    return _build(_lognormal_sizes(100), (28, 28, 1), cohort=10, batch=20, epochs=1, **model)
+    return _build(
+        _lognormal_sizes(100),
+        (28, 28, 1),
+        cohort=10,
+        batch=20,
+        epochs=1,
+        model="mcmahan_cnn",
+        lr=0.1,
+    )
 
 
 def _w4() -> Workload:
     """All clients in every round."""
-    model = {"model": "mcmahan_cnn", "lr": 0.1}
-    return _build([320] * 20, (28, 28, 1), cohort=20, batch=32, epochs=2, **model)
+    return _build(
+        [320] * 20, (28, 28, 1), cohort=20, batch=32, epochs=2, model="mcmahan_cnn", lr=0.1
+    )
 
 
 def _w5() -> Workload:
     """A large population: 2,000,000 images on 100,000 clients."""
-    model = {"model": "mlp", "lr": 0.1}
-    return _build([20] * 100_000, (8, 8, 1), cohort=1000, batch=10, epochs=1, **model)
+    return _build([20] * 100_000, (8, 8, 1), cohort=1000, batch=10, epochs=1, model="mlp", lr=0.1)
 
 
 def _a1() -> Workload:
     """pfl-research's CIFAR-10 benchmark."""
-    model = {"model": "pfl_cnn", "lr": 0.1, "weighting": "equal"}
-    scores = {"tests": [10_000], "eval_every": 10, "rounds": 1500}
-    return _build([50] * 1000, (32, 32, 3), cohort=50, batch=10, epochs=1, **model, **scores)
+    return _build(
+        [50] * 1000,
+        (32, 32, 3),
+        cohort=50,
+        batch=10,
+        epochs=1,
+        model="pfl_cnn",
+        lr=0.1,
+        weighting="equal",
+        tests=[10_000],
+        eval_every=10,
+        rounds=1500,
+    )
 
 
 def _a2() -> Workload:
     """PFLlib's quick start; three training images for each test image."""
-    model = {"model": "pfllib_cnn", "lr": 0.005}
     tests = [-(-size // 3) for size in PFLLIB_SIZES]
-    scores = {"tests": tests, "eval_every": 1, "score_train": True}
-    return _build(PFLLIB_SIZES, (28, 28, 1), cohort=20, batch=10, epochs=1, **model, **scores)
+    return _build(
+        PFLLIB_SIZES,
+        (28, 28, 1),
+        cohort=20,
+        batch=10,
+        epochs=1,
+        model="pfllib_cnn",
+        lr=0.005,
+        tests=tests,
+        eval_every=1,
+        score_train=True,
+    )
 
 
 def _large(model: str) -> Workload:
@@ -139,9 +165,18 @@ def _large(model: str) -> Workload:
 def _vit() -> Workload:
     """A model of 1e9 parameters; a group of devices holds it and divides a client's batches."""
     settings = {"width": 2048, "depth": 20, "heads": 16, "patch": 2, "remat": True}
-    model = {"model": "vit", "settings": settings, "lr": 0.1}
-    scores = {"tests": [1024], "eval_every": 1}
-    return _build([512] * 32, (32, 32, 3), cohort=16, batch=256, epochs=1, **model, **scores)
+    return _build(
+        [512] * 32,
+        (32, 32, 3),
+        cohort=16,
+        batch=256,
+        epochs=1,
+        model="vit",
+        settings=settings,
+        lr=0.1,
+        tests=[1024],
+        eval_every=1,
+    )
 
 
 def _population(clients: int, cohort: int) -> Workload:
@@ -149,9 +184,19 @@ def _population(clients: int, cohort: int) -> Workload:
     count = 20 * clients
     x = np.broadcast_to(np.zeros(64, np.uint8), (count, 64))
     rows = list(np.arange(count, dtype=np.int32).reshape(clients, 20))
-    settings = {"model": "mlp", "lr": 0.1, "method": "scaffold"}
     y = np.zeros(count, np.int32)
-    return Workload(x, y, rows, cohort=cohort, batch=10, epochs=1, test=[rows[0]], **settings)
+    return Workload(
+        x,
+        y,
+        rows,
+        cohort=cohort,
+        batch=10,
+        epochs=1,
+        test=[rows[0]],
+        model="mlp",
+        lr=0.1,
+        method="scaffold",
+    )
 
 
 WORKLOADS = {

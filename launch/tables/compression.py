@@ -94,9 +94,17 @@ def picture(of_table):
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    turned = {"rotation": 45, "rotation_mode": "anchor", "fontsize": "small"}
     for i, (name, (megabytes, _)) in enumerate(curves.items()):
         color, x = plots.look(i)["color"], megabytes[-1]
         label = name.removesuffix(", with feedback")
-        axes.text(x, 1.02, label, color=color, transform=axes.get_xaxis_transform(), **turned)
+        axes.text(
+            x,
+            1.02,
+            label,
+            color=color,
+            transform=axes.get_xaxis_transform(),
+            rotation=45,
+            rotation_mode="anchor",
+            fontsize="small",
+        )
     return figure

@@ -98,5 +98,4 @@ def picture(of_table) -> Figure:
         values = [records.values(of_table, label, f"at {t:g} s") for t in AT]
         whole = [i for i, each in enumerate(values) if len(each) == len(SEEDS)]
         curves.append((AT[whole], np.array([values[i] for i in whole]).T))
-    labels = "virtual seconds", "global test accuracy, %"
-    return plots.draw_curves(curves, *labels, list(ROWS))
+    return plots.draw_curves(curves, "virtual seconds", "global test accuracy, %", list(ROWS))

@@ -17,7 +17,7 @@ from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import build
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import evaluate, simulate
-from fedjax_lab.simulation.local import fetch
+from fedjax_lab.simulation.client_work import fetch
 from fedjax_lab.types import Skew
 
 SEEN = {"name": "iid", "num_clients": 4, "feature_skew": "noise", "sigma": 0.5}

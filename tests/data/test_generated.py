@@ -5,7 +5,7 @@ import pytest
 from inputs import complaint
 
 import fedjax_lab
-from fedjax_lab.data.partitions.partition import skew
+from fedjax_lab.data.partitions.partitioning import skew
 from fedjax_lab.data.sources import writers as made
 from fedjax_lab.data.sources.synthetic import synthetic
 from fedjax_lab.data.sources.topics import topics

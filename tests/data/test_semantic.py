@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from fedjax_lab.data.partitions import partition, semantic
+from fedjax_lab.data.partitions import partitioning, semantic
 from fedjax_lab.data.partitions.dealing import Examples
 from fedjax_lab.errors import BadInput
 from fedjax_lab.testing import check_partition
@@ -31,9 +31,9 @@ def dealt(seed=0, num_clients=STYLES, **settings):
 def test_each_client_has_one_style_and_all_classes():
     parts, y, style = dealt()
     assert sorted(np.concatenate(parts)) == list(range(len(y)))
-    held = partition.counts(parts, style, STYLES)
+    held = partitioning.counts(parts, style, STYLES)
     assert (held.max(1) == held.sum(1)).all() and (held.max(0) == held.sum(0)).all()
-    assert partition.skew(partition.counts(parts, y, CLASSES)).emd < 0.2
+    assert partitioning.skew(partitioning.counts(parts, y, CLASSES)).emd < 0.2
 
 
 def test_divergences_equal_sampled_means_of_log_ratios():

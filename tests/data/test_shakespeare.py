@@ -12,7 +12,7 @@ from inputs import complaint
 from leaf_files import write_leaf as write
 
 from fedjax_lab.data import places
-from fedjax_lab.data.partitions import partition
+from fedjax_lab.data.partitions import partitioning
 from fedjax_lab.data.sources.shakespeare import ALPHABET, shakespeare
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
@@ -169,7 +169,7 @@ def test_test_labels_without_training_examples_follow_their_domain():
     parts = [np.arange(15), np.arange(15, 20), np.arange(20, 20)]
     test_y, test_domain = np.array([0] * 8 + [3] * 8 + [3] * 5), np.repeat([0, 0, 1], (8, 8, 5))
     rng = np.random.default_rng(0)
-    dealt = partition.deal_like(parts, y, domain, test_y, test_domain, rng)
+    dealt = partitioning.deal_like(parts, y, domain, test_y, test_domain, rng)
     counts = [np.bincount(test_y[p], minlength=4).tolist() for p in dealt]
     assert counts == [[6, 0, 0, 6], [2, 0, 0, 2], [0, 0, 0, 0]]
     assert all((test_domain[p] == 0).all() for p in dealt)  # no client has the other domain

@@ -18,7 +18,7 @@ ByteLevel = optional.module("tokenizers.pre_tokenizers").ByteLevel
 
 from fedjax_lab.data.dataset import Dataset, single_domain  # noqa: E402
 from fedjax_lab.data.sources.image_folders import image_folders  # noqa: E402
-from fedjax_lab.models import clip as towers  # noqa: E402
+from fedjax_lab.models import clip_towers as towers  # noqa: E402
 from fedjax_lab.models.embeddings import clip as source  # noqa: E402
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optax
 import pytest
 import toys
 from inputs import complaint
@@ -40,7 +41,7 @@ def test_calibration_changes_the_head_and_no_bit_of_the_body():
     before, after = played(toys.NORM)
     (body, head), (same_body, new_head) = (split_head(toys.NORM, s.server) for s in (before, after))
     toys.same(same_body, body)
-    assert float(tree.sq_norm(tree.sub(new_head.params, head.params))) > 1e-4
+    assert float(tree.sq_norm(optax.tree.sub(new_head.params, head.params))) > 1e-4
 
 
 def features(w, federation):

@@ -173,7 +173,7 @@ def test_fedavgm_and_feddyn_aggregate_with_the_new_shares():
     toys.close(actual.mean.params, tree.mix(p, uploads.params))
     before = state.server.base
     moved = jax.tree.map(lambda a, b: jnp.sum(a - b, 0), uploads.params, before.theta.params)
-    toys.close(actual.h, tree.scale(-0.1 / C, moved))
+    toys.close(actual.h, optax.tree.scale(-0.1 / C, moved))
 
 
 def trained(settings):

@@ -13,7 +13,7 @@ from scipy.special import log_softmax, softmax
 from fedjax_lab import tree
 from fedjax_lab.methods import ds_fl, fedmd
 from fedjax_lab.simulation import simulate
-from fedjax_lab.simulation.local import Public
+from fedjax_lab.simulation.client_work import Public
 from fedjax_lab.types import Batch
 
 COUNT = 30

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optax
 import pytest
 import toys
 from hypernetworks import KEY, adam_step, setting
@@ -96,7 +97,7 @@ def test_training_starts_from_the_computed_embeddings(kind, mode):
     moved = np.asarray(after.x.nu != nu)
     assert moved.all() if kind == "autoencoder_learned" else not moved.any()
     assert np.any(moments.mu.nu) == (kind == "autoencoder_learned")
-    assert float(tree.sq_norm(tree.sub(after.x.theta, state.server.x.theta))) > 0
+    assert float(tree.sq_norm(optax.tree.sub(after.x.theta, state.server.x.theta))) > 0
 
 
 @pytest.mark.parametrize("normalize, span", [("half", "-1 to 1"), ("imagenet", "-2.12 to 2.64")])

@@ -20,7 +20,7 @@ from fedjax_lab.models.task import make_task, split_head
 from fedjax_lab.papers.fedc2i import influence_figures
 from fedjax_lab.running import runner
 from fedjax_lab.simulation import simulate
-from fedjax_lab.simulation.local import make_work
+from fedjax_lab.simulation.client_work import make_work
 from fedjax_lab.types import Batch, State
 
 M = 5

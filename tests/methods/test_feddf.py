@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optax
 import pytest
 import toys
 from inputs import complaint
@@ -12,7 +13,7 @@ from scipy.special import softmax
 
 from fedjax_lab import tree
 from fedjax_lab.methods import feddf
-from fedjax_lab.simulation.local import Public
+from fedjax_lab.simulation.client_work import Public
 
 PUBLIC = Public(toys.FEDERATION, toys.PLAN)
 COHORT = tree.take(toys.POPULATION, jnp.arange(2))._replace(
@@ -33,7 +34,7 @@ def aggregated(models, cohort=COHORT, **settings):
 
 
 def test_without_steps_feddf_is_fedavg():
-    expected = tree.add(tree.scale(0.25, TWO[0]), TWO[1], 0.75)
+    expected = tree.add(optax.tree.scale(0.25, TWO[0]), TWO[1], 0.75)
     naive.close(aggregated(TWO, server_steps=0), naive.weights_of(expected))
 
 
@@ -46,7 +47,7 @@ def test_a_teacher_equal_to_the_student_teaches_nothing():
 @pytest.mark.slow
 def test_a_step_of_feddf_against_numpy():
     """Adam's first step is the learning rate times the sign of the gradient."""
-    mean = naive.weights_of(tree.add(tree.scale(0.25, TWO[0]), TWO[1], 0.75))
+    mean = naive.weights_of(tree.add(optax.tree.scale(0.25, TWO[0]), TWO[1], 0.75))
     places = jax.random.randint(
         jax.random.fold_in(KEYS.local, 0), (128,), 0, len(toys.FEDERATION.public[1])
     )

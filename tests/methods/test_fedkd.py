@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optax
 import pytest
 import toys
 from rounds import local_work
@@ -38,7 +39,7 @@ def test_against_numpy():
     shared = method.round[0].aggregate(
         w, tree.repeat(v, 1), toys.POPULATION._replace(weight=jnp.ones(1))
     )
-    change = jax.tree.map(lambda a: truncated(a, 0.95), tree.sub(v.params, w.params))
+    change = jax.tree.map(lambda a: truncated(a, 0.95), optax.tree.sub(v.params, w.params))
     toys.close(shared.params, tree.add(w.params, change))
 
 

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optax
 import pytest
 import toys
 from naive import KEYS
@@ -30,7 +31,9 @@ def test_a_step_is_the_gradient_of_the_objective(relation):
     optimizer = options["optimizer"]
     zero = tree.zeros(start.params)
     step, _ = optimizer.update(zero, optimizer.init(zero), start.params)
-    moved = naive.vector(naive.weights_of(tree.scale(-1 / naive.LR, start._replace(params=step))))
+    moved = naive.vector(
+        naive.weights_of(optax.tree.scale(-1 / naive.LR, start._replace(params=step)))
+    )
     expected = 2 * 0.3 * Omega[i] @ W
     np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-3)
     toys.same(upload, kept.params)

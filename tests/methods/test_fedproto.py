@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optax
 import pytest
 import toys
 from naive import KEYS
@@ -14,7 +15,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.models import cct, nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import simulate
-from fedjax_lab.simulation.local import make_work
+from fedjax_lab.simulation.client_work import make_work
 
 
 def fedproto_by_hand(method, count, lam):
@@ -120,7 +121,7 @@ def test_head_layers_moves_the_prototypes_to_an_earlier_layer():
     pulled, free = gradients[method], gradients[without_term]
     toys.close(pulled["Dense_1"], free["Dense_1"])
     toys.close(pulled["head"], free["head"])
-    assert float(tree.sq_norm(tree.sub(pulled["Dense_0"], free["Dense_0"]))) > 1e-8
+    assert float(tree.sq_norm(optax.tree.sub(pulled["Dense_0"], free["Dense_0"]))) > 1e-8
     tokens = make_task(cct.cct7(toys.K), (32, 32, 3), toys.K)
     with pytest.raises(BadInput, match="head_layers=2: .* must get a vector"):
         toys.make("fedproto", tokens, head_layers=2)

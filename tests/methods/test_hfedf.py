@@ -149,7 +149,7 @@ def test_align_nu_includes_the_embeddings_in_the_cosines():
     """Weights are scaled up so that the gradients of nu are not small compared to the others."""
     server = first(hfedf()).server
     nu, delta = clients(toys.C, server.x.nu.shape[1])
-    x = server.x._replace(theta=tree.scale(3.0, server.x.theta), nu=nu)
+    x = server.x._replace(theta=optax.tree.scale(3.0, server.x.theta), nu=nu)
     expected = []
     for align_nu in (True, False):
         g = gradients(x.theta, nu, delta, align_nu)
@@ -184,7 +184,7 @@ def test_start_client_begins_near_the_first_client_model():
     server = first(method).server
     toys.same(server.x.theta.bias, w)
     toys.close(
-        tree.scale(0.1, first(plain).server.x.theta.kernel), server.x.theta.kernel, rtol=1e-6
+        optax.tree.scale(0.1, first(plain).server.x.theta.kernel), server.x.theta.kernel, rtol=1e-6
     )
     phi = method.round[0].send(server, 0).params
     assert np.abs(flat(phi) - flat(w)).max() < 0.2
@@ -210,7 +210,7 @@ def test_statistics_are_trained_and_new_clients_get_the_mean_embedding():
     method = hfedf(toys.NORM)
     state = one_round(method, first(method), plan=toys.PLAN)
     assert tree.names(state.server.stats) == tree.names(toys.NORM.init(KEY).stats)
-    assert float(tree.sq_norm(tree.sub(state.server.stats, first(method).server.stats))) > 0
+    assert float(tree.sq_norm(optax.tree.sub(state.server.stats, first(method).server.stats))) > 0
     message, _ = method.newcomer(state)
     x = state.server.x
     toys.close(message.params, generate(x.theta, x.nu.mean(0), leaky), rtol=1e-5)

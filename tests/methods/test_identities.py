@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import rounds
 import toys
@@ -160,7 +161,7 @@ def test_running_statistics_are_averaged_by_size_without_momentum(name, hyper):
     plain, _ = toys.player(toys.make("fedavg"))(KEYS, 1, 1, plain)
     state, _ = play(KEYS, 1, 1, state)
     toys.same(state.server[0].stats, plain.server.stats)
-    difference = tree.sub(state.server[0].params, plain.server.params)
+    difference = optax.tree.sub(state.server[0].params, plain.server.params)
     assert float(tree.sq_norm(difference)) > 1e-3
 
 

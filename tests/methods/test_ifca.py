@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optax
 import pytest
 import toys
 from naive import KEYS
@@ -15,7 +16,7 @@ from fedjax_lab.simulation import simulate
 
 def suited_to_classes(state):
     """The state in which cluster k suits a client with much of class k."""
-    params = tree.scale(0.1, state.server.params)
+    params = optax.tree.scale(0.1, state.server.params)
     params["head"]["bias"] = jnp.eye(3, toys.K)
     return state._replace(server=state.server._replace(params=params))
 

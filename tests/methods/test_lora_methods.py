@@ -27,7 +27,7 @@ from fedjax_lab.methods.flexlora import best, singular
 from fedjax_lab.models import adapters
 from fedjax_lab.models.decoder import decoder
 from fedjax_lab.models.task import make_task
-from fedjax_lab.running import models
+from fedjax_lab.running import client_models
 from fedjax_lab.simulation import simulate
 from fedjax_lab.tasks import Labels
 from fedjax_lab.tasks.tokens import tokens
@@ -95,7 +95,7 @@ def test_the_model_of_a_client_is_the_one_that_predicts(name):
     message, private = method.round[0].send(ones, jnp.int32(0)), tree.take(state.private, 0)
     client = Client(jnp.int32(0), *(None,) * 3, private, None, None)
     x = jnp.ones((2, *TASK.input_shape))
-    model = models.model_of(name, method, TASK, message, client)
+    model = client_models.model_of(name, method, TASK, message, client)
     expected = method.predict(message, client, x)
     np.testing.assert_array_equal(TASK.apply(model, x).logits, expected)
     assert set(tree.names(model)) == set(tree.names(TASK.init(jax.random.key(0))))
@@ -104,7 +104,9 @@ def test_the_model_of_a_client_is_the_one_that_predicts(name):
 @pytest.mark.parametrize("name", ["flora", "fedex_lora"])
 def test_a_changed_base_is_more_than_adapters(name):
     state = METHOD[name].init(jax.random.key(2), 2)
-    said = complaint(models.model_of, name, METHOD[name], TASK, state.server, Client(*(None,) * 7))
+    said = complaint(
+        client_models.model_of, name, METHOD[name], TASK, state.server, Client(*(None,) * 7)
+    )
     assert "is more than its adapters" in said
 
 

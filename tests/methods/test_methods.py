@@ -35,7 +35,7 @@ from fedjax_lab.testing.methods import (
     check_strategies,
     check_types,
 )
-from fedjax_lab.testing.stages import check_stages
+from fedjax_lab.testing.stage_checks import check_stages
 from fedjax_lab.testing.trial import Trial
 from fedjax_lab.types import Method
 

@@ -17,7 +17,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import simulate
-from fedjax_lab.simulation.local import fetch, make_work
+from fedjax_lab.simulation.client_work import fetch, make_work
 
 VARIANTS = ("first_order", "hessian_free", "exact")
 

@@ -2,6 +2,7 @@
 
 import naive
 import numpy as np
+import optax
 import pytest
 import toys
 from naive import KEYS
@@ -33,7 +34,7 @@ def test_a_client_divides_its_drift_by_the_number_of_its_steps():
         plan.epochs * -(-int(n) // plan.batch_size) for n in (toys.POPULATION.n[i], toys.N)
     )
     assert steps < most
-    drift = tree.scale(1 / (steps * 0.05), tree.sub(w_0.params, state.server[0].params))
+    drift = optax.tree.scale(1 / (steps * 0.05), optax.tree.sub(w_0.params, state.server[0].params))
     toys.close(tree.take(state.private, i), drift, rtol=1e-3)
 
 

@@ -20,7 +20,7 @@ from slow_cases import slow_but
 
 from fedjax_lab.data.formats import packing
 from fedjax_lab.models import decoder, gpt2, language_models, transformer
-from fedjax_lab.models import tokens as tokens_of_models
+from fedjax_lab.models import token_ids as tokens_of_models
 from fedjax_lab.models.language_models import Sizes
 from fedjax_lab.models.task import make_task
 from fedjax_lab.tasks import Labels

@@ -11,7 +11,7 @@ from scipy.special import expit
 from slow_cases import exhaustive_but
 from toys import random_weights
 
-from fedjax_lab.models import char_lstm, fasttext, text_cnn, tokens, transformer
+from fedjax_lab.models import char_lstm, fasttext, text_cnn, token_ids, transformer
 from fedjax_lab.models.task import make_task
 
 X = np.array([[0, 0, 3, 1, 2], [4, 1, 5, 5, 2], [0, 0, 0, 0, 0]], np.float32)
@@ -79,9 +79,9 @@ def test_a_transformer_matches_numpy_and_ignores_padding():
 
 def test_padding_is_moved_to_the_end_of_the_text():
     ids = X.astype(int)
-    count = tokens.count_padding(ids)
+    count = token_ids.count_padding(ids)
     assert count.tolist() == [2, 0, 5]
-    assert tokens.moved_to_front(ids, count).tolist() == [[3, 1, 2, 0, 0], *ids[1:].tolist()]
+    assert token_ids.moved_to_front(ids, count).tolist() == [[3, 1, 2, 0, 0], *ids[1:].tolist()]
 
 
 @pytest.mark.slow

@@ -2,19 +2,19 @@
 
 import functools
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+import unfit_methods
 from inputs import complaint
 from naive import KEYS
 from slow_cases import exhaustive_but
 
 import fedjax_lab
-from fedjax_lab.experiment import kinds, traits
+from fedjax_lab.experiment import traits, unlike_models
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.registry import METHODS, make_method
 from fedjax_lab.models import nets, unlike
@@ -115,8 +115,7 @@ def test_methods_that_fit():
             return False
         return True
 
-    page = Path(__file__).parents[2] / "docs/unlike_clients.md"
-    listed = page.read_text().partition("A method fits if")[2].partition("others are refused")[0]
+    listed = unfit_methods.listed("unlike_clients.md")
     assert re.findall(r"`(\w+)`", listed) == sorted(filter(fits, METHODS))
 
 
@@ -134,9 +133,9 @@ def test_shares():
     np.testing.assert_array_equal(dealt(order[::-1], 0), drawn[0][::-1])
     assert "of 1 clients, a kind has none" in complaint(dealt, order[:1], 0)
     model = {"name": "mlp", "kinds": ("lenet", "nets.py:mlp"), "shares": ()}
-    assert kinds.names(model) == ("mlp", "lenet", "mlp")
-    np.testing.assert_allclose(kinds.shares(model), 1 / 3)
-    assert kinds.shares({**model, "kinds": ()}) == ()
+    assert unlike_models.names(model) == ("mlp", "lenet", "mlp")
+    np.testing.assert_allclose(unlike_models.shares(model), 1 / 3)
+    assert unlike_models.shares({**model, "kinds": ()}) == ()
 
 
 def test_accuracy_by_kind():
@@ -164,7 +163,7 @@ def test_bad_kinds(section, values, words):
 
 def test_settings_of_one_model_are_refused():
     config = resolve({"model": {"kinds": ("mlp",)}, "adapter": {"name": "frozen"}})
-    assert "config.adapter.name='frozen'" in complaint(kinds.check, config)
+    assert "config.adapter.name='frozen'" in complaint(unlike_models.check, config)
 
 
 def test_net_that_does_not_fit_is_refused(tmp_path):

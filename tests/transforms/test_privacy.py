@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optax
 import optional
 import pytest
 import toys
@@ -166,7 +167,7 @@ def test_local_privacy_hides_how_many_examples_a_client_has(attack):
 
 
 def test_changes_by_colluding_attackers_come_before_clipping():
-    doubled = cohort.changed(bare(toys.make("fedavg")), lambda u, clients: tree.scale(2, u))
+    doubled = cohort.changed(bare(toys.make("fedavg")), lambda u, clients: optax.tree.scale(2, u))
     u = updates_of(8)
     for clip in (0.5, np.inf):
         wrapped = central(doubled, 4, clip=clip, epsilon=np.inf)

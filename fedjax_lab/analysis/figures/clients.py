@@ -28,7 +28,7 @@ from fedjax_lab.analysis import compare, formats, runs
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.analysis.tables import WAYS, axis_label, digits
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.experiment import clients, titles
+from fedjax_lab.experiment import run_names, titles
 from fedjax_lab.running import loading, plots
 from fedjax_lab.running.storage import files
 from fedjax_lab.running.tasks import fifths
@@ -114,7 +114,11 @@ def _check(measure):
 
 def _described(workdir, known, values):
     """The known facts of each client, with its value. Raises files.Damaged for another number."""
-    absent = {"names": clients.numbers(len(values)), "examples": [], "domains": [""] * len(values)}
+    absent = {
+        "names": run_names.numbers(len(values)),
+        "examples": [],
+        "domains": [""] * len(values),
+    }
     known = absent | known
     each = [known[key] for key in ("names", "examples", "domains")]
     if {len(column) for column in each} != {len(values)}:
@@ -130,7 +134,7 @@ def _known(workdir):
     if known is None:
         built = loading.build(workdir)
         simulation = built.simulation
-        known = clients.names_of_run(built.dataset, simulation.seeds)
+        known = run_names.names_of_run(built.dataset, simulation.seeds)
     return known
 
 
@@ -209,8 +213,11 @@ def _draw_points(axes, clients, domains):
     """Draws the clients of each domain; the domain None stands for all of them."""
     for i, domain in enumerate(domains):
         each = [c for c in clients if c["value"] is not None and domain in (None, c["domain"])]
-        points = [c["examples"] for c in each], _values(each)
-        axes.plot(*points, **plots.look(i) | {"linestyle": "none", "alpha": 0.8})
+        axes.plot(
+            [c["examples"] for c in each],
+            _values(each),
+            **plots.look(i) | {"linestyle": "none", "alpha": 0.8},
+        )
 
 
 def _scale(axes, sizes):
@@ -227,5 +234,5 @@ def _write_names(axes, clients, domains):
     for client in clients:
         if client["value"] is not None and client["name"] not in domains:
             at = client["examples"], client["value"]
-            name, where = plots.plain(client["name"]), {"textcoords": "offset points"}
-            axes.annotate(name, at, (4, 3), fontsize="small", **where)
+            name = plots.plain(client["name"])
+            axes.annotate(name, at, (4, 3), fontsize="small", textcoords="offset points")

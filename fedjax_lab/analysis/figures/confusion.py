@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import shown
-from fedjax_lab.experiment import clients, titles
+from fedjax_lab.experiment import run_names, titles
 from fedjax_lab.running import loading, plots
 
 WRITTEN = 12  # the most classes with numbers in the cells
@@ -49,5 +49,5 @@ def _model(run, client, seed):
     if client is None:
         return "global model"
     federation = run.experiment.simulation.seeds[run.index(seed)].federation
-    name = clients.names(run.experiment.dataset, federation.train)[client]
+    name = run_names.names(run.experiment.dataset, federation.train)[client]
     return f"model of client {shown(name)}"

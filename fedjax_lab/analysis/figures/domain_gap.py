@@ -24,7 +24,7 @@ from fedjax_lab.analysis import finished, formats
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import plots
-from fedjax_lab.simulation.local import fetch
+from fedjax_lab.simulation.client_work import fetch
 
 BATCH = 500  # examples at a time
 
@@ -43,8 +43,14 @@ def draw(workdir: Path, *, seed: int | None = None) -> Drawn:
         [name, *(f"{cell:.1f}" for cell in row)] for name, row in zip(names, accuracy, strict=True)
     ]
     table = formats.Table("accuracy, %: rows trained on, columns tested on", ["", *domains], cells)
-    sides = plots.Side("trained on", names), plots.Side("tested on", domains)
-    picture = plots.draw_heat_maps({"": accuracy}, "accuracy, %", *sides, high=100, written=True)
+    picture = plots.draw_heat_maps(
+        {"": accuracy},
+        "accuracy, %",
+        plots.Side("trained on", names),
+        plots.Side("tested on", domains),
+        high=100,
+        written=True,
+    )
     return Drawn({"domain_gap": picture}, text=formats.markdown(table))
 
 

@@ -39,9 +39,10 @@ def renderer(template: str, **words: str) -> Render:
     compiled = _compiled(template)
 
     def render(messages, reply=False):
-        facts = {"messages": messages, "add_generation_prompt": reply, "take_time": _clock()}
         try:
-            return compiled.render(**facts, **words)
+            return compiled.render(
+                messages=messages, add_generation_prompt=reply, take_time=_clock(), **words
+            )
         except Exception as error:  # a template may do anything
             reason = " ".join(message_of(error).split())[:200]
             raise BadInput(

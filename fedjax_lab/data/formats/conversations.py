@@ -209,8 +209,9 @@ def _chat(form, tokenizer):
             f" {tokenizer_files.CONFIG} or {tokenizer_files.TEMPLATE} beside it, or set"
             " --config.data.template=alpaca"
         )
-    facts = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos, "pad_token": ""}
-    render = chat_templates.renderer(tokenizer.template, **facts)
+    render = chat_templates.renderer(
+        tokenizer.template, bos_token=tokenizer.bos, eos_token=tokenizer.eos, pad_token=""
+    )
 
     def make(messages):
         given = [{"role": each.role, "content": _joined(each, form)} for each in messages]

@@ -87,10 +87,11 @@ def _read_lines(file):
 
     _check_separator(file)
     parsing = csv.ParseOptions(delimiter=ENDINGS[file.suffix], newlines_in_values=True)
-    options = {"read_options": csv.ReadOptions(block_size=BLOCK), "parse_options": parsing}
-    with csv.open_csv(file, **options) as opened:
+    blocks = csv.ReadOptions(block_size=BLOCK)
+    with csv.open_csv(file, read_options=blocks, parse_options=parsing) as opened:
         kinds = dict.fromkeys(opened.schema.names, pyarrow.string())
-    made = csv.read_csv(file, **options, convert_options=csv.ConvertOptions(column_types=kinds))
+    texts = csv.ConvertOptions(column_types=kinds)
+    made = csv.read_csv(file, read_options=blocks, parse_options=parsing, convert_options=texts)
     _check_quotes(file, made)
     return made
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab.data.lazy import LazyArray
-from fedjax_lab.data.partitions.partition import Parts
+from fedjax_lab.data.partitions.partitioning import Parts
 from fedjax_lab.errors import BadInput, quoted
 
 BY_CLASS = frozenset(  # the partitions of this package that divide each class

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedjax_lab.data.partitions import partition
-from fedjax_lab.data.partitions.partition import Parts
+from fedjax_lab.data.partitions import partitioning
+from fedjax_lab.data.partitions.partitioning import Parts
 from fedjax_lab.errors import BadInput, check_range
 from fedjax_lab.ranges import Positive, checked
 
@@ -22,7 +22,7 @@ def shards(
 
     shards_per_client: the number of shards s of each client.
     """
-    partition.check_clients(num_clients, len(y))
+    partitioning.check_clients(num_clients, len(y))
     count = num_clients * shards_per_client
     if count > len(y):
         raise BadInput(
@@ -56,7 +56,7 @@ def extended_dirichlet(
     classes: the number of classes C of each client.
     alpha: the concentration of the Dirichlet distribution.
     """
-    partition.check_clients(num_clients, len(y))
+    partitioning.check_clients(num_clients, len(y))
     ids, group = np.unique(np.asarray(y), return_inverse=True)
     check_range("partition.classes", classes, 1, len(ids), "the number of classes")
     if num_clients * classes < len(ids):
@@ -68,7 +68,7 @@ def extended_dirichlet(
     for _ in range(TRIES):
         counts = _divide(np.bincount(group), owners, alpha, rng)
         if counts.any(0).all():
-            return partition.deal_counts(group, counts, rng)
+            return partitioning.deal_counts(group, counts, rng)
     raise BadInput(
         f"config.partition.alpha={alpha} left a client without examples in each of {TRIES} draws;"
         " raise alpha or classes, or lower num_clients"
@@ -80,7 +80,9 @@ def _divide(sizes, owners, alpha, rng):
     counts = np.zeros(owners.T.shape, int)
     for c, size in enumerate(sizes):
         holders = np.flatnonzero(owners[:, c])
-        counts[c, holders] = partition.cut(rng.dirichlet(np.full(len(holders), alpha)), int(size))
+        counts[c, holders] = partitioning.cut(
+            rng.dirichlet(np.full(len(holders), alpha)), int(size)
+        )
     return counts
 
 

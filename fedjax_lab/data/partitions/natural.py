@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 
 from fedjax_lab.data.partitions.dealing import Examples, mixed_by_number
-from fedjax_lab.data.partitions.partition import Parts
+from fedjax_lab.data.partitions.partitioning import Parts
 from fedjax_lab.errors import BadInput
 from fedjax_lab.ranges import NotNegative, Within, checked
 

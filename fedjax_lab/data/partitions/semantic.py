@@ -5,9 +5,9 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.data.partitions import partition
+from fedjax_lab.data.partitions import partitioning
 from fedjax_lab.data.partitions.dealing import Examples, mixed_by_number
-from fedjax_lab.data.partitions.partition import Parts
+from fedjax_lab.data.partitions.partitioning import Parts
 from fedjax_lab.errors import BadInput
 from fedjax_lab.ranges import Within, checked
 
@@ -43,7 +43,7 @@ def semantic(
 
     components: the number of principal components to which embeddings are reduced first.
     """
-    partition.check_clients(num_clients, len(examples.y))
+    partitioning.check_clients(num_clients, len(examples.y))
     classes, group, sizes = np.unique(examples.y, return_inverse=True, return_counts=True)
     if sizes.min() < num_clients:
         raise BadInput(

@@ -5,6 +5,7 @@ and two photographs, and matplotlib's fonts. Training and test examples share no
 `python -m fedjax_lab.data.sources.digit_domains sheet.png` draws examples of every domain.
 """
 
+import gzip
 import importlib.util
 import io
 import sys
@@ -164,23 +165,26 @@ def _sample(dataset: Dataset, domain: int, rows: int, columns: int) -> np.ndarra
 def _scanned() -> tuple[np.ndarray, np.ndarray]:
     """The ink [1797, _INK, _INK] uint8 and labels [1797] of scikit-learn's 8 x 8 digits."""
     from PIL import Image, ImageFilter
-    from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    padded = np.pad(digits.images * (255 / 16), ((0, 0), (1, 1), (1, 1))).astype(np.uint8)
+    file = _package("sklearn") / "datasets/data/digits.csv.gz"  # its import takes a second
+    with gzip.open(file, "rt") as lines:
+        table = np.array([line.split(",") for line in lines], np.uint8)
+    images = table[:, :64].reshape(-1, 8, 8)
+    padded = np.pad(images * (255 / 16), ((0, 0), (1, 1), (1, 1))).astype(np.uint8)
     clear = ImageFilter.UnsharpMask(radius=_INK / 10, percent=150, threshold=0)  # keeps loops open
     large = [Image.fromarray(small).resize((_INK, _INK)).filter(clear) for small in padded]
     ink = np.stack([np.asarray(image) for image in large])
-    sharp = 255 / (1 + np.exp(-12 * (ink.astype(np.float32) / 255 - 0.42)))
-    return sharp.astype(np.uint8), digits.target
+    sharp = 255 / (1 + np.exp(-12 * (np.arange(256, dtype=np.float32) / 255 - 0.42)))
+    return sharp.astype(np.uint8)[ink], table[:, 64].astype(np.int64)
 
 
 @remembered
 def _photos() -> list[np.ndarray]:
     """scikit-learn's two photographs, [427, 640, 3] uint8 each."""
-    from sklearn.datasets import load_sample_images
+    from PIL import Image
 
-    return list(load_sample_images().images)
+    folder = _package("sklearn") / "datasets/images"
+    return [np.asarray(Image.open(folder / name)) for name in ("china.jpg", "flower.jpg")]
 
 
 @remembered
@@ -188,13 +192,18 @@ def _glyph(font: str, label: int) -> np.ndarray:
     """The ink [_INK, _INK] uint8 of a digit in one of matplotlib's fonts."""
     from PIL import Image, ImageDraw, ImageFont
 
-    package = importlib.util.find_spec("matplotlib")  # its import would choose a backend
-    assert package is not None and package.origin is not None
-    file = Path(package.origin).with_name("mpl-data") / f"fonts/ttf/{font}.ttf"
+    file = _package("matplotlib") / f"mpl-data/fonts/ttf/{font}.ttf"
     image = Image.new("L", (_INK, _INK))
     face = ImageFont.truetype(str(file), round(0.8 * _INK))
     ImageDraw.Draw(image).text((_INK / 2, _INK / 2), str(label), 255, font=face, anchor="mm")
     return np.asarray(image)
+
+
+def _package(name: str) -> Path:
+    """The folder of an installed package, without importing it."""
+    package = importlib.util.find_spec(name)
+    assert package is not None and package.origin is not None
+    return Path(package.origin).parent
 
 
 # Geometry
@@ -207,11 +216,21 @@ def pose(
     angle, slope = np.deg2rad(rng.uniform(-degrees, degrees)), rng.uniform(-shear, shear)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     linear = turn @ np.array([[1, slope], [0, 1]])
-    points = (np.argwhere(image > 25)[:, ::-1] + 0.5) @ linear.T
+    points = _outline(image > 25) @ linear.T
     low, high = points.min(0), points.max(0)
     scale = extent / (high - low).max()
     middle = np.linalg.solve(linear, (low + high) / 2)
     return Ink(image, scale * linear, middle, scale * (high - low) / 2)
+
+
+def _outline(ink: np.ndarray) -> np.ndarray:
+    """The middles (x, y) of the first and the last ink pixel of each row: [2 * rows, 2]."""
+    rows = ink.any(1).nonzero()[0]
+    points = np.empty((2, len(rows), 2))
+    points[0, :, 0] = ink.argmax(1)[rows]
+    points[1, :, 0] = ink.shape[1] - 1 - ink[:, ::-1].argmax(1)[rows]
+    points[..., 1] = rows
+    return points.reshape(-1, 2) + 0.5
 
 
 def place(rng: np.random.Generator, ink: Ink, size: int, reach: float) -> np.ndarray:
@@ -259,17 +278,21 @@ def _blurred(picture: np.ndarray, radius: float) -> np.ndarray:
     return np.asarray(image.filter(ImageFilter.GaussianBlur(radius)), np.float32)
 
 
-def _patch(rng: np.random.Generator, size: int, test: bool) -> np.ndarray:
-    """A random patch [size, size, 3] of a photograph, shrunk by a factor up to 3, maybe flipped."""
-    from PIL import Image
-
+def _piece(rng: np.random.Generator, size: int, test: bool) -> np.ndarray:
+    """A random square piece of a photograph, with 1 to 3 times `size` pixels a side."""
     regions = photo_regions(test)
     region = regions[rng.integers(len(regions))]
     side = min(int(size * rng.uniform(1, 3)), *region.shape[:2])
     down, across = (rng.integers(length - side + 1) for length in region.shape[:2])
-    piece = Image.fromarray(region[down : down + side, across : across + side])
-    patch = np.asarray(piece.resize((size, size), Image.Resampling.BILINEAR), np.float32)
-    return patch[:, :: rng.choice([-1, 1])]
+    return region[down : down + side, across : across + side][:, :: rng.choice([-1, 1])]
+
+
+def _shrunk(piece: np.ndarray, size: int) -> np.ndarray:
+    """A piece of a photograph as an image [size, size, 3]."""
+    from PIL import Image
+
+    patch = Image.fromarray(piece).resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(patch, np.float32)
 
 
 def _cloud(rng: np.random.Generator, size: int, cells: int) -> np.ndarray:
@@ -278,6 +301,14 @@ def _cloud(rng: np.random.Generator, size: int, cells: int) -> np.ndarray:
 
     lumps = rng.integers(0, 256, (cells, cells, 3)).astype(np.uint8)
     return np.asarray(Image.fromarray(lumps).resize((size, size)), np.float32) / 127.5 - 1
+
+
+def _thicker(image: np.ndarray, reach: int) -> np.ndarray:
+    """The largest value within `reach` pixels up, down and to both sides of each pixel."""
+    for _ in range(2 * reach):  # along the rows and the columns in turn
+        wide = np.pad(image.T, ((1, 1), (0, 0)))
+        image = np.maximum(np.maximum(wide[:-2], wide[1:-1]), wide[2:])
+    return image
 
 
 # The five domains: each function takes (rng, label, handwritten ink, size, test) and returns an
@@ -293,11 +324,16 @@ def _handwritten(rng, label, scan, size, test):
 def _blended(rng, label, scan, size, test):
     """The absolute difference of a digit and a photograph, like MNIST-M."""
     digit = _handwritten(rng, label, scan, size, test)
-    patches = [_patch(rng, size, test) for _ in range(4)]
+    pieces = [_piece(rng, size, test) for _ in range(4)]
     ink = digit[..., 0] > 127
-    contrast = [np.abs((255 - 2 * patch[ink]).mean(0)).mean() for patch in patches]
-    best = 0 if contrast[0] > 70 else int(np.argmax(contrast))  # ink is invisible on mid-gray
-    return np.abs(patches[best] - digit)
+
+    def contrast(patch):
+        return np.abs((255 - 2 * patch[ink]).mean(0)).mean()
+
+    patch = _shrunk(pieces[0], size)
+    if contrast(patch) <= 70:  # ink is invisible on mid-gray
+        patch = max((patch, *(_shrunk(piece, size) for piece in pieces[1:])), key=contrast)
+    return np.abs(patch - digit)
 
 
 def _printed(rng, label, scan, size, test):
@@ -328,10 +364,9 @@ def _street(rng, label, scan, size, test):
 
 def _postal(rng, label, scan, size, test):
     """Thick strokes, large and off center, in 16 x 16 pixels and few gray levels, like USPS."""
-    from PIL import Image, ImageFilter
+    from PIL import Image
 
-    thick = np.asarray(Image.fromarray(scan).filter(ImageFilter.MaxFilter(rng.choice([1, 3, 5]))))
-    ink = pose(rng, thick, 8, 0.3, size * rng.uniform(0.7, 0.9))
+    ink = pose(rng, _thicker(scan, rng.choice([0, 1, 2])), 8, 0.3, size * rng.uniform(0.7, 0.9))
     fine = Image.fromarray((255 * draw(ink, place(rng, ink, size, size), size)).astype(np.uint8))
     coarse = fine.resize((16, 16), Image.Resampling.BOX)
     gray = np.asarray(coarse.resize((size, size), Image.Resampling.BILINEAR), np.float32)

@@ -61,6 +61,12 @@ def hospitals(
     x, y = (a[of] * z + b[of]).astype(np.float32), days.astype(np.float32)
     if longer_than:
         y = (days > longer_than).astype(np.int32)
-    facts = {"classes": ("shorter", "longer") if longer_than else (), "domains": ("hospitals",)}
-    made = user_dataset(x, y, sizes, training_counts(sizes, test_share), **facts)
+    made = user_dataset(
+        x,
+        y,
+        sizes,
+        training_counts(sizes, test_share),
+        classes=("shorter", "longer") if longer_than else (),
+        domains=("hospitals",),
+    )
     return made._replace(users=tuple(f"hospital {h}" for h in range(num_users)))

@@ -314,5 +314,6 @@ def _images(table, name, where, size, color, made):
             files = table[rows.tolist()][name]
             return [file["bytes"] or safe.content(Path(file["path"])) for file in files]
 
-    facts = made.y, made.domain, made.test
-    return encoded.pictures(fetch, len(table), where, size, color, "hub", *facts)
+    return encoded.pictures(
+        fetch, len(table), where, size, color, "hub", made.y, made.domain, made.test
+    )

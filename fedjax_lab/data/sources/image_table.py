@@ -134,7 +134,7 @@ def _parts(
                     " and one group"
                 )
         images.setdefault(key, []).append((file, label))
-    parts = [Part(split, *key) for key, split in images.items()]
+    parts = [Part(each, domain, kind, user) for (domain, kind, user), each in images.items()]
     return parts, {file: group for file, (_, group) in known.items()}
 
 

@@ -76,8 +76,9 @@ def tfds(
             with safe.reading(version, extra="tfds"):
                 return [parse(record)[image] for record in fetch(rows)]
 
-        facts = made["y"], made["test"]
-        x = encoded.pictures(images, count, str(version), size, color, "tfds", *facts)
+        x = encoded.pictures(
+            images, count, str(version), size, color, "tfds", made["y"], made["test"]
+        )
     x.read, info = safe.remedied(remedy)(x.read), builder.info
     return Dataset(
         **made | {"x": x},

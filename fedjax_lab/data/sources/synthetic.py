@@ -75,8 +75,15 @@ def synthetic(
             w, b = _classifier(rng, u, dimension, num_classes)
         x[rows] = v + deviations * rng.standard_normal((sizes[k], dimension))
         y[rows] = np.argmax(x[rows] @ w + b, axis=1)
-    names = {"classes": tuple(map(str, range(num_classes))), "domains": ("synthetic",)}
-    return user_dataset(x, y, sizes, training, **names, citation=CITATION)
+    return user_dataset(
+        x,
+        y,
+        sizes,
+        training,
+        classes=tuple(map(str, range(num_classes))),
+        domains=("synthetic",),
+        citation=CITATION,
+    )
 
 
 def _draw_sizes(rng, count):

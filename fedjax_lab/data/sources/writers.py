@@ -89,9 +89,10 @@ def writers(
             drawn = draw_style(rng, style)
             digits, y[rows] = _copy(rng, alpha, training[k], sizes[k] - training[k], splits)
             x[rows] = write(rng, drawn, digits)
-    names = {"classes": CLASSES, "domains": ("writers",)}
     citation = catalog.GENERATED["digit_domains"]["citation"]  # of scikit-learn's digits
-    return user_dataset(x, y, sizes, training, **names, citation=citation)
+    return user_dataset(
+        x, y, sizes, training, classes=CLASSES, domains=("writers",), citation=citation
+    )
 
 
 def _draw_sizes(rng, count):

@@ -17,8 +17,8 @@ from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits
 from fedjax_lab.engine.placement import Placement
 from fedjax_lab.simulation import evaluate
+from fedjax_lab.simulation.client_work import work_sets
 from fedjax_lab.simulation.evaluate import Scores
-from fedjax_lab.simulation.local import work_sets
 from fedjax_lab.simulation.simulate import Lane
 from fedjax_lab.types import NEW_ROWS, Federation, Method, PyTree, State
 

@@ -19,7 +19,7 @@ from fedjax_lab.data.cache import cache_folder, checksum, load, save
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.formats.images import read, rgb, truncated_allowed, versions
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models.clip import (
+from fedjax_lab.models.clip_towers import (
     LEGACY_EOS,
     Settings,
     image_tower,

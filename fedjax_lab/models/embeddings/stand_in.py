@@ -1,9 +1,9 @@
 """A substitute for CLIP if its weights are not available: fixed random features."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix, hstack
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
@@ -117,8 +117,9 @@ def shrunk(images: np.ndarray) -> np.ndarray:
     return cut.reshape(batch, rows, step, columns, step, channels).mean((2, 4))
 
 
-def hashed(texts: np.ndarray) -> csr_matrix:
-    """Hashed n-grams [B, 2 * BUCKETS] float32 of texts [B, length] of characters."""
+def hashed(texts: np.ndarray) -> Any:
+    """Hashed n-grams, a sparse matrix [B, 2 * BUCKETS] float32, of texts [B, length]."""
+    from scipy.sparse import hstack
     from sklearn.feature_extraction.text import HashingVectorizer
 
     vectorizer = HashingVectorizer(
@@ -133,8 +134,10 @@ def hashed(texts: np.ndarray) -> csr_matrix:
     return hstack([vectorizer.transform(whole), vectorizer.transform(ends)], "csr")
 
 
-def counted(texts: np.ndarray) -> csr_matrix:
-    """Frequencies of words in buckets [B, BUCKETS] float32 of texts [B, length] of token ids."""
+def counted(texts: np.ndarray) -> Any:
+    """Frequencies of words in buckets, a sparse [B, BUCKETS] float32, of token ids [B, length]."""
+    from scipy.sparse import csr_matrix
+
     row, place = np.nonzero(texts)
     share = (1 / np.maximum(np.count_nonzero(texts, 1), 1)).astype(np.float32)[row]
     where = row, texts[row, place].astype(np.int64) % BUCKETS
@@ -155,6 +158,8 @@ def gaussian(rows: int, columns: int) -> np.ndarray:
 
 def means(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
     """The mean [count, E] of the rows in each group; 0 for an empty group."""
+    from scipy.sparse import csr_matrix
+
     member = csr_matrix((np.ones(len(group)), (group, np.arange(len(group)))), (count, len(group)))
     return member @ values / np.maximum(np.bincount(group, minlength=count), 1)[:, None]
 

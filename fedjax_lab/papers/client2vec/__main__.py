@@ -214,7 +214,7 @@ def first_steps(config, data, steps: int, B_f: np.ndarray):
     def play(reading):
         without = gradient(FEDAVG, w, batch)
         each = [gradient({**FEDAVG, key: reading[key]}, w, batch) for key in ("orth", "p_q")]
-        parts = [tree.sub(g, without) for g in each]
+        parts = [optax.tree.sub(g, without) for g in each]
         lengths = [float(jnp.sqrt(tree.sq_norm(g))) for g in (without, *parts)]
         of_z = np.asarray(sizes(reading, w, batch))[:, -1]
         return [f"{value:.2g}" for value in [*lengths, *of_z]]
@@ -278,7 +278,7 @@ def let_through(share, value):
 def clipped(g, largest):
     """The gradient, scaled down to the norm `largest` if it is longer."""
     length = jnp.sqrt(tree.sq_norm(g))
-    return tree.scale(jnp.minimum(1, largest / jnp.maximum(length, 1e-9)), g)
+    return optax.tree.scale(jnp.minimum(1, largest / jnp.maximum(length, 1e-9)), g)
 
 
 def with_orthogonal_rows(w: Weights) -> Weights:

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_lab.analysis.figures.drawn import Drawn, by_name
-from fedjax_lab.data.partitions.partition import count_new
+from fedjax_lab.data.partitions.partitioning import count_new
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import plots
 from fedjax_lab.running.storage import files, metric_rows
@@ -28,8 +28,11 @@ def draw(*workdirs: Path) -> Drawn:
     named = by_name(workdirs)
     curves = [accuracy_by_megabytes(workdir) for workdir in named.values()]
     points = [(megabytes, accuracy[None]) for megabytes, accuracy in curves]
-    labels = "sent and received by a client, MB", "accuracy, %"
-    pictures = {"accuracy_by_megabytes": plots.draw_curves(points, *labels, list(named))}
+    pictures = {
+        "accuracy_by_megabytes": plots.draw_curves(
+            points, "sent and received by a client, MB", "accuracy, %", list(named)
+        )
+    }
     for name, workdir in named.items():
         for file in sorted((workdir / "stages").glob("*-0.npz")):
             facts = first_seed(dict(np.load(file)))

@@ -43,7 +43,7 @@ from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation.local import client_federation, fetch, make_work
+from fedjax_lab.simulation.client_work import client_federation, fetch, make_work
 from fedjax_lab.types import ROWS, Array, Batch, Federation, Plan, Task, Weights
 
 Losses = tuple[float, float]  # classification, reconstruction

@@ -40,7 +40,7 @@ from fedjax_lab.models.task import inputs_of
 from fedjax_lab.papers.fedpick import features
 from fedjax_lab.papers.fedpick.selection import Picked, pick
 from fedjax_lab.running import plots
-from fedjax_lab.simulation.local import client_federation, fetch
+from fedjax_lab.simulation.client_work import client_federation, fetch
 from fedjax_lab.types import Batch
 
 RATIOS = np.arange(1, 11) / 10  # the shares of features kept
@@ -138,12 +138,12 @@ def analyze(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
         y_train, y_test = np.asarray(c.train.y), np.asarray(c.test.y)
         score = features.fisher_score(c.z_train, y_train)
         kept = [features.top_dimensions(score, ratio) for ratio in RATIOS]
-        examples = c.z_train, y_train, c.z_test, y_test
-        accuracy[c.name] = [features.probe(*examples, k) for k in kept]
+        accuracy[c.name] = [features.probe(c.z_train, y_train, c.z_test, y_test, k) for k in kept]
     numbers = {"sparsity": sparsity, "ratios": RATIOS.tolist(), "fisher_probe": accuracy}
     curves = [(100 * RATIOS, np.array([row])) for row in accuracy.values()]
-    labels = "features kept, %", "accuracy of the probe, %"
-    probe = plots.draw_curves(curves, *labels, list(accuracy))
+    probe = plots.draw_curves(
+        curves, "features kept, %", "accuracy of the probe, %", list(accuracy)
+    )
     zeros = {name: {"": 100 * share} for name, share in sparsity.items()}
     return numbers, {"sparsity": bars(zeros, "features near 0, %"), "fisher_probe": probe}
 

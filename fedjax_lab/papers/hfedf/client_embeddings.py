@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_lab import losses, optim, sampling, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.papers.hfedf.autoencoder import Autoencoder
-from fedjax_lab.simulation.local import num_batches
+from fedjax_lab.simulation.client_work import num_batches
 from fedjax_lab.types import Exchange, Method, PyTree, Stage, State, Task
 
 IMAGES, EPOCHS, BATCH, LR = 100, 100, 32, 1e-3  # the paper only gives the number of images

@@ -26,7 +26,7 @@ from fedjax_lab.analysis import finished
 from fedjax_lab.analysis.figures.drawn import Drawn, recorded, rows_of
 from fedjax_lab.analysis.finished import Finished
 from fedjax_lab.running import plots
-from fedjax_lab.simulation.local import client_federation, fetch
+from fedjax_lab.simulation.client_work import client_federation, fetch
 
 BINS = 15  # the number of bins of the calibration error
 

@@ -139,6 +139,10 @@ def _picture(path, tag):
         problem = "has too many pixels" if is_large else "is not a complete image file"
         print(f"skipped {shown(path)}, which {problem}", file=sys.stderr)
         return []
-    size = {"width": image.width, "height": image.height, "colorspace": len(image.getbands())}
-    drawn = Summary.Image(encoded_image_string=data, **size)
+    drawn = Summary.Image(
+        encoded_image_string=data,
+        width=image.width,
+        height=image.height,
+        colorspace=len(image.getbands()),
+    )
     return [Summary(value=[Summary.Value(tag=tag, image=drawn)])]

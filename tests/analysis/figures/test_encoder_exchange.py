@@ -19,7 +19,7 @@ from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.papers.fedconcat import encoder_figures
 from fedjax_lab.running import runner
-from fedjax_lab.simulation.local import fetch
+from fedjax_lab.simulation.client_work import fetch
 from fedjax_lab.types import Plan
 
 SIZES = [30, 10]

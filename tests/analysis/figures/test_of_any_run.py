@@ -11,7 +11,7 @@ from run_folders import rows_of, write, write_rows
 from fedjax_lab.analysis.figures import clients, confusion, partition
 from fedjax_lab.commands import figures
 from fedjax_lab.engine.input import Seed
-from fedjax_lab.experiment import clients as named
+from fedjax_lab.experiment import run_names as named
 from fedjax_lab.running import loading, runner
 from fedjax_lab.running.storage import files
 from fedjax_lab.testing.toy import as_rows

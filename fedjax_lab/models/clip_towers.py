@@ -18,7 +18,7 @@ from flax import traverse_util
 
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import hub
+from fedjax_lab.models import hub_files
 from fedjax_lab.models.pretrained import numbers
 from fedjax_lab.types import Array
 
@@ -176,7 +176,7 @@ def read_settings(folder: Path) -> Settings:
     Old configs have a second version of a section, `text_config_dict` or `vision_config_dict`,
     which takes precedence.
     """
-    with hub.config(folder, ("clip",), REMEDY) as config:
+    with hub_files.config(folder, ("clip",), REMEDY) as config:
         settings = Settings(
             _section(TextSettings(), config, "text_config"),
             _section(ImageSettings(), config, "vision_config"),
@@ -185,10 +185,10 @@ def read_settings(folder: Path) -> Settings:
         for values in (settings.text, settings.image):
             for key, value in values._asdict().items():
                 if key == "hidden_act":
-                    hub.check_word(key, value, ACTIVATIONS)
+                    hub_files.check_word(key, value, ACTIVATIONS)
                 else:
-                    hub.check(key, value, type(values._field_defaults[key]))
-        hub.check("projection_dim", settings.projection_dim, int)
+                    hub_files.check(key, value, type(values._field_defaults[key]))
+        hub_files.check("projection_dim", settings.projection_dim, int)
     return settings
 
 

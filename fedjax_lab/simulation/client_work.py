@@ -514,7 +514,7 @@ def mean(examples: Examples, fn: Callable[[Batch], PyTree], when: Array | bool =
     nothing = tree.zeros(jax.eval_shape(lambda s: fn(examples.batch(s)), 0))
     count = examples.batches if when is True else jnp.where(when, examples.batches, 0)
     total = jax.lax.fori_loop(0, count, step, nothing)
-    return tree.scale(1 / jnp.maximum(examples.size, 1), total)
+    return optax.tree.scale(1 / jnp.maximum(examples.size, 1), total)
 
 
 def outputs(examples: Examples, fn: Callable[[Batch], PyTree]) -> tuple[PyTree, Array]:

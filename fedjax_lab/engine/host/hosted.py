@@ -19,7 +19,7 @@ from fedjax_lab.engine.placement import Jit
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation import evaluate, outline, simulate
-from fedjax_lab.simulation.local import work_sets
+from fedjax_lab.simulation.client_work import work_sets
 from fedjax_lab.simulation.metrics import Whole
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
 from fedjax_lab.types import NEW_ROWS, POPULATION_ROWS, Method, State
@@ -157,8 +157,9 @@ class Hosted:
         ahead = playing.draws_ahead(self._program, lane, self._like.server)
         size = playing.block_size(self._program, self._owners, cohort, fitting, ahead)
         part = self._part(lane, whole, sets, size.clients)
-        of_state = self._program, lane, self._store, self._like
-        return playing.Player(*of_state, part, size, self._owners, self._jit)
+        return playing.Player(
+            self._program, lane, self._store, self._like, part, size, self._owners, self._jit
+        )
 
     def _make_scorer(self):
         whole, lane = self._seed.federation, self._lanes.scoring
@@ -171,8 +172,9 @@ class Hosted:
             for kind in evaluation.kinds(self._program.method, whole, self._owners, clients, rows)
         ]
         _check_metrics(self._program.plan, [kind for kind, _ in kinds])
-        of_state = lane, self._store, self._like
-        return evaluation.Scorer(*of_state, kinds, self._owners, self._jit.place)
+        return evaluation.Scorer(
+            lane, self._store, self._like, kinds, self._owners, self._jit.place
+        )
 
     def _clients_that_fit(self, whole, sets):
         size = subsets.example_bytes(whole) if self._stream else 0

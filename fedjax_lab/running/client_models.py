@@ -49,10 +49,11 @@ def model_of(name: str, method: Method, task: Task, message: PyTree, client: Cli
     Raises:
       BadInput: the client does not have exactly one model.
     """
-    parts = message, private_state.plain(client.private)
-    if (stated := _stated(name, method, *parts)) is not None:
+    private = private_state.plain(client.private)
+    if (stated := _stated(name, method, message, private)) is not None:
         return stated
-    if not all(isinstance(part, Weights) for part in parts) or not _covers(*parts):
+    parts = message, private
+    if not all(isinstance(part, Weights) for part in parts) or not _covers(message, private):
         return _joined(name, parts)
     x = jnp.zeros((1, *task.input_shape))
 
