@@ -10,7 +10,7 @@ import fedjax_lab
 from fedjax_lab import defaults, ranges
 from fedjax_lab.data import from_arrays
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import loggers, runner
+from fedjax_lab.running import runner
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 Y = X[:, :3].argmax(1)
@@ -48,10 +48,11 @@ def test_a_part_that_is_called_directly_has_the_usual_settings(strict):
 
 @pytest.mark.parametrize("door", [runner.run, runner.run_together])
 def test_a_run_has_the_usual_settings_from_its_first_line(door, strict, monkeypatch):
-    def find(log):
+    def stop(argument):
         raise BadInput(jax.config.jax_numpy_rank_promotion)
 
-    monkeypatch.setattr(loggers, "find", find)
+    monkeypatch.setattr(runner.loggers, "find", stop)
+    monkeypatch.setattr(runner, "join", stop)
     assert complaint(door, [], []) == "allow"
 
 
