@@ -350,3 +350,15 @@ def test_new_clients_are_scored_through_the_view_of_a_stage(folder, tmp_path):
         held = held[held >= 0]
         right = run.predict(run.experiment.dataset.x[held]).argmax(1) == federation.y[held]
         assert percent == pytest.approx(100 * right.mean())
+
+
+def test_a_stage_with_other_batches_has_no_common_number_of_steps(tmp_path):
+    made = build(tmp_path).simulation
+    plan = made.plan._replace(equal_steps=True)
+
+    def plan_of(batch_size):
+        stage = made.stages[0]._replace(plan=lambda plan: plan._replace(batch_size=batch_size))
+        return Engine(made._replace(stages=(stage,), plan=plan), abstract=True).plan
+
+    assert plan_of(plan.batch_size) == plan
+    assert plan_of(2) == plan._replace(batch_size=2, equal_steps=False)
