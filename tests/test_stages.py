@@ -26,6 +26,7 @@ from fedjax_lab.running import loading, runner
 from fedjax_lab.running.storage import metric_rows, stage_facts
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.client_work import fetch
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.types import Exchange, Stage, State, View
 
 
@@ -87,7 +88,7 @@ def test_a_staged_run_equals_its_stages_played_by_hand(folder, whole):
     e, result = staged(folder), whole["sequential"]
     keys = streams.make_keys(jax.random.key(0))
     federation = e.simulation.seeds[0].federation
-    population = simulate.population(federation, 3)
+    population = make_population(federation, 3)
     federation, population = jax.tree.map(jnp.asarray, (federation, population))
     lane, none = simulate.Lane(federation, population, keys), simulate.no_progress()
     programs = [

@@ -12,9 +12,10 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Seed
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import client_work, needs, outline, simulate
+from fedjax_lab.simulation import client_work, needs, outline
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, durations
+from fedjax_lab.simulation.population import population_on_host, select_traits
 from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.types import Plan, Stage
 
@@ -131,7 +132,7 @@ def _seed_clock(config, plan, seed):
 
 def _local_settings(federation):
     """The settings of the clients [C], without those of new clients; None if they have none."""
-    return simulate.traits(federation, slice(len(federation.train))).get("settings")
+    return select_traits(federation, slice(len(federation.train))).get("settings")
 
 
 def _work(plan, of_clients):
@@ -143,7 +144,7 @@ def _first_round(plan, stage, federation):
     """The bytes of a client's messages in a round of the first stage, and the size of a cohort."""
     if stage.method.init is None:
         return 0, plan.cohort
-    population = simulate.population_on_host(federation, plan.objective.num_classes)
+    population = population_on_host(federation, plan.objective.num_classes)
     program = Program(stage.method, plan, parallel.vectorized())
     program, lane, state = outline.first_round(program, federation, population)
     return sum(program.message_bytes), outline.cohort_size(program, lane, state)
