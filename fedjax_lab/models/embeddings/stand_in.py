@@ -9,7 +9,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.embeddings._prompts import is_text, is_tokens
-from fedjax_lab.ranges import checked
+from fedjax_lab.ranges import Positive, checked
 
 NORM = 10.0  # mean length of CLIP's raw features
 FILTERS, WIDTH, GRID = 64, 5, 4  # for images; averages over GRID x GRID parts of the image
@@ -21,7 +21,7 @@ RANDOM_PART = 0.1  # length of a label's random part, relative to the mean of it
 
 
 @checked("embedding")
-def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
+def stand_in(dataset: Dataset, *, size: Positive[int] = 512) -> Embeddings:
     """Random-feature embeddings in which classes and domains can be distinguished.
 
     This is not CLIP. Nothing is trained on other data, so that examples that look alike are close,
@@ -43,8 +43,8 @@ def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
 
     Raises BadInput for another size.
     """
-    if size < 32 or size % 32:
-        raise BadInput(f"config.embedding.size must be a positive multiple of 32, got {size}")
+    if size % 32:
+        raise BadInput(f"config.embedding.size must be a multiple of 32, got {size}")
     train = np.flatnonzero(~dataset.test)
     embedded = centered(features(dataset, train, size))
     embedded *= NORM / np.linalg.norm(embedded, axis=1).mean()
