@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, axes_of_settings, lane_of_one_seed
-from fedjax_lab.engine.placement import Jit, Placement
+from fedjax_lab.engine.placement import Jit
 from fedjax_lab.simulation import evaluate, outline, simulate
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
 from fedjax_lab.types import Plan, PyTree, Stage, State
@@ -69,7 +69,7 @@ def lower(
     lane, of_one = lane_of_one_seed(lanes.training, axes, state, jit.place.seeds)
 
     def training(settings):
-        return training_program(program(settings), jit.place)
+        return _training_program(program(settings), jit.place)
 
     checked = outline.checked(training({}), lane, of_one)
 
@@ -91,7 +91,7 @@ def lower(
     return make_programs(block, scored, (checked, lane, of_one))
 
 
-def training_program(program: Program, place: Placement) -> Program:
+def _training_program(program, place):
     """Returns the program with the number of the clients that train, if they are padded."""
     count = place.num_training if place.num_training % place.parts else None
     return program._replace(plan=program.plan._replace(num_clients=count))

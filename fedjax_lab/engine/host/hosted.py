@@ -16,7 +16,6 @@ from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
 from fedjax_lab.engine.input import BASE, Host, Seed
 from fedjax_lab.engine.lanes import Lanes
 from fedjax_lab.engine.placement import Jit
-from fedjax_lab.engine.programs import training_program
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation import evaluate, outline, simulate
@@ -48,8 +47,7 @@ class Hosted:
         jit: Jit,
     ):
         self._make_program, self._settings = program, (settings := lanes.settings)
-        first = program({key: of for key, of in settings.items() if key != BASE})
-        self._program = training_program(first, jit.place)
+        self._program = program({key: of for key, of in settings.items() if key != BASE})
         self._lanes, self._seed, self._stream, self._jit = lanes, seed, host.stream, jit
         self._owners, self.keys = owners, lanes.training.keys
         self._num_clients = len(seed.training.train)
@@ -103,8 +101,8 @@ class Hosted:
         out = State(everywhere, place.segment_sharding), everywhere
         settings = self._settings
         self._program = outline.checked(self._program, lane, state)
-        play = self._jit.wrap(self._play_program, (), out, donate_argnums=(2, 3))
-        score = self._jit.wrap(self._score_program, (), everywhere)
+        play = self._jit.wrap(self._bind_settings(simulate.play), (), out, donate_argnums=(2, 3))
+        score = self._jit.wrap(self._bind_settings(evaluate.score), (), everywhere)
         scores = [
             score.lower(settings, of_piece, State(server, private), number)
             for of_piece, private in evaluation
@@ -112,15 +110,14 @@ class Hosted:
         play = play.lower(settings, lane, state, sums, number, number)
         return play, scores, (self._program, lane, state)
 
-    def _play_program(self, settings, *args):
-        """Plays rounds with the program of these settings, which may be large arrays."""
-        program = training_program(self._make_program(settings), self._jit.place)
+    def _bind_settings(self, function):
+        """A function of a program as one of its settings, which may be large arrays."""
         sent = self._program.message_bytes
-        return simulate.play(program._replace(message_bytes=sent), *args)
 
-    def _score_program(self, settings, *args):
-        """Evaluates with the program of these settings, which may be large arrays."""
-        return evaluate.score(self._make_program(settings), *args)
+        def bound(settings, *args):
+            return function(self._make_program(settings)._replace(message_bytes=sent), *args)
+
+        return bound
 
     def use(self, play: Any, score: list[Any]) -> None:
         """Sets the compiled versions of the programs that `lower` returned."""
