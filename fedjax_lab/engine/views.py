@@ -46,8 +46,10 @@ def stage_lanes(
     stage, plan = simulation.stages[number], plan_of_images(simulation, jit.place)
     plan = _reliable(plan) if stage.reliable else plan
     if stage.plan is not None:
-        plan, longest = stage.plan(plan), lanes[0].training.federation.train.longest
-        plan = plan._replace(batch_size=min(plan.batch_size, longest))
+        before, plan = plan.batch_size, stage.plan(plan)
+        size = min(plan.batch_size, lanes[0].training.federation.train.longest)
+        equal = plan.equal_steps and size == before  # equal numbers of other batches may differ
+        plan = plan._replace(batch_size=size, equal_steps=equal)
     viewed, view = Viewed(lanes, plan), stage.view or View()
     if stage.embeddings is not None:
         x = jit.place.put_pool(stage.embeddings().examples)
