@@ -31,6 +31,7 @@ from functools import wraps
 from numbers import Real
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
+from fedjax_lab import defaults
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
 # Bounds of a setting.
@@ -188,6 +189,8 @@ def checked(
 ) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
     """Decorates a function so that the settings of each call are checked.
 
+    Inside, JAX promotes and transfers as by default: see `defaults.restored`.
+
     section: that of the config whose settings these are, for messages.
     """
 
@@ -195,7 +198,8 @@ def checked(
         @wraps(function)
         def call(*args: Arguments.args, **settings: Arguments.kwargs) -> Returned:
             check_settings(section, function, settings)
-            return function(*args, **settings)
+            with defaults.restored():
+                return function(*args, **settings)
 
         return call
 

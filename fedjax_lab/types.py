@@ -197,7 +197,7 @@ class Client(NamedTuple):
     private: PyTree  # state that the client keeps between rounds
     num_clients: Array  # [] float32, C: the size of the whole population, not of the cohort
     mean_n: Array  # [] float32, n averaged over the whole population
-    traits: dict[str, Any] = {}  # what distinguishes this run's clients: see below
+    traits: dict[str, Any] = {}  # what distinguishes this run's clients: see above
     arrived: Any = None  # [] bool, whether the server received the upload: for `aggregate` only
     attacks: Any = None  # [] bool, whether the client attacks in this round; None: no client does
     key: Any = None  # [] key of the server's random numbers in this exchange, the same for the

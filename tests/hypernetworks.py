@@ -12,6 +12,7 @@ from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.models.hypernetwork import generate
 from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 
 KEY = jax.random.key(3)
 
@@ -57,7 +58,7 @@ def memory_of_a_round(method, count, strategy=toys.VECTORIZED):
     """XLA's analysis of the memory of a round with `count` clients, all of which take part."""
     rows = toys.as_rows(np.tile(toys.FEDERATION.train, (-(-count // toys.C), 1))[:count])
     federation = toys.FEDERATION._replace(train=rows)
-    lane = simulate.Lane(federation, simulate.population(federation, toys.K), naive.KEYS)
+    lane = simulate.Lane(federation, make_population(federation, toys.K), naive.KEYS)
     program = simulate.Program(method, toys.PLAN._replace(cohort=count), strategy)
     state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, count))
     play = jax.jit(functools.partial(simulate.play_round, program))

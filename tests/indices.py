@@ -9,7 +9,7 @@ from fedjax_lab import streams
 from fedjax_lab.experiment import registry
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.papers.client2vec.index import Index
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 
 E, C, K = 64, toys.C, toys.K
 
@@ -29,7 +29,7 @@ KEYS = streams.make_keys(jax.random.key(0))
 INDEX = Index(*RNG.normal(size=(2, C, E)).astype(np.float32))
 
 
-POPULATION = simulate.population(toys.SKEWED, K)._replace(arrived=jnp.ones(C, bool))
+POPULATION = make_population(toys.SKEWED, K)._replace(arrived=jnp.ones(C, bool))
 
 
 def stages(**settings):

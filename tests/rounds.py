@@ -13,6 +13,7 @@ from naive import KEYS
 from fedjax_lab import optim, tree
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.client_work import make_work
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.types import Batch, Weights
 
 FIRST_CLIENT = tree.take(toys.POPULATION, 0)
@@ -47,7 +48,7 @@ def _client_runner(function, plan):
 
 def one_client(function, message, i, private=(), plan=naive.FULL, federation=toys.FEDERATION):
     """What a method's `local`, `tune` or `join` returns for client i; compiled once."""
-    population = simulate.population(federation, toys.K)
+    population = make_population(federation, toys.K)
     return _client_runner(function, plan)(federation, population, i, message, private)
 
 
@@ -99,7 +100,7 @@ def local_work(method, message, private=(), i=0, federation=toys.SKEWED, moved=0
         def outputs(self, fn):
             return fn(batch), batch.mask
 
-    client = tree.take(simulate.population(federation, toys.K), i)._replace(private=private)
+    client = tree.take(make_population(federation, toys.K), i)._replace(private=private)
     upload, kept = method.round[-1].local(message, client, Work())
     return upload, kept, calls, batch
 
@@ -113,7 +114,7 @@ def different_models():
 
 def scores(method, state, federation=toys.FEDERATION, plan=toys.PLAN, new=None):
     """The scores of a state; new: `Lane.new`."""
-    lane = simulate.Lane(federation, simulate.population(federation, toys.K), KEYS, new=new)
+    lane = simulate.Lane(federation, make_population(federation, toys.K), KEYS, new=new)
     score = functools.partial(evaluate.score, simulate.Program(method, plan, toys.VECTORIZED))
     return jax.jit(score)(lane, state, 3)
 

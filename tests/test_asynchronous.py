@@ -20,6 +20,7 @@ from fedjax_lab.running.runner import run
 from fedjax_lab.simulation import asynchronous, outline, simulate
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, until_available
+from fedjax_lab.simulation.population import population_on_host
 from fedjax_lab.transforms import staleness
 from fedjax_lab.types import Failures
 
@@ -333,7 +334,7 @@ def test_an_asynchronous_run_is_resumed_with_more_rounds(tmp_path):
 
 def _round_of(simulation):
     method = simulation.stages[0].method
-    population = simulate.population_on_host(simulation.seeds[0].federation, simulation.num_classes)
+    population = population_on_host(simulation.seeds[0].federation, simulation.num_classes)
     program = simulate.Program(method, simulation.plan, toys.VECTORIZED)
     state = jax.eval_shape(lambda: simulate.init(method, KEYS, 8))
     return program, simulate.Lane(simulation.seeds[0].federation, population, KEYS), state

@@ -12,6 +12,7 @@ from naive import KEYS
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import client_work, contract, evaluate, outline, simulate
+from fedjax_lab.simulation.population import new_on_host
 from fedjax_lab.types import Stage, State
 
 PLAIN = fedavg(toys.TASK)
@@ -113,7 +114,7 @@ def test_an_augmentation_must_keep_the_shape_of_the_examples(made, shown):
 def test_newcomer_tune_and_join_must_return_a_message_and_a_private_state(fields):
     """Weights alone are a pair as well, but not of a message and a private state."""
     federation = toys.with_new(toys.FEDERATION)
-    new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
+    new = jax.tree.map(jnp.asarray, new_on_host(federation, toys.K))
     lane = simulate.Lane(federation, toys.POPULATION, KEYS, new=new)
     program = simulate.Program(PLAIN._replace(**fields), toys.PLAN, toys.VECTORIZED)
     state = simulate.init(PLAIN, KEYS, toys.C)

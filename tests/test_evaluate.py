@@ -17,6 +17,7 @@ from fedjax_lab.engine.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import evaluate, metrics, simulate, units
+from fedjax_lab.simulation.population import new_on_host
 
 
 def share_right(w, rows):
@@ -29,7 +30,7 @@ def score(method, federation, state, plan=toys.PLAN, strategy=toys.VECTORIZED):
     """The scores of a state, also on the new clients that the federation may have."""
     new = None
     if federation.new_train is not None:
-        new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
+        new = jax.tree.map(jnp.asarray, new_on_host(federation, toys.K))
     lane = simulate.Lane(federation, toys.POPULATION, KEYS, new=new)
     run = jax.jit(partial(evaluate.score, simulate.Program(method, plan, strategy)))
     return jax.device_get(run(lane, state, 0))
@@ -277,7 +278,7 @@ def test_predict_of_a_new_client_gets_its_label_counts_and_the_id_minus_1():
         for held, to_score in zip(*labels, strict=True)
     ]
     assert scores.new.correct[:, 0].tolist() == expected
-    new = simulate.new_on_host(federation, toys.K)
+    new = new_on_host(federation, toys.K)
     assert new.n.tolist() == [2, 5, 11] and new.num_clients.tolist() == [toys.C] * 3
     assert new.mean_n[0] == toys.POPULATION.mean_n[0] and not new.weight.any()
     assert not set(new.id.tolist()) & set(toys.POPULATION.id.tolist())

@@ -13,6 +13,7 @@ from fedjax_lab.engine.host import evaluation, subsets
 from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, to_bits
 from fedjax_lab.simulation import evaluate, metrics, simulate
+from fedjax_lab.simulation.population import new_on_host
 
 ONE_PROCESS = Owners((0, toys.C))
 FEDERATION = toys.with_new(toys.FEDERATION)._replace(
@@ -36,7 +37,7 @@ def test_evaluation_in_pieces_gives_the_counts_of_one_evaluation(name, stream):
     program = simulate.Program(
         method, toys.PLAN._replace(eval_batch=20, num_domains=2, metrics=SUMMED), toys.VECTORIZED
     )
-    new = jax.tree.map(jnp.asarray, simulate.new_on_host(FEDERATION, toys.K))
+    new = jax.tree.map(jnp.asarray, new_on_host(FEDERATION, toys.K))
     lane = simulate.Lane(FEDERATION, toys.POPULATION, KEYS, new=new)
     state = toys.player(method)(KEYS, 0, 3)[0]
     store = HostState(state.private, toys.C)

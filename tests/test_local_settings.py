@@ -11,9 +11,10 @@ from fedjax_lab import losses, optim, streams
 from fedjax_lab.experiment import joint, local_settings
 from fedjax_lab.experiment.traits import Dealt
 from fedjax_lab.running.runner import run
-from fedjax_lab.simulation import asynchronous, failures, simulate
+from fedjax_lab.simulation import asynchronous, failures
 from fedjax_lab.simulation.client_work import make_work, work_of
 from fedjax_lab.simulation.clock import Clock, Pace
+from fedjax_lab.simulation.population import population_on_host
 from fedjax_lab.types import Failures, LocalSettings
 
 KEY = jax.random.key(1)
@@ -187,7 +188,7 @@ def test_a_central_run_has_no_clients_and_a_plan_has_the_largest_batch(tmp_path)
     local = {"per_client": str(path)}
     simulation = toys.build(tmp_path, local=local).simulation
     assert simulation.plan.batch_size == 24 and not simulation.plan.equal_steps
-    population = simulate.population_on_host(simulation.seeds[0].federation, 3)
+    population = population_on_host(simulation.seeds[0].federation, 3)
     sizes = population.traits["settings"].batch_size
     np.testing.assert_array_equal(sizes, [20, 24, 16, 16, 16, 16])
     pooled = toys.build(tmp_path, local=local, method={"name": "central"}).simulation

@@ -20,6 +20,7 @@ from fedjax_lab import losses, streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.types import Exchange, Failures, State, Turn
 
 ROUND = Path(simulate.__file__)
@@ -68,7 +69,7 @@ def test_the_population_counts_examples_and_labels():
 def test_clients_and_rounds_have_separate_random_streams():
     """All clients hold the same rows and draw one, which differs by client and by round."""
     federation = toys.FEDERATION._replace(train=toys.as_rows(np.tile(np.arange(400), (toys.C, 1))))
-    population = simulate.population(federation, toys.K)
+    population = make_population(federation, toys.K)
     drawn = Exchange(
         send=lambda server, id: (),
         local=lambda message, client, work: (work.draw(1).x[0], client.private),

@@ -17,8 +17,9 @@ from slow_cases import exhaustive_but
 from stops import stopping_after
 
 from fedjax_lab import streams
-from fedjax_lab.engine import engine
+from fedjax_lab.engine import engine, views
 from fedjax_lab.engine.engine import Engine
+from fedjax_lab.engine.placement import Jit
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import devices, experiment
 from fedjax_lab.methods.fedavg import fedavg
@@ -26,6 +27,7 @@ from fedjax_lab.running import loading, runner
 from fedjax_lab.running.storage import metric_rows, stage_facts
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.client_work import fetch
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.types import Exchange, Stage, State, View
 
 
@@ -87,7 +89,7 @@ def test_a_staged_run_equals_its_stages_played_by_hand(folder, whole):
     e, result = staged(folder), whole["sequential"]
     keys = streams.make_keys(jax.random.key(0))
     federation = e.simulation.seeds[0].federation
-    population = simulate.population(federation, 3)
+    population = make_population(federation, 3)
     federation, population = jax.tree.map(jnp.asarray, (federation, population))
     lane, none = simulate.Lane(federation, population, keys), simulate.no_progress()
     programs = [
@@ -350,3 +352,18 @@ def test_new_clients_are_scored_through_the_view_of_a_stage(folder, tmp_path):
         held = held[held >= 0]
         right = run.predict(run.experiment.dataset.x[held]).argmax(1) == federation.y[held]
         assert percent == pytest.approx(100 * right.mean())
+
+
+def test_a_stage_with_other_batches_has_no_common_number_of_steps(tmp_path):
+    e = build(tmp_path)
+    plan = e.simulation.plan._replace(equal_steps=True)
+
+    def plan_of(size):
+        stage = e.simulation.stages[0]._replace(plan=lambda plan: plan._replace(batch_size=size))
+        simulation = toys.changed(e, stages=(stage,), plan=plan).simulation
+        made = Engine(simulation, abstract=True)
+        jit = Jit(made.place, simulation.precision)
+        return views.stage_lanes(simulation, 0, jit, made.lanes, made.states).plan
+
+    assert plan_of(plan.batch_size) == plan
+    assert plan_of(2) == plan._replace(batch_size=2, equal_steps=False)

@@ -20,7 +20,7 @@ RUN = {"rounds": 12, "eval_every": 2}
 def experiment(seeds=(0,), stages=("train",), **rules):
     run = {"patience": 0, "target": 0.0, **rules}
     named = tuple(SimpleNamespace(name=name) for name in stages)
-    simulation = SimpleNamespace(stages=named, seeds=list(seeds))
+    simulation = SimpleNamespace(stages=named, seed_numbers=list(seeds))
     return SimpleNamespace(
         config=SimpleNamespace(run=SimpleNamespace(**run)), simulation=simulation
     )

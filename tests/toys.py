@@ -18,6 +18,7 @@ from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running.storage.checkpoint import numbers
 from fedjax_lab.simulation import outline, simulate
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.testing import toy
 from fedjax_lab.testing.toy import PLAN, C, D, K, N, as_rows, make_federation  # noqa: F401
 from fedjax_lab.testing.trial import pooled
@@ -61,7 +62,7 @@ FEDERATION = toy.toy_federation()
 SKEWED = skewed(FEDERATION)
 TASK = make_task(nets.mlp(K, width=16), (D,), K)
 NORM = toy.toy_task()
-POPULATION = simulate.population(FEDERATION, K)._replace(arrived=jnp.ones(C, bool))
+POPULATION = make_population(FEDERATION, K)._replace(arrived=jnp.ones(C, bool))
 VECTORIZED = parallel.vectorized()
 
 

@@ -100,10 +100,8 @@ def settings(name: str) -> str:
     defaults, ranged = registry.default_settings(function), ranges.declared(function)
     if not defaults:
         return "This method has no settings."
-    words, limits = (
-        descriptions.setting_meanings(function, list(defaults)),
-        registry.limits_of(function),
-    )
+    words = descriptions.setting_meanings(function, list(defaults))
+    limits = registry.limits_of(function)
     words |= {"base": descriptions.MEANINGS["method.base"]} if "base" in words else {}
     lines = ["| `config.method.` | default | meaning | range of `--tune` |", "|---|---|---|---|"]
     for key, default in defaults.items():

@@ -112,7 +112,7 @@ def refusing(need: str) -> str:
         for section in TRANSFORMS
     }
     each = [f"{section} {_listed(names)}" for section, names in refused.items() if names]
-    return "; ".join(each + ["`clock.concurrency`"] * (need in clocks.OF_ASYNCHRONOUS))
+    return "; ".join(each + ["`clock.concurrency`"] * (need in clocks.ASYNCHRONOUS_NEEDS))
 
 
 def _refuses(section, transform, need):

@@ -10,6 +10,7 @@ from fedjax_lab.experiment import registry
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import outline, simulate
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.testing.toy import (
     RANK,
     C,
@@ -45,7 +46,7 @@ def _cost(method, task):
     images, (x, y) = jnp.zeros((len(toy.x), size)), toy.public
     toy = toy._replace(x=images, public=(jnp.zeros((len(x), size)), y))
     federation, _, plan = pooled(method, toy)
-    population = simulate.population(federation, K)
+    population = make_population(federation, K)
     keys = streams.make_keys(jax.random.key(0))
     state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     program = simulate.Program(method, plan._replace(example_shape=SHAPE), vectorized())

@@ -11,7 +11,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.running import loading
 from fedjax_lab.running.storage import files
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.types import Client, Federation, Plan, PyTree, State, Weights
 
 
@@ -68,7 +68,7 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
     run = loading.load(workdir)
     i = run.index(seed)
     federation = run.experiment.simulation.seeds[i].federation
-    population = simulate.population(federation, run.experiment.task.objective.num_classes)
+    population = make_population(federation, run.experiment.task.objective.num_classes)
     federation, population = jax.tree.map(jnp.asarray, (federation, population))
     state = run.states[i]
     return Finished(

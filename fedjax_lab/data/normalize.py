@@ -51,8 +51,8 @@ class Scale(NamedTuple):
 
     center: Array | np.ndarray  # [], [channels] or [columns], in float64 if x is
     scale: Array | np.ndarray
-    lowest: Array  # input of the model, for Task.lowest
-    highest: Array
+    lowest: Array | np.ndarray  # input of the model, for Task.lowest
+    highest: Array | np.ndarray
     limits: tuple[float, float]  # the lowest and the highest number in x
 
 

@@ -16,6 +16,7 @@ from fedjax_lab import sampling, streams
 from fedjax_lab.engine.input import BASE, Simulation
 from fedjax_lab.engine.placement import Placement
 from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import new_on_host, population_on_host
 from fedjax_lab.simulation.simulate import Lane, Progress
 from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
 
@@ -81,8 +82,8 @@ def _each_lane(simulation, place, pool, groups, federations) -> Iterator[dict[st
         rows = {name: put([getattr(f, name) for f in dealt[group]]) for name in CLIENT_ROWS}
         yield {
             "federation": pool._replace(**rows),
-            "population": put_people(simulate.population_on_host, group),
-            "new": put_people(simulate.new_on_host, group),
+            "population": put_people(population_on_host, group),
+            "new": put_people(new_on_host, group),
         }
 
 

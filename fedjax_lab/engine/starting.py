@@ -129,8 +129,8 @@ def make_hosted(
     folder: Path,
 ) -> list[Hosted]:
     """The seeds of a run that keeps its clients' state on the host, one per lane."""
+    assert simulation.host is not None
     owners = divide(jit.place.num_clients, jit.place.client_sharding)
-
     program = partial(make_program, simulation, number, plan)
     return [
         Hosted(program, of_lane, seed, simulation.host, owners, folder, jit)

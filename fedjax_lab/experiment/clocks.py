@@ -12,14 +12,15 @@ from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Seed
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
-from fedjax_lab.simulation import client_work, needs, outline, simulate
+from fedjax_lab.simulation import client_work, needs, outline
 from fedjax_lab.simulation.asynchronous import Rules, make_schedule
 from fedjax_lab.simulation.clock import Clock, Pace, durations
+from fedjax_lab.simulation.population import population_on_host, select_traits
 from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.types import Plan, Stage
 
 ASYNCHRONOUS = "config.clock.concurrency"  # the key with which a run is asynchronous
-OF_ASYNCHRONOUS = ("clients", "one_exchange", "all_at_once", "idle_server", "any_clients")
+ASYNCHRONOUS_NEEDS = ("clients", "one_exchange", "all_at_once", "idle_server", "any_clients")
 
 
 def is_asynchronous(config: ml_collections.ConfigDict) -> bool:
@@ -30,24 +31,24 @@ def is_asynchronous(config: ml_collections.ConfigDict) -> bool:
 def check_clock(config: ml_collections.ConfigDict) -> None:
     """Raises BadInput if keys of config.clock contradict each other."""
     clock = config.clock
-    needs = {
+    asked = {
         "availability": clock.availability != "always",
         "over_selection": clock.over_selection != 1,
         "deadline": clock.deadline > 0,
         "concurrency": is_asynchronous(config),
     }
-    for key in (key for key, is_set in needs.items() if is_set and clock.name == "none"):
+    for key in (key for key, is_set in asked.items() if is_set and clock.name == "none"):
         raise BadInput(
             f"config.clock.{key}={clock[key]} needs the speeds of the clients; set"
             " config.clock.name=log_normal, constant, half_normal, exponential or trace"
         )
     for key in ("over_selection", "deadline"):
-        if is_asynchronous(config) and needs[key]:
+        if is_asynchronous(config) and asked[key]:
             raise BadInput(
                 f"config.clock.{key} is for synchronous rounds; with {ASYNCHRONOUS} no client waits"
                 " for another one, and config.clock.max_staleness drops old uploads"
             )
-    if needs["over_selection"] and config.privacy.name != "none":
+    if asked["over_selection"] and config.privacy.name != "none":
         raise BadInput(
             f"config.clock.over_selection={clock.over_selection} cannot be combined with"
             f" config.privacy.name={config.privacy.name}: fast clients would take part more often"
@@ -81,21 +82,21 @@ def timed(
         plan = _over_selected(config, plan._replace(failures=failures), len(paces[0].compute))
     sent, drawn = _first_round(plan, stages[0], seeds[0].federation)
     works = [_work(plan, _local_settings(seed.federation)) for seed in seeds]
-    each = list(zip(paces, works, strict=True))
-    timed = [
+    seeds = [
         _with_pace(seed, pace)._replace(task_seconds=sum(durations(clock, pace, 1, work, sent)))
-        for seed, (pace, work) in zip(seeds, each, strict=True)
+        for seed, pace, work in zip(seeds, paces, works, strict=True)
     ]
     if not is_asynchronous(config):
         _check_over_selection(config, plan, drawn)
-        _check_deadline(config, clock, each, sent)
-        return plan, timed
-    rules = _rules(config, plan, len(paces[0].compute))
-    for i, (seed, (pace, work)) in enumerate(zip(timed, each, strict=True)):
-        made = make_schedule(clock, pace, rules._replace(work=work), sent, seed.number)
-        timed[i] = seed._replace(schedule=made[0], tasks=made[1])
+        _check_deadline(config, clock, list(zip(paces, works, strict=True)), sent)
+        return plan, seeds
+    rules, scheduled = _rules(config, plan, len(paces[0].compute)), []
+    for seed, pace, work in zip(seeds, paces, works, strict=True):
+        own = rules._replace(work=work)
+        schedule, tasks = make_schedule(clock, pace, own, sent, seed.number)
+        scheduled.append(seed._replace(schedule=schedule, tasks=tasks))
     failures = plan.failures._replace(dropout=0.0, straggler=0.0)  # the schedule has both
-    return plan._replace(failures=failures), timed
+    return plan._replace(failures=failures), scheduled
 
 
 def _with_pace(seed, pace):
@@ -131,7 +132,7 @@ def _seed_clock(config, plan, seed):
 
 def _local_settings(federation):
     """The settings of the clients [C], without those of new clients; None if they have none."""
-    return simulate.traits(federation, slice(len(federation.train))).get("settings")
+    return select_traits(federation, slice(len(federation.train))).get("settings")
 
 
 def _work(plan, of_clients):
@@ -146,7 +147,7 @@ def _first_round(plan, stage, federation):
     if stage.embeddings is not None:
         federation = federation._replace(x=stage.embeddings().examples)
         plan = plan._replace(augment=None, example_shape=None)
-    population = simulate.population_on_host(federation, plan.objective.num_classes)
+    population = population_on_host(federation, plan.objective.num_classes)
     program = Program(stage.method, plan, parallel.vectorized())
     program, lane, state = outline.first_round(program, federation, population)
     return sum(program.message_bytes), outline.cohort_size(program, lane, state)
@@ -236,7 +237,7 @@ def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
     reason = (
         "it has stages"
         if others or not first.is_plain
-        else needs.unmet(first.method, *OF_ASYNCHRONOUS)
+        else needs.unmet(first.method, *ASYNCHRONOUS_NEEDS)
     )
     if reason:
         raise BadInput(

@@ -22,7 +22,7 @@ from fedjax_lab.experiment import (
     checks,
     clocks,
     local_settings,
-    pooling,
+    pooled,
     traits,
     transforming,
     unlike_models,
@@ -108,8 +108,8 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     setup, training = transforming.make_setup(config, federations), federations
     variant = functools.partial(variants.variant, config, model, setup)
     stages, of_step = variant({})
-    if pooling.are_pooled(stages):
-        config, training = pooling.without_clients(config), pool(federations)
+    if pooled.are_pooled(stages):
+        config, training = pooled.without_clients(config), pool(federations)
         variant = functools.partial(variants.variant, config, model, setup)
         stages, of_step = variant({})
     checks.check_skewed(config, stages)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment.pooling import are_pooled
+from fedjax_lab.experiment.pooled import are_pooled
 from fedjax_lab.simulation import contract
 from fedjax_lab.types import Method, Stage, Stages
 

@@ -16,6 +16,7 @@ from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.simulation import contract, needs, outline, simulate
+from fedjax_lab.simulation.population import population_on_host
 from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.transforms import latest_losses, private_state
 from fedjax_lab.transforms.guarantee import Setup
@@ -162,7 +163,7 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
     if is_plain or stage.method.init is None or not stage.is_plain:
         return
     training = simulation.seeds[0].training
-    population = simulate.population_on_host(training, simulation.num_classes)
+    population = population_on_host(training, simulation.num_classes)
     program = Program(stage.method, plan, parallel.vectorized())
     outline.first_round(program, training, population)
 
@@ -175,7 +176,7 @@ def _check_first_cohorts(config: ml_collections.ConfigDict, simulation: Simulati
     method, plan = simulation.stages[0].method, simulation.plan
     if not sampling.is_own(method.sample) or method.init is None:
         return
-    population = simulate.population_on_host(simulation.seeds[0].training, simulation.num_classes)
+    population = population_on_host(simulation.seeds[0].training, simulation.num_classes)
     population = jax.tree.map(jnp.asarray, population)
     keys = streams.make_keys(jax.random.key(simulation.seed_numbers[0]))
 

@@ -51,9 +51,8 @@ def fediir(task: Task, *, ema: Share = 0.95, penalty: float = 1e-3) -> Method:
         return State(Server(w, tree.zeros(tree.at(w.params, task.head))), ())
 
     def measure(w_t, client, work):
-        return optax.tree.scale(
-            client.n, work.mean(partial(gradient_and_one, task, w_t))
-        ), client.private
+        mean = work.mean(partial(gradient_and_one, task, w_t))
+        return optax.tree.scale(client.n, mean), client.private
 
     def local(server, client, work):
         def loss(w, batch, key):

@@ -48,10 +48,8 @@ def fesem(task: Task, *, num_clusters: clusters.Number = 2, mu: float = 0.1) -> 
         return State(Server(tree.repeat(w, K), tree.repeat(w, num_clients), trained, group), ())
 
     def nearest(server, id):
-        w_i = tree.take(server.models, id).params
-        squares = jax.vmap(lambda c: tree.sq_norm(optax.tree.sub(w_i, c)))(
-            server.centers.params
-        )  # [K]
+        w_i, centers = tree.take(server.models, id).params, server.centers.params
+        squares = jax.vmap(lambda c: tree.sq_norm(optax.tree.sub(w_i, c)))(centers)  # [K]
         return jnp.where(server.trained[id], jnp.argmin(squares), server.group[id])
 
     def send(server, id):

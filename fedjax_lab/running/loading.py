@@ -35,6 +35,7 @@ from fedjax_lab.simulation.client_work import (
     make_work,
     work_rows,
 )
+from fedjax_lab.simulation.population import population_on_host
 from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
@@ -417,8 +418,7 @@ class Run:
     def _populations(self):
         simulation = self.experiment.simulation
         return [
-            simulate.population_on_host(seed.federation, simulation.num_classes)
-            for seed in simulation.seeds
+            population_on_host(seed.federation, simulation.num_classes) for seed in simulation.seeds
         ]
 
     @functools.cached_property

@@ -14,7 +14,8 @@ from fedjax_lab.experiment.joint import with_first_weights, with_start
 from fedjax_lab.models import pretrained
 from fedjax_lab.running import loading
 from fedjax_lab.running.client_models import global_model, model_of
-from fedjax_lab.simulation import contract, simulate
+from fedjax_lab.simulation import contract
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.transforms import private_state
 
 
@@ -81,7 +82,7 @@ def _own_models(was, state):
         return model_of(name, method, task, method.sends_scored(state.server, client.id), client)
 
     federation = was.experiment.simulation.seeds[0].federation
-    everybody = simulate.population(federation, task.objective.num_classes)
+    everybody = make_population(federation, task.objective.num_classes)
     return jax.vmap(one)(everybody._replace(private=state.private))
 
 

@@ -206,10 +206,8 @@ def _score_new(program, lane, state, t):
 
     def one(shared, federation, rows, entry):
         (server, before), (train, test), (client, key) = shared, rows, entry
-        federation, client = (
-            client_federation(federation, client),
-            client._replace(id=jnp.int32(-1)),
-        )
+        federation = client_federation(federation, client)
+        client = client._replace(id=jnp.int32(-1))
         after = _made_by_new(program, federation, server, before, client, train, key)
 
         def counted(model):

@@ -28,14 +28,11 @@ from fedjax_lab.types import (
     Client,
     Federation,
     Method,
-    NoCounts,
     Plan,
     PyTree,
     State,
     Turn,
 )
-
-PIECE = 1 << 16  # clients whose labels are counted at a time
 
 
 class Program(NamedTuple):
@@ -108,72 +105,6 @@ COUNTS = {
     # Seconds since the beginning of the run: if it has a clock.
     "seconds": Count(np.float32(0), lambda number, of, t: of.seconds, carried=True),
 }
-
-
-def population(federation: Federation, num_classes: int) -> Client:
-    """All clients [C], without private state."""
-    return jax.tree.map(jnp.asarray, population_on_host(federation, num_classes))
-
-
-def population_on_host(federation: Federation, num_classes: int) -> Client:
-    """All clients [C] as NumPy arrays, without private state.
-
-    num_classes: K, or 0 if the examples are not divided into classes.
-    """
-    count = np.asarray(federation.train.count)
-    n = count.astype(np.float32)
-    fields: dict[str, Any] = {
-        "id": np.arange(len(n), dtype=np.int32),
-        "n": n,
-        "weight": n / np.float32(count.sum()),
-        "label_count": _label_counts(federation.train, np.asarray(federation.y), num_classes),
-        "private": (),
-        "num_clients": np.full_like(n, len(n)),
-        "mean_n": np.full_like(n, count.mean()),
-        "traits": traits(federation, slice(len(n))),
-    }
-    return Client(**fields)
-
-
-def new_on_host(federation: Federation, num_classes: int) -> Client | None:
-    """The new clients [N] as NumPy arrays; None if the federation has none.
-
-    Their ids follow those of the population, so that no other client has the same random numbers.
-    Their weight is 0.
-    """
-    if federation.new_train is None:
-        return None
-    count = np.asarray(federation.train.count)
-    new = population_on_host(federation._replace(train=federation.new_train), num_classes)
-    fields: dict[str, Any] = {
-        "id": new.id + np.int32(len(count)),
-        "weight": np.zeros_like(new.weight),
-        "num_clients": np.full_like(new.n, len(count)),
-        "mean_n": np.full_like(new.n, count.mean()),
-        "traits": traits(federation, slice(len(count), None)),
-    }
-    return new._replace(**fields)
-
-
-def traits(federation: Federation, clients: slice) -> dict[str, Any]:
-    """The traits of some of the clients [C + N]."""
-    return jax.tree.map(lambda a: a[clients], federation.traits)
-
-
-def _label_counts(rows, y, num_classes):
-    """The number of examples of each class of each client, [C, K]; computed in pieces."""
-    if not num_classes:
-        return NoCounts()
-    start, count, held = (np.asarray(a) for a in (rows.start, rows.count, rows.list))
-    out = np.empty((len(rows), num_classes), np.float32)
-    for begin in range(0, len(rows), PIECE):
-        part = slice(begin, begin + PIECE)
-        n = count[part]
-        client = np.repeat(np.arange(len(n)), n)
-        place = np.arange(len(client)) + np.repeat(start[part] - (np.cumsum(n) - n), n)
-        cell = client * num_classes + y[held[place]]
-        out[part] = np.bincount(cell, minlength=len(n) * num_classes).reshape(-1, num_classes)
-    return out
 
 
 def no_progress(counts: Collection[str] = ()) -> Progress:

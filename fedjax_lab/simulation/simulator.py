@@ -22,12 +22,11 @@ from fedjax_lab.simulation import contract, evaluate, metrics, outline, simulate
 from fedjax_lab.simulation.client_work import work_rows
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.metrics import Metric
+from fedjax_lab.simulation.population import new_on_host, population_on_host
 from fedjax_lab.simulation.simulate import (
     Lane,
     Program,
     Round,
-    new_on_host,
-    population_on_host,
 )
 from fedjax_lab.simulation.strategies import Strategy, is_rows, vectorized
 from fedjax_lab.types import (

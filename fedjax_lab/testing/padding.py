@@ -10,6 +10,7 @@ import optax
 from fedjax_lab import streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation.population import new_on_host
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.testing.failure import check_same
 from fedjax_lab.testing.toy import C, D, K, toy_federation
@@ -81,4 +82,4 @@ def _to_score(method: Method, times: int) -> Lane:
     federation, population, _ = pooled(method.having(pooled=False), padded(times))
     if method.join is not None and not method.validation:
         federation = federation._replace(new_train=federation.train, new_test=federation.test)
-    return Lane(federation, population, keys_of(0), new=simulate.new_on_host(federation, K))
+    return Lane(federation, population, keys_of(0), new=new_on_host(federation, K))

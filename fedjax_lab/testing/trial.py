@@ -12,6 +12,7 @@ from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel, shards
 from fedjax_lab.simulation import evaluate, outline, simulate
 from fedjax_lab.simulation.client_work import work_sets
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.testing.toy import PLAN, C, K, as_rows, toy_federation, with_validation
 from fedjax_lab.types import Client, Federation, Method, Plan, State
@@ -54,7 +55,7 @@ def pooled(
         all_rows = np.sort(np.asarray(federation.train).reshape(1, -1))[:, ::-1]
         federation = federation._replace(train=as_rows(all_rows))
         plan = plan._replace(cohort=1)
-    return federation, simulate.population(federation, K), plan
+    return federation, make_population(federation, K), plan
 
 
 class Trial:

@@ -27,7 +27,7 @@ SAME = Lens(lambda state: state, lambda state, part: part)  # the part is the wh
 def lifted(method: Method, server: Lens = SAME, private: Lens = SAME) -> Method:
     """The method whose functions read and replace parts of the states that they get.
 
-    `init` makes the parts alone. `Extra.model` also gets these.
+    Its `init` still makes the parts alone, and its `Extra.model` still gets them.
 
     server: the part of the server's state that is the method's.
     private: the part of a client's private state that is the method's.
@@ -45,7 +45,7 @@ def lifted(method: Method, server: Lens = SAME, private: Lens = SAME) -> Method:
 
 
 def _lifted(name: str, function: Callable, server: Lens, private: Lens) -> Callable:
-    """One of the functions of a method, which `name` says, unless it takes no such state."""
+    """The function `name` of a method for the larger states; as it is if it has none of them."""
     read: dict[str, Callable[[Any], Any]] = {
         "server": server.get,
         "state": lambda state: State(server.get(state.server), private.get(state.private)),
@@ -53,8 +53,10 @@ def _lifted(name: str, function: Callable, server: Lens, private: Lens) -> Calla
     }
     if server is SAME:
         del read["server"]
-    if private is SAME or name == "join":  # a new client has no private state
+    if private is SAME:
         del read["client"]
+    elif name == "join":  # a new client has no private state, but gets one
+        read["client"] = SAME.get
     if not read.keys() & {*TAKES[name]} or name == "init":
         return function
 

@@ -18,6 +18,7 @@ from fedjax_lab.experiment.experiment import build
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.simulation.client_work import fetch
+from fedjax_lab.simulation.population import new_on_host, population_on_host
 from fedjax_lab.types import Skew
 
 SEEN = {"name": "iid", "num_clients": 4, "feature_skew": "noise", "sigma": 0.5}
@@ -78,7 +79,7 @@ def test_new_clients_keep_their_number_and_random_numbers():
     held = [*some.train, *some.new_train]
     for client, rows in zip(after.client, held, strict=True):
         assert set(rows[rows >= 0]) == set(np.asarray(whole.train)[client]) - {-1}
-    people = simulate.population_on_host(some, 2), simulate.new_on_host(some, 2)
+    people = population_on_host(some, 2), new_on_host(some, 2)
     clients = np.concatenate([each.traits["skew"].client for each in people])
     np.testing.assert_array_equal(clients, after.client)
 
@@ -100,7 +101,7 @@ def test_only_examples_that_clients_hold_are_skewed():
         return jax.nn.one_hot(x[:, 0].astype(jnp.int32), toys.K)
 
     method, keys = fedavg(toys.TASK)._replace(predict=predict), streams.make_keys(jax.random.key(0))
-    people = [of(federation, toys.K) for of in (simulate.population_on_host, simulate.new_on_host)]
+    people = [of(federation, toys.K) for of in (population_on_host, new_on_host)]
     population, new = jax.tree.map(jnp.asarray, people)
     lane = simulate.Lane(federation._replace(traits={}), population, keys, new=new)
     program = simulate.Program(method, plan, toys.VECTORIZED)

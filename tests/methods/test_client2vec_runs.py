@@ -21,7 +21,7 @@ from fedjax_lab.papers.client2vec import index_figures, network
 from fedjax_lab.papers.client2vec.index import Index
 from fedjax_lab.running import runner
 from fedjax_lab.running.storage import metric_rows
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.types import State, Weights
 
 pytestmark = pytest.mark.usefixtures("small_network")
@@ -59,7 +59,7 @@ def test_a_run_has_the_stages_of_its_index(whole, folder):
     assert ["global" in row for row in rows] == [False] * 4 + [True] * 2
     assert whole.summary["max_over_rounds"]["mean"]["global"] > 0
     e = experiment_of(folder)
-    count = np.asarray(simulate.population(e.simulation.seeds[0].federation, 3).label_count)
+    count = np.asarray(make_population(e.simulation.seeds[0].federation, 3).label_count)
     label = whole.states[0].server.index.label
     np.testing.assert_allclose(
         label, count / count.sum(1, keepdims=True) @ np.eye(3, 32), atol=1e-6
@@ -122,7 +122,7 @@ def test_a_reused_index_needs_no_embeddings(whole, folder):
     e = experiment_of(folder, (1,), index_of=str(whole.workdir))
     task = e.task._replace(embeddings=lambda: pytest.fail("asked for"))
     stage = registry.make_method("client2vec", task, index_of=str(whole.workdir))(3)[-1]
-    facts = stage.prepare(None, simulate.population(e.simulation.seeds[0].federation, 3), None)
+    facts = stage.prepare(None, make_population(e.simulation.seeds[0].federation, 3), None)
     state = stage.start(KEYS.init, 6, None, facts)
     assert state.server.base.params["side"]["P"].shape == (8, 32)
 

@@ -16,6 +16,7 @@ from fedjax_lab.papers.fedconcat import cluster_figures as drawing
 from fedjax_lab.papers.fedconcat import communication
 from fedjax_lab.running import runner
 from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 
 CLASSES = 4
 
@@ -69,7 +70,7 @@ def played(e, rounds, stage=0, state=None):
     """The state after `rounds` rounds of a stage, without the engine."""
     keys = streams.make_keys(jax.random.key(e.simulation.seed_numbers[0]))
     federation = e.simulation.seeds[0].federation
-    population = simulate.population(federation, CLASSES)
+    population = make_population(federation, CLASSES)
     federation, population = jax.tree.map(jnp.asarray, (federation, population))
     chosen = e.simulation.stages[stage]
     if state is None:
@@ -207,7 +208,7 @@ def test_the_cost_formula_gives_the_rounds_of_the_paper():
 @pytest.mark.slow
 def test_label_distributions_are_normalized_counts_plus_laplace_noise(data):
     """Eq. 2, and eq. 14 with a Laplace scale of 1 / epsilon: std sqrt(2) / epsilon."""
-    population = simulate.population(build(data).simulation.seeds[0].federation, CLASSES)
+    population = make_population(build(data).simulation.seeds[0].federation, CLASSES)
     population = jax.tree.map(lambda a: np.tile(a, (500,) + (1,) * (a.ndim - 1)), population)
     expected = population.label_count / population.label_count.sum(1, keepdims=True)
 
@@ -226,7 +227,7 @@ def test_label_distributions_are_normalized_counts_plus_laplace_noise(data):
 def test_first_models_are_averaged_inside_the_inferred_clusters(data):
     """-ID averages by size; with T_1 = 2, one more round inside the clusters follows."""
     e = build(data, "fedconcat_id", num_clusters=2, encoder_rounds=2, num_noise=100)
-    population = jax.device_get(simulate.population(e.simulation.seeds[0].federation, CLASSES))
+    population = jax.device_get(make_population(e.simulation.seeds[0].federation, CLASSES))
     stage = e.simulation.stages[1]
     assert [s.rounds for s in e.simulation.stages[:2]] == [1, 1]
     state = played(e, 1, state=e.simulation.stages[0].method.init(jax.random.key(0), 8))

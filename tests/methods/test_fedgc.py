@@ -11,7 +11,7 @@ from rounds import local_work
 
 from fedjax_lab import tree
 from fedjax_lab.methods.fedgc import regularizer
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 
 
 def by_hand(W, s, has):
@@ -56,7 +56,7 @@ def test_local_work_and_predictions_are_about_the_clients_classes():
     assert loss(w, batch, jax.random.key(0))[0] == pytest.approx(expected, rel=1e-4)
     np.testing.assert_allclose(W_i, B.T + 0.125, rtol=1e-5)
     np.testing.assert_allclose(theta.params["Dense_0"]["bias"], a + 0.125, rtol=1e-6)
-    client = tree.take(simulate.population(toys.SKEWED, toys.K), 0)
+    client = tree.take(make_population(toys.SKEWED, toys.K), 0)
     got = method.predict(message, client, jnp.asarray(x)).argmax(-1)
     np.testing.assert_array_equal(got, classes[logits.argmax(1)])
 

@@ -11,7 +11,7 @@ from rounds import different_models, local_work
 
 from fedjax_lab import tree
 from fedjax_lab.methods.fedpcl import Server
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 
 TAU = 0.3
 
@@ -73,7 +73,7 @@ def test_a_client_predicts_one_of_its_classes_by_its_own_prototypes():
     method = toys.make("fedpcl", toys.TASK)
     message, (models, arrays) = server(), different_models()
     x, own = np.asarray(toys.FEDERATION.x[:40]), naive.counts(1) > 0
-    client = tree.take(simulate.population(toys.SKEWED, toys.K), 1)
+    client = tree.take(make_population(toys.SKEWED, toys.K), 1)
     got = method.predict(message, client._replace(private=tree.take(models, 1)), jnp.asarray(x))
     P = np.where(np.asarray(message.has)[1, :, None] > 0, message.each[1], message.C)
     expected = np.where(own, unit(arrays[1], x) @ P.T, -np.inf)

@@ -16,6 +16,7 @@ from fedjax_lab.models import cct, nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.client_work import make_work
+from fedjax_lab.simulation.population import make_population
 
 
 def fedproto_by_hand(method, count, lam):
@@ -71,7 +72,7 @@ def test_fedproto_predicts_by_the_nearest_prototype_of_the_clients_classes():
     models, C, has_prototype = fedproto_by_hand(method, 3, 1.0)
     assert not has_prototype.all()
     state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, 3)
-    population = simulate.population(toys.SKEWED, toys.K)._replace(private=state.private)
+    population = make_population(toys.SKEWED, toys.K)._replace(private=state.private)
     x = np.asarray(toys.FEDERATION.x[400:])
     for i in range(toys.C):
         distance = ((naive.features(models[i], x)[:, None] - C) ** 2).sum(-1)

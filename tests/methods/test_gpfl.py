@@ -10,7 +10,7 @@ from naive import KEYS
 from rounds import local_work
 
 from fedjax_lab import tree
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 
 LAM, MU = 0.5, 0.2
 
@@ -56,7 +56,7 @@ def test_against_numpy():
     expected += LAM * np.linalg.norm(h_G - E_t[y], axis=1).mean()
     expected += MU / 2 * (naive.vector(parts) ** 2).sum()
     assert loss(w, batch, jax.random.key(0))[0] == pytest.approx(expected, rel=1e-4)
-    client = tree.take(simulate.population(toys.SKEWED, toys.K), 0)._replace(private=phi)
+    client = tree.take(make_population(toys.SKEWED, toys.K), 0)._replace(private=phi)
     parts = jax.tree.map(np.asarray, shared.params["generic"])
     model = naive.weights_of(tree.join(shared, phi))
     h_P = opened(parts, naive.features(model, x), share @ E_t)

@@ -12,6 +12,7 @@ from rounds import scores
 
 from fedjax_lab import tree
 from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import new_on_host
 
 
 def suited_to_classes(state):
@@ -68,7 +69,7 @@ def test_ifca_scores_a_new_client_with_its_best_fitting_model():
     method = toys.make("ifca", toys.TASK, num_clusters=3)
     state = suited_to_classes(simulate.init(method, KEYS, toys.C))
     federation = toys.with_new(toys.FEDERATION)
-    new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
+    new = jax.tree.map(jnp.asarray, new_on_host(federation, toys.K))
     scored = scores(method, state, federation, new=new)
     assert scored.new is None
     centers = [naive.weights_of(tree.take(state.server, k)) for k in range(3)]

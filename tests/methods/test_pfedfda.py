@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 
 from fedjax_lab import tree
 from fedjax_lab.methods import pfedfda
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.types import Batch
 
 K, RIDGE = 4, 0.5
@@ -115,6 +115,6 @@ def test_a_client_trains_the_body_under_the_global_classifier():
     tuned, *_ = local_work(method._replace(round=(tuning,)), server)
     toys.same(tuned.theta, server.theta)
     toys.close(tuned.features, adapted(h), rtol=1e-3, atol=1e-3)
-    client = tree.take(simulate.population(toys.SKEWED, toys.K), 0)
+    client = tree.take(make_population(toys.SKEWED, toys.K), 0)
     got = method.predict(server, client, jnp.asarray(x))
     np.testing.assert_allclose(got, logits(h, mu, Sigma, pi), rtol=1e-3, atol=1e-3)

@@ -13,6 +13,7 @@ from rounds import rounds
 
 from fedjax_lab import sampling
 from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.transforms import latest_losses
 from fedjax_lab.transforms.latest_losses import NEVER
 
@@ -42,7 +43,7 @@ def test_the_server_keeps_the_loss_of_each_client_before_it_last_trained():
     assert not sampling.is_own(method.sample)
     w, losses = naive.first_weights(), np.full(toys.C, NEVER, np.float32)
     for t in range(3):
-        population = simulate.population(toys.FEDERATION, toys.K)
+        population = make_population(toys.FEDERATION, toys.K)
         server = simulate.init(method, naive.KEYS, toys.C).server._replace(extra=losses)
         key = jax.random.fold_in(naive.KEYS.cohort, t)
         ids = [int(i) for i in method.sample(key, server, population, 3)[0]]

@@ -80,6 +80,11 @@ def test_a_function_gets_its_parts_and_they_are_put_back(name):
     }.get(name, "result")
 
 
+def test_a_new_client_joins_with_a_larger_state_where_only_clients_have_one():
+    private = lens.lifted(spied_method({}), private=PRIVATE)
+    assert called(private, "join") == ("sent", ("new private", None))
+
+
 def test_functions_that_get_no_larger_state_stay_the_same():
     method = spied_method({})
     server = lens.lifted(method, server=lens.field("base"))

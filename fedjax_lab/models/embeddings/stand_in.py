@@ -43,8 +43,8 @@ def stand_in(dataset: Dataset, *, size: Positive[int] = 512) -> Embeddings:
 
     Raises BadInput for another size.
     """
-    if size < 32 or size % 32:
-        raise BadInput(f"config.embedding.size must be a positive multiple of 32, got {size}")
+    if size % 32:
+        raise BadInput(f"config.embedding.size must be a multiple of 32, got {size}")
     train = np.flatnonzero(~dataset.test)
     embedded = centered(features(dataset, train, size))
     embedded *= NORM / np.linalg.norm(embedded, axis=1).mean()

@@ -45,8 +45,8 @@ def compute(experiment: Experiment) -> dict[str, str]:
     for seed in simulation.seeds:
         traits, clients = seed.federation.traits, len(seed.federation.train)
         if (pace := traits.get("pace")) is not None:
-            leaves = enumerate(jax.tree.leaves(pace))
-            parts[f"speeds of seed {seed.number}"] = {str(i): a[:clients] for i, a in leaves}
+            numbered = enumerate(jax.tree.leaves(pace))
+            parts[f"speeds of seed {seed.number}"] = {str(i): a[:clients] for i, a in numbered}
         if (settings := traits.get("settings")) is not None:
             arrays = {name: a for name, a in settings._asdict().items() if a is not None}
             parts[f"local.per_client of seed {seed.number}"] = arrays
