@@ -66,7 +66,7 @@ POPULATION = make_population(FEDERATION, K)._replace(arrived=jnp.ones(C, bool))
 VECTORIZED = parallel.vectorized()
 
 
-JIT = Jit(Placement(VECTORIZED, C, seeds=0, abstract=False), precision=None)
+JIT = Jit(Placement(VECTORIZED, C, C, seeds=0, abstract=False), precision=None)
 SCORES = {"round": 4, "train_loss": 0.5, "accuracy": {"mean": 81.5, "worst10": 51.5}}
 SUMMARY = {  # the summary.json of a finished run
     "method": "fedavg",

@@ -61,6 +61,7 @@ class Engine:
         self.place = Placement(
             strategy=simulation.strategy,
             num_clients=len(simulation.seeds[0].federation.train),
+            num_training=len(simulation.seeds[0].training.train),
             seeds=len(simulation.seeds) if self.together else 0,
             abstract=abstract,
         )
@@ -208,8 +209,9 @@ class Engine:
         self.played += count
         self.seconds += took
         after = counts.messages_of(self.sums)
-        sent = counts.bytes_of(self.programs, count, before, after, self._absent)
-        self.bytes = self.bytes + sent
+        if not self.simulation.seeds[0].is_pooled:
+            sent = counts.bytes_of(self.programs, count, before, after, self._absent)
+            self.bytes = self.bytes + sent
 
     def _play(self, count):
         for i, lanes in enumerate(self.lanes):

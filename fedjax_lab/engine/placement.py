@@ -22,7 +22,8 @@ class Placement(NamedTuple):
     """
 
     strategy: parallel.Strategy
-    num_clients: int  # without padding
+    num_clients: int  # that are scored, without padding
+    num_training: int  # that train: the same, or one that has all examples
     seeds: int  # length of the leading axis of arrays that depend on the seed; 0: no such axis
     abstract: bool  # return descriptions (`ShapeDtypeStruct`) instead of arrays
 
@@ -34,7 +35,7 @@ class Placement(NamedTuple):
 
     @property
     def padding(self) -> int:
-        """The number of entries of padding after the last client."""
+        """The number of entries of padding after the last client that is scored."""
         return -self.num_clients % self.parts
 
     def put(self, a: PyTree, compared: bool = True) -> PyTree:

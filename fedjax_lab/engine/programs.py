@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import Lanes, axes_of_settings, lane_of_one_seed
-from fedjax_lab.engine.placement import Jit
+from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.simulation import evaluate, outline, simulate
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
 from fedjax_lab.types import Plan, PyTree, Stage, State
@@ -67,11 +67,15 @@ def lower(
     """Lowers the programs of a lane. program: settings -> the program of one seed."""
     number = np.int32(0)
     lane, of_one = lane_of_one_seed(lanes.training, axes, state, jit.place.seeds)
-    checked = outline.checked(program({}), lane, of_one)
+
+    def training(settings):
+        return training_program(program(settings), jit.place)
+
+    checked = outline.checked(training({}), lane, of_one)
 
     def play(settings, *args):
         sent = checked.message_bytes
-        return simulate.play(program(settings)._replace(message_bytes=sent), *args)
+        return simulate.play(training(settings)._replace(message_bytes=sent), *args)
 
     def score(settings, *args):
         return evaluate.score(program(settings), *args)
@@ -85,6 +89,12 @@ def lower(
         block = block.lower(lanes.settings, lanes.training, state, sums, number, number)
         scored = scored.lower(lanes.settings, lanes.scoring, state, number)
     return make_programs(block, scored, (checked, lane, of_one))
+
+
+def training_program(program: Program, place: Placement) -> Program:
+    """Returns the program with the number of the clients that train, if they are padded."""
+    count = place.num_training if place.num_training % place.parts else None
+    return program._replace(plan=program.plan._replace(num_clients=count))
 
 
 def make_programs(play: Any, score: Any, of_round: tuple[Program, Lane, State]) -> Programs:

@@ -73,9 +73,10 @@ def make_federations(
     tests = [_deal_tests(dataset, train, test, *of_seed, deal) for of_seed in by_seed]
     shot_rows = _deal_shots(dataset, unseen_rows, len(dealt[0]), shots, shots_per)
     hold_out = _holder(dataset, train, validation)
-    shares = {"new_clients": new_clients, "hold_out": hold_out}
-    each = zip(dealt, tests, rngs, seeds, strict=True)
-    rows_of_seeds = [_deal_rows(train, test, shot_rows, *of_seed, **shares) for of_seed in each]
+    rows_of_seeds = [
+        _deal_rows(train, test, shot_rows, *of_seed, hold_out, new_clients)
+        for of_seed in zip(dealt, tests, rngs, seeds, strict=True)
+    ]
     parts, orders = zip(*rows_of_seeds, strict=True)
     scale = scale_of(dataset.x, "unit") if scale is None else scale
     pool = _make_pool(dataset, scale, test, np.setdiff1d(unseen_rows, shot_rows), public_rows)

@@ -203,10 +203,17 @@ class _Queue:
 
     def _update(self):
         """The server uses the buffer; its clients become idle."""
-        facts = self._time, self._started, self._received, self._lost, self._busy
+        row = _Row(
+            uploads=sorted(self._buffer),
+            new_place=self._new_place(len(self.rows)),
+            time=self._time,
+            started=self._started,
+            received=self._received,
+            lost=self._lost,
+            busy=self._busy,
+        )
+        self.rows.append(row)
         self._started = self._received = self._lost = 0
-        new_place = self._new_place(len(self.rows))
-        self.rows.append(_Row(sorted(self._buffer), new_place, *facts))
         self._idle += [client for client, *_ in self._buffer]
         self._buffer = []
 
@@ -255,9 +262,16 @@ def _tabulated(rows):
     """The schedule of these updates, and what became of the other tasks."""
     uploads, new_place, time, started, received, lost, busy = zip(*rows, strict=True)
     ids, version, place, work = np.moveaxis(np.array(uploads, np.int32), -1, 0)
-    facts = {"new_place": new_place, "started": started, "received": received}
-    facts = {name: np.array(values, np.int32) for name, values in facts.items()}
-    schedule = Schedule(ids, version, place, time=np.array(time), work=work, **facts)
+    schedule = Schedule(
+        ids=ids,
+        version=version,
+        place=place,
+        new_place=np.array(new_place, np.int32),
+        time=np.array(time),
+        started=np.array(started, np.int32),
+        received=np.array(received, np.int32),
+        work=work,
+    )
     return schedule, Tasks(np.array(lost), np.array(busy))
 
 

@@ -50,9 +50,10 @@ class Clock(NamedTuple):
 
 
 def until_available(of: Availability, time: Any, numpy: Any = jnp) -> Any:
-    """The seconds from `time` until clients are available, 0 if they are: [M].
+    """Returns the seconds from `time` until each client is available, [M]; 0 if it is now.
 
-    of: of the clients [M]. numpy: the library of the arrays.
+    of: when the clients [M] are available. time: seconds since the beginning of the run.
+    numpy: the library of the arrays, `numpy` or `jax.numpy`.
     """
     changes, period, _ = of
     phase = numpy.asarray((time + of.phase) % period)
@@ -63,15 +64,22 @@ def until_available(of: Availability, time: Any, numpy: Any = jnp) -> Any:
 
 
 def durations(clock: Clock, pace: Pace, xi: Any, work: Any, sent: int) -> tuple[Any, Any]:
-    """The seconds of the clients' computation and of their messages, [M] each.          (Y1)
+    """Returns the seconds that clients compute and that their messages take, [M] each.  (Y1)
 
-    xi: [M] factors. work: passes or steps. sent: bytes of the messages of a client.
+    Args:
+      clock: the rules of the run.
+      pace: that of the clients, [M].
+      xi: the random factor of each task, [M].
+      work: the number of passes, or of steps if that is fixed.
+      sent: the bytes of the messages of a client, up and down.
     """
     return clock.minimum + pace.compute * work * xi, pace.per_byte * sent
 
 
 def timed(plan: Plan, sent: int, in_turn: bool, turn: Turn) -> Turn:
-    """What becomes of the clients of a synchronous round by the clock of the plan.
+    """Returns what becomes of the clients of a synchronous round by the clock of the plan.
+
+    A plan without a clock leaves the turn as it is.
 
     Args:
       plan: the work of the clients, and the clock.
@@ -99,10 +107,15 @@ def timed(plan: Plan, sent: int, in_turn: bool, turn: Turn) -> Turn:
 
 
 def _in_time(clock, seconds, compute, other, planned, done):
-    """Whose uploads arrive by the deadline [M], and how much work these clients do, [M] or None.
+    """Returns whose uploads arrive by the deadline, [M], and how much work clients do, [M] or None.
 
-    seconds: of each task, which are those of its computation and the other ones. planned: its work.
-    done: the work that is planned, as in `Turn.work`.
+    Args:
+      clock: the rules of the run, which have a deadline.
+      seconds: how long each task takes: the sum of `compute` and `other` for drawn clients.
+      compute: the seconds of its computation.
+      other: the seconds of its messages and of waiting.
+      planned: its passes or steps.
+      done: the planned work as in `Turn.work`; None: all clients do the same.
     """
     in_time = seconds <= clock.deadline
     if clock.partial:
@@ -115,7 +128,7 @@ def _in_time(clock, seconds, compute, other, planned, done):
 
 
 def _waited(clock, arrived, seconds, drawn, in_turn):
-    """Whose uploads are used [M], and the duration of the round [].                     (Y2)
+    """Returns whose uploads are used, [M], and the duration of the round, [].           (Y2)
 
     The server learns of a lost upload when it should have arrived.
     """

@@ -17,7 +17,10 @@ NOBODY = np.iinfo(np.int32).max  # an id beyond all clients: JAX drops scattered
 
 
 def losses(plan: Plan, turn: Turn) -> Turn:
-    """Draws whose uploads of the round are lost."""
+    """Draws which clients' uploads are lost in this round, independently for each client.
+
+    plan: its `failures.dropout` is the probability. Returns the turn with `arrived`.
+    """
     dropout = plan.failures.dropout
     if not dropout:
         return turn
@@ -26,7 +29,7 @@ def losses(plan: Plan, turn: Turn) -> Turn:
 
 
 def stragglers(plan: Plan, turn: Turn) -> Turn:
-    """Draws which clients do only some of their work.
+    """Draws which clients do only some of their work, and returns the turn with their `work`.
 
     A straggler makes 1 to epochs - 1 passes, each number with the same probability, as in FedProx
     (Li et al., MLSys 2020); if the number of steps is fixed, so many steps.
@@ -46,17 +49,21 @@ def stragglers(plan: Plan, turn: Turn) -> Turn:
 
 
 def absent(plan: Plan, turn: Turn) -> Turn:
-    """The turn in which empty places of the cohort do no work."""
+    """Returns the turn in which the empty places of the cohort do no work."""
     planned = plan.work if turn.work is None else turn.work
     return turn._replace(work=jnp.where(turn.drawn, planned, 0))
 
 
 def attackers(plan: Plan, cohort: Array, num_clients: int, turn: Turn) -> Turn:
-    """The turn with `Client.attacks`.
+    """Marks the attackers: returns the turn with `Client.attacks`.
 
     The attackers are the first of all C clients in a random order, floor(share C) but at least one.
 
-    cohort: the random stream `Keys.cohort` of the seed, which determines the order.
+    Args:
+      plan: its `failures.attackers` is the share.
+      cohort: the random stream `Keys.cohort` of the seed, which determines the order.
+      num_clients: C.
+      turn: the clients of the round.
     """
     share, clients = plan.failures.attackers, turn.clients
     if not share:
@@ -68,9 +75,10 @@ def attackers(plan: Plan, cohort: Array, num_clients: int, turn: Turn) -> Turn:
 
 
 def received(uploads: PyTree, cohort: Client, arrived: Array | None) -> tuple[PyTree, Client]:
-    """Uploads and cohort [M] as `aggregate` gets them: the entries of lost uploads are empty.
+    """Returns the uploads and the cohort [M] as `aggregate` gets them.
 
-    The shares of the other clients sum to 1. arrived: `Turn.arrived`.
+    The entries of lost uploads are empty: their numbers are 0, and their id is `NOBODY`. The shares
+    of the other clients sum to 1. arrived: `Turn.arrived`.
     """
     if arrived is None:
         return uploads, cohort._replace(arrived=jnp.ones(cohort.id.shape, bool))
@@ -85,5 +93,5 @@ def received(uploads: PyTree, cohort: Client, arrived: Array | None) -> tuple[Py
 
 
 def learned(after: PyTree, before: PyTree, arrived: Array | None) -> PyTree:
-    """The server's state after an exchange; it stays as before if no upload has arrived."""
+    """Returns the server's state after an exchange, which stays as before if no upload arrived."""
     return after if arrived is None else tree.where(jnp.any(arrived), after, before)

@@ -1,6 +1,6 @@
-"""A round from the shapes of its arrays: its sizes, and the checks of a method before compiling.
+"""The sizes of a round and the checks of a method, from the shapes of arrays.
 
-Nothing here is computed or compiled, and rounds themselves check nothing.
+Nothing is computed or compiled here. Rounds themselves check nothing.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ ALIKE = "where uploads may be lost, each `aggregate` of a method must return the
 
 
 def cohort_size(program: Program, lane: Lane, state: State) -> int:
-    """The size of a cohort, which may be larger than the plan's if the method samples more.
+    """Returns the size of a cohort, which is larger than the plan's if the method samples more.
 
     Raises BadInput unless the method's sampling returns clients and shares.
     """
 
     def ids(key, server, population):
-        clients = simulate.who_train(program, population)
+        clients = simulate.without_padding(program.plan, population)
         drawn = program.method.sample(key, server, clients, program.plan.cohort)
         return contract.check_sample(drawn)[0]
 
@@ -34,13 +34,16 @@ def cohort_size(program: Program, lane: Lane, state: State) -> int:
 
 
 def one_entry(lane: Lane, state: State) -> tuple[Client, Array, None]:
-    """The shapes of what `one_client` gets of a client that does all of the plan's work."""
+    """Returns the shapes of what `one_client` gets for a client that does all planned work."""
     client = stripped(lane.population._replace(private=state.private), lambda shape: shape[1:])
     return client, jax.eval_shape(lambda: jax.random.key(0)), None
 
 
 def aggregated(client: Client, upload: PyTree, size: int) -> tuple[PyTree, Client]:
-    """The shapes of the uploads and of the cohort [size] that `aggregate` gets."""
+    """Returns the shapes of the uploads and of the cohort [size] that `aggregate` gets.
+
+    client, upload: the shapes of one client and of its upload.
+    """
     uploads, cohort = stripped((upload, client), lambda shape: (size, *shape))
     key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
     arrived = jax.ShapeDtypeStruct((size,), bool)
@@ -48,7 +51,7 @@ def aggregated(client: Client, upload: PyTree, size: int) -> tuple[PyTree, Clien
 
 
 def aggregate_with(exchange: Exchange, plan: Plan) -> Callable[..., PyTree]:
-    """The function (server, uploads [M], cohort [M], federation) -> server of an exchange."""
+    """Returns an exchange's function (server, uploads [M], cohort [M], federation) -> server."""
 
     def aggregate(server, uploads, cohort, federation):
         return exchange.aggregate(server, uploads, cohort._replace(public=Public(federation, plan)))
@@ -57,7 +60,7 @@ def aggregate_with(exchange: Exchange, plan: Plan) -> Callable[..., PyTree]:
 
 
 def stripped(arrays: PyTree, change: Callable = lambda shape: shape) -> PyTree:
-    """The shapes of arrays, without shardings. change: shape -> the shape that it becomes."""
+    """Returns the shapes of arrays, without shardings. change: shape -> the shape it becomes."""
 
     def one(a):
         return jax.ShapeDtypeStruct(change(a.shape), a.dtype)
@@ -68,7 +71,10 @@ def stripped(arrays: PyTree, change: Callable = lambda shape: shape) -> PyTree:
 def first_round(
     program: Program, federation: Federation, population: Client
 ) -> tuple[Program, Lane, State]:
-    """The program after `checked`, and the shapes of its lane and of its first state."""
+    """Checks a program for a federation before its first round.
+
+    Returns the program after `checked`, and the shapes of its lane and of its first state.
+    """
     keys = jax.eval_shape(lambda: streams.make_keys(jax.random.key(0)))
     lane, number = Lane(stripped(federation), population, keys), len(federation.train)
     state = jax.eval_shape(lambda keys: simulate.init(program.method, keys, number), keys)
@@ -76,9 +82,9 @@ def first_round(
 
 
 def checked(program: Program, lane: Lane, state: State) -> Program:
-    """The program with the bytes of its messages.
+    """Returns the program with the bytes of a client's messages in a round.
 
-    Lost uploads are not considered. A pooled method sends nothing.
+    Lost uploads are counted like others.
 
     Raises BadInput unless the functions of the method return what a round needs.
     """
@@ -110,4 +116,4 @@ def checked(program: Program, lane: Lane, state: State) -> Program:
     if (alone := extra.alone) is not None:
         after = jax.eval_shape(lambda server: alone(server, lambda rows: rows), server)
         contract.check_alike(ALONE, after, server)
-    return program._replace(message_bytes=(0, 0) if extra.pooled else (up, down))
+    return program._replace(message_bytes=(up, down))

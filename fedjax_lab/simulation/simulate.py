@@ -108,7 +108,7 @@ COUNTS = {
 
 
 def no_progress(counts: Collection[str] = ()) -> Progress:
-    """The sums before the first round. counts: names of `COUNTS`."""
+    """Returns the sums before the first round. counts: names of `COUNTS`, which the run needs."""
     zero = jnp.zeros(4)
     begun = {name: jnp.asarray(COUNTS[name].start) for name in counts}
     return Progress(
@@ -123,23 +123,37 @@ def no_progress(counts: Collection[str] = ()) -> Progress:
 
 
 def reset(sums: Progress, nothing: Progress) -> Progress:
-    """The sums after an evaluation. nothing: those of `no_progress`."""
+    """Returns the sums after an evaluation, which begin again except for carried counts.
+
+    nothing: the sums that `no_progress` returns.
+    """
     carried = {name: a for name, a in sums.counts.items() if COUNTS[name].carried}
     return nothing._replace(counts=nothing.counts | carried, history=sums.history)
 
 
 def init(method: Method, keys: Keys, num_clients: int) -> State:
-    """The state before the first round; initial weights depend only on the seed."""
+    """Returns the state before the first round. Initial weights depend only on the seed."""
     return contract.first_state(method, keys.init, num_clients)
 
 
 def play(
     program: Program, lane: Lane, state: State, sums: Progress, start: Array, count: Array
 ) -> tuple[State, Progress]:
-    """Runs rounds start .. start + count - 1 (the first round is 0) as one pure function.
+    """Runs rounds start .. start + count - 1 as one pure function; the first round of a run is 0.
 
     The sums are passed in and returned, so that the results do not depend on how rounds are divided
     into blocks.
+
+    Args:
+      program: what every seed runs.
+      lane: the clients and the random numbers of one seed.
+      state: that of the server and the clients before these rounds.
+      sums: those over earlier rounds since the last evaluation.
+      start: the number of the first of these rounds, [] int32.
+      count: how many rounds to run, [] int32.
+
+    Returns:
+      The state after these rounds, and the sums with these rounds added.
     """
 
     def one(t, carry):
@@ -157,7 +171,7 @@ def play(
 
 
 def _added(sums, measured, t):
-    """The sums after round t."""
+    """Returns the sums after round t, of which these are the measurements."""
     return sums._replace(
         train_loss=sums.train_loss + measured.train_loss,
         examples=sums.examples + measured.examples,
@@ -169,7 +183,7 @@ def _added(sums, measured, t):
 
 
 def _first(before, fails, t):
-    """The first round that fails, or -1."""
+    """Returns the first round that fails, or -1. before: the same, without round t."""
     return jnp.where((before < 0) & fails, t, before)
 
 
@@ -183,7 +197,16 @@ def play_round(
 ) -> tuple[State, Round]:
     """Runs round t: samples a cohort, then carries out every exchange of the method.
 
-    seconds: of the clock, before the round. history: `Progress.history`, before the round.
+    Args:
+      program: what every seed runs.
+      lane: the clients and the random numbers of one seed.
+      state: that of the server and the clients before the round.
+      t: the number of the round, [] int32.
+      seconds: the time of the clock before the round, since the beginning of the run.
+      history: `Progress.history` before the round.
+
+    Returns:
+      The state after the round, and the measurements of the round.
     """
     program, server = in_round(program, t), state.server
     exchanges, extra = program.method.round, program.method.extra
@@ -211,15 +234,15 @@ def play_round(
 
 
 def in_round(program: Program, t: Array) -> Program:
-    """The program with the learning rates of round t."""
+    """Returns the program with the learning rates of round t."""
     return program.scheduled(program, t)
 
 
 def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array, Array]:
-    """The clients of round t, and their shares in the server's mean: [M] each."""
+    """Draws the clients of round t; returns their ids and shares in the server's mean, [M]."""
     method, plan, *_ = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
-    clients = who_train(program, lane.population)
+    clients = without_padding(plan, lane.population)
     if lane.schedule is None:
         return method.sample(k_cohort, server, clients, plan.cohort)
     ids = lane.schedule.ids[t]  # the sampling takes all of these clients, and gives them shares
@@ -228,13 +251,13 @@ def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array,
 
 
 def _turn(program, lane, server, t, seconds):
-    """Who takes part in round t, in the strategy's order, and what becomes of each of them.
+    """Returns who takes part in round t and what becomes of each of them, as a `Turn`.
 
-    Also returns whether they are a cohort: `contract.is_cohort`.
+    The clients are in the order of the strategy. The second result is `contract.is_cohort`.
     """
     plan, extra, schedule = program.plan, program.method.extra, lane.schedule
     ids, share = program.strategy.whole(draw(program, lane, server, t))
-    number = 1 if extra.pooled else plan.num_clients or len(lane.population.id)
+    number = plan.num_clients or len(lane.population.id)
     clients = program.strategy.take(lane.population, ids)._replace(weight=share)
     version, work = jnp.full_like(ids, t), work_of(clients.traits.get("settings"))
     if schedule is not None:
@@ -258,7 +281,7 @@ def _turn(program, lane, server, t, seconds):
 
 
 def _dealt(program, turn):
-    """The turn in the strategy's order of the clients, by their work."""
+    """Returns the turn with its clients in the order in which the strategy deals them by work."""
     plan, extra = program.plan, program.method.extra
     unequal = plan.failures.straggler or not plan.equal_steps or extra.empty_places
     if extra.one_by_one or not unequal:
@@ -271,14 +294,18 @@ def _dealt(program, turn):
 
 
 def _taken(program, lane, private, ids):
-    """The rows and the private state of clients [M], and the places of this state."""
+    """Returns the rows and the private state of clients [M], and the positions of that state."""
     places = ids if lane.held is None else jnp.searchsorted(lane.held, ids).astype(ids.dtype)
     rows = work_rows(program.method, lane.federation)
     return *program.strategy.take((rows, private), places), places
 
 
 def _kept(extra, turn, before, private):
-    """The private state [M] after a round, which clients that took no part have as before."""
+    """Returns the private state [M] after a round.
+
+    It stays as before for clients that took no part and, if the method says so with
+    `Extra.acknowledged`, for clients whose uploads are lost.
+    """
     if extra.empty_places:
         private = tree.where(turn.drawn, private, before)
     if extra.acknowledged and turn.arrived is not None:
@@ -286,16 +313,8 @@ def _kept(extra, turn, before, private):
     return private
 
 
-def who_train(program, population):
-    """The clients that train: the population without padding, or one for a pooled method."""
-    plan = program.plan
-    if program.method.extra.pooled:
-        plan = plan._replace(num_clients=1)
-    return without_padding(plan, population)
-
-
 def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
-    """Arrays with an entry for each client [C, ...], without the padding for the devices."""
+    """Removes the padding for the devices from arrays with an entry for each client, [C, ...]."""
     count = plan.num_clients
     return stacked if count is None else jax.tree.map(lambda a: a[:count], stacked)
 
@@ -321,14 +340,14 @@ def _at_once(program, exchange, server, federation, rows, turn, key):
 
 
 def _from_versions(past, program, exchange, server, federation, rows, turn, key):
-    """Like `_at_once`, but each client starts from its version in the past."""
+    """Does what `_at_once` does, but each client starts from an earlier version of the server."""
     past, exchange = past._replace(server=server), asynchronous.from_versions(exchange)
     past, *results = _at_once(program, exchange, past, federation, rows, turn, key)
     return past.server, *results
 
 
 def _in_turn(program, exchange, server, federation, rows, turn, key):
-    """Like `_at_once`, but the server is updated after each client, before the next one starts."""
+    """Does what `_at_once` does, but the server learns from each client before the next starts."""
     run = one_client(exchange, program.plan)
     federation, train = program.strategy.collect(federation, rows.train)
     rows = rows._replace(train=train)  # no validation rows: `contract.check_stages`
@@ -352,9 +371,11 @@ def _in_turn(program, exchange, server, federation, rows, turn, key):
 
 
 def one_client(exchange, plan):
-    """The function (server, federation, rows, (client, key, passes)) that runs one client.
+    """Returns the function that runs one client in an exchange.
 
-    rows: the client's `WorkRows`. It returns ((upload, private state), trainings).
+    Its arguments are (server, federation, rows, (client, key, passes)), where `rows` are the
+    client's `WorkRows` and `passes` is its entry of `Turn.work`. It returns
+    ((upload, private state), trainings).
     """
 
     def run(server, federation, rows, entry):
@@ -371,9 +392,10 @@ def one_client(exchange, plan):
 
 
 def _measure(turn, trainings, lane_steps, learned, is_cohort):
-    """The `Round` of these trainings, one for each call of `train`, with leaves [M].
+    """Returns the measurements of a round.
 
-    learned: the server's state, and the clients' private state.
+    trainings: one for each call of `train`, with leaves [M]. lane_steps: the number of executed
+    steps. learned: the server's state and the clients' private state, which must be finite.
     """
     loss, steps, examples, own_steps = jnp.zeros((4, 1))
     if trainings:

@@ -140,7 +140,7 @@ def message_bytes():
     psi = body + 4 * (16 + toys.K + 1) * e
     adapted = model - kernel + factor + 4 * toy.RANK * 16
     same = {
-        **dict.fromkeys("central local".split(), 0),
+        "local": 0,
         **dict.fromkeys("fedper fedrep fedbabu".split(), body),
         **dict.fromkeys("fedbn fedpick".split(), model - norm),
         **dict.fromkeys("lg_fedavg pfl_da".split(), head),

@@ -16,6 +16,7 @@ from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
 from fedjax_lab.engine.input import BASE, Host, Seed
 from fedjax_lab.engine.lanes import Lanes
 from fedjax_lab.engine.placement import Jit
+from fedjax_lab.engine.programs import training_program
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation import evaluate, outline, simulate
@@ -47,7 +48,8 @@ class Hosted:
         jit: Jit,
     ):
         self._make_program, self._settings = program, (settings := lanes.settings)
-        self._program = program({key: of for key, of in settings.items() if key != BASE})
+        first = program({key: of for key, of in settings.items() if key != BASE})
+        self._program = training_program(first, jit.place)
         self._lanes, self._seed, self._stream, self._jit = lanes, seed, host.stream, jit
         self._owners, self.keys = owners, lanes.training.keys
         self._num_clients = len(seed.training.train)
@@ -101,8 +103,8 @@ class Hosted:
         out = State(everywhere, place.segment_sharding), everywhere
         settings = self._settings
         self._program = outline.checked(self._program, lane, state)
-        play = self._jit.wrap(self._bind_settings(simulate.play), (), out, donate_argnums=(2, 3))
-        score = self._jit.wrap(self._bind_settings(evaluate.score), (), everywhere)
+        play = self._jit.wrap(self._play_program, (), out, donate_argnums=(2, 3))
+        score = self._jit.wrap(self._score_program, (), everywhere)
         scores = [
             score.lower(settings, of_piece, State(server, private), number)
             for of_piece, private in evaluation
@@ -110,14 +112,15 @@ class Hosted:
         play = play.lower(settings, lane, state, sums, number, number)
         return play, scores, (self._program, lane, state)
 
-    def _bind_settings(self, function):
-        """A function of a program as one of its settings, which may be large arrays."""
+    def _play_program(self, settings, *args):
+        """Plays rounds with the program of these settings, which may be large arrays."""
+        program = training_program(self._make_program(settings), self._jit.place)
         sent = self._program.message_bytes
+        return simulate.play(program._replace(message_bytes=sent), *args)
 
-        def bound(settings, *args):
-            return function(self._make_program(settings)._replace(message_bytes=sent), *args)
-
-        return bound
+    def _score_program(self, settings, *args):
+        """Evaluates with the program of these settings, which may be large arrays."""
+        return evaluate.score(self._make_program(settings), *args)
 
     def use(self, play: Any, score: list[Any]) -> None:
         """Sets the compiled versions of the programs that `lower` returned."""
