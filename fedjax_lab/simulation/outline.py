@@ -113,7 +113,7 @@ def checked(program: Program, lane: Lane, state: State) -> Program:
             contract.check_alike(ALIKE if lossy else AGGREGATED, after, server)
         server = after
     contract.check_alike(AGGREGATED, server, state.server)
-    if extra.alone is not None:
-        after = jax.eval_shape(lambda server: extra.alone(server, lambda rows: rows), server)
+    if (alone := extra.alone) is not None:
+        after = jax.eval_shape(lambda server: alone(server, lambda rows: rows), server)
         contract.check_alike(ALONE, after, server)
     return program._replace(message_bytes=(up, down))
