@@ -28,6 +28,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
+from numbers import Real
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
 from fedjax_lab import defaults
@@ -63,7 +64,7 @@ class Within(NamedTuple):
 
         Other values are not checked, such as words and traced numbers.
         """
-        if isinstance(value, (int, float)) and not self.allows(value):
+        if isinstance(value, Real) and not self.allows(value):
             raise BadInput(f"config.{key} must be {self}, got {quoted(value)}")
 
 
@@ -163,7 +164,7 @@ def check(key: str, value: Any, limit: Limit | None, words: tuple[Any, ...] = ()
 
     words: further values that are allowed, of a setting that accepts no other words.
     """
-    for each in value if isinstance(value, tuple) else (value,):
+    for each in value if isinstance(value, (tuple, list)) else (value,):
         if words and isinstance(each, str):
             OneOf(words).check(key, each)
         elif limit is not None:

@@ -133,6 +133,13 @@ def test_blanks_in_a_file_of_speeds_do_not_count(tmp_path):
     assert "has two columns seconds" in complaint(speeds.trace, 1, rng, speeds=str(file))
 
 
+def test_a_first_stage_on_embeddings_has_a_clock(tmp_path):
+    """The messages of `client2vec` hold embeddings, which are smaller than the images."""
+    method = {"name": "client2vec", "index_epochs": 1}
+    experiment = toys.build(tmp_path, method=method, clock={"name": "log_normal"})
+    assert all(np.isfinite(seed.task_seconds).all() for seed in experiment.simulation.seeds)
+
+
 @pytest.mark.slow
 def test_a_clock_changes_no_other_number(tmp_path):
     """Rounds of the clock's duration are counted from row to row, for every seed."""

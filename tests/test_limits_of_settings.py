@@ -65,6 +65,11 @@ def test_a_traced_setting_is_not_checked():
     jax.make_jaxpr(lambda value: ranges.check("a.b", value, limit) or value)(7.0)
 
 
+@pytest.mark.parametrize("value", [np.float32(-1), np.float64(-1), np.int32(-1), [0.5, -1.0]])
+def test_numbers_of_numpy_and_lists_are_checked(value):
+    assert "config.method.mu must be at least 0, got " in complaint(fedprox, None, mu=value)
+
+
 def own(task, *, pull: "Share" = 0.5, ways: "Literal['a', 'b']" = "a", free: float = 1.0):
     """A method of a user whose file stores annotations as text."""
 

@@ -144,6 +144,9 @@ def _first_round(plan, stage, federation):
     """The bytes of a client's messages in a round of the first stage, and the size of a cohort."""
     if stage.method.init is None:
         return 0, plan.cohort
+    if stage.embeddings is not None:
+        federation = federation._replace(x=stage.embeddings().examples)
+        plan = plan._replace(augment=None, example_shape=None)
     population = population_on_host(federation, plan.objective.num_classes)
     program = Program(stage.method, plan, parallel.vectorized())
     program, lane, state = outline.first_round(program, federation, population)
