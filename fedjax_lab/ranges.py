@@ -54,7 +54,7 @@ class Within(NamedTuple):
         ends = [text for text in (first, last) if "inf" not in text]
         return " and ".join(ends)
 
-    def allows(self, number: float) -> bool:
+    def allows(self, number: Any) -> bool:
         """Whether the number is within the bounds."""
         above = number > self.low if self.above else number >= self.low
         return above and (number < self.high if self.below else number <= self.high)
