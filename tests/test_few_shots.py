@@ -14,7 +14,7 @@ def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(per, shots, each, 
         setting(four_domains, "fedavg", (0, 1), shots=k, shots_per=per) for k in (0, shots)
     )
     domain, y = few.dataset.domain, few.dataset.y
-    dealt = ([seed.federation for seed in e.simulation.seeds] for e in (plain, few))
+    dealt = (e.simulation.federations for e in (plain, few))
     for a, b in zip(*dealt, strict=True):
         given = []
         for before, after in zip(np.asarray(a.train), np.asarray(b.train), strict=True):

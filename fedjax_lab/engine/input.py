@@ -62,3 +62,8 @@ class Simulation(NamedTuple):
     def seed_numbers(self) -> list[int]:
         """The number of each seed."""
         return [seed.number for seed in self.seeds]
+
+    @property
+    def federations(self) -> list[Federation]:
+        """The clients of each seed that are scored."""
+        return [seed.federation for seed in self.seeds]

@@ -40,7 +40,7 @@ def make_lanes(simulation: Simulation, place: Placement) -> list[Lanes]:
         groups = [slice(None)]
     pool = _make_pool(simulation, place, seeds[0].federation)
     each = partial(_each_lane, simulation, place, pool, groups)
-    scored = list(each([seed.federation for seed in seeds]))
+    scored = list(each(simulation.federations))
     trained = each([seed.training for seed in seeds]) if seeds[0].is_pooled else scored
     schedules = _put_schedules(seeds, place, groups)
     base = {} if simulation.base is None else {BASE: place.put_base(simulation.base)}
