@@ -24,9 +24,7 @@ DOORS = """
 """.split()
 SCOPE = contextlib.ExitStack()  # of this thread until it ends
 USERS = {name: getattr(jax.config, name) for name in defaults.USUAL}
-STRICT = {
-    name: value for name, value in USERS.items() if value not in (defaults.USUAL[name][0], None)
-}
+STRICT = {name: value for name, value in USERS.items() if value not in (defaults.USUAL[name], None)}
 
 
 def enter():
@@ -55,7 +53,7 @@ def _with_users_settings(function):
     def door(*args, **kwargs):
         with contextlib.ExitStack() as stack:
             for name, value in STRICT.items():
-                stack.enter_context(defaults.USUAL[name][1](value))
+                stack.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
             result = function(*args, **kwargs)
         return _functions_of(result) if function.__name__ == "simulator" else result
 
