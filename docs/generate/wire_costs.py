@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from method_pages import Cost
 
 from fedjax_lab import streams, tree
 from fedjax_lab.engine.parallel import vectorized
 from fedjax_lab.experiment import registry
 from fedjax_lab.models import nets
+from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import outline, simulate
 from fedjax_lab.simulation.population import make_population
@@ -32,7 +34,7 @@ SETTING = (
 def costs() -> dict[str, Cost]:
     """{method: bytes of one client in one round, as multiples of the model's bytes}."""
     task = make_task(nets.mcmahan_cnn(K), SHAPE, K)
-    task = task._replace(labels=lambda: jnp.eye(K, 32))
+    task = task._replace(embeddings=lambda: Embeddings(np.zeros((1, 32)), np.eye(K, 32)))
     methods = {name: toy_method(name, task) for name in registry.METHODS}
     plain = {name: method for name, method in methods.items() if isinstance(method, Method)}
     models = {name: adapted(task) if needs_adapters(name) else task for name in plain}
