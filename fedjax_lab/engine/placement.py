@@ -195,13 +195,13 @@ class Jit(NamedTuple):
             function = jax.default_matmul_precision(self.precision)(function)
         return jax.jit(function, out_shardings=out, **options)
 
-    def runner(self, function: Callable, seed_axes: Any, out: Any = None, **options) -> Callable:
+    def runner(self, function: Callable, seed_axes: Any, out: Any = None) -> Callable:
         """The jitted function; it returns only shapes if the arrays are only described.
 
         out: sharding of the results; None: on all devices.
         """
         out = self.place.strategy.sharding if out is None else out
-        jitted = self.wrap(function, seed_axes, out, **options)
+        jitted = self.wrap(function, seed_axes, out)
         if not self.place.abstract:
             return jitted
         return lambda *args: self.place.described(jax.eval_shape(jitted, *args), out)

@@ -23,10 +23,6 @@ from fedjax_lab.simulation.asynchronous import first_history, num_places
 from fedjax_lab.simulation.simulate import Progress
 from fedjax_lab.types import Plan, State
 
-# The program that draws the first weights takes longer to compile than to run: on a CPU, LLVM does
-# a third of its work.
-QUICKLY = {"xla_backend_optimization_level": 1}
-
 
 def prepared(
     simulation: Simulation,
@@ -85,10 +81,8 @@ def first_states(
     args = [(of_lane.settings, of_lane.training.keys, *rest) for of_lane, *rest in each]
     axes = axes_of_settings(lanes[0].settings), 0, 0, 0
     shapes = jax.eval_shape(jit.wrap(first, axes, None), *args[0])
-    is_random = simulation.stages[number].start is None
-    options = {"compiler_options": QUICKLY} if is_random and jax.default_backend() == "cpu" else {}
-    run = jit.runner(first, axes, place.state_shardings(shapes), **options)
-    if is_random and not place.abstract:
+    run = jit.runner(first, axes, place.state_shardings(shapes))
+    if simulation.stages[number].start is None and not place.abstract:
         size = place.num_bytes(shapes)
         parallel.check_memory(size, "the model and the clients' states need")
     return [run(*of_lane) for of_lane in args]
