@@ -497,15 +497,16 @@ def test_smollm2_predicts_a_true_sentence():
     assert float(jnp.exp(-picked.mean())) == pytest.approx(3.7315811, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "make",
-    slow_but(
-        [partial(decoder.decoder, heads=4, kv_heads=2, window=3)],
-        [partial(decoder.decoder, bias=True, qk_norm=True), gpt2.gpt2],
-    ),
-)
-def test_new_tokens_after_those_of_a_cache_have_the_logits_of_whole_rows(make):
-    net = make(WORDS, width=16)
+CACHING = {
+    "window": partial(decoder.decoder, heads=4, kv_heads=2, window=3),
+    "qwen": partial(decoder.decoder, bias=True, qk_norm=True),
+    "gpt2": gpt2.gpt2,
+}
+
+
+@pytest.mark.parametrize("name", slow_but(["window"], list(CACHING)))
+def test_new_tokens_after_those_of_a_cache_have_the_logits_of_whole_rows(name):
+    net = CACHING[name](WORDS, width=16)
     variables = net.init(KEY, IDS)
     (whole, features), pieces, cache = net.apply(variables, IDS), [], None
     for ids in np.split(IDS, [3, 4], axis=1):
