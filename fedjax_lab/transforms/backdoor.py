@@ -80,7 +80,7 @@ def dba(
 
     def with_bars(x, is_used):  # [PARTS] bool
         check_raw(task, x)
-        bright = jnp.broadcast_to(task.highest, (size, x.shape[-1])).astype(x.dtype)
+        bright = jnp.broadcast_to(task.bounds[1], (size, x.shape[-1])).astype(x.dtype)
         for used, (row, column) in zip(is_used, corners, strict=True):
             bar = x[:, row, column : column + size]
             x = x.at[:, row, column : column + size].set(jnp.where(used, bright, bar))
@@ -154,7 +154,8 @@ def semantic(
         raise BadInput(f"config.attack.low={low} must be at most config.attack.high={high}")
 
     def has_feature(x):  # [B]
-        scaled = (x - task.lowest) / (jnp.asarray(task.highest) - task.lowest)
+        lowest, highest = map(jnp.asarray, task.bounds)
+        scaled = (x - lowest) / (highest - lowest)
         value = jnp.mean(scaled.reshape(len(x), -1), 1)
         return (value >= low) & (value <= high)
 
@@ -327,7 +328,7 @@ def trigger(task: Task, size: int):
 
     def with_trigger(x):
         check_raw(task, x)
-        square = jnp.broadcast_to(task.highest, (size, size, x.shape[-1])).astype(x.dtype)
+        square = jnp.broadcast_to(task.bounds[1], (size, size, x.shape[-1])).astype(x.dtype)
         return x.at[:, -size:, -size:].set(square)
 
     return with_trigger
