@@ -117,7 +117,8 @@ def blended(
 
     def mixed(x):
         check_raw(task, x)
-        noise = task.noise(jax.random.key(0), 1)
+        low, high = task.bounds
+        noise = low + (high - low) * jax.random.uniform(jax.random.key(0), x.shape[1:])
         return ((1 - blend) * x + blend * noise).astype(x.dtype)
 
     return planted(method, task, lambda x, id: mixed(x), mixed, target, poison, boost)

@@ -39,7 +39,7 @@ def draw(workdir: Path, *, seed: int | None = None) -> Drawn:
     rows = [row for row in run.rows if row["seed"] == (run.seeds[0] if seed is None else seed)]
     if not rows:
         raise BadInput(f"{workdir} has no evaluation" + f" of seed {seed}" * (seed is not None))
-    attack = {**DEFAULTS["attack"], **run.config["attack"]}
+    attack = {**DEFAULTS["attack"], **run.config.get("attack", {})}
     if attack["name"] == "none":
         raise BadInput(f"{workdir}: no client attacks in this run (config.attack.name)")
     rounds = np.array([row["round"] for row in rows])
