@@ -5,7 +5,8 @@ positives matter most (Carlini et al., S&P 2022, arXiv:2112.03570): an attack th
 few members is worse for them than one that is slightly better than a coin for all.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -80,6 +81,22 @@ def curve(members: np.ndarray, others: np.ndarray) -> tuple[list[float], list[fl
     wanted = np.geomspace(1 / len(others), 1, POINTS)
     at = np.unique(np.r_[0, np.searchsorted(false, wanted * (1 + 1e-9), "right") - 1])
     return false[at].tolist(), true[at].tolist()
+
+
+def pictures(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The ROC curve with logarithmic axes. arrays: `false` and `true` positive rates."""
+    from matplotlib.figure import Figure  # imported only for pictures
+
+    false, true = arrays["false"], arrays["true"]
+    lowest = float(np.min(false[false > 0])) / 2
+    figure = Figure(figsize=(4, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(np.maximum(false, lowest), np.maximum(true, lowest), drawstyle="steps-post")
+    axes.plot([lowest, 1], [lowest, 1], linestyle=":", color="gray", label="guesses at random")
+    axes.set(xscale="log", yscale="log", xlim=(lowest, 1), ylim=(lowest, 1))
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.legend(loc="lower right")
+    return {"roc": figure}
 
 
 def _curve(members, others):

@@ -19,38 +19,38 @@ all rounds in which it may take part, weighted by the correlation of the noise (
                P(B >= v) + 2 m delta max_i P(v > B >= v - i) / i,
              with B binomial of r trials and p = e^epsilon / (1 + e^epsilon).
 
-jax-privacy computes both bounds. They hold with a confidence of 95 %. A bound above the stated
-epsilon shows an error in the mechanism or in its accounting; a bound below it shows none.
+Both bounds hold with a confidence of 95 %; jax-privacy computes the first one. A bound above the
+stated epsilon shows an error in the mechanism or in its accounting; a bound below it shows none.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from scipy import linalg
+from scipy import linalg, optimize, special, stats
 
 from fedjax_lab import optim
-from fedjax_lab.audit.rates import CONFIDENCE
-from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.auditing.rates import CONFIDENCE
+from fedjax_lab.errors import BadInput, nearest, quoted
 from fedjax_lab.experiment.federation import make_rows
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation.simulator import simulator
 from fedjax_lab.transforms import correlated_noise, libraries
-from fedjax_lab.transforms.guarantee import Setup
-from fedjax_lab.types import Array, Federation, Method, Objective, Task
+from fedjax_lab.transforms.guarantee import Guarantee, Setup
+from fedjax_lab.types import Federation, Objective, Task
 
 AUDITED = ("central", "adaptive", "banded", "local", "example_level")
 LARGE = 1e3  # norm of a canary's gradient, relative to S
-SHARES = (0.01, 0.03, 0.1, 0.25)  # of the canaries that are guessed to be in, and to be out
+SHARES = (0.01, 0.05, 0.2, 0.5)  # of the canaries that are guessed to be in, and to be out
 RARE = 0.01  # largest 2 m delta of an audit with one run, whose bound is weak if it is larger
 CHUNK = 256  # runs at once
+ERROR = 1 - CONFIDENCE
+HIGHEST = 50.0  # epsilon up to which a bound is searched for
 
 
 class Bound(NamedTuple):
@@ -72,46 +72,58 @@ class Game(NamedTuple):
     precision: np.ndarray  # [T, T] the inverse of the correlation of the noise over rounds
 
 
-def audit(privacy: Mapping[str, Any], setup: Setup, runs: int = 4000, seed: int = 0) -> list[Bound]:
-    """The bounds of epsilon by many runs and by one run.
+def many_runs(privacy: Mapping[str, Any], setup: Setup, runs: int = 4000, seed: int = 0) -> Bound:
+    """The bound of epsilon from many runs with one canary, for the delta of the guarantee.
 
-    With `local` and `example_level` they are of a client that takes part in all rounds.
+    With `local` and `example_level` the bound is of a client that takes part in all rounds.
 
     Args:
       privacy: the section `privacy` of a config: the name of a transform and its settings.
       setup: the clients, rounds and batches of the audited run.
-      runs: the number of runs with one canary.
+      runs: the number of runs.
       seed: of the runs, and of which canaries take part.
 
     Raises:
       BadInput: the section has no noise, or names a transform that is not audited.
     """
+    promise = _checked(privacy, setup)
+    return _audit("many runs", privacy, setup, (runs, 1), promise.delta, seed)
+
+
+def one_run(privacy: Mapping[str, Any], setup: Setup, seed: int = 0) -> Bound:
+    """The bound of epsilon from one run, in which all clients or examples are canaries.
+
+    The run of `local` has a model for each client, whose upload it is. The bound is of epsilon for
+    a small delta, because m delta weakens it. See `many_runs` for the arguments and errors.
+    """
+    promise, name = _checked(privacy, setup), privacy["name"]
+    m = min(setup.sizes) if name == "example_level" else setup.num_clients
+    shape = (m, 1) if name == "local" else (1, m)
+    return _audit("one run", privacy, setup, shape, min(promise.delta, RARE / (2 * m)), seed)
+
+
+def _checked(privacy, setup):
+    """The guarantee that is audited."""
     if privacy["name"] not in AUDITED:
-        raise BadInput(f"config.privacy.name={privacy['name']}: {nearest('', AUDITED)}")
+        valid = nearest(privacy["name"], AUDITED)
+        raise BadInput(f"no audit of config.privacy.name={quoted(privacy['name'])}; {valid}")
     promise = claimed(privacy, setup)
     if promise is None:
-        raise BadInput("config.privacy adds no noise, so that it has no epsilon to audit")
-    name, delta = privacy["name"], promise.delta
-    known = {**privacy, "noise": promise.noise, "epsilon": 0.0}
-    canaries = min(setup.sizes) if name == "example_level" else setup.num_clients
-    rare = min(delta, RARE / (2 * canaries))
-    each = (canaries, 1) if name == "local" else (1, canaries)
-    return [
-        _audit("many runs", {**known, "delta": delta}, setup, (runs, 1), seed),
-        _audit("one run", {**known, "delta": rare}, setup, each, seed + 1),
-    ]
+        raise BadInput("config.privacy adds no noise, so that there is no epsilon to audit")
+    return promise
 
 
-def _audit(name, privacy, setup, shape, seed):
+def _audit(name, privacy, setup, shape, delta, seed):
     """The bound by so many runs and canaries in each of them: `shape`."""
+    noise = claimed(privacy, setup).noise
+    privacy = {**privacy, "noise": noise, "epsilon": 0.0, "delta": delta}
     game = design(privacy, setup, shape[1])
     included = np.random.default_rng(seed).random(shape) < 0.5
     seen = scores(privacy, game, included, seed)
     bound = many_runs_bound if name == "many runs" else one_run_bound
-    promise = claimed(privacy, game.setup)
-    (stated,) = promise.epsilons([setup.rounds])
-    lower = bound(seen.ravel(), included.ravel(), promise.delta)
-    return Bound(name, stated, lower, promise.delta)
+    lower = bound(seen.ravel(), included.ravel(), delta)
+    (stated,) = claimed(privacy, game.setup).epsilons([setup.rounds])
+    return Bound(name, stated, lower, delta)
 
 
 def claimed(privacy: Mapping[str, Any], setup: Setup) -> Guarantee | None:
@@ -134,8 +146,8 @@ def canary_task(canaries: int) -> Task:
         label=jax.ShapeDtypeStruct((), jnp.float32),
         losses=lambda logits, y: -logits[:, 0] * y,
     )
-    zeros = nn.initializers.zeros
-    return make_task(nn.Dense(1, use_bias=False, kernel_init=zeros), (canaries,), objective)
+    layer = nn.Dense(1, use_bias=False, kernel_init=nn.initializers.zeros, name="head")
+    return make_task(nn.Sequential([layer]), (canaries,), objective)
 
 
 def design(privacy: Mapping[str, Any], setup: Setup, canaries: int) -> Game:
@@ -231,35 +243,38 @@ def many_runs_bound(scores: np.ndarray, included: np.ndarray, delta: float) -> f
 
     scores: [N], one of each run; higher means "in". included: [N] bool.
     """
-    library = _auditing()
-    return library.CanaryScoreAuditor(scores[included], scores[~included]).epsilon_clopper_pearson(
-        1 - CONFIDENCE, delta, one_sided=False, threshold_strategy=library.Split(seed=0)
-    )
+    library = libraries.import_library("jax_privacy.auditing", "jax-privacy", "an audit")
+    auditor = library.CanaryScoreAuditor(scores[included], scores[~included])
+    split = library.Split(seed=0)
+    return float(auditor.epsilon_clopper_pearson(ERROR, delta, False, threshold_strategy=split))
 
 
 def one_run_bound(scores: np.ndarray, included: np.ndarray, delta: float) -> float:
-    """The lower bound of epsilon from the canaries of one run: the best of several `SHARES`.
+    """The lower bound of epsilon from the canaries of one run: the highest one of `SHARES`.
 
-    scores: [m], one of each canary; higher means "in". included: [m] bool. The bound of each share
-    has a confidence of 1 - 0.05 / len(SHARES).
+    scores: [m], one of each canary; higher means "in". included: [m] bool.
     """
     ordered, m = included[np.argsort(scores)], len(scores)
     sides = {max(1, int(share * m)) for share in SHARES}
-    return max(
-        guesses_bound(
-            m, 2 * side, sum(~ordered[:side]) + sum(ordered[m - side :]), delta, len(SHARES)
-        )
-        for side in sides
-    )
+
+    def bound(side):
+        correct = np.sum(~ordered[:side]) + np.sum(ordered[m - side :])
+        return guesses_bound(m, 2 * side, int(correct), delta, ERROR / len(sides))
+
+    return max(map(bound, sides))
 
 
-def guesses_bound(m: int, guesses: int, correct: int, delta: float, tests: int = 1) -> float:
+def guesses_bound(m: int, guesses: int, correct: int, delta: float, error: float = ERROR) -> float:
     """The lower bound of epsilon from the number of correct guesses about m canaries.
 
-    tests: among how many bounds the best one is taken.
+    error: the probability that the bound is above epsilon.
     """
-    library = _auditing()
-    wrong, rest = guesses - correct, m - guesses
-    # The library takes scores: of "in" for correct guesses, of "out" for wrong ones.
-    right, others = np.r_[np.ones(correct), np.zeros(rest)], np.ones(wrong)
-    ...
+
+    def excess(epsilon):
+        """The probability of so many correct guesses, minus `error`."""
+        binomial = stats.binom(guesses, special.expit(epsilon))
+        tails = binomial.sf(correct - 1 - np.arange(correct + 1))  # P(B >= v - i)
+        rare = np.max((tails[1:] - tails[0]) / np.arange(1, correct + 1), initial=0)
+        return tails[0] + 2 * m * delta * rare - error
+
+    return 0.0 if excess(0) >= 0 else float(optimize.brentq(excess, 0, HIGHEST))

@@ -9,7 +9,7 @@ from scipy import stats
 from sklearn import metrics
 
 from fedjax_lab import losses
-from fedjax_lab.audit import likelihood, rates
+from fedjax_lab.auditing import likelihood, rates
 
 RNG = np.random.default_rng(0)
 MEMBERS, OTHERS = RNG.normal(1, 1, 300), RNG.normal(0, 1, 2000)
