@@ -1,8 +1,9 @@
 """Members and nonmembers of a run, how sure its models are of them, and reference federations.
 
-Members are the training examples of the clients. Nonmembers are their test examples, of each client
-those that the federation deals to it. A model is seen by the evaluation of the simulator, so that
-every method is attacked with the models that it is scored with.
+Members are the training examples of the clients. Nonmembers are test examples: of each client some
+of those that the federation deals to it, at most as many as its members. A model is seen by the
+evaluation of the simulator, so that every method is attacked with the models that it is scored
+with.
 
 A reference federation is trained like the run, with other random numbers, and each client holds a
 random choice of its members and nonmembers, as many as it has training examples. References only
@@ -51,8 +52,9 @@ class References(NamedTuple):
 def candidates(federation: Federation) -> Candidates:
     """The members and nonmembers of a federation.
 
-    Nonmembers are the test rows of each client, or its validation rows, or else a share of the
-    global test set. Raises BadInput if there are none.
+    Nonmembers are chosen among the test rows of each client, or its validation rows, or else a
+    share of the global test set; there are at most as many as members. Raises BadInput if there are
+    none.
     """
     members = parts_of(federation.train)
     others = next((r for r in (federation.test, federation.validation) if r is not None), None)
@@ -65,7 +67,9 @@ def candidates(federation: Federation) -> Candidates:
             "the run has no examples that were not trained on, with which members are compared;"
             " draw some with --config.data.test=0.2"
         )
-    each = list(zip(members, outside, strict=True))
+    rng = np.random.default_rng(0)
+    pairs = zip(members, outside, strict=True)
+    each = [(a, np.sort(rng.permutation(b)[: len(a)])) for a, b in pairs]
     (rows,) = make_rows([[np.concatenate(pair) for pair in each]])
     is_member = [np.arange(len(a) + len(b)) < len(a) for a, b in each]
     client = np.repeat(np.arange(len(each)), [len(a) for a in is_member])
@@ -177,22 +181,22 @@ def _with_rows(data, rows):
     return data._replace(federation=federation, population=people)
 
 
-def check_client(of: Candidates, client: int | str) -> None:
-    """Raises BadInput unless `client` is "all" or the number of a client with nonmembers."""
-    if client == "all":
-        return
-    if client not in range(len(of.rows)):
-        raise BadInput(f"attack.client: no client {client}; valid: 0 .. {len(of.rows) - 1}, or all")
-    if of.member[of.client == client].all():
+def check_client(of: Candidates, client: int) -> None:
+    """Raises BadInput unless `client` is -1 or the number of a client with nonmembers."""
+    if client >= len(of.rows):
+        raise BadInput(
+            f"attack.client: no client {client}; valid: 0 .. {len(of.rows) - 1}, -1: all"
+        )
+    if client >= 0 and of.member[of.client == client].all():
         raise BadInput(f"attack.client={client}: this client has no nonmembers; use another one")
 
 
-def findings(scores: np.ndarray, of: Candidates, client: int | str) -> Findings:
+def findings(scores: np.ndarray, of: Candidates, client: int) -> Findings:
     """The rates and the ROC curve of an attack, and the area under that of each client.
 
-    scores: [E], higher means "member". client: the one whose examples count, or "all".
+    scores: [E], higher means "member". client: the one whose examples count; -1: all.
     """
-    chosen = of.client == client if client != "all" else np.full(len(scores), True)
+    chosen = (of.client == client) | (client == -1)
     groups = scores[chosen & of.member], scores[chosen & ~of.member]
     measured: dict[str, Any] = {"members": len(groups[0]), "nonmembers": len(groups[1])}
     for name, rate in rates.summarize(*groups).items():

@@ -14,13 +14,21 @@ from fedjax_lab.auditing.likelihood import confidence
 from fedjax_lab.auditing.target import make_target
 from fedjax_lab.experiment.federation import make_rows
 
-OVERFITTED = {"local": {"lr": 0.3, "epochs": 5}, "run": {"rounds": 4, "eval_every": 4}}
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    config = toys.config(folder, data={"test": 0.5}, model={"width": 64}, **OVERFITTED)
+    """A run that has learned random labels by heart."""
+    folder, rng = tmp_path_factory.mktemp("run"), np.random.default_rng(0)
+    x, y = rng.normal(size=(240, 20)).astype(np.float32), rng.integers(0, 3, 240)
+    np.savez(folder / "data.npz", x=x, y=y)
+    config = toys.config(
+        folder,
+        data={"test": 0.5},
+        partition={"name": "iid", "num_clients": 6},
+        model={"width": 64},
+        local={"lr": 0.3, "epochs": 10},
+        run={"rounds": 4, "eval_every": 4},
+    )
     return fedjax_lab.run(config, workdir=folder / "run", quiet=True)
 
 
@@ -43,13 +51,14 @@ def test_candidates_are_the_training_and_the_test_examples_of_each_client():
     for client in range(toys.C):
         held = np.asarray(of.rows.list)[of.client == client]
         for rows, which in ((toys.FEDERATION.train, True), (toys.FEDERATION.test, False)):
-            expected = np.asarray(rows[jnp.array([client])])
-            here = of.member[of.client == client] == which
-            np.testing.assert_array_equal(held[here], expected[expected >= 0])
+            of_client = held[of.member[of.client == client] == which]
+            assert len(of_client) == len(set(of_client)) <= int(toys.FEDERATION.train.count[client])
+            assert set(of_client) <= set(np.asarray(rows[jnp.array([client])]).ravel())
+    assert of.member.sum() == int(toys.FEDERATION.train.count.sum())
     without = toys.FEDERATION._replace(test=None)
     of = membership.candidates(jax.device_get(without))
     outside = np.asarray(of.rows.list)[~of.member]
-    np.testing.assert_array_equal(np.sort(outside), np.asarray(without.global_test))
+    assert set(outside) <= set(np.asarray(without.global_test)) and len(set(outside)) > 100
     nothing = without._replace(global_test=None)
     assert "no examples that were not trained on" in complaint(membership.candidates, nothing)
 
@@ -99,11 +108,12 @@ def test_references_at_once_are_federations_one_after_another(target, view):
 @pytest.mark.slow
 def test_attacks_find_the_members_of_an_overfitted_run(run):
     by_loss = fedjax_lab.audit(run, "loss").rows[0]
+    assert by_loss["auc_low"] > 0.6 and by_loss["members"] == 120
     found = {mode: fedjax_lab.audit(run, "lira", mode=mode) for mode in ("online", "offline")}
     for findings in found.values():
         row = findings.rows[0]
-        assert row["auc_low"] > 0.5 and row["auc_low"] < row["auc"] < row["auc_high"]
-        assert row["auc"] > by_loss["auc"] - 0.02 and len(row["auc_per_client"]) == 6
+        assert 0.6 < row["auc_low"] < row["auc"] < row["auc_high"]
+        assert len(row["auc_per_client"]) == 6
         assert "a common variance" in findings.remarks[0]
     own = fedjax_lab.audit(run, "loss", view="client", client=2).rows[0]
     assert own["auc"] == own["auc_per_client"][2] and own["members"] < by_loss["members"]
@@ -115,7 +125,7 @@ def test_a_run_that_cannot_be_attacked_is_refused_in_one_line(run, target, tmp_p
     def refused(attack="lira", of=run, **settings):
         return complaint(fedjax_lab.audit, of, attack, **settings)
 
-    assert "no client 9; valid: 0 .. 5, or all" in refused("loss", client=9)
+    assert "no client 9; valid: 0 .. 5, -1: all" in refused("loss", client=9)
     assert "attack.references must be at least 4" in refused(references=3)
     assert "holds no run" in refused(of=tmp_path)
     assert "adds no noise" in refused("epsilon") or "no epsilon" in refused("epsilon")

@@ -12,7 +12,7 @@ from fedjax_lab.auditing import likelihood, membership, rates
 from fedjax_lab.auditing.findings import Findings
 from fedjax_lab.auditing.target import Target
 from fedjax_lab.errors import BadInput
-from fedjax_lab.ranges import NotNegative, Positive, Within, checked
+from fedjax_lab.ranges import Positive, Within, checked
 
 
 @checked("attack")
@@ -20,7 +20,7 @@ def lira(
     target: Target,
     *,
     view: Literal["global", "client"] = "global",
-    client: NotNegative[int] | Literal["all"] = "all",
+    client: Annotated[int, Within(-1)] = -1,
     mode: Literal["online", "offline"] = "online",
     references: Annotated[int, Within(4)] = 16,
     chunk: Positive[int] = 16,
@@ -29,7 +29,7 @@ def lira(
 
     view: whose model is attacked: global, the one that every client and the server see; or client,
         the one with which an example's client is scored.
-    client: the number of the client whose examples are attacked, or all.
+    client: the number of the client whose examples are attacked; -1: of all.
     mode: online, with references that were trained with an example and without it; offline, only
         with those without it.
     references: the number of reference federations; the paper has 256.

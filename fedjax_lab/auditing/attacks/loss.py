@@ -5,12 +5,12 @@ orders examples as the loss does. Members are the training examples of the clien
 test examples.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedjax_lab.auditing import membership, rates
 from fedjax_lab.auditing.findings import Findings
 from fedjax_lab.auditing.target import Target
-from fedjax_lab.ranges import NotNegative, checked
+from fedjax_lab.ranges import Within, checked
 
 
 @checked("attack")
@@ -18,13 +18,13 @@ def loss(
     target: Target,
     *,
     view: Literal["global", "client"] = "global",
-    client: NotNegative[int] | Literal["all"] = "all",
+    client: Annotated[int, Within(-1)] = -1,
 ) -> Findings:
     """Tells members from nonmembers by their loss.
 
     view: whose model is attacked: global, the one that every client and the server see; or client,
         the one with which an example's client is scored.
-    client: the number of the client whose examples are attacked, or all.
+    client: the number of the client whose examples are attacked; -1: of all.
     """
     of = membership.candidates(target.federation)
     membership.check_client(of, client)
