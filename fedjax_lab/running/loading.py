@@ -402,7 +402,7 @@ class Run:
     def _plan(self):
         """The plan of the run, with the stage's view applied to each batch."""
         plan, view = self.experiment.simulation.plan._replace(equal_steps=False), self.stage.view
-        plan = plan if self.stage.plan is None else self.stage.plan(plan)
+        plan = self.stage.plan(plan)
         return plan if view is None else plan._replace(view=view.transform)
 
     def plan_of_round(self, t: int) -> Plan:
