@@ -48,6 +48,7 @@ AUDITED = ("central", "adaptive", "banded", "local", "example_level")
 LARGE = 1e3  # norm of a canary's gradient, relative to S
 SHARES = (0.01, 0.05, 0.2, 0.5)  # of the canaries that are guessed to be in, and to be out
 RARE = 0.01  # largest 2 m delta of an audit with one run, whose bound is weak if it is larger
+MOST = 1000  # canaries in a run
 CHUNK = 256  # runs at once
 ERROR = 1 - CONFIDENCE
 HIGHEST = 50.0  # epsilon up to which a bound is searched for
@@ -93,11 +94,11 @@ def many_runs(privacy: Mapping[str, Any], setup: Setup, runs: int = 4000, seed: 
 def one_run(privacy: Mapping[str, Any], setup: Setup, seed: int = 0) -> Bound:
     """The bound of epsilon from one run, in which all clients or examples are canaries.
 
-    The run of `local` has a model for each client, whose upload it is. The bound is of epsilon for
+    There are at most 1000. The run of `local` has a model for each client, whose upload it is. The bound is of epsilon for
     a small delta, because m delta weakens it. See `many_runs` for the arguments and errors.
     """
     promise, name = _checked(privacy, setup), privacy["name"]
-    m = min(setup.sizes) if name == "example_level" else setup.num_clients
+    m = min(MOST, _fewest(setup) if name == "example_level" else setup.num_clients)
     shape = (m, 1) if name == "local" else (1, m)
     return _audit("one run", privacy, setup, shape, min(promise.delta, RARE / (2 * m)), seed)
 
@@ -111,6 +112,11 @@ def _checked(privacy, setup):
     if promise is None:
         raise BadInput("config.privacy adds no noise, so that there is no epsilon to audit")
     return promise
+
+
+def _fewest(setup):
+    """The number of examples of the smallest client, whose examples have the highest epsilon."""
+    return min(n for n in setup.sizes if n)
 
 
 def _audit(name, privacy, setup, shape, delta, seed):
@@ -158,7 +164,7 @@ def design(privacy: Mapping[str, Any], setup: Setup, canaries: int) -> Game:
     """
     name, T = privacy["name"], setup.rounds
     is_client = name in ("central", "adaptive", "banded")
-    of_client = min(setup.sizes) if name == "example_level" else 1
+    of_client = _fewest(setup) if name == "example_level" else 1
     if not is_client:
         setup = setup._replace(num_clients=1, cohort=1, sizes=(of_client,))
     bands = privacy.get("bands", 1) if name == "banded" else 1
