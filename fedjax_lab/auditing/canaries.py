@@ -94,8 +94,9 @@ def many_runs(privacy: Mapping[str, Any], setup: Setup, runs: int = 4000, seed: 
 def one_run(privacy: Mapping[str, Any], setup: Setup, seed: int = 0) -> Bound:
     """The bound of epsilon from one run, in which all clients or examples are canaries.
 
-    There are at most 1000. The run of `local` has a model for each client, whose upload it is. The bound is of epsilon for
-    a small delta, because m delta weakens it. See `many_runs` for the arguments and errors.
+    There are at most 1000. The run of `local` has a model for each client, whose upload it is. The
+    bound is of epsilon for a small delta, because m delta weakens it. See `many_runs` for the
+    arguments and errors.
     """
     promise, name = _checked(privacy, setup), privacy["name"]
     m = min(MOST, _fewest(setup) if name == "example_level" else setup.num_clients)
