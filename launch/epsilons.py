@@ -33,14 +33,19 @@ ROWS = {  # title: (section of the config, setups of audits with one and with ma
 }
 
 
+def halved(update, key, std, add=privacy.with_noise):
+    """Adds half of the noise: an error that an audit must find."""
+    return add(update, key, std / 2)
+
+
 def main(runs: int) -> None:
     """Prints the table in Markdown."""
     print("| | stated | many runs | half of the noise | stated, small delta | one run |")
     print("|---|---:|---:|---:|---:|---:|")
     for title, (section, setup, few) in ROWS.items():
-        section, add = COMMON | section, privacy.with_noise
+        section = COMMON | section
         one, many = canaries.one_run(section, setup), canaries.many_runs(section, few, runs)
-        with mock.patch.object(privacy, "with_noise", lambda u, k, std: add(u, k, std / 2)):
+        with mock.patch.object(privacy, "with_noise", halved):
             half = canaries.many_runs(section, few, runs)
         numbers = many.stated, many.lower, half.lower, one.stated, one.lower
         print(f"| {title} | {' | '.join(f'{x:.2f}' for x in numbers)} |", flush=True)
