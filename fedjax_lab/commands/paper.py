@@ -5,8 +5,8 @@ python -m fedjax_lab.paper PAPER TABLE [--cells=PATTERN,PATTERN] [--seeds=0,1,2]
                            [--dry_run] [--folder=DIR] [--configs=DIR] [--config.run.rounds=20 ...]
 
 `list` prints one line for each data set of each accuracy table of Client2Vec, FedC2I, FedConcat,
-hFedF and FedPick, and of six tables of others: the number of cells, how many of them have their data on this machine, and their
-cost. `fedconcat table1` runs the cells of that table.
+hFedF and FedPick, and of six tables of others: the number of cells, how many of them have their
+data on this machine, and their cost. `fedconcat table1` runs the cells of that table.
 
 --cells    runs only the cells whose names contain one of these patterns, separated by commas; *
            matches any text: --cells='fmnist/*#C=2/fedavg'

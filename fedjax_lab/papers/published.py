@@ -71,11 +71,11 @@ class Recipe(NamedTuple):
     specs: tuple[Spec, ...]  # the runs; if several, the number is their mean
     way: str
     measure: str
-    target: float
     seeds: int
     per_client: bool
     notes: tuple[str, ...]
     lacks: str  # the reason why it cannot be measured; empty if it can
+    target: float = 0.0  # see Rule
 
 
 def _read(name):
@@ -155,11 +155,11 @@ def recipe(result: Result) -> Recipe:
         specs=() if rule.lacks else tuple(_spec(result, target) for target in targets),
         way=rule.way,
         measure=rule.measure.format(**row_facts),
-        target=rule.target,
         seeds=rule.seeds,
         per_client=rule.per_client and not rule.over,
         notes=notes,
         lacks=rule.lacks,
+        target=rule.target,
     )
 
 
