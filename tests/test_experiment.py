@@ -14,6 +14,7 @@ from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import experiment, references
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods import _sizes
+from fedjax_lab.methods.fedconcat_id import noise as noisy_inputs
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_each_color_channel_has_its_mean_and_standard_deviation(tmp_path):
     e = build(str(tmp_path / "color.npz"), data_more={"normalize": "cifar100"})
     black = (0 - e.simulation.seeds[0].federation.center) * e.simulation.seeds[0].federation.scale
     np.testing.assert_allclose(black, [-1.89683, -1.89732, -1.59667], rtol=1e-4)
-    noise = np.asarray(e.task.noise(jax.random.key(0), 500))
+    noise = np.asarray(noisy_inputs(e.task, jax.random.key(0), 500))
     np.testing.assert_allclose(noise.min((0, 1, 2)), black, atol=0.02)
 
 

@@ -93,8 +93,8 @@ def timed(
     rules, scheduled = _rules(config, plan, len(paces[0].compute)), []
     for seed, pace, work in zip(seeds, paces, works, strict=True):
         own = rules._replace(work=work)
-        schedule, tasks = make_schedule(clock, pace, own, sent, seed.number)
-        scheduled.append(seed._replace(schedule=schedule, tasks=tasks))
+        timeline = make_schedule(clock, pace, own, sent, seed.number)
+        scheduled.append(seed._replace(timeline=timeline))
     failures = plan.failures._replace(dropout=0.0, straggler=0.0)  # the schedule has both
     return plan._replace(failures=failures), scheduled
 
@@ -146,7 +146,7 @@ def _first_round(plan, stage, federation):
         return 0, plan.cohort
     if stage.embeddings is not None:
         federation = federation._replace(x=stage.embeddings().examples)
-        plan = plan._replace(augment=None, example_shape=None)
+        plan = plan._replace(augment=None, example_shape=())
     population = population_on_host(federation, plan.objective.num_classes)
     program = Program(stage.method, plan, parallel.vectorized())
     program, lane, state = outline.first_round(program, federation, population)

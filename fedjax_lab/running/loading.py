@@ -36,7 +36,7 @@ from fedjax_lab.simulation.client_work import (
     work_rows,
 )
 from fedjax_lab.simulation.population import population_on_host
-from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
+from fedjax_lab.types import ROWS, Client, Plan, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
 
@@ -401,8 +401,13 @@ class Run:
     def _plan(self):
         """The plan of the run, with the stage's view applied to each batch."""
         plan, view = self.experiment.simulation.plan._replace(equal_steps=False), self.stage.view
-        plan = plan if self.stage.plan is None else self.stage.plan(plan)
+        plan = self.stage.plan(plan)
         return plan if view is None else plan._replace(view=view.transform)
+
+    def plan_of_round(self, t: int) -> Plan:
+        """The plan of round t, counted from 0, with its learning rates; t is of this stage."""
+        program = make_program(self.experiment.simulation, self.number, self._plan, self._settings)
+        return simulate.in_round(program, jnp.int32(t)).plan
 
     def _program(self, settings):
         program = make_program(self.experiment.simulation, self.number, self._plan, settings)

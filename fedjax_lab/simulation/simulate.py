@@ -316,7 +316,7 @@ def _kept(extra, turn, before, private):
 def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
     """Removes the padding for the devices from arrays with an entry for each client, [C, ...]."""
     count = plan.num_clients
-    return stacked if count is None else jax.tree.map(lambda a: a[:count], stacked)
+    return jax.tree.map(lambda a: a[:count], stacked) if count else stacked
 
 
 def _at_once(program, exchange, server, federation, rows, turn, key):

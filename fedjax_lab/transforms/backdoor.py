@@ -73,7 +73,7 @@ def trigger(task: Task, size: int):
             raise BadInput(
                 "its clients do not train on the images themselves, so that no trigger can be added"
             )
-        square = jnp.broadcast_to(task.highest, (size, size, x.shape[-1])).astype(x.dtype)
+        square = jnp.broadcast_to(task.bounds[1], (size, size, x.shape[-1])).astype(x.dtype)
         return x.at[:, -size:, -size:].set(square)
 
     return with_trigger
