@@ -27,7 +27,7 @@ from fedjax_lab.running import choices, exporting, growth, results, resuming
 from fedjax_lab.running.client_models import model_of, no_model
 from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
-from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation import evaluate, needs, simulate
 from fedjax_lab.simulation.client_work import (
     WorkRows,
     client_federation,
@@ -356,13 +356,11 @@ class Run:
         return len(self.experiment.simulation.seeds[0].federation.train)
 
     def _newcomer(self, i):
-        newcomer = self.stage.method.newcomer
-        if newcomer is None:
-            raise BadInput(
-                f"method {self.config.method.name} has no global model; name a client of 0 .."
-                f" {self.num_clients - 1}"
-            )
-        message, private = newcomer(self.states[i])
+        method, remedy = self.stage.method, f"; name a client of 0 .. {self.num_clients - 1}"
+        what = f"method {self.config.method.name}: "
+        needs.check(method, "global_model", what=what, remedy=remedy)
+        assert method.newcomer is not None  # checked
+        message, private = method.newcomer(self.states[i])
         nobody = jax.tree.map(lambda a: jnp.zeros_like(a[0]), self._populations[i])
         return message, nobody._replace(id=jnp.int32(-1), private=private)
 
