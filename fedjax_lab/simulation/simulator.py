@@ -138,9 +138,7 @@ def simulator(
     return from_program(Program(method, plan, strategy or vectorized()), federation, names)
 
 
-def from_program(
-    program: Program, federation: Federation, domains: tuple[str, ...]
-) -> Simulator:
+def from_program(program: Program, federation: Federation, domains: tuple[str, ...]) -> Simulator:
     """The functions of a program with one federation, without the checks of `simulator`."""
     method, plan, classes = program.method, program.plan, program.plan.objective.num_classes
     people = [of(federation, classes) for of in (population_on_host, new_on_host)]
