@@ -149,10 +149,6 @@ def needs_classes(reason: str) -> NeedsClasses:
     )
 
 
-class NeedsAdapters(BadInput):
-    """A method trains low-rank factors, and the model has none."""
-
-
 @jax.tree_util.register_static
 class NoCounts:
     """Replaces the numbers of examples of each class where examples have no class.

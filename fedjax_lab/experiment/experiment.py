@@ -109,7 +109,7 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     variant = functools.partial(variants.variant, config, model, setup)
     stages, of_step = variant({})
     if pooled.are_pooled(stages):
-        config, training = pooled.without_clients(config), pool(federations)
+        config, training = pooled.without_clients(config, stages), pool(federations)
         variant = functools.partial(variants.variant, config, model, setup)
         stages, of_step = variant({})
     checks.check_skewed(config, stages)

@@ -322,13 +322,14 @@ def _method(name, made):
     return made
 
 
+BASE_NEEDS = ("one_stage", "all_at_once")
+
+
 def _make_base(name, settings, task):
     """A method that another one can wrap. Raises BadInput if it has stages, or no cohorts."""
     method = make_method(name, task, **settings)
-    if not isinstance(method, Method):
-        raise BadInput(f"config.method.base={name} has several stages; choose another method")
-    if reason := needs.unmet(method, "all_at_once"):
-        raise BadInput(f"config.method.base={name}: {reason}; choose another method")
+    remedy = "; choose another method"
+    needs.check(method, *BASE_NEEDS, what=f"config.method.base={name}: ", remedy=remedy)
     return method
 
 

@@ -48,7 +48,7 @@ def as_configured(
     words = " and ".join(f"{key} {config[key].name}" for key in named)
     naming = functools.partial(_naming, f"method {config.method.name} with {words}")
     with naming():
-        needs.check(stage.method, "clients")
+        needs.check(stage.method, *UPLOAD_NEEDS)
         if {"compression", "downlink"} & {*named}:  # codes are those of a whole model
             stage = stage._replace(method=stage.method.having(absent=None))
         for key in named:
@@ -121,17 +121,17 @@ def make_setup(
     )
 
 
+UPLOAD_NEEDS = ("clients",)  # of every transform
+PRIVACY_NEEDS = ("plain",)
+
+
 def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:
     """Raises BadInput if a run would be less private than its accounting assumes."""
     if not is_private(config):
         return
-    name, method = config.privacy.name, config.method.name
-    (first, *others) = stages
-    if others or not first.is_plain:
-        raise BadInput(
-            f"config.privacy.name={name} protects only the rounds of a single stage, but method"
-            f" {method} has stages, between which it also uses data of its clients"
-        )
+    name = config.privacy.name
+    what = f"config.privacy.name={name} does not fit method {config.method.name}: "
+    needs.check(stages, *PRIVACY_NEEDS, what=what)
     if name == "example_level" and (config.local.steps or config.local.accumulate > 1):
         key = "steps" if config.local.steps else "accumulate"
         raise BadInput(
