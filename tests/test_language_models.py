@@ -1,5 +1,6 @@
 """A federated language model: adapters of a small decoder on generated instructions."""
 
+import json
 import re
 from pathlib import Path
 
@@ -252,3 +253,9 @@ def test_a_model_without_a_cache_writes_rows(trained):
         generation.write(logits_of, likely, [1, 2], 9, 4, frozenset())
     with pytest.raises(BadInput, match="the prompt is empty"):
         generation.write(logits_of, likely, [], 9, 4, frozenset())
+
+
+def test_exported_adapters_name_the_base_on_the_hub(trained, tmp_path):
+    trained.export(tmp_path / "adapters.peft", base="someone/model")
+    written = json.loads((tmp_path / "adapters.peft" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == "someone/model"

@@ -58,8 +58,8 @@ def diloco(
         both = theta._replace(params=(theta.params, tree.zeros(moments)))
         inner = optim.resumed(work.optimizer, s, moments, work.steps, rate)
         (params, last), stats = work.train(both, loss, optimizer=inner)  # Alg. 1
-        kept = s + work.steps, tree.where(work.steps > 0, last, moments)
-        return Weights(params, stats), kept
+        moments = tree.where(work.steps > 0, last, moments)
+        return Weights(params, stats), (s + work.steps, moments)
 
     def step(server, uploads, cohort):
         (theta, m), mean = server, tree.mix(cohort.weight, uploads)

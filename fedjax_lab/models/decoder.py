@@ -98,11 +98,11 @@ class Block(nn.Module):
 
         places: turns, visible tokens, and the number of tokens in `old`: see `caching.attention`.
         """
-        mixed, kept = self._attention(self._norm(x, "attention_norm"), *places, old)
+        mixed, new = self._attention(self._norm(x, "attention_norm"), *places, old)
         s = x + mixed.astype(x.dtype)
         y = self._norm(s, "mlp_norm")
         gate, up = (self._dense(y, self.sizes.hidden, name) for name in ("gate", "up"))
-        return s + self._dense(nn.silu(gate) * up, x.shape[-1], "down").astype(x.dtype), kept
+        return s + self._dense(nn.silu(gate) * up, x.shape[-1], "down").astype(x.dtype), new
 
     def _attention(self, y, turns, visible, count, old):
         sizes, outputs = self.sizes, y.shape[-1]
@@ -115,8 +115,8 @@ class Block(nn.Module):
         if sizes.qk_norm:
             q, k = self._norm(q, "q_norm"), self._norm(k, "k_norm")
         q, k, v = rotated(q, turns), rotated(k, turns), heads("v", sizes.kv_heads)
-        y, kept = caching.attention(q, k, v, old, count, visible, sizes.window)
-        return self._dense(y.reshape(*y.shape[:2], -1), outputs, "o"), kept
+        y, new = caching.attention(q, k, v, old, count, visible, sizes.window)
+        return self._dense(y.reshape(*y.shape[:2], -1), outputs, "o"), new
 
     def _norm(self, x, name):
         return nn.RMSNorm(self.sizes.epsilon, name=name)(x).astype(x.dtype)
@@ -162,10 +162,10 @@ class Decoder(nn.Module):
         )
         blocks = repeated(Block, sizes.depth, self.remat)
         where = rotations(sizes, places), visible, before
-        z, kept = blocks(sizes, dtype, name="blocks")(words, where, old)
+        z, new = blocks(sizes, dtype, name="blocks")(words, where, old)
         z = nn.RMSNorm(sizes.epsilon, name="norm")(z)
         outputs = logits(z, self.num_classes, dtype), z
-        return outputs if cache is None else (outputs, Cache(*kept, before + x.shape[1]))
+        return outputs if cache is None else (outputs, Cache(*new, before + x.shape[1]))
 
     def empty_cache(self, rows: int, length: int) -> Cache:
         """The cache of texts without tokens, with room for `length` of them."""

@@ -49,10 +49,10 @@ class Block(nn.Module):
         heads = (*x.shape[:2], 3, self.sizes.heads, width // self.sizes.heads)
         q, k, v = jnp.moveaxis(qkv.reshape(heads), 2, 0)
         visible, count = places
-        y, kept = caching.attention(q, k, v, old, count, visible)
+        y, new = caching.attention(q, k, v, old, count, visible)
         x = x + dense(y.reshape(x.shape), width, "o", self.dtype, bias=True).astype(kind)
         y = dense(norm(x, self.sizes, "mlp_norm").astype(kind), 4 * width, "up", self.dtype, True)
-        return x + dense(nn.gelu(y), width, "down", self.dtype, True).astype(kind), kept
+        return x + dense(nn.gelu(y), width, "down", self.dtype, True).astype(kind), new
 
 
 def norm(x: Array, sizes: Sizes, name: str) -> Array:
@@ -98,10 +98,10 @@ class GPT2(nn.Module):
         words = embedding(self.vocabulary or self.num_classes, "embed")(ids)
         at = embedding(sizes.positions or longest, "positions")(places + before)
         blocks = repeated(Block, sizes.depth, self.remat)
-        z, kept = blocks(sizes, dtype, name="blocks")(words + at, (visible, before), old)
+        z, new = blocks(sizes, dtype, name="blocks")(words + at, (visible, before), old)
         z = norm(z, sizes, "norm")
         outputs = logits(z, self.num_classes, dtype), z
-        return outputs if cache is None else (outputs, Cache(*kept, before + x.shape[1]))
+        return outputs if cache is None else (outputs, Cache(*new, before + x.shape[1]))
 
     def empty_cache(self, rows: int, length: int) -> Cache:
         """The cache of texts without tokens, with room for `length` of them."""

@@ -103,7 +103,8 @@ def write(
     size = -(-len(prompt) // STEP) * STEP
     step = _with_cache(logits_of, weights, size + count) if cached else None
     step = step or _without_cache(logits_of, weights, row)
-    ids, made, cache = list(prompt), [], None
+    made: list[int] = []
+    ids, cache = [*prompt], None
     for number in range(count):
         logits, cache = step(ids, cache)
         made.append(_chosen(logits, temperature, None if key is None else (key, number)))

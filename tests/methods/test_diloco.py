@@ -59,17 +59,17 @@ def test_diloco_against_numpy():
     method = toys.make("diloco", toys.TASK, warmup=2, cosine=7)
     adam = optax.scale_by_adam(0.9, 0.999, 0.1)
     plan = PLAIN._replace(optimizer=optim.adamw(naive.LR, naive.DECAY, eps=0.1))
-    w, m, kept = naive.first_weights(), [0.0] * 4, {}
+    w, m, private = naive.first_weights(), [0.0] * 4, {}
     for t in range(3):
         ids, models = naive.cohort(method, t), []
         for i in ids:
-            v, s, moments = w, *kept.get(i, (0, adam.init(w)))
+            v, s, moments = w, *private.get(i, (0, adam.init(w)))
             for _ in range(naive.STEPS):
                 direction, moments = adam.update(naive.gradient(v, *naive.data_of(i))[1], moments)
                 rate = min((s + 1) / 3, 1) * (1 + np.cos(np.pi * np.clip((s - 2) / 5, 0, 1))) / 2
                 v = naive.add(v, naive.add(direction, v, naive.DECAY), -rate * naive.LR)
                 s += 1
-            kept[i] = s, moments
+            private[i] = s, moments
             models.append(v)
         delta = naive.sub(w, naive.mean_by_size(ids, models))
         m = naive.add(delta, m, 0.9)
