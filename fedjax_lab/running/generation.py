@@ -37,7 +37,7 @@ def speller(data: Any, dataset: Dataset, raw: bool) -> Speller:
     raw: whether a prompt is the beginning of a text, instead of the first turn of a conversation.
     """
     if "tokenizer" in data:
-        return _of_tokenizer(data, raw)
+        return _tokenizer_speller(data, raw)
     names = [str(name) for name in dataset.classes]
     characters = {name: id for id, name in enumerate(names) if len(name) == 1}
     if FIRST not in names or not characters:
@@ -53,7 +53,7 @@ def speller(data: Any, dataset: Dataset, raw: bool) -> Speller:
     return Speller(prompt, decode, frozenset({names.index(LAST)} if LAST in names else ()))
 
 
-def _of_tokenizer(data, raw):
+def _tokenizer_speller(data, raw):
     reader = tokenizer_files.read(data.tokenizer, (tokenizer_files.BYTES,))
     join = data.get("join_input", False)
     form = Form(data.tokenizer, data.get("template", "chat"), "response", join, 2, 0)
