@@ -149,10 +149,6 @@ def needs_classes(reason: str) -> NeedsClasses:
     )
 
 
-class NeedsAdapters(BadInput):
-    """A method trains low-rank factors, and the model has none."""
-
-
 @jax.tree_util.register_static
 class NoCounts:
     """Replaces the numbers of examples of each class where examples have no class.
@@ -516,7 +512,7 @@ class Failures(NamedTuple):
 
     dropout: float = 0.0  # probability that a client's uploads of a round are lost
     straggler: float = 0.0  # probability that a client makes only some of its passes in a round
-    attackers: float = 0.0  # share of the clients that attack: `Client.attacks`
+    attackers: Any = 0.0  # share of the clients that attack, or `failures.Attackers`
     clock: Any = None  # `clock.Clock` of synchronous rounds; None: time is not simulated
 
 

@@ -401,7 +401,7 @@ def test_other_methods_and_transforms_run_asynchronously(tmp_path, method, secti
         ),
         (
             {"clock": {"name": "constant", "deadline": 2.0}, "method": {"name": "pfedhn"}},
-            "pfedhn take turns",
+            "pfedhn: its clients take turns",
         ),
         (
             {
@@ -417,7 +417,7 @@ def test_other_methods_and_transforms_run_asynchronously(tmp_path, method, secti
         ({"method": {"name": "local"}}, "draws its clients itself"),
         (
             {"method": {"name": "fediir"}},
-            "cannot train asynchronously, because it has several exchanges in a round",
+            ": it has several exchanges in a round; docs/time.md",
         ),
         ({"privacy": {"name": "central"}}, "config.privacy.name=central"),
         ({"run": {"sampling": "all_clients"}}, "config.run.sampling=all_clients"),

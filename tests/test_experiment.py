@@ -119,7 +119,7 @@ def test_vectorized_seeds_share_the_memory_of_a_device(data):
         (3, {}, "config.engine.fsdp=3 does not divide the 8 devices; choose 1 or 2 or 4 or 8"),
         (0, {}, "config.engine.fsdp must be above 0, got 0"),
         (4, {"local": {"batch_size": 6}}, "config.engine.fsdp=4 does not divide a batch of 6"),
-        (2, {"method": {"name": "pfedhn"}}, "method pfedhn trains its clients one by one"),
+        (2, {"method": {"name": "pfedhn"}}, "does not fit method pfedhn: its clients take turns"),
     ],
 )
 def test_an_invalid_fsdp_setting_is_rejected(data, fsdp, more, message):
@@ -158,7 +158,7 @@ def test_the_error_for_missing_validation_rows_names_the_setting(data):
     choosing = {"name": "knn_per", "weight": "validation"}
     for method in ({"name": "fedfomo"}, choosing):
         message = complaint(build, data, method=method)
-        assert f"method {method['name']} needs validation examples of its clients" in message
+        assert f"method {method['name']}: it needs validation examples of its clients" in message
         assert "--config.partition.validation=0.2" in message
         build(data, method=method, partition={"validation": 0.2})
     build(data, method={"name": "knn_per"}, partition={"new_clients": 0.2})
