@@ -6,7 +6,7 @@ import pytest
 from inputs import complaint
 
 from fedjax_lab.data import natural_tables
-from fedjax_lab.data.sources.natural import natural
+from fedjax_lab.data.sources.user_tables import natural
 
 parquet = optional.module("pyarrow.parquet")
 pyarrow = optional.module("pyarrow")
