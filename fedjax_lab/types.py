@@ -512,7 +512,7 @@ class Failures(NamedTuple):
 
     dropout: float = 0.0  # probability that a client's uploads of a round are lost
     straggler: float = 0.0  # probability that a client makes only some of its passes in a round
-    attackers: float = 0.0  # share of the clients that attack: `Client.attacks`
+    attackers: Any = 0.0  # share of the clients that attack, or `failures.Attackers`
     clock: Any = None  # `clock.Clock` of synchronous rounds; None: time is not simulated
 
 

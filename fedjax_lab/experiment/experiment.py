@@ -481,7 +481,7 @@ def _plan(config, training, stages, of_step, dataset, objective):
         failures=Failures(
             dropout=config.run.dropout,
             straggler=config.run.straggler,
-            attackers=0.0 if config.attack.name == "none" else config.attack.share,
+            attackers=transforming.attackers(config.attack),
         ),
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],

@@ -46,6 +46,7 @@ MODULES = {  # other modules, with the names of their functions
         "data.sources.prepared": "tfds",
         "data.sources.text_sets": "ag_news sentiment140",
         "data.sources.tff": "tff_hdf5",
+        "data.sources.user_tables": "natural",
     },
     "partition": {
         "data.partitions.partitioning": "iid dirichlet classes_per_client client_dirichlet quantity"
@@ -79,8 +80,9 @@ MODULES = {  # other modules, with the names of their functions
     "sampling": {"sampling": "by_size equal shuffled all_clients power_of_choice"},
     "attack": {
         "transforms": "none",
-        "transforms.attacks": "sign_flip gaussian inner_product little_is_enough label_flip",
-        "transforms.backdoor": "backdoor",
+        "transforms.attacks": "sign_flip gaussian inner_product little_is_enough min_max min_sum"
+        " label_flip",
+        "transforms.backdoor": "backdoor dba blended semantic neurotoxin",
     },
     "privacy": {
         "transforms": "none",
@@ -92,8 +94,10 @@ MODULES = {  # other modules, with the names of their functions
         "transforms": "none",
         "transforms.aggregators": "median trimmed_mean krum multi_krum bulyan geometric_median"
         " centered_clipping norm_bound",
+        "transforms.defenses": "fltrust foolsgold robust_lr flame dnc",
         "transforms.secure": "secure_sum",
     },
+    "mixing": {"transforms": "none", "transforms.mixing": "bucketing nearest_neighbors"},
     "compression": {
         "transforms": "none",
         "transforms.compression": "top_k random_k qsgd sign low_rank",
@@ -148,7 +152,9 @@ TAKES = {  # the arguments of a function of each kind, without its settings
     "sampling": ("key", "server", "population", "m"),
     "privacy": ("method", "task", "setup"),
     **dict.fromkeys(("clock", "availability"), ("num_clients", "rng")),
-    **dict.fromkeys(("attack", "aggregator", "compression", "downlink"), ("method", "task")),
+    **dict.fromkeys(
+        ("attack", "aggregator", "mixing", "compression", "downlink"), ("method", "task")
+    ),
 }
 
 OF_EXAMPLES = ("examples", "num_clients", "rng")  # the second form of a partition; see dealing.py

@@ -36,6 +36,7 @@ from fedjax_lab.simulation.client_work import (
     work_rows,
 )
 from fedjax_lab.simulation.population import population_on_host
+from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.types import ROWS, Client, Plan, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
@@ -404,8 +405,11 @@ class Run:
 
     def plan_of_round(self, t: int) -> Plan:
         """The plan of round t, counted from 0, with its learning rates; t is of this stage."""
-        program = make_program(self.experiment.simulation, self.number, self._plan, self._settings)
-        return simulate.in_round(program, jnp.int32(t)).plan
+        return simulate.in_round(self.program(), jnp.int32(t)).plan
+
+    def program(self) -> Program:
+        """The program of the stage at the checkpoint, which sets the learning rates of a round."""
+        return make_program(self.experiment.simulation, self.number, self._plan, self._settings)
 
     def _program(self, settings):
         program = make_program(self.experiment.simulation, self.number, self._plan, settings)

@@ -135,11 +135,11 @@ def simulator(
         num_domains=len(names),
         example_shape=task.input_shape,
     )
-    return _functions(Program(method, plan, strategy or vectorized()), federation, names)
+    return from_program(Program(method, plan, strategy or vectorized()), federation, names)
 
 
-def _functions(program, federation, domains):
-    """The functions of a program with one federation."""
+def from_program(program: Program, federation: Federation, domains: tuple[str, ...]) -> Simulator:
+    """The functions of a program with one federation, without the checks of `simulator`."""
     method, plan, classes = program.method, program.plan, program.plan.objective.num_classes
     people = [of(federation, classes) for of in (population_on_host, new_on_host)]
     default = Data(*jax.tree.map(jnp.asarray, (federation._replace(traits={}), *people)))
