@@ -144,7 +144,7 @@ def measure(args, table, cells: list[Cell]) -> int:
             print(f"the budget is used up; {len(groups) - i + 1} of {len(groups)} are left")
             break
         seeds = _listed(group[0].seeds)
-        print(f"{i} of {len(groups)}: {_of(group)}, seeds {seeds}", flush=True)
+        print(f"cell {i} of {len(groups)}: {_of(group)}, seeds {seeds}", flush=True)
         needed = [by_name[name] for cell in group for name in cell.note.get("needs", ())]
         code |= sweep.train([*needed, *group], args.out, together=len(group) > 1)
         for cell in group:

@@ -273,6 +273,7 @@ def add_reason(name: str, cell: str, reason: str) -> None:
     """Keep the reason why the method of a cell, FEDERATION/METHOD,SETTING=VALUE, cannot run."""
     every = reasons(name) | {cell.partition(",")[0]: reason}
     text = json.dumps(every, indent=1, sort_keys=True)
+    metric_rows.make_folder(RESULTS)
     metric_rows.write_text(RESULTS / f"{name}_reasons.json", text + "\n")
 
 

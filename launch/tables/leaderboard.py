@@ -37,7 +37,8 @@ NAMES = [name for name in METHODS if not needs_adapters(name)]
 ORDER = sorted(NAMES, key=lambda name: ([*FIRST, name].index(name), name))
 REFERENCE = "central"  # it is not federated, and its difference to FedAvg is not tested
 
-# The first three draws of the learning rate in stream 1 (0.00237, 0.095, 0.0243) lie in different thirds of its logarithmic range.
+# The first three draws of the learning rate in stream 1 (0.00237, 0.095, 0.0243) lie in different
+# thirds of its logarithmic range.
 SCORE, SCORE_LOSS = "best_by_validation/id", "best_by_validation/id_loss"
 MEASURES = "accuracy.mean", "accuracy.worst10", "global"
 ACCURACY, WORST, GLOBAL = (f"best_by_validation/{measure}" for measure in MEASURES)
