@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import streams, tree
-from fedjax_lab.ranges import Positive, checked
+from fedjax_lab.ranges import NotNegative, Positive, checked
 from fedjax_lab.transforms import cohort, uplink
 from fedjax_lab.transforms.aggregators import mean_of, squared_distances
 from fedjax_lab.transforms.cohort import Updates
@@ -70,7 +70,12 @@ def inner_product(
 
 @checked("attack")
 def little_is_enough(
-    method: Method, task: Task, *, z: float = 0.0, knowledge: Knowledge = "own"
+    method: Method,
+    task: Task,
+    *,
+    z: NotNegative[float] = 0.0,
+    knowledge: Knowledge = "own",
+    up: bool = False,
 ) -> Method:
     """All attackers send mu - z sigma in each coordinate, a small shift of honest updates.
 
@@ -79,16 +84,18 @@ def little_is_enough(
     that a single attacker who only knows its own does no harm.
 
     z: the shift in standard deviations; 0: the paper's choice, the largest shift with which the
-        attackers stay hidden among the honest clients of the round. Below 0 updates become larger,
-        as in the authors' code, whose clients send gradients.
+        attackers stay hidden among the honest clients of the round.
     knowledge: of which updates mu and sigma are: own, those that the attackers would send if they
         were honest, as in the paper; all, those of the honest clients in the round.
+    up: whether they add the shift to the update, which is what the authors' code does: it subtracts
+        it from gradients.
     """
 
     def crafted(updates, cohort):
         mu, sigma = moments(updates, known(cohort, knowledge))
         attackers = jnp.sum(cohort.arrived & cohort.attacks)
-        return tree.add(mu, sigma, -(z or hidden(jnp.sum(cohort.arrived), attackers)))
+        shift = z or hidden(jnp.sum(cohort.arrived), attackers)
+        return tree.add(mu, sigma, shift if up else -shift)
 
     return by_all(method, crafted)
 
