@@ -15,6 +15,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.models.frozen import Model, model_of
 from fedjax_lab.models.task import has_convolutions, is_recurrent
 from fedjax_lab.simulation import needs
+from fedjax_lab.simulation.by_kind import dealt_by_kind
 from fedjax_lab.types import Federation, Plan, Stage
 
 
@@ -33,7 +34,7 @@ def engine_fields(
     """
     task = model.unbound
     # Clients of these models train one after another on a CPU.
-    in_turn = bool(task.kinds) or has_convolutions(task) or is_recurrent(task)
+    in_turn = any(has_convolutions(net) or is_recurrent(net) for net in task.kinds or (task,))
     lent = _lent(engine, plan, stages, model, devices, memory)
     division = _divide(engine, plan, stages, federations, lent)
     host = _host(division, engine, stages)
@@ -53,7 +54,9 @@ def engine_fields(
         devices=devices,
         **division.divided,
     )
-    _check_jit(host, len(parallel.choose_devices(plan.cohort, engine.fsdp, devices)))
+    number = len(parallel.choose_devices(plan.cohort, engine.fsdp, devices))
+    strategy = dealt_by_kind(strategy, number) if task.kinds else strategy
+    _check_jit(host, number)
     precision = None if engine.precision == "default" else engine.precision
     return {
         "strategy": strategy,
@@ -86,9 +89,9 @@ def _divide(engine, plan, stages, federations, lent):
 
 
 def _step_bytes(model, plan):
-    """The bytes that a step of one client uses; at once, each client computes every kind."""
+    """The bytes that a step of one client uses, at most."""
     models = [model_of(kind) for kind in model.unbound.kinds] or [model]
-    return sum(client_bytes(each, plan) for each in models)
+    return max(client_bytes(each, plan) for each in models)
 
 
 def _step(strategy, plan, of_client, lent):

@@ -19,6 +19,7 @@ import optax
 from fedjax_lab import defaults, optim, ranges, streams, tree
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.simulation import contract, evaluate, metrics, outline, simulate
+from fedjax_lab.simulation.by_kind import dealt_by_kind
 from fedjax_lab.simulation.client_work import work_rows
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.metrics import Metric
@@ -134,7 +135,9 @@ def simulator(
         num_domains=len(names),
         example_shape=task.input_shape,
     )
-    return _functions(Program(method, plan, strategy or vectorized()), federation, names)
+    strategy = strategy or vectorized()
+    strategy = dealt_by_kind(strategy) if "kind" in federation.traits else strategy
+    return _functions(Program(method, plan, strategy), federation, names)
 
 
 def _functions(program, federation, domains):
@@ -149,7 +152,8 @@ def _functions(program, federation, domains):
 
     @defaults.restored()
     def init(key):
-        return simulate.init(method, streams.make_keys(key), len(federation.train))
+        keys, clients = streams.make_keys(key), default.population
+        return simulate.init(method, keys, len(clients.id), clients.traits)
 
     @defaults.restored()
     def play_round(key, state, t, data=default):

@@ -4,27 +4,30 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
 import unfit_methods
 from inputs import complaint
 from naive import KEYS
-from slow_cases import exhaustive_but
+from slow_cases import exhaustive_but, slow_but
 
 import fedjax_lab
+from fedjax_lab import tree
+from fedjax_lab.engine import parallel
 from fedjax_lab.experiment import traits, unlike_models
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.registry import METHODS, make_method
 from fedjax_lab.models import nets, unlike
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation import by_kind, evaluate
+from fedjax_lab.simulation.by_kind import dealt_by_kind
 from fedjax_lab.transforms.kinds import mixed_method
-from fedjax_lab.types import NeedsAdapters
+from fedjax_lab.types import Kind, NeedsAdapters
 
-KINDS = np.resize(np.int32([0, 1]), toys.C)
-FEDERATION = toys.FEDERATION._replace(traits={"kind": KINDS})
+KINDS = np.int32([0, 0, 1, 0, 1, 0, 0, 0])
+FEDERATION = toys.FEDERATION._replace(traits={"kind": Kind(KINDS, (6, 2))})
+VECTORIZED = dealt_by_kind(parallel.vectorized())
 
 
 def task(width, depth=1):
@@ -38,6 +41,24 @@ ALIKE = unlike.mixed_task([NARROW, NARROW])
 
 def made(name, of):
     return mixed_method(functools.partial(make_method, name), of)
+
+
+def play(method, rounds, strategy=VECTORIZED, federation=FEDERATION):
+    return toys.player(method, strategy, federation=federation)(KEYS, 0, rounds)
+
+
+def on_mesh():
+    """Two devices that divide the clients' state and the examples, and a federation for them."""
+    mesh = parallel.on_mesh(parallel.make_mesh(2), parallel.sequential(), True, True)
+    return dealt_by_kind(mesh, 2), toys.divided(2)._replace(traits=FEDERATION.traits)
+
+
+STRATEGIES = {
+    "vectorized": lambda: (VECTORIZED, FEDERATION),
+    "sequential": lambda: (dealt_by_kind(parallel.sequential()), FEDERATION),
+    "chunked": lambda: (dealt_by_kind(parallel.chunked(2)), FEDERATION),
+    "on a mesh": on_mesh,
+}
 
 
 def test_adaptive_pooling():
@@ -69,30 +90,23 @@ def test_pooled_features():
 @pytest.mark.parametrize("name", exhaustive_but(["lg_fedavg"], ["lg_fedavg", "fedproto", "fml"]))
 def test_kinds_of_one_model_are_one_kind(name):
     """Two kinds with the same architecture and first weights: the server, clients and steps."""
-    play = functools.partial(toys.player, federation=FEDERATION)
-    one, sums = play(make_method(name, NARROW))(KEYS, 0, 2)
-    two, sums_of_kinds = play(made(name, ALIKE))(KEYS, 0, 2)
+    one, sums = toys.player(make_method(name, NARROW))(KEYS, 0, 2)
+    two, sums_of_kinds = play(made(name, ALIKE), 2)
     toys.close(two.server, one.server)
-    of_kind = jax.tree.map(lambda a, b: jnp.where(_aligned(KINDS, a) == 0, a, b), *two.private)
-    toys.close(of_kind, one.private)
+    for i in range(toys.C):
+        toys.close(by_kind.entry(two.private, i).state, tree.take(one.private, i))
     toys.close((sums.steps, sums.train_loss), (sums_of_kinds.steps, sums_of_kinds.train_loss))
 
 
-def _aligned(numbers, leaf):
-    return numbers.reshape(-1, *[1] * (leaf.ndim - 1))
-
-
-@pytest.mark.slow
-def test_other_kinds_of_a_client_do_not_move():
-    """The state of a client's own kind moves, and the others are as they were."""
-    method = made("fedgh", UNLIKE)
-    first = simulate.init(method, KEYS, toys.C)
-    state, _ = toys.player(method, federation=FEDERATION)(KEYS, 0, 4)
-    for kind, (before, after) in enumerate(zip(first.private, state.private, strict=True)):
-        for a, b in zip(*map(jax.tree.leaves, (before, after)), strict=True):
-            np.testing.assert_array_equal(a[kind != KINDS], b[kind != KINDS])
-        moved = before.params["Dense_0"]["kernel"] != after.params["Dense_0"]["kernel"]
-        assert moved[kind == KINDS].any()
+@pytest.mark.parametrize("name", slow_but(["vectorized"], STRATEGIES))
+def test_clients_train_as_among_clients_with_their_net(name):
+    """Without a server, a client's model is that of a run in which all have its net."""
+    strategy, federation = STRATEGIES[name]()
+    state, _ = play(made("local", UNLIKE), 3, strategy, federation)
+    for kind, net in enumerate(UNLIKE.kinds):
+        alone, _ = toys.player(make_method("local", net))(KEYS, 0, 3)
+        for i in np.flatnonzero(kind == KINDS):
+            toys.close(by_kind.entry(state.private, i).state, tree.take(alone.private, i))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "pfedsim"])
@@ -126,11 +140,13 @@ def test_shares():
         return traits.kind((0.7, 0.3), traits.Dealt(order, order, seed))
 
     order = np.arange(10)
-    drawn = [dealt(order, seed) for seed in (0, 0, 1)]
+    kinds = [dealt(order, seed) for seed in (0, 0, 1)]
+    drawn = [kind.number for kind in kinds]
     assert [np.bincount(each).tolist() for each in drawn] == [[7, 3]] * 3
+    assert [kind.most for kind in kinds] == [(7, 3)] * 3
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert (drawn[0] != drawn[2]).any()
-    np.testing.assert_array_equal(dealt(order[::-1], 0), drawn[0][::-1])
+    np.testing.assert_array_equal(dealt(order[::-1], 0).number, drawn[0][::-1])
     assert "of 1 clients, a kind has none" in complaint(dealt, order[:1], 0)
     model = {"name": "mlp", "kinds": ("lenet", "nets.py:mlp"), "shares": ()}
     assert unlike_models.names(model) == ("mlp", "lenet", "mlp")
