@@ -15,7 +15,6 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.models.frozen import Model, model_of
 from fedjax_lab.models.task import has_convolutions, is_recurrent
 from fedjax_lab.simulation import needs
-from fedjax_lab.simulation.by_kind import dealt_by_kind
 from fedjax_lab.types import Federation, Plan, Stage
 
 
@@ -37,7 +36,7 @@ def engine_fields(
     in_turn = any(has_convolutions(net) or is_recurrent(net) for net in task.kinds or (task,))
     lent = _lent(engine, plan, stages, model, devices, memory)
     division = _divide(engine, plan, stages, federations, lent)
-    host = _host(division, engine, stages)
+    host = _host(division, engine, stages, task)
     together = vectorizes_seeds(engine.seeds, stages, in_turn, platform_of(devices), host)
     alone = engine.fsdp > 1 or parallel.jit_is_disabled()
     together = together and (not alone or engine.seeds == "vectorized")
@@ -52,16 +51,14 @@ def engine_fields(
         chunk=engine.chunk,
         group=engine.fsdp,
         devices=devices,
+        by_kind=bool(task.kinds),
         **division.divided,
     )
-    number = len(parallel.choose_devices(plan.cohort, engine.fsdp, devices))
-    strategy = dealt_by_kind(strategy, number) if task.kinds else strategy
-    _check_jit(host, number)
-    precision = None if engine.precision == "default" else engine.precision
+    _check_jit(host, len(parallel.choose_devices(plan.cohort, engine.fsdp, devices)))
     return {
         "strategy": strategy,
         "vectorized_seeds": together,
-        "precision": precision,
+        "precision": None if engine.precision == "default" else engine.precision,
         "placement": "; ".join((division.words, *_step(strategy, plan, of_client, lent))),
         "host": host,
     }
@@ -118,7 +115,7 @@ def _lent(engine, plan, stages, model, devices, memory):
     return lent._replace(memory=max(1, lent.memory - base // engine.fsdp))
 
 
-def _host(division, engine, stages):
+def _host(division, engine, stages, task):
     """What the run keeps on the host; None: nothing.
 
     Raises BadInput if its method does not allow it.
@@ -132,6 +129,8 @@ def _host(division, engine, stages):
         raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
     if reason := needs.unmet(stages[0].method, "clients"):
         raise BadInput(f"{asked} does not fit this method: {reason}")
+    if task.kinds:
+        raise BadInput(f"{asked} needs clients with one model; remove config.model.kinds")
     if engine.seeds == "vectorized":
         raise BadInput(f"{asked} trains one seed after another; use config.engine.seeds=sequential")
     if engine.fsdp > 1:

@@ -1,9 +1,9 @@
-"""Clients of several kinds, such as with unlike nets: each kind has a program and arrays of its own.
+"""Clients of several kinds, such as with unlike nets, each with its own program and arrays.
 
-The private state of clients whose arrays differ in shape between kinds is a `ByKind`, which may be a
-part of a larger tree. A function for one client gets its entry as an `OfKind`, whose number of the
-kind is static. It is run for the clients of one kind at a time, in groups of one static size, as
-many as the cohort needs; its results are joined in the order of the cohort.
+What clients keep is a `ByKind` if its arrays differ in shape between kinds; it may be a part of a
+larger tree. A function for one client gets its entry as an `OfKind`, whose number of the kind is
+static. It is run for the clients of one kind at a time, in groups of one static size, as many as
+the cohort needs; its results are joined in the order of the cohort.
 """
 
 from collections.abc import Callable
@@ -125,7 +125,7 @@ def where(chosen: Array, new: PyTree, before: PyTree) -> PyTree:
     return jax.tree.map(one, new, before, is_leaf=is_by_kind)
 
 
-def dealt_by_kind(inner: Strategy, devices: int = 1) -> Strategy:
+def deal_kinds(inner: Strategy, devices: int = 1) -> Strategy:
     """The strategy for stacked arrays of which one part may be a `ByKind`.
 
     devices: among which `inner` divides the clients.
@@ -204,8 +204,8 @@ def _sizes(inner, held, devices, at_most):
 def _joined(inner, of_group, held, sizes):
     """The results of all clients, in their order.
 
-    of_group: (kind, states of this kind, positions of clients [size], whether each is a copy [size])
-        -> their results, with an `OfKind` of the states that they keep, if they return them.
+    of_group: (kind, its states, positions of clients [size], whether each is a copy [size]) ->
+        the results of these clients, with an `OfKind` of the states that they keep, if any.
     """
     number = len(held.kind)
     order = jnp.argsort(held.kind, stable=True)

@@ -18,8 +18,7 @@ import optax
 
 from fedjax_lab import defaults, optim, ranges, streams, tree
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.simulation import contract, evaluate, metrics, outline, simulate
-from fedjax_lab.simulation.by_kind import dealt_by_kind
+from fedjax_lab.simulation import by_kind, contract, evaluate, metrics, outline, simulate
 from fedjax_lab.simulation.client_work import work_rows
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.metrics import Metric
@@ -64,7 +63,7 @@ class Simulator(NamedTuple):
     score: Callable[..., Scores]  # (key, state, t, data) -> the counts of the models after t rounds
     upload: Callable[..., PyTree]
     # (key, state, t, id, data) -> what client `id` uploads in the first exchange of round t; the
-    # dropout and the stragglers of a round are ignored
+    # dropout and the stragglers of a round are ignored; `id` is not traced if models are unlike
     summarize: Callable[[Scores], dict[str, Any]]  # scores -> as a row of metrics, on the host
     data: Data  # the default of the arguments `data`
 
@@ -136,7 +135,7 @@ def simulator(
         example_shape=task.input_shape,
     )
     strategy = strategy or vectorized()
-    strategy = dealt_by_kind(strategy) if "kind" in federation.traits else strategy
+    strategy = by_kind.deal_kinds(strategy) if "kind" in federation.traits else strategy
     return _functions(Program(method, plan, strategy), federation, names)
 
 
@@ -152,8 +151,8 @@ def _functions(program, federation, domains):
 
     @defaults.restored()
     def init(key):
-        keys, clients = streams.make_keys(key), default.population
-        return simulate.init(method, keys, len(clients.id), clients.traits)
+        keys = streams.make_keys(key)
+        return simulate.init(method, keys, len(federation.train), federation.traits)
 
     @defaults.restored()
     def play_round(key, state, t, data=default):
@@ -167,10 +166,9 @@ def _functions(program, federation, domains):
     @defaults.restored()
     def upload(key, state, t, id, data=default):
         exchange, left = method.round[0], len(method.round) - 1
-        ids = jnp.asarray(id)[None]
-        rows = work_rows(method, data.federation)
-        clients = data.population._replace(private=state.private)
-        rows, client = jax.tree.map(lambda a: a[ids][0], (rows, clients), is_leaf=is_rows)
+        ids, rows = jnp.asarray(id)[None], work_rows(method, data.federation)
+        rows = jax.tree.map(lambda a: a[ids][0], rows, is_leaf=is_rows)
+        client = by_kind.entry(data.population._replace(private=state.private), id)
         stream = streams.exchange(streams.clients(streams.make_keys(key).local, t, ids), left)[0]
         run = simulate.one_client(exchange, plan)
         (sent, _), _ = run(state.server, data.federation, rows, (client, stream, None))

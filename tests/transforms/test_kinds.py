@@ -21,13 +21,13 @@ from fedjax_lab.experiment.registry import METHODS, make_method
 from fedjax_lab.models import nets, unlike
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulation import by_kind, evaluate
-from fedjax_lab.simulation.by_kind import dealt_by_kind
+from fedjax_lab.simulation.by_kind import deal_kinds
 from fedjax_lab.transforms.kinds import mixed_method
 from fedjax_lab.types import Kind, NeedsAdapters
 
 KINDS = np.int32([0, 0, 1, 0, 1, 0, 0, 0])
 FEDERATION = toys.FEDERATION._replace(traits={"kind": Kind(KINDS, (6, 2))})
-VECTORIZED = dealt_by_kind(parallel.vectorized())
+VECTORIZED = deal_kinds(parallel.vectorized())
 
 
 def task(width, depth=1):
@@ -50,13 +50,13 @@ def play(method, rounds, strategy=VECTORIZED, federation=FEDERATION):
 def on_mesh():
     """Two devices that divide the clients' state and the examples, and a federation for them."""
     mesh = parallel.on_mesh(parallel.make_mesh(2), parallel.sequential(), True, True)
-    return dealt_by_kind(mesh, 2), toys.divided(2)._replace(traits=FEDERATION.traits)
+    return deal_kinds(mesh, 2), toys.divided(2)._replace(traits=FEDERATION.traits)
 
 
 STRATEGIES = {
     "vectorized": lambda: (VECTORIZED, FEDERATION),
-    "sequential": lambda: (dealt_by_kind(parallel.sequential()), FEDERATION),
-    "chunked": lambda: (dealt_by_kind(parallel.chunked(2)), FEDERATION),
+    "sequential": lambda: (deal_kinds(parallel.sequential()), FEDERATION),
+    "chunked": lambda: (deal_kinds(parallel.chunked(2)), FEDERATION),
     "on a mesh": on_mesh,
 }
 
