@@ -36,7 +36,7 @@ def engine_fields(
     in_turn = any(has_convolutions(net) or is_recurrent(net) for net in task.kinds or (task,))
     lent = _lent(engine, plan, stages, model, devices, memory)
     division = _divide(engine, plan, stages, federations, lent)
-    host = _host(division, engine, stages, task)
+    host = _host(division, engine, stages)
     together = vectorizes_seeds(engine.seeds, stages, in_turn, platform_of(devices), host)
     alone = engine.fsdp > 1 or parallel.jit_is_disabled()
     together = together and (not alone or engine.seeds == "vectorized")
@@ -115,7 +115,7 @@ def _lent(engine, plan, stages, model, devices, memory):
     return lent._replace(memory=max(1, lent.memory - base // engine.fsdp))
 
 
-def _host(division, engine, stages, task):
+def _host(division, engine, stages):
     """What the run keeps on the host; None: nothing.
 
     Raises BadInput if its method does not allow it.
@@ -129,8 +129,6 @@ def _host(division, engine, stages, task):
         raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
     if reason := needs.unmet(stages[0].method, "clients"):
         raise BadInput(f"{asked} does not fit this method: {reason}")
-    if task.kinds:
-        raise BadInput(f"{asked} needs clients with one model; remove config.model.kinds")
     if engine.seeds == "vectorized":
         raise BadInput(f"{asked} trains one seed after another; use config.engine.seeds=sequential")
     if engine.fsdp > 1:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.simulation.strategies import Strategy, longest_first, unless_copy
+from fedjax_lab.simulation.strategies import Strategy, is_rows, longest_first, unless_copy
 from fedjax_lab.types import Array, PyTree
 
 NOWHERE = np.iinfo(np.int32).max  # a place beyond all arrays, to which nothing is written
@@ -68,11 +68,12 @@ def map_kinds(change: Callable[[ByKind], Any], a: PyTree) -> PyTree:
 def stored(private: PyTree, traits: dict[str, Any]) -> PyTree:
     """The private state of all clients [C], in which each `EachKind` becomes a `ByKind`.
 
-    traits: of these clients, perhaps with padding after the last one.
+    traits: of these clients, perhaps with padding after the last one; without the trait `kind`
+    nothing changes.
     """
 
     def one(each):
-        if not _is_each_kind(each):
+        if not _is_each_kind(each) or "kind" not in traits:
             return each
         most = traits["kind"].most
         kind = traits["kind"].number[: jax.tree.leaves(each)[0].shape[0]]
@@ -102,6 +103,38 @@ def entry(stacked: PyTree, client: int) -> PyTree:
         return OfKind(tree.take(a.states[kind], int(a.place[client])), kind)
 
     return jax.tree.map(of_client, stacked, is_leaf=is_by_kind)
+
+
+def take(
+    stacked: PyTree, ids: Array, take_bare: Callable[[PyTree, Array], PyTree] = tree.take
+) -> PyTree:
+    """The entries `ids` [M] of stacked arrays; a `ByKind` keeps the states of all clients.
+
+    take_bare: does so for stacked arrays without a `ByKind`.
+    """
+    return _with_states(take_bare(_without_states(stacked), ids), stacked)
+
+
+def replaced(strategy: Strategy, stacked: PyTree, ids: Array, others: PyTree, at: Array) -> PyTree:
+    """Stacked arrays whose entries `ids` [M] are replaced by the entries `at` [M] of others.
+
+    Ids beyond the last entry are ignored. strategy: with which the arrays are divided.
+    """
+    taken = strategy.take(_without_states(others), at)
+    replaced_arrays = strategy.put(_without_states(stacked), ids, taken)
+
+    def one(a, other, of_arrays):
+        if not is_by_kind(a):
+            return of_arrays
+        kind = jnp.where(ids < len(a.kind), other.kind[at], -1)
+        states = []
+        for k, (state, new) in enumerate(zip(a.states, other.states, strict=True)):
+            place = jnp.where(kind == k, a.place[ids], NOWHERE)
+            source = strategy.take(new, jnp.where(kind == k, other.place[at], 0))
+            states.append(strategy.put(state, place, source))
+        return replace(a, states=tuple(states))
+
+    return jax.tree.map(one, stacked, others, replaced_arrays, is_leaf=is_by_kind)
 
 
 def where(chosen: Array, new: PyTree, before: PyTree) -> PyTree:
@@ -141,14 +174,16 @@ def deal_kinds(inner: Strategy, devices: int = 1) -> Strategy:
     def everyone(fn, size):
         return _dealt(inner, lambda fn: inner.everyone(fn, size), devices, size, fn)
 
-    def take(stacked, ids):
-        return _with_states(inner.take(_without_states(stacked), ids), stacked)
+    def take_entries(stacked, ids):
+        return take(stacked, ids, inner.take)
 
     def put(stacked, ids, new):
         old, new_entries = _without_states(stacked), _without_states(new)
         return _with_states(inner.put(old, ids, new_entries), new)
 
-    return inner._replace(each=each, everyone=everyone, deal=longest_first, take=take, put=put)
+    return inner._replace(
+        each=each, everyone=everyone, deal=longest_first, take=take_entries, put=put
+    )
 
 
 def _without_states(stacked):
@@ -178,7 +213,9 @@ def _dealt(inner, each, devices, at_most, fn):
         def of_group(k, state, at, is_copy):
             of_kind = OfKind(inner.take(state, held.place[at]), k)
             bare = map_kinds(lambda _: None, stacked)
-            rows_of, entries = inner.take((rows, bare), at)
+            rows_of, entries = jax.tree.map(
+                lambda a: inner.take(a, at) if is_rows(a) else a[at], (rows, bare), is_leaf=is_rows
+            )
             entries = jax.tree.map(
                 lambda a, entry: of_kind if is_by_kind(a) else entry,
                 stacked,

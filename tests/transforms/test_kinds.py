@@ -15,6 +15,9 @@ from slow_cases import exhaustive_but, slow_but
 import fedjax_lab
 from fedjax_lab import tree
 from fedjax_lab.engine import parallel
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.engine.host import playing
+from fedjax_lab.engine.input import Host
 from fedjax_lab.experiment import traits, unlike_models
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.registry import METHODS, make_method
@@ -107,6 +110,41 @@ def test_clients_train_as_among_clients_with_their_net(name):
         alone, _ = toys.player(make_method("local", net))(KEYS, 0, 3)
         for i in np.flatnonzero(kind == KINDS):
             toys.close(by_kind.entry(state.private, i).state, tree.take(alone.private, i))
+
+
+def engine_run(method, **options):
+    """The model of each client after a run of six rounds, [seeds] of [C], and its scores."""
+    engine = Engine(toys.simulation(method, 6, federation=FEDERATION, **options))
+    engine.compile()
+    while engine.played < 6:
+        engine.play(6 - engine.played)
+    clients = range(toys.C)
+    models = [[by_kind.entry(state.private, i) for i in clients] for state in engine.final_states()]
+    return models, [scores.test for scores in engine.evaluate()]
+
+
+def on_three_devices():
+    mesh = parallel.on_mesh(parallel.make_mesh(3), parallel.sequential(), by_client=True)
+    return {"strategy": deal_kinds(mesh, 3)}
+
+
+HOSTS = {
+    "memory": lambda: {"host": Host(), "strategy": VECTORIZED},
+    "stream": lambda: {"host": Host(stream=True), "strategy": VECTORIZED},
+    "mesh": lambda: {"host": Host(on_disk=True), **on_three_devices()},
+    "devices": on_three_devices,
+}
+
+
+@pytest.mark.parametrize("name", exhaustive_but(["memory"], HOSTS))
+def test_state_on_the_host_is_that_of_the_devices(name, monkeypatch):
+    """Blocks of two rounds, in which clients of unlike kinds occur again."""
+    monkeypatch.setattr(playing, "MOST_ROUNDS", 2)
+    method = made("fedproto", UNLIKE)
+    toys.close(
+        engine_run(method, seeds=[0], **HOSTS[name]()),
+        engine_run(method, seeds=[0], strategy=VECTORIZED),
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "pfedsim"])
