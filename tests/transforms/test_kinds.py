@@ -14,7 +14,7 @@ from slow_cases import exhaustive_but, slow_but
 
 import fedjax_lab
 from fedjax_lab import tree
-from fedjax_lab.engine import parallel
+from fedjax_lab.engine import flops, parallel
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.host import playing
 from fedjax_lab.engine.input import Host
@@ -23,8 +23,9 @@ from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.registry import METHODS, make_method
 from fedjax_lab.models import nets, unlike
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation import by_kind, evaluate
+from fedjax_lab.simulation import by_kind, evaluate, simulate
 from fedjax_lab.simulation.by_kind import deal_kinds
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.transforms.kinds import mixed_method
 from fedjax_lab.types import Kind, NeedsAdapters
 
@@ -110,6 +111,29 @@ def test_clients_train_as_among_clients_with_their_net(name):
         alone, _ = toys.player(make_method("local", net))(KEYS, 0, 3)
         for i in np.flatnonzero(kind == KINDS):
             toys.close(by_kind.entry(state.private, i).state, tree.take(alone.private, i))
+
+
+def operations(method, strategy, cohort, federation):
+    """The operations of a traced round, in which each loop counts once."""
+    population = make_population(federation, toys.K)
+    plan = toys.PLAN._replace(cohort=cohort)
+    lane = simulate.Lane(federation, population, KEYS)
+    state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C, population.traits))
+    program = simulate.Program(method, plan, strategy)
+    return flops.count(
+        jax.make_jaxpr(functools.partial(simulate.play_round, program))(lane, state, 0)
+    )
+
+
+def test_a_cohort_costs_the_sum_of_its_own_nets():
+    """All clients train at once, six with the one net and two with a net that costs more."""
+    tasks = unlike.mixed_task([task(64), task(256, depth=2)])
+    whole = operations(made("local", tasks), VECTORIZED, toys.C, FEDERATION)
+    own = [
+        operations(make_method("local", net), parallel.vectorized(), number, toys.FEDERATION)
+        for net, number in zip(tasks.kinds, (6, 2), strict=True)
+    ]
+    np.testing.assert_allclose(whole, sum(own), rtol=0.03)
 
 
 def engine_run(method, **options):
