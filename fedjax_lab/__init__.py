@@ -1,8 +1,8 @@
 """fedjax_lab: a federated-learning simulator in JAX.
 
-`run` trains a config, `load` reads the folder of a run, and `simulator` returns the pure functions
-of a method on a federation, for a loop of one's own. The documentation is in docs/ of the
-repository.
+`run` trains a config, `load` reads the folder of a run, `audit` attacks it, and `simulator` returns
+the pure functions of a method on a federation, for a loop of one's own. The documentation is in
+docs/ of the repository.
 """
 
 import sys
@@ -123,3 +123,29 @@ def load(folder, *, rounds=None, trust=False):
 
     compilation_cache.enable()
     return loading.load(folder, rounds, trust)
+
+
+def audit(run, attack, *, rounds=None, seed=None, trust=False, **settings):
+    """Attacks a run, as the command `audit` does.
+
+    Args:
+      run: the folder of a finished or unfinished run, to whose files the results are added, or a
+        `loading.Run`, as `run` and `load` return it, of which nothing is written.
+      attack: the name of an attack, such as "inversion"; `auditing.attacks` has one in each file.
+      rounds: for a folder, the number of rounds after which the checkpoint was saved. None: the
+        newest one; 0: the model before the first round.
+      seed: a seed of the run; None: its first one.
+      trust: whether code that the folder names may be executed.
+      **settings: those of the attack.
+
+    Returns:
+      The `auditing.findings.Findings`: rows of measures, and arrays for pictures.
+
+    Raises:
+      BadInput: the attack does not fit the run, or has no such setting.
+    """
+    from fedjax_lab.auditing import audits
+    from fedjax_lab.running import compilation_cache
+
+    compilation_cache.enable()
+    return audits.audit(run, attack, rounds, seed, trust, settings)

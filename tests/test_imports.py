@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 ORDER = (
     "types errors < tree losses optim sampling ranges streams wire defaults < data models"
     " < methods papers transforms simulation tasks < engine < configs experiment < running"
-    " < sweeping analysis testing < commands < main __main__"
+    " < auditing < sweeping analysis testing < commands < main __main__"
 )
 LEVELS = {name: i for i, level in enumerate(ORDER.split("<")) for name in level.split()}
 

@@ -48,7 +48,16 @@ import re
 import sys
 from pathlib import Path
 
-from fedjax_lab.analysis import compare, conclusions, formats, notes, pivot, runs, tables
+from fedjax_lab.analysis import (
+    audit_tables,
+    compare,
+    conclusions,
+    formats,
+    notes,
+    pivot,
+    runs,
+    tables,
+)
 from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import make_parser
 from fedjax_lab.errors import MACHINE, BadInput, parse, quoted, shown
@@ -176,6 +185,7 @@ def report(args) -> str:
     names = titles.parse(args.names, [run.config for run in whole])
     blocks, told = runs.arrange(whole, names)
     told += [*notes.sweep_notes(whole), *damaged, *notes.data_notes(whole)]
+    told += audit_tables.notes(whole)
     if args.pivot:
         blocks, left_out = runs.named_alike(blocks, names)
         told += left_out

@@ -198,6 +198,26 @@ def named_functions(section: str, values: Mapping) -> dict[str, Callable]:
     }
 
 
+def settings_of(prefix: str, function: Callable, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a function with these values, of which a text gets the type of its default.
+
+    Raises BadInput, with a message that begins with `prefix` and the key, for an unknown setting or
+    a value that it does not accept.
+    """
+    settings, words = keyword_defaults(function), setting_words(function)
+    for key, value in given.items():
+        if key not in settings:
+            raise BadInput(f"no setting {prefix}{key}; {nearest(key, settings)}")
+        read = _from_text(value, settings[key]) if isinstance(value, str) else value
+        settings[key] = _typed(f"{prefix}{key}", read, settings[key], words.get(key, ()))
+    try:
+        for key, limit in limits_of(function).items():
+            ranges.check(key, settings[key], limit, words.get(key, ()))
+    except BadInput as error:
+        raise BadInput(str(error).replace("config.", prefix, 1)) from error
+    return settings
+
+
 def _override(full, key, given):
     section, _, rest = key.partition(".")
     if section not in full:
