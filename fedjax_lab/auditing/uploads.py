@@ -1,0 +1,207 @@
+"""What reaches the server in a round, and what an attacker can compute of it.
+
+`observe` plays a round of the run with its transforms, and keeps what the method's own `aggregate`
+gets: decoded uploads or, where the server only learns one update of the whole cohort, such as a
+secure or a noisy sum, that update. `make_sender` returns what a client would send for other
+examples, by the method's own `Exchange.local` without the transforms: an attacker knows how an
+upload was changed on its way, and compares it with one that was not.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import streams, tree, wire
+from fedjax_lab.auditing.target import Target
+from fedjax_lab.errors import BadInput
+from fedjax_lab.simulation import needs, simulate
+from fedjax_lab.simulation.client_work import WorkRows, make_work
+from fedjax_lab.simulation.population import population_on_host
+from fedjax_lab.simulation.simulate import Lane
+from fedjax_lab.transforms import private_state
+from fedjax_lab.types import Array, Client, Exchange, Failures, NoCounts, PyTree, Rows
+
+Knowledge = Literal["labels", "order", "keys", "statistics", "private"]
+
+
+class Observed(NamedTuple):
+    """What the server learned in the first exchange of a round, and from whom."""
+
+    server: PyTree  # the method's server before
+    names: list[str]  # of the arrays, as in the upload
+    sent: list[Array]  # [M, ...] each; [1, ...] if it is one update of all clients
+    is_sum: bool
+    clients: Client  # [M], with private state and examples as in the round
+    keys: Array  # [M], their random streams
+    x: Array  # [M, N, D] their examples, which the attacker looks for
+    y: Array  # [M, N, *label]
+
+
+def observe(target: Target, examples: int, knows: Collection[Knowledge]) -> Observed:
+    """What the server learns in the next round, if clients have at most so many examples each.
+
+    Raises BadInput if nothing reaches the server, or if it gets the uploads one after another.
+    """
+    method, t = target.plain, target.round
+    _check(target, knows)
+    federation = first_examples(target, examples)
+    people = population_on_host(federation, target.task.objective.num_classes)
+    lane = Lane(federation, jax.tree.map(jnp.asarray, people), target.keys)
+    size = min(target.plan.batch_size, federation.train.longest)
+    plan = target.plan._replace(batch_size=size, equal_steps=False, failures=Failures())
+    seen: list[PyTree] = []
+    names: list[str] = []
+
+    def aggregate(server, uploads, cohort):
+        def arrays(id, upload):
+            message = exchange.send(server, id)
+            named = sent_by(exchange, message, id, upload, "statistics" in knows)
+            names[:] = named
+            return [*named.values()]
+
+        seen.append((server, jax.vmap(arrays)(cohort.id, uploads)))
+        return exchange.aggregate(server, uploads, cohort)
+
+    exchange = method.round[0]
+    spied = method._replace(round=(exchange._replace(aggregate=aggregate), *method.round[1:]))
+    program = target.program(target.transformed(spied), plan)
+
+    @jax.jit
+    def play(state):
+        seen.clear()
+        ids, shares = simulate.draw(program, lane, state.server, jnp.int32(t))
+        simulate.play_round(program, lane, state, jnp.int32(t))
+        keys = streams.clients(target.keys.local, jnp.int32(t), ids)
+        keys = streams.exchange(keys, len(method.round) - 1)
+        private = tree.take(private_state.plain(state.private), ids)
+        clients = tree.take(lane.population, ids)._replace(weight=shares, private=private)
+        return *seen[0], clients, keys
+
+    server, sent, clients, keys = play(target.state)
+    drawn = np.flatnonzero(np.asarray(clients.weight) > 0)
+    is_sum = len(sent[0]) > 1 and all(bool(jnp.all(a == a[:1])) for a in sent)
+    is_sum = is_sum or target.stage.method.extra.private_sum
+    sent = [a[:1] for a in sent] if is_sum else [a[drawn] for a in sent]
+    clients, keys = jax.tree.map(lambda a: a[drawn], (clients, keys))
+    rows = federation.train[np.asarray(clients.id)]
+    held = int(np.min(np.sum(np.asarray(rows) >= 0, 1)))
+    rows = rows[:, :held]
+    x, y = federation.x[rows].astype(jnp.float32), federation.y[rows]
+    return Observed(server, list(names), sent, is_sum, clients, keys, x, y)
+
+
+def _check(target, knows):
+    """Raises BadInput for a method without uploads, or knowledge of what the run does not have."""
+    method, name = target.plain, target.run.config.method.name
+    if reason := needs.unmet(method, "clients", "all_at_once"):
+        raise BadInput(f"method {name} cannot be audited in this way: {reason}")
+    if target.run.config.downlink.name != "none":
+        raise BadInput("messages are compressed; audit a run with --config.downlink.name=none")
+    stats = jax.eval_shape(target.task.init, jax.random.key(0)).stats
+    if "statistics" in knows and not jax.tree.leaves(stats):
+        raise BadInput("attack.knows: the model has no running statistics; drop `statistics`")
+    if "private" in knows and not jax.tree.leaves(private_state.plain(target.state.private)):
+        raise BadInput(
+            f"attack.knows: clients of {name} keep no private state; leave out `private`"
+        )
+
+
+def first_examples(target: Target, examples: int):
+    """The federation whose clients have only their first examples; 0: all of them."""
+    train = target.federation.train
+    if examples == 0 or examples >= train.longest:
+        return target.federation
+    count = jnp.minimum(train.count, examples)
+    return target.federation._replace(train=Rows(train.start, count, train.list, examples))
+
+
+def sent_by(
+    exchange: Exchange, message: PyTree, id: Array, upload: PyTree, with_kept: bool
+) -> dict[str, Array]:
+    """The arrays that an upload tells, by name: updates, and itself where it is none.
+
+    with_kept: whether running statistics and counts are among them; they are if there is no other
+    array. Raises BadInput if clients upload nothing.
+    """
+    leaves = tree.by_name(upload)
+    if not leaves:
+        raise BadInput("its clients upload nothing")
+    try:
+        marks = jax.tree.leaves(wire.references(exchange, message, id, upload))
+    except BadInput:
+        marks = [wire.ITSELF] * len(leaves)
+    kept = {
+        name: leaf if mark in (wire.ITSELF, wire.KEPT) else leaf - mark
+        for (name, leaf), mark in zip(leaves.items(), marks, strict=True)
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and (with_kept or mark is not wire.KEPT)
+    }
+    if kept or with_kept:
+        return kept
+    return sent_by(exchange, message, id, upload, True)
+
+
+def make_sender(
+    target: Target, observed: Observed, knows: Collection[Knowledge]
+) -> Callable[[Client, Array, Array, Array], list[Array]]:
+    """The function (client, its stream, x [N, D], y [N, *label]) -> the arrays that it sends.
+
+    The function is one of `x` only, as far as the attacker knows the rest.
+    """
+    exchange, federation = target.plain.round[0], target.federation
+    number = observed.x.shape[1]
+    plan = target.plan._replace(
+        batch_size=min(target.plan.batch_size, number),
+        equal_steps=True,
+        failures=Failures(),
+        feature_skew=None,
+        augment=target.plan.augment if "keys" in knows else None,
+    )
+    rows = jnp.arange(number)
+    rows = WorkRows(rows, rows if target.plain.validation else None)
+
+    def send(client, key, x, y):
+        pool = federation._replace(x=x, y=y, domain=jnp.zeros(number, jnp.int32), traits={})
+        message = exchange.send(observed.server, client.id)
+        settings = client.traits.get("settings")
+        work, _ = make_work(pool, rows.train, plan, key, None, rows.validation, settings)
+        if "order" in knows and "keys" not in knows:
+            work = work._replace(train=_with_own_draws(work.train))
+        upload, _ = exchange.local(message, _with_counts(client, y), work)
+        named = sent_by(exchange, message, client.id, upload, "statistics" in knows)
+        return [*named.values()]
+
+    return send
+
+
+def guessed(target: Target, observed: Observed, knows: Collection[Knowledge], key: Array):
+    """The clients [M] and their streams as the attacker imagines them."""
+    clients, keys = observed.clients, observed.keys
+    if not {"order", "keys"} & {*knows}:
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, clients.id)
+    if "private" not in knows and target.plain.init is not None:
+        first = target.plain.init(key, len(target.federation.train)).private
+        clients = clients._replace(private=tree.take(first, clients.id))
+    return clients, keys
+
+
+def _with_own_draws(train):
+    """The training in the order of the client's stream, with other random numbers in its steps."""
+
+    def run(weights, loss, **options):
+        def with_other_key(weights, batch, key):
+            return loss(weights, batch, streams.extra(key, streams.STAGE))
+
+        return train(weights, with_other_key, **options)
+
+    return run
+
+
+def _with_counts(client, y):
+    """The client with the numbers of its labels."""
+    if isinstance(client.label_count, NoCounts):
+        return client
+    classes = client.label_count.shape[-1]
+    return client._replace(label_count=jnp.sum(jax.nn.one_hot(y, classes), 0))
