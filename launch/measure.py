@@ -30,6 +30,8 @@ cells(out)       the list of its cells: fedjax_lab.sweeping.sweep_plan.Cell, mad
                  a cell that needs another one has note={"needs": [NAME]}
 measured(row)    the numbers to record from the runs of a cell (analysis.runs.Row), as
                  {seed: {name: number}}; for example records.in_rounds("last")
+                 or instead computed(cell), the numbers of a cell for which nothing is trained; it
+                 raises BadInput, which is printed, if the cell has none
 tables(records)  the list of its tables (analysis.formats.Table), computed from the records alone
 
 and, with the constant PICTURE, picture(records), its figure of Matplotlib.
@@ -49,6 +51,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import records
 from records import Record
 
@@ -135,8 +138,11 @@ def measure(args, table, cells: list[Cell]) -> int:
         whole = by_name[cell.name].seeds == cell.seeds
         folder = cell.name if whole else f"{cell.name}-seeds-{_listed(cell.seeds)}"
         needed = [by_name[name] for name in cell.note.get("needs", ())]
-        code |= sweep.train([*needed, cell._replace(name=folder)], args.out)
-        measured = read(table, cell, args.out / folder)
+        if hasattr(table, "computed"):
+            measured = computed(table, cell)
+        else:
+            code |= sweep.train([*needed, cell._replace(name=folder)], args.out)
+            measured = read(table, cell, args.out / folder)
         settings = records.settings_of(cell.config, args.out)
         new = [
             Record(
@@ -165,6 +171,16 @@ def left(args, cells: list[Cell]) -> list[Cell]:
         seeds = [s for s in wanted if (cell.name, s) not in measured]
         todo += [cell._replace(seeds=seeds)] if seeds else []
     return todo
+
+
+def computed(table, cell: Cell) -> list[tuple[int, str, dict[str, float]]]:
+    """As `read`, for a cell for which nothing is trained."""
+    device = f"{len(jax.devices())} x {jax.default_backend()}"
+    try:
+        return [(seed, device, values) for seed, values in table.computed(cell).items()]
+    except BadInput as error:
+        print(f"{cell.name}: {error}", flush=True)
+        return []
 
 
 def read(table, cell: Cell, folder: Path) -> list[tuple[int, str, dict[str, float]]]:

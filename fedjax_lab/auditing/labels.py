@@ -4,10 +4,6 @@ The gradient of the mean loss with respect to the bias of class c is the mean of
 that of its row of weights is the mean of (p_c - [y = c]) h, for the features h and probabilities p.
 """
 
-from collections.abc import Callable
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import nnls
 
@@ -30,21 +26,17 @@ def head_update(names: list[str], sent: list[Array], head: str) -> Array:
     )
 
 
-def inferred(
-    update: Array, number: int, send: Callable[[Array], Array], classes: int
-) -> np.ndarray:
+def inferred(update: np.ndarray, each: np.ndarray, number: int) -> np.ndarray:
     """The labels [number] of a client's examples, in ascending order.
 
     Args:
       update: [K], what was sent of the head: see `head_update`.
+      each: [K, K], the same of a client with other examples, which in row c are all of class c.
       number: the number of examples.
-      send: labels [number] -> [K], what a client with other examples and these labels sends.
-      classes: K.
     """
-    each = jax.lax.map(lambda c: send(jnp.full(number, c)), jnp.arange(classes))  # [K, K]
     if number == 1:
-        return np.array([of_one(np.asarray(update), np.sign(np.trace(each)))])
-    return np.repeat(np.arange(classes), counts(np.asarray(update), np.asarray(each), number))
+        return np.array([of_one(update, np.sign(np.trace(each)))])
+    return np.repeat(np.arange(len(each)), counts(update, each, number))
 
 
 def of_one(update: np.ndarray, sign: float = 1.0) -> int:

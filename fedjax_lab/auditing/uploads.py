@@ -144,14 +144,13 @@ def sent_by(
 
 
 def make_sender(
-    target: Target, observed: Observed, knows: Collection[Knowledge]
-) -> Callable[[Client, Array, Array, Array], list[Array]]:
-    """The function (client, its stream, x [N, D], y [N, *label]) -> the arrays that it sends.
+    target: Target, number: int, knows: Collection[Knowledge]
+) -> Callable[[PyTree, Client, Array, Array, Array], list[Array]]:
+    """The function (server, client, its stream, x [N, D], y [N, *label]) -> what it sends.
 
-    The function is one of `x` only, as far as the attacker knows the rest.
+    number: N, the examples of a client.
     """
     exchange, federation = target.plain.round[0], target.federation
-    number = observed.x.shape[1]
     plan = target.plan._replace(
         batch_size=min(target.plan.batch_size, number),
         equal_steps=True,
@@ -162,9 +161,9 @@ def make_sender(
     rows = jnp.arange(number)
     rows = WorkRows(rows, rows if target.plain.validation else None)
 
-    def send(client, key, x, y):
+    def send(server, client, key, x, y):
         pool = federation._replace(x=x, y=y, domain=jnp.zeros(number, jnp.int32), traits={})
-        message = exchange.send(observed.server, client.id)
+        message = exchange.send(server, client.id)
         settings = client.traits.get("settings")
         work, _ = make_work(pool, rows.train, plan, key, None, rows.validation, settings)
         if "order" in knows and "keys" not in knows:

@@ -33,6 +33,7 @@ from fedjax_lab.data import lazy, normalize
 from fedjax_lab.engine import parallel
 from fedjax_lab.errors import BadInput, reason_of
 from fedjax_lab.ranges import NotNegative, Positive, checked
+from fedjax_lab.types import Array, Client, PyTree
 
 MOST_DRAWN = 16  # images in a picture
 
@@ -95,8 +96,12 @@ def inversion(
         for number, one in enumerate(_attacked(observed, clients)):
             begin = time.monotonic()
             key = jax.random.fold_in(jax.random.key(0), number)
-            y, right = _labels(target, one, knows, key)
-            made, noise, cost = _search(target, one, knows, y, search, ends, key, restarts, at_once)
+            given = _given(target, one, knows, key)
+            y, right = _labels(target, one, knows, given, key)
+            given = given._replace(y=y)
+            made, noise, cost = _search(
+                target, one, knows, given, search, ends, key, restarts, at_once
+            )
             row, picture = _measured(target, one, made, noise, ends, threshold)
             seconds = round(time.monotonic() - begin, 1)
             rows.append(row | {"labels": right, "objective": cost, "seconds": seconds})
@@ -170,64 +175,86 @@ class _naming:
 # The search.
 
 
-def _model(target, observed, knows, key):
-    """The function (x [M, N, D], y [M, N]) -> the arrays that the server would see."""
-    send = uploads.make_sender(target, observed, knows)
-    clients, keys = uploads.guessed(target, observed, knows, key)
-    share = clients.weight / jnp.sum(clients.weight)
+class Given(NamedTuple):
+    """What the attacker has, as arguments of the programs, so that attacks share them."""
 
-    def sent(x, y):
-        return [jnp.tensordot(share, a, 1) for a in jax.vmap(send)(clients, keys, x, y)]
+    server: PyTree
+    clients: Client  # [M], as the attacker imagines them
+    keys: Array  # [M]
+    y: Array  # [M, N]
+    seen: list[Array]  # what the server has learned
+    masks: list[Array]  # of the same shapes: which numbers were sent
+
+
+def _given(target, observed, knows, key):
+    clients, keys = uploads.guessed(target, observed, knows, key)
+    seen = [a[0].astype(jnp.float32) for a in observed.sent]
+    sparse = target.run.config.compression.name in ("top_k", "random_k")
+    masks = [a != 0 if sparse else jnp.ones_like(a, bool) for a in seen]
+    return Given(observed.server, clients, keys, observed.y, seen, masks)
+
+
+def _model(target, observed, knows):
+    """The function (x [M, N, D], `Given`) -> the arrays that the server would learn."""
+    send = uploads.make_sender(target, observed.x.shape[1], knows)
+
+    def sent(x, given):
+        axes = (None, 0, 0, 0, 0)
+        each = jax.vmap(send, axes)(given.server, given.clients, given.keys, x, given.y)
+        share = given.clients.weight / jnp.sum(given.clients.weight)
+        return [jnp.tensordot(share, a, 1) for a in each]
 
     return sent
 
 
-def _labels(target, observed, knows, key):
+def _labels(target, observed, knows, given, key):
     """The labels [M, N] that the attacker uses, and the share of right ones in percent."""
     y = observed.y
     if "labels" in knows:
         return y, 100.0
     if not target.task.objective.has_classes:
         raise BadInput("labels can only be inferred if they are classes; add --attack.knows=labels")
-    classes, sent = target.task.num_classes, jax.jit(_model(target, observed, knows, key))
+    classes, sent = target.task.num_classes, _model(target, observed, knows)
     noise = jax.random.uniform(key, observed.x.shape) * 255
     head = partial(labels.head_update, observed.names, head=target.task.head)
 
-    def update(guess):
-        return head(sent=sent(noise, guess.reshape(y.shape).astype(y.dtype)))
+    @jax.jit
+    def of_each(given):
+        def update(c):
+            return head(sent=sent(noise, given._replace(y=jnp.full_like(y, c))))
 
-    seen = head(sent=[a[0] for a in observed.sent])
-    guess = labels.inferred(seen, y.size, update, classes)
+        return jax.lax.map(update, jnp.arange(classes))
+
+    guess = labels.inferred(*map(np.asarray, (head(sent=given.seen), of_each(given))), y.size)
     counts = [np.bincount(np.asarray(each).ravel(), minlength=classes) for each in (guess, y)]
     right = 100 * np.minimum(*counts).sum() / y.size
     return jnp.asarray(guess, y.dtype).reshape(y.shape), float(right)
 
 
-def _search(target, observed, knows, y, search, ends, key, restarts, at_once):
+def _search(target, observed, knows, given, search, ends, key, restarts, at_once):
     """The best examples [M * N, ...] in 0..1, a random start, and the objective."""
-    sent, shape = _model(target, observed, knows, key), target.task.input_shape
-    seen = [a[0].astype(jnp.float32) for a in observed.sent]
-    sparse = target.run.config.compression.name in ("top_k", "random_k")
-    masks = [a != 0 if sparse else jnp.ones_like(a, bool) for a in seen]
+    sent, shape = _model(target, observed, knows), target.task.input_shape
 
-    def cost(z):
-        made = sent(ends.low + z * (ends.high - ends.low), y)
-        far = _distance(search.distance, [m * a for m, a in zip(masks, made, strict=True)], seen)
-        return far + search.tv * (_variation(z.reshape(-1, *shape)) if len(shape) > 1 else 0.0)
+    def objective(given, z):
+        made = sent(ends.low + z * (ends.high - ends.low), given)
+        made = [m * a for m, a in zip(given.masks, made, strict=True)]
+        variation = _variation(z.reshape(-1, *shape)) if len(shape) > 1 else 0.0
+        return _distance(search.distance, made, given.seen) + search.tv * variation
 
     starts = jax.random.uniform(key, (restarts, *observed.x.shape))
-    _check(cost, starts[0])
+    _check(partial(objective, given), starts[0])
 
     @jax.jit
-    def run(starts):
-        return jax.lax.map(partial(_minimize, cost, search), starts, batch_size=at_once or restarts)
+    def run(starts, given):
+        one = partial(_minimize, partial(objective, given), search)
+        return jax.lax.map(one, starts, batch_size=at_once or restarts)
 
-    compiled = run.lower(starts).compile()
+    compiled = run.lower(starts, given).compile()
     parallel.check_memory(
         compiled.memory_analysis().temp_size_in_bytes,
         "use a lower --attack.at_once or --attack.examples: the attack needs",
     )
-    made, costs, moved = compiled(starts)
+    made, costs, moved = compiled(starts, given)
     if not bool(jnp.all(moved)):
         raise BadInput("its uploads do not change with the examples: their gradient is 0")
     best = int(jnp.nanargmin(costs))
