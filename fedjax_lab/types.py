@@ -94,14 +94,12 @@ class Task(NamedTuple):
     batch_norms: tuple[str, ...]  # paths of the BatchNorm layers
     dense: tuple[str, ...]  # paths of the Dense layers; the last one is the head
     input_shape: tuple[int, ...]  # of one example
-    noise: Callable[[Array, int], Array]  # (key, count) -> inputs of uniform noise [count, ...]
     apply_at: Callable[..., Output]  # (layer, weights, x, features=None, key=None, mask=None)
     # like `apply`, but `Output.features` is the input of the named layer. If `features` are passed,
     # they replace that input: the layers before it are then not computed (once jitted), and
     # `Output.features` is the input of the head again
     embeddings: Callable[[], Any] | None = None  # () -> `Embeddings` of examples and class names
-    lowest: Array | float = 0.0  # lower bound of inputs, [] or [channels]
-    highest: Array | float = 1.0  # upper bound of inputs, [] or [channels]
+    bounds: tuple[Array | float, Array | float] = (0.0, 1.0)  # of inputs, each [] or [channels]
     adapters: Adapters | None = None  # None: the model has no low-rank factors
     levels: tuple[float, ...] = ()  # config.partition.capacity: of the clients, in these shares
     kinds: tuple["Task", ...] = ()  # the models of all kinds of clients: trait `kind`; (): one
@@ -149,10 +147,6 @@ def needs_classes(reason: str) -> NeedsClasses:
         f"its formulas need one class per example, and {reason}; choose another, such as method"
         " fedavg, or --config.task.name=classification"
     )
-
-
-class NeedsAdapters(BadInput):
-    """A method trains low-rank factors, and the model has none."""
 
 
 @jax.tree_util.register_static
@@ -344,6 +338,11 @@ class View(NamedTuple):
     transform: Callable[[PyTree, Array], Array] | None = None  # (frozen, x [B, ...]) -> [B, ...]
 
 
+def same_plan(plan: "Plan") -> "Plan":
+    """Returns the plan of a run, for a stage that trains with the same numbers."""
+    return plan
+
+
 class Stage(NamedTuple):
     """A part of a run with its own method. A plain method has one stage.
 
@@ -369,13 +368,14 @@ class Stage(NamedTuple):
     # (key, C, last state, facts) -> State
     view: View | None = None
     embeddings: Callable[[], Any] | None = None  # () -> `Embeddings`, such as `Task.embeddings`
-    plan: Callable[["Plan"], "Plan"] | None = None  # the run's plan -> that of this stage
+    plan: Callable[["Plan"], "Plan"] = same_plan  # the run's plan -> that of this stage
     reliable: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether the stage starts from `Method.init` and trains as the run's config says."""
-        return not (self.prepare or self.start or self.view or self.embeddings or self.plan)
+        others = self.prepare or self.start or self.view or self.embeddings
+        return not others and self.plan is same_plan
 
 
 Stages = Callable[[int], tuple[Stage, ...]]  # config.run.rounds -> the stages of a method
@@ -512,7 +512,7 @@ class Failures(NamedTuple):
 
     dropout: float = 0.0  # probability that a client's uploads of a round are lost
     straggler: float = 0.0  # probability that a client makes only some of its passes in a round
-    attackers: float = 0.0  # share of the clients that attack: `Client.attacks`
+    attackers: Any = 0.0  # share of the clients that attack, or `failures.Attackers`
     clock: Any = None  # `clock.Clock` of synchronous rounds; None: time is not simulated
 
 
@@ -530,9 +530,9 @@ class Plan(NamedTuple):
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: no limit
     failures: Failures = Failures()
     num_domains: int = 1
-    num_clients: int | None = None  # without padding, if the population is padded; else None
-    num_new: int | None = None  # without padding, if the new clients are padded; else None
-    example_shape: tuple[int, ...] | None = None  # shape of an example; None: it is a vector
+    num_clients: int = 0  # without padding, if the population is padded; else 0
+    num_new: int = 0  # without padding, if the new clients are padded; else 0
+    example_shape: tuple[int, ...] = ()  # shape of an example; (): it is a vector
     equal_steps: bool = False  # all clients have the same number of batches: no masking
     eval_batch: int = 100
     metrics: tuple[Any, ...] = ()  # `metrics.Metric`s of an evaluation besides the loss

@@ -323,11 +323,11 @@ def test_an_asynchronous_run_is_resumed_with_more_rounds(tmp_path):
     times = [row["virtual_seconds"] for row in first]
     assert (np.diff(times) > 0).all()
     simulation = built(tmp_path, 18).simulation
-    np.testing.assert_allclose(times, simulation.seeds[0].schedule.time[2::3], rtol=1e-6)
+    np.testing.assert_allclose(times, simulation.seeds[0].timeline.schedule.time[2::3], rtol=1e-6)
     tasks = whole.summary["tasks"]["0"]
     _, sent = outline.checked(*_round_of(simulation)).message_bytes
     assert first[-1]["bytes_up"] == 36 * sent
-    assert first[-1]["bytes_down"] == simulation.seeds[0].schedule.started.sum() * sent
+    assert first[-1]["bytes_down"] == simulation.seeds[0].timeline.schedule.started.sum() * sent
     assert tasks["used"] == 36 == tasks["started"] - tasks["unfinished"]
     assert 0 < tasks["used_by_speed"][-1] < tasks["used_by_speed"][0] < 1
 
@@ -401,7 +401,7 @@ def test_other_methods_and_transforms_run_asynchronously(tmp_path, method, secti
         ),
         (
             {"clock": {"name": "constant", "deadline": 2.0}, "method": {"name": "pfedhn"}},
-            "pfedhn take turns",
+            "pfedhn: its clients take turns",
         ),
         (
             {
@@ -417,7 +417,7 @@ def test_other_methods_and_transforms_run_asynchronously(tmp_path, method, secti
         ({"method": {"name": "local"}}, "draws its clients itself"),
         (
             {"method": {"name": "fediir"}},
-            "cannot train asynchronously, because it has several exchanges in a round",
+            ": it has several exchanges in a round; docs/time.md",
         ),
         ({"privacy": {"name": "central"}}, "config.privacy.name=central"),
         ({"run": {"sampling": "all_clients"}}, "config.run.sampling=all_clients"),

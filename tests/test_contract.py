@@ -35,11 +35,11 @@ INVALID = [
     (stages_of(PLAIN._replace(round=())), "at least one Exchange"),
     (
         stages_of(PLAIN._replace(validation=True).having(one_by_one=True)),
-        "validation=True must not be one_by_one",
+        "validation=True: its clients take turns",
     ),
     (stages_of(3), "must be a Method, not 3"),
     (3, "must be a tuple of Stage, not 3"),
-    ((EMBEDDED,), "which have no validation rows"),
+    ((EMBEDDED,), "it trains on embeddings"),
 ]
 
 

@@ -14,6 +14,7 @@ from fedjax_lab.engine.engine import Engine
 from fedjax_lab.experiment import experiment, references
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.methods import _sizes
+from fedjax_lab.methods.fedconcat_id import noise as noisy_inputs
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_each_color_channel_has_its_mean_and_standard_deviation(tmp_path):
     e = build(str(tmp_path / "color.npz"), data_more={"normalize": "cifar100"})
     black = (0 - e.simulation.seeds[0].federation.center) * e.simulation.seeds[0].federation.scale
     np.testing.assert_allclose(black, [-1.89683, -1.89732, -1.59667], rtol=1e-4)
-    noise = np.asarray(e.task.noise(jax.random.key(0), 500))
+    noise = np.asarray(noisy_inputs(e.task, jax.random.key(0), 500))
     np.testing.assert_allclose(noise.min((0, 1, 2)), black, atol=0.02)
 
 
@@ -118,7 +119,7 @@ def test_vectorized_seeds_share_the_memory_of_a_device(data):
         (3, {}, "config.engine.fsdp=3 does not divide the 8 devices; choose 1 or 2 or 4 or 8"),
         (0, {}, "config.engine.fsdp must be above 0, got 0"),
         (4, {"local": {"batch_size": 6}}, "config.engine.fsdp=4 does not divide a batch of 6"),
-        (2, {"method": {"name": "pfedhn"}}, "method pfedhn trains its clients one by one"),
+        (2, {"method": {"name": "pfedhn"}}, "does not fit method pfedhn: its clients take turns"),
     ],
 )
 def test_an_invalid_fsdp_setting_is_rejected(data, fsdp, more, message):
@@ -157,7 +158,7 @@ def test_the_error_for_missing_validation_rows_names_the_setting(data):
     choosing = {"name": "knn_per", "weight": "validation"}
     for method in ({"name": "fedfomo"}, choosing):
         message = complaint(build, data, method=method)
-        assert f"method {method['name']} needs validation examples of its clients" in message
+        assert f"method {method['name']}: it needs validation examples of its clients" in message
         assert "--config.partition.validation=0.2" in message
         build(data, method=method, partition={"validation": 0.2})
     build(data, method={"name": "knn_per"}, partition={"new_clients": 0.2})

@@ -142,7 +142,7 @@ def test_a_mechanism_may_be_user_defined(toy, tmp_path, monkeypatch):
 
 
 REFUSED = [
-    ({"method": "fedconcat"}, "protects only the rounds of a single stage, but method"),
+    ({"method": "fedconcat"}, "=central does not fit method fedconcat: it has stages"),
     ({"run_sampling": "equal"}, "config.privacy.name=central both draw the clients"),
     ({"method": "central"}, "it trains on the examples of all clients at once"),
 ]

@@ -140,7 +140,7 @@ def test_a_method_that_reads_the_state_of_all_clients_is_rejected(part):
     ("options", "message"),
     [
         ({"method.name": "central"}, "config.engine.state=host does not fit this method"),
-        ({"method.name": "fedconcat"}, "config.engine.state=host needs a method without stages"),
+        ({"method.name": "fedconcat"}, "state=host does not fit this method: it has stages"),
         (
             {"engine.data": "stream", "engine.state": "replicated"},
             "state=replicated cannot be combined with streamed examples",

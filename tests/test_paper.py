@@ -45,7 +45,7 @@ def find(cells, name):
 def test_every_published_row_has_runs_or_a_reason_why_not():
     """Runs with the same name are the same run."""
     plans = {key: cells_of(*key) for key in published.tables()}
-    assert sum(map(len, plans.values())) == len(published.results()) == 2107
+    assert sum(map(len, plans.values())) == len(published.results()) == 2323
     for cells in plans.values():
         assert len({cell.name for cell in cells}) == len(cells)
         by_name = {}
@@ -186,6 +186,16 @@ def test_values_are_read_from_finished_runs(tmp_path):
     assert values("a", measure="ood") is values() is None
     (tmp_path / "a" / "summary.json").write_text(json.dumps({**toys.SUMMARY, "diverged": {}}))
     assert values("a") is None
+
+
+def test_the_rounds_until_a_target_are_those_of_the_first_evaluation_that_reaches_it(tmp_path):
+    write(tmp_path / "a", {0: (90, 70), 1: (60, 80)})
+    one = cell("a")
+    for target, rounds in ((75.0, [1, 2]), (85.0, None)):
+        asked = one._replace(recipe=one.recipe._replace(target=target))
+        assert paper.values(asked, tmp_path) == rounds
+    assert "not reached" in paper.show([asked], tmp_path)
+    assert "cell, rounds" in paper.show([asked], tmp_path)
 
 
 def test_only_the_seeds_of_a_run_are_counted(tmp_path):

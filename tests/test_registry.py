@@ -81,7 +81,7 @@ def test_a_base_that_cannot_be_wrapped_is_an_error(with_wrapper):
         assert f"config.method.base cannot be {base!r}" in message
         assert "'wrapper'" not in message.split(";")[1] and " wrapper" not in message.split(";")[1]
     for base, why in (
-        ("fedconcat", "base=fedconcat has several stages"),
+        ("fedconcat", "base=fedconcat: it has several stages"),
         ("central", "base=central: its server never sees the updates of several"),
         ("pfedhn", "base=pfedhn: its server never sees the updates of several"),
     ):

@@ -11,6 +11,7 @@ from slow_cases import exhaustive_but
 
 from fedjax_lab.commands import descriptions
 from fedjax_lab.engine.engine import Engine
+from fedjax_lab.engine.input import unscheduled
 from fedjax_lab.experiment import experiment, joint, schedules, variants
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
@@ -66,7 +67,7 @@ def test_both_learning_rates_are_listed_for_each_round(toy):
     np.testing.assert_allclose(rates["local.lr"], [0.1, 0.05, 0.025])
     np.testing.assert_allclose(rates["method.server_lr"], [0.5, 1.0, 1.0])
     assert variants.learning_rates(config_of(toy), [3]) == {}
-    assert experiment.build(config_of(toy)).simulation.scheduled is None
+    assert experiment.build(config_of(toy)).simulation.scheduled is unscheduled
     config = config_of(toy, local__schedule="linear", local__warmup=1)
     rates = variants.learning_rates(config, [1, 3])["local.lr"]
     np.testing.assert_allclose(rates, [0.05, 0.05, 0.1, 0.05], rtol=1e-6)  # each stage restarts
@@ -171,7 +172,7 @@ def test_each_round_equals_one_of_a_run_with_its_learning_rates(method, toy):
     for t in range(sum(lengths)):
         given = {key.replace(".", "__"): float(curve[t]) for key, curve in rates.items()}
         plain = experiment.build(config_of(toy, method, **METHODS[method], **given)).simulation
-        other.simulation = plain._replace(scheduled=None)
+        other.simulation = plain._replace(scheduled=unscheduled)
         other.compile()
         for each in (engine, other):
             each.play(1)

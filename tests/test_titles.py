@@ -9,7 +9,7 @@ from fedjax_lab.experiment import registry, titles
 
 UNNAMED = {  # readers of a user's own files
     *("arrays", "huggingface", "idx", "image_folders", "image_table", "instructions", "leaf"),
-    *("mapped", "plays"),
+    *("mapped", "natural", "plays"),
     *("records", "table", "text_files", "tfds", "tff_hdf5"),
 }
 TITLES = {  # one for each form

@@ -166,7 +166,7 @@ def test_a_run_that_starts_from_another_run_can_be_resumed_and_loaded(
         ("fedavg", "scaffold", ("run.start_with", "personal"), "clients of scaffold do not keep"),
         ("fedavg", "fedavg", ("run.start_with", "stat"), "did you mean 'state'?"),
         pytest.param(
-            *("fedper", "fedavg", ("run.seed", "0"), "method fedper has no global model"),
+            *("fedper", "fedavg", ("run.seed", "0"), "method fedper: it has no global model"),
             marks=pytest.mark.slow,
         ),
     ],

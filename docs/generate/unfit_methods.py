@@ -9,28 +9,46 @@ from functools import partial
 from pathlib import Path
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import clocks, experiment, registry
+from fedjax_lab.experiment import checks, clocks, devices, experiment, registry, transforming
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.transforming import TRANSFORMS
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.models.unlike import mixed_task
-from fedjax_lab.simulation.needs import NEEDS
+from fedjax_lab.simulation.needs import NEEDS, Unmet
 from fedjax_lab.testing.toy import D, K, toy_method, toy_task
+from fedjax_lab.transforms import kinds, latest_losses
 from fedjax_lab.transforms.guarantee import Setup
-from fedjax_lab.transforms.kinds import mixed_method
-from fedjax_lab.types import Method
+from fedjax_lab.types import Method, Stage
 
 DOCS = Path(__file__).parents[1]
 BEGIN, END = "<!-- methods -->\n", "<!-- end methods -->\n"
 SETUP = Setup(num_clients=40, cohort=4, rounds=12, sizes=(10,) * 40, batch_size=8, epochs=1)
 TASK = toy_task()._replace(batch_norms=())
 PLAIN = fedavg(TASK)
-LACKING = {  # FedAvg without what a transform may need
+DECLARED = {  # what has needs besides the transforms of an upload
+    "`clock.concurrency`": clocks.ASYNCHRONOUS_NEEDS,
+    "`clock.over_selection`, `clock.deadline`": clocks.LATE_NEEDS,
+    "`engine.fsdp`": devices.FSDP_NEEDS,
+    "`engine.state=host` or `disk`, `engine.data=stream`": devices.HOST_NEEDS,
+    "`model.kinds`": kinds.NEEDS,
+    "`method.base`": registry.BASE_NEEDS,
+    "`partition.feature_skew`": checks.SKEW_NEEDS,
+    "every transform": transforming.UPLOAD_NEEDS,
+    "every `privacy`": transforming.PRIVACY_NEEDS,
+    "a sampling by losses": latest_losses.NEEDS,
+}
+LACKING = {  # FedAvg without what another part may need
+    "one_stage": (),
+    "plain": (Stage("first", PLAIN, 1), Stage("second", PLAIN, 1)),
+    "examples": (Stage("train", PLAIN, 1, embeddings=tuple),),
+    "clients": PLAIN.having(pooled=True),
+    "no_turns": PLAIN.having(one_by_one=True),
     "all_at_once": PLAIN.having(one_by_one=True),
     "common_update": PLAIN._replace(round=(PLAIN.round[0]._replace(alike=False),)),
     "first_state": PLAIN._replace(init=None),
+    "first_model": PLAIN._replace(predict=None),
     "one_exchange": PLAIN._replace(round=2 * PLAIN.round),
     "idle_server": PLAIN.having(alone=lambda server, split: server),
     "any_clients": PLAIN._replace(sample=lambda *args: args),
@@ -84,7 +102,7 @@ def _needs_classes(name):
 def _fits_unlike_nets(name):
     each = [make_task(nets.mlp(K, width=width), (D,), K) for width in (4, 6)]
     try:
-        mixed_method(partial(registry.make_method, name), mixed_task(each))
+        kinds.mixed_method(partial(registry.make_method, name), mixed_task(each))
     except BadInput:
         return False
     return True
@@ -94,11 +112,10 @@ def lacking(need: str) -> str:
     """The names of the methods with a stage that does not meet a need."""
     made = {name: toy_method(name) for name in sorted(registry.METHODS)}
     stages = {
-        name: [method] if isinstance(method, Method) else [stage.method for stage in method(9)]
+        name: (Stage(name, method, 9),) if isinstance(method, Method) else method(9)
         for name, method in made.items()
     }
-    holds = NEEDS[need].holds
-    return _listed(name for name, methods in stages.items() if not all(map(holds, methods)))
+    return _listed(name for name, each in stages.items() if not NEEDS[need].holds(each))
 
 
 def refusing(need: str) -> str:
@@ -112,16 +129,20 @@ def refusing(need: str) -> str:
         for section in TRANSFORMS
     }
     each = [f"{section} {_listed(names)}" for section, names in refused.items() if names]
-    return "; ".join(each + ["`clock.concurrency`"] * (need in clocks.ASYNCHRONOUS_NEEDS))
+    return "; ".join(each + [what for what, needs in DECLARED.items() if need in needs])
 
 
 def _refuses(section, transform, need):
     settings = {"epsilon": math.inf} if "epsilon" in registry.keyword_defaults(transform) else {}
     takes = (SETUP,) if section == "privacy" else ()
+    if not isinstance(LACKING[need], Method):
+        return False
     try:
         transform(LACKING[need], TASK, *takes, **settings)
-    except BadInput as error:
-        return NEEDS[need].reason in str(error)
+    except Unmet as error:
+        return error.need == need
+    except BadInput:
+        pass
     return False
 
 

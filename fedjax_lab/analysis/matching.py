@@ -46,7 +46,11 @@ def read(name: str, choice: Choice) -> list[Printed]:
         example = "--published=fedconcat/table1"
         raise BadInput(f"--published={quoted(name)} is not PAPER/TABLE; for example {example}")
     recipes = [(result, published.recipe(result)) for result in published.find(paper, table)]
-    recipes = [(result, recipe) for result, recipe in recipes if len(recipe.specs) == 1]
+    recipes = [
+        (result, recipe)
+        for result, recipe in recipes
+        if len(recipe.specs) == 1 and not recipe.target
+    ]
     kinds = dict.fromkeys((recipe.measure, recipe.way) for _, recipe in recipes)
     wanted = choice.measure, choice.way
     if wanted not in kinds:

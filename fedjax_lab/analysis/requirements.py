@@ -15,6 +15,7 @@ from fedjax_lab.papers.fedconcat.communication import default_encoder_rounds
 
 EXAMPLES = {  # number of training examples, without those of the unseen domain
     "fashion_mnist": 60_000,
+    "mnist": 60_000,
     "cifar10": 50_000,
     "cifar100": 50_000,
     "svhn": 73_257,

@@ -26,7 +26,7 @@ COMMANDS = {  # of the package, by name: (module, description)
     "run": ("fedjax_lab.main", "trains one config"),
     "sweep": ("fedjax_lab.sweep", "trains every method at every point of a grid"),
     "report": ("fedjax_lab.report", "compares runs"),
-    "paper": ("fedjax_lab.paper", "reruns the published tables of five papers"),
+    "paper": ("fedjax_lab.paper", "reruns published tables"),
     "figures": ("fedjax_lab.figures", "draws learning curves and the analyses of five papers"),
     "audit": ("fedjax_lab.audit", "attacks a run through its uploads and models"),
     "data": ("fedjax_lab.data", "fetches data sets and prepares large ones"),

@@ -3,6 +3,7 @@
 python -m fedjax_lab.figures NAME FOLDER... [--out=DIR] [--format=png,pdf,svg] [--trust]
                              [options of NAME]
 
+attack            accuracy, success of a backdoor and exclusion of attackers, by round
 audit             what the attacks of fedjax_lab.audit have found, such as images
 clients           accuracy of each client, by its number of examples and domain
 confusion         which classes the model takes for which
@@ -40,7 +41,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedjax_lab import defaults
-from fedjax_lab.analysis.figures import audit, clients, confusion, curves, domain_gap, partition
+from fedjax_lab.analysis.figures import (
+    attack,
+    audit,
+    clients,
+    confusion,
+    curves,
+    domain_gap,
+    partition,
+)
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import make_parser
@@ -57,6 +66,7 @@ from fedjax_lab.running.storage import cloud, metric_rows
 
 # Each function takes the folder of a run, or several; its options are keyword-only arguments.
 FIGURES: dict[str, Callable[..., Drawn]] = {
+    "attack": attack.draw,
     "audit": audit.draw,
     "clients": clients.draw,
     "confusion": confusion.draw,

@@ -5,8 +5,8 @@ python -m fedjax_lab.paper PAPER TABLE [--cells=PATTERN,PATTERN] [--seeds=0,1,2]
                            [--dry_run] [--folder=DIR] [--configs=DIR] [--config.run.rounds=20 ...]
 
 `list` prints one line for each data set of each accuracy table of Client2Vec, FedC2I, FedConcat,
-hFedF and FedPick: the number of cells, how many of them have their data on this machine, and their
-cost. `fedconcat table1` runs the cells of that table.
+hFedF and FedPick, and of six tables of others: the number of cells, how many of them have their
+data on this machine, and their cost. `fedconcat table1` runs the cells of that table.
 
 --cells    runs only the cells whose names contain one of these patterns, separated by commas; *
            matches any text: --cells='fmnist/*#C=2/fedavg'
@@ -193,7 +193,7 @@ def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
 
 
 def values(cell: Cell, out: Path) -> list[float] | None:
-    """The measured percentages, one per seed, or one per client and seed.
+    """The measured percentages or rounds, one per seed, or one per client and seed.
 
     None unless all runs of the cell finished without a failure.
     """
@@ -211,12 +211,23 @@ def values(cell: Cell, out: Path) -> list[float] | None:
         return None
     if cell.recipe.per_client:
         return runs.per_client(rows[0], cell.recipe.way, cell.recipe.measure)
+    if cell.recipe.target:
+        return _rounds_until(rows[0], cell.recipe)
     measured = [runs.measured(row, cell.recipe.way) for row in rows]
     try:
         each = [[seeds[s][cell.recipe.measure] for seeds in measured] for s in measured[0]]
     except KeyError:
         return None  # such a run does not have the way or the measure
     return [float(np.mean(one)) for one in each]
+
+
+def _rounds_until(row, recipe):
+    """The first round of each seed in which the measure reaches the target; None if none does."""
+    reached = [
+        [r["round"] for r in rows if runs.measures(r).get(recipe.measure, 0.0) >= recipe.target]
+        for rows in row.seeds.values()
+    ]
+    return [float(rounds[0]) for rounds in reached] if all(reached) else None
 
 
 def _folders(run, out):
@@ -250,7 +261,8 @@ def compare(result: Result, measured: Sequence[float] | None, seeds: int) -> Lin
 
 def show(cells: Sequence[Cell], out: Path) -> str:
     """The table of published and measured numbers, as text."""
-    header = ["cell, %", "published", "measured", "seeds", "difference", "in std"]
+    unit = "rounds" if any(cell.recipe.target for cell in cells) else "%"
+    header = [f"cell, {unit}", "published", "measured", "seeds", "difference", "in std"]
     lines = []
     for cell in cells:
         seeds = len(cell.runs[0].cell.seeds) if cell.runs else 0
@@ -272,7 +284,11 @@ def _state(cell, out):
     bad = [state.partition(":")[0] for state in states if not state[0].isdigit()]
     if bad:
         return bad[0]
-    return "damaged" if damaged([cell], out) else "not measured"
+    if damaged([cell], out):
+        return "damaged"
+    folders = [folder for run in cell.runs for folder in _folders(run, out)]
+    ended = cell.recipe.target and all(sweep_folder.ended(folder) for folder in folders)
+    return "not reached" if ended else "not measured"
 
 
 def damaged(cells: Sequence[Cell], out: Path) -> list[str]:

@@ -51,7 +51,7 @@ class Scale(NamedTuple):
 
     center: Array | np.ndarray  # [], [channels] or [columns], in float64 if x is
     scale: Array | np.ndarray
-    lowest: Array | np.ndarray  # input of the model, for Task.lowest
+    lowest: Array | np.ndarray  # input of the model, for Task.bounds
     highest: Array | np.ndarray
     limits: tuple[float, float]  # the lowest and the highest number in x
 

@@ -158,7 +158,7 @@ class Engine:
         first = self.simulation.seeds[0]
         if self.stage_number == 0 and first.start is not None:
             self._begin_with([seed.start for seed in self.simulation.seeds])
-        if self.stage_number == 0 and first.schedule is not None:
+        if self.stage_number == 0 and first.timeline is not None:
             self.sums = starting.with_history(self.simulation, self._jit, self.states, self.sums)
         sizes = [
             views.frozen_bytes(self.simulation, self.stage_number, state, self.place.seeds)

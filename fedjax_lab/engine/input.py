@@ -7,10 +7,17 @@ import numpy as np
 
 from fedjax_lab.engine import parallel
 from fedjax_lab.models.frozen import Model
-from fedjax_lab.simulation.asynchronous import Schedule, Tasks
+from fedjax_lab.simulation.asynchronous import Timeline
 from fedjax_lab.types import Array, Federation, Plan, PyTree, Stage, State
 
 BASE = "base"  # key of the frozen weights among the settings of a seed
+
+Settings = dict[str, PyTree]
+
+
+def unscheduled(number: int, settings: Settings, t: Array) -> Settings:
+    """Returns the settings of a seed, none of which depends on the round."""
+    return settings
 
 
 class Host(NamedTuple):
@@ -26,12 +33,11 @@ class Seed(NamedTuple):
     number: int  # from which all random numbers are made
     federation: Federation  # the clients that are scored
     training: Federation  # those that train: the same, or one client that holds all examples
-    settings: dict[str, PyTree] = {}  # those in which the seeds differ, by name; the seeds may
+    settings: Settings = {}  # those in which the seeds differ, by name; the seeds may
     # belong to several runs
     start: State | None = None  # the initial state; None: that of the method's `init`
     task_seconds: np.ndarray | None = None  # of each client [C], if xi = 1; None: no clock
-    schedule: Schedule | None = None  # of an asynchronous run
-    tasks: Tasks | None = None  # what became of the clients' tasks in it
+    timeline: Timeline | None = None  # of an asynchronous run; None: rounds are synchronous
 
     @property
     def is_pooled(self) -> bool:
@@ -51,11 +57,10 @@ class Simulation(NamedTuple):
     vectorized_seeds: bool = False
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     base: Model | None = None  # a model of which a part is frozen; None: all of it is trained
-    variant: Callable[[dict[str, PyTree]], tuple[tuple[Stage, ...], dict[str, Any]]] | None = None
+    variant: Callable[[Settings], tuple[tuple[Stage, ...], dict[str, Any]]] | None = None
     # settings -> the stages of a seed, and its fields of the plan
-    scheduled: Callable[[int, dict[str, PyTree], Array], dict[str, PyTree]] | None = None
-    # (number of the stage, settings of a seed, round) -> the settings in that round; None: no
-    # setting depends on the round
+    scheduled: Callable[[int, Settings, Array], Settings] = unscheduled
+    # (number of the stage, settings of a seed, round) -> the settings in that round
     host: Host | None = None  # what is kept on the host; None: everything is on the devices
 
     @property

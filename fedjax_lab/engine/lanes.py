@@ -58,9 +58,9 @@ def make_lanes(simulation: Simulation, place: Placement) -> list[Lanes]:
 
 def _put_schedules(seeds, place, groups):
     """The schedule of each lane, or None."""
-    if seeds[0].schedule is None:
+    if seeds[0].timeline is None:
         return [None for _ in groups]
-    typed = [jax.tree.map(_on_device, seed.schedule) for seed in seeds]
+    typed = [jax.tree.map(_on_device, seed.timeline.schedule) for seed in seeds]
     return [place.put(stacked(typed[group], place.seeds)[0]) for group in groups]
 
 
@@ -102,7 +102,7 @@ def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
     places = any(method.extra.empty_places for method in methods)
     own = any(sampling.is_own(method.sample) for method in methods)
     timed = "pace" in simulation.seeds[0].training.traits
-    scheduled = simulation.seeds[0].schedule is not None
+    scheduled = simulation.seeds[0].timeline is not None
     occurring = {
         "arrived": timed or simulation.plan.failures.dropout > 0,
         "drawn": scheduled or places,

@@ -45,12 +45,12 @@ def make_program(
         assert stage.view is not None  # the plan's view is that of the stage
         fields = {**fields, "view": stage.view.transform}
     program = Program(stage.method, plan._replace(**fields), simulation.strategy)
-    scheduled = simulation.scheduled
-    if scheduled is None:
-        return program
 
     def in_round(program, t):
-        stage, fields = varied(simulation, number, scheduled(number, settings, t))
+        changed = simulation.scheduled(number, settings, t)
+        if changed is settings:
+            return program
+        stage, fields = varied(simulation, number, changed)
         return program._replace(method=stage.method, plan=program.plan._replace(**fields))
 
     return program._replace(scheduled=in_round)
@@ -93,7 +93,7 @@ def lower(
 
 def _training_program(program, place):
     """Returns the program with the number of the clients that train, if they are padded."""
-    count = place.num_training if place.num_training % place.parts else None
+    count = place.num_training if place.num_training % place.parts else 0
     return program._replace(plan=program.plan._replace(num_clients=count))
 
 

@@ -103,7 +103,7 @@ def with_history(
     simulation: Simulation, jit: Jit, states: Sequence[State], sums: Sequence[Progress]
 ) -> list[Progress]:
     """The first sums of an asynchronous run, whose history has the first states of the server."""
-    schedules = [seed.schedule for seed in simulation.seeds if seed.schedule is not None]
+    schedules = [seed.timeline.schedule for seed in simulation.seeds if seed.timeline]
     method, places = simulation.stages[0].method, num_places(schedules)
 
     def first(server):

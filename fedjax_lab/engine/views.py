@@ -31,8 +31,8 @@ def plan_of_images(simulation: Simulation, place: Placement) -> Plan:
     """The plan of a run without the view of a stage, with the padding on its devices."""
     new = simulation.seeds[0].federation.new_train
     return simulation.plan._replace(
-        num_clients=place.num_clients if place.padding else None,
-        num_new=len(new) if new is not None and len(new) % place.parts else None,
+        num_clients=place.num_clients if place.padding else 0,
+        num_new=len(new) if new is not None and len(new) % place.parts else 0,
     )
 
 
@@ -45,16 +45,16 @@ def stage_lanes(
     """
     stage, plan = simulation.stages[number], plan_of_images(simulation, jit.place)
     plan = _reliable(plan) if stage.reliable else plan
-    if stage.plan is not None:
-        before, plan = plan.batch_size, stage.plan(plan)
-        size = min(plan.batch_size, lanes[0].training.federation.train.longest)
-        equal = plan.equal_steps and size == before  # equal numbers of other batches may differ
-        plan = plan._replace(batch_size=size, equal_steps=equal)
+    before, plan = plan.batch_size, stage.plan(plan)
+    longest = lanes[0].training.federation.train.longest
+    size = min(plan.batch_size, max(before, longest))
+    equal = plan.equal_steps and size == before  # equal numbers of other batches may differ
+    plan = plan._replace(batch_size=size, equal_steps=equal)
     viewed, view = Viewed(lanes, plan), stage.view or View()
     if stage.embeddings is not None:
         x = jit.place.put_pool(stage.embeddings().examples)
         fields = [{"x": x, **_PLAIN, **_NOT_SCORED}] * len(viewed.lanes)
-        viewed = Viewed(_changed(lanes, fields), plan._replace(augment=None, example_shape=None))
+        viewed = Viewed(_changed(lanes, fields), plan._replace(augment=None, example_shape=()))
     frozen = view.frozen
     if frozen is not None:
         freeze = jit.runner(lambda state: frozen(state.server), (0,))

@@ -90,20 +90,16 @@ def check_moved(config: ml_collections.ConfigDict, objective: Objective) -> None
             )
 
 
+SKEW_NEEDS = ("clients", "examples")
+
+
 def check_skewed(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:
     """Raises BadInput if the feature skew would not affect the method's examples."""
     name, method = config.partition.feature_skew, config.method.name
     if name == "none":
         return
-    if reason := needs.unmet(stages[0].method, "clients"):
-        raise BadInput(
-            f"config.partition.feature_skew={name} does not fit method {method}: {reason}"
-        )
-    if any(stage.embeddings for stage in stages):
-        raise BadInput(
-            f"config.partition.feature_skew={name} does not change embeddings"
-            f" (config.embedding), which method {method} trains on; use another method"
-        )
+    what = f"config.partition.feature_skew={name} does not fit method {method}: "
+    needs.check(stages, *SKEW_NEEDS, what=what)
 
 
 def check_validation(
@@ -113,22 +109,9 @@ def check_validation(
     name, methods = config.method.name, [stage.method for stage in stages]
     if not any(method.validation for method in methods):
         return
-    if federation.validation is None:
-        raise BadInput(
-            f"method {name} needs validation examples of its clients, and there are none; hold some"
-            " out with --config.partition.validation=0.2"
-        )
-    if len(federation.validation) != len(federation.train):
-        raise BadInput(
-            f"method {name} needs validation examples of the clients that train, but it trains on"
-            " the examples of all clients pooled"
-        )
     tuned = any(method.validation and uses_data_of_new(method) for method in methods)
-    if federation.new_train is not None and tuned:
-        raise BadInput(
-            f"method {name} needs validation examples also of new clients, which have none; use"
-            " config.partition.new_clients=0"
-        )
+    of_new = ("no_new_clients",) if tuned else ()
+    needs.check(federation, *needs.VALIDATION, *of_new, what=f"method {name}: ")
 
 
 def check_accumulated(config: ml_collections.ConfigDict, plan: Plan) -> None:

@@ -20,7 +20,10 @@ from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.types import Plan, Stage
 
 ASYNCHRONOUS = "config.clock.concurrency"  # the key with which a run is asynchronous
-ASYNCHRONOUS_NEEDS = ("clients", "one_exchange", "all_at_once", "idle_server", "any_clients")
+ASYNCHRONOUS_NEEDS = (
+    *("plain", "clients", "one_exchange", "all_at_once", "idle_server", "any_clients"),
+)
+LATE_NEEDS = ("no_turns",)  # of over-selection and deadlines
 
 
 def is_asynchronous(config: ml_collections.ConfigDict) -> bool:
@@ -93,8 +96,8 @@ def timed(
     rules, scheduled = _rules(config, plan, len(paces[0].compute)), []
     for seed, pace, work in zip(seeds, paces, works, strict=True):
         own = rules._replace(work=work)
-        schedule, tasks = make_schedule(clock, pace, own, sent, seed.number)
-        scheduled.append(seed._replace(schedule=schedule, tasks=tasks))
+        timeline = make_schedule(clock, pace, own, sent, seed.number)
+        scheduled.append(seed._replace(timeline=timeline))
     failures = plan.failures._replace(dropout=0.0, straggler=0.0)  # the schedule has both
     return plan._replace(failures=failures), scheduled
 
@@ -146,7 +149,7 @@ def _first_round(plan, stage, federation):
         return 0, plan.cohort
     if stage.embeddings is not None:
         federation = federation._replace(x=stage.embeddings().examples)
-        plan = plan._replace(augment=None, example_shape=None)
+        plan = plan._replace(augment=None, example_shape=())
     population = population_on_host(federation, plan.objective.num_classes)
     program = Program(stage.method, plan, parallel.vectorized())
     program, lane, state = outline.first_round(program, federation, population)
@@ -168,14 +171,10 @@ def _check_deadline(config, clock, each, sent):
 
 def _check_turns(config, stages):
     """Raises BadInput if a round of clients that take turns would end without some of them."""
-    if not any(stage.method.extra.one_by_one for stage in stages):
-        return
     for key, without in (("over_selection", 1), ("deadline", 0)):
         if config.clock[key] != without:
-            raise BadInput(
-                f"config.clock.{key}={config.clock[key]} is for clients that train at the same"
-                f" time; those of method {config.method.name} take turns"
-            )
+            what = f"config.clock.{key}={config.clock[key]} does not fit {config.method.name}: "
+            needs.check(stages, *LATE_NEEDS, what=what)
 
 
 def _check_over_selection(config, plan, drawn):
@@ -233,14 +232,6 @@ def check_method(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> 
                 f"{ASYNCHRONOUS} cannot be combined with config.{key}={config[section][entry]},"
                 " which needs the rounds of synchronous runs"
             )
-    (first, *others), name = stages, config.method.name
-    reason = (
-        "it has stages"
-        if others or not first.is_plain
-        else needs.unmet(first.method, *ASYNCHRONOUS_NEEDS)
-    )
-    if reason:
-        raise BadInput(
-            f"{ASYNCHRONOUS}: the clients of method {name} cannot train asynchronously, because"
-            f" {reason}; docs/time.md has methods that are made for it"
-        )
+    what = f"{ASYNCHRONOUS} does not fit method {config.method.name}: "
+    remedy = "; docs/time.md has methods that are made for it"
+    needs.check(stages, *ASYNCHRONOUS_NEEDS, what=what, remedy=remedy)

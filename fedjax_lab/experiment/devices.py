@@ -115,6 +115,10 @@ def _lent(engine, plan, stages, model, devices, memory):
     return lent._replace(memory=max(1, lent.memory - base // engine.fsdp))
 
 
+HOST_NEEDS = ("plain", "clients")
+FSDP_NEEDS = ("no_turns",)
+
+
 def _host(division, engine, stages):
     """What the run keeps on the host; None: nothing.
 
@@ -124,11 +128,7 @@ def _host(division, engine, stages):
         return None
     stream = division.data.where == "stream"
     asked = f"config.engine.{'data=stream' if stream else f'state={division.state.where}'}"
-    if len(stages) > 1 or not stages[0].is_plain:
-        names = ", ".join(stage.name for stage in stages)
-        raise BadInput(f"{asked} needs a method without stages, but this one has: {names}")
-    if reason := needs.unmet(stages[0].method, "clients"):
-        raise BadInput(f"{asked} does not fit this method: {reason}")
+    needs.check(stages, *HOST_NEEDS, what=f"{asked} does not fit this method: ")
     if engine.seeds == "vectorized":
         raise BadInput(f"{asked} trains one seed after another; use config.engine.seeds=sequential")
     if engine.fsdp > 1:
@@ -166,8 +166,6 @@ def check_fsdp(config: ml_collections.ConfigDict, plan: Plan, stages: Sequence[S
             f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"
             " (config.local.batch_size, or all examples of the largest client)"
         )
-    if group > 1 and any(stage.method.extra.one_by_one for stage in stages):
-        raise BadInput(
-            f"method {config.method.name} trains its clients one by one on all devices;"
-            f" config.engine.fsdp must be 1, got {group}"
-        )
+    if group > 1:
+        what = f"config.engine.fsdp={group} does not fit method {config.method.name}: "
+        needs.check(stages, *FSDP_NEEDS, what=what)

@@ -109,7 +109,7 @@ def _simulation(config, seeds, dataset, federations, model, devices, memory):
     variant = functools.partial(variants.variant, config, model, setup)
     stages, of_step = variant({})
     if pooled.are_pooled(stages):
-        config, training = pooled.without_clients(config), pool(federations)
+        config, training = pooled.without_clients(config, stages), pool(federations)
         variant = functools.partial(variants.variant, config, model, setup)
         stages, of_step = variant({})
     checks.check_skewed(config, stages)
@@ -480,7 +480,7 @@ def _plan(config, training, stages, of_step, dataset, objective):
         failures=Failures(
             dropout=config.run.dropout,
             straggler=config.run.straggler,
-            attackers=0.0 if config.attack.name == "none" else config.attack.share,
+            attackers=transforming.attackers(config.attack),
         ),
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],

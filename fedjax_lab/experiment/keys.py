@@ -124,6 +124,19 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
         "the share of clients that attack in every round, rounded down, but at least one client",
         SHARE,
     ),
+    "attack.clients": Key(
+        (), "the numbers of the clients that attack, from 0; empty: attack.share says how many"
+    ),
+    "attack.per_round": Key(
+        0,
+        "how many clients of each round attack, drawn anew in each round; 0: the same clients"
+        " attack whenever they take part",
+        NOT_NEGATIVE,
+    ),
+    "attack.first": Key(1, "the first round in which clients attack", Within(1)),
+    "attack.last": Key(
+        0, "the last round in which clients attack; 0: the last one of the run", NOT_NEGATIVE
+    ),
     "privacy.name": Key(
         "none",
         "the mechanism of differential privacy; set its noise, or the epsilon that the run has"
@@ -131,6 +144,19 @@ KEYS: dict[str, Key] = {  # by SECTION.KEY
     ),
     "aggregator.name": Key(
         "none", "how the server aggregates the updates of a round; none: as the method does"
+    ),
+    "aggregator.mixing": Key(
+        "none",
+        "of which of the updates the aggregator gets means: none, bucketing or nearest_neighbors",
+        kind="mixing",
+    ),
+    "aggregator.momentum": Key(
+        0.0,
+        "the share of a client's earlier updates in what it sends for an aggregator",
+        BELOW_ONE,
+    ),
+    "aggregator.excluded": Key(
+        False, "whether rows of metrics count whom the aggregator leaves out, and who attacks"
     ),
     "compression.name": Key("none", "how uploads are compressed"),
     "downlink.name": Key("none", "how messages from the server to the clients are compressed"),

@@ -106,7 +106,7 @@ def check(
     reason = ""
     if local["accumulate"] > 1:
         reason = f"config.local.accumulate={local['accumulate']}"
-    if any(each.plan and each.plan(plan).batch_size != plan.batch_size for each in stages):
+    if any(each.plan(plan).batch_size != plan.batch_size for each in stages):
         reason = "this method, which trains a stage in batches of another size"
     if reason:
         raise BadInput(f"config.{KEY}: the column batch_size cannot be combined with {reason}")

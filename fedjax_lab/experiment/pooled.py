@@ -9,7 +9,7 @@ import ml_collections
 
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment.keys import KEYS
-from fedjax_lab.simulation.needs import NEEDS
+from fedjax_lab.simulation import needs
 from fedjax_lab.types import Stage
 
 WITHOUT_EFFECT = (  # keys that say which clients take part, and when
@@ -35,16 +35,17 @@ def are_pooled(stages: Sequence[Stage]) -> bool:
     return pooled.pop()
 
 
-def without_clients(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+def without_clients(
+    config: ml_collections.ConfigDict, stages: Sequence[Stage]
+) -> ml_collections.ConfigDict:
     """The config with the defaults of the keys that have no effect without clients.
 
     Raises BadInput if the clients have unlike models; `simulation.needs` has what else they need.
     """
     if config.model.kinds:
-        raise BadInput(
-            f"config.model.kinds={quoted(config.model.kinds)} does not fit method"
-            f" {config.method.name}: {NEEDS['clients'].reason}"
-        )
+        kinds, method = quoted(config.model.kinds), config.method.name
+        what = f"config.model.kinds={kinds} does not fit method {method}: "
+        needs.check(stages, "clients", what=what)
     changed = config.copy_and_resolve_references()
     changed.update_from_flattened_dict({key: KEYS[key].default for key in WITHOUT_EFFECT})
     return changed

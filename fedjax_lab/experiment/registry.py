@@ -79,8 +79,9 @@ MODULES = {  # other modules, with the names of their functions
     "sampling": {"sampling": "by_size equal shuffled all_clients power_of_choice"},
     "attack": {
         "transforms": "none",
-        "transforms.attacks": "sign_flip gaussian inner_product little_is_enough label_flip",
-        "transforms.backdoor": "backdoor",
+        "transforms.attacks": "sign_flip gaussian inner_product little_is_enough min_max min_sum"
+        " label_flip",
+        "transforms.backdoor": "backdoor dba blended semantic neurotoxin",
     },
     "privacy": {
         "transforms": "none",
@@ -92,8 +93,10 @@ MODULES = {  # other modules, with the names of their functions
         "transforms": "none",
         "transforms.aggregators": "median trimmed_mean krum multi_krum bulyan geometric_median"
         " centered_clipping norm_bound",
+        "transforms.defenses": "fltrust foolsgold robust_lr flame dnc",
         "transforms.secure": "secure_sum",
     },
+    "mixing": {"transforms": "none", "transforms.mixing": "bucketing nearest_neighbors"},
     "compression": {
         "transforms": "none",
         "transforms.compression": "top_k random_k qsgd sign low_rank",
@@ -148,7 +151,9 @@ TAKES = {  # the arguments of a function of each kind, without its settings
     "sampling": ("key", "server", "population", "m"),
     "privacy": ("method", "task", "setup"),
     **dict.fromkeys(("clock", "availability"), ("num_clients", "rng")),
-    **dict.fromkeys(("attack", "aggregator", "compression", "downlink"), ("method", "task")),
+    **dict.fromkeys(
+        ("attack", "aggregator", "mixing", "compression", "downlink"), ("method", "task")
+    ),
 }
 
 OF_EXAMPLES = ("examples", "num_clients", "rng")  # the second form of a partition; see dealing.py
@@ -317,13 +322,14 @@ def _method(name, made):
     return made
 
 
+BASE_NEEDS = ("one_stage", "all_at_once")
+
+
 def _make_base(name, settings, task):
     """A method that another one can wrap. Raises BadInput if it has stages, or no cohorts."""
     method = make_method(name, task, **settings)
-    if not isinstance(method, Method):
-        raise BadInput(f"config.method.base={name} has several stages; choose another method")
-    if reason := needs.unmet(method, "all_at_once"):
-        raise BadInput(f"config.method.base={name}: {reason}; choose another method")
+    remedy = "; choose another method"
+    needs.check(method, *BASE_NEEDS, what=f"config.method.base={name}: ", remedy=remedy)
     return method
 
 

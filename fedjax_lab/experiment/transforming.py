@@ -16,6 +16,7 @@ from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.registry import bind
 from fedjax_lab.simulation import contract, needs, outline, simulate
+from fedjax_lab.simulation.failures import Attackers
 from fedjax_lab.simulation.population import population_on_host
 from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.transforms import latest_losses, private_state
@@ -37,13 +38,17 @@ def as_configured(
     with _naming(f"method {config.method.name} with config.run.sampling={config.run.sampling}"):
         stage = _with_sampling(stage, task, config.run)
     named = _named(config, stage.method)
+    unused = {"mixing": "none", "momentum": 0, "excluded": False}
+    for key, value in unused.items() if config.aggregator.name == "none" else ():
+        if config.aggregator[key] != value:
+            raise BadInput(f"config.aggregator.{key} needs an aggregator (config.aggregator.name)")
     if not named:
         return stage
     task = _as_seen(stage, task)
     words = " and ".join(f"{key} {config[key].name}" for key in named)
     naming = functools.partial(_naming, f"method {config.method.name} with {words}")
     with naming():
-        needs.check(stage.method, "clients")
+        needs.check(stage.method, *UPLOAD_NEEDS)
         if {"compression", "downlink"} & {*named}:  # codes are those of a whole model
             stage = stage._replace(method=stage.method.having(absent=None))
         for key in named:
@@ -72,8 +77,25 @@ def _transform(key, config, task, setup):
         from fedjax_lab.transforms import staleness  # other runs do not need it
 
         return functools.partial(staleness.weighted, exponent=config.clock.exponent)
+    if key == "aggregator":
+        return functools.partial(_aggregated, config.aggregator, task)
     takes = (task, setup) if key == "privacy" else (task,)
     return functools.partial(_wrap, bind(key, config[key]), takes)
+
+
+def _aggregated(section, task, method):
+    """The method with an aggregator, what precedes it, and counts of whom it leaves out."""
+    method = bind("aggregator", section)(method, task)
+    method = bind("mixing", section, "mixing")(method, task)
+    if section.excluded:
+        from fedjax_lab.transforms import counted  # other runs do not need it
+
+        method = counted.excluded(method)
+    if section.momentum:
+        from fedjax_lab.transforms import mixing
+
+        method = mixing.momentum(method, task, section.momentum)
+    return method
 
 
 def is_private(config: Mapping) -> bool:
@@ -99,17 +121,17 @@ def make_setup(
     )
 
 
+UPLOAD_NEEDS = ("clients",)  # of every transform
+PRIVACY_NEEDS = ("plain",)
+
+
 def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:
     """Raises BadInput if a run would be less private than its accounting assumes."""
     if not is_private(config):
         return
-    name, method = config.privacy.name, config.method.name
-    (first, *others) = stages
-    if others or not first.is_plain:
-        raise BadInput(
-            f"config.privacy.name={name} protects only the rounds of a single stage, but method"
-            f" {method} has stages, between which it also uses data of its clients"
-        )
+    name = config.privacy.name
+    what = f"config.privacy.name={name} does not fit method {config.method.name}: "
+    needs.check(stages, *PRIVACY_NEEDS, what=what)
     if name == "example_level" and (config.local.steps or config.local.accumulate > 1):
         key = "steps" if config.local.steps else "accumulate"
         raise BadInput(
@@ -128,22 +150,65 @@ def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) ->
         )
 
 
+def attackers(attack: Mapping) -> float | Attackers:
+    """Which clients attack in which rounds: `Failures.attackers`, from a config's section."""
+    if attack["name"] == "none":
+        return 0.0
+    who = Attackers(*(attack[key] for key in Attackers._fields))
+    return who.share if who == Attackers(who.share) else who
+
+
 def describe_attackers(
     config: ml_collections.ConfigDict, simulation: Simulation
 ) -> tuple[str, ...]:
-    """Lines on how many clients attack, and how many attackers the aggregator expects."""
+    """Lines on how many clients attack, and how many attackers the aggregator expects.
+
+    Raises BadInput if clients or rounds in which they attack do not exist.
+    """
     C, M = len(simulation.seeds[0].training.train), simulation.plan.cohort
     lines, aggregator = [], config.aggregator
     if config.attack.name != "none":
-        number = sampling.at_least_one(config.attack.share, C)
-        lines.append(f"attack {config.attack.name}: {number} of {C} clients attack")
+        lines.append(f"attack {config.attack.name}: {_attackers_in_words(config, C, M)}")
     for key, words in EXPECTED.items():
         if key in aggregator:
             number = min(sampling.at_least_one(aggregator[key], M), (M - 1) // 2)
-            lines.append(f"aggregator {aggregator.name}: {words.format(number)} of {M} in a round")
+            said = words.format(number) + f" of {M} in a round" + _rounded(aggregator[key], M)
+            lines.append(f"aggregator {aggregator.name}: {said}")
     return tuple(lines)
 
 
+def _attackers_in_words(config, C, M):
+    """How many clients attack and when. Raises BadInput as `describe_attackers` does."""
+    attack, rounds = config.attack, config.run.rounds
+    beyond = [id for id in attack.clients if not 0 <= id < C]
+    for key, value, low, high in (
+        ("clients", beyond[0] if beyond else 0, 0, C - 1),
+        ("per_round", attack.per_round, 0, M),
+        ("last", attack.last, 0, rounds),
+        ("first", attack.first, 1, attack.last or rounds),
+    ):
+        if not low <= value <= high:
+            raise BadInput(
+                f"config.attack.{key} must be from {low} to {high} in this run, got {value}"
+            )
+    first, last = attack.first, attack.last or rounds
+    window = f" in rounds {first} to {last}" * ((first, last) != (1, rounds))
+    if attack.clients:
+        return f"{len({*attack.clients})} of {C} clients attack{window}"
+    if attack.per_round:
+        return f"{attack.per_round} of {M} clients of a round attack{window}"
+    number = sampling.at_least_one(attack.share, C)
+    alone = ", who alone changes nothing" * (number == 1 and attack.name in NEED_OTHERS)
+    alone *= attack.get("knowledge") == "own"
+    return f"{number} of {C} clients attack{window}" + _rounded(attack.share, C) + alone
+
+
+def _rounded(share, count):
+    """A remark on a share of less than one client."""
+    return f" ({share:g} of {count} is less than one)" * (0 < share * count < 1)
+
+
+NEED_OTHERS = "little_is_enough", "min_max", "min_sum"  # with knowledge=own
 EXPECTED = {  # by the setting of an aggregator that is a share
     "trim": "without the {0} lowest and the {0} highest values",
     "attackers": "at most {0} attackers",

@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.engine.input import BASE
+from fedjax_lab.engine.input import BASE, Settings, unscheduled
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import clocks, schedules, transforming
 from fedjax_lab.experiment.config import value_at
@@ -80,14 +80,14 @@ def _section(config, name, settings):
 
 def scheduled(
     config: ml_collections.ConfigDict, lengths: Sequence[int]
-) -> Callable[[int, dict[str, PyTree], Array], dict[str, PyTree]] | None:
+) -> Callable[[int, Settings, Array], Settings]:
     """The function (number of a stage, settings, t) -> settings of a `variant` in round t.
 
-    It sets the learning rates that follow a schedule; None if there are none. lengths: how many
+    It sets the learning rates that follow a schedule. lengths: how many
     rounds each stage has. Raises BadInput, as `learning_rates` does.
     """
     if not learning_rates(config, lengths):
-        return None
+        return unscheduled
 
     def in_round(number, settings, t):
         changed, t = dict(settings), jnp.maximum(t - sum(lengths[:number]), 0)

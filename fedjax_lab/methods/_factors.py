@@ -19,12 +19,12 @@ import numpy as np
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.adapters import A, B
+from fedjax_lab.simulation import needs
 from fedjax_lab.types import (
     Adapters,
     Array,
     Exchange,
     Method,
-    NeedsAdapters,
     State,
     Task,
     Weights,
@@ -43,11 +43,8 @@ class Pair(NamedTuple):
 
 def adapters_of(task: Task) -> Adapters:
     """The adapters of the task. Raises BadInput if it has none."""
-    if task.adapters is None:
-        raise NeedsAdapters(
-            "the method trains low-rank adapters, and the model has none; set"
-            " --config.adapter.name=lora, or choose another method, such as fedavg"
-        )
+    needs.check(task, "adapters")
+    assert task.adapters is not None  # checked
     return task.adapters
 
 

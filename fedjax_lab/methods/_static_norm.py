@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import streams, tree, wire
-from fedjax_lab.errors import BadInput
 from fedjax_lab.models import calls
 from fedjax_lab.models.modules import batch_norms
+from fedjax_lab.simulation import needs
 from fedjax_lab.types import Array, Client, Exchange, Method, Output, PyTree, State, Task, Weights
 
 STATISTICS = 9  # the stream of their passes, beside those of an upload's transforms
@@ -51,11 +51,7 @@ def with_statistics(
 
     They have a leading axis of levels. rate: client -> rho.
     """
-    if not task.batch_norms:
-        raise BadInput(
-            "config.method.static_norm=True needs a model with BatchNorm, and this one has none;"
-            " choose another config.model.name, such as fedbn_cnn"
-        )
+    needs.check(task, "batch_norms", what="config.method.static_norm=True: ")
     training, levels = method.round[0], np.array(sorted({*task.levels, 1.0}), np.float32)
 
     def init(key, num_clients):

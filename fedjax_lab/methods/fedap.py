@@ -24,12 +24,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import sampling, tree, wire
-from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _pairs
 from fedjax_lab.methods._sizes import check_pairs
 from fedjax_lab.methods._stages import go_on
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.ranges import BelowOne, Share, checked, choice, uniform
+from fedjax_lab.simulation import needs
 from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task, Weights
 
 RANGES = {"lam": uniform(0.1, 0.9), "warmup": choice(0.1, 0.25, 0.5)}
@@ -82,10 +82,7 @@ def stages(
 
     Raises BadInput if the model has no BatchNorm layers.
     """
-    if not task.batch_norms:
-        raise BadInput(
-            "method fedap needs a model with BatchNorm layers; choose another config.model.name"
-        )
+    needs.check(task, "batch_norms", what="method fedap: ")
     bn, similarities, personal = each
     before = max(int(warmup * rounds) - 1, 0)
 

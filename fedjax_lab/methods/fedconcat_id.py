@@ -132,6 +132,13 @@ def from_bias(w_0: Weights, w_i: Weights, distance: Array) -> Array:
     return (b_i - b_0) / distance + jax.nn.softmax(b_0)
 
 
+def noise(task: Task, key: Array, count: int) -> Array:
+    """Returns random inputs [count, ...], uniform within the bounds of the model's inputs."""
+    lowest, highest = task.bounds
+    unit = jax.random.uniform(key, (count, *task.input_shape), jnp.float32)
+    return lowest + unit * (highest - lowest)
+
+
 def mean_outputs(task: Task, models: Weights, key: Array, num_noise: int) -> Array:
     """Returns -ID's label distributions [C, classes] of stacked models: eq. 3 on the same noise."""
     size = min(BATCH, num_noise)
@@ -139,7 +146,7 @@ def mean_outputs(task: Task, models: Weights, key: Array, num_noise: int) -> Arr
 
     def one(w):
         def batch(k):
-            return jnp.mean(jax.nn.softmax(task.apply(w, task.noise(k, size)).logits), 0)
+            return jnp.mean(jax.nn.softmax(task.apply(w, noise(task, k, size)).logits), 0)
 
         return jnp.mean(jax.lax.map(batch, keys), 0)  # eq. 3
 

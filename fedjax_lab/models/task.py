@@ -39,7 +39,7 @@ def make_task(
     `head`, whatever its name in the module. See `models.modules` for further arguments that the
     module may have.
 
-    Inputs are between `lowest` and `highest`, [] or [channels], the range of `Task.noise`. If
+    Inputs are between `lowest` and `highest`, [] or [channels], the bounds of the task. If
     `compute_dtype` is not float32, it is the type of the products: see `models.mixed_precision`.
     The initial weights are read from the file that the module's field `pretrained` names, or else
     from `pretrained_file` (see `models.pretrained`); if both are "", they are random.
@@ -71,10 +71,8 @@ def make_task(
         batch_norms=norms,
         dense=_typed_paths(kinds, _dense_types()),
         input_shape=tuple(sample_shape),
-        noise=partial(uniform_noise, sample_shape, dtype, lowest, highest),
         apply_at=partial(forward_at, apply, tuple(kinds)),
-        lowest=lowest,
-        highest=highest,
+        bounds=(lowest, highest),
     )
 
 
@@ -260,19 +258,6 @@ def forward_at(
     if features is not None:
         return out
     return out._replace(features=mixed_precision.floats_as(out.logits.dtype, seen[0]))
-
-
-def uniform_noise(
-    sample_shape: tuple[int, ...],
-    dtype,
-    lowest: Array | float,
-    highest: Array | float,
-    key: Array,
-    count: int,
-) -> Array:
-    """Random inputs [count, *sample_shape], uniform from `lowest` to `highest`."""
-    unit = jax.random.uniform(key, (count, *sample_shape), dtype)
-    return lowest + unit * (highest - lowest)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,11 @@
-"""The accuracy tables of five papers: their numbers, and the runs that reproduce each cell.
+"""Published tables: their numbers, and the runs that reproduce each cell.
 
 published.csv has a row for every printed accuracy of Client2Vec (Guo et al., ICCV 2025), FedC2I
 (arXiv:2410.03315), FedConcat (Diao et al., AAAI 2024), hFedF (Bartholet et al. 2024) and FedPick
-(Zhu et al.). Tables of losses, seconds, gains and sizes of data sets are left out.
+(Zhu et al.). Tables of losses, seconds, gains and sizes of data sets are left out. Six tables of
+others have one table each, "1": `flamby` (Fed-Heart-Disease, NeurIPS 2022), `niid_bench` (Flower's
+baseline), `fedbench` (the package of this name), `pfllib` (its leaderboard, Fashion-MNIST),
+`mcmahan` (FedAvg's paper, 2NN on MNIST) and `reddi` (adaptive optimization, Shakespeare).
 
 The rules of published.toml map the facts of a row to the config file, overrides and measure of its
 run. A later rule overrides an earlier one.
@@ -21,7 +24,7 @@ from fedjax_lab.errors import BadInput, nearest
 
 
 class Result(NamedTuple):
-    """A printed accuracy, in percent."""
+    """A printed accuracy, in percent, or number of rounds until an accuracy is reached."""
 
     paper: str
     table: str  # "1", "II"
@@ -45,6 +48,7 @@ class Rule(NamedTuple):
     method: str = ""  # the package's name of the method, if the table has another one
     way: str = ""  # of choosing a round, see metrics.pick_rounds
     measure: str = ""  # see runs.measures
+    target: float = 0.0  # if not 0, the number is that of rounds until the measure reaches it
     seeds: int = 0  # the number of seeds in the paper
     per_client: bool = False  # whether the std is over clients and seeds
     over: Sequence[str] = ()  # the number is the mean over these values of the fact `target`
@@ -71,6 +75,7 @@ class Recipe(NamedTuple):
     per_client: bool
     notes: tuple[str, ...]
     lacks: str  # the reason why it cannot be measured; empty if it can
+    target: float = 0.0  # see Rule
 
 
 def _read(name):
@@ -154,6 +159,7 @@ def recipe(result: Result) -> Recipe:
         per_client=rule.per_client and not rule.over,
         notes=notes,
         lacks=rule.lacks,
+        target=rule.target,
     )
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
+from fedjax_lab.simulation import needs
 from fedjax_lab.transforms import private_state
 from fedjax_lab.types import Client, Method, PyTree, State, Task, Weights
 
@@ -22,8 +23,8 @@ def global_model(name: str, method: Method, state: State) -> Weights:
     Raises:
       BadInput: the method has no global model or several.
     """
-    if method.newcomer is None:
-        raise BadInput(f"method {name} has no global model")
+    needs.check(method, "global_model", what=f"method {name}: ")
+    assert method.newcomer is not None  # checked
     message, private = method.newcomer(state)
     if (stated := _stated(name, method, message, private)) is not None:
         return stated

@@ -27,7 +27,7 @@ from fedjax_lab.running import choices, exporting, growth, results, resuming
 from fedjax_lab.running.client_models import model_of, no_model
 from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
-from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation import evaluate, needs, simulate
 from fedjax_lab.simulation.client_work import (
     WorkRows,
     client_federation,
@@ -36,6 +36,7 @@ from fedjax_lab.simulation.client_work import (
     work_rows,
 )
 from fedjax_lab.simulation.population import population_on_host
+from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.types import ROWS, Client, Plan, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
@@ -355,13 +356,11 @@ class Run:
         return len(self.experiment.simulation.seeds[0].federation.train)
 
     def _newcomer(self, i):
-        newcomer = self.stage.method.newcomer
-        if newcomer is None:
-            raise BadInput(
-                f"method {self.config.method.name} has no global model; name a client of 0 .."
-                f" {self.num_clients - 1}"
-            )
-        message, private = newcomer(self.states[i])
+        method, remedy = self.stage.method, f"; name a client of 0 .. {self.num_clients - 1}"
+        what = f"method {self.config.method.name}: "
+        needs.check(method, "global_model", what=what, remedy=remedy)
+        assert method.newcomer is not None  # checked
+        message, private = method.newcomer(self.states[i])
         nobody = jax.tree.map(lambda a: jnp.zeros_like(a[0]), self._populations[i])
         return message, nobody._replace(id=jnp.int32(-1), private=private)
 
@@ -401,13 +400,16 @@ class Run:
     def _plan(self):
         """The plan of the run, with the stage's view applied to each batch."""
         plan, view = self.experiment.simulation.plan._replace(equal_steps=False), self.stage.view
-        plan = plan if self.stage.plan is None else self.stage.plan(plan)
+        plan = self.stage.plan(plan)
         return plan if view is None else plan._replace(view=view.transform)
 
     def plan_of_round(self, t: int) -> Plan:
         """The plan of round t, counted from 0, with its learning rates; t is of this stage."""
-        program = make_program(self.experiment.simulation, self.number, self._plan, self._settings)
-        return simulate.in_round(program, jnp.int32(t)).plan
+        return simulate.in_round(self.program(), jnp.int32(t)).plan
+
+    def program(self) -> Program:
+        """The program of the stage at the checkpoint, which sets the learning rates of a round."""
+        return make_program(self.experiment.simulation, self.number, self._plan, self._settings)
 
     def _program(self, settings):
         program = make_program(self.experiment.simulation, self.number, self._plan, settings)

@@ -9,14 +9,14 @@ from fedjax_lab.engine.input import Seed, Simulation
 
 def in_summary(simulation: Simulation, played: int) -> dict[str, Any]:
     """The entry `tasks` of a summary after the rounds played, by seed; {} for synchronous runs."""
-    if simulation.seeds[0].schedule is None or not played:
+    if simulation.seeds[0].timeline is None or not played:
         return {}
     return {"tasks": {str(seed.number): _seed_entry(played, seed) for seed in simulation.seeds}}
 
 
 def _seed_entry(played: int, seed: Seed) -> dict[str, Any]:
-    schedule, tasks, seconds = seed.schedule, seed.tasks, seed.task_seconds
-    assert schedule is not None and tasks is not None and seconds is not None
+    assert seed.timeline is not None and seed.task_seconds is not None
+    (schedule, tasks), seconds = seed.timeline, seed.task_seconds
     ids = schedule.ids[:played]
     staleness = np.arange(played)[:, None] - schedule.version[:played]
     started, received, lost = (

@@ -61,9 +61,14 @@ class Tasks(NamedTuple):
     busy: np.ndarray  # [T] seconds that all clients have spent on tasks since the beginning
 
 
-def make_schedule(
-    clock: Clock, pace: Pace, rules: Rules, sent: int, seed: int
-) -> tuple[Schedule, Tasks]:
+class Timeline(NamedTuple):
+    """An asynchronous run, as the host has simulated it."""
+
+    schedule: Schedule
+    tasks: Tasks
+
+
+def make_schedule(clock: Clock, pace: Pace, rules: Rules, sent: int, seed: int) -> Timeline:
     """Simulates the events of a run on the host.
 
     The schedule of more updates begins with that of fewer.
@@ -80,7 +85,7 @@ def make_schedule(
         queue.start_tasks()
         queue.advance()
     schedule, tasks = _tabulated(queue.rows[: rules.updates])
-    return schedule if rules.straggler else schedule._replace(work=None), tasks
+    return Timeline(schedule if rules.straggler else schedule._replace(work=None), tasks)
 
 
 class _Row(NamedTuple):

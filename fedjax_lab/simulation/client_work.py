@@ -41,7 +41,7 @@ def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = N
     """
     raw = federation.x[rows]
     x = raw.astype(jnp.float32)
-    if plan.example_shape is not None:
+    if plan.example_shape:
         x = x.reshape(*rows.shape, *plan.example_shape)
     skew = federation.traits.get("skew")
     if skew is not None and plan.feature_skew is not None:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.errors import BadInput, cut, quoted
+from fedjax_lab.simulation import needs
 from fedjax_lab.types import Array, Method, Objective, PyTree, Stage, State
 
 TAKES = {  # the arguments of the functions of a method and of its exchanges
@@ -32,11 +33,8 @@ def check_stages(stages: Any) -> None:
         raise BadInput(f"the stages of a method must be a tuple of Stage, not {quoted(stages)}")
     for stage in stages:
         check_method(stage.method)
-        if stage.method.validation and stage.embeddings is not None:
-            raise BadInput(
-                "a method with validation=True cannot train on embeddings (Stage.embeddings), which"
-                " have no validation rows"
-            )
+        if stage.method.validation:
+            needs.check((stage,), "examples", "no_turns", what="a method with validation=True: ")
 
 
 def check_method(method: Any) -> None:
@@ -45,8 +43,6 @@ def check_method(method: Any) -> None:
         raise BadInput(f"the method must be a Method, not {quoted(method)}")
     if not method.round:
         raise BadInput("the round of a method must have at least one Exchange")
-    if method.validation and method.extra.one_by_one:
-        raise BadInput("a method with validation=True must not be one_by_one")
     parts: tuple[Any, ...] = (method, method.extra, *method.round)
     for part in parts:
         for field, function in part._asdict().items():

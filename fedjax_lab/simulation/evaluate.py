@@ -97,7 +97,7 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
     clients = lane.population
     if lane.held is not None:  # the clients to score were chosen when the lane was made
         clients, at_most = strategy.take(clients, lane.held), None
-        plan = plan._replace(num_clients=None)
+        plan = plan._replace(num_clients=0)
     num_clients = plan.num_clients or len(clients.id)
     clients = clients._replace(private=state.private)
     to_tune = () if method.tune is None else work_rows(method, federation)

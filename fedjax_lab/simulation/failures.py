@@ -1,10 +1,11 @@
 """Clients that fail: their uploads are lost or late, they are stragglers, or they attack.
 
 Which clients fail depends only on the seed, the round and the client, so that it is the same for
-every method. An attacker attacks in every round.
+every method.
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,24 +55,55 @@ def absent(plan: Plan, turn: Turn) -> Turn:
     return turn._replace(work=jnp.where(turn.drawn, planned, 0))
 
 
-def attackers(plan: Plan, cohort: Array, num_clients: int, turn: Turn) -> Turn:
+class Attackers(NamedTuple):
+    """Which clients attack in which rounds: a value of `Failures.attackers` besides a share."""
+
+    share: float = 0.0  # of all C clients; they attack whenever they take part
+    clients: tuple[int, ...] = ()  # their ids; (): `share` says how many
+    per_round: int = 0  # so many clients of each round, drawn anew; 0: the same in all rounds
+    first: int = 1  # the first round with an attack, from 1
+    last: int = 0  # the last one; 0: that of the run
+
+
+def attackers(plan: Plan, cohort: Array, num_clients: int, turn: Turn, t: Array | int = 0) -> Turn:
     """Marks the attackers: returns the turn with `Client.attacks`.
 
-    The attackers are the first of all C clients in a random order, floor(share C) but at least one.
+    A share are the first of all C clients in a random order, floor(share C) but at least one.
 
     Args:
-      plan: its `failures.attackers` is the share.
+      plan: its `failures.attackers` is the share, or `Attackers`.
       cohort: the random stream `Keys.cohort` of the seed, which determines the order.
       num_clients: C.
       turn: the clients of the round.
+      t: the number of the round, from 0.
     """
-    share, clients = plan.failures.attackers, turn.clients
-    if not share:
+    who, clients = plan.failures.attackers, turn.clients
+    if not who:
         return turn
-    count = sampling.at_least_one(share, num_clients)
-    # Computed once for all rounds: XLA hoists what does not depend on the round out of the loop.
+    who = who if isinstance(who, Attackers) else Attackers(who)
+    if who.per_round:
+        key = jax.random.fold_in(streams.attackers(cohort), t)
+        order = jax.random.permutation(key, num_clients)[clients.id]
+        order = jnp.where(turn.drawn, order, num_clients)
+        attacks = turn.drawn & (jnp.argsort(jnp.argsort(order)) < who.per_round)
+    else:
+        attacks = always(who, cohort, num_clients)[clients.id]
+    if who.first > 1:
+        attacks &= t >= who.first - 1
+    if who.last:
+        attacks &= t < who.last
+    return turn._replace(clients=clients._replace(attacks=attacks))
+
+
+def always(who: Attackers, cohort: Array, num_clients: int) -> Array:
+    """Which clients attack whenever they take part in a round with an attack, [C] bool.
+
+    XLA computes it once for all rounds. The arguments are as in `attackers`.
+    """
+    if who.clients:
+        return jnp.isin(jnp.arange(num_clients), jnp.asarray(who.clients))
     order = jax.random.permutation(streams.attackers(cohort), num_clients)
-    return turn._replace(clients=clients._replace(attacks=order[clients.id] < count))
+    return order < sampling.at_least_one(who.share, num_clients)
 
 
 def received(uploads: PyTree, cohort: Client, arrived: Array | None) -> tuple[PyTree, Client]:

@@ -275,7 +275,7 @@ def _turn(program, lane, server, t, seconds):
     if extra.empty_places:
         turn = failures.absent(plan, turn)
     turn = failures.losses(plan, _dealt(program, turn))
-    turn = failures.attackers(plan, lane.keys.cohort, number, turn)
+    turn = failures.attackers(plan, lane.keys.cohort, number, turn, t)
     turn = clock.timed(plan, sum(program.message_bytes), extra.one_by_one, turn)
     return turn, contract.is_cohort(ids, share, number)
 
@@ -316,7 +316,7 @@ def _kept(extra, turn, before, private):
 def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
     """Removes the padding for the devices from arrays with an entry for each client, [C, ...]."""
     count = plan.num_clients
-    return stacked if count is None else jax.tree.map(lambda a: a[:count], stacked)
+    return jax.tree.map(lambda a: a[:count], stacked) if count else stacked
 
 
 def _at_once(program, exchange, server, federation, rows, turn, key):

@@ -18,7 +18,7 @@ import optax
 
 from fedjax_lab import defaults, optim, ranges, streams, tree
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.simulation import contract, evaluate, metrics, outline, simulate
+from fedjax_lab.simulation import contract, evaluate, metrics, needs, outline, simulate
 from fedjax_lab.simulation.client_work import work_rows
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.metrics import Metric
@@ -37,6 +37,7 @@ from fedjax_lab.types import (
     Method,
     Plan,
     PyTree,
+    Stage,
     State,
     Task,
 )
@@ -134,11 +135,11 @@ def simulator(
         num_domains=len(names),
         example_shape=task.input_shape,
     )
-    return _functions(Program(method, plan, strategy or vectorized()), federation, names)
+    return from_program(Program(method, plan, strategy or vectorized()), federation, names)
 
 
-def _functions(program, federation, domains):
-    """The functions of a program with one federation."""
+def from_program(program: Program, federation: Federation, domains: tuple[str, ...]) -> Simulator:
+    """The functions of a program with one federation, without the checks of `simulator`."""
     method, plan, classes = program.method, program.plan, program.plan.objective.num_classes
     people = [of(federation, classes) for of in (population_on_host, new_on_host)]
     default = Data(*jax.tree.map(jnp.asarray, (federation._replace(traits={}), *people)))
@@ -228,23 +229,13 @@ def _check_method(method, federation):
             "simulator: the method has several stages, or it is a function that was not called with"
             " the task; pass fedavg(task), or train stages with fedjax_lab.run"
         )
-    contract.check_method(method)
-    if method.extra.pooled and len(federation.train) > 1:
-        raise BadInput(
-            "simulator: the method trains on the examples of all clients pooled; pass the"
-            " federation pool([federation])[0] of experiment.federation, in which one client has"
-            " all examples"
-        )
-    if method.validation and federation.validation is None:
-        raise BadInput(
-            "simulator: the method needs validation examples of its clients, and the federation"
-            " has none; hold some out with make_federations(..., validation=0.2)"
-        )
-    if method.validation and len(federation.validation) != len(federation.train):
-        raise BadInput(
-            "simulator: the method needs validation examples of the clients that train; pass a"
-            " federation that is not pooled"
-        )
+    contract.check_stages((Stage("train", method, 1),))
+    if len(federation.train) > 1:
+        remedy = "; pass the federation pool([federation])[0] of experiment.federation"
+        needs.check(method, "clients", what="simulator: ", remedy=remedy)
+    if method.validation:
+        remedy = " or make_federations(..., validation=0.2)"
+        needs.check(federation, *needs.VALIDATION, what="simulator: ", remedy=remedy)
 
 
 def _check_examples(task, federation):

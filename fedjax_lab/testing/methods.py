@@ -43,7 +43,7 @@ def check_method(method: str | Callable, *, level: str = "full", **settings) -> 
     the state must not change, and messages must be arrays, so that their bytes can be counted. If
     libtpu is installed, a round must compile for four chips of a TPU. If the method has stages, all
     of them are played, with fewer of these checks. A method that refuses a model without low-rank
-    adapters (`NeedsAdapters`) gets one with them.
+    adapters (`needs.check(task, "adapters")`) gets one with them.
 
     Args:
       method: (task, *, settings) -> Method or Stages; or the name of a method, or a reference.

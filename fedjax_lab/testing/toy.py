@@ -13,12 +13,12 @@ from fedjax_lab.models import nets
 from fedjax_lab.models.adapters import A, B
 from fedjax_lab.models.embeddings import Embeddings
 from fedjax_lab.models.task import make_task
+from fedjax_lab.simulation.needs import Unmet
 from fedjax_lab.types import (
     Adapters,
     Array,
     Federation,
     Method,
-    NeedsAdapters,
     Plan,
     Rows,
     Stages,
@@ -143,8 +143,8 @@ def needs_adapters(name: str) -> bool:
     """Whether the method with this name refuses a task without low-rank factors."""
     try:
         make_method(name, toy_task())
-    except NeedsAdapters:
-        return True
+    except Unmet as error:
+        return error.need == "adapters"
     return False
 
 
@@ -156,5 +156,7 @@ def toy_method(name: str, task: Task | None = None, **settings) -> Method | Stag
     task = task or toy_task()
     try:
         return make_method(name, task, **settings)
-    except NeedsAdapters:
+    except Unmet as error:
+        if error.need != "adapters":
+            raise
         return make_method(name, adapted(task), **settings)

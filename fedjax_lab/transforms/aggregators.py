@@ -11,7 +11,7 @@ it to one end.
 """
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import optax
 from fedjax_lab import sampling, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.ranges import NotNegative, Positive, Within, checked
-from fedjax_lab.transforms import cohort
+from fedjax_lab.transforms import cohort, rehearsal, server_state
 from fedjax_lab.transforms.cohort import Updates
 from fedjax_lab.types import Array, Client, Method, Task
 
@@ -51,7 +51,7 @@ def krum(method: Method, task: Task, *, attackers: Minority = 0.2) -> Method:
     attackers: the share of a round's clients that may be attackers, f of M, rounded down but
         at least 1; M must be at least 2f + 3.
     """
-    return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=1))
+    return _best(method, attackers=attackers, chosen=1)
 
 
 @checked("aggregator")
@@ -66,7 +66,11 @@ def multi_krum(
         at least 1; M must be at least 2f + 3.
     chosen: the number of updates in the mean; 0: m - f - 2.
     """
-    return cohort.replaced(method, partial(mean_of_best, attackers=attackers, chosen=chosen))
+    return _best(method, attackers=attackers, chosen=chosen)
+
+
+def _best(method, **settings):
+    return cohort.replaced(method, partial(mean_of_best, **settings), partial(best, **settings))
 
 
 @checked("aggregator")
@@ -88,8 +92,8 @@ def geometric_median(
 ) -> Method:
     """The point z with the least sum_i p_i ||z - u_i||.
 
-    Pillutla et al., IEEE TSP 2022, arXiv:1912.13445: the smoothed Weiszfeld algorithm, from the
-    weighted mean.
+    RFA (Pillutla et al., IEEE TSP 2022, arXiv:1912.13445): a few iterations of the smoothed
+    Weiszfeld algorithm, from the weighted mean.
 
     iterations: the number of iterations of the algorithm.
     smoothing: nu, the lower bound of the distances that the algorithm divides by.
@@ -99,19 +103,39 @@ def geometric_median(
 
 @checked("aggregator")
 def centered_clipping(
-    method: Method, task: Task, *, radius: Positive[float] = 10.0, iterations: Positive[int] = 3
+    method: Method,
+    task: Task,
+    *,
+    radius: Positive[float] = 10.0,
+    iterations: Positive[int] = 3,
+    start: Literal["zero", "last"] = "zero",
 ) -> Method:
     """The mean of the updates, with their distances from a center clipped, in several iterations.
 
     Centered clipping (Karimireddy et al., ICML 2021, arXiv:2012.10333). The mean becomes the center
-    of the next iteration. The paper starts from the aggregate of the previous round. Here every
+    of the next iteration. The paper starts from the aggregate of the previous round, with one
+    iteration, and its clients send momentum (config.aggregator.momentum). With the defaults every
     round starts from 0, so that the server does not have to keep a state.
 
     radius: tau, the largest distance of an update from the center that is not clipped; one client
         of m moves the center by at most tau / m in an iteration.
     iterations: how often the center is moved in a round.
+    start: the first center of a round: zero, or the last round's aggregate.
     """
-    return cohort.replaced(method, partial(centered, radius=radius, iterations=iterations))
+    clip = partial(centered, radius=radius, iterations=iterations)
+    if start == "zero":
+        return cohort.replaced(method, clip)
+    cohort.check_common(method)
+
+    def first(state, num_clients):
+        (shapes,) = rehearsal.updates(method, task, state, num_clients)
+        return tree.zeros(shapes)
+
+    def change(message, center, updates, clients):
+        center = clip(updates, clients, start=center)
+        return tree.repeat(center, len(clients.id)), center
+
+    return server_state.with_changes(method, first, change)
 
 
 @checked("aggregator")
@@ -158,20 +182,24 @@ def trimmed(updates: Updates, cohort: Client, *, share: float) -> Updates:
 
 
 def mean_of_best(updates: Updates, cohort: Client, *, attackers: Minority, chosen: int) -> Updates:
-    """Returns the mean of the updates with the lowest scores; ties go to the first in the cohort.
+    """Returns the mean of the updates that `best` chooses."""
+    return mean_of(updates, best(updates, cohort, attackers=attackers, chosen=chosen))
+
+
+def best(updates: Updates, cohort: Client, *, attackers: Minority, chosen: int) -> Array:
+    """Which updates have the lowest scores, [M]; ties go to the first in the cohort.
 
     The score of an update is the sum of its squared distances to the m - f - 2 nearest other
     updates, or to the nearest one if so many uploads are lost that m - f - 2 is below 1.
 
     attackers: the share of attackers among the clients of the round, which gives f.
-    chosen: the number of updates in the mean; 0: m - f - 2.
+    chosen: the number of updates that are chosen; 0: m - f - 2.
     """
     f = most_attackers(len(cohort.id), attackers, chosen)
     score = krum_scores(squared_distances(updates), cohort.arrived, f)
     rank = jnp.argsort(jnp.argsort(score))
     neighbors = jnp.maximum(jnp.sum(cohort.arrived) - f - 2, 1)
-    best = cohort.arrived & (rank < (chosen or neighbors))
-    return mean_of(updates, best)
+    return cohort.arrived & (rank < (chosen or neighbors))
 
 
 def mean_near_median(updates: Updates, cohort: Client, *, attackers: Minority) -> Updates:
@@ -261,10 +289,17 @@ def weiszfeld(updates: Updates, cohort: Client, *, iterations: int, nu: float) -
     return jax.lax.fori_loop(0, iterations, step, tree.mix(share, updates))
 
 
-def centered(updates: Updates, cohort: Client, *, radius: float, iterations: int) -> Updates:
+def centered(
+    updates: Updates,
+    cohort: Client,
+    *,
+    radius: float,
+    iterations: int,
+    start: list[Array] | None = None,
+) -> Updates:
     """Returns the result of centered clipping with radius tau.
 
-    v <- v + 1/m sum_i (u_i - v) min(1, tau / ||u_i - v||), from v = 0.
+    v <- v + 1/m sum_i (u_i - v) min(1, tau / ||u_i - v||), from v = `start`, or from 0.
     """
 
     def step(_, v):
@@ -272,7 +307,8 @@ def centered(updates: Updates, cohort: Client, *, radius: float, iterations: int
         near = jax.vmap(partial(clipped, radius))(beyond)
         return tree.add(v, mean_of(near, cohort.arrived))
 
-    return jax.lax.fori_loop(0, iterations, step, [jnp.zeros_like(u[0]) for u in updates])
+    start = [jnp.zeros_like(u[0]) for u in updates] if start is None else start
+    return jax.lax.fori_loop(0, iterations, step, start)
 
 
 def distances(updates: Updates, point: list[Array]) -> Array:

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_lab import tree, wire
+from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation import needs
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree
 
@@ -25,20 +27,51 @@ class Changed:
     changes: tuple[Change, ...]
 
     def __call__(self, server: PyTree, uploads: PyTree, cohort: Client) -> PyTree:
-        def client_references(id, upload):
-            return wire.references(self.exchange, self.exchange.send(server, id), id, upload)
+        def change(updates, cohort):
+            return after(self.changes, updates, cohort), ()
 
-        def updates(id, upload):
-            return wire.updates(client_references(id, upload), upload)
+        uploads, _ = applied(self.exchange, change, server, uploads, cohort)
+        return self.exchange.aggregate(server, uploads, cohort)
 
-        def with_updates(id, upload, after):
-            return wire.with_updates(client_references(id, upload), upload, after)
 
-        before = _if_arrived(cohort, jax.vmap(updates)(cohort.id, uploads))
-        if not before:
-            return self.exchange.aggregate(server, uploads, cohort)
-        uploads = jax.vmap(with_updates)(cohort.id, uploads, after(self.changes, before, cohort))
-        return self.exchange.aggregate(server, _if_arrived(cohort, uploads), cohort)
+@dataclass(frozen=True)
+class Reduced:
+    """The change in which all clients get the same update: that of an aggregator."""
+
+    reduce: Callable[[Updates, Client], Updates]
+    weigh: Callable[[Updates, Client], Array] | None = None
+
+    def __call__(self, updates: Updates, cohort: Client) -> Updates:
+        return tree.repeat(self.reduce(updates, cohort), len(cohort.id))
+
+
+def applied(
+    exchange: Exchange,
+    change: Callable[[Updates, Client], tuple[Updates, PyTree]],
+    server: PyTree,
+    uploads: PyTree,
+    cohort: Client,
+) -> tuple[PyTree, PyTree]:
+    """Returns the uploads after a change, and what it returns besides updates.
+
+    Uploads without an update are returned unchanged, and the second result is then None.
+    """
+
+    def client_references(id, upload):
+        return wire.references(exchange, exchange.send(server, id), id, upload)
+
+    def updates(id, upload):
+        return wire.updates(client_references(id, upload), upload)
+
+    def with_updates(id, upload, after):
+        return wire.with_updates(client_references(id, upload), upload, after)
+
+    before = _if_arrived(cohort, jax.vmap(updates)(cohort.id, uploads))
+    if not before:
+        return uploads, None
+    made, other = change(before, cohort)
+    uploads = jax.vmap(with_updates)(cohort.id, uploads, made)
+    return _if_arrived(cohort, uploads), other
 
 
 def changed(method: Method, change: Change) -> Method:
@@ -59,20 +92,58 @@ def changed(method: Method, change: Change) -> Method:
     return method._replace(round=tuple(_with(exchange, change) for exchange in method.round))
 
 
-def replaced(method: Method, reduce: Callable[[Updates, Client], Updates]) -> Method:
+def replaced(
+    method: Method,
+    reduce: Callable[[Updates, Client], Updates],
+    weigh: Callable[[Updates, Client], Array] | None = None,
+) -> Method:
     """The method whose server gets the same update from every client.
 
     reduce: (updates [M, ...], cohort) -> one update. The mean that the method then takes of equal
     updates is this update.
 
+    weigh: (updates, cohort) -> the weights [M] of the clients, 0 for those whose update has no
+    effect; None if `reduce` leaves no client out.
+
     Raises BadInput as `changed` does, and for a method whose clients update different models.
     """
     check_common(method)
+    return changed(method, Reduced(reduce, weigh))
 
-    def change(updates, cohort):
-        return tree.repeat(reduce(updates, cohort), len(cohort.id))
 
-    return changed(method, change)
+def weighed(method: Method, weigh: Callable[[Updates, Client], Array]) -> Method:
+    """As `replaced`, by the mean of the updates with the weights that `weigh` returns."""
+    return replaced(method, lambda u, cohort: weighted(weigh(u, cohort), u), weigh)
+
+
+def weighted(weights: Array, updates: Updates) -> Updates:
+    """The mean of the updates with these weights [M], or 0 if all are 0.
+
+    Updates with the weight 0 are not multiplied by it, because they may be infinite.
+    """
+    total = jnp.sum(weights)
+    share = weights / jnp.where(total > 0, total, 1)
+    return tree.mix(share, tree.where(share > 0, updates, tree.zeros(updates)))
+
+
+def mixed(method: Method, mix: Callable[[Updates, Client], tuple[Updates, Client]]) -> Method:
+    """The method whose aggregator gets other updates and clients.
+
+    mix: (updates, cohort) -> (updates of the same shapes, cohort).
+
+    Raises BadInput unless the method has an aggregator that replaces all updates by one, and keeps
+    no state.
+    """
+
+    def one(exchange):
+        before, changes = parts(exchange)
+        if not changes or not isinstance(changes[-1], Reduced):
+            raise BadInput("its aggregator must get the updates as they are (aggregator.mixing)")
+        reduce = changes[-1].reduce
+        rule = Reduced(lambda updates, cohort: reduce(*mix(updates, cohort)))
+        return exchange._replace(aggregate=Changed(before, (*changes[:-1], rule)))
+
+    return method._replace(round=tuple(map(one, method.round)))
 
 
 def check_common(method: Method) -> None:

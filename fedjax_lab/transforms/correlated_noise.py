@@ -103,8 +103,8 @@ def _check_bands(method, setup, bands):
             f" number of groups that take turns, and each of them needs at least {setup.cohort} of"
             f" the {setup.num_clients} clients and one of the {setup.rounds} rounds"
         )
-    if bands > 1 and (reason := needs.unmet(method, "one_exchange")):
-        raise BadInput(f"{reason}; choose config.privacy.name=central")
+    if bands > 1:
+        needs.check(method, "one_exchange", remedy="; choose config.privacy.name=central")
 
 
 def _promise(setup, bands, noise, epsilon, delta) -> Guarantee | None:

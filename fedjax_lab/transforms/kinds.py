@@ -17,8 +17,15 @@ import jax
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
+from fedjax_lab.simulation import needs
 from fedjax_lab.transforms import rehearsal
 from fedjax_lab.types import Client, Method, PyTree, Stages, State, Task
+
+NEEDS = ("one_stage",)
+REMEDY = (
+    "choose a method that sends only what all models have in common"
+    " (docs/unlike_clients.md#unlike-nets lists them)"
+)
 
 
 class Shapes(NamedTuple):
@@ -40,9 +47,9 @@ def mixed_method(make: Callable[[Task], Method | Stages], task: Task) -> Method 
         kind._replace(embeddings=task.embeddings, levels=task.levels, kinds=task.kinds)
         for kind in task.kinds
     ]
-    methods = [method for method in map(make, tasks) if isinstance(method, Method)]
-    if len(methods) < len(tasks):
-        raise refused("has several stages")
+    made = list(map(make, tasks))
+    needs.check(made[0], *NEEDS, what="config.model.kinds: ", remedy=f"; {REMEDY}")
+    methods = [method for method in made if isinstance(method, Method)]
     _check_alike([jax.eval_shape(partial(_first, method)).server for method in methods])
     shapes = [_shapes(*each) for each in zip(methods, tasks, strict=True)]
     _check_alike(shapes)
@@ -52,15 +59,8 @@ def mixed_method(make: Callable[[Task], Method | Stages], task: Task) -> Method 
 def _check_alike(trees: Sequence[PyTree]) -> None:
     first, *others = map(jax.tree.leaves_with_path, trees)
     if any(other != first for other in others):
-        raise refused("sends arrays whose shapes differ between these models")
-
-
-def refused(reason: str) -> BadInput:
-    """The error for a method that clients with unlike models cannot use."""
-    return BadInput(
-        f"config.model.kinds: this method {reason}; choose one that sends only what all models have"
-        " in common (docs/unlike_clients.md#unlike-nets lists them)"
-    )
+        reason = "it sends arrays whose shapes differ between these models"
+        raise BadInput(f"config.model.kinds: {reason}; {REMEDY}")
 
 
 def joined(methods: Sequence[Method], shapes: Sequence[Shapes]) -> Method:

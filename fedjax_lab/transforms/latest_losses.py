@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_lab import tree, wire
-from fedjax_lab.errors import BadInput
+from fedjax_lab.simulation import needs
 from fedjax_lab.transforms.server_state import Server, with_state
 from fedjax_lab.types import Array, Method, PyTree, Task
 
@@ -26,6 +26,9 @@ def are_seen(sample: Callable) -> bool:
     return "losses" in inspect.signature(sample).parameters
 
 
+NEEDS = ("first_model",)
+
+
 def sampled(method: Method, task: Task, sample: Callable) -> Method:
     """The method with a sampling that gets the latest loss of each client, [C], as `losses`.
 
@@ -33,9 +36,9 @@ def sampled(method: Method, task: Task, sample: Callable) -> Method:
     scored, before it trains. The client adds it to its last upload of a round, and the server keeps
     it; a client that has not yet taken part has the loss `NEVER`.
     """
-    init, predict, (*others, last) = method.init, method.predict, method.round
-    if init is None or predict is None:
-        raise BadInput("its stages have no models to score from the first round on")
+    needs.check(method, *NEEDS)
+    predict, (*others, last) = method.predict, method.round
+    assert predict is not None  # checked
 
     def local(message, client, work):
         def loss(batch):

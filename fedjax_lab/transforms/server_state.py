@@ -4,9 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from fedjax_lab.simulation import needs
 from fedjax_lab.transforms import cohort, lens
-from fedjax_lab.transforms.cohort import Changed
+from fedjax_lab.transforms.cohort import Changed, Updates
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State
 
 
@@ -56,6 +58,44 @@ def with_state(
         round=tuple(_with_state(exchange, listen) for exchange in method.round),
         record=record if recorded or method.record else None,
     )
+
+
+def with_changes(
+    method: Method,
+    first: Callable[[State, int], PyTree],
+    change: Callable[[PyTree, PyTree, Updates, Client], tuple[Updates, PyTree]],
+    recorded: Callable[[PyTree], dict[str, Array]] | None = None,
+) -> Method:
+    """The method whose server changes all updates of a round, with a state.
+
+    Args:
+      method: the method to wrap.
+      first: (first state of the method, C) -> the first state of the transform.
+      change: (message to a client, state, updates [M, ...], cohort) -> (updates of the same shapes,
+        state).
+      recorded: as in `with_state`.
+
+    Raises BadInput as `cohort.changed` and `with_state` do, and for a method that has several
+    exchanges in a round.
+    """
+    needs.check(method, "all_at_once", "single_updates", "one_exchange")
+    kept = with_state(method, lambda key: (), partial(_changed, change), recorded)
+
+    def init(key, num_clients):
+        state = kept.init(key, num_clients)
+        base = state.server.base
+        extra = first(State(base, state.private), num_clients)
+        return state._replace(server=Server(base, extra))
+
+    return kept._replace(init=init)
+
+
+def _changed(change, exchange, server, uploads, clients):
+    message = exchange.send(server.base, jnp.int32(0))
+    one = partial(change, message, server.extra)
+    uploads, extra = cohort.applied(exchange, one, server.base, uploads, clients)
+    base = exchange.aggregate(server.base, uploads, clients)
+    return Server(base, server.extra if extra is None else extra)
 
 
 def _with_state(exchange: Exchange, listen: Listen) -> Exchange:

@@ -145,7 +145,7 @@ REJECTED = [  # (data, method, name and settings of the feature skew, words of t
     (images(), "fedavg", "noise", {"sigma": -1.0}, "sigma must be at least 0"),
     (images((), dtype=np.int32), "fedavg", "noise", {}, "numbers, not int32"),
     (images(), "central", "noise", {}, "=noise does not fit method central: it trains on"),
-    (images(), "client2vec", "noise", {}, "which method client2vec trains on"),
+    (images(), "client2vec", "noise", {}, "method client2vec: it trains on embeddings"),
 ]
 
 

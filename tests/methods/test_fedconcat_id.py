@@ -10,7 +10,7 @@ from scipy.special import softmax
 
 from fedjax_lab import optim, tree
 from fedjax_lab.methods import _clusters as clusters
-from fedjax_lab.methods.fedconcat_id import first_round, mean_outputs
+from fedjax_lab.methods.fedconcat_id import first_round, mean_outputs, noise
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 
@@ -21,7 +21,7 @@ def test_outputs_on_noise_against_numpy():
     models = models._replace(stats=jax.tree.map(lambda a: a + 0.5, models.stats))
     key = jax.random.key(5)
     p = np.asarray(mean_outputs(toys.NORM, models, key, 200))
-    x = np.concatenate([toys.NORM.noise(k, 100) for k in jax.random.split(key, 2)])
+    x = np.concatenate([noise(toys.NORM, k, 100) for k in jax.random.split(key, 2)])
     assert x.shape == (200, toys.D) and 0 <= x.min() < 0.01 and 0.99 < x.max() <= 1
     for k in range(3):
         logits = np.asarray(toys.NORM.apply(tree.take(models, k), x).logits)
@@ -32,7 +32,7 @@ def test_outputs_on_noise_against_numpy():
 def test_noise_has_the_range_of_the_inputs():
     low, high = jnp.array([-1.0, 0.0]), jnp.array([1.0, 3.0])
     task = make_task(nets.mlp(3), (4, 4, 2), 3, lowest=low, highest=high)
-    x = np.asarray(task.noise(jax.random.key(0), 300))
+    x = np.asarray(noise(task, jax.random.key(0), 300))
     assert x.shape == (300, 4, 4, 2)
     np.testing.assert_allclose(x.min((0, 1, 2)), low, atol=0.02)
     np.testing.assert_allclose(x.max((0, 1, 2)), high, atol=0.02)

@@ -232,7 +232,7 @@ def test_static_norm_keeps_the_mean_of_the_statistics_of_clients_for_each_level(
 
 def test_static_norm_needs_a_batch_norm():
     error = complaint(heterofl.heterofl, toys.TASK, static_norm=True)
-    assert "static_norm=True needs a model with BatchNorm" in error
+    assert "static_norm=True: it needs a model with BatchNorm" in error
 
 
 @pytest.mark.exhaustive

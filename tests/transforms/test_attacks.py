@@ -20,6 +20,7 @@ M, D = 9, 6
 ARRIVED = np.array([1, 1, 0, 1, 1, 0, 1, 1, 1], bool)
 ATTACKS = np.array([1, 0, 1, 1, 0, 0, 0, 1, 0], bool)
 ATTACKERS = ATTACKS & ARRIVED
+KNOWN = {"all": ARRIVED & ~ATTACKS, "own": ATTACKERS}
 
 
 def updates_of(seed):
@@ -42,10 +43,10 @@ def sent(attack, u, attacker, key=KEYS.init):
     return np.asarray(exchange.local(jnp.asarray(u), client, work)[0])
 
 
-def attackers(plan, key, ids, count):
-    """Which of the clients `ids` attack."""
+def attackers(plan, key, ids, count, t=0):
+    """Which of the clients `ids` attack in round t."""
     turn = toys.turn(ids, tree.take(toys.POPULATION, ids * 0)._replace(id=ids))
-    return failures.attackers(plan, key, count, turn).clients.attacks
+    return failures.attackers(plan, key, count, turn, t).clients.attacks
 
 
 def test_a_share_of_the_clients_attacks_and_the_seed_determines_which():
@@ -64,6 +65,25 @@ def test_a_share_of_the_clients_attacks_and_the_seed_determines_which():
     assert attackers(fewer, KEYS.cohort, jnp.arange(3), 3).sum() == 1  # 0.87, rounded up
 
 
+def test_attackers_are_chosen_by_id_or_by_round_within_a_window_of_rounds():
+    ids = jnp.array([7, 3, 0, 5])
+
+    def who(t, **settings):
+        plan = toys.PLAN._replace(failures=Failures(attackers=failures.Attackers(**settings)))
+        return np.asarray(attackers(plan, KEYS.cohort, ids, 9, t))
+
+    assert who(0, clients=(5, 7, 8)).tolist() == [True, False, False, True]
+    inside = [who(t, clients=(3,), first=3, last=4).any() for t in range(6)]
+    assert inside == [False, False, True, True, False, False]
+    drawn = np.array([who(t, per_round=2) for t in range(30)])
+    assert (drawn.sum(1) == 2).all() and drawn.any(0).all()
+    toys.same(who(4, share=0.3), np.asarray(attackers(share_of(0.3), KEYS.cohort, ids, 9)))
+
+
+def share_of(share):
+    return toys.PLAN._replace(failures=Failures(attackers=share))
+
+
 def test_uploads_of_sign_flip_and_gaussian_attackers():
     u = updates_of(0)[0]
     np.testing.assert_allclose(
@@ -79,21 +99,63 @@ def test_uploads_of_sign_flip_and_gaussian_attackers():
 
 def test_inner_product_manipulation_sends_minus_the_honest_mean():
     u = updates_of(1)
-    expected = np.where(ATTACKERS[:, None], -0.7 * u[ARRIVED & ~ATTACKS].mean(0), u)
-    made = received(partial(attacks.inner_product, epsilon=0.7), u)
-    np.testing.assert_allclose(made, expected, rtol=1e-5)
+    for knowledge, known in KNOWN.items():
+        expected = np.where(ATTACKERS[:, None], -0.7 * u[known].mean(0), u)
+        made = received(partial(attacks.inner_product, epsilon=0.7, knowledge=knowledge), u)
+        np.testing.assert_allclose(made, expected, rtol=1e-5)
 
 
 def test_little_is_enough_hides_attackers_among_the_honest_updates():
     u, (n, m) = updates_of(2), (ARRIVED.sum(), ATTACKERS.sum())
     supporters = np.floor(n / 2 + 1) - m
     z = scipy.stats.norm.ppf((n - m - supporters) / (n - m))
-    for given, multiple in ((0.0, z), (1.5, 1.5)):
-        expected = np.where(
-            ATTACKERS[:, None], u[ATTACKERS].mean(0) - multiple * u[ATTACKERS].std(0), u
-        )
-        made = received(partial(attacks.little_is_enough, z=given), u)
+    for given, multiple, knowledge in ((0.0, z, "own"), (1.5, 1.5, "own"), (0.0, z, "all")):
+        known = u[KNOWN[knowledge]]
+        expected = np.where(ATTACKERS[:, None], known.mean(0) - multiple * known.std(0), u)
+        made = received(partial(attacks.little_is_enough, z=given, knowledge=knowledge), u)
         np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-5)
+
+
+DIRECTIONS = {
+    "std": lambda u: -u.std(0),
+    "unit": lambda u: -u.mean(0) / np.linalg.norm(u.mean(0)),
+    "sign": lambda u: -np.sign(u.mean(0)),
+}
+
+
+def is_hidden(name, u, sent):
+    """Whether an update is within the bound of the attack among updates u."""
+    apart = ((u[:, None] - u) ** 2).sum(-1)
+    beyond = ((u - sent) ** 2).sum(-1)
+    if name == "min_max":
+        return beyond.max() <= apart.max()
+    return beyond.sum() <= apart.sum(1).max()
+
+
+@pytest.mark.parametrize("name", ["min_max", "min_sum"])
+@pytest.mark.parametrize(
+    ("direction", "knowledge"), [("std", "all"), ("unit", "own"), ("sign", "all")]
+)
+def test_the_largest_shift_within_the_distances_of_the_known_updates(name, direction, knowledge):
+    """gamma against a search by halving, as the authors search for it."""
+    u = updates_of(6)
+    known = np.float64(u[KNOWN[knowledge]])
+    mu, p = known.mean(0), DIRECTIONS[direction](known)
+    gamma, step = 0.0, 1000.0
+    while step > 1e-6:
+        gamma += step * is_hidden(name, known, mu + (gamma + step) * p)
+        step /= 2
+    made = received(partial(getattr(attacks, name), direction=direction, knowledge=knowledge), u)
+    expected = np.where(ATTACKERS[:, None], mu + gamma * p, u)
+    np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["little_is_enough", "min_max", "min_sum"])
+def test_attackers_whose_known_updates_are_equal_change_nothing(name):
+    """Also a single attacker that only knows its own update."""
+    u = np.where(ARRIVED[:, None], np.float32([1, 2, 3, 4, 5, 6]), 0)
+    attack = partial(getattr(attacks, name), knowledge="own")
+    np.testing.assert_allclose(received(attack, u), u, rtol=1e-6)
 
 
 def test_an_aggregator_gets_the_uploads_of_attackers():

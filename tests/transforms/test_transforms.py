@@ -125,14 +125,36 @@ def built(toy, method="fedavg", **overrides):
 
 def test_a_config_names_transforms_and_their_settings(toy):
     made = built(toy, attack_name="gaussian", attack_share="0.34", aggregator_name="krum")
-    assert made.config.attack.to_dict() == {"name": "gaussian", "share": 0.34, "std": 1.0}
-    assert made.config.aggregator.to_dict() == {"name": "krum", "attackers": 0.2}
+    attack = made.config.attack.to_dict()
+    assert (attack["name"], attack["share"], attack["std"]) == ("gaussian", 0.34, 1.0)
+    assert made.config.aggregator.name == "krum" and made.config.aggregator.attackers == 0.2
     assert made.simulation.plan.failures.attackers == 0.34
     (exchange,) = made.simulation.stages[0].method.round
     assert exchange.aggregate.__wrapped__.exchange.aggregate.__name__ == "aggregate"
     plain = built(toy).simulation
     assert plain.stages[0].method.round[0].aggregate.__name__ == "aggregate"
     assert plain.plan.failures.attackers == 0
+
+
+def test_a_run_says_who_attacks_and_refuses_clients_and_rounds_that_do_not_exist(toy):
+    def said(**attack):
+        settings = {f"attack_{key}": value for key, value in attack.items()}
+        return built(toy, attack_name="little_is_enough", **settings).remarks[-1]
+
+    start = "attack little_is_enough: "
+    alone = "1 of 6 clients attack (0.1 of 6 is less than one), who alone changes nothing"
+    assert said(share="0.1") == start + alone
+    assert said(clients="0,5", last="1") == f"{start}2 of 6 clients attack in rounds 1 to 1"
+    assert said(per_round="2") == f"{start}2 of 6 clients of a round attack"
+    for settings, words in (
+        ({"clients": "1,6"}, "config.attack.clients must be from 0 to 5 in this run, got 6"),
+        ({"per_round": "7"}, "config.attack.per_round must be from 0 to 6 in this run, got 7"),
+        ({"first": "3"}, "config.attack.first must be from 1 to 2 in this run, got 3"),
+        ({"last": "3"}, "config.attack.last must be from 0 to 2 in this run, got 3"),
+    ):
+        assert complaint(said, **settings) == words
+    honest = built(toy, attack_name="sign_flip", attack_share="0").simulation.plan.failures
+    assert not honest.attackers
 
 
 @pytest.mark.parametrize(

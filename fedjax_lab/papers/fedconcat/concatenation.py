@@ -24,6 +24,7 @@ from fedjax_lab.types import (
     Task,
     View,
     Weights,
+    same_plan,
 )
 
 CLASSIFIER_STEPS = 3  # batches per round
@@ -102,7 +103,7 @@ def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: 
             frozen=lambda server: server.encoders,
             transform=lambda encoders, x: concatenate(task, encoders, x),
         ),
-        plan=without_augmentation if feature_cache == "clean" else None,
+        plan=without_augmentation if feature_cache == "clean" else same_plan,
     )
 
 

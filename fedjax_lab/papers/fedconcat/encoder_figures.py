@@ -144,7 +144,7 @@ def fit(task: Task, loss: losses.Loss, x: Array, y: Array, plan: Plan, key: Arra
     none: dict[str, Any] = dict.fromkeys(("domain", *ROWS))
     pool = Federation(x=x, y=y, center=jnp.float32(0), scale=jnp.float32(1), **none)
     k_init, k_train = jax.random.split(key)
-    plan = plan._replace(example_shape=None)
+    plan = plan._replace(example_shape=())
     work, _ = make_work(pool, jnp.arange(len(x)), plan, k_train)
     weights = work.train(task.init(k_init), loss)
     return work.mean(lambda batch: loss(weights, batch, None)[0])

@@ -68,7 +68,7 @@ def check_images(task: Task) -> None:
             "config.method.embedding: an autoencoder needs images whose height and width are"
             " multiples of 4"
         )
-    low, high = np.min(task.lowest), np.max(task.highest)
+    low, high = np.min(task.bounds[0]), np.max(task.bounds[1])
     if not -1e-6 < low <= high < 1 + 1e-6:  # the decoder ends in a sigmoid
         raise BadInput(
             f"config.method.embedding: an autoencoder needs inputs from 0 to 1, not {low:.3g} to"
