@@ -7,7 +7,8 @@ examples, by the method's own `Exchange.local` without the transforms: an attack
 upload was changed on its way, and compares it with one that was not.
 """
 
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal, NamedTuple
 
 import jax
@@ -204,3 +205,28 @@ def _with_counts(client, y):
         return client
     classes = client.label_count.shape[-1]
     return client._replace(label_count=jnp.sum(jax.nn.one_hot(y, classes), 0))
+
+
+@contextlib.contextmanager
+def naming(target: Target) -> Iterator[None]:
+    """Prepends the method to the message of a BadInput whose subject is `it`."""
+    try:
+        yield
+    except BadInput as error:
+        if not str(error).startswith(("its ", "it ")):
+            raise
+        name = target.run.config.method.name
+        raise BadInput(f"method {name} cannot be attacked: {error}") from error
+
+
+def remarks(
+    target: Target, observed: Observed, examples: int, knows: Collection[Knowledge]
+) -> Iterator[str]:
+    """What was assumed about the clients and the attacker."""
+    number, held = observed.x.shape[1], int(np.max(np.asarray(target.federation.train.count)))
+    if examples and held > number:
+        yield (
+            f"clients train with their first {number} examples (attack.examples) of up to {held};"
+            " an attack on all of them is harder"
+        )
+    yield f"the attacker knows {', '.join(['what every server knows', *knows])}"

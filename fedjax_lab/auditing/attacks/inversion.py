@@ -90,7 +90,7 @@ def inversion(
     """
     search = Search(distance, optimizer, lr, iterations, tv)
     ends = _ends(target)
-    with _naming(target):
+    with uploads.naming(target):
         observed = uploads.observe(target, examples, knows)
         rows, pictures = [], []
         for number, one in enumerate(_attacked(observed, clients)):
@@ -107,7 +107,7 @@ def inversion(
             rows.append(row | {"labels": right, "objective": cost, "seconds": seconds})
             pictures.append(picture)
     arrays = {k: np.concatenate([p[k] for p in pictures])[:MOST_DRAWN] for k in pictures[0]}
-    return Findings(rows, arrays, _remarks(target, observed, examples, knows))
+    return Findings(rows, arrays, list(uploads.remarks(target, observed, examples, knows)))
 
 
 def pictures(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -156,20 +156,6 @@ def _ends(target):
     if x.dtype.kind in "iu" and not normalize.is_image(x):
         raise BadInput("the examples are whole numbers, such as tokens; use --attack=tokens")
     return Ends(*((0.0, 255.0) if normalize.is_pixels(x) else lazy.limits(x)))
-
-
-class _naming:
-    """Prepends the method to the message of a BadInput that has no subject of its own."""
-
-    def __init__(self, target):
-        self.name = target.run.config.method.name
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if isinstance(error, BadInput) and str(error).startswith(("its ", "it ")):
-            raise BadInput(f"method {self.name} cannot be inverted: {error}") from error
 
 
 # The search.
@@ -330,16 +316,3 @@ def _measured(target, observed, made, noise, ends, threshold):
     if alike.ssim is not None and of_noise.ssim is not None:
         row |= {"ssim": float(alike.ssim.mean()), "ssim_of_noise": float(of_noise.ssim.mean())}
     return row, {"true": true, "made": made, "psnr": alike.psnr}
-
-
-def _remarks(target, observed, examples, knows):
-    number = observed.x.shape[1]
-    held = int(np.max(np.asarray(target.federation.train.count)))
-    if examples and held > number:
-        yield (
-            f"clients train with their first {number} examples (attack.examples) of up to {held};"
-            " an attack on all of them is harder"
-        )
-    yield "the attacker knows " + (
-        ", ".join(["what every server knows", *knows]) if knows else "only what every server knows"
-    )
