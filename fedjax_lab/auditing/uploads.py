@@ -23,7 +23,16 @@ from fedjax_lab.simulation.client_work import WorkRows, make_work
 from fedjax_lab.simulation.population import population_on_host
 from fedjax_lab.simulation.simulate import Lane
 from fedjax_lab.transforms import private_state
-from fedjax_lab.types import Array, Client, Exchange, Failures, NoCounts, PyTree, Rows
+from fedjax_lab.types import (
+    Array,
+    Client,
+    Exchange,
+    Failures,
+    Federation,
+    NoCounts,
+    PyTree,
+    Rows,
+)
 
 Knowledge = Literal["labels", "order", "keys", "statistics", "private"]
 
@@ -42,19 +51,34 @@ class Observed(NamedTuple):
 
 
 def observe(target: Target, examples: int, knows: Collection[Knowledge]) -> Observed:
-    """What the server learns in the next round, if clients have at most so many examples each.
+    """What the server learns in the next round, if clients have so many examples each.
 
-    Raises BadInput if nothing reaches the server, or if it gets the uploads one after another.
+    examples: as in `first_examples`. Raises BadInput if nothing reaches the server, or if it gets
+    the uploads one after another.
     """
-    method, t = target.plain, target.round
     _check(target, knows)
     federation = first_examples(target, examples)
     people = population_on_host(federation, target.task.objective.num_classes)
     lane = Lane(federation, jax.tree.map(jnp.asarray, people), target.keys)
-    size = min(target.plan.batch_size, federation.train.longest)
-    plan = target.plan._replace(batch_size=size, equal_steps=False, failures=Failures())
-    seen: list[PyTree] = []
     names: list[str] = []
+    server, sent, clients, keys = _make_round(target, lane, knows, names)(target.state)
+    drawn = np.flatnonzero(np.asarray(clients.weight) > 0)
+    is_sum = len(sent[0]) > 1 and all(bool(jnp.all(a == a[:1])) for a in sent)
+    is_sum = is_sum or target.stage.method.extra.private_sum
+    sent = [a[:1] for a in sent] if is_sum else [a[drawn] for a in sent]
+    clients, keys = jax.tree.map(lambda a: a[drawn], (clients, keys))
+    rows = federation.train[np.asarray(clients.id)]
+    x, y = federation.x[rows].astype(jnp.float32), federation.y[rows]
+    return Observed(server, names, sent, is_sum, clients, keys, x, y)
+
+
+def _make_round(target, lane, knows, names):
+    """The function state -> (server, what it learns, clients, their streams) of the next round.
+
+    The list gets the names of the arrays that the server learns.
+    """
+    exchange, *others = target.plain.round
+    seen: list[PyTree] = []
 
     def aggregate(server, uploads, cohort):
         def arrays(id, upload):
@@ -66,57 +90,51 @@ def observe(target: Target, examples: int, knows: Collection[Knowledge]) -> Obse
         seen.append((server, jax.vmap(arrays)(cohort.id, uploads)))
         return exchange.aggregate(server, uploads, cohort)
 
-    exchange = method.round[0]
-    spied = method._replace(round=(exchange._replace(aggregate=aggregate), *method.round[1:]))
+    spied = target.plain._replace(round=(exchange._replace(aggregate=aggregate), *others))
+    plan = _plan(target, lane.federation.train.longest)
     program = target.program(target.transformed(spied), plan)
 
-    @jax.jit
     def play(state):
-        seen.clear()
-        ids, shares = simulate.draw(program, lane, state.server, jnp.int32(t))
-        simulate.play_round(program, lane, state, jnp.int32(t))
-        keys = streams.clients(target.keys.local, jnp.int32(t), ids)
-        keys = streams.exchange(keys, len(method.round) - 1)
+        t = jnp.int32(target.round)
+        ids, shares = simulate.draw(program, lane, state.server, t)
+        simulate.play_round(program, lane, state, t)
+        keys = streams.exchange(streams.clients(lane.keys.local, t, ids), len(others))
         private = tree.take(private_state.plain(state.private), ids)
         clients = tree.take(lane.population, ids)._replace(weight=shares, private=private)
-        return *seen[0], clients, keys
+        return *seen[-1], clients, keys
 
-    server, sent, clients, keys = play(target.state)
-    drawn = np.flatnonzero(np.asarray(clients.weight) > 0)
-    is_sum = len(sent[0]) > 1 and all(bool(jnp.all(a == a[:1])) for a in sent)
-    is_sum = is_sum or target.stage.method.extra.private_sum
-    sent = [a[:1] for a in sent] if is_sum else [a[drawn] for a in sent]
-    clients, keys = jax.tree.map(lambda a: a[drawn], (clients, keys))
-    rows = federation.train[np.asarray(clients.id)]
-    held = int(np.min(np.sum(np.asarray(rows) >= 0, 1)))
-    rows = rows[:, :held]
-    x, y = federation.x[rows].astype(jnp.float32), federation.y[rows]
-    return Observed(server, list(names), sent, is_sum, clients, keys, x, y)
+    return jax.jit(play)
+
+
+def _plan(target, examples):
+    """The plan of a round in which each client has so many examples, and nothing is lost."""
+    size = min(target.plan.batch_size, examples)
+    return target.plan._replace(batch_size=size, equal_steps=True, failures=Failures())
 
 
 def _check(target, knows):
     """Raises BadInput for a method without uploads, or knowledge of what the run does not have."""
-    method, name = target.plain, target.run.config.method.name
-    if reason := needs.unmet(method, "clients", "all_at_once"):
-        raise BadInput(f"method {name} cannot be audited in this way: {reason}")
+    name = target.run.config.method.name
+    needs.check(target.plain, "clients", "all_at_once")
     if target.run.config.downlink.name != "none":
         raise BadInput("messages are compressed; audit a run with --config.downlink.name=none")
     stats = jax.eval_shape(target.task.init, jax.random.key(0)).stats
     if "statistics" in knows and not jax.tree.leaves(stats):
         raise BadInput("attack.knows: the model has no running statistics; drop `statistics`")
     if "private" in knows and not jax.tree.leaves(private_state.plain(target.state.private)):
-        raise BadInput(
-            f"attack.knows: clients of {name} keep no private state; leave out `private`"
-        )
+        raise BadInput(f"attack.knows: clients of {name} keep no private state; drop `private`")
 
 
-def first_examples(target: Target, examples: int):
-    """The federation whose clients have only their first examples; 0: all of them."""
+def first_examples(target: Target, examples: int) -> Federation:
+    """The federation whose clients have only their first examples, equally many of each.
+
+    examples: the most of a client; 0, and at most: as many as the client with the fewest has.
+    """
     train = target.federation.train
-    if examples == 0 or examples >= train.longest:
-        return target.federation
-    count = jnp.minimum(train.count, examples)
-    return target.federation._replace(train=Rows(train.start, count, train.list, examples))
+    least = max(int(jnp.min(train.count)), 1)
+    number = min(examples or least, least)
+    rows = Rows(train.start, jnp.minimum(train.count, number), train.list, number)
+    return target.federation._replace(train=rows)
 
 
 def sent_by(
@@ -135,7 +153,7 @@ def sent_by(
     except BadInput:
         marks = [wire.ITSELF] * len(leaves)
     kept = {
-        name: leaf if mark in (wire.ITSELF, wire.KEPT) else leaf - mark
+        name: leaf if isinstance(mark, wire.Leaf) else leaf - mark
         for (name, leaf), mark in zip(leaves.items(), marks, strict=True)
         if jnp.issubdtype(leaf.dtype, jnp.floating) and (with_kept or mark is not wire.KEPT)
     }
@@ -152,12 +170,8 @@ def make_sender(
     number: N, the examples of a client.
     """
     exchange, federation = target.plain.round[0], target.federation
-    plan = target.plan._replace(
-        batch_size=min(target.plan.batch_size, number),
-        equal_steps=True,
-        failures=Failures(),
-        feature_skew=None,
-        augment=target.plan.augment if "keys" in knows else None,
+    plan = _plan(target, number)._replace(
+        feature_skew=None, augment=target.plan.augment if "keys" in knows else None
     )
     rows = jnp.arange(number)
     rows = WorkRows(rows, rows if target.plain.validation else None)
@@ -224,9 +238,10 @@ def remarks(
 ) -> Iterator[str]:
     """What was assumed about the clients and the attacker."""
     number, held = observed.x.shape[1], int(np.max(np.asarray(target.federation.train.count)))
-    if examples and held > number:
+    if held > number:
+        least = " (as many as the smallest client has)" if number != examples else ""
         yield (
-            f"clients train with their first {number} examples (attack.examples) of up to {held};"
-            " an attack on all of them is harder"
+            f"each client trains with its first {number} examples{least} of up to {held}; an attack"
+            " on more of them is harder (attack.examples)"
         )
     yield f"the attacker knows {', '.join(['what every server knows', *knows])}"

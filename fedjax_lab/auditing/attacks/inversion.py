@@ -73,7 +73,8 @@ def inversion(
 ) -> Findings:
     """Measures how much of clients' examples the server can compute from the next round.
 
-    examples: each client trains with at most so many of its examples, the first ones; 0: all.
+    examples: each client trains with so many of its examples, the first ones, or with as many as
+        the client with the fewest has; 0: with those.
     clients: how many clients of the cohort are attacked, one after another.
     knows: what the attacker knows besides: labels of the examples; order, in which a client takes
         them; keys, all random numbers of a client, and so also the order; statistics, the running

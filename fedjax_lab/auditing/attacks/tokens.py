@@ -26,7 +26,8 @@ def tokens(
 ) -> Findings:
     """Measures which tokens the server can tell from the next round.
 
-    examples: each client trains with at most so many of its examples, the first ones; 0: all.
+    examples: each client trains with so many of its examples, the first ones, or with as many as
+        the client with the fewest has; 0: with those.
     clients: how many clients of the cohort are attacked.
     threshold: the smallest norm of a row of an occurring token, relative to the largest one.
     """
