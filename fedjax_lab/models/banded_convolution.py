@@ -117,16 +117,50 @@ def _products(
     The product needs only those columns of the image on which the piece depends, because the rest
     of the banded matrix is zero.
     """
-    kh, kw = w.shape[:2]
-    width, (pads, (low, _)) = x.shape[2], window.pads
-    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (*pads, 0), (0, 0, 0), (0, 0, 0)))
-    for columns in pieces:
-        near = np.arange(max(0, columns.min() - low), min(width, columns.max() - low + kw))
+    kw, width, low = w.shape[1], x.shape[2], window.pads[1][0]
+    nearest = [
+        np.arange(max(0, columns.min() - low), min(width, columns.max() - low + kw))
+        for columns in pieces
+    ]
+    spans = tuple((near[0], near[-1] + 1) for near in nearest)
+    flats = _windows(window.pads[0], w.shape[0], rows, spans, x)
+    for columns, near, flat in zip(pieces, nearest, flats, strict=True):
         meets = np.arange(kw)[:, None, None] == near[:, None] + low - columns  # [kw, near, columns]
         band = jnp.einsum("hqck,qij->hicjk", w, meets.astype(w.dtype), precision="highest")
-        flat = x[:, :, near[0] : near[-1] + 1].reshape(*x.shape[:2], -1)
-        flat = jnp.concatenate([flat[:, i : i + rows] for i in range(kh)], axis=-1)
         yield _product(window.precision, flat, band.reshape(flat.shape[-1], -1))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _windows(pads: Pair, kh: int, rows: int, spans: Sequence[Pair], x: Array) -> list[Array]:
+    """For each span of columns, the kh rows of the image that each row of the result needs.
+
+    x [B, H, W, C] -> [B, rows, kh * columns * C] each. All rows are stacked once, because a slice
+    for each row and span, as in `_sliced`, takes twice as long to compile.
+    """
+    size, _, _, channels = x.shape
+    padded = _with_rows(x, pads).reshape(size, -1, x.shape[2] * channels)
+    taken = jnp.stack([padded[:, i : i + rows] for i in range(kh)], 2)  # [B, rows, kh, W * C]
+    each = [taken[..., begin * channels : end * channels] for begin, end in spans]
+    each = lax.optimization_barrier(each)  # a slice of another shape would not be vectorized
+    return [of_span.reshape(size, rows, -1) for of_span in each]
+
+
+def _sliced(pads: Pair, kh: int, rows: int, spans: Sequence[Pair], x: Array) -> list[Array]:
+    """The same by slices: the gradient of `_windows` adds up the gradients of these."""
+    padded = _with_rows(x, pads)
+    each = (padded[:, :, begin:end].reshape(*padded.shape[:2], -1) for begin, end in spans)
+    return [jnp.concatenate([flat[:, i : i + rows] for i in range(kh)], -1) for flat in each]
+
+
+def _with_rows(x, pads):
+    return lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (*pads, 0), (0, 0, 0), (0, 0, 0)))
+
+
+def _windows_backward(pads, kh, rows, spans, x, d):
+    return jax.vjp(partial(_sliced, pads, kh, rows, spans), x)[1](d)
+
+
+_windows.defvjp(lambda *given: (_windows(*given), given[-1]), _windows_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
