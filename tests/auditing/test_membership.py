@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optional
 import pytest
 import toys
 from inputs import complaint
@@ -74,11 +75,13 @@ def test_each_reference_holds_as_many_candidates_as_a_client_and_all_are_held_eq
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("view", membership.VIEWS)
-def test_references_at_once_are_federations_one_after_another(target, view):
+def test_references_at_once_are_federations_one_after_another(target):
+    """With FedAvg, whose clients have the global model."""
     of = membership.candidates(target.federation)
-    sim = membership.make_simulator(target, of, view)
-    one, all_at_once = (membership.references(sim, of, [1, 3], 4, chunk) for chunk in (1, 4))
+    one, all_at_once = (
+        membership.references(membership.make_simulator(target, of, view), of, [1, 3], 4, chunk)
+        for view, chunk in (("global", 1), ("client", 4))
+    )
     np.testing.assert_array_equal(one.included, all_at_once.included)
     np.testing.assert_allclose(one.phi, all_at_once.phi, rtol=1e-3, atol=1e-3)
 
@@ -119,6 +122,19 @@ def test_attacks_find_the_members_of_an_overfitted_run(run):
     assert own["auc"] == own["auc_per_client"][2] and own["members"] < by_loss["members"]
     pictures = fedjax_lab.auditing.audits.drawer("lira")(found["online"].arrays)
     assert pictures["roc"].axes[0].get_xscale() == "log"
+
+
+@pytest.mark.slow
+def test_an_audit_of_a_private_run_bounds_its_epsilon(tmp_path):
+    optional.module("dp_accounting")
+    private = {"name": "central", "noise": 1.0}
+    config = toys.config(tmp_path, privacy=private, run={"rounds": 1, "cohort": 6})
+    fedjax_lab.run(config, workdir=tmp_path / "run", quiet=True)
+    findings = fedjax_lab.audit(tmp_path / "run", "epsilon", runs=400)
+    for row in findings.rows:
+        assert row["claim"] == "holds" and 0 <= row["lower_bound"] < row["stated_epsilon"]
+    epsilon = fedjax_lab.load(tmp_path / "run").rows[-1]["epsilon"]
+    assert findings.rows[0]["stated_epsilon"] == pytest.approx(epsilon)
 
 
 def test_a_run_that_cannot_be_attacked_is_refused_in_one_line(run, target, tmp_path):
