@@ -58,8 +58,8 @@ def test_counts_of_labels_are_those_of_a_linear_update():
     each = np.eye(5) - p  # row c: the update of the bias if all examples are of class c
     true = np.array([3, 0, 4, 0, 1])
     assert list(labels.counts(true @ each / number, each, number)) == list(true)
-    clipped = 0.7 * (true / number - p - 0.01 * rng.normal(size=5))
-    assert list(labels.counts(clipped, each, number)) == list(true)
+    other = 0.9 * (true / number - p - 0.01 * rng.normal(size=5))  # other examples, and clipped
+    assert list(labels.counts(other, each, number)) == list(true)
     assert list(labels.rounded(np.array([0.5, 0.25, 0.25]), 3)) == [1, 1, 1]
     assert labels.rounded(np.zeros(3), 4).sum() == 4
 
