@@ -197,17 +197,17 @@ def findings(scores: np.ndarray, of: Candidates, client: int) -> Findings:
     scores: [E], higher means "member". client: the one whose examples count; -1: all.
     """
     chosen = (of.client == client) | (client == -1)
-    groups = scores[chosen & of.member], scores[chosen & ~of.member]
-    measured: dict[str, Any] = {"members": len(groups[0]), "nonmembers": len(groups[1])}
-    for name, rate in rates.summarize(*groups).items():
+    members, nonmembers = scores[chosen & of.member], scores[chosen & ~of.member]
+    measured: dict[str, Any] = {"members": len(members), "nonmembers": len(nonmembers)}
+    for name, rate in rates.summarize(members, nonmembers).items():
         measured |= {name: rate.value, f"{name}_low": rate.low, f"{name}_high": rate.high}
     measured["auc_per_client"] = [_area(scores, of, each) for each in range(len(of.rows))]
-    false, true = rates.curve(*groups)
+    false, true = rates.curve(members, nonmembers)
     return Findings([measured], {"false": np.array(false), "true": np.array(true)})
 
 
 def _area(scores, of, client):
     """The area under the ROC curve of one client's examples; None without both kinds."""
     here = of.client == client
-    groups = [scores[here & which] for which in (of.member, ~of.member)]
-    return rates.auc(*groups).value if all(map(len, groups)) else None
+    members, nonmembers = (scores[here & which] for which in (of.member, ~of.member))
+    return rates.auc(members, nonmembers).value if len(members) and len(nonmembers) else None

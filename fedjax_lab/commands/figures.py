@@ -43,7 +43,7 @@ from pathlib import Path
 from fedjax_lab import defaults
 from fedjax_lab.analysis.figures import (
     attack,
-    audit,
+    audited,
     clients,
     confusion,
     curves,
@@ -67,7 +67,7 @@ from fedjax_lab.running.storage import cloud, metric_rows
 # Each function takes the folder of a run, or several; its options are keyword-only arguments.
 FIGURES: dict[str, Callable[..., Drawn]] = {
     "attack": attack.draw,
-    "audit": audit.draw,
+    "audit": audited.draw,
     "clients": clients.draw,
     "confusion": confusion.draw,
     "curves": curves.draw,

@@ -46,6 +46,7 @@ MODULES = {  # other modules, with the names of their functions
         "data.sources.prepared": "tfds",
         "data.sources.text_sets": "ag_news sentiment140",
         "data.sources.tff": "tff_hdf5",
+        "data.sources.user_tables": "natural",
     },
     "partition": {
         "data.partitions.partitioning": "iid dirichlet classes_per_client client_dirichlet quantity"

@@ -38,7 +38,7 @@ def target(run):
     return make_target(run)
 
 
-def of_clients(members, others):
+def candidates_of(members, others):
     """Candidates with these numbers of members and nonmembers of each client."""
     sizes = np.add(members, others)
     places = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
@@ -65,7 +65,7 @@ def test_candidates_are_the_training_and_the_test_examples_of_each_client():
 
 
 def test_each_reference_holds_as_many_candidates_as_a_client_and_all_are_held_equally_often():
-    of = of_clients(members=(5, 3, 4), others=(5, 9, 0))
+    of = candidates_of(members=(5, 3, 4), others=(5, 9, 0))
     included = membership.draw(of, 16, seed=0)
     for client, (n, size) in enumerate([(5, 10), (3, 12), (4, 4)]):
         here = included[:, of.client == client]
