@@ -206,7 +206,7 @@ def test_the_command_keeps_rows_and_pictures_in_the_folder_of_a_run(tmp_path, ca
         ([call[0], "--attack=inversio"], "did you mean 'inversion'?"),
         ([config, "--attack=inversion"], "holds no run"),
         ([*call, "--rounds=7"], "no checkpoint after 7 rounds"),
-        ([*call, "--attack.lr=high"], "--attack.lr must be of type float"),
+        ([*call, "--attack.lr=high"], "attack.lr must be of type float"),
     ):
         assert command.main(arguments) == 2
         assert error in capsys.readouterr().err
