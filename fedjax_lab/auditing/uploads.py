@@ -137,6 +137,11 @@ def first_examples(target: Target, examples: int) -> Federation:
     return target.federation._replace(train=rows)
 
 
+def is_text(target: Target) -> bool:
+    """Whether the examples are token ids, which the model embeds."""
+    return "vocabulary" in target.run.config.model
+
+
 def sent_by(
     exchange: Exchange, message: PyTree, id: Array, upload: PyTree, with_kept: bool
 ) -> dict[str, Array]:

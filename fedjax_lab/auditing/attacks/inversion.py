@@ -154,8 +154,8 @@ def _attacked(observed: Observed, clients: int) -> list[Observed]:
 def _ends(target):
     """The range of an example's numbers. Raises BadInput for token ids."""
     x = target.run.experiment.dataset.x
-    if x.dtype.kind in "iu" and not normalize.is_image(x):
-        raise BadInput("the examples are whole numbers, such as tokens; use --attack=tokens")
+    if uploads.is_text(target):
+        raise BadInput("the examples are tokens; use --attack=tokens")
     return Ends(*((0.0, 255.0) if normalize.is_pixels(x) else lazy.limits(x)))
 
 

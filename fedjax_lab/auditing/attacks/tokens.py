@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_lab.auditing import uploads
 from fedjax_lab.auditing.findings import Findings
 from fedjax_lab.auditing.target import Target
-from fedjax_lab.data import lazy, normalize
+from fedjax_lab.data import lazy
 from fedjax_lab.errors import BadInput
 from fedjax_lab.ranges import NotNegative, Positive, Share, checked
 
@@ -31,12 +31,12 @@ def tokens(
     clients: how many clients of the cohort are attacked.
     threshold: the smallest norm of a row of an occurring token, relative to the largest one.
     """
-    x = target.run.experiment.dataset.x
-    if x.dtype.kind not in "iu" or normalize.is_image(x):
+    if not uploads.is_text(target):
         raise BadInput("the examples are no tokens; use --attack=inversion")
+    highest = int(lazy.limits(target.run.experiment.dataset.x)[1])
     with uploads.naming(target):
         observed = uploads.observe(target, examples, ())
-        table = _table(observed, int(lazy.limits(x)[1]) + 1)
+        table = _table(observed, max(highest + 1, target.run.config.model.vocabulary))
     whole, number = observed.is_sum, len(observed.x)
     groups = [range(number)] if whole else [[i] for i in range(min(clients, number))]
     rows = [
@@ -64,8 +64,10 @@ def shares(x: np.ndarray, table: np.ndarray, threshold: float) -> dict[str, floa
 
 
 def _table(observed, vocabulary):
-    """What was sent of the table of embeddings, [M, V, D]."""
-    for name, array in zip(observed.names, observed.sent, strict=True):
-        if name.endswith("embedding") and array.ndim == 3 and array.shape[1] >= vocabulary:
-            return array
-    raise BadInput("its clients do not send a table of embeddings of tokens")
+    """What was sent of the table of embeddings, [M, V, D]: the smallest with a row per token."""
+    named = zip(observed.names, observed.sent, strict=True)
+    tables = [a for name, a in named if name.endswith("embedding") and a.ndim == 3]
+    tables = [a for a in tables if a.shape[1] >= vocabulary]
+    if not tables:
+        raise BadInput("its clients do not send a table of embeddings of tokens")
+    return min(tables, key=lambda a: a.shape[1])
