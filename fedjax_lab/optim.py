@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree
+from fedjax_lab.errors import BadInput
 from fedjax_lab.ranges import BelowOne, NotNegative, Positive, Within, checked
 from fedjax_lab.types import Array, PyTree
 
@@ -164,6 +165,54 @@ def scaled(
         return tree.map_named(one, updates), state
 
     return optax.GradientTransformation(optimizer.init, update)
+
+
+def resumed(
+    optimizer: optax.GradientTransformation,
+    first: Array,
+    moments: tuple[PyTree, PyTree],
+    steps: Array,
+    rate: Callable[[Array], Array],
+) -> optax.GradientTransformation:
+    """The optimizer of (weights, zeros) that starts with moments and ends with them.
+
+    `Work.train` returns what it trains, and no moments: the last step adds them to the zeros.
+
+    optimizer: of the weights.
+    first: number [] of the first step, counted over all trainings.
+    moments: two trees like the weights, those before this step; the optimizer may have fewer.
+    steps: the number [] of steps.
+    rate: number of a step -> the factor of its learning rate.
+
+    Raises BadInput if the optimizer has another state than counts of steps and two moments.
+    """
+    slots, form = jax.tree.flatten(moments)
+
+    def init(both):
+        leaves, whole = jax.tree.flatten(optimizer.init(both[0]))
+        fresh = [a for a in leaves if not _is_count(a)]
+        if [a.shape for a in fresh] != [a.shape for a in slots[: len(fresh)]]:
+            raise BadInput(
+                "config.local.optimizer: a client of this method keeps at most two moments of each"
+                " weight, and this optimizer has another state; choose adamw, adam, or sgd"
+            )
+        old = iter([jnp.where(first > 0, a, b) for a, b in zip(slots, fresh, strict=False)])
+        return first, whole.unflatten([first if _is_count(a) else next(old) for a in leaves])
+
+    def update(gradient, state, both):
+        (s, state), (weights, zeros) = state, both
+        updates, state = optimizer.update(gradient[0], state, weights)
+        last = [a for a in jax.tree.leaves(state) if not _is_count(a)]
+        last = [jnp.where(s == first + steps - 1, a, 0) for a in last]
+        left = form.unflatten([*last, *jax.tree.leaves(zeros)[len(last) :]])
+        return (optax.tree.scale(rate(s), updates), left), (s + 1, state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _is_count(a):
+    """Whether a number of an optimizer's state counts its steps."""
+    return jnp.issubdtype(a.dtype, jnp.integer)
 
 
 def clip(gradient: PyTree, norm: float | Array) -> PyTree:

@@ -195,12 +195,16 @@ def checked(
     """
 
     def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+        if getattr(function, "is_checked", False):  # `wraps` hands this on
+            return function
+
         @wraps(function)
         def call(*args: Arguments.args, **settings: Arguments.kwargs) -> Returned:
             check_settings(section, function, settings)
             with defaults.restored():
                 return function(*args, **settings)
 
+        call.is_checked = True  # type: ignore[attr-defined]
         return call
 
     return decorate

@@ -1,6 +1,7 @@
 """Measures the numbers of a table of the documentation, in one session or in several.
 
     python launch/measure.py NAME [--cells=PATTERN] [--seeds=0,1] [--out=DIR] [--commit=HASH]
+                                  [--budget=HOURS]
     python launch/measure.py NAME --list
     python launch/measure.py NAME --print
     python launch/measure.py NAME --write
@@ -17,6 +18,7 @@ For that, choose another --out than the folder that holds the earlier runs.
 --seeds   only these seeds of each cell
 --out     the folder of the runs; default: runs/NAME
 --commit  the commit of the code; needed only in a copy of the repository without .git
+--budget  no cell begins after this many hours; the same command continues
 --list    list the cells, and which seeds of each are measured, stale or left; runs nothing
 --print   print the table in Markdown from the recorded numbers; runs nothing
 --write   write the table from the recorded numbers to its page of the documentation, between the
@@ -49,6 +51,7 @@ import fnmatch
 import importlib.util
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -101,6 +104,7 @@ def _parse(argv):
     parser.add_argument("name", nargs="?", default="")
     for flag in ("--cells", "--seeds", "--commit"):
         parser.add_argument(flag)
+    parser.add_argument("--budget", type=float, default=float("inf"))
     parser.add_argument("--out", type=Path)
     for flag in ("--list", "--print", "--write", "--draw"):
         parser.add_argument(flag, action="store_true")
@@ -130,29 +134,52 @@ def page(table) -> Path:
 
 
 def measure(args, table, cells: list[Cell]) -> int:
-    """Run the cells that have no numbers yet and record their numbers; returns the exit code."""
-    code, by_name, where = 0, {each.name: each for each in cells}, args.commit or commit()
-    todo = left(args, cells)
-    for i, cell in enumerate(todo, 1):
-        print(f"cell {i} of {len(todo)}: {cell.name}, seeds {_listed(cell.seeds)}", flush=True)
-        whole = by_name[cell.name].seeds == cell.seeds
-        folder = cell.name if whole else f"{cell.name}-seeds-{_listed(cell.seeds)}"
-        needed = [by_name[name] for name in cell.note.get("needs", ())]
-        if hasattr(table, "computed"):
-            measured = computed(table, cell)
-        else:
-            code |= sweep.train([*needed, cell._replace(name=folder)], args.out)
-            measured = read(table, cell, args.out / folder)
-        settings = records.settings_of(cell.config, args.out)
-        new = [
-            Record(
-                cell.name, seed, records.digest(settings), where, fedjax_lab.__version__, device, of
-            )
-            for seed, device, of in measured
-        ]
-        if new:
-            records.add(args.name, new, settings)
+    """Run the cells that have no numbers yet and record their numbers; returns the exit code.
+
+    Cells that differ only in numbers run together, if the table allows it (TOGETHER).
+    """
+    code, where = 0, args.commit or commit()
+    end, by_name = time.monotonic() + 3600 * args.budget, {each.name: each for each in cells}
+    todo = [_with_folder(cell, by_name[cell.name]) for cell in left(args, cells)]
+    groups = sweep.alike(todo, args.out) if hasattr(table, "TOGETHER") else [[c] for c in todo]
+    for i, group in enumerate(groups, 1):
+        if time.monotonic() > end:
+            print(f"the budget is used up; {len(groups) - i + 1} of {len(groups)} are left")
+            break
+        seeds = _listed(group[0].seeds)
+        print(f"cell {i} of {len(groups)}: {_of(group)}, seeds {seeds}", flush=True)
+        needed = [by_name[name] for cell in group for name in cell.note.get("needs", ())]
+        if not hasattr(table, "computed"):
+            code |= sweep.train([*needed, *group], args.out, together=len(group) > 1)
+        for cell in group:
+            _record(args, table, by_name, cell, where)
     return code
+
+
+def _with_folder(cell, whole):
+    """The cell with the name of its folder, which has the seeds if some are left out."""
+    if whole.seeds == cell.seeds:
+        return cell
+    return cell._replace(name=f"{cell.name}-seeds-{_listed(cell.seeds)}")
+
+
+def _of(group):
+    return group[0].name if len(group) == 1 else f"{group[0].name} and {len(group) - 1} like it"
+
+
+def _record(args, table, by_name, cell, where):
+    """Record the numbers of a cell that has ended, or the reason why its method cannot run."""
+    name = cell.name.partition("-seeds-")[0]
+    settings = records.settings_of(by_name[name].config, args.out)
+    facts = records.digest(settings), where, fedjax_lab.__version__
+    make = computed if hasattr(table, "computed") else read
+    measured = make(table, cell._replace(name=name), args.out / cell.name)
+    new = [Record(name, seed, *facts, device, of) for seed, device, of in measured]
+    if new:
+        records.add(args.name, new, settings)
+    failure = sweep_folder.failure(args.out / cell.name)
+    if failure and failure.code == 2:
+        records.add_reason(args.name, name, failure.said)
 
 
 def left(args, cells: list[Cell]) -> list[Cell]:
@@ -173,7 +200,7 @@ def left(args, cells: list[Cell]) -> list[Cell]:
     return todo
 
 
-def computed(table, cell: Cell) -> list[tuple[int, str, dict[str, float]]]:
+def computed(table, cell: Cell, _: Path) -> list[tuple[int, str, dict[str, float]]]:
     """As `read`, for a cell for which nothing is trained."""
     device = f"{len(jax.devices())} x {jax.default_backend()}"
     try:

@@ -263,6 +263,20 @@ def add(name: str, new: Sequence[Record], settings: Settings) -> None:
     _write_settings(name, {key: value for key, value in by_digest.items() if key in used})
 
 
+def reasons(name: str) -> dict[str, str]:
+    """Why methods of a table cannot run, by FEDERATION/METHOD."""
+    path = RESULTS / f"{name}_reasons.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def add_reason(name: str, cell: str, reason: str) -> None:
+    """Keep the reason why the method of a cell, FEDERATION/METHOD,SETTING=VALUE, cannot run."""
+    every = reasons(name) | {cell.partition(",")[0]: reason}
+    text = json.dumps(every, indent=1, sort_keys=True)
+    metric_rows.make_folder(RESULTS)
+    metric_rows.write_text(RESULTS / f"{name}_reasons.json", text + "\n")
+
+
 def _write_settings(name, by_digest):
     lines = [f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in by_digest.items()]
     metric_rows.write_text(RESULTS / f"{name}.json", "{\n" + ",\n".join(lines) + "\n}\n")

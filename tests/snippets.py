@@ -16,10 +16,11 @@ from absl.testing import flagsaver
 from commands import call
 
 from fedjax_lab import main
-from fedjax_lab.commands import data, figures, paper, report, sweep
+from fedjax_lab.auditing import audits
+from fedjax_lab.commands import audit, data, figures, paper, report, sweep
 from fedjax_lab.data.fetching import catalog
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment.config import resolve
+from fedjax_lab.experiment.config import resolve, settings_of
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.sweeping.sweep_plan import parse_grid, plan
 
@@ -125,6 +126,12 @@ def _check_paper(arguments):
         assert paper.published.find(*args.what)
 
 
+def _check_audit(arguments):
+    settings, others = audit._settings(arguments)
+    (attack,) = (word.split("=")[1] for word in others if word.startswith("--attack="))
+    settings_of("attack.", audits.look_up(attack), settings)
+
+
 def _check_data(arguments):
     name, *rest = arguments
     if name not in data.COMMANDS:
@@ -142,6 +149,7 @@ def _check_extras(words):
 
 
 CHECKS = {
+    "audit": _check_audit,
     "run": _check_run,
     "sweep": _check_sweep,
     "report": lambda arguments: report._arguments(arguments),

@@ -8,6 +8,9 @@ import functools
 import sys
 from pathlib import Path
 
+import pytest
+import walks
+
 import fedjax_lab
 
 PACKAGE = Path(fedjax_lab.__file__).parent
@@ -89,3 +92,20 @@ def test_what_a_round_computes_imports_only_the_root_and_the_libraries_of_jax():
                     file,
                     name,
                 )
+
+
+WALKS = {  # (file, function, parameter): the stays and the returns at most
+    ("simulation/simulate.py", "play_round", "state"): (2, 0),
+    ("simulation/simulate.py", "play_round", "program"): (10, 4),
+    ("simulation/simulate.py", "play", "lane"): (11, 5),
+    ("engine/engine.py", "Engine.__init__", "simulation"): (22, 13),
+    ("experiment/experiment.py", "build", "seeds"): (5, 2),
+    ("experiment/federation.py", "make_federations", "dataset"): (15, 7),
+}
+
+
+@pytest.mark.parametrize("entry", WALKS)
+def test_a_parameter_takes_a_short_way(entry):
+    walk = walks.walk(*entry)
+    stays, returns = WALKS[entry]
+    assert walk.stays <= stays and walk.returns <= returns, walk

@@ -80,8 +80,10 @@ def test_failures_depend_only_on_the_seed_the_round_and_the_client():
 def test_no_client_fails_by_default_and_none_that_pools_examples(folder):
     turn = toys.turn(in_round(0, [1, 2]))
     assert failures.losses(toys.PLAN, turn) is turn is failures.stragglers(toys.PLAN, turn)
-    plan = build(folder, "central", dropout=0.5, straggler=0.5).simulation.plan
-    assert plan.failures == Failures()
+    pooled = build(folder, "central", dropout=0.5, straggler=0.5)
+    assert pooled.simulation.plan.failures == Failures()
+    (told,) = [line for line in pooled.remarks if "no effect" in line]
+    assert "central" in told and "config.run.dropout=0.5, config.run.straggler=0.5" in told
     plan = build(folder, "fedavg", dropout=0.5, straggler=0.25).simulation.plan
     assert plan.failures == Failures(dropout=0.5, straggler=0.25)
 

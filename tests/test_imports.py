@@ -159,7 +159,7 @@ def test_the_core_knows_no_method_by_name():
 
 LONGEST = 30  # lines of code in a body, including those of inner functions
 LONGER = {  # functions that consist mostly of their list of settings, with their lines of code
-    "methods/client2vec.py:client2vec": 44,
+    "methods/client2vec.py:client2vec": 42,
 }
 NO_CODE = {getattr(tokenize, n) for n in "COMMENT NL NEWLINE INDENT DEDENT ENDMARKER".split()}
 

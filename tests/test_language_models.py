@@ -1,5 +1,6 @@
 """A federated language model: adapters of a small decoder on generated instructions."""
 
+import json
 import re
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.running import choices
+from fedjax_lab.running import choices, generation
 
 optional.module("qwix")
 pytestmark = pytest.mark.slow
@@ -209,3 +210,52 @@ def test_published_settings_trace_a_round_on_a_small_model(name):
     built = experiment.build(config)
     assert "are frozen" in built.remarks[-1]
     assert built.simulation.plan.objective.name == "tokens"
+
+
+def test_texts_with_a_cache_are_those_without_it(trained):
+    """Token by token: greedy and drawn, of adapters, against whole rows."""
+    run = trained
+    spelled = generation.speller(run.config.data, run.experiment.dataset, raw=False)
+    prompt = spelled.prompt("Add 1 and 2")
+    assert spelled.decode(prompt) == "Add 1 and 2"
+    state = run._settings, *run.client_state(0)
+
+    def logits_of(state, ids):
+        settings, message, who = state
+        return run._program(settings).method.predict(message, who, ids)
+
+    def written(cached, temperature):
+        options = {"temperature": temperature, "key": jax.random.key(1), "cached": cached}
+        return generation.write(logits_of, state, prompt, 20, 80, frozenset(), **options)
+
+    for temperature in (0.0, 1.0):
+        ids = written(True, temperature)
+        assert len(ids) == 20 and ids == written(False, temperature)
+    assert run.generate("Add 1 and 2", tokens=20, client=0) == spelled.decode(written(True, 0.0))
+    assert run.generate("Add 1 and 2", untrained=True) != run.generate("Add 1 and 2")
+    raw = generation.speller(run.config.data, run.experiment.dataset, raw=True)
+    assert prompt[-1] != raw.prompt("Add 1 and 2")[-1]  # the turn of the assistant follows
+    assert isinstance(run.generate("Add 1", raw=True, tokens=5), str)
+    with pytest.raises(BadInput, match="temperature must be"):
+        run.generate("Add", temperature=-1.0)
+
+
+def test_a_model_without_a_cache_writes_rows(trained):
+    """Its rows end at the length of the data; the ids are those of the largest logits."""
+    likely = jnp.eye(7)[jnp.array([1, 2, 3, 4, 5, 0, 0])]  # after 0 comes 1, and so on
+
+    def logits_of(weights, ids):
+        return weights[ids.astype(int)]
+
+    assert generation.write(logits_of, likely, [1, 2], 2, 4, frozenset()) == [3, 4]
+    assert generation.write(logits_of, likely, [1, 2], 9, 9, frozenset({5})) == [3, 4]
+    with pytest.raises(BadInput, match="more than the 4 tokens"):
+        generation.write(logits_of, likely, [1, 2], 9, 4, frozenset())
+    with pytest.raises(BadInput, match="the prompt is empty"):
+        generation.write(logits_of, likely, [], 9, 4, frozenset())
+
+
+def test_exported_adapters_name_the_base_on_the_hub(trained, tmp_path):
+    trained.export(tmp_path / "adapters.peft", base="someone/model")
+    written = json.loads((tmp_path / "adapters.peft" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == "someone/model"

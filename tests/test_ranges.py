@@ -61,3 +61,8 @@ def test_a_user_defined_method_declares_its_ranges_in_its_file(tmp_path):
         registry.references.refresh()
         near = registry.look_up("method", f"{file}:near")
         assert message in complaint(ranges.declared, near)
+
+
+def test_settings_are_checked_once():
+    function = registry.look_up("method", "fedprox")
+    assert ranges.checked("method")(function) is function

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import losses, streams, tree, wire
+from fedjax_lab import losses, tree, wire
 from fedjax_lab.engine import parallel, shards
 from fedjax_lab.engine.input import Seed, Simulation
 from fedjax_lab.engine.placement import Jit, Placement
@@ -214,11 +214,9 @@ def turn(keys, clients=None, **fields):
 def bytes_of(method, plan=None):
     """(up, down) of one client in one round."""
     federation, population, plan_of_method = pooled(method, FEDERATION)
-    keys = streams.make_keys(jax.random.key(0))
-    state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     program = simulate.Program(method, plan or plan_of_method, VECTORIZED)
-    lane = simulate.Lane(federation, population, keys)
-    return outline.checked(program, lane, state).message_bytes
+    program, _, _ = outline.first_round(program, federation, population)
+    return program.message_bytes
 
 
 def make(name, task=NORM, **hyper):

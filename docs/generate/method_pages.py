@@ -21,7 +21,7 @@ GROUPS = {
     "Bounds": "central local",
     "Averaging and optimization": "fedavg fedprox fedavgm fedopt scaffold fednova feddyn fedadmm"
     " fedsam fedcm mimelite mime fedexp fedgma elastic feddecorr feddisco moon q_ffl afl"
-    " fedmgda_plus fedcross",
+    " fedmgda_plus fedcross diloco",
     "Without a server": "d_psgd dfedavgm",
     "Skewed labels": "fedlc fedrs fedntd fedetf ccvr fedfed fedconcat fedconcat_id",
     "Personal models": "finetune per_fedavg ditto apfl pfedme fedphp fedala fedamp fedfomo fedcac"

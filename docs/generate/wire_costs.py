@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from method_pages import Cost, Sent
 
-from fedjax_lab import streams, tree, wire
+from fedjax_lab import tree, wire
 from fedjax_lab.engine.parallel import vectorized
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import registry
@@ -52,13 +52,11 @@ def _cost(method, task):
     toy = toy._replace(x=images, public=(jnp.zeros((len(x), size)), y))
     federation, _, plan = pooled(method, toy)
     population = make_population(federation, K)
-    keys = streams.make_keys(jax.random.key(0))
-    state = jax.eval_shape(lambda: simulate.init(method, keys, C))
     sent: list[Sent] = []
     method = method._replace(round=tuple(_listed(each, sent) for each in method.round))
     program = simulate.Program(method, plan._replace(example_shape=SHAPE), vectorized())
-    lane = simulate.Lane(federation, population, keys)
-    up, down = outline.checked(program, lane, state).message_bytes
+    program, _, _ = outline.first_round(program, federation, population)
+    up, down = program.message_bytes
     return Cost(up / model, down / model, tuple(sent))
 
 

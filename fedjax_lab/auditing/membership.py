@@ -110,10 +110,11 @@ def scored(federation: Federation, of: Candidates, view: str) -> Federation:
 
 def phi(scores: Scores, of: Candidates) -> jax.Array:
     """The confidences [E] of the candidates in the scores of such a simulator."""
-    if scores.test is None:
-        return scores.global_test.measured[PHI][0, : len(of.client)]
-    place = np.arange(len(of.client)) - np.asarray(of.rows.start)[of.client]
-    return scores.test.measured[PHI][of.client, place]
+    if scores.test is not None:
+        place = np.arange(len(of.client)) - np.asarray(of.rows.start)[of.client]
+        return scores.test.measured[PHI][of.client, place]
+    assert scores.global_test is not None  # the simulator scores one of the two
+    return scores.global_test.measured[PHI][0, : len(of.client)]
 
 
 def seen(sim: Simulator, target: Target, of: Candidates) -> np.ndarray:

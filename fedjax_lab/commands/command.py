@@ -28,6 +28,7 @@ COMMANDS = {  # of the package, by name: (module, description)
     "report": ("fedjax_lab.report", "compares runs"),
     "paper": ("fedjax_lab.paper", "reruns published tables"),
     "figures": ("fedjax_lab.figures", "draws learning curves and the analyses of five papers"),
+    "generate": ("fedjax_lab.generate", "prints what the language model of a run answers"),
     "audit": ("fedjax_lab.audit", "attacks a run through its uploads and models"),
     "data": ("fedjax_lab.data", "fetches data sets and prepares large ones"),
     "tensorboard": (

@@ -213,8 +213,10 @@ def _run_one(cell, folder, load, log, on_evaluation):
     return Outcome(0)
 
 
-def train(cells: Iterable[Cell], out: Path) -> int:
+def train(cells: Iterable[Cell], out: Path, together: bool = False) -> int:
     """Runs the unfinished cells, each in a folder below `out`.
+
+    together: new cells that differ only in numbers run as one computation.
 
     Returns 0, or 1 if a cell failed or diverged. Raises BadInput if a folder holds another run.
     """
@@ -228,7 +230,8 @@ def train(cells: Iterable[Cell], out: Path) -> int:
         print(f"{len(cells)} runs in {cloud.address(out)}, {count} of them done", flush=True)
         compilation_cache.enable()
         parallel.check_devices()
-        results = run_here([[cell] for cell in todo], out, load_once())
+        groups = alike(todo, out) if together else [[cell] for cell in todo]
+        results = run_here(groups, out, load_once())
         follow(results, len(todo), len(cells), out)
     outcomes = [done(cell, out / cell.name) for cell in cells]
     return int(any(outcome is None or outcome.code for outcome in outcomes))

@@ -91,7 +91,7 @@ def timed(
     ]
     if not is_asynchronous(config):
         _check_over_selection(config, plan, drawn)
-        _check_deadline(config, clock, list(zip(paces, works, strict=True)), sent)
+        _check_deadline(clock, list(zip(paces, works, strict=True)), sent)
         return plan, seeds
     rules, scheduled = _rules(config, plan, len(paces[0].compute)), []
     for seed, pace, work in zip(seeds, paces, works, strict=True):
@@ -156,7 +156,7 @@ def _first_round(plan, stage, federation):
     return sum(program.message_bytes), outline.cohort_size(program, lane, state)
 
 
-def _check_deadline(config, clock, each, sent):
+def _check_deadline(clock, each, sent):
     """Raises BadInput if even the fastest client would be late. each: (pace, work) of the seeds."""
     xi = float(clock.factor(jnp.zeros(())))
     of_seeds = [(pace, 1 if clock.partial else work) for pace, work in each]

@@ -97,6 +97,7 @@ def build(
         *describe_examples(config, dataset, scale),
         *describe_model(model),
         *transforming.describe_attackers(config, simulation),
+        *pooled.remarks(config, simulation.stages),
     )
     return Experiment(config, dataset, model.unbound, simulation, remarks)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import ml_collections
 
 from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.experiment.config import value_at
 from fedjax_lab.experiment.keys import KEYS
 from fedjax_lab.simulation import needs
 from fedjax_lab.types import Stage
@@ -49,3 +50,12 @@ def without_clients(
     changed = config.copy_and_resolve_references()
     changed.update_from_flattened_dict({key: KEYS[key].default for key in WITHOUT_EFFECT})
     return changed
+
+
+def remarks(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> tuple[str, ...]:
+    """A line on the keys of the config that have no effect without clients."""
+    given = [key for key in WITHOUT_EFFECT if value_at(config, key) != KEYS[key].default]
+    if not given or not are_pooled(stages):
+        return ()
+    named = ", ".join(f"config.{key}={value_at(config, key)}" for key in given)
+    return (f"method {config.method.name} trains without clients: {named} has no effect",)

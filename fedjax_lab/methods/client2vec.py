@@ -154,18 +154,20 @@ def client2vec(
     if changes:
         method = with_heads_as_index(method)
 
-    def stages(rounds):
-        train = Stage(
-            "train",
-            method,
-            rounds,
-            prepare=None if changes else partial(index_source.facts, source),
-            start=partial(first_state, base, source, size),
-            view=View(frozen=all_features) if local_training and not changes else None,
-        )
-        return *index_source.stages(source, task), train
+    train = Stage(
+        "train",
+        method,
+        rounds=0,
+        prepare=None if changes else partial(index_source.facts, source),
+        start=partial(first_state, base, source, size),
+        view=View(frozen=all_features) if local_training and not changes else None,
+    )
+    return partial(stages, source, task, train)
 
-    return stages
+
+def stages(source: Source, task: Task, train: Stage, rounds: int) -> tuple[Stage, ...]:
+    """Returns the stages that make the index, and the one that trains with it for all rounds."""
+    return *index_source.stages(source, task), train._replace(rounds=rounds)
 
 
 def beside_head(make_base: Callable[[Task], Method], task: Task, size: int) -> Method:

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import language_models, layers, token_ids
+from fedjax_lab.models import caching, language_models, layers, token_ids
+from fedjax_lab.models.caching import Cache
 from fedjax_lab.models.language_models import Sizes
 from fedjax_lab.ranges import NotNegative, OneOf, Within, checked
 from fedjax_lab.types import Array
@@ -72,12 +73,15 @@ def logits(z: Array, num_classes: int, dtype: Any) -> Array:
 
 
 def repeated(block: type[nn.Module], depth: int, remat: bool) -> Any:
-    """A loop over blocks with stacked weights; remat: their activations are computed twice."""
+    """A loop over blocks with stacked weights, and with the keys and values of a cache.
+
+    remat: the activations are computed twice.
+    """
     return nn.scan(
         nn.remat(block, prevent_cse=False) if remat else block,
         variable_axes={"params": 0},
         split_rngs={"params": True},
-        in_axes=nn.broadcast,
+        in_axes=(nn.broadcast, 0),
         length=depth,
     )
 
@@ -89,14 +93,18 @@ class Block(nn.Module):
     param_dtype: Any
 
     @nn.compact
-    def __call__(self, x: Array, places: tuple[Any, Array | None]) -> tuple[Array, None]:
-        """x [B, T, D] -> [B, T, D], as the step of a loop. places: turns, and visible tokens."""
-        s = x + self._attention(self._norm(x, "attention_norm"), *places).astype(x.dtype)
+    def __call__(self, x: Array, places: tuple[Any, Array | None, Any], old: Any = None):
+        """x [B, T, D] -> [B, T, D], and keys and values, as the step of a loop.
+
+        places: turns, visible tokens, and the number of tokens in `old`: see `caching.attention`.
+        """
+        mixed, new = self._attention(self._norm(x, "attention_norm"), *places, old)
+        s = x + mixed.astype(x.dtype)
         y = self._norm(s, "mlp_norm")
         gate, up = (self._dense(y, self.sizes.hidden, name) for name in ("gate", "up"))
-        return s + self._dense(nn.silu(gate) * up, x.shape[-1], "down").astype(x.dtype), None
+        return s + self._dense(nn.silu(gate) * up, x.shape[-1], "down").astype(x.dtype), new
 
-    def _attention(self, y, turns, visible):
+    def _attention(self, y, turns, visible, count, old):
         sizes, outputs = self.sizes, y.shape[-1]
 
         def heads(name, count):
@@ -106,15 +114,9 @@ class Block(nn.Module):
         q, k = heads("q", sizes.heads), heads("k", sizes.kv_heads)
         if sizes.qk_norm:
             q, k = self._norm(q, "q_norm"), self._norm(k, "k_norm")
-        y = jax.nn.dot_product_attention(
-            rotated(q, turns),
-            rotated(k, turns),
-            heads("v", sizes.kv_heads),
-            mask=visible,
-            is_causal=True,
-            local_window_size=(sizes.window - 1, 0) if sizes.window else None,
-        )
-        return self._dense(y.reshape(*y.shape[:2], -1), outputs, "o")
+        q, k, v = rotated(q, turns), rotated(k, turns), heads("v", sizes.kv_heads)
+        y, new = caching.attention(q, k, v, old, count, visible, sizes.window)
+        return self._dense(y.reshape(*y.shape[:2], -1), outputs, "o"), new
 
     def _norm(self, x, name):
         return nn.RMSNorm(self.sizes.epsilon, name=name)(x).astype(x.dtype)
@@ -136,21 +138,39 @@ class Decoder(nn.Module):
     packed: bool = False  # whether a row has several records: see `token_ids.unpack_records`
 
     @nn.compact
-    def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, T] token ids; mask [B] is not used -> logits [B, T, K], features [B, T, D]."""
+    def __call__(
+        self,
+        x: Array,
+        train: bool = False,
+        mask: Array | None = None,
+        cache: Cache | None = None,
+    ):
+        """x [B, T] token ids; mask [B] is not used -> logits [B, T, K], features [B, T, D].
+
+        With a cache of earlier tokens ((logits, features), the next cache).
+        """
         ids, sizes = token_ids.ids_of(self.name or "Decoder", x), self.sizes
         dtype, count = jnp.dtype(self.param_dtype), self.vocabulary or self.num_classes
         token_ids.check_length(x, sizes.positions)
         places, visible = jnp.arange(x.shape[1]), None
-        if self.packed:
+        if self.packed and cache is None:
             ids, places, visible = token_ids.unpack_records(ids)
+        before, old = (0, None) if cache is None else (cache.count, cache[:2])
+        places = places + before
         words = nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name="embed")(
             ids
         )
         blocks = repeated(Block, sizes.depth, self.remat)
-        z, _ = blocks(sizes, dtype, name="blocks")(words, (rotations(sizes, places), visible))
+        where = rotations(sizes, places), visible, before
+        z, new = blocks(sizes, dtype, name="blocks")(words, where, old)
         z = nn.RMSNorm(sizes.epsilon, name="norm")(z)
-        return logits(z, self.num_classes, dtype), z
+        outputs = logits(z, self.num_classes, dtype), z
+        return outputs if cache is None else (outputs, Cache(*new, before + x.shape[1]))
+
+    def empty_cache(self, rows: int, length: int) -> Cache:
+        """The cache of texts without tokens, with room for `length` of them."""
+        sizes = self.sizes
+        return caching.empty(sizes.depth, sizes.kv_heads, sizes.head_dim, rows, length)
 
     def module_names(self) -> dict[str, str]:
         """The names of the layers in the hub's own implementation, by path."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
-from fedjax_lab.models import hub_files, language_models, layers, token_ids
+from fedjax_lab.models import caching, hub_files, language_models, layers, token_ids
+from fedjax_lab.models.caching import Cache
 from fedjax_lab.models.decoder import FIRST, PARAM_DTYPES, check_source, dense, logits, repeated
 from fedjax_lab.models.language_models import Published
 from fedjax_lab.ranges import NotNegative, OneOf, Within, checked
@@ -38,17 +38,21 @@ class Block(nn.Module):
     dtype: Any  # of the weights
 
     @nn.compact
-    def __call__(self, x: Array, visible: Array | None) -> tuple[Array, None]:
-        """x [B, T, D] -> [B, T, D], as the step of a loop."""
+    def __call__(self, x: Array, places: tuple[Array | None, Any], old: Any = None):
+        """x [B, T, D] -> [B, T, D], and keys and values, as the step of a loop.
+
+        places: visible tokens, and the number of tokens in `old`: see `caching.attention`.
+        """
         width, kind = x.shape[-1], x.dtype
         y = norm(x, self.sizes, "attention_norm").astype(kind)
         qkv = dense(y, 3 * width, "qkv", self.dtype, bias=True)
         heads = (*x.shape[:2], 3, self.sizes.heads, width // self.sizes.heads)
         q, k, v = jnp.moveaxis(qkv.reshape(heads), 2, 0)
-        y = jax.nn.dot_product_attention(q, k, v, mask=visible, is_causal=True).reshape(x.shape)
-        x = x + dense(y, width, "o", self.dtype, bias=True).astype(kind)
+        visible, count = places
+        y, new = caching.attention(q, k, v, old, count, visible)
+        x = x + dense(y.reshape(x.shape), width, "o", self.dtype, bias=True).astype(kind)
         y = dense(norm(x, self.sizes, "mlp_norm").astype(kind), 4 * width, "up", self.dtype, True)
-        return x + dense(nn.gelu(y), width, "down", self.dtype, True).astype(kind), None
+        return x + dense(nn.gelu(y), width, "down", self.dtype, True).astype(kind), new
 
 
 def norm(x: Array, sizes: Sizes, name: str) -> Array:
@@ -68,24 +72,41 @@ class GPT2(nn.Module):
     packed: bool = False  # whether a row has several records: see `token_ids.unpack_records`
 
     @nn.compact
-    def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, T] token ids; mask [B] is not used -> logits [B, T, K], features [B, T, D]."""
+    def __call__(
+        self,
+        x: Array,
+        train: bool = False,
+        mask: Array | None = None,
+        cache: Cache | None = None,
+    ):
+        """x [B, T] token ids; mask [B] is not used -> logits [B, T, K], features [B, T, D].
+
+        With a cache of earlier tokens ((logits, features), the next cache).
+        """
         ids, sizes = token_ids.ids_of(self.name or "GPT2", x), self.sizes
         token_ids.check_length(x, sizes.positions)
         dtype = jnp.dtype(self.param_dtype)
         places, visible = jnp.arange(x.shape[1]), None
-        if self.packed:
+        if self.packed and cache is None:
             ids, places, visible = token_ids.unpack_records(ids)
+        before, old = (0, None) if cache is None else (cache.count, cache[:2])
+        longest = x.shape[1] if cache is None else cache.keys.shape[2]
 
         def embedding(count, name):
             return nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name=name)
 
         words = embedding(self.vocabulary or self.num_classes, "embed")(ids)
-        at = embedding(sizes.positions or x.shape[1], "positions")(places)
+        at = embedding(sizes.positions or longest, "positions")(places + before)
         blocks = repeated(Block, sizes.depth, self.remat)
-        z, _ = blocks(sizes, dtype, name="blocks")(words + at, visible)
+        z, new = blocks(sizes, dtype, name="blocks")(words + at, (visible, before), old)
         z = norm(z, sizes, "norm")
-        return logits(z, self.num_classes, dtype), z
+        outputs = logits(z, self.num_classes, dtype), z
+        return outputs if cache is None else (outputs, Cache(*new, before + x.shape[1]))
+
+    def empty_cache(self, rows: int, length: int) -> Cache:
+        """The cache of texts without tokens, with room for `length` of them."""
+        sizes = self.sizes
+        return caching.empty(sizes.depth, sizes.heads, sizes.width // sizes.heads, rows, length)
 
     def module_names(self) -> dict[str, str]:
         """The names of the layers in the hub's own implementation, by path."""

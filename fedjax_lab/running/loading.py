@@ -23,7 +23,7 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import experiment, references, titles
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.experiment import Experiment, with_base
-from fedjax_lab.running import choices, exporting, growth, results, resuming
+from fedjax_lab.running import choices, exporting, generation, growth, results, resuming
 from fedjax_lab.running.client_models import model_of, no_model
 from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
@@ -301,7 +301,62 @@ class Run:
         return choices.answer(questions, self.config.data.tokenizer, length, log_likelihoods)
 
     @defaults.restored()
-    def export(self, path: str | Path, client: int | None = None, seed: int | None = None) -> None:
+    def generate(
+        self,
+        prompt: str,
+        *,
+        tokens: int = 64,
+        temperature: float = 0.0,
+        raw: bool = False,
+        untrained: bool = False,
+        draw: int = 0,
+        client: int | None = None,
+        seed: int | None = None,
+    ) -> str:
+        """The text with which a language model answers a prompt.
+
+        tokens: the largest number of tokens of the answer, which ends at a special token.
+        temperature: of the softmax from which tokens are drawn; 0: the most likely token.
+        raw: whether the prompt is the beginning of a text; otherwise it is the first turn of a
+          conversation in the run's template, if its data have a tokenizer.
+        untrained: whether the model is the one before the first round.
+        draw: the seed of the random numbers.
+
+        Raises BadInput if the run has no language model, or if the text is too long for it.
+        """
+        generation.check(self._plan.objective.name, temperature, tokens)
+        spelled = generation.speller(self.config.data, self.experiment.dataset, raw)
+        run = self._untrained() if untrained else self
+
+        def logits_of(state, ids):
+            settings, message, who = state
+            return run._program(settings).method.predict(message, who, ids)
+
+        made = generation.write(
+            logits_of,
+            (run._settings, *run.client_state(client, seed)),
+            spelled.prompt(prompt),
+            tokens,
+            self.experiment.dataset.x.shape[1],
+            spelled.stops,
+            temperature,
+            jax.random.key(draw),
+        )
+        return spelled.decode(made)
+
+    def _untrained(self):
+        """The run before its first round."""
+        engine = Engine(self.experiment.simulation)
+        return replace(self, states=engine.final_states(), number=0, rounds=0)
+
+    @defaults.restored()
+    def export(
+        self,
+        path: str | Path,
+        client: int | None = None,
+        seed: int | None = None,
+        base: str = "",
+    ) -> None:
         """Writes a model to a new file or folder, in the format of its suffix.
 
         A .safetensors file, or without a suffix a folder of Orbax, has the weights of `model`,
@@ -309,7 +364,8 @@ class Run:
         model is frozen: they have only the weights that are trained. A .stablehlo file has the
         program of `predict`, of examples x [B, ...] float32 in the format of the run's dataset, for
         CPUs, GPUs and TPUs: `jax.export.deserialize(content).call(x)`. A .peft folder has low-rank
-        adapters, which the package PEFT and config.adapter.start read.
+        adapters, which the package PEFT and config.adapter.start read; `base` is the name on the
+        hub of the frozen model, which PEFT loads: without it config.model.pretrained.
 
         Raises BadInput for another suffix, and if the path exists or cannot be written.
         """
@@ -326,7 +382,7 @@ class Run:
                 self._settings, self._unlabeled(x, seed), message, who, jnp.arange(x.shape[0])
             )
 
-        task, base = self.experiment.task, self.config.model.pretrained
+        task, base = self.experiment.task, base or self.config.model.pretrained
         exporting.write(path, lambda: self.model(client, seed), predict, task, base)
 
     @defaults.restored()

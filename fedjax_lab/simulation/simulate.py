@@ -274,8 +274,9 @@ def _turn(program, lane, server, t, seconds):
     turn = failures.stragglers(plan, turn)
     if extra.empty_places:
         turn = failures.absent(plan, turn)
-    turn = failures.losses(plan, _dealt(program, turn))
+    turn = failures.losses(plan, turn)
     turn = failures.attackers(plan, lane.keys.cohort, number, turn, t)
+    turn = _dealt(program, turn)
     turn = clock.timed(plan, sum(program.message_bytes), extra.one_by_one, turn)
     return turn, contract.is_cohort(ids, share, number)
 

@@ -105,9 +105,8 @@ class Trial:
     @functools.cached_property
     def message_bytes(self) -> tuple[int, int]:
         """The bytes (up, down) of the messages of one client in one round."""
-        lane = self.lane(keys_of(0))
-        state = jax.eval_shape(lambda: simulate.init(self.method, lane.keys, C))
-        return outline.checked(self.program, lane, state).message_bytes
+        program, _, _ = outline.first_round(self.program, self.federation, self.population)
+        return program.message_bytes
 
     def play_seed(
         self, keys: streams.Keys, state: State, start: Any, count: Any

@@ -43,7 +43,8 @@ from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.sampling import equal
 from fedjax_lab.simulation.client_work import fetch, shuffle
-from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
+from fedjax_lab.simulation.simulator import make_plan
+from fedjax_lab.types import Federation, Stage, Task, Weights
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
 CONVOLUTIONS = ("auto", *conv.FORMULATIONS)
@@ -70,24 +71,22 @@ def build(
     """
     platform = (jax.devices() if devices is None else devices)[0].platform
     task = make_model(work, convolution, dtype, platform)
-    sizes = np.array([len(rows) for rows in work.rows])
-    batches = -(-sizes // work.batch)
-    plan = Plan(
-        work.rounds or 10**6,
-        work.cohort,
-        work.batch,
-        work.epochs,
-        optim.sgd(work.lr),
-        task.objective,
+    federation = make_federation(work)
+    plan = make_plan(
+        [federation],
+        rounds=work.rounds or 10**6,
+        cohort=work.cohort,
+        batch_size=work.batch,
+        epochs=work.epochs,
+        optimizer=optim.sgd(work.lr),
+        objective=task.objective,
         example_shape=work.x.shape[1:],
-        equal_steps=bool((batches == batches.max()).all()),
     )
     plan = plan._replace(eval_batch=even(plan.eval_batch, int(fsdp)))
     method = METHODS[work.method](task)
     if work.weighting == "equal":
         method = method._replace(sample=equal)
     stages = (Stage("train", method, plan.rounds),)
-    federation = make_federation(work)
     used = parallel.choose_devices(work.cohort, int(fsdp), devices)
     division = divide(
         [method],

@@ -1,5 +1,7 @@
 """The digit domains: their arrays, their reproducibility and their cache."""
 
+import sys
+
 import broken
 import numpy as np
 import pytest
@@ -39,6 +41,23 @@ def test_the_same_seed_gives_the_same_digit_domains_bit_for_bit(small):
     assert not np.array_equal(small["x"], other["x"])
 
 
+@pytest.mark.parametrize("python", [sys.executable, "/no/python", "/bin/false"])
+def test_another_process_draws_the_same_images(small, python, monkeypatch):
+    """Without such a process all images are drawn in this one."""
+    monkeypatch.setattr(digits, "MANY", 1)
+    monkeypatch.setattr(sys, "executable", python)
+    made = digits.generate(28, 30, 20, 3)
+    assert all(np.array_equal(small[key], made[key]) for key in small)
+
+
+def test_images_with_fonts_are_drawn_elsewhere(monkeypatch):
+    monkeypatch.setattr(digits, "MANY", 1)
+    drawn, split = [], digits._split
+    monkeypatch.setattr(digits, "_split", lambda *a: drawn.append(a[0]) or split(*a))
+    digits.generate(16, 10, 10, 0)
+    assert set(drawn) == {"handwritten", "blended", "postal"}
+
+
 @pytest.mark.parametrize("size", [16, 32])
 def test_digit_domains_in_other_image_sizes(size, tmp_path):
     few = {"train_per_domain": 10, "test_per_domain": 10}
@@ -54,14 +73,14 @@ def test_every_source_digit_is_in_exactly_one_split():
     train, test = digits.source_digits(3, False), digits.source_digits(3, True)
     assert not set(train) & set(test)
     assert sorted([*train, *test]) == list(range(1797))
-    labels = digits._scanned()[1]
+    labels = digits._labels()
     assert np.bincount(labels[test]).min() >= 34
     assert set(test) != set(digits.source_digits(4, True))
 
 
 @pytest.mark.parametrize("test", [False, True])
 def test_handwriting_domains_use_only_source_digits_of_their_split(test, monkeypatch):
-    labels, pool = digits._scanned()[1], set(digits.source_digits(3, test))
+    labels, pool = digits._labels(), set(digits.source_digits(3, test))
     dealt, deal = [], digits.deal
     monkeypatch.setattr(digits, "deal", lambda *a: dealt.append(deal(*a)) or dealt[-1])
     for name in ("handwritten", "blended", "postal"):
@@ -97,7 +116,7 @@ def test_photo_regions_do_not_overlap_and_only_blended_uses_those_of_its_split(m
 def test_no_ink_is_cut_off():
     rng = np.random.default_rng(0)
     for label in range(10):
-        for image in (digits._glyph("DejaVuSans-Bold", label), digits._scanned()[0][label]):
+        for image in (digits._glyph("DejaVuSans-Bold", label), digits._scanned()[label]):
             ink = digits.pose(rng, image, 15, 0.3, 0.9 * 28)
             drawn = digits.draw(ink, digits.place(rng, ink, 28, 28), 28)
             assert max(drawn[[0, -1]].max(), drawn[:, [0, -1]].max()) < 0.15

@@ -51,7 +51,7 @@ def test_every_method_has_three_draws_with_the_learning_rates_of_fedavg(name):
     assert name != "digits" or sorted(thirds.astype(int)) == [0, 1, 2]
     for method in table.NAMES:
         drawn = table.draws(name, method)
-        assert len(drawn) == table.SEARCH.draws == 3
+        assert len(drawn) == table.FEDERATIONS[name].draws == 3
         assert [draw.seeds for draw in drawn] == [[0]] * 3
         assert [draw.grid["local.lr"] for draw in drawn] == plain
         assert all(draw.config.partition.validation > 0 for draw in drawn)

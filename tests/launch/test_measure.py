@@ -119,6 +119,16 @@ def test_cells_are_recorded_and_not_run_again(toy, trained, tmp_path, capsys):
     assert str(tmp_path) not in json.dumps(settings)
 
 
+def test_a_used_up_budget_begins_no_cell_and_a_refused_cell_has_a_reason(
+    toy, trained, tmp_path, monkeypatch, capsys
+):
+    assert command(tmp_path, "--budget=-1") == 0 and not trained
+    assert "the budget is used up; 2 of 2 are left" in capsys.readouterr().out
+    monkeypatch.setattr(sweep, "_run_one", lambda *given: Outcome(2, "needs images"))
+    command(tmp_path, "--cells=fedavg")
+    assert records.reasons("toy_table") == {"fedavg": "needs images"}
+
+
 @pytest.mark.exhaustive
 def test_a_changed_setting_makes_numbers_stale(toy, trained, tmp_path, capsys):
     command(tmp_path)

@@ -1,7 +1,5 @@
 """Tests Per-FedAvg against FedAvg, and each of its variants against NumPy."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import naive
@@ -12,11 +10,10 @@ from naive import KEYS
 from rounds import one_client, rounds
 from slow_cases import exhaustive_but, in_ci
 
-from fedjax_lab import losses, streams, tree
+from fedjax_lab import losses, simulator, streams, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.client_work import fetch, make_work
 
 VARIANTS = ("first_order", "hessian_free", "exact")
@@ -91,12 +88,8 @@ CONVOLUTIONAL = make_task(nets.digit_cnn(toys.K), (28, 28, 3), toys.K)
 def test_models_without_second_derivatives_can_be_trained(hessian):
     """The convolutions and batch normalization of this model have first derivatives only."""
     method = toys.make("per_fedavg", CONVOLUTIONAL, hessian=hessian)
-    plan = toys.PLAN._replace(example_shape=CONVOLUTIONAL.input_shape)
-    program = simulate.Program(method, plan, toys.VECTORIZED)
     federation = toys.FEDERATION._replace(x=jnp.zeros((600, 28 * 28 * 3)))
-    lane = simulate.Lane(federation, toys.POPULATION, KEYS)
-    state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
-    jax.eval_shape(partial(simulate.play_round, program, lane), state, jnp.int32(0))
+    simulator(method, CONVOLUTIONAL, federation)  # traces a round
 
 
 def test_exact_is_rejected_for_models_without_second_derivatives():

@@ -19,7 +19,7 @@ from inputs import complaint
 from slow_cases import slow_but
 
 from fedjax_lab.data.formats import packing
-from fedjax_lab.models import decoder, gpt2, language_models, transformer
+from fedjax_lab.models import caching, decoder, gpt2, language_models, transformer
 from fedjax_lab.models import token_ids as tokens_of_models
 from fedjax_lab.models.language_models import Sizes
 from fedjax_lab.models.task import make_task
@@ -495,3 +495,25 @@ def test_smollm2_predicts_a_true_sentence():
     logits = jax.jit(task.apply)(weights, jnp.array([SENTENCE])).logits[0, :-1]
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.array(SENTENCE[1:])[:, None], 1)
     assert float(jnp.exp(-picked.mean())) == pytest.approx(3.7315811, rel=1e-4)
+
+
+CACHING = {
+    "window": partial(decoder.decoder, heads=4, kv_heads=2, window=3),
+    "qwen": partial(decoder.decoder, bias=True, qk_norm=True),
+    "gpt2": gpt2.gpt2,
+}
+
+
+@pytest.mark.parametrize("name", slow_but(["window"], list(CACHING)))
+def test_new_tokens_after_those_of_a_cache_have_the_logits_of_whole_rows(name):
+    net = CACHING[name](WORDS, width=16)
+    variables = net.init(KEY, IDS)
+    (whole, features), pieces, cache = net.apply(variables, IDS), [], None
+    for ids in np.split(IDS, [3, 4], axis=1):
+        with caching.continued(cache, LENGTH) as made:
+            pieces.append(net.apply(variables, ids))
+        (cache,) = made
+    logits, of_pieces = (np.concatenate(part, 1) for part in zip(*pieces, strict=True))
+    np.testing.assert_allclose(logits, whole, atol=1e-6)
+    np.testing.assert_allclose(of_pieces, features, atol=1e-5)
+    assert cache.count == LENGTH

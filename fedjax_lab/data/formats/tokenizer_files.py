@@ -51,6 +51,7 @@ class ModelTokenizer(NamedTuple):
     pad: int = 0
     template: str = ""  # a chat template in Jinja
     unknown: int | None = None  # the id of unknown words
+    decode: Callable[[Sequence[int]], str] = str  # ids -> text, without special tokens
 
 
 def read(name: str, built_in: Collection[str], extra: str = "llm") -> ModelTokenizer:
@@ -114,9 +115,18 @@ def _byte_tokenizer():
                 ends += [place] * len(new)
         return ids, ends
 
+    def decode(ids):
+        return bytes(id - first for id in ids if id >= first).decode(errors="replace")
+
     sizes = (0,) * first + (1,) * 256
     return ModelTokenizer(
-        encode, names, sizes, BYTES_SPECIAL, eos=BYTES_SPECIAL[1], template=BYTES_TEMPLATE
+        encode,
+        names,
+        sizes,
+        BYTES_SPECIAL,
+        eos=BYTES_SPECIAL[1],
+        template=BYTES_TEMPLATE,
+        decode=decode,
     )
 
 
@@ -250,7 +260,9 @@ def _made(file, made, special, literal, kind, **facts):
 
     names = {tokens[id] for id in special} | {facts["eos"], facts["bos"]} - {""}
     sizes = tuple(_sizes(tokens, special, literal, kind)) if kind else None
-    return ModelTokenizer(encode, tokens, sizes, tuple(sorted(names)), **facts)
+    return ModelTokenizer(
+        encode, tokens, sizes, tuple(sorted(names)), **facts, decode=lambda ids: made.decode([*ids])
+    )
 
 
 def _sizes(tokens: Sequence[str], special: set[int], literal: set[int], kind: str):

@@ -5,10 +5,16 @@ and two photographs, and matplotlib's fonts. Training and test examples share no
 `python -m fedjax_lab.data.sources.digit_domains sheet.png` draws examples of every domain.
 """
 
+import contextlib
 import gzip
 import importlib.util
 import io
+import json
+import os
+import pickle
+import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache as remembered
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -35,6 +41,13 @@ _FONTS = {
 }
 # By (domain, test); a slanted font is in the same split as its upright variant.
 FONTS = {key: tuple(names.split()) for key, names in _FONTS.items()}
+FONT_DOMAINS = tuple(dict.fromkeys(name for name, _ in FONTS))
+MANY = 2000  # images, which take longer than the start of a process
+PROGRAM = """
+import json, pickle, sys
+from fedjax_lab.data.sources.digit_domains import draw_domains
+pickle.dump(draw_domains(*json.loads(sys.argv[1])), sys.stdout.buffer)
+"""
 PHOTO_TEST_COLUMNS = 240  # of 640 columns; the left part of a photograph is for test examples only
 
 _INK = 80  # side in pixels of the ink images from which every digit is drawn
@@ -52,6 +65,9 @@ class Ink(NamedTuple):
 
 
 Count = Annotated[int, Within(10)]  # one of each digit
+Drawn = dict[
+    str, list[tuple[np.ndarray, np.ndarray]]
+]  # images and labels of both splits, by domain
 
 
 @source()
@@ -85,19 +101,60 @@ def digit_domains(
 
 
 def generate(size: int, train: int, test: int, seed: int) -> dict[str, np.ndarray]:
-    """The arrays x, y, domain and test, ordered by domain; training examples come first in each."""
-    parts = [
-        (*_split(name, size, count, seed, is_test), index, is_test)
-        for index, name in enumerate(DOMAINS)
-        for count, is_test in ((train, False), (test, True))
-    ]
-    counts = [len(y) for _, y, _, _ in parts]
+    """The arrays x, y, domain and test, ordered by domain; training examples come first in each.
+
+    Of many images, another process draws those with fonts, which is half of the work.
+    """
+    settings = size, train, test, seed
+    if len(DOMAINS) * (train + test) < MANY:
+        made = draw_domains(DOMAINS, *settings)
+    else:
+        with _another_process(FONT_DOMAINS, *settings) as drawn:
+            made = draw_domains([name for name in DOMAINS if name not in FONT_DOMAINS], *settings)
+            made |= drawn() or draw_domains(FONT_DOMAINS, *settings)
+    parts = [(*of_split, place) for place, name in enumerate(DOMAINS) for of_split in made[name]]
+    counts = [len(y) for _, y, _ in parts]
     return {
-        "x": np.concatenate([x for x, _, _, _ in parts]),
-        "y": np.concatenate([y for _, y, _, _ in parts]),
-        "domain": np.repeat([index for _, _, index, _ in parts], counts).astype(np.int32),
-        "test": np.repeat([is_test for _, _, _, is_test in parts], counts),
+        "x": np.concatenate([x for x, _, _ in parts]),
+        "y": np.concatenate([y for _, y, _ in parts]),
+        "domain": np.repeat([place for _, _, place in parts], counts).astype(np.int32),
+        "test": np.repeat([False, True] * len(DOMAINS), counts),
     }
+
+
+def draw_domains(names: Sequence[str], size: int, train: int, test: int, seed: int) -> Drawn:
+    """The training and the test images of these domains, with their labels."""
+    counts = (train, False), (test, True)
+    return {
+        name: [_split(name, size, count, seed, is_test) for count, is_test in counts]
+        for name in names
+    }
+
+
+@contextlib.contextmanager
+def _another_process(*settings) -> Iterator[Callable[[], Drawn | None]]:
+    """Begins `draw_domains` in another process; the function waits for its result.
+
+    The function returns None if there can be no such process.
+    """
+    words = [sys.executable or "python", "-c", PROGRAM, json.dumps(settings)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    try:
+        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, **streams)
+    except OSError:
+        yield lambda: None
+        return
+
+    def result():
+        made, _ = process.communicate()
+        return pickle.loads(made) if process.returncode == 0 else None
+
+    with process:
+        try:
+            yield result
+        finally:
+            process.kill()  # after an interrupt; otherwise it has ended
 
 
 def source_digits(seed: int, test: bool) -> np.ndarray:
@@ -106,7 +163,7 @@ def source_digits(seed: int, test: bool) -> np.ndarray:
     All domains use the same split.
     """
     rng = np.random.default_rng([seed, len(DOMAINS)])
-    return np.concatenate(split_digits(rng, _scanned()[1])[test])
+    return np.concatenate(split_digits(rng, _labels())[test])
 
 
 def split_digits(
@@ -162,20 +219,30 @@ def _sample(dataset: Dataset, domain: int, rows: int, columns: int) -> np.ndarra
 
 
 @remembered
-def _scanned() -> tuple[np.ndarray, np.ndarray]:
-    """The ink [1797, _INK, _INK] uint8 and labels [1797] of scikit-learn's 8 x 8 digits."""
-    from PIL import Image, ImageFilter
-
+def _table() -> np.ndarray:
+    """scikit-learn's digits [1797, 65] uint8: 8 x 8 pixels and the label."""
     file = _package("sklearn") / "datasets/data/digits.csv.gz"  # its import takes a second
     with gzip.open(file, "rt") as lines:
-        table = np.array([line.split(",") for line in lines], np.uint8)
-    images = table[:, :64].reshape(-1, 8, 8)
+        return np.array([line.split(",") for line in lines], np.uint8)
+
+
+def _labels() -> np.ndarray:
+    """The labels [1797] of scikit-learn's digits."""
+    return _table()[:, 64].astype(np.int64)
+
+
+@remembered
+def _scanned() -> np.ndarray:
+    """The ink [1797, _INK, _INK] uint8 of scikit-learn's digits."""
+    from PIL import Image, ImageFilter
+
+    images = _table()[:, :64].reshape(-1, 8, 8)
     padded = np.pad(images * (255 / 16), ((0, 0), (1, 1), (1, 1))).astype(np.uint8)
     clear = ImageFilter.UnsharpMask(radius=_INK / 10, percent=150, threshold=0)  # keeps loops open
     large = [Image.fromarray(small).resize((_INK, _INK)).filter(clear) for small in padded]
     ink = np.stack([np.asarray(image) for image in large])
     sharp = 255 / (1 + np.exp(-12 * (np.arange(256, dtype=np.float32) / 255 - 0.42)))
-    return sharp.astype(np.uint8)[ink], table[:, 64].astype(np.int64)
+    return sharp.astype(np.uint8)[ink]
 
 
 @remembered
@@ -312,7 +379,7 @@ def _thicker(image: np.ndarray, reach: int) -> np.ndarray:
 
 
 # The five domains: each function takes (rng, label, handwritten ink, size, test) and returns an
-# image [size, size, 3].
+# image [size, size, 3]. The ink is None for domains with fonts.
 
 
 def _handwritten(rng, label, scan, size, test):
@@ -383,17 +450,18 @@ def _split(
     """Images [count, size, size, 3] uint8 and balanced labels [count] int32 of one domain."""
     rng = np.random.default_rng([seed, DOMAINS.index(name), int(test)])
     labels = rng.permutation(np.arange(count) % 10).astype(np.int32)
-    scans, render = _scanned()[0], _RENDERERS[name]
+    scans, render = None if name in FONT_DOMAINS else _scanned(), _RENDERERS[name]
     rows = deal(rng, labels, source_digits(seed, test))
     pictures = np.empty((count, size, size, 3), np.uint8)
     for index, (label, row) in enumerate(zip(labels, rows, strict=True)):
-        pictures[index] = np.clip(render(rng, int(label), scans[row], size, test), 0, 255)
+        scan = None if scans is None else scans[row]
+        pictures[index] = np.clip(render(rng, int(label), scan, size, test), 0, 255)
     return pictures, labels
 
 
 def deal(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray) -> np.ndarray:
     """A source digit of the right class for each label [R]; all are used before any is repeated."""
-    classes = _scanned()[1][pool]
+    classes = _labels()[pool]
     rows = np.empty(len(labels), np.int64)
     for label in range(10):
         wanted = labels == label
