@@ -10,13 +10,13 @@ from fedjax_lab.experiment import registry
 from fedjax_lab.types import Failures, Method
 
 KINDS = ("downlink", "attack", "aggregator", "compression")  # in the order of wrapping
-# Backdoors need images (see test_backdoor.py), and secure aggregation needs a model without
-# BatchNorm (see test_secure.py).
+# Backdoors need images (see test_backdoor.py), secure aggregation needs a model without BatchNorm
+# (see test_secure.py), and FLTrust needs public examples (see test_defenses.py).
 EVERY = [
     (kind, name)
     for kind in KINDS
     for name in registry.NAMED[kind]
-    if name not in ("none", "backdoor", "dba", "blended", "neurotoxin", "secure_sum")
+    if name not in "none backdoor dba blended neurotoxin secure_sum fltrust".split()
 ]
 SETTINGS = {"top_k": {"share": 0.25}, "random_k": {"share": 0.5}}  # toy updates are short
 METHODS = [

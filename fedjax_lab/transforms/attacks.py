@@ -70,7 +70,12 @@ def inner_product(
 
 @checked("attack")
 def little_is_enough(
-    method: Method, task: Task, *, z: NotNegative[float] = 0.0, knowledge: Knowledge = "own"
+    method: Method,
+    task: Task,
+    *,
+    z: NotNegative[float] = 0.0,
+    knowledge: Knowledge = "own",
+    up: bool = False,
 ) -> Method:
     """All attackers send mu - z sigma in each coordinate, a small shift of honest updates.
 
@@ -82,12 +87,15 @@ def little_is_enough(
         attackers stay hidden among the honest clients of the round.
     knowledge: of which updates mu and sigma are: own, those that the attackers would send if they
         were honest, as in the paper; all, those of the honest clients in the round.
+    up: whether they add the shift to the update, which is what the authors' code does: it subtracts
+        it from gradients.
     """
 
     def crafted(updates, cohort):
         mu, sigma = moments(updates, known(cohort, knowledge))
         attackers = jnp.sum(cohort.arrived & cohort.attacks)
-        return tree.add(mu, sigma, -(z or hidden(jnp.sum(cohort.arrived), attackers)))
+        shift = z or hidden(jnp.sum(cohort.arrived), attackers)
+        return tree.add(mu, sigma, shift if up else -shift)
 
     return by_all(method, crafted)
 
@@ -153,7 +161,11 @@ def moments(updates: Updates, which: Array) -> tuple[Updates, Updates]:
 
 
 def shifted(
-    largest: Callable[..., Array], knowledge: str, direction: str, updates: Updates, cohort: Client
+    largest: Callable[..., Array],
+    knowledge: Knowledge,
+    direction: Direction,
+    updates: Updates,
+    cohort: Client,
 ) -> Updates:
     """Returns mu + gamma p, where mu is the mean of the known updates.
 

@@ -25,7 +25,7 @@ ATTACKS: dict[str, dict[str, str]] = {
     "none": {},
     "sign_flip": {},
     "inner_product": {},
-    "little_is_enough": {"attack.z": "1.5"},
+    "little_is_enough": {"attack.z": "1.5", "attack.up": "true"},
     "min_max": {},
     "min_sum": {},
     "label_flip": {},

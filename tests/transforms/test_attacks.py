@@ -109,10 +109,15 @@ def test_little_is_enough_hides_attackers_among_the_honest_updates():
     u, (n, m) = updates_of(2), (ARRIVED.sum(), ATTACKERS.sum())
     supporters = np.floor(n / 2 + 1) - m
     z = scipy.stats.norm.ppf((n - m - supporters) / (n - m))
-    for given, multiple, knowledge in ((0.0, z, "own"), (1.5, 1.5, "own"), (0.0, z, "all")):
+    for given, multiple, knowledge, up in (
+        (0.0, z, "own", False),
+        (1.5, 1.5, "own", False),
+        (0.0, -z, "all", True),
+    ):
         known = u[KNOWN[knowledge]]
         expected = np.where(ATTACKERS[:, None], known.mean(0) - multiple * known.std(0), u)
-        made = received(partial(attacks.little_is_enough, z=given, knowledge=knowledge), u)
+        settings = {"z": given, "knowledge": knowledge, "up": up}
+        made = received(partial(attacks.little_is_enough, **settings), u)
         np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-5)
 
 
