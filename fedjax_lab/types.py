@@ -178,7 +178,7 @@ class Client(NamedTuple):
 
     `capacity`: [] float32, the share of the model's channels or layers that the client can train; 0
     for a client that has no limit.
-    `kind`: [] int32, the number of the client's model in `Task.kinds`.
+    `kind`: `Kind`, if clients have unlike models.
     `skew`: `Skew`, if the run has a feature skew.
     `pace`: `clock.Pace`, if the run has a clock.
     `settings`: `LocalSettings`, if some clients train with other numbers than the plan's.
@@ -393,6 +393,15 @@ class Skew(NamedTuple):
 
     client: Array  # [] int32, the client's number among all clients when the examples were divided
     seed: Array  # [] uint32, of the client's random numbers
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Kind:
+    """Which model a client has; several have a leading axis."""
+
+    number: Array  # [] int32, of its model in `Task.kinds`
+    most: tuple[int, ...] = field(metadata={"static": True})  # clients with each model, at most
 
 
 class LocalSettings(NamedTuple):

@@ -195,7 +195,7 @@ def player(method, strategy=VECTORIZED, plan=None, federation=FEDERATION, schedu
 
     def play(keys, start, count, state=None):
         if state is None:
-            state = simulate.init(method, keys, C)
+            state = simulate.init(method, keys, C, population.traits)
         lane, none = simulate.Lane(federation, population, keys), simulate.no_progress()
         return run(lane, state, none, jnp.int32(start), jnp.int32(count))
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.running import loading
 from fedjax_lab.running.storage import files
+from fedjax_lab.simulation import by_kind
 from fedjax_lab.simulation.population import make_population
 from fedjax_lab.types import Client, Federation, Plan, PyTree, State, Weights
 
@@ -42,7 +42,7 @@ class Finished(NamedTuple):
 
     def client(self, i: int) -> tuple[Client, PyTree]:
         """Client i, and the message with which it is scored."""
-        client = tree.take(self.population, i)
+        client = by_kind.entry(self.population, i)
         return client, self.method.sends_scored(self.state.server, client.id)
 
     def model(self, i: int) -> Weights:

@@ -100,7 +100,9 @@ def untrained(built: Experiment, folder: Path | str | None) -> loading.Run:
 
     def first(seed):
         keys = streams.make_keys(jax.random.key(seed.number))
-        return seed.start or simulate.init(method, keys, len(seed.federation.train))
+        return seed.start or simulate.init(
+            method, keys, len(seed.federation.train), seed.federation.traits
+        )
 
     states = list(map(first, built.simulation.seeds))
     return loading.Run(folder, built.config, built, 0, [], states, 0)

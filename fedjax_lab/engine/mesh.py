@@ -17,6 +17,7 @@ from fedjax_lab.simulation.strategies import (
     is_rows,
     length,
     longest_first,
+    unless_copy,
 )
 from fedjax_lab.types import POOL, ROWS, Federation
 
@@ -78,7 +79,7 @@ def _each_on_mesh(mesh, inner, by_row, fn):
         spread = _spread(mesh, each, by_row)
         if inner.one_by_one and m % devices:
             is_copy = jnp.arange(length(rows)) >= m
-            out = spread(_unless_copy(fn))(shared, federation, rows, (is_copy, stacked))
+            out = spread(unless_copy(fn))(shared, federation, rows, (is_copy, stacked))
         else:
             out = spread(fn)(shared, federation, rows, stacked)
         return jax.tree.map(lambda a: a[:m], out)
@@ -120,19 +121,6 @@ def _with_examples(each, by_row, fn):
         if not jax.tree.leaves(rows):
             return each(fn)(shared, federation, rows, stacked)
         return each(run_client)(shared, federation, shards.bring(federation, rows), stacked)
-
-    return run
-
-
-def _unless_copy(fn):
-    """A version of fn for pairs (flag, entry), which returns zeros if the flag marks a copy."""
-
-    def run(shared, federation, rows, flagged):
-        is_copy, entry = flagged
-        out = jax.eval_shape(fn, shared, federation, rows, entry)
-        return jax.lax.cond(
-            is_copy, lambda: tree.zeros(out), lambda: fn(shared, federation, rows, entry)
-        )
 
     return run
 

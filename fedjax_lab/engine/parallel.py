@@ -16,6 +16,7 @@ from fedjax_lab.engine import fsdp, processes
 from fedjax_lab.engine.mesh import on_mesh
 from fedjax_lab.engine.width import width
 from fedjax_lab.errors import BadInput
+from fedjax_lab.simulation.by_kind import deal_kinds
 from fedjax_lab.simulation.strategies import Strategy, chunked, sequential, vectorized
 from fedjax_lab.types import Array, PyTree
 
@@ -228,20 +229,20 @@ def choose(
     client_bytes: Callable[[], int],
     chunk: int = 0,
     group: int = 1,
+    by_kind: bool = False,
     devices: Sequence[jax.Device] | None = None,
     **divided: bool,
 ) -> Strategy:
     """The named strategy on these devices, by default on all devices of this machine.
 
     `auto` chooses one. On a CPU it runs clients one after another if `in_turn`: those of a
-    convolutional model, because their kernels cannot be batched over clients, and those with unlike
-    models, because at once each of them computes the models of all. It does the same for recurrent
-    models, because products of batches of matrices are slower in their loops; for a `group` of more
-    than one device, because a model that needs a group fills its devices alone; and if jit is
-    disabled, so that a debugger sees the arrays of one client. Otherwise `chunk` clients run at a
-    time; if it is 0, `width` chooses the number from client_bytes(), the memory for a step of one
-    client. Several devices, or groups of devices, share the cohort, and the arrays that `divided`
-    selects: arguments of `on_mesh`.
+    convolutional model, because their kernels cannot be batched over clients. It does the same for
+    recurrent models, because products of batches of matrices are slower in their loops; for a
+    `group` of more than one device, because a model that needs a group fills its devices alone; and
+    if jit is disabled, so that a debugger sees the arrays of one client. Otherwise `chunk` clients
+    run at a time; if it is 0, `width` chooses the number from client_bytes(), the memory for a step
+    of one client. Several devices, or groups of devices, share the cohort, and the arrays that
+    `divided` selects: arguments of `on_mesh`. Clients with unlike models are dealt `by_kind`.
     """
     chosen = choose_devices(cohort, group, devices)
     line = -(-cohort * group // len(chosen))  # clients of one device, or of one group
@@ -257,10 +258,10 @@ def choose(
     strategy = inner[name]()
     _check_workers(chosen)
     if len(chosen) > 1:
-        return on_mesh(make_mesh(chosen, group), strategy, **divided)
-    return (
-        strategy if devices is None else strategy._replace(sharding=SingleDeviceSharding(chosen[0]))
-    )
+        strategy = on_mesh(make_mesh(chosen, group), strategy, **divided)
+    elif devices is not None:
+        strategy = strategy._replace(sharding=SingleDeviceSharding(chosen[0]))
+    return deal_kinds(strategy, len(chosen)) if by_kind else strategy
 
 
 def choose_devices(

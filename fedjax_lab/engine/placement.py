@@ -152,14 +152,15 @@ class Placement(NamedTuple):
 
     def padded(self, state: State) -> State:
         """A state of one seed, with its private part [C, ...] padded as on the devices."""
-        if not self.padding:
-            return state
 
         def longer(a):
+            missing = -a.shape[0] % self.parts  # arrays of the clients of a kind are shorter
+            if not missing:
+                return a
             if tree.is_key(a):
                 bits = longer(jax.random.key_data(a))
                 return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(a))
-            return jnp.pad(a, ((0, self.padding), *((0, 0),) * (a.ndim - 1)))
+            return jnp.pad(a, ((0, missing), *((0, 0),) * (a.ndim - 1)))
 
         return state._replace(private=jax.tree.map(longer, state.private))
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import tree
+from fedjax_lab import streams, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.simulation import contract
+from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.types import CLIENT_ROWS, Federation, Method
 
 # `auto` replicates arrays up to SMALL bytes, or up to 1 / PART of an accelerator's memory, on every
@@ -164,7 +164,8 @@ def state_bytes(method: Method, federation: Federation, num_classes: int) -> int
     described = (clients + (0 if new is None else len(new))) * 4 * (num_classes + 5)
     private = 0
     if method.init is not None:
-        state = jax.eval_shape(lambda: contract.first_state(method, jax.random.key(0), clients))
+        keys = streams.make_keys(jax.random.key(0))
+        state = jax.eval_shape(lambda: simulate.init(method, keys, clients, federation.traits))
         private = tree.num_bytes(state.private)
     return described + tree.num_bytes(rows) + private
 

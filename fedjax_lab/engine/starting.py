@@ -69,17 +69,20 @@ def first_states(
     """
     place = jit.place
 
-    def first(settings, keys, last, facts):
+    def first(settings, keys, traits, last, facts):
         stage, _ = varied(simulation, number, settings)
         if stage.start is None:
-            return place.padded(simulate.init(stage.method, keys, place.num_clients))
+            return place.padded(simulate.init(stage.method, keys, place.num_clients, traits))
         key = streams.stage(keys.init, number)[1] if number else keys.init
         last = place.without_padding(last)
         return place.padded(stage.start(key, place.num_clients, last, facts))
 
     each = zip(lanes, last, facts, strict=True)
-    args = [(of_lane.settings, of_lane.training.keys, *rest) for of_lane, *rest in each]
-    axes = axes_of_settings(lanes[0].settings), 0, 0, 0
+    args = [
+        (of_lane.settings, of_lane.training.keys, of_lane.training.population.traits, *rest)
+        for of_lane, *rest in each
+    ]
+    axes = axes_of_settings(lanes[0].settings), 0, 0, 0, 0
     shapes = jax.eval_shape(jit.wrap(first, axes, None), *args[0])
     run = jit.runner(first, axes, place.state_shardings(shapes))
     if simulation.stages[number].start is None and not place.abstract:

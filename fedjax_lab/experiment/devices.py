@@ -33,7 +33,7 @@ def engine_fields(
     """
     task = model.unbound
     # Clients of these models train one after another on a CPU.
-    in_turn = bool(task.kinds) or has_convolutions(task) or is_recurrent(task)
+    in_turn = any(has_convolutions(net) or is_recurrent(net) for net in task.kinds or (task,))
     lent = _lent(engine, plan, stages, model, devices, memory)
     division = _divide(engine, plan, stages, federations, lent)
     host = _host(division, engine, stages)
@@ -51,14 +51,14 @@ def engine_fields(
         chunk=engine.chunk,
         group=engine.fsdp,
         devices=devices,
+        by_kind=bool(task.kinds),
         **division.divided,
     )
     _check_jit(host, len(parallel.choose_devices(plan.cohort, engine.fsdp, devices)))
-    precision = None if engine.precision == "default" else engine.precision
     return {
         "strategy": strategy,
         "vectorized_seeds": together,
-        "precision": precision,
+        "precision": None if engine.precision == "default" else engine.precision,
         "placement": "; ".join((division.words, *_step(strategy, plan, of_client, lent))),
         "host": host,
     }
@@ -86,9 +86,9 @@ def _divide(engine, plan, stages, federations, lent):
 
 
 def _step_bytes(model, plan):
-    """The bytes that a step of one client uses; at once, each client computes every kind."""
+    """The bytes that a step of one client uses, at most."""
     models = [model_of(kind) for kind in model.unbound.kinds] or [model]
-    return sum(client_bytes(each, plan) for each in models)
+    return max(client_bytes(each, plan) for each in models)
 
 
 def _step(strategy, plan, of_client, lent):

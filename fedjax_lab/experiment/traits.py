@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import local_settings, unlike_models
-from fedjax_lab.types import PyTree, Skew
+from fedjax_lab.types import Kind, PyTree, Skew
 
 
 class Dealt(NamedTuple):
@@ -64,14 +64,16 @@ def capacity(levels: tuple[float, ...], clients: Dealt) -> np.ndarray:
     return dealt[clients.order]
 
 
-def kind(shares: tuple[float, ...], clients: Dealt) -> np.ndarray:
+def kind(shares: tuple[float, ...], clients: Dealt) -> Kind:
     """The clients' kinds, drawn at random. shares: the share of the clients of each kind."""
     number = len(clients.order)
     ends = np.cumsum(shares)[:-1] * number
     dealt = np.searchsorted(ends, np.arange(number) + 0.5).astype(np.int32)
-    if len(np.unique(dealt)) < len(shares):
+    most = np.bincount(dealt, minlength=len(shares)).tolist()
+    if not all(most):
         raise BadInput(
             f"config.model.kinds: of {number} clients, a kind has none; use more clients, fewer"
             " kinds or larger config.model.shares"
         )
-    return np.random.default_rng([clients.seed, 4]).permutation(dealt)[clients.order]
+    drawn = np.random.default_rng([clients.seed, 4]).permutation(dealt)
+    return Kind(drawn[clients.order], tuple(most))

@@ -27,7 +27,7 @@ from fedjax_lab.running import choices, exporting, generation, growth, results, 
 from fedjax_lab.running.client_models import model_of, no_model
 from fedjax_lab.running.storage import cloud, files, provenance
 from fedjax_lab.running.storage.checkpoint import Checkpoints
-from fedjax_lab.simulation import evaluate, needs, simulate
+from fedjax_lab.simulation import by_kind, evaluate, needs, simulate
 from fedjax_lab.simulation.client_work import (
     WorkRows,
     client_federation,
@@ -399,7 +399,7 @@ class Run:
         if not _is_whole(client) or client not in range(self.num_clients):
             raise BadInput(f"no client {quoted(client)}; valid: 0 .. {self.num_clients - 1}")
         population = self._populations[i]._replace(private=self.states[i].private)
-        person = jax.tree.map(lambda a: jnp.asarray(a[client]), population)
+        person = by_kind.entry(population, client)
         message = self._send(self.states[i].server, person.id)
         if method.tune is None:
             return message, person

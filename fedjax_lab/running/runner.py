@@ -437,9 +437,10 @@ def _measured(experiment, scores, i):
     capacities = sorted(np.unique(traits.get("capacity", ())).tolist(), reverse=True)
     levels = {level: f"{level:g}" for level in capacities}
     nets = dict(enumerate(unlike_models.names(experiment.config.model)))
+    kinds = None if (kind := traits.get("kind")) is None else kind.number
     groups = {
         "levels": evaluate.by_group(accuracy, traits.get("capacity"), levels),
-        "kinds": evaluate.by_group(accuracy, traits.get("kind"), nets),
+        "kinds": evaluate.by_group(accuracy, kinds, nets),
     }
     return measured | {form: means for form, means in groups.items() if means}
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
-from fedjax_lab.simulation import contract, simulate
+from fedjax_lab.simulation import by_kind, contract, simulate
 from fedjax_lab.simulation.client_work import Public, work_rows
 from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import Array, Client, Exchange, Federation, Plan, PyTree, Rows, State
@@ -34,8 +34,12 @@ def cohort_size(program: Program, lane: Lane, state: State) -> int:
 
 
 def one_entry(lane: Lane, state: State) -> tuple[Client, Array, None]:
-    """Returns the shapes of what `one_client` gets for a client that does all planned work."""
-    client = stripped(lane.population._replace(private=state.private), lambda shape: shape[1:])
+    """Returns the shapes of what `one_client` gets for a client that does all planned work.
+
+    It is a client of the first kind.
+    """
+    private = by_kind.all_of_kind(state.private, 0)
+    client = stripped(lane.population._replace(private=private), lambda shape: shape[1:])
     return client, jax.eval_shape(lambda: jax.random.key(0)), None
 
 
@@ -77,7 +81,8 @@ def first_round(
     """
     keys = jax.eval_shape(lambda: streams.make_keys(jax.random.key(0)))
     lane, number = Lane(stripped(federation), population, keys), len(federation.train)
-    state = jax.eval_shape(lambda keys: simulate.init(program.method, keys, number), keys)
+    traits = population.traits
+    state = jax.eval_shape(lambda keys: simulate.init(program.method, keys, number, traits), keys)
     return checked(program, lane, state), lane, state
 
 

@@ -1,7 +1,8 @@
 """Rounds of federated training as pure functions, independent of methods and devices."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import streams, tree
-from fedjax_lab.simulation import asynchronous, clock, contract, failures
+from fedjax_lab.simulation import asynchronous, by_kind, clock, contract, failures
 from fedjax_lab.simulation.asynchronous import Schedule
 from fedjax_lab.simulation.client_work import (
     Public,
@@ -131,9 +132,15 @@ def reset(sums: Progress, nothing: Progress) -> Progress:
     return nothing._replace(counts=nothing.counts | carried, history=sums.history)
 
 
-def init(method: Method, keys: Keys, num_clients: int) -> State:
-    """Returns the state before the first round. Initial weights depend only on the seed."""
-    return contract.first_state(method, keys.init, num_clients)
+def init(
+    method: Method, keys: Keys, num_clients: int, traits: Mapping[str, Any] = MappingProxyType({})
+) -> State:
+    """Returns the state before the first round. Initial weights depend only on the seed.
+
+    traits: of the clients, which say how the private state is stored if they have unlike models.
+    """
+    state = contract.first_state(method, keys.init, num_clients)
+    return state._replace(private=by_kind.stored(state.private, traits))
 
 
 def play(
@@ -308,9 +315,9 @@ def _kept(extra, turn, before, private):
     `Extra.acknowledged`, for clients whose uploads are lost.
     """
     if extra.empty_places:
-        private = tree.where(turn.drawn, private, before)
+        private = by_kind.where(turn.drawn, private, before)
     if extra.acknowledged and turn.arrived is not None:
-        private = tree.where(turn.arrived, private, before)
+        private = by_kind.where(turn.arrived, private, before)
     return private
 
 

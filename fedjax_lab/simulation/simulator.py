@@ -18,7 +18,15 @@ import optax
 
 from fedjax_lab import defaults, optim, ranges, streams, tree
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.simulation import contract, evaluate, metrics, needs, outline, simulate
+from fedjax_lab.simulation import (
+    by_kind,
+    contract,
+    evaluate,
+    metrics,
+    needs,
+    outline,
+    simulate,
+)
 from fedjax_lab.simulation.client_work import work_rows
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.metrics import Metric
@@ -64,7 +72,7 @@ class Simulator(NamedTuple):
     score: Callable[..., Scores]  # (key, state, t, data) -> the counts of the models after t rounds
     upload: Callable[..., PyTree]
     # (key, state, t, id, data) -> what client `id` uploads in the first exchange of round t; the
-    # dropout and the stragglers of a round are ignored
+    # dropout and the stragglers of a round are ignored; `id` is not traced if models are unlike
     summarize: Callable[[Scores], dict[str, Any]]  # scores -> as a row of metrics, on the host
     data: Data  # the default of the arguments `data`
 
@@ -135,7 +143,9 @@ def simulator(
         num_domains=len(names),
         example_shape=task.input_shape,
     )
-    return from_program(Program(method, plan, strategy or vectorized()), federation, names)
+    strategy = strategy or vectorized()
+    strategy = by_kind.deal_kinds(strategy) if "kind" in federation.traits else strategy
+    return from_program(Program(method, plan, strategy), federation, names)
 
 
 def from_program(program: Program, federation: Federation, domains: tuple[str, ...]) -> Simulator:
@@ -150,7 +160,8 @@ def from_program(program: Program, federation: Federation, domains: tuple[str, .
 
     @defaults.restored()
     def init(key):
-        return simulate.init(method, streams.make_keys(key), len(federation.train))
+        keys = streams.make_keys(key)
+        return simulate.init(method, keys, len(federation.train), federation.traits)
 
     @defaults.restored()
     def play_round(key, state, t, data=default):
@@ -164,10 +175,9 @@ def from_program(program: Program, federation: Federation, domains: tuple[str, .
     @defaults.restored()
     def upload(key, state, t, id, data=default):
         exchange, left = method.round[0], len(method.round) - 1
-        ids = jnp.asarray(id)[None]
-        rows = work_rows(method, data.federation)
-        clients = data.population._replace(private=state.private)
-        rows, client = jax.tree.map(lambda a: a[ids][0], (rows, clients), is_leaf=is_rows)
+        ids, rows = jnp.asarray(id)[None], work_rows(method, data.federation)
+        rows = jax.tree.map(lambda a: a[ids][0], rows, is_leaf=is_rows)
+        client = by_kind.entry(data.population._replace(private=state.private), id)
         stream = streams.exchange(streams.clients(streams.make_keys(key).local, t, ids), left)[0]
         run = simulate.one_client(exchange, plan)
         (sent, _), _ = run(state.server, data.federation, rows, (client, stream, None))

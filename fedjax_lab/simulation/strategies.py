@@ -139,6 +139,19 @@ def is_rows(a):
     return isinstance(a, Rows)
 
 
+def unless_copy(fn: Callable) -> Callable:
+    """A version of fn for pairs (flag, entry), which returns zeros if the flag marks a copy."""
+
+    def run(shared, federation, rows, flagged):
+        is_copy, entry = flagged
+        out = jax.eval_shape(fn, shared, federation, rows, entry)
+        return jax.lax.cond(
+            is_copy, lambda: tree.zeros(out), lambda: fn(shared, federation, rows, entry)
+        )
+
+    return run
+
+
 def _as_they_come(steps):
     return jnp.arange(steps.shape[0])
 

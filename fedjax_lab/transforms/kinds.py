@@ -1,9 +1,7 @@
 """A method for clients with unlike models, made of the method for each of these models.
 
-A client does what the method for its own kind of model does, by `jax.lax.switch`. Clients that are
-trained one after another compute only this branch. Those that are trained at once, in one `vmap`,
-compute the branches of all kinds and discard all but one. A client keeps a private state of each
-kind, and only that of its own kind ever changes.
+A client does what the method for its own kind of model does, and keeps the private state of this
+method: `simulation.by_kind` deals clients by kind, so that the kind of a client is a static number.
 
 The server is that of the first kind. What it keeps and sends must have the same shapes for all
 kinds; so must what clients upload.
@@ -18,10 +16,11 @@ import jax
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.simulation import needs
+from fedjax_lab.simulation.by_kind import EachKind, OfKind
 from fedjax_lab.transforms import rehearsal
-from fedjax_lab.types import Client, Method, PyTree, Stages, State, Task
+from fedjax_lab.types import Method, PyTree, Stages, State, Task
 
-NEEDS = ("one_stage",)
+NEEDS = ("one_stage", "no_turns")
 REMEDY = (
     "choose a method that sends only what all models have in common"
     " (docs/unlike_clients.md#unlike-nets lists them)"
@@ -39,7 +38,7 @@ class Shapes(NamedTuple):
 def mixed_method(make: Callable[[Task], Method | Stages], task: Task) -> Method | Stages:
     """The method for all kinds of models of the task; make: task -> the method for its model.
 
-    Raises BadInput if the method has several stages, or sends what depends on the kind.
+    Raises BadInput if the method does not meet NEEDS, or sends what depends on the kind.
     """
     if not task.kinds:
         return make(task)
@@ -73,14 +72,11 @@ def joined(methods: Sequence[Method], shapes: Sequence[Shapes]) -> Method:
 
     def init(key, num_clients):
         states = [method.init(key, num_clients) for method in methods if method.init]
-        return State(states[0].server, tuple(state.private for state in states))
+        return State(states[0].server, EachKind(tuple(state.private for state in states)))
 
     def predict(message, client, x):
-        def predict_kind(k):
-            return methods[k].predict(_like(scored[k], message), _select_kind(client, k), x)
-
-        each = [partial(predict_kind, k) for k in range(len(methods))]
-        return jax.lax.switch(client.traits["kind"], each)
+        k, own = client.private.kind, client._replace(private=client.private.state)
+        return methods[k].predict(_like(scored[k], message), own, x)
 
     def local(i):
         messages = [each.messages[i] for each in shapes]
@@ -108,22 +104,11 @@ def _by_kind(
     """
 
     def run(message, client, work):
-        def branch(k):
-            value, private = functions[k](
-                _like(messages[k], message), _select_kind(client, k), work
-            )
-            of_all = (*client.private[:k], private, *client.private[k + 1 :])
-            return _like(returned, value), of_all
-
-        branches = [partial(branch, k) for k in range(len(functions))]
-        return work.switch(client.traits["kind"], branches)
+        k, own = client.private.kind, client._replace(private=client.private.state)
+        value, private = functions[k](_like(messages[k], message), own, work)
+        return _like(returned, value), OfKind(private, k)
 
     return run
-
-
-def _select_kind(client: Client, k: int) -> Client:
-    """The client with the private state of one kind."""
-    return client._replace(private=client.private[k])
 
 
 def _like(shapes: PyTree, arrays: PyTree) -> PyTree:

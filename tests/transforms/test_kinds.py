@@ -4,27 +4,35 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
 import unfit_methods
 from inputs import complaint
 from naive import KEYS
-from slow_cases import exhaustive_but
+from slow_cases import exhaustive_but, slow_but
 
 import fedjax_lab
+from fedjax_lab import tree
+from fedjax_lab.engine import flops, parallel
+from fedjax_lab.engine.engine import Engine
+from fedjax_lab.engine.host import playing
+from fedjax_lab.engine.input import Host
 from fedjax_lab.experiment import traits, unlike_models
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.registry import METHODS, make_method
 from fedjax_lab.models import nets, unlike
 from fedjax_lab.models.task import make_task
-from fedjax_lab.simulation import evaluate, simulate
+from fedjax_lab.simulation import by_kind, evaluate, simulate
+from fedjax_lab.simulation.by_kind import deal_kinds
 from fedjax_lab.simulation.needs import NEEDS
+from fedjax_lab.simulation.population import make_population
 from fedjax_lab.transforms.kinds import mixed_method
+from fedjax_lab.types import Kind
 
-KINDS = np.resize(np.int32([0, 1]), toys.C)
-FEDERATION = toys.FEDERATION._replace(traits={"kind": KINDS})
+KINDS = np.int32([0, 0, 1, 0, 1, 0, 0, 0])
+FEDERATION = toys.FEDERATION._replace(traits={"kind": Kind(KINDS, (6, 2))})
+VECTORIZED = deal_kinds(parallel.vectorized())
 
 
 def task(width, depth=1):
@@ -38,6 +46,24 @@ ALIKE = unlike.mixed_task([NARROW, NARROW])
 
 def made(name, of):
     return mixed_method(functools.partial(make_method, name), of)
+
+
+def play(method, rounds, strategy=VECTORIZED, federation=FEDERATION):
+    return toys.player(method, strategy, federation=federation)(KEYS, 0, rounds)
+
+
+def on_mesh():
+    """Two devices that divide the clients' state and the examples, and a federation for them."""
+    mesh = parallel.on_mesh(parallel.make_mesh(2), parallel.sequential(), True, True)
+    return deal_kinds(mesh, 2), toys.divided(2)._replace(traits=FEDERATION.traits)
+
+
+STRATEGIES = {
+    "vectorized": lambda: (VECTORIZED, FEDERATION),
+    "sequential": lambda: (deal_kinds(parallel.sequential()), FEDERATION),
+    "chunked": lambda: (deal_kinds(parallel.chunked(2)), FEDERATION),
+    "on a mesh": on_mesh,
+}
 
 
 def test_adaptive_pooling():
@@ -69,30 +95,82 @@ def test_pooled_features():
 @pytest.mark.parametrize("name", exhaustive_but(["lg_fedavg"], ["lg_fedavg", "fedproto", "fml"]))
 def test_kinds_of_one_model_are_one_kind(name):
     """Two kinds with the same architecture and first weights: the server, clients and steps."""
-    play = functools.partial(toys.player, federation=FEDERATION)
-    one, sums = play(make_method(name, NARROW))(KEYS, 0, 2)
-    two, sums_of_kinds = play(made(name, ALIKE))(KEYS, 0, 2)
+    one, sums = toys.player(make_method(name, NARROW))(KEYS, 0, 2)
+    two, sums_of_kinds = play(made(name, ALIKE), 2)
     toys.close(two.server, one.server)
-    of_kind = jax.tree.map(lambda a, b: jnp.where(_aligned(KINDS, a) == 0, a, b), *two.private)
-    toys.close(of_kind, one.private)
+    for i in range(toys.C):
+        toys.close(by_kind.entry(two.private, i).state, tree.take(one.private, i))
     toys.close((sums.steps, sums.train_loss), (sums_of_kinds.steps, sums_of_kinds.train_loss))
 
 
-def _aligned(numbers, leaf):
-    return numbers.reshape(-1, *[1] * (leaf.ndim - 1))
+@pytest.mark.parametrize("name", slow_but(["vectorized"], STRATEGIES))
+def test_clients_train_as_among_clients_with_their_net(name):
+    """Without a server, a client's model is that of a run in which all have its net."""
+    strategy, federation = STRATEGIES[name]()
+    state, _ = play(made("local", UNLIKE), 3, strategy, federation)
+    for kind, net in enumerate(UNLIKE.kinds):
+        alone, _ = toys.player(make_method("local", net))(KEYS, 0, 3)
+        for i in np.flatnonzero(kind == KINDS):
+            toys.close(by_kind.entry(state.private, i).state, tree.take(alone.private, i))
+
+
+def operations(method, strategy, federation):
+    """The operations of a traced round of all clients, in which each loop counts once."""
+    population = make_population(federation, toys.K)
+    plan = toys.PLAN._replace(cohort=toys.C)
+    lane = simulate.Lane(federation, population, KEYS)
+    state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C, population.traits))
+    program = simulate.Program(method, plan, strategy)
+    return flops.count(
+        jax.make_jaxpr(functools.partial(simulate.play_round, program))(lane, state, 0)
+    )
 
 
 @pytest.mark.slow
-def test_other_kinds_of_a_client_do_not_move():
-    """The state of a client's own kind moves, and the others are as they were."""
-    method = made("fedgh", UNLIKE)
-    first = simulate.init(method, KEYS, toys.C)
-    state, _ = toys.player(method, federation=FEDERATION)(KEYS, 0, 4)
-    for kind, (before, after) in enumerate(zip(first.private, state.private, strict=True)):
-        for a, b in zip(*map(jax.tree.leaves, (before, after)), strict=True):
-            np.testing.assert_array_equal(a[kind != KINDS], b[kind != KINDS])
-        moved = before.params["Dense_0"]["kernel"] != after.params["Dense_0"]["kernel"]
-        assert moved[kind == KINDS].any()
+def test_a_cohort_costs_the_sum_of_its_own_nets():
+    """All clients train at once, six of eight with one net and two with a larger one."""
+    tasks = unlike.mixed_task([task(64), task(256, depth=2)])
+    whole = operations(made("local", tasks), VECTORIZED, FEDERATION)
+    few, many = (
+        operations(make_method("local", net), toys.VECTORIZED, toys.FEDERATION)
+        for net in tasks.kinds
+    )
+    np.testing.assert_allclose(whole, (6 * few + 2 * many) / toys.C, rtol=0.01)
+
+
+def engine_run(method, **options):
+    """The model of each client after a run of six rounds, [seeds] of [C], and its scores."""
+    engine = Engine(toys.simulation(method, 6, federation=FEDERATION, **options))
+    engine.compile()
+    while engine.played < 6:
+        engine.play(6 - engine.played)
+    clients = range(toys.C)
+    models = [[by_kind.entry(state.private, i) for i in clients] for state in engine.final_states()]
+    return models, [scores.test for scores in engine.evaluate()]
+
+
+def on_three_devices():
+    mesh = parallel.on_mesh(parallel.make_mesh(3), parallel.sequential(), by_client=True)
+    return {"strategy": deal_kinds(mesh, 3)}
+
+
+HOSTS = {
+    "memory": lambda: {"host": Host(), "strategy": VECTORIZED},
+    "stream": lambda: {"host": Host(stream=True), "strategy": VECTORIZED},
+    "mesh": lambda: {"host": Host(on_disk=True), **on_three_devices()},
+    "devices": on_three_devices,
+}
+
+
+@pytest.mark.parametrize("name", exhaustive_but(["memory"], HOSTS))
+def test_state_on_the_host_is_that_of_the_devices(name, monkeypatch):
+    """Blocks of two rounds, in which clients of unlike kinds occur again."""
+    monkeypatch.setattr(playing, "MOST_ROUNDS", 2)
+    method = made("fedproto", UNLIKE)
+    toys.close(
+        engine_run(method, seeds=[0], **HOSTS[name]()),
+        engine_run(method, seeds=[0], strategy=VECTORIZED),
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "pfedsim"])
@@ -125,11 +203,13 @@ def test_shares():
         return traits.kind((0.7, 0.3), traits.Dealt(order, order, seed))
 
     order = np.arange(10)
-    drawn = [dealt(order, seed) for seed in (0, 0, 1)]
+    kinds = [dealt(order, seed) for seed in (0, 0, 1)]
+    drawn = [kind.number for kind in kinds]
     assert [np.bincount(each).tolist() for each in drawn] == [[7, 3]] * 3
+    assert [kind.most for kind in kinds] == [(7, 3)] * 3
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert (drawn[0] != drawn[2]).any()
-    np.testing.assert_array_equal(dealt(order[::-1], 0), drawn[0][::-1])
+    np.testing.assert_array_equal(dealt(order[::-1], 0).number, drawn[0][::-1])
     assert "of 1 clients, a kind has none" in complaint(dealt, order[:1], 0)
     model = {"name": "mlp", "kinds": ("lenet", "nets.py:mlp"), "shares": ()}
     assert unlike_models.names(model) == ("mlp", "lenet", "mlp")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab.engine.host import subsets
+from fedjax_lab.engine.host import kind_records, subsets
 from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits
 from fedjax_lab.engine.placement import Placement
@@ -148,7 +148,8 @@ class Scorer:
         lane = self._lane._replace(federation=place.put_part(part(ids, **shared)), held=held)
         # The message to a new client does not depend on private state, so any client's will do.
         holders = self._owners.own(self._owners.pieces(1)[0]) if kind.new else ids
-        private = place.put_segment(self._store.read(holders))
+        private = kind_records.in_segment(self._store.read(holders), self._owners)
+        private = place.put_segment(private)
         return lane, from_bits(private, self._like.private)
 
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data import safe
+from fedjax_lab.engine.host import kind_records
 from fedjax_lab.tree import is_key
 from fedjax_lab.types import PyTree
 
@@ -33,7 +34,7 @@ PIECE_BYTES = 1 << 22  # bytes of the records that are processed at a time
 class HostState:
     """The private state of C clients, or of this process's part of them; initially all zeros.
 
-    like: the shapes of the state of all clients, leaves [C, ...].
+    like: the shapes of the state of all clients, leaves [C, ...], as from `kind_records.numbered`.
     folder: where to create the file, which is deleted when the process ends; None: in memory.
     segment: the clients that this process stores; None: all.
 
@@ -49,7 +50,8 @@ class HostState:
         folder: Path | None = None,
         segment: range | None = None,
     ):
-        leaves, self._tree = jax.tree.flatten(jax.eval_shape(to_bits, like))
+        self._like = jax.tree.map(_bits_of, like)
+        leaves, self._tree = jax.tree.flatten(kind_records.stored_shapes(self._like))
         self._shapes = [(a.shape[1:], np.dtype(a.dtype)) for a in leaves]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes]
         self._sizes = sizes
@@ -71,11 +73,11 @@ class HostState:
 
     def read(self, ids: np.ndarray) -> PyTree:
         """Returns the entries of clients `ids` [N], ascending, as NumPy leaves [N, ...]."""
-        return self._leaves(self._read(ids))
+        return self._leaves(self._read(ids), ids)
 
     def everything(self) -> PyTree:
         """The entries of all clients stored here, as views that change with later writes."""
-        return self._leaves(self._records.all())
+        return self._leaves(self._records.all(), np.array(self.segment))
 
     def save(self, file: BinaryIO) -> str:
         """Writes all records to an empty file, with holes for zeros; returns their SHA-256."""
@@ -110,16 +112,19 @@ class HostState:
         leaves = [[list(shape), str(dtype)] for shape, dtype in self._shapes]
         return {"clients": self.num_clients, "alignment": ALIGNMENT, "leaves": leaves}
 
-    def _leaves(self, records):
+    def _leaves(self, records, ids):
         parts = zip(self._ends, self._sizes, self._shapes, strict=False)
         leaves = [
             records[:, begin : begin + size].view(dtype).reshape(len(records), *shape)
             for begin, size, (shape, dtype) in parts
         ]
-        return jax.tree.unflatten(self._tree, leaves)
+        return kind_records.unpacked(jax.tree.unflatten(self._tree, leaves), self._like, ids)
 
     def write(self, ids: np.ndarray, entries: PyTree) -> None:
         """Replaces the entries of clients `ids` [N], ascending and distinct."""
+        self._write(ids, kind_records.packed(entries, self._like, ids))
+
+    def _write(self, ids, entries):
         records = np.zeros((len(ids), self.bytes_of_one), np.uint8)
         leaves = jax.tree.leaves(entries)
         for begin, leaf in zip(self._ends, leaves, strict=False):
@@ -133,9 +138,9 @@ class HostState:
         entries: (ids [N], ascending, of the same length in every call) -> leaves [N, ...].
         """
         for ids in self.pieces():
-            new = jax.device_get(entries(ids))
+            new = kind_records.packed(jax.device_get(entries(ids)), self._like, ids)
             if any(leaf.any() for leaf in jax.tree.leaves(new)):
-                self.write(ids, new)
+                self._write(ids, new)
 
     def pieces(self) -> list[np.ndarray]:
         """The clients stored here in pieces of equal length; the last two may overlap."""
@@ -146,6 +151,11 @@ class HostState:
 
     def _read(self, ids):
         return self._records.read(ids - self.segment.start)
+
+
+def _bits_of(like):
+    """The shape of the bits of an array, of which only the shape is known; NumPy arrays stay."""
+    return like if isinstance(like, np.ndarray) else jax.eval_shape(to_bits, like)
 
 
 def to_bits(entries: PyTree) -> PyTree:

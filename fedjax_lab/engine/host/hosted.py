@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 
 from fedjax_lab import streams, tree
 from fedjax_lab.engine import parallel
-from fedjax_lab.engine.host import evaluation, playing, subsets
+from fedjax_lab.engine.host import evaluation, kind_records, playing, subsets
 from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
 from fedjax_lab.engine.input import BASE, Host, Seed
@@ -51,7 +52,9 @@ class Hosted:
         self._lanes, self._seed, self._stream, self._jit = lanes, seed, host.stream, jit
         self._owners, self.keys = owners, lanes.training.keys
         self._num_clients = len(seed.training.train)
-        self._like = jax.eval_shape(self._init, self.keys)
+        traits = seed.training.traits
+        shapes = jax.eval_shape(partial(self._init, traits=traits), self.keys)
+        self._like = shapes._replace(private=kind_records.numbered(shapes.private, traits))
         check(self._program.method, self._like)
         place = folder if host.on_disk else None
         self._store = HostState(self._like.private, self._num_clients, place, owners.segment)
@@ -146,8 +149,8 @@ class Hosted:
         """Discards the state on the devices; the next round starts from the stored state."""
         self._player.forget()
 
-    def _init(self, keys):
-        return simulate.init(self._program.method, keys, self._num_clients)
+    def _init(self, keys, traits=MappingProxyType({})):
+        return simulate.init(self._program.method, keys, self._num_clients, traits)
 
     def _make_player(self):
         whole, lane = self._seed.training, self._lanes.training

@@ -21,14 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import tree
 from fedjax_lab.engine import parallel
+from fedjax_lab.engine.host import kind_records
 from fedjax_lab.engine.host.assignment import Owners
 from fedjax_lab.engine.host.host_state import HostState, from_bits, to_bits
 from fedjax_lab.engine.host.subsets import Part
 from fedjax_lab.engine.placement import Jit
 from fedjax_lab.engine.tracing import depends
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation import by_kind, simulate
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
 from fedjax_lab.types import PyTree, State
 
@@ -155,14 +155,16 @@ class Player:
     def _write(self, block):
         ids, first = np.unique(self._owners.own(block.clients), return_index=True)
         private = jax.tree.map(parallel.local_part, to_bits(block.private))
-        self._store.write(ids, tree.take(private, first))
+        private = kind_records.out_of_segment(private, self._owners)
+        self._store.write(ids, by_kind.take(private, first))
 
     def _read(self, start, clients):
         clients = self._owners.line_up(clients, self._size.clients)
         ids = self._owners.own(clients)
         federation = self._place.put_part(self._part(ids))
         lane = self._lane._replace(federation=federation, held=self._put(clients))
-        private = self._place.put_segment(self._store.read(ids))
+        private = kind_records.in_segment(self._store.read(ids), self._owners)
+        private = self._place.put_segment(private)
         private = from_bits(private, self._like.private)
         return Block(start, start + self._size.rounds, clients, lane, private)
 
@@ -187,7 +189,7 @@ class Player:
 def _replaced(strategy, new, old, places):
     """`new` with its entries places[0] replaced by the entries places[1] of `old`."""
     here, there = places
-    return strategy.put(new, here, strategy.take(old, there))
+    return by_kind.replaced(strategy, new, here, old, there)
 
 
 def draws_ahead(program: Program, lane: Lane, server: PyTree) -> bool:
