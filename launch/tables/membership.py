@@ -89,6 +89,6 @@ def _row(of_table, method):
     def text(name):
         cell = f"{method}/{name}"
         rate, accuracy = (records.spread(of_table, cell, m) for m in ("tpr_at_1", "accuracy"))
-        return f"{rate} ({accuracy})"
+        return rate if accuracy == formats.NONE else f"{rate} ({accuracy})"
 
     return [method, *map(text, AGAINST)]
