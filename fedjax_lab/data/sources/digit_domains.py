@@ -139,9 +139,9 @@ def _another_process(*settings) -> Iterator[Callable[[], Drawn | None]]:
     """
     words = [sys.executable or "python", "-c", PROGRAM, json.dumps(settings)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
     try:
-        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, **streams)
+        process = subprocess.Popen(words, stdin=none, stdout=pipe, stderr=none, env=environment)
     except OSError:
         yield lambda: None
         return
