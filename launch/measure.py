@@ -32,6 +32,8 @@ cells(out)       the list of its cells: fedjax_lab.sweeping.sweep_plan.Cell, mad
                  a cell that needs another one has note={"needs": [NAME]}
 measured(row)    the numbers to record from the runs of a cell (analysis.runs.Row), as
                  {seed: {name: number}}; for example records.in_rounds("last")
+                 or instead computed(cell), the numbers of a cell for which nothing is trained; it
+                 raises BadInput, which is printed, if the cell has none
 tables(records)  the list of its tables (analysis.formats.Table), computed from the records alone
 
 and, with the constant PICTURE, picture(records), its figure of Matplotlib.
@@ -52,6 +54,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import records
 from records import Record
 
@@ -144,9 +147,10 @@ def measure(args, table, cells: list[Cell]) -> int:
             print(f"the budget is used up; {len(groups) - i + 1} of {len(groups)} are left")
             break
         seeds = _listed(group[0].seeds)
-        print(f"cell {i} of {len(groups)}: {_of(group)}, seeds {seeds}", flush=True)
+        print(f"cell {i} of {len(groups)}: {_name(group)}, seeds {seeds}", flush=True)
         needed = [by_name[name] for cell in group for name in cell.note.get("needs", ())]
-        code |= sweep.train([*needed, *group], args.out, together=len(group) > 1)
+        if not hasattr(table, "computed"):
+            code |= sweep.train([*needed, *group], args.out, together=len(group) > 1)
         for cell in group:
             _record(args, table, by_name, cell, where)
     return code
@@ -159,7 +163,7 @@ def _with_folder(cell, whole):
     return cell._replace(name=f"{cell.name}-seeds-{_listed(cell.seeds)}")
 
 
-def _of(group):
+def _name(group):
     return group[0].name if len(group) == 1 else f"{group[0].name} and {len(group) - 1} like it"
 
 
@@ -168,7 +172,8 @@ def _record(args, table, by_name, cell, where):
     name = cell.name.partition("-seeds-")[0]
     settings = records.settings_of(by_name[name].config, args.out)
     facts = records.digest(settings), where, fedjax_lab.__version__
-    measured = read(table, cell._replace(name=name), args.out / cell.name)
+    make = computed if hasattr(table, "computed") else read
+    measured = make(table, cell._replace(name=name), args.out / cell.name)
     new = [Record(name, seed, *facts, device, of) for seed, device, of in measured]
     if new:
         records.add(args.name, new, settings)
@@ -193,6 +198,16 @@ def left(args, cells: list[Cell]) -> list[Cell]:
         seeds = [s for s in wanted if (cell.name, s) not in measured]
         todo += [cell._replace(seeds=seeds)] if seeds else []
     return todo
+
+
+def computed(table, cell: Cell, _: Path) -> list[tuple[int, str, dict[str, float]]]:
+    """As `read`, for a cell for which nothing is trained."""
+    device = f"{len(jax.devices())} x {jax.default_backend()}"
+    try:
+        return [(seed, device, values) for seed, values in table.computed(cell).items()]
+    except BadInput as error:
+        print(f"{cell.name}: {error}", flush=True)
+        return []
 
 
 def read(table, cell: Cell, folder: Path) -> list[tuple[int, str, dict[str, float]]]:

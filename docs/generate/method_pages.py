@@ -40,11 +40,27 @@ GROUPS = {
 }
 
 
+class Sent(NamedTuple):
+    """A part of the uploads of a client in a round."""
+
+    name: str  # the first field of its path in the upload
+    arrays: int
+    numbers: int
+    is_change: bool  # whether the server can subtract what it has sent before
+
+    def __str__(self) -> str:
+        """The part in words."""
+        how = ", trained from what the server sent" if self.is_change else ""
+        size = f"{self.arrays} array{'s' * (self.arrays > 1)}, {self.numbers:,} numbers"
+        return f"`{self.name or 'array'}` ({size}{how})"
+
+
 class Cost(NamedTuple):
-    """Bytes of one client in one round, as multiples of the model's."""
+    """Bytes of one client in one round, as multiples of the model's, and what it uploads."""
 
     up: float
     down: float
+    sent: tuple[Sent, ...] = ()
 
 
 def groups() -> dict[str, list[str]]:
@@ -125,15 +141,17 @@ def wire(cost: Cost | None) -> str:
             "The method has several stages, whose messages differ. A run counts the bytes of each"
             " stage; `metrics.jsonl` and `report` have the sums."
         )
-    if cost == Cost(0, 0):
+    if cost[:2] == (0, 0):
         return "Nothing is sent."
-    up, down = (f"{share:.3g} times the bytes of the model" for share in cost)
+    up, down = (f"{share:.3g} times the bytes of the model" for share in cost[:2])
     same = "as many bytes as the model has"
     up, down = (same if text.startswith("1 times") else text for text in (up, down))
     both = f"uploads and receives {up}" if up == down else f"uploads {up} and receives {down}"
     return (
         f"In a round a client {both}. [All methods](index.md) gives the model and the number of"
-        " clients for which the bytes were counted."
+        " clients for which the bytes were counted.\n\n"
+        f"What leaves the client, by the names of the code: {'; '.join(map(str, cost.sent))}."
+        " [Audits](../audit.md) measure what can be computed from it."
     )
 
 
@@ -197,7 +215,7 @@ def overview(costs: Mapping[str, Cost], setting: str) -> str:
         rows = ["| method | name | paper | lines | up | down |", "|---|---|---|---|---|---|"]
         for name in names:
             cost = costs.get(name)
-            sent = [f"{share:.3g}" for share in cost] if cost else ["by stage"] * 2
+            sent = [f"{share:.3g}" for share in cost[:2]] if cost else ["by stage"] * 2
             shown = [f"[{title(name)}]({name}.md)", f"`{name}`", paper(name), str(lines(name))]
             rows.append("| " + " | ".join([*shown, *sent]) + " |")
         parts.append(f"## {group}\n\n" + "\n".join(rows))

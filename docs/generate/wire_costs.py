@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from method_pages import Cost
+from method_pages import Cost, Sent
 
-from fedjax_lab import tree
+from fedjax_lab import tree, wire
 from fedjax_lab.engine.parallel import vectorized
+from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import registry
 from fedjax_lab.models import nets
 from fedjax_lab.models.embeddings import Embeddings
@@ -51,7 +52,29 @@ def _cost(method, task):
     toy = toy._replace(x=images, public=(jnp.zeros((len(x), size)), y))
     federation, _, plan = pooled(method, toy)
     population = make_population(federation, K)
+    sent: list[Sent] = []
+    method = method._replace(round=tuple(_listed(each, sent) for each in method.round))
     program = simulate.Program(method, plan._replace(example_shape=SHAPE), vectorized())
     program, _, _ = outline.first_round(program, federation, population)
     up, down = program.message_bytes
-    return Cost(up / model, down / model)
+    return Cost(up / model, down / model, tuple(sent))
+
+
+def _listed(exchange, sent):
+    """The exchange, which adds what its clients upload to a list when it is traced."""
+
+    def local(message, client, work):
+        upload, private = exchange.local(message, client, work)
+        leaves = tree.by_name(upload)
+        try:
+            marks = jax.tree.leaves(wire.references(exchange, message, client.id, upload))
+        except BadInput:
+            marks = [wire.ITSELF] * len(leaves)
+        parts: dict[tuple[str, bool], list[int]] = {}
+        for (name, leaf), mark in zip(leaves.items(), marks, strict=True):
+            is_change = not isinstance(mark, wire.Leaf)
+            parts.setdefault((name.split("/")[0], is_change), []).append(leaf.size)
+        sent.extend(Sent(name, len(n), sum(n), of) for (name, of), n in parts.items())
+        return upload, private
+
+    return exchange._replace(local=local)

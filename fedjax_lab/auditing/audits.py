@@ -56,10 +56,18 @@ def audit(
     function = look_up(attack)
     settings = settings_of("attack.", function, given)
     if isinstance(run, loading.Run):
+        if rounds not in (None, 0, run.rounds):
+            raise BadInput(
+                f"the run is one after {run.rounds} rounds; load it with rounds={rounds}"
+            )
+        run = untrained(run.experiment, run.folder) if rounds == 0 else run
         return _attacked(run, seed, function, settings)
     with cloud.staged(run) as folder:
         with references.trusting(trust):
-            loaded = untrained(folder) if rounds == 0 else loading.load(folder, rounds)
+            begun = rounds != 0
+            loaded = (
+                loading.load(folder, rounds) if begun else untrained(loading.build(folder), folder)
+            )
             found = _attacked(loaded, seed, function, settings)
         findings.write(folder, attack, found)
     return found

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_lab import streams
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import titles, transforming
-from fedjax_lab.experiment.experiment import with_base
+from fedjax_lab.experiment.experiment import Experiment, with_base
 from fedjax_lab.experiment.registry import make_method
 from fedjax_lab.experiment.stages import lay_out
 from fedjax_lab.running import loading
@@ -93,11 +93,10 @@ def make_target(run: loading.Run, seed: int | None = None) -> Target:
     )
 
 
-def untrained(folder: Path) -> loading.Run:
-    """The run of a folder before its first round."""
-    built = with_base(loading.build(folder))
-    simulation = built.simulation
-    method = simulation.stages[0].method
+def untrained(built: Experiment, folder: Path | str | None) -> loading.Run:
+    """The run of an experiment before its first round."""
+    built = with_base(built)
+    method = built.simulation.stages[0].method
 
     def first(seed):
         keys = streams.make_keys(jax.random.key(seed.number))
@@ -105,5 +104,5 @@ def untrained(folder: Path) -> loading.Run:
             method, keys, len(seed.federation.train), seed.federation.traits
         )
 
-    states = list(map(first, simulation.seeds))
+    states = list(map(first, built.simulation.seeds))
     return loading.Run(folder, built.config, built, 0, [], states, 0)
