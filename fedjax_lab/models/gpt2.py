@@ -89,7 +89,7 @@ class GPT2(nn.Module):
         places, visible = jnp.arange(x.shape[1]), None
         if self.packed and cache is None:
             ids, places, visible = token_ids.unpack_records(ids)
-        before, old = (0, None) if cache is None else (cache.count, cache[:2])
+        before, old = (0, None) if cache is None else (cache.length, cache[:2])
         longest = x.shape[1] if cache is None else cache.keys.shape[2]
 
         def embedding(count, name):
@@ -101,7 +101,7 @@ class GPT2(nn.Module):
         z, new = blocks(sizes, dtype, name="blocks")(words + at, (visible, before), old)
         z = norm(z, sizes, "norm")
         outputs = logits(z, self.num_classes, dtype), z
-        return outputs if cache is None else (outputs, Cache(*new, before + x.shape[1]))
+        return outputs if cache is None else (outputs, Cache(new[0], new[1], before + x.shape[1]))
 
     def empty_cache(self, rows: int, length: int) -> Cache:
         """The cache of texts without tokens, with room for `length` of them."""

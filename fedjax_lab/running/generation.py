@@ -136,7 +136,7 @@ def _with_cache(logits_of, weights, length):
         room = -(-len(new) // STEP) * STEP if cache is None else 1
         padded = jnp.zeros((1, room)).at[0, : len(new)].set(jnp.array(new, jnp.float32))
         logits, (cache,) = compiled(weights, padded, cache)
-        return logits[len(new) - 1], cache._replace(count=jnp.int32(len(ids)))
+        return logits[len(new) - 1], cache._replace(length=jnp.int32(len(ids)))
 
     return step
 

@@ -516,4 +516,4 @@ def test_new_tokens_after_those_of_a_cache_have_the_logits_of_whole_rows(name):
     logits, of_pieces = (np.concatenate(part, 1) for part in zip(*pieces, strict=True))
     np.testing.assert_allclose(logits, whole, atol=1e-6)
     np.testing.assert_allclose(of_pieces, features, atol=1e-5)
-    assert cache.count == LENGTH
+    assert cache.length == LENGTH
