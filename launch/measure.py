@@ -147,7 +147,7 @@ def measure(args, table, cells: list[Cell]) -> int:
             print(f"the budget is used up; {len(groups) - i + 1} of {len(groups)} are left")
             break
         seeds = _listed(group[0].seeds)
-        print(f"cell {i} of {len(groups)}: {_of(group)}, seeds {seeds}", flush=True)
+        print(f"cell {i} of {len(groups)}: {_name(group)}, seeds {seeds}", flush=True)
         needed = [by_name[name] for cell in group for name in cell.note.get("needs", ())]
         if not hasattr(table, "computed"):
             code |= sweep.train([*needed, *group], args.out, together=len(group) > 1)
@@ -163,7 +163,7 @@ def _with_folder(cell, whole):
     return cell._replace(name=f"{cell.name}-seeds-{_listed(cell.seeds)}")
 
 
-def _of(group):
+def _name(group):
     return group[0].name if len(group) == 1 else f"{group[0].name} and {len(group) - 1} like it"
 
 

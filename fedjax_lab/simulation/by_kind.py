@@ -96,13 +96,13 @@ def all_of_kind(stacked: PyTree, kind: int) -> PyTree:
 def entry(stacked: PyTree, client: int) -> PyTree:
     """The entry of one client of stacked arrays that are not traced."""
 
-    def of_client(a):
+    def pick(a):
         if not is_by_kind(a):
             return jnp.asarray(a[client])
         kind = int(a.kind[client])
         return OfKind(tree.take(a.states[kind], int(a.place[client])), kind)
 
-    return jax.tree.map(of_client, stacked, is_leaf=is_by_kind)
+    return jax.tree.map(pick, stacked, is_leaf=is_by_kind)
 
 
 def take(
@@ -149,11 +149,11 @@ def where(chosen: Array, new: PyTree, before: PyTree) -> PyTree:
     def pick(a, k, new, before):
         places = jnp.where(a.kind == k, a.place, NOWHERE)
 
-        def of_leaf(x, y):
+        def choose(x, y):
             mask = jnp.zeros(x.shape[0], bool).at[places].set(chosen, mode="drop")
             return tree.where(mask, x, y)
 
-        return jax.tree.map(of_leaf, new, before)
+        return jax.tree.map(choose, new, before)
 
     return jax.tree.map(one, new, before, is_leaf=is_by_kind)
 
@@ -210,7 +210,7 @@ def _dealt(inner, each, devices, at_most, fn):
             return each(fn)(shared, federation, rows, stacked)
         (held,) = parts
 
-        def of_group(k, state, at, is_copy):
+        def run_kind(k, state, at, is_copy):
             of_kind = OfKind(inner.take(state, held.place[at]), k)
             bare = map_kinds(lambda _: None, stacked)
             rows_of, entries = jax.tree.map(
@@ -225,7 +225,7 @@ def _dealt(inner, each, devices, at_most, fn):
             entries = (is_copy, entries) if skips else entries
             return run_group(shared, federation, rows_of, entries)
 
-        return _joined(inner, of_group, held, _sizes(inner, held, devices, at_most))
+        return _joined(inner, run_kind, held, _sizes(inner, held, devices, at_most))
 
     return run
 
@@ -238,10 +238,10 @@ def _sizes(inner, held, devices, at_most):
     return [-(-min(share, at_most) // devices) * devices for share in shares]
 
 
-def _joined(inner, of_group, held, sizes):
+def _joined(inner, run_kind, held, sizes):
     """The results of all clients, in their order.
 
-    of_group: (kind, its states, positions of clients [size], whether each is a copy [size]) ->
+    run_kind: (kind, its states, positions of clients [size], whether each is a copy [size]) ->
         the results of these clients, with an `OfKind` of the states that they keep, if any.
     """
     number = len(held.kind)
@@ -255,13 +255,13 @@ def _joined(inner, of_group, held, sizes):
         rank = j * size + (jnp.arange(size) - begin[k]) % size
         is_copy = rank >= used[k]
         at = order[begin[k] + jnp.minimum(rank, used[k] - 1)]
-        others, kept = _parted(of_group(k, state, at, is_copy))
+        others, kept = _parted(run_kind(k, state, at, is_copy))
         at, place = (jnp.where(is_copy, NOWHERE, a) for a in (at, held.place[at]))
         joined = jax.tree.map(lambda a, new: a.at[at].set(new, mode="drop"), joined, others)
         return joined, (state if kept is None else inner.put(state, place, kept))
 
-    first = jnp.zeros(sizes[0], jnp.int32), jnp.zeros(sizes[0], bool)
-    results = jax.eval_shape(partial(of_group, 0), held.states[0], *first)
+    at, is_copy = jnp.zeros(sizes[0], jnp.int32), jnp.zeros(sizes[0], bool)
+    results = jax.eval_shape(partial(run_kind, 0), held.states[0], at, is_copy)
     joined, states = _parted(results)[0], []
     joined = jax.tree.map(lambda a: jnp.zeros((number, *a.shape[1:]), a.dtype), joined)
     for k, size in enumerate(sizes):

@@ -92,12 +92,12 @@ def cells(out):
     of_table = records.current(*records.read("leaderboard"), planned, out)
     best = {chosen(of_table, *place) for place in places}
     return [
-        each._replace(seeds=[*of_cell(each.name).seeds]) if each.name in best else each
+        each._replace(seeds=[*federation_of(each.name).seeds]) if each.name in best else each
         for each in planned
     ]
 
 
-def of_cell(name: str) -> Federation:
+def federation_of(name: str) -> Federation:
     """The federation of a cell."""
     return FEDERATIONS[name.partition("/")[0]]
 
@@ -132,7 +132,7 @@ def score(values: dict[str, float]) -> tuple[float, float]:
 
 def measured(row):
     """The accuracies of each seed, its score, and the cost until the target if it was reached."""
-    target = of_cell(row.name).target
+    target = federation_of(row.name).target
     out = records.in_rounds("last", "best_by_validation", measures=MEASURES)(row)
     of_score = records.in_rounds("best_by_validation", measures=("id", "id_loss"))(row)
     for seed, rows in row.seeds.items():

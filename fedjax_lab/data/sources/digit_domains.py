@@ -105,13 +105,13 @@ def generate(size: int, train: int, test: int, seed: int) -> dict[str, np.ndarra
 
     Of many images, another process draws those with fonts, which is half of the work.
     """
-    settings = size, train, test, seed
     if len(DOMAINS) * (train + test) < MANY:
-        made = draw_domains(DOMAINS, *settings)
+        made = draw_domains(DOMAINS, size, train, test, seed)
     else:
-        with _another_process(FONT_DOMAINS, *settings) as drawn:
-            made = draw_domains([name for name in DOMAINS if name not in FONT_DOMAINS], *settings)
-            made |= drawn() or draw_domains(FONT_DOMAINS, *settings)
+        with _another_process(FONT_DOMAINS, size, train, test, seed) as drawn:
+            here = [name for name in DOMAINS if name not in FONT_DOMAINS]
+            made = draw_domains(here, size, train, test, seed)
+            made |= drawn() or draw_domains(FONT_DOMAINS, size, train, test, seed)
     parts = [(*of_split, place) for place, name in enumerate(DOMAINS) for of_split in made[name]]
     counts = [len(y) for _, y, _ in parts]
     return {
@@ -132,12 +132,17 @@ def draw_domains(names: Sequence[str], size: int, train: int, test: int, seed: i
 
 
 @contextlib.contextmanager
-def _another_process(*settings) -> Iterator[Callable[[], Drawn | None]]:
+def _another_process(names, size, train, test, seed) -> Iterator[Callable[[], Drawn | None]]:
     """Begins `draw_domains` in another process; the function waits for its result.
 
     The function returns None if there can be no such process.
     """
-    words = [sys.executable or "python", "-c", PROGRAM, json.dumps(settings)]
+    words = [
+        sys.executable or "python",
+        "-c",
+        PROGRAM,
+        json.dumps([names, size, train, test, seed]),
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe, none = subprocess.PIPE, subprocess.DEVNULL
     try:
