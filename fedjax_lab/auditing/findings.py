@@ -51,8 +51,9 @@ def read_arrays(folder: Path, attack: str) -> dict[str, np.ndarray]:
 
 def write(folder: Path, attack: str, found: Findings) -> None:
     """Adds what an attack has found to the files of a run."""
-    same = [_audit(row) for row in found.rows]
-    rows = [row for row in read(folder) if _audit(row) not in same] + found.rows
+    new = json.loads(json.dumps(found.rows))  # with lists for tuples, as they are read
+    same = [_audit(row) for row in new]
+    rows = [row for row in read(folder) if _audit(row) not in same] + new
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if found.arrays:
         content = io.BytesIO()
