@@ -140,8 +140,9 @@ def file_name(config) -> str:
 
 def arrays_of(config) -> dict[str, np.ndarray]:
     """The arrays of a data set, as the source `arrays` reads them."""
-    name, folder = config.data.name, config.data.get("folder", "")
-    section = {"name": name, "folder": folder, **own_settings(config)}
+    section = {"name": config.data.name, **own_settings(config)}
+    if "folder" in config.data:
+        section["folder"] = config.data.folder
     data = experiment.load_data(resolve({"data": section}).data)
     made = {"x": np.asarray(data.x[:]), "y": data.y, "split": data.test.astype(int)}
     made["classes"] = np.array(data.classes)

@@ -17,7 +17,7 @@ from commands import call
 
 from fedjax_lab import main
 from fedjax_lab.auditing import audits
-from fedjax_lab.commands import audit, data, figures, paper, report, sweep
+from fedjax_lab.commands import audit, data, figures, generate, paper, report, sweep
 from fedjax_lab.data.fetching import catalog
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.config import resolve, settings_of
@@ -153,6 +153,7 @@ CHECKS = {
     "run": _check_run,
     "sweep": _check_sweep,
     "report": lambda arguments: report._arguments(arguments),
+    "generate": lambda arguments: generate._parse(arguments),
     "figures": lambda arguments: figures._parse(arguments[0], arguments[1:]),
     "paper": _check_paper,
     "data": _check_data,

@@ -57,7 +57,7 @@ def write(folder: Path, attack: str, found: Findings) -> None:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if found.arrays:
         content = io.BytesIO()
-        np.savez_compressed(content, **found.arrays)
+        np.savez_compressed(content, allow_pickle=False, **found.arrays)
         metric_rows.make_folder(folder / "audit")
         metric_rows.replace(folder / f"audit/{attack}.npz", content.getvalue())
     metric_rows.write_text(folder / "audit.jsonl", text)

@@ -35,11 +35,11 @@ def inferred(update: np.ndarray, each: np.ndarray, number: int) -> np.ndarray:
       number: the number of examples.
     """
     if number == 1:
-        return np.array([of_one(update, np.sign(np.trace(each)))])
+        return np.array([single_label(update, np.sign(np.trace(each)))])
     return np.repeat(np.arange(len(each)), counts(update, each, number))
 
 
-def of_one(update: np.ndarray, sign: float = 1.0) -> int:
+def single_label(update: np.ndarray, sign: float = 1.0) -> int:
     """The label of a single example (iDLG, Zhao et al., 2020, arXiv:2001.02610).
 
     Its class is the only one with a negative gradient, and so with a positive update.

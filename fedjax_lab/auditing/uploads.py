@@ -178,8 +178,8 @@ def make_sender(
     plan = _plan(target, number)._replace(
         feature_skew=None, augment=target.plan.augment if "keys" in knows else None
     )
-    rows = jnp.arange(number)
-    rows = WorkRows(rows, rows if target.plain.validation else None)
+    examples = jnp.arange(number)
+    rows = WorkRows(examples, examples if target.plain.validation else None)
 
     def send(server, client, key, x, y):
         pool = federation._replace(x=x, y=y, domain=jnp.zeros(number, jnp.int32), traits={})

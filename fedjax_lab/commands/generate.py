@@ -38,6 +38,18 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv):
+    args = _parse(argv)
+    run = loading.load(args.folder, trust=args.trust)
+    options = {key: getattr(args, key) for key in OPTIONS}
+    if args.untrained:
+        print(f"before training: {run.generate(args.prompt, untrained=True, **options)}")
+        print(f"after {run.rounds} rounds: ", end="")
+    print(run.generate(args.prompt, **options))
+    return 0
+
+
+def _parse(argv):
+    """The arguments. Raises BadInput if they are invalid."""
     parser = make_parser("--prompt")
     parser.add_argument("folder", nargs="?")
     for flag, default in (("--tokens", 64), ("--temperature", 0.0), ("--draw", 0)):
@@ -48,13 +60,7 @@ def _main(argv):
     args = parse(parser, argv)
     if args.folder is None or args.prompt is None:
         raise BadInput('a folder and a prompt are needed: fedjax-lab generate DIR --prompt="..."')
-    run = loading.load(args.folder, trust=args.trust)
-    options = {key: getattr(args, key) for key in OPTIONS}
-    if args.untrained:
-        print(f"before training: {run.generate(args.prompt, untrained=True, **options)}")
-        print(f"after {run.rounds} rounds: ", end="")
-    print(run.generate(args.prompt, **options))
-    return 0
+    return args
 
 
 OPTIONS = "tokens", "temperature", "raw", "client", "draw"

@@ -6,7 +6,7 @@ static. It is run for the clients of one kind at a time, in groups of one static
 the cohort needs; its results are joined in the order of the cohort.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -65,7 +65,7 @@ def map_kinds(change: Callable[[ByKind], Any], a: PyTree) -> PyTree:
     return jax.tree.map(lambda x: change(x) if is_by_kind(x) else x, a, is_leaf=is_by_kind)
 
 
-def stored(private: PyTree, traits: dict[str, Any]) -> PyTree:
+def stored(private: PyTree, traits: Mapping[str, Any]) -> PyTree:
     """The private state of all clients [C], in which each `EachKind` becomes a `ByKind`.
 
     traits: of these clients, perhaps with padding after the last one; without the trait `kind`

@@ -64,7 +64,8 @@ def _check_planned(folder, saved, today, grows):
 
     grows: whether the cell may get more rounds, and more seeds if its run has not begun.
     """
-    if grows and set(saved.get("seeds", ())) <= set(today["seeds"]):
+    seeds = saved.get("seeds", [])
+    if grows and isinstance(seeds, list) and all(seed in today["seeds"] for seed in seeds):
         saved = {**saved, "seeds": today["seeds"]}
     free = [key for key in growth.FREE if grows or key != "run.rounds"]
     growth.check_same(folder, saved, today, free)

@@ -12,7 +12,7 @@ from scipy.ndimage import correlate1d
 from shared_programs import shared_programs  # noqa: F401
 
 import fedjax_lab
-from fedjax_lab.auditing import findings, images, labels, uploads
+from fedjax_lab.auditing import findings, image_quality, labels, uploads
 from fedjax_lab.auditing.attacks import inversion
 from fedjax_lab.auditing.target import make_target, untrained
 from fedjax_lab.commands import audit as command
@@ -44,12 +44,12 @@ def test_the_label_of_one_example_is_the_class_with_a_negative_gradient():
     for label in range(4):
         gradient = p - np.eye(4)[label]
         assert list(gradient < 0) == list(np.eye(4)[label] > 0)
-        assert labels.of_one(-0.1 * gradient) == label
+        assert labels.single_label(-0.1 * gradient) == label
         of_weights = np.outer(features, gradient)  # [D, K]
         sent = [jnp.zeros(3), -0.1 * jnp.asarray(of_weights)]
         update = labels.head_update(["params/a/bias", "params/head/kernel"], sent, "head")
-        assert labels.of_one(np.asarray(update)) == label
-        assert labels.of_one(0.1 * gradient, sign=-1.0) == label
+        assert labels.single_label(np.asarray(update)) == label
+        assert labels.single_label(0.1 * gradient, sign=-1.0) == label
 
 
 def test_counts_of_labels_are_those_of_a_linear_update():
@@ -93,21 +93,23 @@ def test_ssim_is_that_of_its_definition():
     rng = np.random.default_rng(0)
     a = correlate1d(rng.random((14, 16)), [0.25, 0.5, 0.25])
     b = np.clip(a + 0.2 * rng.normal(size=a.shape), 0, 1)
-    np.testing.assert_allclose(images.ssim(a, b), naive_ssim(a, b), rtol=1e-6)
+    np.testing.assert_allclose(image_quality.ssim(a, b), naive_ssim(a, b), rtol=1e-6)
     color = np.stack([a, b, a], -1)
     channels = (naive_ssim(a, b) + naive_ssim(b, a) + 1) / 3
-    np.testing.assert_allclose(images.ssim(color, np.stack([b, a, a], -1)), channels, rtol=1e-6)
+    np.testing.assert_allclose(
+        image_quality.ssim(color, np.stack([b, a, a], -1)), channels, rtol=1e-6
+    )
 
 
 def test_perfect_and_useless_attackers_are_at_the_ends_of_every_measure():
     true = np.random.default_rng(0).random((3, 12, 12, 1)).round()
-    perfect = images.compare(true, true)
-    assert list(perfect.psnr) == [images.MOST] * 3 and np.allclose(perfect.ssim, 1)
-    useless = images.compare(true, 1 - true)
+    perfect = image_quality.compare(true, true)
+    assert list(perfect.psnr) == [image_quality.MOST] * 3 and np.allclose(perfect.ssim, 1)
+    useless = image_quality.compare(true, 1 - true)
     assert list(useless.psnr) == [0.0] * 3 and (useless.ssim < 0).all()
     flat = true.reshape(3, -1)
-    assert list(images.matched(flat, flat[[2, 0, 1]])) == [1, 2, 0]
-    assert images.compare(flat, flat).ssim is None
+    assert list(image_quality.matched(flat, flat[[2, 0, 1]])) == [1, 2, 0]
+    assert image_quality.compare(flat, flat).ssim is None
 
 
 # Attacks.
@@ -119,7 +121,7 @@ def test_a_linear_model_reveals_its_only_example_exactly(folder):
     seen = uploads.observe(of, 1, ())
     named = dict(zip(seen.names, seen.sent, strict=True))
     W, b = named["params/head/kernel"][0], named["params/head/bias"][0]
-    assert labels.of_one(np.asarray(b)) == int(seen.y[0, 0])
+    assert labels.single_label(np.asarray(b)) == int(seen.y[0, 0])
     federation = of.federation
     x = W[:, np.argmax(b)] / np.max(b)
     true = (seen.x[0, 0] - federation.center) * federation.scale

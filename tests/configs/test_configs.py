@@ -109,7 +109,7 @@ def test_a_plain_config_says_in_one_line_how_to_get_its_data(name, said, monkeyp
 
 
 def test_an_unknown_config_is_answered_with_the_plain_ones_first():
-    message = complaint(load_config, "nothing_like_it")
+    message = complaint(load_config, "no_such_config")
     assert f"valid: {', '.join(PLAIN)}, asynchronous" in message
     assert set(PLAIN) <= packaged().keys()
 

@@ -31,7 +31,9 @@ def test_bytes_need_no_file_and_know_special_tokens():
 def test_a_tokenizer_json_is_read_with_its_settings(tmp_path):
     file = chat_tokenizers.write_json(tmp_path, pad_token="<|system|>", bos_token=None)
     made = read(str(file), ())
-    assert made._replace(encode=None) == read(str(tmp_path), ())._replace(encode=None)
+    assert made._replace(encode=None, decode=None) == read(str(tmp_path), ())._replace(
+        encode=None, decode=None
+    )
     assert made.eos == "<|end|>" and made.bos == "" and not made.starts
     assert made.template == chat_tokenizers.TEMPLATE and made.tokens[made.pad] == "<|system|>"
     assert set(made.special) == set(chat_tokenizers.SPECIAL)
@@ -64,7 +66,7 @@ def test_a_gguf_file_gives_the_ids_of_the_tokenizer_json(pre, digits, tmp_path):
     )
     for text in TEXTS:
         assert json_.encode(text) == gguf.encode(text)
-    assert json_._replace(encode=None) == gguf._replace(encode=None)
+    assert json_._replace(encode=None, decode=None) == gguf._replace(encode=None, decode=None)
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2"])

@@ -86,7 +86,7 @@ def test_complete_methods_are_ranked_and_the_others_named(monkeypatch):
     few = ["fedavg", "local", "ditto", "fedbn", "moon", "scaffold"]
     monkeypatch.setattr(table, "ORDER", few)
     cost = {table.MEGABYTES: 12.0}
-    digits, fashion = table.tables(
+    digits, fashion, _ = table.tables(
         method_records("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0), **cost)
         + method_records("digits", "ditto", (70, 80, 90), (85.0, 86.0, 87.001))
         + method_records("digits", "local", (70, 80))
@@ -104,7 +104,7 @@ def test_complete_methods_are_ranked_and_the_others_named(monkeypatch):
 def test_differences_to_fedavg_have_intervals(monkeypatch):
     """The reference, training on all data, is not tested."""
     monkeypatch.setattr(table, "ORDER", ["fedavg", "local", "fedbn", "central"])
-    digits, _ = table.tables(
+    digits, *_ = table.tables(
         method_records("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0))
         + method_records("digits", "fedbn", (70, 90, 80), (83.0, 80.0, 82.5))
         + method_records("digits", "local", (70, 90, 80), (80.0, 81.0, 82.0))

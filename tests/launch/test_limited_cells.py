@@ -30,7 +30,14 @@ def test_every_line_of_the_list_has_cells():
 
 def test_packed_arrays_are_those_of_the_source(tmp_path):
     config = resolve(
-        {"data": {"name": "digit_domains", "size": 16, "train_per_domain": 3, "test_per_domain": 2}}
+        {
+            "data": {
+                "name": "digit_domains",
+                "size": 16,
+                "train_per_domain": 10,
+                "test_per_domain": 10,
+            }
+        }
     )
     made = limited_cells.arrays_of(config)
     file = tmp_path / limited_cells.file_name(config)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab.auditing import images, labels, uploads
+from fedjax_lab.auditing import image_quality, labels, uploads
 from fedjax_lab.auditing.findings import Findings
 from fedjax_lab.auditing.target import Target
 from fedjax_lab.auditing.uploads import Knowledge, Observed
@@ -155,7 +155,7 @@ def _ends(target):
     """The range of an example's numbers. Raises BadInput for token ids."""
     x = target.run.experiment.dataset.x
     if uploads.is_text(target):
-        raise BadInput("the examples are tokens; use --attack=tokens")
+        raise BadInput("the examples are tokens; use --attack=token_recovery")
     return Ends(*((0.0, 255.0) if normalize.is_pixels(x) else lazy.limits(x)))
 
 
@@ -206,13 +206,13 @@ def _labels(target, observed, knows, given, key):
     head = partial(labels.head_update, observed.names, head=target.task.head)
 
     @jax.jit
-    def of_each(given):
+    def head_updates(given):
         def update(c):
             return head(sent=sent(noise, given._replace(y=jnp.full_like(y, c))))
 
         return jax.lax.map(update, jnp.arange(classes))
 
-    guess = labels.inferred(*map(np.asarray, (head(sent=given.seen), of_each(given))), y.size)
+    guess = labels.inferred(*map(np.asarray, (head(sent=given.seen), head_updates(given))), y.size)
     counts = [np.bincount(np.asarray(each).ravel(), minlength=classes) for each in (guess, y)]
     right = 100 * np.minimum(*counts).sum() / y.size
     return jnp.asarray(guess, y.dtype).reshape(y.shape), float(right)
@@ -301,10 +301,10 @@ def _measured(target, observed, made, noise, ends, threshold):
     """The measures of one attack, and its images beside the true ones."""
     true = np.asarray((observed.x - ends.low) / (ends.high - ends.low))
     true = true.reshape(-1, *target.task.input_shape)
-    of_noise = images.compare(true, noise)
+    of_noise = image_quality.compare(true, noise)
     flat = [a.reshape(len(a), -1) for a in (true, made)]
-    made = made[images.matched(*flat)]
-    alike = images.compare(true, made)
+    made = made[image_quality.matched(*flat)]
+    alike = image_quality.compare(true, made)
     row = {
         "clients": [int(i) for i in observed.clients.id],
         "client": int(observed.clients.id[0]) if len(observed.x) == 1 else None,

@@ -17,7 +17,7 @@ from fedjax_lab.ranges import NotNegative, Positive, Share, checked
 
 
 @checked("attack")
-def tokens(
+def token_recovery(
     target: Target,
     *,
     examples: NotNegative[int] = 4,

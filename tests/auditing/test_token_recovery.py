@@ -6,7 +6,7 @@ import toys
 from inputs import complaint
 
 import fedjax_lab
-from fedjax_lab.auditing.attacks.tokens import shares
+from fedjax_lab.auditing.attacks.token_recovery import shares
 from fedjax_lab.auditing.target import untrained
 
 VOCABULARY = 40
@@ -29,12 +29,12 @@ def test_the_rows_of_embeddings_that_change_are_those_of_the_tokens(tmp_path):
     x = rng.integers(0, VOCABULARY, (90, 5)).astype(np.int32)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     run = untrained(toys.build(tmp_path, **TEXTS), None)
-    found = fedjax_lab.audit(run, "tokens", examples=2, clients=2)
+    found = fedjax_lab.audit(run, "token_recovery", examples=2, clients=2)
     assert [(r["precision"], r["recall"]) for r in found.rows] == [(100.0, 100.0)] * 2
     assert all(5 < row["tokens"] <= 10 for row in found.rows)
-    assert "--attack=tokens" in complaint(fedjax_lab.audit, run, "inversion")
+    assert "--attack=token_recovery" in complaint(fedjax_lab.audit, run, "inversion")
 
 
 def test_other_examples_have_no_tokens(tmp_path):
     run = untrained(toys.build(tmp_path), None)
-    assert "--attack=inversion" in complaint(fedjax_lab.audit, run, "tokens")
+    assert "--attack=inversion" in complaint(fedjax_lab.audit, run, "token_recovery")
