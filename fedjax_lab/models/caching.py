@@ -20,7 +20,7 @@ class Cache(NamedTuple):
 
     keys: Array  # [blocks, B, T, heads, size] float32, T tokens at most
     values: Array
-    length: Array  # [] int32, the number of tokens so far
+    length: Array | int  # [] int32, the number of tokens so far
 
 
 def empty(blocks: int, heads: int, size: int, rows: int, length: int) -> Cache:
