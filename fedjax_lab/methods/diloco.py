@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, tree
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import BelowOne, NotNegative, Positive, checked, log_uniform, uniform
 from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights
@@ -43,6 +44,8 @@ def diloco(
     warmup: the number of steps of a worker in which the inner rate rises.
     cosine: the number of all steps of a worker, warm-up included; 0: the rate does not decrease.
     """
+    if isinstance(cosine, int) and isinstance(warmup, int) and 0 < cosine <= warmup:
+        raise BadInput(f"config.method.cosine={cosine} must be above config.method.warmup={warmup}")
     rate = partial(inner_rate, warmup=warmup, cosine=cosine)
 
     def init(key, num_clients):

@@ -93,6 +93,13 @@ def all_of_kind(stacked: PyTree, kind: int) -> PyTree:
     return map_kinds(lambda a: OfKind(a.states[kind], kind), stacked)
 
 
+def first_kind(private: PyTree) -> PyTree:
+    """What one client keeps, as a client of the first kind."""
+    return jax.tree.map(
+        lambda a: OfKind(a.states[0], 0) if _is_each_kind(a) else a, private, is_leaf=_is_each_kind
+    )
+
+
 def entry(stacked: PyTree, client: int) -> PyTree:
     """The entry of one client of stacked arrays that are not traced."""
 

@@ -151,12 +151,16 @@ def semantic(
     boost: the factor by which an attacker scales its update.
     """
     check_classes(task, source=source, target=target)
+    check_images(task, 1)
+    if source == target:
+        raise BadInput(f"config.attack.source={source} must differ from config.attack.target")
     if low > high:
         raise BadInput(f"config.attack.low={low} must be at most config.attack.high={high}")
 
     def has_feature(x):  # [B]
         lowest, highest = map(jnp.asarray, task.bounds)
-        scaled = (x - lowest) / (highest - lowest)
+        check_raw(task, x)
+        scaled = (x - lowest) / jnp.where(highest > lowest, highest - lowest, 1)
         value = jnp.mean(scaled.reshape(len(x), -1), 1)
         return (value >= low) & (value <= high)
 
@@ -257,6 +261,8 @@ def _rarely(exchange: Exchange, i: int, masked, message: Weights, client: Client
         fixed = most_changed(message.params, last, masked, attacks & is_known)
         work = with_loss(work, partial(_holding, fixed))
     upload, private = exchange.local(message, client, work)
+    if not _alike(upload, message):
+        raise BadInput("its clients must upload the models that they receive, and they do not")
     if attacks is not None:
         params = jax.tree.map(jnp.where, fixed, message.params, upload.params)
         upload = upload._replace(params=params)
@@ -267,18 +273,28 @@ def _rarely(exchange: Exchange, i: int, masked, message: Weights, client: Client
 def most_changed(params: PyTree, last: PyTree, share: float, when: Array) -> PyTree:
     """Which coordinates are among the share that differs most from `last`; with `when` false none.
 
-    At least one coordinate is among them.
+    At least one coordinate is among them, if any has changed.
     """
     changes = jax.tree.map(lambda a, b: jnp.abs(a - b), params, last)
     values = jnp.concatenate([a.ravel() for a in jax.tree.leaves(changes)])
     least = jax.lax.top_k(values, max(int(share * len(values)), 1))[0][-1]
-    return jax.tree.map(lambda a: when & (a >= least), changes)
+    return jax.tree.map(lambda a: when & (a >= least) & (a > 0), changes)
 
 
 def _holding(fixed, loss, w, batch, key):
     """The loss, without gradients in the fixed coordinates."""
+    if not _alike(w, Weights(fixed, {})):
+        raise BadInput("its clients must train the models that they receive, and they do not")
     held = jax.tree.map(lambda f, a: jnp.where(f, jax.lax.stop_gradient(a), a), fixed, w.params)
     return loss(w._replace(params=held), batch, key)
+
+
+def _alike(a, b):
+    """Whether two models have parameters of the same structure and shapes."""
+    if not (isinstance(a, Weights) and isinstance(b, Weights)):
+        return False
+    shapes = [jax.tree.map(jnp.shape, each.params) for each in (a, b)]
+    return shapes[0] == shapes[1]
 
 
 def _boosted(method, boost):

@@ -94,7 +94,7 @@ def robust_lr(method: Method, task: Task, *, agreement: PositiveShare = 0.4) -> 
     """
 
     def change(updates, clients):
-        theta = agreement * jnp.sum(clients.arrived)
+        theta = agreement * jnp.sum(clients.arrived) * (1 - 1e-6)  # rounding must not exceed it
 
         def one(u):
             return u * jnp.where(jnp.abs(jnp.sum(jnp.sign(u), 0)) < theta, -1.0, 1.0)
@@ -215,6 +215,11 @@ def spectral(
     all_rows = jnp.concatenate([u.reshape(len(u), -1) for u in updates], 1)
     all_rows = jnp.where(usable[:, None], all_rows, 0)  # [M, d]
     left_out = int(filtered * sampling.at_least_one(attackers, len(usable)) + 1e-6)
+    if not left_out:
+        raise BadInput(
+            f"config.aggregator.filtered={filtered:g} leaves out nobody; it must be at least 1 /"
+            " the number of attackers"
+        )
 
     def one(kept, key):
         size = all_rows.shape[1]
@@ -268,11 +273,11 @@ def unlike(sums: Updates, usable: Array, confidence: float) -> Array:
     """The weights of FoolsGold, from the sums of the updates of each client of the round."""
     places = jnp.arange(len(usable))
     others = usable[:, None] & usable & (places[:, None] != places)
-    similar = jnp.where(others, cosines(sums), -jnp.inf)
-    most = jnp.max(similar, 1)
-    pardon = jnp.where(most > most[:, None], most[:, None] / most, 1)  # v_i / v_j, if v_j > v_i
-    similar = jnp.where(others, similar * pardon, -jnp.inf)
-    most = jnp.where(jnp.any(others, 1), jnp.max(similar, 1), 0)
+    similar = jnp.where(others, cosines(sums), 0)  # with itself: 0, so that no maximum is negative
+    most = jnp.maximum(jnp.max(similar, 1), 0)
+    divisor = jnp.where(most > 0, most, 1)
+    pardon = jnp.where(most > most[:, None], most[:, None] / divisor, 1)  # v_i / v_j, if v_j > v_i
+    most = jnp.max(jnp.where(others, similar * pardon, 0), 1)
     weight = jnp.where(usable, jnp.clip(1 - most, 0, 1), 0)
     weight = weight / jnp.maximum(jnp.max(weight), 1e-30)
     logit = confidence * (jnp.log(weight) - jnp.log1p(-weight) + 0.5)

@@ -24,8 +24,8 @@ ORDER = 6  # number of the random stream of buckets among those of the server in
 def bucketing(method: Method, task: Task, *, bucket: Positive[int] = 2) -> Method:
     """The aggregator gets the means of random groups of updates (Karimireddy et al., ICLR 2022).
 
-    arXiv:2006.09365. Each client is in one group in each round. An aggregator that expects f
-    attackers expects f groups with attackers.
+    arXiv:2006.09365. Each client is in one group in each round. The shares of an aggregator,
+    such as `attackers`, are shares of the groups: f attackers may be in as many as f groups.
 
     bucket: s, the number of updates in a group; the last group may be smaller.
     """
@@ -76,7 +76,7 @@ def _with_momentum(exchange: Exchange, i: int, beta: float, message, client: Cli
 
 
 def in_buckets(updates: Updates, cohort: Client, *, bucket: int) -> tuple[Updates, Client]:
-    """The means of groups, each in the place of a client; the other clients count as lost."""
+    """The means of the groups, and their cohort, which has one entry for each group."""
     key = streams.extra(cohort.key[0], ORDER)
     drawn = jax.random.permutation(key, len(cohort.id))
     order = drawn[jnp.argsort(~cohort.arrived[drawn], stable=True)]  # lost uploads come last
@@ -85,7 +85,8 @@ def in_buckets(updates: Updates, cohort: Client, *, bucket: int) -> tuple[Update
     first = jnp.zeros_like(cohort.arrived).at[order[::bucket]].set(True) & cohort.arrived
     share = member / jnp.maximum(jnp.sum(member, 1, keepdims=True), 1)
     weight = jnp.where(first, jnp.sum(member * cohort.weight, 1), 0)
-    return _mixed(share, updates), cohort._replace(arrived=first, weight=weight)
+    groups = cohort._replace(arrived=first, weight=weight)
+    return tree.take((_mixed(share, updates), groups), order[::bucket])
 
 
 def with_nearest(updates: Updates, cohort: Client, *, far: float) -> tuple[Updates, Client]:

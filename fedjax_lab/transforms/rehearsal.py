@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree, wire
+from fedjax_lab.simulation import by_kind
 from fedjax_lab.types import (
     Array,
     Batch,
@@ -32,7 +33,8 @@ def updates(method: Method, task: Task, state: State, num_clients: int) -> list[
     """
 
     def play(state):
-        server, private, sent = state.server, tree.take(state.private, 0), []
+        server, private = state.server, by_kind.first_kind(tree.take(state.private, 0))
+        sent = []
         for exchange in method.round:
             who = client(task, private)
             message = exchange.send(server, who.id)

@@ -15,7 +15,7 @@ from fedjax_lab import tree
 from fedjax_lab.experiment import experiment, transforming
 from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
-from fedjax_lab.transforms import aggregators, cohort, counted, defenses, mixing
+from fedjax_lab.transforms import aggregators, backdoor, cohort, counted, defenses, mixing
 
 M = 11
 ARRIVED = np.array([1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1], bool)
@@ -178,9 +178,31 @@ def test_mixing_gives_a_rule_means_of_updates():
         np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-5)
     means, groups = mixing.in_buckets(leaves(u), clients, bucket=2)
     assert int(groups.arrived.sum()) == 5 and float(groups.weight.sum()) == pytest.approx(1)
-    first = np.concatenate([a.reshape(M, -1) for a in means], 1)[np.asarray(groups.arrived)]
+    rows = np.concatenate([a.reshape(len(groups.id), -1) for a in means], 1)
+    assert len(rows) == -(-M // 2)
+    first = rows[np.asarray(groups.arrived)]
     pairs = (here[:, None] + here) / 2  # the ninth update is a group of its own
     assert all(abs(pairs - row).max(-1).min() < 1e-3 for row in first)
+
+
+def test_an_unlike_client_is_trusted_beside_two_equal_ones():
+    sums = [jnp.array([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0]])]
+    weights = defenses.unlike(sums, jnp.ones(3, bool), confidence=1.0)
+    np.testing.assert_allclose(weights, [0, 0, 1], atol=1e-6)
+
+
+def test_theta_is_reached_by_exactly_the_share_of_clients():
+    signs = jnp.where(jnp.arange(50) < 40, 1.0, -1.0)[:, None]  # |sum| = 30 = 0.6 of 50
+    method = defenses.robust_lr(toys.bare(toys.make("fedavg")), toys.TASK, agreement=0.6)
+    *_, (change,) = cohort.parts(method.round[0])
+    clients = tree.take(toys.POPULATION, jnp.zeros(50, int))._replace(arrived=jnp.ones(50, bool))
+    np.testing.assert_array_equal(change([signs], clients)[0], signs)
+
+
+def test_attackers_hold_no_coordinate_that_did_not_change():
+    last = {"a": jnp.zeros(10)}
+    held = backdoor.most_changed({"a": jnp.eye(10)[3]}, last, 0.2, jnp.bool_(True))
+    np.testing.assert_array_equal(held["a"], np.arange(10) == 3)
 
 
 def test_counts_of_the_clients_that_a_rule_leaves_out_and_that_attack():
