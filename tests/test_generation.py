@@ -46,8 +46,8 @@ def test_what_cannot_be_written_is_refused(settings, said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("positions", "row", "count"), [(0, 12, 9), (16, 12, 9), (40, 40, 20)])
-def test_a_cache_beyond_the_learned_positions_is_not_used(positions, row, count):
+@pytest.mark.parametrize(("positions", "row", "count"), [(0, 12, 9), (16, 12, 9), (64, 40, 20)])
+def test_a_cache_is_used_only_within_the_learned_positions(positions, row, count):
     """The table of positions has as many rows as the data, or as `positions`."""
     model = gpt2(9, width=8, depth=1, heads=2, positions=positions)
     weights = model.init(jax.random.key(0), jnp.zeros((1, row)))

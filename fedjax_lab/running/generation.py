@@ -132,10 +132,9 @@ def _with_cache(logits_of, weights, length, row):
             return logits_of(weights, ids)[0], made
 
     probe = jnp.zeros((1, min(STEP, row)))
-    try:
-        if len(jax.eval_shape(advance, weights, probe, None)[1]) != 1:
-            return None
-    except jax.errors.UnexpectedTracerError:  # the method maps over models, each with a cache
+    traced, (_, caches) = jax.make_jaxpr(advance, return_shape=True)(weights, probe, None)
+    # A cache inside of a vmap over models cannot leave it; it is traced as a constant.
+    if len(caches) != 1 or any(isinstance(each, jax.core.Tracer) for each in traced.consts):
         return None
     compiled = jax.jit(advance)
 
