@@ -20,7 +20,8 @@ all rounds in which it may take part, weighted by the correlation of the noise (
              with B binomial of r trials and p = e^epsilon / (1 + e^epsilon).
 
 Both bounds hold with a confidence of 95 %; jax-privacy computes the first one. A bound above the
-stated epsilon shows an error in the mechanism or in its accounting; a bound below it shows none.
+stated epsilon shows, at this confidence, an error in the mechanism or in its accounting; a bound
+below it shows none.
 """
 
 from collections.abc import Mapping

@@ -54,14 +54,20 @@ def offline(phi: np.ndarray, references: np.ndarray, included: np.ndarray) -> np
     return stats.norm.logcdf(phi, *_fit(references, ~included))
 
 
+def check_number(which: np.ndarray) -> None:
+    """Raises BadInput if fewer than two of the references [S, E] of an example count."""
+    least = which.sum(0).min()
+    if least < LEAST:
+        raise BadInput(
+            f"{len(which)} reference federations are too few: an example is in, or not in, only"
+            f" {least} of them, and {LEAST} are needed; use more references"
+        )
+
+
 def _fit(references, which):
     """The mean and the standard deviation [E] of phi over the references of each example."""
+    check_number(which)
     count = which.sum(0)
-    if count.min() < LEAST:
-        raise BadInput(
-            f"{len(references)} reference federations are too few: an example is in, or not in,"
-            f" only {count.min()} of them, and {LEAST} are needed; use more references"
-        )
     mean = np.sum(references * which, 0) / count
     variance = np.sum((references - mean) ** 2 * which, 0) / (count - 1)
     if len(references) < ENOUGH:

@@ -24,6 +24,7 @@ from fedjax_lab.auditing.likelihood import confidence
 from fedjax_lab.auditing.target import Target
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment.federation import make_rows, parts_of
+from fedjax_lab.simulation.by_kind import deal_kinds
 from fedjax_lab.simulation.evaluate import Scores
 from fedjax_lab.simulation.metrics import Whole
 from fedjax_lab.simulation.simulator import Simulator, from_program
@@ -94,8 +95,9 @@ def make_simulator(target: Target, of: Candidates, view: str) -> Simulator:
     metric = Whole(PHI, lambda logits, labels, mask: confidence(objective, logits, labels))
     program = run.program()
     plan = program.plan._replace(metrics=(metric,))
+    strategy = deal_kinds(vectorized()) if target.task.kinds else vectorized()
     return from_program(
-        program._replace(plan=plan, strategy=vectorized()),
+        program._replace(plan=plan, strategy=strategy),
         scored(target.federation, of, view),
         run.experiment.dataset.domains,
     )
@@ -182,33 +184,49 @@ def _with_rows(data, rows):
     return data._replace(federation=federation, population=people)
 
 
-def check_client(of: Candidates, client: int) -> None:
-    """Raises BadInput unless `client` is -1 or the number of a client with nonmembers."""
+def comparable(of: Candidates, client: int) -> np.ndarray:
+    """Which candidates are attacked, [E] bool: those of clients with nonmembers.
+
+    client: the one whose examples count; -1: all. Raises BadInput if it does not exist or has no
+    nonmembers.
+    """
     if client >= len(of.rows):
         raise BadInput(
             f"attack.client: no client {client}; valid: 0 .. {len(of.rows) - 1}, -1: all"
         )
-    if client >= 0 and of.member[of.client == client].all():
-        raise BadInput(f"attack.client={client}: this client has no nonmembers; use another one")
+    has_nonmembers = np.isin(of.client, of.client[~of.member])
+    chosen = has_nonmembers & ((of.client == client) | (client == -1))
+    if not chosen.any():
+        others = "this client has no nonmembers; use another one"
+        others = others if client >= 0 else "no client has test examples of its own"
+        raise BadInput(f"attack.client={client}: {others}")
+    return chosen
 
 
-def findings(scores: np.ndarray, of: Candidates, client: int) -> Findings:
+def findings(scores: np.ndarray, of: Candidates, chosen: np.ndarray) -> Findings:
     """The rates and the ROC curve of an attack, and the area under that of each client.
 
-    scores: [E], higher means "member". client: the one whose examples count; -1: all.
+    scores: [E], higher means "member". chosen: [E] bool, which of them count.
     """
-    chosen = (of.client == client) | (client == -1)
     members, nonmembers = scores[chosen & of.member], scores[chosen & ~of.member]
     measured: dict[str, Any] = {"members": len(members), "nonmembers": len(nonmembers)}
     for name, rate in rates.summarize(members, nonmembers).items():
         measured |= {name: rate.value, f"{name}_low": rate.low, f"{name}_high": rate.high}
-    measured["auc_per_client"] = [_area(scores, of, each) for each in range(len(of.rows))]
+    measured["auc_per_client"] = [
+        _area(scores, of, chosen & (of.client == each)) for each in range(len(of.rows))
+    ]
     false, true = rates.curve(members, nonmembers)
-    return Findings([measured], {"false": np.array(false), "true": np.array(true)})
+    arrays = {"false": np.array(false), "true": np.array(true)}
+    return Findings([measured], arrays, _left_out(of))
 
 
-def _area(scores, of, client):
-    """The area under the ROC curve of one client's examples; None without both kinds."""
-    here = of.client == client
+def _left_out(of):
+    """A remark about the clients without nonmembers, if there are any."""
+    number = len(of.rows) - len(np.unique(of.client[~of.member]))
+    return [f"Left out: {number} clients without nonmembers."] if number else []
+
+
+def _area(scores, of, here):
+    """The area under the ROC curve of some examples; None without both kinds."""
     members, nonmembers = (scores[here & which] for which in (of.member, ~of.member))
     return rates.auc(members, nonmembers).value if len(members) and len(nonmembers) else None

@@ -36,13 +36,15 @@ def summarize(members: np.ndarray, others: np.ndarray) -> dict[str, Estimate]:
 def auc(members: np.ndarray, others: np.ndarray) -> Estimate:
     """The area under the ROC curve: the share of pairs that are ranked correctly, ties as half.
 
-    Its interval has the standard error of Hanley and McNeil (Radiology 1982).
+    Its interval has the standard error of Hanley and McNeil (Radiology 1982), of an area at least
+    half a pair away from 0 and 1, so that it has a width where all pairs are ranked correctly.
     """
     n, m = len(members), len(others)
     area = float(stats.mannwhitneyu(members, others).statistic) / (n * m)
-    both_members, both_others = area / (2 - area), 2 * area**2 / (1 + area)
-    spread = (n - 1) * (both_members - area**2) + (m - 1) * (both_others - area**2)
-    error = np.sqrt(max(0.0, area * (1 - area) + spread) / (n * m))
+    inner = float(np.clip(area, 0.5 / (n * m), 1 - 0.5 / (n * m)))
+    both_members, both_others = inner / (2 - inner), 2 * inner**2 / (1 + inner)
+    spread = (n - 1) * (both_members - inner**2) + (m - 1) * (both_others - inner**2)
+    error = np.sqrt(max(0.0, inner * (1 - inner) + spread) / (n * m))
     margin = float(stats.norm.ppf((1 + CONFIDENCE) / 2) * error)
     return Estimate(area, max(0.0, area - margin), min(1.0, area + margin))
 
@@ -78,7 +80,7 @@ def curve(members: np.ndarray, others: np.ndarray) -> tuple[list[float], list[fl
     The points are spread evenly over the logarithm of the false positive rate.
     """
     false, true, _ = _curve(members, others)
-    wanted = np.geomspace(1 / len(others), 1, POINTS)
+    wanted = np.r_[0, np.geomspace(1 / len(others), 1, POINTS)]
     at = np.unique(np.r_[0, np.searchsorted(false, wanted * (1 + 1e-9), "right") - 1])
     return false[at].tolist(), true[at].tolist()
 

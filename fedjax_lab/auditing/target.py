@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import streams
+from fedjax_lab import streams, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import titles, transforming
 from fedjax_lab.experiment.experiment import Experiment, with_base
@@ -68,7 +68,8 @@ class Target(NamedTuple):
 def make_target(run: loading.Run, seed: int | None = None) -> Target:
     """The target of a loaded run. seed: one of the run; None: its first one.
 
-    Raises BadInput for a stage that trains on something other than the examples of the clients.
+    Raises BadInput for a stage that trains on something other than the examples of the clients, and
+    if the run has diverged.
     """
     i, config, simulation = run.index(seed), run.config, run.experiment.simulation
     task = run.experiment.task
@@ -80,6 +81,12 @@ def make_target(run: loading.Run, seed: int | None = None) -> Target:
             f"stage {stage.name} of method {config.method.name} trains on {what}, which no client"
             " uploads; audit a run of another method, or a checkpoint of another stage"
         )
+    state = jax.tree.map(jnp.asarray, run.states[i])
+    if not tree.finite(state):
+        raise BadInput(
+            f"the models after {run.rounds} rounds have values that are not finite; audit an"
+            " earlier checkpoint (--rounds)"
+        )
     last = sum(stage.rounds for stage in simulation.stages) - 1
     return Target(
         run,
@@ -89,12 +96,16 @@ def make_target(run: loading.Run, seed: int | None = None) -> Target:
         plain,
         run.plan_of_round(min(run.rounds, last)),
         jax.tree.map(jnp.asarray, simulation.seeds[i].federation),
-        jax.tree.map(jnp.asarray, run.states[i]),
+        state,
     )
 
 
 def untrained(built: Experiment, folder: Path | str | None) -> loading.Run:
-    """The run of an experiment before its first round."""
+    """The run of an experiment before its first round.
+
+    Raises BadInput if it starts from another run.
+    """
+    loading.check_first_state(built.config)
     built = with_base(built)
     method = built.simulation.stages[0].method
 

@@ -115,6 +115,10 @@ def _plan(target, examples):
 def _check(target, knows):
     """Raises BadInput for a method without uploads, or knowledge of what the run does not have."""
     name = target.run.config.method.name
+    if target.task.kinds:
+        raise BadInput(
+            "clients have unlike models (config.model.kinds); audit a run with one model"
+        )
     needs.check(target.plain, "clients", "all_at_once")
     if target.run.config.downlink.name != "none":
         raise BadInput("messages are compressed; audit a run with --config.downlink.name=none")

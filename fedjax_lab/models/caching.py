@@ -1,7 +1,8 @@
 """The keys and values that a language model keeps of the tokens so far, to write further ones.
 
 A module that can keep them has the method `empty_cache`, and its call takes a `Cache` beside the
-new tokens and returns (its outputs, the next cache).
+new tokens and returns (its outputs, the next cache). If it has the method `most_tokens`, a longer
+cache is not used.
 """
 
 import contextlib
@@ -41,6 +42,9 @@ def continued(cache: Cache | None, length: int) -> Iterator[list[Cache]]:
 
     def hook(layer, call, args, kwargs):
         if layer.path or layer.method != "__call__" or not hasattr(layer.module, "empty_cache"):
+            return call(*args, **kwargs)
+        most = getattr(layer.module, "most_tokens", None)
+        if most is not None and length > most():
             return call(*args, **kwargs)
         old = layer.module.empty_cache(len(args[0]), length) if cache is None else cache
         outputs, new = call(*args, **kwargs, cache=old)

@@ -90,7 +90,7 @@ class GPT2(nn.Module):
         if self.packed and cache is None:
             ids, places, visible = token_ids.unpack_records(ids)
         before, old = (0, None) if cache is None else (cache.length, cache[:2])
-        longest = x.shape[1] if cache is None else cache.keys.shape[2]
+        longest = x.shape[1] if cache is None else self.most_tokens()
 
         def embedding(count, name):
             return nn.Embed(count, sizes.width, param_dtype=dtype, embedding_init=FIRST, name=name)
@@ -107,6 +107,10 @@ class GPT2(nn.Module):
         """The cache of texts without tokens, with room for `length` of them."""
         sizes = self.sizes
         return caching.empty(sizes.depth, sizes.heads, sizes.width // sizes.heads, rows, length)
+
+    def most_tokens(self) -> int:
+        """The number of positions of a module with weights, beyond which it has no cache."""
+        return self.sizes.positions or self.variables["params"]["positions"]["embedding"].shape[0]
 
     def module_names(self) -> dict[str, str]:
         """The names of the layers in the hub's own implementation, by path."""

@@ -19,6 +19,7 @@ from fedjax_lab.models import caching
 from fedjax_lab.types import Array, PyTree
 
 STEP = 32  # lengths of prompts are rounded up to it, so that few programs are compiled
+MOST = 10_000  # tokens of an answer, whose keys and values are kept
 FIRST, LAST = "<bos>", "<eos>"  # of a text, in data of characters
 
 
@@ -42,10 +43,13 @@ def speller(data: Any, dataset: Dataset, raw: bool) -> Speller:
     characters = {name: id for id, name in enumerate(names) if len(name) == 1}
     if FIRST not in names or not characters:
         raise BadInput(f"the tokens of data {data.name} are neither a tokenizer's nor characters")
-    spaces = characters.get(" ", 0)
 
     def prompt(text):
-        return [names.index(FIRST), *(characters.get(each, spaces) for each in text)]
+        if unknown := sorted({*text} - {*characters}):
+            raise BadInput(
+                f"the prompt has characters that the data lack: {quoted(''.join(unknown))}"
+            )
+        return [names.index(FIRST), *(characters[each] for each in text)]
 
     def decode(ids):
         return "".join(names[id] for id in ids if len(names[id]) == 1)
@@ -101,7 +105,7 @@ def write(
     if not prompt:
         raise BadInput("the prompt is empty")
     size = -(-len(prompt) // STEP) * STEP
-    step = _with_cache(logits_of, weights, size + count) if cached else None
+    step = _with_cache(logits_of, weights, size + count, row) if cached else None
     step = step or _without_cache(logits_of, weights, row)
     made: list[int] = []
     ids, cache = [*prompt], None
@@ -120,14 +124,17 @@ def _chosen(logits, temperature, stream):
     return int(jax.random.categorical(jax.random.fold_in(*stream), logits / temperature))
 
 
-def _with_cache(logits_of, weights, length):
+def _with_cache(logits_of, weights, length, row):
     """(ids so far, cache) -> (logits of the next id [K], cache); None if the model keeps none."""
 
     def advance(weights, ids, cache):
         with caching.continued(cache, length) as made:
             return logits_of(weights, ids)[0], made
 
-    if len(jax.eval_shape(advance, weights, jnp.zeros((1, STEP)), None)[1]) != 1:
+    probe = jnp.zeros((1, min(length, row)))
+    traced, (_, caches) = jax.make_jaxpr(advance, return_shape=True)(weights, probe, None)
+    # A cache inside of a vmap over models cannot leave it; it is traced as a constant.
+    if len(caches) != 1 or any(isinstance(each, jax.core.Tracer) for each in traced.consts):
         return None
     compiled = jax.jit(advance)
 
@@ -165,5 +172,5 @@ def check(objective: str, temperature: float, count: int) -> None:
         )
     if not 0 <= temperature < float("inf"):
         raise BadInput(f"temperature must be a number of at least 0, got {quoted(temperature)}")
-    if not 1 <= count <= 10**6:
-        raise BadInput(f"tokens must be from 1 to 1,000,000, got {quoted(count)}")
+    if not 1 <= count <= MOST:
+        raise BadInput(f"tokens must be from 1 to {MOST:,}, got {quoted(count)}")

@@ -138,6 +138,15 @@ def _check_saved(folder, numbers, rounds):
         )
 
 
+def check_first_state(config: ml_collections.ConfigDict) -> None:
+    """Raises BadInput for a run that started from another run, which is not read again."""
+    if config.run.start_from:
+        raise BadInput(
+            f"the run starts from another run (config.run.start_from={config.run.start_from}),"
+            " which is not read again; its state before the first round is not known"
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class Run:
     """A run at one of its checkpoints, or one that has just ended.
@@ -345,7 +354,8 @@ class Run:
         return spelled.decode(made)
 
     def _untrained(self):
-        """The run before its first round."""
+        """The run before its first round. Raises BadInput if that was another run's."""
+        check_first_state(self.config)
         engine = Engine(self.experiment.simulation)
         return replace(self, states=engine.final_states(), number=0, rounds=0)
 

@@ -1,5 +1,7 @@
 """Membership inference: candidates, reference federations, attacks on runs, and bad input."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,11 @@ from inputs import complaint
 import fedjax_lab
 from fedjax_lab import optim, simulator
 from fedjax_lab.auditing import membership
+from fedjax_lab.auditing.attacks.lira import lira
 from fedjax_lab.auditing.likelihood import confidence
 from fedjax_lab.auditing.target import make_target
-from fedjax_lab.experiment.federation import make_rows
+from fedjax_lab.experiment.federation import make_rows, parts_of
+from fedjax_lab.models import nets
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +76,81 @@ def test_each_reference_holds_as_many_candidates_as_a_client_and_all_are_held_eq
         np.testing.assert_array_equal(here.sum(1), n)
         assert set(here.sum(0)) <= {16 * n // size, -(-16 * n // size)}
     assert len({tuple(row) for row in included[:, of.client == 0].tolist()}) > 8
+
+
+def test_clients_without_nonmembers_are_left_out():
+    of = candidates_of(members=(5, 3, 4), others=(5, 9, 0))
+    chosen = membership.comparable(of, -1)
+    np.testing.assert_array_equal(chosen, of.client != 2)
+    scores = np.where(chosen, of.member, np.nan)
+    findings = membership.findings(scores, of, chosen)
+    (row,) = findings.rows
+    assert (row["members"], row["nonmembers"], row["auc"]) == (8, 14, 1)
+    assert row["auc_per_client"] == [1, 1, None]
+    assert findings.remarks == ["Left out: 1 clients without nonmembers."]
+    assert "this client has no nonmembers" in complaint(membership.comparable, of, 2)
+    none = candidates_of(members=(5, 3, 4), others=(0, 0, 0))
+    assert "no client has test examples" in complaint(membership.comparable, none, -1)
+
+
+def without_test_rows(target, client, count):
+    """The target whose client has only so many test rows."""
+    parts = parts_of(target.federation.test)
+    parts[client] = parts[client][:count]
+    (rows,) = make_rows([parts])
+    return target._replace(federation=target.federation._replace(test=rows))
+
+
+@pytest.mark.slow
+def test_the_likelihood_ratio_attack_leaves_out_a_client_without_nonmembers(target):
+    findings = lira(without_test_rows(target, 1, 0))
+    (row,) = findings.rows
+    assert row["auc_low"] > 0.6 and row["auc_per_client"][1] is None
+    assert "Left out: 1 clients" in findings.remarks[1]
+
+
+def test_too_few_references_are_refused_before_they_are_trained(target, monkeypatch):
+    monkeypatch.setattr(membership, "references", None)
+    message = complaint(lira, without_test_rows(target, 1, 1))
+    assert "16 reference federations are too few" in message
+
+
+@pytest.mark.slow
+def test_clients_with_unlike_nets_have_members_but_no_inversion(tmp_path):
+    config = toys.config(
+        tmp_path,
+        data={"test": 0.5},
+        model={"kinds": (deep,)},
+        method={"name": "fd"},
+        run={"rounds": 1},
+    )
+    run = fedjax_lab.run(config, workdir=tmp_path / "run", quiet=True)
+    for attack, settings in (("loss", {}), ("lira", {"references": 8})):
+        row = fedjax_lab.audit(run, attack, view="client", **settings).rows[0]
+        assert len(row["auc_per_client"]) == 6 and 0 < row["auc"] < 1
+    assert "unlike models" in complaint(fedjax_lab.audit, run, "inversion")
+
+
+def deep(num_classes):
+    """A net with other layers than that of the config."""
+    return nets.mlp(num_classes, width=6, depth=2)
+
+
+def test_a_run_that_starts_from_another_has_no_known_beginning(run):
+    config = run.config.copy_and_resolve_references()
+    config.run.start_from = "another"
+    experiment = run.experiment._replace(config=config)
+    warm = replace(run, config=config, experiment=experiment)
+    for attack in ("lira", "loss"):
+        rounds = 0 if attack == "loss" else None
+        assert "starts from another run" in complaint(fedjax_lab.audit, warm, attack, rounds=rounds)
+    assert "starts from another run" in complaint(warm._untrained)
+
+
+def test_a_run_that_has_diverged_is_not_attacked(run):
+    states = [jax.tree.map(lambda a: a * np.nan, state) for state in run.states]
+    message = complaint(make_target, replace(run, states=states))
+    assert "after 4 rounds have values that are not finite" in message
 
 
 @pytest.mark.slow

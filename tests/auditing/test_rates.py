@@ -52,6 +52,21 @@ def test_a_curve_has_a_point_at_the_lowest_rate_and_ends_at_one():
     assert at == pytest.approx(rates.summarize(MEMBERS, OTHERS)["tpr_at_1"].value, abs=0.01)
 
 
+def test_the_curve_of_a_perfect_attacker_finds_members_at_no_false_positive():
+    assert rates.curve(np.arange(3.0, 6), np.arange(3.0)) == (
+        [0, 0, 1 / 3, 2 / 3, 1],
+        [0, 1, 1, 1, 1],
+    )
+
+
+def test_few_pairs_that_are_all_ranked_correctly_leave_the_area_uncertain():
+    few, many = (rates.auc(n + np.arange(n), np.arange(n)) for n in (3, 300))
+    assert few.value == many.value == few.high == 1
+    assert few.low < 0.9 < 0.99 < many.low < 1
+    wrong = rates.auc(np.arange(3), 3 + np.arange(3))
+    assert wrong == pytest.approx((0, 0, 1 - few.low))
+
+
 def test_the_confidence_of_an_example_is_the_log_odds_of_its_label():
     logits, y = RNG.normal(size=(6, 4)) * 5, RNG.integers(0, 4, 6)
     p = np.asarray(jax.nn.softmax(logits))[np.arange(6), y]

@@ -8,11 +8,14 @@ and who is a candidate, but neither the run's seed nor its first weights.
 
 from typing import Annotated, Literal
 
+import numpy as np
+
 from fedjax_lab.auditing import likelihood, membership, rates
 from fedjax_lab.auditing.findings import Findings
 from fedjax_lab.auditing.target import Target
 from fedjax_lab.errors import BadInput
 from fedjax_lab.ranges import Positive, Within, checked
+from fedjax_lab.running import loading
 
 
 @checked("attack")
@@ -37,17 +40,29 @@ def lira(
     """
     if target.round == 0:
         raise BadInput("before its first round a run has no members; use a later checkpoint")
+    loading.check_first_state(target.run.config)
     of = membership.candidates(target.federation)
-    membership.check_client(of, client)
+    chosen, seed = membership.comparable(of, client), target.seed + 1
+    _check_number(membership.draw(of, references, seed)[:, chosen], mode)
     sim = membership.make_simulator(target, of, view)
     trained = membership.references(
-        sim, of, [target.round], references, min(chunk, references), target.seed + 1
+        sim, of, [target.round], references, min(chunk, references), seed
     )
     function = likelihood.online if mode == "online" else likelihood.offline
-    scores = function(membership.seen(sim, target, of), trained.phi[:, 0], trained.included)
+    phi = membership.seen(sim, target, of)
+    scores = np.full(len(chosen), np.nan)
+    scores[chosen] = function(phi[chosen], trained.phi[:, 0, chosen], trained.included[:, chosen])
     common = "a common variance" if references < likelihood.ENOUGH else "a variance of its own"
     remark = f"Each example has {common} ({references} references; see auditing.likelihood)."
-    return membership.findings(scores, of, client)._replace(remarks=[remark])
+    findings = membership.findings(scores, of, chosen)
+    return findings._replace(remarks=[remark, *findings.remarks])
+
+
+def _check_number(included, mode):
+    """Raises BadInput if there are too few references, before they are trained."""
+    likelihood.check_number(~included)
+    if mode == "online":
+        likelihood.check_number(included)
 
 
 pictures = rates.pictures

@@ -27,10 +27,10 @@ def loss(
     client: the number of the client whose examples are attacked; -1: of all.
     """
     of = membership.candidates(target.federation)
-    membership.check_client(of, client)
+    chosen = membership.comparable(of, client)
     sim = membership.make_simulator(target, of, view)
     scores = membership.seen(sim, target, of)
-    return membership.findings(scores, of, client)
+    return membership.findings(scores, of, chosen)
 
 
 pictures = rates.pictures

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab import streams, tree
+from fedjax_lab import streams
 from fedjax_lab.engine import parallel
 from fedjax_lab.engine.host import evaluation, kind_records, playing, subsets
 from fedjax_lab.engine.host.assignment import Owners
@@ -19,7 +19,7 @@ from fedjax_lab.engine.lanes import Lanes
 from fedjax_lab.engine.placement import Jit
 from fedjax_lab.engine.tracing import depends
 from fedjax_lab.errors import BadInput
-from fedjax_lab.simulation import evaluate, outline, simulate
+from fedjax_lab.simulation import by_kind, evaluate, outline, simulate
 from fedjax_lab.simulation.client_work import work_sets
 from fedjax_lab.simulation.metrics import Whole
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
@@ -90,7 +90,7 @@ class Hosted:
         """Stores the private state [C, ...] of all clients."""
 
         def entries(ids):
-            return to_bits(tree.take(private, ids))
+            return to_bits(by_kind.take(private, ids))
 
         self._store.fill(entries)
 
