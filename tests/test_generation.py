@@ -46,7 +46,7 @@ def test_what_cannot_be_written_is_refused(settings, said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("positions", "row", "count"), [(0, 12, 9), (16, 12, 9), (64, 40, 20)])
+@pytest.mark.parametrize(("positions", "row", "count"), [(0, 40, 9), (16, 12, 9), (64, 40, 20)])
 def test_a_cache_is_used_only_within_the_learned_positions(positions, row, count):
     """The table of positions has as many rows as the data, or as `positions`."""
     model = gpt2(9, width=8, depth=1, heads=2, positions=positions)

@@ -81,8 +81,7 @@ def curve(members: np.ndarray, others: np.ndarray) -> tuple[list[float], list[fl
     """
     false, true, _ = _curve(members, others)
     wanted = np.r_[0, np.geomspace(1 / len(others), 1, POINTS)]
-    last = np.searchsorted(false, wanted * (1 + 1e-9), "right") - 1
-    at = np.unique(np.r_[0, last])
+    at = np.unique(np.r_[0, np.searchsorted(false, wanted * (1 + 1e-9), "right") - 1])
     return false[at].tolist(), true[at].tolist()
 
 

@@ -131,7 +131,7 @@ def _with_cache(logits_of, weights, length, row):
         with caching.continued(cache, length) as made:
             return logits_of(weights, ids)[0], made
 
-    probe = jnp.zeros((1, min(STEP, row)))
+    probe = jnp.zeros((1, min(length, row)))
     traced, (_, caches) = jax.make_jaxpr(advance, return_shape=True)(weights, probe, None)
     # A cache inside of a vmap over models cannot leave it; it is traced as a constant.
     if len(caches) != 1 or any(isinstance(each, jax.core.Tracer) for each in traced.consts):
