@@ -11,6 +11,7 @@ clients, from which the 10 images are looked for together.
 
 import functools
 
+import audited
 import records
 
 import fedjax_lab
@@ -19,17 +20,6 @@ from fedjax_lab.auditing.target import untrained
 from fedjax_lab.experiment import experiment
 
 PAGE = "audit.md"
-METHODS = (
-    "fedavg fedprox scaffold fedopt ditto fedper moon fednova fedproto fedfed fedpcl fedgkt".split()
-)
-AGAINST: dict[str, dict[str, str]] = {
-    "nothing": {},
-    "top-k, 5 %": {"compression.name": "top_k", "compression.share": "0.05"},
-    "8 bits": {"compression.name": "qsgd"},
-    "epsilon 8": {"privacy.name": "central", "privacy.epsilon": "8"},
-    "epsilon 2": {"privacy.name": "central", "privacy.epsilon": "2"},
-    "secure sum": {"aggregator.name": "secure_sum"},
-}
 RUN = {
     "model.name": "mlp",
     "partition.name": "iid",
@@ -45,11 +35,7 @@ MEASURES = "psnr", "ssim", "seconds"
 
 def cells(out):
     """One cell for each method and column."""
-    return [
-        records.cell(f"{method}/{name}", f"configs/mnist.py:{method}", (0,), **RUN, **settings)
-        for method in METHODS
-        for name, settings in AGAINST.items()
-    ]
+    return audited.cells(RUN)
 
 
 def computed(cell):
@@ -68,13 +54,10 @@ def _data():
 def tables(of_table):
     """PSNR and SSIM of the attack: methods by columns."""
     title = "Images from the first round: PSNR in dB / SSIM."
-    return [formats.Table(title, ["", *AGAINST], [_row(of_table, name) for name in METHODS])]
 
-
-def _row(of_table, method):
-    def text(name):
+    def text(cell):
         pairs = (("psnr", 1), ("ssim", 2))
-        alike = [records.spread(of_table, f"{method}/{name}", *pair) for pair in pairs]
+        alike = [records.spread(of_table, cell, *pair) for pair in pairs]
         return formats.NONE if formats.NONE in alike else " / ".join(alike)
 
-    return [method, *map(text, AGAINST)]
+    return [audited.table(title, text)]

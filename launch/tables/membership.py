@@ -9,6 +9,7 @@ under the ROC curve, in percent, and CPU seconds of the attack.
 
 import time
 
+import audited
 import records
 
 import fedjax_lab
@@ -16,17 +17,6 @@ from fedjax_lab.analysis import formats, runs
 from fedjax_lab.errors import BadInput
 
 PAGE = "audit.md"
-METHODS = (
-    "fedavg fedprox scaffold fedopt ditto fedper moon fednova fedproto fedfed fedpcl fedgkt".split()
-)
-AGAINST: dict[str, dict[str, str]] = {
-    "nothing": {},
-    "top-k, 5 %": {"compression.name": "top_k", "compression.share": "0.05"},
-    "8 bits": {"compression.name": "qsgd"},
-    "epsilon 8": {"privacy.name": "central", "privacy.epsilon": "8"},
-    "epsilon 2": {"privacy.name": "central", "privacy.epsilon": "2"},
-    "secure sum": {"aggregator.name": "secure_sum"},
-}
 RUN = {
     "model.name": "mlp",
     "model.width": "64",
@@ -45,11 +35,7 @@ REFERENCES = 16
 
 def cells(out):
     """One cell for each method and column."""
-    return [
-        records.cell(f"{method}/{name}", f"configs/mnist.py:{method}", (0,), **RUN, **settings)
-        for method in METHODS
-        for name, settings in AGAINST.items()
-    ]
+    return audited.cells(RUN)
 
 
 def measured(row):
@@ -82,13 +68,9 @@ def tables(of_table):
         "Members that are recognized at 1 % false positives, in percent, and in parentheses the"
         " accuracy in percent after 10 rounds."
     )
-    return [formats.Table(title, ["", *AGAINST], [_row(of_table, name) for name in METHODS])]
 
-
-def _row(of_table, method):
-    def text(name):
-        cell = f"{method}/{name}"
+    def text(cell):
         rate, accuracy = (records.spread(of_table, cell, m) for m in ("tpr_at_1", "accuracy"))
         return rate if accuracy == formats.NONE else f"{rate} ({accuracy})"
 
-    return [method, *map(text, AGAINST)]
+    return [audited.table(title, text)]
