@@ -71,8 +71,8 @@ def _main(argv):
     cloud.check("RUN", args.folder)
     parallel.check_devices()
     compilation_cache.enable()
-    found = audits.audit(args.folder, args.attack, args.rounds, args.seed, args.trust, settings)
-    print("\n".join([*found.remarks, "", formats.terminal(audit_tables.table(found.rows))]))
+    result = audits.audit(args.folder, args.attack, args.rounds, args.seed, args.trust, settings)
+    print("\n".join([*result.remarks, "", formats.terminal(audit_tables.table(result.rows))]))
     return 0
 
 
@@ -85,7 +85,7 @@ def _settings(argv):
         if match is None:
             others.append(argument)
             continue
-        if match[2] is None and not argv:
+        if match[2] is None and (not argv or re.match(r"--?[A-Za-z]", argv[0])):
             raise BadInput(f"{argument} needs a value; use {argument}=VALUE")
         settings[match[1]] = argv.pop(0) if match[2] is None else match[2]
     return settings, others

@@ -206,6 +206,7 @@ def test_the_command_keeps_rows_and_pictures_in_the_folder_of_a_run(tmp_path, ca
     for arguments, error in (
         ([call[0]], "no attack is given"),
         ([call[0], "--attack=inversio"], "did you mean 'inversion'?"),
+        ([call[0], "--attack=inversion", "--attack.tv", "--rounds=0"], "--attack.tv needs a value"),
         ([config, "--attack=inversion"], "holds no run"),
         ([*call, "--rounds=7"], "no checkpoint after 7 rounds"),
         ([*call, "--attack.lr=high"], "attack.lr must be of type float"),
