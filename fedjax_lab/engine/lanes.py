@@ -114,7 +114,7 @@ def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
     def one():  # a separate copy per lane, since their buffers are donated
         none = simulate.no_progress(counts)
         if place.seeds:
-            none = jax.tree.map(lambda a: jnp.stack([a] * place.seeds), none)
+            none = jax.tree.map(lambda a: np.stack([a] * place.seeds), none)
         return place.put(none)
 
     return [one() for _ in range(1 if place.seeds else len(simulation.seeds))]

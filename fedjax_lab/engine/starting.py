@@ -1,6 +1,6 @@
 """The states with which a stage starts, and the facts from which they are made."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -61,11 +61,11 @@ def first_states(
     lanes: Sequence[Lanes],
     last: Sequence[State | None],
     facts: Sequence[dict],
-) -> list[State]:
+) -> tuple[list[State], Callable[[], list[State]]]:
     """The states that the stage's `start`, or else the method's `init`, makes, one per lane.
 
-    last: the states of the lanes at the end of the last stage. MemoryError if those of `init` do
-    not fit.
+    last: the states of the lanes at the end of the last stage. Returns the shapes of the states,
+    and a function that computes them. MemoryError if those of `init` do not fit.
     """
     place = jit.place
 
@@ -83,12 +83,15 @@ def first_states(
         for of_lane, *rest in each
     ]
     axes = axes_of_settings(lanes[0].settings), 0, 0, 0, 0
+    first = jax.jit(first, inline=True)  # traced once, for the shapes and the states
     shapes = jax.eval_shape(jit.wrap(first, axes, None), *args[0])
-    run = jit.runner(first, axes, place.state_shardings(shapes))
+    out = place.state_shardings(shapes)
+    shaped, run = jit.wrap(first, axes, out), jit.runner(first, axes, out)
     if simulation.stages[number].start is None and not place.abstract:
         size = place.num_bytes(shapes)
         parallel.check_memory(size, "the model and the clients' states need")
-    return [run(*of_lane) for of_lane in args]
+    described = [place.described(jax.eval_shape(shaped, *of_lane), out) for of_lane in args]
+    return described, lambda: [run(*of_lane) for of_lane in args]
 
 
 def from_given(given: Sequence[State], jit: Jit, like: State) -> list[State]:

@@ -1,6 +1,6 @@
 """What a stage's method gets instead of the examples: `Stage.view`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,11 +37,16 @@ def plan_of_images(simulation: Simulation, place: Placement) -> Plan:
 
 
 def stage_lanes(
-    simulation: Simulation, number: int, jit: Jit, lanes: list[Lanes], states: Sequence[State]
+    simulation: Simulation,
+    number: int,
+    jit: Jit,
+    lanes: list[Lanes],
+    states: Callable[[], Sequence[State]],
 ) -> Viewed:
     """The lanes and the plan of a stage, as its view of the examples requires.
 
-    number: of the stage. lanes: those of the run. states: those with which the stage starts.
+    number: of the stage. lanes: those of the run. states: returns those with which the stage
+    starts.
     """
     stage, plan = simulation.stages[number], plan_of_images(simulation, jit.place)
     plan = _reliable(plan) if stage.reliable else plan
@@ -58,7 +63,7 @@ def stage_lanes(
     frozen = view.frozen
     if frozen is not None:
         freeze = jit.runner(lambda state: frozen(state.server), (0,))
-        lanes = _changed(viewed.lanes, [{"frozen": freeze(state)} for state in states])
+        lanes = _changed(viewed.lanes, [{"frozen": freeze(state)} for state in states()])
         viewed = Viewed(lanes, viewed.plan, ("frozen",))
     return viewed if view.transform is None else _transformed(view, simulation, number, viewed, jit)
 
