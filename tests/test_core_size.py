@@ -98,7 +98,7 @@ WALKS = {  # (file, function, parameter): the stays and the returns at most
     ("simulation/simulate.py", "play_round", "state"): (2, 0),
     ("simulation/simulate.py", "play_round", "program"): (10, 4),
     ("simulation/simulate.py", "play", "lane"): (11, 5),
-    ("engine/engine.py", "Engine.__init__", "simulation"): (22, 13),
+    ("engine/engine.py", "Engine.__init__", "simulation"): (14, 5),
     ("experiment/experiment.py", "build", "seeds"): (5, 2),
     ("experiment/federation.py", "make_federations", "dataset"): (15, 7),
 }

@@ -363,7 +363,7 @@ def test_a_stage_with_other_batches_has_no_common_number_of_steps(tmp_path):
         simulation = toys.changed(e, stages=(stage,), plan=plan).simulation
         made = Engine(simulation, abstract=True)
         jit = Jit(made.place, simulation.precision)
-        return views.stage_lanes(simulation, 0, jit, made.lanes, made.states).plan
+        return views.viewed(simulation, 0, jit, views.Viewed(made.lanes, plan), made.states).plan
 
     assert plan_of(plan.batch_size) == plan
     assert plan_of(2) == plan._replace(batch_size=2, equal_steps=False)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.engine.input import Simulation
-from fedjax_lab.engine.lanes import Lanes, axes_of, axes_of_settings, one_seed
+from fedjax_lab.engine.lanes import Lanes, axes_of, axes_of_settings, make_lanes, one_seed
 from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.engine.programs import make_program
 from fedjax_lab.simulation.client_work import fetch
@@ -27,40 +27,43 @@ class Viewed(NamedTuple):
     differing: tuple[str, ...] = ()  # fields of a federation that differ between seeds: `axes_of`
 
 
-def plan_of_images(simulation: Simulation, place: Placement) -> Plan:
-    """The plan of a run without the view of a stage, with the padding on its devices."""
+def unviewed(simulation: Simulation, place: Placement) -> Viewed:
+    """The lanes and the plan of a run on its devices, for a stage without a view."""
     new = simulation.seeds[0].federation.new_train
-    return simulation.plan._replace(
+    plan = simulation.plan._replace(
         num_clients=place.num_clients if place.padding else 0,
         num_new=len(new) if new is not None and len(new) % place.parts else 0,
     )
+    return Viewed(make_lanes(simulation, place), plan)
 
 
-def stage_lanes(
-    simulation: Simulation, number: int, jit: Jit, lanes: list[Lanes], states: Sequence[State]
+def viewed(
+    simulation: Simulation, number: int, jit: Jit, images: Viewed, states: Sequence[State]
 ) -> Viewed:
     """The lanes and the plan of a stage, as its view of the examples requires.
 
-    number: of the stage. lanes: those of the run. states: those with which the stage starts.
+    number: of the stage. images: without a view. states: those with which the stage starts.
     """
-    stage, plan = simulation.stages[number], plan_of_images(simulation, jit.place)
+    stage, (lanes, plan, _) = simulation.stages[number], images
     plan = _reliable(plan) if stage.reliable else plan
     before, plan = plan.batch_size, stage.plan(plan)
     longest = lanes[0].training.federation.train.longest
     size = min(plan.batch_size, max(before, longest))
     equal = plan.equal_steps and size == before  # equal numbers of other batches may differ
     plan = plan._replace(batch_size=size, equal_steps=equal)
-    viewed, view = Viewed(lanes, plan), stage.view or View()
+    changed, view = Viewed(lanes, plan), stage.view or View()
     if stage.embeddings is not None:
         x = jit.place.put_pool(stage.embeddings().examples)
-        fields = [{"x": x, **_PLAIN, **_NOT_SCORED}] * len(viewed.lanes)
-        viewed = Viewed(_changed(lanes, fields), plan._replace(augment=None, example_shape=()))
+        fields = [{"x": x, **_PLAIN, **_NOT_SCORED}] * len(lanes)
+        changed = Viewed(_changed(lanes, fields), plan._replace(augment=None, example_shape=()))
     frozen = view.frozen
     if frozen is not None:
         freeze = jit.runner(lambda state: frozen(state.server), (0,))
-        lanes = _changed(viewed.lanes, [{"frozen": freeze(state)} for state in states])
-        viewed = Viewed(lanes, viewed.plan, ("frozen",))
-    return viewed if view.transform is None else _transformed(view, simulation, number, viewed, jit)
+        lanes = _changed(changed.lanes, [{"frozen": freeze(state)} for state in states])
+        changed = Viewed(lanes, changed.plan, ("frozen",))
+    if view.transform is None:
+        return changed
+    return _transformed(view, simulation, number, changed, jit)
 
 
 def _reliable(plan):
