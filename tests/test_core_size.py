@@ -20,10 +20,10 @@ STRUCTS = {
     "engine/input": ("Seed", "Simulation"),
 }
 AUTHOR = (
-    *("Method", "Extra", "Exchange", "Stage", "View"),
+    *("Method", "Extra", "Exchange", "Stage"),
     *("Task", "Objective", "Client", "Work"),
 )
-NONE, MET, FEW = 23, 85, 3  # the limits
+NONE, MET, FEW = 24, 83, 3  # the limits
 LABELS = ["data", "dataset"]  # how unknown labels and classes without names are written
 LIBRARY = {"jax", "flax", "optax", "chex", "numpy", "fedjax_lab"}
 

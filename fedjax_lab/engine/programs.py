@@ -31,8 +31,7 @@ def make_program(
     """The program of the stage with this number, for a seed with these settings."""
     stage, fields = simulation.varied(number, settings)
     if plan.view is not None:
-        assert stage.view is not None  # the plan's view is that of the stage
-        fields = {**fields, "view": stage.view.transform}
+        fields = {**fields, "view": stage.view}  # of this seed
     program = Program(stage.method, plan._replace(**fields), simulation.strategy)
 
     def in_round(program, t):

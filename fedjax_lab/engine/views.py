@@ -1,4 +1,4 @@
-"""What a stage's method gets instead of the examples: `Stage.view`."""
+"""What a stage's method gets instead of the examples: `Stage.frozen` and `view`."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from fedjax_lab.engine.lanes import Lanes, axes_of, axes_of_settings, make_lanes
 from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.engine.programs import make_program
 from fedjax_lab.simulation.client_work import fetch
-from fedjax_lab.types import ROWS, Plan, State, View
+from fedjax_lab.types import ROWS, Plan, State
 
 _PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # leaves examples unchanged
 _NOT_SCORED = dict.fromkeys(ROWS[1:])  # removes all rows but those to train on
@@ -51,19 +51,17 @@ def viewed(
     size = min(plan.batch_size, max(before, longest))
     equal = plan.equal_steps and size == before  # equal numbers of other batches may differ
     plan = plan._replace(batch_size=size, equal_steps=equal)
-    changed, view = Viewed(lanes, plan), stage.view or View()
+    changed = Viewed(lanes, plan)
     if stage.embeddings is not None:
         x = jit.place.put_pool(stage.embeddings().examples)
         fields = [{"x": x, **_PLAIN, **_NOT_SCORED}] * len(lanes)
         changed = Viewed(_changed(lanes, fields), plan._replace(augment=None, example_shape=()))
-    frozen = view.frozen
-    if frozen is not None:
-        freeze = jit.runner(lambda state: frozen(state.server), (0,))
+    select = stage.frozen
+    if select is not None:
+        freeze = jit.runner(lambda state: select(state.server), (0,))
         lanes = _changed(changed.lanes, [{"frozen": freeze(state)} for state in states])
         changed = Viewed(lanes, changed.plan, ("frozen",))
-    if view.transform is None:
-        return changed
-    return _transformed(view, simulation, number, changed, jit)
+    return changed if stage.view is None else _transformed(simulation, number, changed, jit)
 
 
 def _reliable(plan):
@@ -82,15 +80,15 @@ def frozen_bytes(simulation: Simulation, number: int, state: State, seeds: int) 
     stage, size = simulation.stages[number], 0
     if number == 0 and simulation.base is not None and not simulation.seeds[0].is_pooled:
         size = tree.num_bytes(simulation.base.base)
-    if stage.view is None or stage.view.frozen is None:
+    if stage.frozen is None:
         return size
-    return size + tree.num_bytes(jax.eval_shape(stage.view.frozen, one_seed(state.server, seeds)))
+    return size + tree.num_bytes(jax.eval_shape(stage.frozen, one_seed(state.server, seeds)))
 
 
-def _transformed(view, simulation, number, viewed, jit):
+def _transformed(simulation, number, viewed, jit):
     """Replaces the examples by their transforms: once for the pool, or else in every batch."""
     plan, lanes = viewed.plan, viewed.lanes
-    transformed = plan._replace(view=view.transform)
+    transformed = plan._replace(view=simulation.stages[number].view)
     if plan.augment is not None or plan.feature_skew is not None:  # a skew depends on the client
         return viewed._replace(plan=transformed)
 

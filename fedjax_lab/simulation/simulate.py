@@ -233,8 +233,6 @@ def play_round(
         results = carry_out(program, exchange, server, federation, rows, turn, key)
         server, private, done, steps = results
         trainings, executed = trainings + done, executed + steps
-    if extra.alone is not None:
-        server = extra.alone(server, program.strategy.split)
     private = _kept(extra, turn, before, private)
     measured = _measure(turn, trainings, executed, (server, private), is_cohort)
     return State(server, program.strategy.put(state.private, places, private)), measured
