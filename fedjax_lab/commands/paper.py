@@ -347,14 +347,16 @@ def overview(request: Request) -> str:
 def _probed(cells):
     """The examples per second of FedAvg in the first of these runs, and why there is no number."""
     run = next((run for cell in cells for run in cell.runs), None)
-    return _speed(run.path, tuple(run.settings)) if run else (None, "")
+    if run is None:
+        return None, ""
+    kinds = "model.", "data.name", "data.folder", "data.size", "partition.num_clients"
+    return _speed(run.path, tuple((k, v) for k, v in run.settings if k.startswith(kinds)))
 
 
 @functools.cache
 def _speed(path, settings):
-    kept = [(key, value) for key, value in settings if not key.startswith("method.")]
     try:
-        return requirements.speed(resolve(_load(f"{path}:fedavg"), kept)), ""
+        return requirements.speed(resolve(_load(f"{path}:fedavg"), list(settings))), ""
     except BadInput as error:
         return None, str(error)
 
