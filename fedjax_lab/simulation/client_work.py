@@ -22,6 +22,7 @@ from fedjax_lab.types import (
     Plan,
     PyTree,
     Stepping,
+    Turn,
     Weights,
     Work,
 )
@@ -63,6 +64,14 @@ def client_federation(federation: Federation, client: Client) -> Federation:
 def num_batches(n: Array, batch_size: Array | int) -> Array:
     """The number of batches in a pass over n examples, including a short last batch."""
     return (jnp.asarray(n, jnp.int32) + batch_size - 1) // batch_size
+
+
+def planned_batches(plan: Plan, turn: Turn) -> Array:
+    """The batches that each client of a round trains on, [M], by which a strategy deals them."""
+    clients = turn.clients
+    batches = num_batches(clients.n, batch_size(plan, clients.traits.get("settings")))
+    batches = jnp.ones_like(batches) if plan.steps else batches
+    return batches if turn.work is None else batches * turn.work
 
 
 @jax.tree_util.register_static
