@@ -212,7 +212,7 @@ class Work(NamedTuple):
     draw: Callable[[int], Batch]  # (size) -> one random batch, drawn without replacement
     steps: Array  # [] int32, number of steps of `train` with its defaults
     optimizer: Any  # optax.GradientTransformation, the default of `train`
-    frozen: PyTree = ()  # state that the stage has sent to every client once: `View.frozen`
+    frozen: PyTree = ()  # state that the stage has sent to every client once: `Stage.frozen`
     upload_key: Any = None  # () -> key of the random numbers for the upload: for its transforms
     outputs: Any = None  # (fn: Batch -> arrays [B, ...]) -> (outputs of fn for each example
     # [N, ...], mask [N]), where N is the size of the largest client; `rows` as in `mean`
@@ -258,9 +258,6 @@ class Extra(NamedTuple):
 
     `one_by_one`: clients take turns in the order of the sample. `aggregate` is called after each
     client, with a cohort of one, before `send` is called for the next.
-    `alone` is the server's training on its own data at the end of a round. `split` takes a tree of
-    arrays [B, ...] and leaves their values unchanged; computations on `split(rows)` are divided
-    among the devices by row, where each device would repeat those of `aggregate`.
     `acknowledged`: clients learn which uploads are used; they do so after `local` has returned.
     `pooled`: training sees one client that holds the examples of all clients (centralized
     training).
@@ -270,8 +267,6 @@ class Extra(NamedTuple):
     """
 
     one_by_one: bool = False
-    alone: Callable[[PyTree, Callable[[PyTree], PyTree]], PyTree] | None = None
-    # (server, split) -> server
     pooled: bool = False
     metrics: tuple[Any, ...] = ()  # `metrics.Metric`s
     guarantee: Any = None  # `guarantee.Guarantee`, the privacy guarantee of the method
@@ -325,19 +320,6 @@ class Method(NamedTuple):
         return self._replace(extra=self.extra._replace(**fields))
 
 
-class View(NamedTuple):
-    """What the clients of a stage get instead of, or in addition to, the run's examples.
-
-    `frozen` selects a part of the server's state that is sent to every client once, when the stage
-    starts, and stays constant during the stage: `Work.frozen`. `transform` computes, from this part
-    and the examples, the inputs that the method gets instead of the examples. It is evaluated once
-    for all examples, or in every batch if training images are augmented.
-    """
-
-    frozen: Callable[[PyTree], PyTree] | None = None  # server -> part of it
-    transform: Callable[[PyTree, Array], Array] | None = None  # (frozen, x [B, ...]) -> [B, ...]
-
-
 def same_plan(plan: "Plan") -> "Plan":
     """Returns the plan of a run, for a stage that trains with the same numbers."""
     return plan
@@ -352,11 +334,14 @@ class Stage(NamedTuple):
     `start` the stage begins with `Method.init`. Before the first stage the previous state is None.
     When a run is resumed, `start` also runs on untrained states to determine shapes.
 
-    With a `view` the method gets other inputs instead of the examples. With `embeddings` it gets
-    these, and nothing is scored, so the method need not predict. `plan` changes with which numbers
-    the clients of this stage train, such as their batch size or augmentation. A `reliable` stage
-    needs the upload of every client, so config.run.dropout, clock.over_selection and clock.deadline
-    do not apply to it.
+    `frozen` selects a part of the server's state that is sent to every client once, when the stage
+    starts, and stays constant during the stage: `Work.frozen`. `view` computes, from this part and
+    the examples, the inputs that the method gets instead of the examples. It is evaluated once for
+    all examples, or in every batch if training images are augmented. With `embeddings` the method
+    gets these, and nothing is scored, so it need not predict. `plan` changes with which numbers the
+    clients of this stage train, such as their batch size or augmentation. A `reliable` stage needs
+    the upload of every client, so config.run.dropout, clock.over_selection and clock.deadline do
+    not apply to it.
     """
 
     name: str
@@ -366,7 +351,8 @@ class Stage(NamedTuple):
     # (key, population [C], last state) -> facts
     start: Callable[[Array, int, State | None, dict[str, Array]], State] | None = None
     # (key, C, last state, facts) -> State
-    view: View | None = None
+    frozen: Callable[[PyTree], PyTree] | None = None  # server -> part of it
+    view: Callable[[PyTree, Array], Array] | None = None  # (frozen, x [B, ...]) -> [B, ...]
     embeddings: Callable[[], Any] | None = None  # () -> `Embeddings`, such as `Task.embeddings`
     plan: Callable[["Plan"], "Plan"] = same_plan  # the run's plan -> that of this stage
     reliable: bool = False
@@ -374,7 +360,7 @@ class Stage(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether the stage starts from `Method.init` and trains as the run's config says."""
-        others = self.prepare or self.start or self.view or self.embeddings
+        others = self.prepare or self.start or self.frozen or self.view or self.embeddings
         return not others and self.plan is same_plan
 
 
@@ -487,7 +473,7 @@ class Federation(NamedTuple):
     unseen: Array | None  # [U] the domain that no client holds
     new_train: Rows | None = None  # training rows of each new client [N]
     new_test: Rows | None = None  # test rows of each new client [N]
-    frozen: PyTree = ()  # the result of `View.frozen`, used by `Plan.view` and `Work`
+    frozen: PyTree = ()  # the result of `Stage.frozen`, used by `Plan.view` and `Work`
     traits: dict[str, Any] = {}  # of the clients, then of the new clients [C + N]: `Client.traits`;
     # in the federation of one client (`client_work.client_federation`) its own
     public: tuple[Array, Array] | None = None  # (x [P, D], y [P, *label]), examples that no client
@@ -546,7 +532,7 @@ class Plan(NamedTuple):
     eval_batch: int = 100
     metrics: tuple[Any, ...] = ()  # `metrics.Metric`s of an evaluation besides the loss
     augment: Callable[[Array, Array], Array] | None = None  # (key, raw x) -> raw x, in training
-    view: Callable[[PyTree, Array], Array] | None = None  # a stage's `View.transform`
+    view: Callable[[PyTree, Array], Array] | None = None  # a stage's `view`
     feature_skew: Callable[[Array, Array, Array], Array] | None = None
     # (key, raw x of one example, number of its client) -> raw x
     optimizer_of: Callable[[Array], Any] | None = (

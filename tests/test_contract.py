@@ -74,11 +74,6 @@ def test_a_round_must_keep_the_structure_of_the_states(part, function, error):
     assert error in complaint(toys.bytes_of, with_exchange(**{part: function}))
 
 
-def test_alone_must_return_the_state_of_the_server():
-    method = PLAIN.having(alone=lambda server, split: (server, 1))
-    assert "`alone` of a method must return the server's state" in complaint(toys.bytes_of, method)
-
-
 @pytest.mark.parametrize(
     "drawn, error",
     [

@@ -28,7 +28,7 @@ from fedjax_lab.running.storage import metric_rows, stage_facts
 from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.client_work import fetch
 from fedjax_lab.simulation.population import make_population
-from fedjax_lab.types import Exchange, Stage, State, View
+from fedjax_lab.types import Exchange, Stage, State
 
 
 def build(folder, seeds=(0,), rounds=8, way="auto"):
@@ -274,9 +274,14 @@ def test_local_and_the_view_of_a_stage_get_the_frozen_part(way, folder):
             predict=lambda message, client, x: x[:, :3],
             newcomer=None,
         )
-        view = View(frozen=lambda server: server["shift"], transform=lambda shift, x: 0 * x + shift)
-        again = Stage("third", second, 1, view=view)
-        return Stage("first", plain, 2), Stage("second", second, 1, start=start, view=view), again
+        again = Stage(
+            "third",
+            second,
+            1,
+            frozen=lambda server: server["shift"],
+            view=lambda shift, x: 0 * x + shift,
+        )
+        return Stage("first", plain, 2), again._replace(name="second", start=start), again
 
     e = build(folder, (0, 1), rounds=4, way=way)
     played, shifts = Engine(toys.changed(e, stages=stages(e.task)).simulation), []
@@ -307,7 +312,10 @@ def test_a_view_of_images_may_have_any_shape(four_domains):
         (exchange,) = plain.round
         idle = exchange._replace(local=lambda w, client, work: (w, client.private))
         other = plain._replace(round=(idle,), predict=lambda message, client, x: x[:, 0, :4])
-        halves = View(transform=lambda frozen, x: x[:, ::2, :, 0])
+
+        def halves(frozen, x):
+            return x[:, ::2, :, 0]
+
         return (
             Stage("images", plain, 1),
             Stage("halves", other, 1, start=lambda *a: a[2], view=halves),
@@ -363,7 +371,7 @@ def test_a_stage_with_other_batches_has_no_common_number_of_steps(tmp_path):
         simulation = toys.changed(e, stages=(stage,), plan=plan).simulation
         made = Engine(simulation, abstract=True)
         jit = Jit(made.place, simulation.precision)
-        return views.stage_lanes(simulation, 0, jit, made.lanes, made.states).plan
+        return views.viewed(simulation, 0, jit, views.Viewed(made.lanes, plan), made.states).plan
 
     assert plan_of(plan.batch_size) == plan
     assert plan_of(2) == plan._replace(batch_size=2, equal_steps=False)

@@ -1,8 +1,8 @@
 """The way of a parameter through the package: which functions it enters, in the order of the code.
 
 A parameter enters a function if a call passes its name, a part of it, or a name that was assigned
-from these; the result of a call is something else. Each function is followed once. Calls of objects
-whose type is not written in the code are not followed.
+from these; the result of a call is something else. Each function is followed once. A call of a
+class enters its `__init__`. Calls of objects whose type is not in the code are not followed.
 """
 
 import ast
@@ -45,16 +45,20 @@ def imports(file):
 
 def callee(file, inside, call):
     """The file and the name of the function that a call calls; None if it is not known."""
-    dotted = ast.unparse(call.func)
-    first, _, rest = dotted.partition(".")
+    first, *rest = ast.unparse(call.func).split(".")
+    arguments = in_signature(functions(file)[inside].args)
+    types = {p.arg: ast.unparse(p.annotation) for p in arguments if p.annotation}
     if first == "self":
-        dotted = f"{inside.partition('.')[0]}.{rest}"
-    elif first in imports(file):
-        module, _, dotted = imports(file)[first].rpartition(".")
-        module, dotted = (f"{module}.{dotted}", rest) if rest else (module, dotted)
-        file = module.replace(".", "/") + ".py"
-    known = (ROOT / file).exists() and dotted in functions(file)
-    return (file, dotted) if known else None
+        first = inside.partition(".")[0]
+    elif rest:
+        first = types.get(first, first)  # a method of an argument
+    if first in imports(file):
+        path = imports(file)[first].replace(".", "/")
+        is_module = (ROOT / f"{path}.py").exists()
+        file, first = (f"{path}.py", "") if is_module else (f"{path.rpartition('/')[0]}.py", path)
+    name = ".".join(filter(None, [first.rpartition("/")[2], *rest]))
+    known = functions(file) if (ROOT / file).exists() else ()
+    return next(((file, n) for n in (name, f"{name}.__init__") if n in known), None)
 
 
 def mentions(node, names):

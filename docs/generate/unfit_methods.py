@@ -50,7 +50,6 @@ LACKING = {  # FedAvg without what another part may need
     "first_state": PLAIN._replace(init=None),
     "first_model": PLAIN._replace(predict=None),
     "one_exchange": PLAIN._replace(round=2 * PLAIN.round),
-    "idle_server": PLAIN.having(alone=lambda server, split: server),
     "any_clients": PLAIN._replace(sample=lambda *args: args),
 }
 

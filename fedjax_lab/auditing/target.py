@@ -75,7 +75,7 @@ def make_target(run: loading.Run, seed: int | None = None) -> Target:
     task = run.experiment.task
     made = kinds.mixed_method(lambda task: make_method(task=task, **config.method), task)
     stage, plain = run.stage, lay_out(made, config.run.rounds)[run.number].method
-    if stage.view or stage.embeddings or stage.method.extra.pooled:
+    if stage.frozen or stage.view or stage.embeddings or stage.method.extra.pooled:
         what = "all examples at once" if stage.method.extra.pooled else "features of the examples"
         raise BadInput(
             f"stage {stage.name} of method {config.method.name} trains on {what}, which no client"

@@ -18,13 +18,11 @@ from fedjax_lab.engine.input import Simulation
 from fedjax_lab.engine.lanes import (
     axes_of,
     each_seed,
-    make_lanes,
-    no_progress,
     settings_of_seeds,
 )
 from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.engine.programs import Programs, make_program, shapes_of
-from fedjax_lab.simulation import contract, evaluate, simulate
+from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.types import Stage, State
 
 
@@ -66,11 +64,9 @@ class Engine:
             abstract=abstract,
         )
         self._jit = Jit(self.place, simulation.precision)
-        self.lanes = self._image_lanes = make_lanes(simulation, self.place)
-        self.plan = views.plan_of_images(simulation, self.place)
-        self._differing: tuple[str, ...] = ()  # `views.Viewed`
+        self._images = views.unviewed(simulation, self.place)
+        self.lanes, self.plan, self._differing = self._images
         self.ends = list(itertools.accumulate(stage.rounds for stage in simulation.stages))
-        self.sums = no_progress(simulation, self.place)
         self.played = 0  # rounds
         self.seconds = 0.0  # spent in them, and in nothing else
         self.bytes = np.zeros((len(simulation.seeds), 2))  # up and down, in the rounds played
@@ -85,8 +81,8 @@ class Engine:
 
     def _apply_view(self):
         """Sets the lanes and the plan of this stage, as its view of the examples requires."""
-        self.lanes, self.plan, self._differing = views.stage_lanes(
-            self.simulation, self.stage_number, self._jit, self._image_lanes, self.states
+        self.lanes, self.plan, self._differing = views.viewed(
+            self.simulation, self.stage_number, self._jit, self._images, self.states
         )
 
     def compile(self) -> None:
@@ -153,13 +149,21 @@ class Engine:
         began = time.perf_counter()
         self.stage_number += 1
         self._stage_session = self.session
-        facts = self._prepare() if facts is None else facts
-        self.states = self._first_states(facts)
-        first = self.simulation.seeds[0]
-        if self.stage_number == 0 and first.start is not None:
-            self._begin_with([seed.start for seed in self.simulation.seeds])
-        if self.stage_number == 0 and first.timeline is not None:
-            self.sums = starting.with_history(self.simulation, self._jit, self.states, self.sums)
+        if facts is None:
+            facts = starting.prepared(
+                self.simulation, self.stage_number, self.place, self._images, self.final_states
+            )
+        self.states, self._hosted = starting.begin(
+            self.simulation,
+            self.stage_number,
+            self._jit,
+            self._images,
+            self.states,
+            facts,
+            self._folder,
+        )
+        if self.stage_number == 0:
+            self.sums = starting.first_sums(self.simulation, self._jit, self.states)
         sizes = [
             views.frozen_bytes(self.simulation, self.stage_number, state, self.place.seeds)
             for state in self.states
@@ -168,34 +172,6 @@ class Engine:
         jax.block_until_ready(self.states)
         self.compile_seconds += time.perf_counter() - began
         return facts
-
-    def _prepare(self):
-        if self.stage.prepare is None:
-            return [{} for _ in self.lanes]
-        return starting.prepared(
-            self.simulation, self.stage_number, self.place, self.lanes, self.final_states()
-        )
-
-    def _first_states(self, facts):
-        if self.simulation.host is None:
-            return starting.first_states(
-                self.simulation, self.stage_number, self._jit, self.lanes, self.states, facts
-            )
-        self._hosted = starting.make_hosted(
-            self.simulation, self.stage_number, self._jit, self.lanes, self.plan, self._folder
-        )
-        return [starting.server_state(hosted, self._jit) for hosted in self._hosted]
-
-    def _begin_with(self, given):
-        """Replaces the initial states by these states [seed]."""
-        for first, state in zip(self.final_states(), given, strict=True):
-            contract.check_alike("the state that the run starts from must be", state, first)
-        for hosted, state in zip(self._hosted, given, strict=False):
-            hosted.keep(state.private)
-        if self._hosted:
-            self.states = [self.place.put(State(state.server, ())) for state in given]
-        else:
-            self.states = starting.from_given(given, self._jit, self.states[0])
 
     def play(self, at_most: int) -> None:
         """Plays a block of at most `at_most` rounds, about a second long."""
@@ -233,7 +209,7 @@ class Engine:
         """Scores each seed after the rounds played so far, and resets the sums."""
         totals = self.session.totals + counts.work_of(self.sums)
         self.session = self.session._replace(totals=totals)
-        new = no_progress(self.simulation, self.place)
+        new = starting.no_progress(self.simulation, self.place)
         self.sums = list(map(simulate.reset, self.sums, new))
         began = time.perf_counter()
         scores = []

@@ -149,9 +149,6 @@ def server_operations(program: Program, lane: Lane, state: State, clients: int) 
         aggregate = outline.aggregate_with(exchange, program.plan)
         traced = jax.make_jaxpr(aggregate)(state.server, uploads, cohort, federation)
         total += times * count(traced)
-    if (alone := extra.alone) is not None:
-        train = jax.make_jaxpr(lambda server: alone(server, lambda rows: rows))
-        total += count(train(state.server))
     return total
 
 

@@ -68,6 +68,14 @@ class Simulation(NamedTuple):
         """The number of each seed."""
         return [seed.number for seed in self.seeds]
 
+    def varied(self, number: int, settings: Settings) -> tuple[Stage, dict[str, Any]]:
+        """The stage with this number for a seed with these settings, and its fields of the plan."""
+        if not settings:
+            return self.stages[number], {}
+        assert self.variant is not None  # a simulation with settings has it
+        stages, fields = self.variant(settings)
+        return stages[number], fields
+
     @property
     def federations(self) -> list[Federation]:
         """The clients of each seed that are scored."""

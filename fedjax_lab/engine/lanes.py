@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import sampling, streams
+from fedjax_lab import streams
 from fedjax_lab.engine.input import BASE, Simulation
 from fedjax_lab.engine.placement import Placement
-from fedjax_lab.simulation import simulate
 from fedjax_lab.simulation.population import new_on_host, population_on_host
-from fedjax_lab.simulation.simulate import Lane, Progress
+from fedjax_lab.simulation.simulate import Lane
 from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
 
 
@@ -94,30 +93,6 @@ def _make_pool(simulation, place, federation):
         return shared
     pool = {name: place.put_pool(getattr(federation, name)) for name in POOL}
     return place.put(shared._replace(**dict.fromkeys(POOL)))._replace(**pool)
-
-
-def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
-    """The sums before the first round after an evaluation, one per lane."""
-    methods = [stage.method for stage in simulation.stages]
-    places = any(method.extra.empty_places for method in methods)
-    own = any(sampling.is_own(method.sample) for method in methods)
-    timed = "pace" in simulation.seeds[0].training.traits
-    scheduled = simulation.seeds[0].timeline is not None
-    occurring = {
-        "arrived": timed or simulation.plan.failures.dropout > 0,
-        "drawn": scheduled or places,
-        "misdrawn": own,
-        "seconds": timed,
-    }
-    counts = [name for name, occurs in occurring.items() if occurs]
-
-    def one():  # a separate copy per lane, since their buffers are donated
-        none = simulate.no_progress(counts)
-        if place.seeds:
-            none = jax.tree.map(lambda a: jnp.stack([a] * place.seeds), none)
-        return place.put(none)
-
-    return [one() for _ in range(1 if place.seeds else len(simulation.seeds))]
 
 
 _AXES = Federation._make(0 if name in CLIENT_ROWS else None for name in Federation._fields)

@@ -53,7 +53,6 @@ def on_mesh(
         everyone=partial(_everyone_on_mesh, mesh, inner, by_client, by_row),
         deal=partial(_by_load, devices=devices),
         lane_steps=lambda steps: _lane_steps_on_mesh(inner, devices, steps),
-        split=lambda rows: jax.lax.with_sharding_constraint(rows, clients),
         whole=lambda drawn: jax.lax.with_sharding_constraint(drawn, everywhere),
         sharding=everywhere,
         at_a_time=inner.at_a_time,

@@ -13,7 +13,7 @@ from fedjax_lab.engine.lanes import Lanes, axes_of_settings, lane_of_one_seed
 from fedjax_lab.engine.placement import Jit
 from fedjax_lab.simulation import evaluate, outline, simulate
 from fedjax_lab.simulation.simulate import Lane, Program, Progress
-from fedjax_lab.types import Plan, PyTree, Stage, State
+from fedjax_lab.types import Plan, PyTree, State
 
 
 class Programs(NamedTuple):
@@ -25,32 +25,20 @@ class Programs(NamedTuple):
     clients: int  # in a round of one seed
 
 
-def varied(
-    simulation: Simulation, number: int, settings: dict[str, PyTree]
-) -> tuple[Stage, dict[str, Any]]:
-    """A stage for a seed with these settings, and the fields of the plan that change."""
-    if not settings:
-        return simulation.stages[number], {}
-    assert simulation.variant is not None  # a simulation with settings has it
-    stages, fields = simulation.variant(settings)
-    return stages[number], fields
-
-
 def make_program(
     simulation: Simulation, number: int, plan: Plan, settings: dict[str, PyTree]
 ) -> Program:
     """The program of the stage with this number, for a seed with these settings."""
-    stage, fields = varied(simulation, number, settings)
+    stage, fields = simulation.varied(number, settings)
     if plan.view is not None:
-        assert stage.view is not None  # the plan's view is that of the stage
-        fields = {**fields, "view": stage.view.transform}
+        fields = {**fields, "view": stage.view}  # of this seed
     program = Program(stage.method, plan._replace(**fields), simulation.strategy)
 
     def in_round(program, t):
         changed = simulation.scheduled(number, settings, t)
         if changed is settings:
             return program
-        stage, fields = varied(simulation, number, changed)
+        stage, fields = simulation.varied(number, changed)
         return program._replace(method=stage.method, plan=program.plan._replace(**fields))
 
     return program._replace(scheduled=in_round)

@@ -1,41 +1,44 @@
 """The states with which a stage starts, and the facts from which they are made."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import streams
+from fedjax_lab import sampling, streams
 from fedjax_lab.engine import parallel, processes
 from fedjax_lab.engine.host.assignment import divide
 from fedjax_lab.engine.host.host_state import from_bits, to_bits
 from fedjax_lab.engine.host.hosted import Hosted
 from fedjax_lab.engine.input import Simulation
-from fedjax_lab.engine.lanes import Lanes, axes_of_settings, each_seed, stacked
+from fedjax_lab.engine.lanes import axes_of_settings, each_seed, one_seed, stacked
 from fedjax_lab.engine.placement import Jit, Placement
-from fedjax_lab.engine.programs import make_program, shapes_of, varied
-from fedjax_lab.engine.views import plan_of_images
+from fedjax_lab.engine.programs import make_program, shapes_of
+from fedjax_lab.engine.views import Viewed
 from fedjax_lab.errors import BadInput
-from fedjax_lab.simulation import simulate
+from fedjax_lab.simulation import contract, simulate
 from fedjax_lab.simulation.asynchronous import first_history, num_places
 from fedjax_lab.simulation.simulate import Progress
-from fedjax_lab.types import Plan, State
+from fedjax_lab.types import State
 
 
 def prepared(
     simulation: Simulation,
     number: int,
     place: Placement,
-    lanes: Sequence[Lanes],
-    last: Sequence[State | None],
+    images: Viewed,
+    last: Callable[[], Sequence[State | None]],
 ) -> list[dict]:
     """The facts that `prepare` of the stage with this number computes, one tree per lane.
 
-    last: the final state of each seed in the last stage.
+    images: the lanes and the plan of the run. last: () -> the state of each seed before the stage.
     """
-    stage, plan = simulation.stages[number], plan_of_images(simulation, place)
+    stage, (lanes, plan, _) = simulation.stages[number], images
+    if stage.prepare is None:
+        return [{} for _ in lanes]
 
     def prepare_seed(seed, population, state):
         key, _ = streams.stage(streams.make_keys(jax.random.key(seed)).init, number)
@@ -44,7 +47,7 @@ def prepared(
         return {name: np.asarray(fact) for name, fact in made.items()}
 
     populations = each_seed([of_lane.scoring.population for of_lane in lanes], place.seeds)
-    facts = list(map(prepare_seed, simulation.seed_numbers, populations, last))
+    facts = list(map(prepare_seed, simulation.seed_numbers, populations, last()))
     facts = processes.call_in_first(lambda: facts)  # the last bit may differ between hosts
     if place.seeds and len({shapes_of(of_seed) for of_seed in facts}) > 1:
         raise BadInput(
@@ -54,23 +57,45 @@ def prepared(
     return stacked(facts, place.seeds)
 
 
-def first_states(
+def begin(
     simulation: Simulation,
     number: int,
     jit: Jit,
-    lanes: Sequence[Lanes],
+    images: Viewed,
     last: Sequence[State | None],
     facts: Sequence[dict],
-) -> list[State]:
+    folder: Path,
+) -> tuple[list[State], list[Hosted]]:
+    """The states with which the stage with this number starts, one per lane.
+
+    Args:
+      simulation: the run. A state from which a seed starts replaces that of the method.
+      number: that of the stage.
+      jit: for the devices of the run.
+      images: the lanes and the plan of the run.
+      last: the states of the lanes before the stage.
+      facts: those of the stage, one tree per lane.
+      folder: where a run with private state on disk creates its file.
+
+    Returns:
+      The states, and the lanes whose private state is on the host instead, if it is.
+    """
+    given = [seed.start for seed in simulation.seeds if number == 0 and seed.start is not None]
+    if simulation.host is not None:
+        return _begin_on_host(simulation, number, jit, images, given, folder)
+    states = _first_states(simulation, number, jit, images.lanes, last, facts)
+    return (_from_given(given, jit, states) if given else states), []
+
+
+def _first_states(simulation, number, jit, lanes, last, facts):
     """The states that the stage's `start`, or else the method's `init`, makes, one per lane.
 
-    last: the states of the lanes at the end of the last stage. MemoryError if those of `init` do
-    not fit.
+    MemoryError if those of `init` do not fit.
     """
     place = jit.place
 
     def first(settings, keys, traits, last, facts):
-        stage, _ = varied(simulation, number, settings)
+        stage, _ = simulation.varied(number, settings)
         if stage.start is None:
             return place.padded(simulate.init(stage.method, keys, place.num_clients, traits))
         key = streams.stage(keys.init, number)[1] if number else keys.init
@@ -91,22 +116,78 @@ def first_states(
     return [run(*of_lane) for of_lane in args]
 
 
-def from_given(given: Sequence[State], jit: Jit, like: State) -> list[State]:
-    """The given states [seed] on the devices, one per lane. like: a lane's state."""
-    first, bits = given[0], jax.device_get(to_bits(given))  # they may lie on other devices
+def _from_given(given, jit, states):
+    """The given states [seed] on the devices, one per lane, in the shapes of these states."""
+    place, first = jit.place, given[0]
+    likes = [one_seed(state, place.seeds) for state in states] * max(place.seeds, 1)
+    for like, state in zip(likes, given, strict=True):
+        _check_given(state, jax.eval_shape(place.without_padding, like))
+    bits = jax.device_get(to_bits(given))  # they may lie on other devices
 
     def begin(bits):
-        return jit.place.padded(from_bits(bits, first))
+        return place.padded(from_bits(bits, first))
 
-    run = jit.runner(begin, (0,), jit.place.state_shardings(like))
-    return [run(state) for state in stacked(bits, jit.place.seeds)]
+    run = jit.runner(begin, (0,), place.state_shardings(states[0]))
+    return [run(state) for state in stacked(bits, place.seeds)]
 
 
-def with_history(
-    simulation: Simulation, jit: Jit, states: Sequence[State], sums: Sequence[Progress]
-) -> list[Progress]:
-    """The first sums of an asynchronous run, whose history has the first states of the server."""
+def _begin_on_host(simulation, number, jit, images, given, folder):
+    """Does what `begin` does if the clients' private state is on the host. given: states [seed]."""
+    owners = divide(jit.place.num_clients, jit.place.client_sharding)
+    program = partial(make_program, simulation, number, images.plan)
+    hosted = [
+        Hosted(program, of_lane, seed, simulation.host, owners, folder, jit)
+        for of_lane, seed in zip(images.lanes, simulation.seeds, strict=True)
+    ]
+    if not jit.place.abstract:
+        for each in hosted:
+            each.fill()
+    servers = [jit.runner(each.first_server, ())(each.keys) for each in hosted]
+    for i, state in enumerate(given):
+        _check_given(state, hosted[i].whole_state(State(servers[i], ())))
+        hosted[i].keep(state.private)
+        servers[i] = jit.place.put(state.server)
+    return [State(server, ()) for server in servers], hosted
+
+
+def _check_given(state, like):
+    """Raises BadInput unless the state from which a run starts has these shapes."""
+    contract.check_alike("the state that the run starts from must be", state, like)
+
+
+def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
+    """The sums before the first round after an evaluation, one per lane."""
+    methods = [stage.method for stage in simulation.stages]
+    places = any(method.extra.empty_places for method in methods)
+    custom_sample = any(sampling.is_own(method.sample) for method in methods)
+    timed = "pace" in simulation.seeds[0].training.traits
+    scheduled = simulation.seeds[0].timeline is not None
+    occurring = {
+        "arrived": timed or simulation.plan.failures.dropout > 0,
+        "drawn": scheduled or places,
+        "misdrawn": custom_sample,
+        "seconds": timed,
+    }
+    counts = [name for name, occurs in occurring.items() if occurs]
+
+    def one():  # a separate copy per lane, since their buffers are donated
+        none = simulate.no_progress(counts)
+        if place.seeds:
+            none = jax.tree.map(lambda a: jnp.stack([a] * place.seeds), none)
+        return place.put(none)
+
+    return [one() for _ in range(1 if place.seeds else len(simulation.seeds))]
+
+
+def first_sums(simulation: Simulation, jit: Jit, states: Sequence[State]) -> list[Progress]:
+    """The sums before the first round, one per lane.
+
+    The history of an asynchronous run has the first states of the server.
+    """
+    sums = no_progress(simulation, jit.place)
     schedules = [seed.timeline.schedule for seed in simulation.seeds if seed.timeline]
+    if not schedules:
+        return sums
     method, places = simulation.stages[0].method, num_places(schedules)
 
     def first(server):
@@ -115,28 +196,3 @@ def with_history(
     run = jit.runner(first, (0,))
     pairs = zip(states, sums, strict=True)
     return [of_lane._replace(history=run(state.server)) for state, of_lane in pairs]
-
-
-def make_hosted(
-    simulation: Simulation,
-    number: int,
-    jit: Jit,
-    lanes: Sequence[Lanes],
-    plan: Plan,
-    folder: Path,
-) -> list[Hosted]:
-    """The seeds of a run that keeps its clients' state on the host, one per lane."""
-    assert simulation.host is not None
-    owners = divide(jit.place.num_clients, jit.place.client_sharding)
-    program = partial(make_program, simulation, number, plan)
-    return [
-        Hosted(program, of_lane, seed, simulation.host, owners, folder, jit)
-        for of_lane, seed in zip(lanes, simulation.seeds, strict=True)
-    ]
-
-
-def server_state(hosted: Hosted, jit: Jit) -> State:
-    """The server's part of the initial state; the clients' part is put into the store."""
-    if not jit.place.abstract:
-        hosted.fill()
-    return State(jit.runner(hosted.first_server, ())(hosted.keys), ())

@@ -1,4 +1,4 @@
-"""What a stage's method gets instead of the examples: `Stage.view`."""
+"""What a stage's method gets instead of the examples: `Stage.frozen` and `view`."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,11 +9,11 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.engine.input import Simulation
-from fedjax_lab.engine.lanes import Lanes, axes_of, axes_of_settings, one_seed
+from fedjax_lab.engine.lanes import Lanes, axes_of, axes_of_settings, make_lanes, one_seed
 from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.engine.programs import make_program
 from fedjax_lab.simulation.client_work import fetch
-from fedjax_lab.types import ROWS, Plan, State, View
+from fedjax_lab.types import ROWS, Plan, State
 
 _PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # leaves examples unchanged
 _NOT_SCORED = dict.fromkeys(ROWS[1:])  # removes all rows but those to train on
@@ -27,40 +27,41 @@ class Viewed(NamedTuple):
     differing: tuple[str, ...] = ()  # fields of a federation that differ between seeds: `axes_of`
 
 
-def plan_of_images(simulation: Simulation, place: Placement) -> Plan:
-    """The plan of a run without the view of a stage, with the padding on its devices."""
+def unviewed(simulation: Simulation, place: Placement) -> Viewed:
+    """The lanes and the plan of a run on its devices, for a stage without a view."""
     new = simulation.seeds[0].federation.new_train
-    return simulation.plan._replace(
+    plan = simulation.plan._replace(
         num_clients=place.num_clients if place.padding else 0,
         num_new=len(new) if new is not None and len(new) % place.parts else 0,
     )
+    return Viewed(make_lanes(simulation, place), plan)
 
 
-def stage_lanes(
-    simulation: Simulation, number: int, jit: Jit, lanes: list[Lanes], states: Sequence[State]
+def viewed(
+    simulation: Simulation, number: int, jit: Jit, images: Viewed, states: Sequence[State]
 ) -> Viewed:
     """The lanes and the plan of a stage, as its view of the examples requires.
 
-    number: of the stage. lanes: those of the run. states: those with which the stage starts.
+    number: of the stage. images: without a view. states: those with which the stage starts.
     """
-    stage, plan = simulation.stages[number], plan_of_images(simulation, jit.place)
+    stage, (lanes, plan, _) = simulation.stages[number], images
     plan = _reliable(plan) if stage.reliable else plan
     before, plan = plan.batch_size, stage.plan(plan)
     longest = lanes[0].training.federation.train.longest
     size = min(plan.batch_size, max(before, longest))
     equal = plan.equal_steps and size == before  # equal numbers of other batches may differ
     plan = plan._replace(batch_size=size, equal_steps=equal)
-    viewed, view = Viewed(lanes, plan), stage.view or View()
+    changed = Viewed(lanes, plan)
     if stage.embeddings is not None:
         x = jit.place.put_pool(stage.embeddings().examples)
-        fields = [{"x": x, **_PLAIN, **_NOT_SCORED}] * len(viewed.lanes)
-        viewed = Viewed(_changed(lanes, fields), plan._replace(augment=None, example_shape=()))
-    frozen = view.frozen
-    if frozen is not None:
-        freeze = jit.runner(lambda state: frozen(state.server), (0,))
-        lanes = _changed(viewed.lanes, [{"frozen": freeze(state)} for state in states])
-        viewed = Viewed(lanes, viewed.plan, ("frozen",))
-    return viewed if view.transform is None else _transformed(view, simulation, number, viewed, jit)
+        fields = [{"x": x, **_PLAIN, **_NOT_SCORED}] * len(lanes)
+        changed = Viewed(_changed(lanes, fields), plan._replace(augment=None, example_shape=()))
+    select = stage.frozen
+    if select is not None:
+        freeze = jit.runner(lambda state: select(state.server), (0,))
+        lanes = _changed(changed.lanes, [{"frozen": freeze(state)} for state in states])
+        changed = Viewed(lanes, changed.plan, ("frozen",))
+    return changed if stage.view is None else _transformed(simulation, number, changed, jit)
 
 
 def _reliable(plan):
@@ -79,15 +80,15 @@ def frozen_bytes(simulation: Simulation, number: int, state: State, seeds: int) 
     stage, size = simulation.stages[number], 0
     if number == 0 and simulation.base is not None and not simulation.seeds[0].is_pooled:
         size = tree.num_bytes(simulation.base.base)
-    if stage.view is None or stage.view.frozen is None:
+    if stage.frozen is None:
         return size
-    return size + tree.num_bytes(jax.eval_shape(stage.view.frozen, one_seed(state.server, seeds)))
+    return size + tree.num_bytes(jax.eval_shape(stage.frozen, one_seed(state.server, seeds)))
 
 
-def _transformed(view, simulation, number, viewed, jit):
+def _transformed(simulation, number, viewed, jit):
     """Replaces the examples by their transforms: once for the pool, or else in every batch."""
     plan, lanes = viewed.plan, viewed.lanes
-    transformed = plan._replace(view=view.transform)
+    transformed = plan._replace(view=simulation.stages[number].view)
     if plan.augment is not None or plan.feature_skew is not None:  # a skew depends on the client
         return viewed._replace(plan=transformed)
 

@@ -20,9 +20,7 @@ from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.types import Plan, Stage
 
 ASYNCHRONOUS = "config.clock.concurrency"  # the key with which a run is asynchronous
-ASYNCHRONOUS_NEEDS = (
-    *("plain", "clients", "one_exchange", "all_at_once", "idle_server", "any_clients"),
-)
+ASYNCHRONOUS_NEEDS = (*("plain", "clients", "one_exchange", "all_at_once", "any_clients"),)
 LATE_NEEDS = ("no_turns",)  # of over-selection and deadlines
 
 
@@ -95,8 +93,8 @@ def timed(
         return plan, seeds
     rules, scheduled = _rules(config, plan, len(paces[0].compute)), []
     for seed, pace, work in zip(seeds, paces, works, strict=True):
-        own = rules._replace(work=work)
-        timeline = make_schedule(clock, pace, own, sent, seed.number)
+        rules_of_seed = rules._replace(work=work)
+        timeline = make_schedule(clock, pace, rules_of_seed, sent, seed.number)
         scheduled.append(seed._replace(timeline=timeline))
     failures = plan.failures._replace(dropout=0.0, straggler=0.0)  # the schedule has both
     return plan._replace(failures=failures), scheduled

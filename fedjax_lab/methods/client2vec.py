@@ -43,7 +43,6 @@ from fedjax_lab.types import (
     Stages,
     State,
     Task,
-    View,
     Work,
 )
 
@@ -160,7 +159,7 @@ def client2vec(
         rounds=0,
         prepare=None if changes else partial(index_source.facts, source),
         start=partial(first_state, base, source, size),
-        view=View(frozen=all_features) if local_training and not changes else None,
+        frozen=all_features if local_training and not changes else None,
     )
     return partial(stages, source, task, train)
 

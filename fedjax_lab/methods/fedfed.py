@@ -49,7 +49,6 @@ from fedjax_lab.types import (
     Stages,
     State,
     Task,
-    View,
     Weights,
     Work,
 )
@@ -61,7 +60,6 @@ RANGES = {
     "rows": choice(50, 100, 200),
 }
 HIDDEN, LATENT = 256, 32  # sizes of the layers of q and of z
-VIEW = View(frozen=lambda server: server.rows)
 
 
 class Server(NamedTuple):
@@ -112,7 +110,7 @@ def fedfed(
         return (
             Stage("distill", first, distill_rounds),
             Stage("share", once, 1, start=go_on, reliable=True),
-            Stage("train", last, rounds, start=partial(start_again, task), view=VIEW),
+            Stage("train", last, rounds, start=partial(start_again, task), frozen=rows_of_all),
         )
 
     return stages
@@ -166,6 +164,11 @@ def averaging(local) -> Exchange:
         return server._replace(w=tree.mix(cohort.weight, w))
 
     return Exchange(lambda server, id: server.w, local, aggregate)
+
+
+def rows_of_all(server):
+    """The `frozen` of the last stage: the rows that all clients have shared."""
+    return server.rows
 
 
 def keep_rows(server, rows, cohort):

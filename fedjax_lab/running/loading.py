@@ -452,10 +452,8 @@ class Run:
 
     def _pool(self, x, y, domain, i):
         """Examples as a federation with the preprocessing of seed i of the run."""
-        federation, view = self.experiment.simulation.seeds[i].federation, self.stage.view
-        frozen: PyTree = ()
-        if view is not None and view.frozen is not None:
-            frozen = view.frozen(self.states[i].server)
+        federation, select = self.experiment.simulation.seeds[i].federation, self.stage.frozen
+        frozen: PyTree = () if select is None else select(self.states[i].server)
         x, y, domain = (jnp.asarray(a) for a in (x, y, domain))
         y = y.astype(self._plan.objective.label.dtype)
         no_rows: Any = dict.fromkeys(ROWS) | {"traits": {}}
@@ -465,9 +463,8 @@ class Run:
     @functools.cached_property
     def _plan(self):
         """The plan of the run, with the stage's view applied to each batch."""
-        plan, view = self.experiment.simulation.plan._replace(equal_steps=False), self.stage.view
-        plan = self.stage.plan(plan)
-        return plan if view is None else plan._replace(view=view.transform)
+        plan = self.experiment.simulation.plan._replace(equal_steps=False)
+        return self.stage.plan(plan)._replace(view=self.stage.view)
 
     def plan_of_round(self, t: int) -> Plan:
         """The plan of round t, counted from 0, with its learning rates; t is of this stage."""

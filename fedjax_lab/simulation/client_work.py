@@ -22,6 +22,7 @@ from fedjax_lab.types import (
     Plan,
     PyTree,
     Stepping,
+    Turn,
     Weights,
     Work,
 )
@@ -63,6 +64,14 @@ def client_federation(federation: Federation, client: Client) -> Federation:
 def num_batches(n: Array, batch_size: Array | int) -> Array:
     """The number of batches in a pass over n examples, including a short last batch."""
     return (jnp.asarray(n, jnp.int32) + batch_size - 1) // batch_size
+
+
+def planned_batches(plan: Plan, turn: Turn) -> Array:
+    """The batches that each client of a round trains on, [M], by which a strategy deals them."""
+    clients = turn.clients
+    batches = num_batches(clients.n, batch_size(plan, clients.traits.get("settings")))
+    batches = jnp.ones_like(batches) if plan.steps else batches
+    return batches if turn.work is None else batches * turn.work
 
 
 @jax.tree_util.register_static
@@ -248,16 +257,16 @@ def _done(plan, passes, amount):
 Records = list[tuple[Any, list[Training]]]
 
 
-def _recorded(own, shared, key, done, records: Records):
+def _recorded(private, shared, key, done, records: Records):
     """`Work.train`, which adds an entry to the last of the records in each call. done: see `_done`.
 
     own: the client's examples. shared: `Work.public`; the option `public` has places among them, on
     whose examples the client then trains instead of its own.
     """
-    plan = own.plan
+    plan = private.plan
 
     def train_once(weights, loss, *, epochs=None, steps=None, public=None, **options):
-        examples = own if public is None else shared.at(public)
+        examples = private if public is None else shared.at(public)
         level, trainings = records[-1]
         if get_opaque_trace_state() != level:
             raise BadInput(INSIDE)

@@ -22,7 +22,6 @@ TAKES = {  # the arguments of the functions of a method and of its exchanges
     "send": ("server", "id"),
     "local": ("message", "client", "work"),
     "aggregate": ("server", "uploads", "cohort"),
-    "alone": ("server", "split"),
     "updates": ("message", "id", "upload"),
 }
 

@@ -17,6 +17,19 @@ from fedjax_lab.types import Array, Client, Plan, PyTree, Turn
 NOBODY = np.iinfo(np.int32).max  # an id beyond all clients: JAX drops scattered updates to it
 
 
+def draw(
+    plan: Plan, cohort: Array, num_clients: int, turn: Turn, t: Array, empty_places: bool
+) -> Turn:
+    """Draws which clients fail in round t, and returns the turn with what becomes of them.
+
+    empty_places: `Extra.empty_places`. The other arguments are as in `attackers`.
+    """
+    turn = stragglers(plan, turn)
+    if empty_places:
+        turn = absent(plan, turn)
+    return attackers(plan, cohort, num_clients, losses(plan, turn), t)
+
+
 def losses(plan: Plan, turn: Turn) -> Turn:
     """Draws which clients' uploads are lost in this round, independently for each client.
 

@@ -70,10 +70,6 @@ METHODS = {
         _each(lambda method: len(method.round) == 1),
         "it has several exchanges in a round",
     ),
-    "idle_server": Need(
-        _each(lambda method: method.extra.alone is None),
-        "its server trains after each round",
-    ),
     "any_clients": Need(
         _each(lambda method: method.sample in (sampling.by_size, sampling.equal)),
         "it draws its clients itself",

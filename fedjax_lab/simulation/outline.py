@@ -15,7 +15,6 @@ from fedjax_lab.simulation.simulate import Lane, Program
 from fedjax_lab.types import Array, Client, Exchange, Federation, Plan, PyTree, Rows, State
 
 AGGREGATED = "the last `aggregate` of a method's round must return the server's state"
-ALONE = "`alone` of a method must return the server's state"
 ALIKE = "where uploads may be lost, each `aggregate` of a method must return the server's state"
 
 
@@ -118,7 +117,4 @@ def checked(program: Program, lane: Lane, state: State) -> Program:
             contract.check_alike(ALIKE if lossy else AGGREGATED, after, server)
         server = after
     contract.check_alike(AGGREGATED, server, state.server)
-    if (alone := extra.alone) is not None:
-        after = jax.eval_shape(lambda server: alone(server, lambda rows: rows), server)
-        contract.check_alike(ALONE, after, server)
     return program._replace(message_bytes=(up, down))

@@ -15,10 +15,9 @@ from fedjax_lab.simulation.asynchronous import Schedule
 from fedjax_lab.simulation.client_work import (
     Public,
     Training,
-    batch_size,
     client_federation,
     make_work,
-    num_batches,
+    planned_batches,
     work_of,
     work_rows,
 )
@@ -233,8 +232,6 @@ def play_round(
         results = carry_out(program, exchange, server, federation, rows, turn, key)
         server, private, done, steps = results
         trainings, executed = trainings + done, executed + steps
-    if extra.alone is not None:
-        server = extra.alone(server, program.strategy.split)
     private = _kept(extra, turn, before, private)
     measured = _measure(turn, trainings, executed, (server, private), is_cohort)
     return State(server, program.strategy.put(state.private, places, private)), measured
@@ -278,27 +275,13 @@ def _turn(program, lane, server, t, seconds):
         arrived=None,
         seconds=seconds,
     )
-    turn = failures.stragglers(plan, turn)
-    if extra.empty_places:
-        turn = failures.absent(plan, turn)
-    turn = failures.losses(plan, turn)
-    turn = failures.attackers(plan, lane.keys.cohort, number, turn, t)
-    turn = _dealt(program, turn)
+    turn = failures.draw(plan, lane.keys.cohort, number, turn, t, extra.empty_places)
+    unequal = plan.failures.straggler or not plan.equal_steps or extra.empty_places
+    if unequal and not extra.one_by_one:
+        order = program.strategy.deal(planned_batches(plan, turn))
+        turn = Turn(*tree.take(turn[:-1], order), turn.seconds)
     turn = clock.timed(plan, sum(program.message_bytes), extra.one_by_one, turn)
     return turn, contract.is_cohort(ids, share, number)
-
-
-def _dealt(program, turn):
-    """Returns the turn with its clients in the order in which the strategy deals them by work."""
-    plan, extra = program.plan, program.method.extra
-    unequal = plan.failures.straggler or not plan.equal_steps or extra.empty_places
-    if extra.one_by_one or not unequal:
-        return turn
-    clients = turn.clients
-    load = num_batches(clients.n, batch_size(plan, clients.traits.get("settings")))
-    load = jnp.ones_like(load) if plan.steps else load
-    order = program.strategy.deal(load if turn.work is None else load * turn.work)
-    return Turn(*tree.take(turn[:-1], order), turn.seconds)
 
 
 def _taken(program, lane, private, ids):

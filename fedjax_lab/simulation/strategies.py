@@ -30,7 +30,6 @@ class Strategy(NamedTuple):
     deal: Callable[[Array], Array]  # steps [M] -> the order [M] of the clients
     lane_steps: Callable[[Array], Array]  # steps [M] in this order -> number of executed steps
     one_by_one: bool = False  # clients run one after another, so that skipping one costs nothing
-    split: Callable[[PyTree], PyTree] = lambda rows: rows  # the argument of `Extra.alone`
     whole: Callable[[PyTree], PyTree] = lambda drawn: drawn  # computed on every device
     take: Callable[[PyTree, Array], PyTree] = lambda stacked, ids: _take(stacked, ids)
     # (arrays of clients [C, ...], ids [M]) -> [M, ...]; for `Rows` [M, N]

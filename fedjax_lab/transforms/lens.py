@@ -63,7 +63,7 @@ def _lifted(name: str, function: Callable, server: Lens, private: Lens) -> Calla
     def call(*args):
         given = dict(zip(TAKES[name], args, strict=True))
         result = function(*(read.get(key, SAME.get)(value) for key, value in given.items()))
-        if name in ("aggregate", "alone"):
+        if name == "aggregate":
             return server.put(given["server"], result)
         if name in ("local", "tune", "join", "newcomer"):
             sent, part = result

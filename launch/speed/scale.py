@@ -119,7 +119,7 @@ def make_federation(x: np.ndarray, clients: int, examples: int) -> Federation:
 def simulate(federation, method, task, plan, state="auto", data="auto") -> Simulation:
     """The simulation of one seed."""
     lent = Devices(len(jax.devices()), parallel.free_memory(), of_host=True)
-    division = divide([method], [federation], CLASSES, plan.cohort, lent, state=state, data=data)
+    division = divide([method], [federation], CLASSES, lent, state=state, data=data)
     on_disk, stream = division.state.where == "disk", division.data.where == "stream"
     host = Host(on_disk=on_disk, stream=stream) if division.on_host else None
     strategy = parallel.choose(

@@ -37,7 +37,7 @@ def improved(clients_index=INDEX, **settings):
 
 
 def federation(stage, state):
-    frozen = stage.view.frozen(state.server) if stage.view else ()
+    frozen = stage.frozen(state.server) if stage.frozen else ()
     return toys.SKEWED._replace(frozen=frozen)
 
 

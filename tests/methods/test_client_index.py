@@ -229,7 +229,7 @@ def test_index_settings_reach_the_network_and_its_training(monkeypatch):
     state = jax.eval_shape(lambda: collect.method.init(KEYS.init, C))
     names = set(state.server.psi["params"])
     assert "hidden" in names and "positions" not in names
-    jax.eval_shape(lambda server: train.method.extra.alone(server, lambda a: a), state.server)
+    jax.eval_shape(train.method.round[0].aggregate, state.server, (), None)
     assert seen == [True]
 
 

@@ -103,6 +103,6 @@ def test_a_classifier_that_starts_from_the_clusters_sums_their_logits():
     stage = concatenation.concatenation(toys.NORM, 1, "clusters", "exact")
     server = stage.start(jax.random.key(0), toys.C, State(models, ()), {}).server
     x = toys.FEDERATION.x[:7]
-    logits = stage.method.predict(server.classifier, None, stage.view.transform(server.encoders, x))
+    logits = stage.method.predict(server.classifier, None, stage.view(server.encoders, x))
     alone = [toys.NORM.apply(tree.take(models, k), x).logits for k in range(3)]
     np.testing.assert_allclose(logits, sum(alone), rtol=1e-4, atol=1e-5)

@@ -61,7 +61,7 @@ def test_fedconcat_with_one_cluster_is_fedavg(data):
     toys.close(tree.take(state.server.centers, 0), plain, rtol=1e-6, atol=1e-7)
     last = e.simulation.stages[1].start(jax.random.key(0), 8, state, {}).server
     x = e.simulation.seeds[0].federation.x[:50]
-    h = e.simulation.stages[1].view.transform(last.encoders, x)
+    h = e.simulation.stages[1].view(last.encoders, x)
     logits = e.simulation.stages[1].method.predict(last.classifier, None, h)
     toys.close(logits, e.task.apply(plain, x).logits, rtol=1e-5, atol=1e-5)
 

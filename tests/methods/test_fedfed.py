@@ -130,6 +130,6 @@ def test_rows_are_sent_once_in_each_direction():
     assert toys.bytes_of(distill.method) == (f + q, f + q)
     assert toys.bytes_of(share.method._replace(init=distill.method.init)) == (of_rows, q)
     ids, _ = share.method.sample(KEYS.cohort, (), toys.POPULATION, 2)
-    assert len(ids) == toys.C and tree.num_bytes(train.view.frozen(SERVER)) == toys.C * of_rows
+    assert len(ids) == toys.C and tree.num_bytes(train.frozen(SERVER)) == toys.C * of_rows
     state = train.start(KEYS.init, toys.C, State(SERVER, ()), {})
     toys.same(train.method.round[0].send(state.server, 0), toys.TASK.init(KEYS.init))

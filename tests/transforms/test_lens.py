@@ -25,7 +25,6 @@ class Client(NamedTuple):
 PRIVATE = lens.Lens(lambda pair: pair[0], lambda pair, part: (part, pair and pair[1]))
 RESULTS = {
     "aggregate": "new server",
-    "alone": "new server",
     **dict.fromkeys(("local", "tune", "join", "newcomer"), ("sent", "new private")),
 }
 OUTER = {"server": Outer("server", "index"), "client": Client(("private", "residual"))}
@@ -72,7 +71,6 @@ def test_a_function_gets_its_parts_and_they_are_put_back(name):
     assert seen == expected
     assert result == {
         "aggregate": Outer("new server", "index"),
-        "alone": Outer("new server", "index"),
         "local": ("sent", ("new private", "residual")),
         "tune": ("sent", ("new private", "residual")),
         "join": ("sent", ("new private", None)),

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.methods._stages import unchanged
 from fedjax_lab.methods.fedavg import aggregate as average
 from fedjax_lab.papers.client2vec.index import (
     BATCH,
@@ -82,10 +81,10 @@ def stages(task: Task, training: Training) -> tuple[Stage, ...]:
         train = Exchange(send_psi, partial(local_epochs, loss), mean_of_models, updates=from_sent)
         return stage(task, "index", training.epochs, train, tenth, first), last
     collect = Exchange(nothing, one_batch, keep_batches)
-    idle, alone = Exchange(nothing, silence, unchanged), partial(epoch, loss, training.pooled)
+    idle = Exchange(nothing, silence, partial(epoch, loss, training.pooled))
     return (
         stage(task, "collect", 1, collect, sampling.all_clients, first, reliable=True),
-        stage(task, "index", training.epochs, idle, somebody, alone=alone),
+        stage(task, "index", training.epochs, idle, somebody, reliable=True),
         last,
     )
 
@@ -176,15 +175,18 @@ def keep_batches(server: Server, uploads: Batch, cohort: Client) -> Server:
     return server._replace(batches=tree.put(server.batches, cohort.id, uploads))
 
 
-def epoch(loss: Callable, pooled: bool, server: Server, split: Callable) -> Server:
-    """One epoch of Adam over the batches in random order. Batches without examples are skipped."""
+def epoch(loss: Callable, pooled: bool, server: Server, uploads: tuple, cohort: Client) -> Server:
+    """The `aggregate` that trains for one epoch of Adam, over the batches in random order.
+
+    Batches without examples are skipped.
+    """
     key = jax.random.fold_in(server.key, 2)
     k_order, k_steps = jax.random.split(jax.random.fold_in(key, server.epoch))
     batches = reordered(k_order, server.batches, pooled)
 
     def step(before, now):
         psi, moments = before
-        i, batch = now[0], split(now[1])
+        i, batch = now
         g = jax.grad(loss)(psi, batch, jax.random.fold_in(k_steps, i))
         updates, moments = ADAM.update(g, moments, psi)
         after = optax.apply_updates(psi, updates), moments

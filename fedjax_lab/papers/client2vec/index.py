@@ -88,19 +88,18 @@ def in_batches(plan: Plan) -> Plan:
     return plan._replace(batch_size=BATCH, equal_steps=False, accumulate=1)
 
 
-def stage(task: Task, name, rounds, exchange, sample, init=None, reliable=False, **extra) -> Stage:
+def stage(task: Task, name, rounds, exchange, sample, init=None, reliable=False) -> Stage:
     """Returns a stage of rounds of one exchange on the embeddings of the task.
 
     Without `init` it starts from the state of the previous stage. If the exchange has no `updates`,
     its clients send examples, their index or nothing, and transforms do not change these uploads.
-    extra: fields of `Method.extra`.
     """
     exchange = exchange._replace(updates=exchange.updates or wire.all_kept)
     method = Method(init=init, round=(exchange,), predict=None, newcomer=None, sample=sample)
     start = None if init else go_on
     return Stage(
         name,
-        method.having(**extra),
+        method,
         rounds,
         start=start,
         embeddings=task.embeddings,

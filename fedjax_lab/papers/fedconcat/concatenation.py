@@ -3,6 +3,7 @@
 fedconcat.py and fedconcat_id.py form the clusters.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,7 +23,6 @@ from fedjax_lab.types import (
     Stage,
     State,
     Task,
-    View,
     Weights,
     same_plan,
 )
@@ -99,10 +99,8 @@ def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: 
         on_features(task.num_classes),
         rounds,
         start=start,
-        view=View(
-            frozen=lambda server: server.encoders,
-            transform=lambda encoders, x: concatenate(task, encoders, x),
-        ),
+        frozen=lambda server: server.encoders,
+        view=partial(concatenate, task),
         plan=without_augmentation if feature_cache == "clean" else same_plan,
     )
 
