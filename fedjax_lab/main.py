@@ -135,9 +135,9 @@ def _main(argv):
         if PARTITION_ONLY.value:
             return processes.call_in_first(lambda: _show_partition(config, seeds[0], path))
         is_new = path is not None and not path.exists()
-        own, *others = _runs(path, seeds)
-        with workdir.owned(path, config, own[1], _resumes()), _telling(path, is_new):
-            code, is_over = _train(config, own[1], None if others else profile, path)
+        first, *others = _runs(path, seeds)
+        with workdir.owned(path, config, first[1], _resumes()), _telling(path, is_new):
+            code, is_over = _train(config, first[1], None if others else profile, path)
             return code if code or is_over else _train_beside(path, others, profile)
 
 

@@ -171,13 +171,16 @@ def _record(args, table, by_name, cell, where):
     """Record the numbers of a cell that has ended, or the reason why its method cannot run."""
     name = cell.name.partition("-seeds-")[0]
     settings = records.settings_of(by_name[name].config, args.out)
-    facts = records.digest(settings), where, fedjax_lab.__version__
+    facts, folder = (records.digest(settings), where, fedjax_lab.__version__), args.out / cell.name
     make = computed if hasattr(table, "computed") else read
-    measured = make(table, cell._replace(name=name), args.out / cell.name)
-    new = [Record(name, seed, *facts, device, of) for seed, device, of in measured]
+    measured = make(table, cell._replace(name=name), folder)
+    new = [
+        Record(name, seed, *facts, device, of_seed, records.data_digest(folder, seed))
+        for seed, device, of_seed in measured
+    ]
     if new:
         records.add(args.name, new, settings)
-    failure = sweep_folder.failure(args.out / cell.name)
+    failure = sweep_folder.failure(folder)
     if failure and failure.code == 2:
         records.add_reason(args.name, name, failure.said)
 

@@ -22,7 +22,7 @@ from fedjax_lab.experiment.config import resolve
 from fedjax_lab.experiment.config_files import load_config
 from fedjax_lab.experiment.keys import DEFAULTS
 from fedjax_lab.running import growth
-from fedjax_lab.running.storage import metric_rows
+from fedjax_lab.running.storage import files, metric_rows
 from fedjax_lab.sweeping.sweep_plan import Cell
 
 ROOT = Path(__file__).parents[1]
@@ -47,9 +47,10 @@ class Record(NamedTuple):
     version: str  # of the package
     device: str
     values: dict[str, float]  # by measure
+    data: str = ""  # the digest of the examples and of who holds them; "": not recorded
 
 
-FACTS = Record._fields[:-1]
+FACTS = Record._fields[:-2]
 
 
 # Helpers for table files.
@@ -184,6 +185,17 @@ def digest(settings: Settings) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def data_digest(folder: Path, seed: int) -> str:
+    """A digest of the data and of the partition of a seed in the folder of a run; "": unknown."""
+    path = folder / "fingerprint.json"
+    if not path.exists():
+        return ""
+    digests = files.read_json(path, {"*": files.TEXT})
+    others = [name for name in digests if name.startswith("partition of seed ")]
+    used = digests.keys() - {*others} | {f"partition of seed {seed}"}
+    return digest({name: digests[name] for name in used if name in digests})
+
+
 def same(old: Settings, today: Settings) -> bool:
     """Whether a run with the old settings gives the same numbers as one with today's settings.
 
@@ -243,6 +255,7 @@ def read(name: str) -> tuple[list[Record], dict[str, Settings]]:
 def _record(line):
     facts = {key: line.pop(key) for key in FACTS}
     facts["seed"] = int(facts["seed"])
+    facts["data"] = line.pop("data", None) or ""
     return Record(**facts, values={key: float(text) for key, text in line.items() if text})
 
 
@@ -283,11 +296,11 @@ def _write_settings(name, by_digest):
 
 
 def _csv(records):
-    columns = [*FACTS, *dict.fromkeys(key for record in records for key in record.values)]
+    columns = [*FACTS, "data", *dict.fromkeys(key for record in records for key in record.values)]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for record in records:
-        facts = dict(zip(FACTS, record, strict=False))
+        facts = dict(zip(FACTS, record, strict=False)) | {"data": record.data}
         writer.writerow(facts | {key: f"{v:.6g}" for key, v in record.values.items()})
     return text.getvalue()

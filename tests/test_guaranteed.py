@@ -40,7 +40,7 @@ def central(toy, **overrides):
 
 
 def in_rows(made, rounds):
-    with guaranteed.told_in_rows(made, rounds) as entries_after:
+    with guaranteed.stated_in_rows(made, rounds) as entries_after:
         return [entries_after(number) for number in rounds]
 
 

@@ -60,7 +60,7 @@ def test_the_parts_of_several_processes_form_one_federation():
     for process in range(3):
         owners = Owners(bounds, process, devices=2)
         part = subsets.with_examples(WHOLE, SETS, places, len(shared), owners)
-        federations.append(part(owners.own(lined_up), global_test=shared))
+        federations.append(part(owners.share_of_process(lined_up), global_test=shared))
     pool = {
         name: np.concatenate([getattr(federation, name) for federation in federations])
         for name in POOL
@@ -96,14 +96,14 @@ def test_every_client_is_in_a_piece(bounds, length, devices):
     for piece in pieces:
         assert np.all(np.diff(piece) >= 0)
         for process, segment in enumerate(owners.segments):
-            ids = owners._replace(process=process).own(piece)
+            ids = owners._replace(process=process).share_of_process(piece)
             assert set(ids.tolist()) <= set(segment)
 
 
 def test_clients_are_lined_up_by_segment_and_new_ones_divided_likewise():
     owners = Owners((0, 3, 6, 9), process=2)
     assert owners.line_up(np.array([0, 2, 7]), 2).tolist() == [0, 2, 3, 3, 7, 7]
-    assert owners.own(np.array([0, 2, 3, 3, 7, 8])).tolist() == [7, 8]
+    assert owners.share_of_process(np.array([0, 2, 3, 3, 7, 8])).tolist() == [7, 8]
     assert owners.segment == range(6, 9) and owners.largest == 3
     owners = Owners((0, 3, 7, 10), process=1, devices=2)
     assert owners.new_owners(5) == Owners((0, 1, 3, 5), process=1, devices=2)

@@ -27,6 +27,17 @@ def test_no_function_is_called_of_something(trees):
     assert not functions, f"name what these functions return or do: {functions}"
 
 
+def test_no_name_of_the_package_says_nothing(trees):
+    named = [
+        f"{file}:{node.lineno}"
+        for file, tree in trees.items()
+        for node in ast.walk(tree)
+        if file.parts[0] in ("fedjax_lab", "launch")
+        and {getattr(node, field, "") for field in ("id", "arg", "name")} & {"found", "own", "told"}
+    ]
+    assert not named, f"found, own or told: name what it is: {named}"
+
+
 def scopes(tree):
     """Each function, and the nodes that belong to it and not to a function in it."""
     for function in ast.walk(tree):

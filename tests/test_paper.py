@@ -15,6 +15,7 @@ from fedjax_lab.analysis import requirements, tables
 from fedjax_lab.commands import paper
 from fedjax_lab.commands.arguments import split_overrides
 from fedjax_lab.data.fetching import presence
+from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import experiment
 from fedjax_lab.experiment.config import resolve, value_at
 from fedjax_lab.experiment.config_files import load_config
@@ -343,6 +344,7 @@ def test_an_unsuccessful_run_sets_the_exit_code(toy, capsys, monkeypatch, error,
         (["fedconcat", "table1", "--seeds=a"], "--seeds must be whole numbers"),
         (["fedconcat", "table1", "--configs=nowhere"], "--configs=DIR"),
         ([], "no table is given"),
+        (["fedconcat", "table1", "--probe"], "--probe belongs to `fedjax-lab paper list`"),
     ],
 )
 def test_bad_arguments_are_one_line_errors(arguments, said, capsys):
@@ -379,6 +381,35 @@ def test_list_has_every_table(capsys, monkeypatch):
     assert "fmnist: x" in out and "fedconcat table12: the paper does not say" in out
 
 
+def test_a_probe_gives_the_hours_of_the_tables_whose_data_are_here(toy, capsys, monkeypatch):
+    speeds = iter([1000.0])  # one data set and model is here
+
+    def speed(config):
+        assert config.method.name == "fedavg" and config.run.cohort == 3
+        return next(speeds)
+
+    monkeypatch.setattr(requirements, "speed", speed)
+    monkeypatch.setattr(requirements, "cost", lambda config: 3_600_000)
+    assert paper.main(["list", "--probe", toy[2]]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    hours = {line[2]: line[-1] for line in lines if line[:2] == ["fedconcat", "table1"]}
+    assert hours == {"cifar10": "4.0", "svhn": "-", "fmnist": "-"}  # two methods, two seeds
+
+    def refuse(config):
+        raise BadInput("too few")
+
+    monkeypatch.setattr(requirements, "speed", refuse)
+    paper._speed.cache_clear()
+    assert paper.main(["list", "--probe", toy[2]]) == 0
+    assert "has no speed: too few" in capsys.readouterr().out
+    paper._speed.cache_clear()
+
+
+@pytest.mark.slow
+def test_the_speed_of_a_run_is_measured_in_two_rounds(tmp_path):
+    assert requirements.speed(resolve(toys.config(tmp_path))) > 0
+
+
 def test_a_release_without_some_domains_measures_the_columns_that_it_has(tmp_path):
     names = ("mnist_m", "mnist", "usps")
     split = np.array(["train", "test"] * 3)
@@ -390,7 +421,9 @@ def test_a_release_without_some_domains_measures_the_columns_that_it_has(tmp_pat
     row = {cell.result.column: cell for cell in cells if cell.result.method == "fedavg"}
     assert {name for name, cell in row.items() if cell.missing} == {"svhn", "synth_digits"}
     assert row["svhn"].missing == "the release has no svhn"
-    assert row["usps"].runs[0].cell.config.partition.num_clients == 3
+    config = row["usps"].runs[0].cell.config
+    assert config.partition.num_clients == 3
+    assert requirements.cost(config) == 3 * 1000 * config.local.epochs * config.run.rounds
     mean = np.mean([row[name].result.mean for name in names])
     assert row["avg"].result.mean == pytest.approx(mean) and row["avg"].result.std is None
     (note,) = [text for text in paper.remarks(list(row.values()), []) if "mean over" in text]

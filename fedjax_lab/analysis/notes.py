@@ -11,13 +11,13 @@ def sweep_notes(runs: Iterable[Run]) -> list[str]:
     plans = {folder: planned_cells(folder) for folder in {run.folder.parent for run in runs}}
     cells = [(run.folder.name, plans[run.folder.parent].get(run.folder.name, {})) for run in runs]
     return [
-        f"{shown(name)}: the best of {told(cell['tuned'])}"
+        f"{shown(name)}: the best of {search_cost(cell['tuned'])}"
         for name, cell in cells
         if "tuned" in cell
     ]
 
 
-def told(tuned: Mapping) -> str:
+def search_cost(tuned: Mapping) -> str:
     """The cost of a search for settings, in words."""
     lost = f", {tuned['diverged']} of them diverged" if tuned["diverged"] else ""
     return (

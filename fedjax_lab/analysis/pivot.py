@@ -185,8 +185,8 @@ def _clients_sentence(columns):
 def _settings_sentence(columns):
     """The settings outside of data and partition in which the columns differ, if there are some."""
     blocks = [column.section.block for column in columns]
-    told = [f"{block.title}: {block.settings}" for block in blocks if block.settings]
-    return [f"Settings that differ: {'; '.join(told)}."] if told else []
+    settings = [f"{block.title}: {block.settings}" for block in blocks if block.settings]
+    return [f"Settings that differ: {'; '.join(settings)}."] if settings else []
 
 
 def _marks_sentence(columns, comparisons):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import ml_collections
 
+import fedjax_lab
 from fedjax_lab.data.fetching import presence
 from fedjax_lab.data.partitions.partitioning import count_new
 from fedjax_lab.data.sources import digits_five
@@ -27,6 +28,8 @@ EXAMPLES = {  # number of training examples, without those of the unseen domain
     "office_home": 10_522,
 }
 OFFICE_CALTECH = {"fedpick": 500, "fedc2i": 722}
+PROBE_STEPS = 5  # of each client in a round of a measurement of speed
+PROBE = [("run.rounds", "2"), ("run.eval_every", "2")]
 
 
 def missing(config: ml_collections.ConfigDict) -> str:
@@ -93,6 +96,8 @@ def cost(config: ml_collections.ConfigDict) -> int | None:
     )
     if examples is None:
         return None
+    if present := domains(config):
+        examples = examples * len(present) // len(digits_five.FOLDERS)
     clients = config.partition.num_clients
     if not clients:  # the data determine the number of clients
         return None
@@ -105,3 +110,14 @@ def cost(config: ml_collections.ConfigDict) -> int | None:
     if method.name in ("fedconcat", "fedconcat_id"):
         rounds = method.encoder_rounds or default_encoder_rounds(run.rounds)
     return round(examples * share * epochs * rounds)
+
+
+def speed(config: ml_collections.ConfigDict) -> float:
+    """The number of examples per second on which the clients of this run train, measured.
+
+    Two rounds of at most PROBE_STEPS steps are trained; compilation and evaluations do not count.
+    """
+    short = resolve(config.to_dict(), [("local.steps", str(PROBE_STEPS)), *PROBE])
+    summary = fedjax_lab.run(short, seeds=[0], quiet=True).summary
+    training = summary["seconds"] - summary["evaluate_seconds"]
+    return summary["examples_per_second"] * summary["seconds"] / training

@@ -232,8 +232,8 @@ def _completed(runs):
     }
 
     def filled(config, section):
-        own = config.get(section, {})
-        return {**own, **defaults.get(section, {}), **own}  # in the order of `own`
+        given = config.get(section, {})
+        return {**given, **defaults.get(section, {}), **given}  # in the order of `given`
 
     return [
         run._replace(config={name: filled(run.config, name) for name in sections}) for run in runs
@@ -376,10 +376,10 @@ def named_alike(
         rows = [row._replace(name=n, title=t) for row, (n, t) in zip(block.rows, each, strict=True)]
         out.append(block._replace(rows=_checked(rows)))
         for old, new in zip(block.rows, rows, strict=True):
-            told = [word for word in old.name.split(" ") if word not in new.name.split(" ")]
-            if told:
-                left_out.setdefault(new.title, {})[" ".join(told)] = None
-    return out, [f"{name} was run with {'; '.join(told)}" for name, told in left_out.items()]
+            left = [word for word in old.name.split(" ") if word not in new.name.split(" ")]
+            if left:
+                left_out.setdefault(new.title, {})[" ".join(left)] = None
+    return out, [f"{name} was run with {'; '.join(left)}" for name, left in left_out.items()]
 
 
 def _settings(block, method):
@@ -453,8 +453,8 @@ def _with_title(parts, config, short, titles_of):
         title = titles.method_title(section, config.get("clock.concurrency", 0), titles_of)
     else:
         title = titles.section_title(short.removesuffix("."), section, titles_of)
-    told = {f"{short}{key}" for key in ("name", *title.stated)}
-    return [title.text, *(text for key, text in parts.items() if key not in told)]
+    stated = {f"{short}{key}" for key in ("name", *title.stated)}
+    return [title.text, *(text for key, text in parts.items() if key not in stated)]
 
 
 def _tells(groups, key):

@@ -68,9 +68,9 @@ def audit(
             loaded = (
                 loading.load(folder, rounds) if begun else untrained(loading.build(folder), folder)
             )
-            found = _attacked(loaded, seed, function, settings)
-        findings.write(folder, attack, found)
-    return found
+            result = _attacked(loaded, seed, function, settings)
+        findings.write(folder, attack, result)
+    return result
 
 
 def _attacked(run, seed, function, settings):
@@ -81,5 +81,5 @@ def _attacked(run, seed, function, settings):
         "seed": target.seed,
         "round": target.round,
     }
-    found = function(target, **settings)
-    return found._replace(rows=[same | row for row in found.rows])
+    result = function(target, **settings)
+    return result._replace(rows=[same | row for row in result.rows])

@@ -49,15 +49,15 @@ def read_arrays(folder: Path, attack: str) -> dict[str, np.ndarray]:
         raise files.Damaged(f"{path} cannot be used: {error}") from error
 
 
-def write(folder: Path, attack: str, found: Findings) -> None:
+def write(folder: Path, attack: str, result: Findings) -> None:
     """Adds what an attack has found to the files of a run."""
-    new = json.loads(json.dumps(found.rows))  # with lists for tuples, as they are read
+    new = json.loads(json.dumps(result.rows))  # with lists for tuples, as they are read
     same = [_audit(row) for row in new]
     rows = [row for row in read(folder) if _audit(row) not in same] + new
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    if found.arrays:
+    if result.arrays:
         content = io.BytesIO()
-        np.savez_compressed(content, allow_pickle=False, **found.arrays)
+        np.savez_compressed(content, allow_pickle=False, **result.arrays)
         metric_rows.make_folder(folder / "audit")
         metric_rows.replace(folder / f"audit/{attack}.npz", content.getvalue())
     metric_rows.write_text(folder / "audit.jsonl", text)

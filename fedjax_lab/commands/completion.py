@@ -60,8 +60,8 @@ def _flags(help_text):
 
     With --config, also those of the keys of a config.
     """
-    found = re.findall(r"(?<![\w-])(--[a-z][\w-]*)(=?)", help_text)
-    flags = {flag: (flag, "=") in found for flag, _ in sorted(found) if flag != "--noconfig"}
+    matches = re.findall(r"(?<![\w-])(--[a-z][\w-]*)(=?)", help_text)
+    flags = {flag: (flag, "=") in matches for flag, _ in sorted(matches) if flag != "--noconfig"}
     of_keys = dict.fromkeys((f"--config.{key}" for key in keys.KEYS if "--config" in flags), True)
     return {**flags, "--help": False, **of_keys}
 

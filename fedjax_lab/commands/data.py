@@ -203,7 +203,7 @@ class Tenths:
 
     def __init__(self, name: str, size: int):
         self.name, self.size = name, size
-        self.n = self.told = 0.0
+        self.n = self.shown_tenth = 0.0
 
     def update(self, more: float) -> None:
         """Counts `more` further bytes."""
@@ -211,8 +211,8 @@ class Tenths:
         if self.size < LARGE:
             return
         tenth = 10 * self.n // self.size
-        if tenth > self.told:
-            self.told = tenth
+        if tenth > self.shown_tenth:
+            self.shown_tenth = tenth
             _tell(f"{self.name}: {_size(int(self.n))} of {_size(self.size)}")
 
 

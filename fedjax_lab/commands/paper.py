@@ -1,6 +1,7 @@
 """The command that reproduces published tables and prints measured beside published numbers.
 
-python -m fedjax_lab.paper list [--folder=DIR] [--configs=DIR] [--config.data.folder=DIR ...]
+python -m fedjax_lab.paper list [--probe] [--folder=DIR] [--configs=DIR]
+                           [--config.data.folder=DIR ...]
 python -m fedjax_lab.paper PAPER TABLE [--cells=PATTERN,PATTERN] [--seeds=0,1,2] [--out=DIR]
                            [--dry_run] [--folder=DIR] [--configs=DIR] [--config.run.rounds=20 ...]
 
@@ -8,6 +9,8 @@ python -m fedjax_lab.paper PAPER TABLE [--cells=PATTERN,PATTERN] [--seeds=0,1,2]
 hFedF and FedPick, and of six tables of others: the number of cells, how many of them have their
 data on this machine, and their cost. `fedconcat table1` runs the cells of that table.
 
+--probe    trains FedAvg for a few steps on each data set and model that are here, and prints the
+           hours of each table on this machine at that speed
 --cells    runs only the cells whose names contain one of these patterns, separated by commas; *
            matches any text: --cells='fmnist/*#C=2/fedavg'
 --seeds    default: 0, 1, ..., as many seeds as the paper used
@@ -57,8 +60,6 @@ from fedjax_lab.papers.published import Recipe, Result
 from fedjax_lab.running.storage import cloud, files
 from fedjax_lab.sweeping import sweep_folder, sweep_plan
 
-SPEED = {"simple_cnn": 10_000}  # examples/s of one seed on two shared CPU cores, FedAvg, measured
-
 
 class Run(NamedTuple):
     """One run of fedjax_lab.main."""
@@ -93,6 +94,7 @@ class Request(NamedTuple):
     overrides: Sequence[Override] = ()
     seeds: list[int] | None = None  # None: as many as the paper has
     folder: Path | None = None  # of the data sets
+    probe: bool = False  # whether `list` measures speeds
 
 
 # The plan.
@@ -326,21 +328,40 @@ def overview(request: Request) -> str:
         for (dataset, model), cells in groups.items():
             name = f"{paper} table{table}"
             here = [cell for cell in cells if not cell.missing]
-            lines.append([name, dataset, model, str(len(cells)), str(len(here)), *_costs(cells)])
+            speed, fault = _probed(here) if request.probe else (None, "")
+            costs = _costs(cells, speed)
+            reasons |= {f"{dataset}: {model} has no speed: {fault}": None} if fault else {}
+            lines.append([name, dataset, model, str(len(cells)), str(len(here)), *costs])
             reasons |= {f"{name}: {c.recipe.lacks}": None for c in cells if c.recipe.lacks}
             # Without the remedy, which the command of the table itself prints.
             missing = [c.missing.partition(": ")[0] or "here" for c in cells if not c.recipe.lacks]
             reasons |= {f"{dataset}: {what}": None for what in missing}
-    pace = ", ".join(f"{speed:,} examples/s for {model}" for model, speed in SPEED.items())
     title = (
         "here: cells that this machine can run. M examples: millions of training examples processed"
-        f" by the clients of all runs and seeds.\nhours: at {pace}, the speed of FedAvg on"
-        " Fashion-MNIST on two shared CPU cores."
+        " by the clients of all runs and seeds.\nhours: of these examples at FedAvg's speed on this"
+        " machine, without evaluations; --probe measures it where the data are here."
     )
     return "\n".join([formats.terminal(formats.Table(title, header, lines)), "", *reasons])
 
 
-def _costs(cells):
+def _probed(cells):
+    """The examples per second of FedAvg in the first of these runs, and why there is no number."""
+    run = next((run for cell in cells for run in cell.runs), None)
+    if run is None:
+        return None, ""
+    kinds = "model.", "data.name", "data.folder", "data.size", "partition.num_clients"
+    return _speed(run.path, tuple((k, v) for k, v in run.settings if k.startswith(kinds)))
+
+
+@functools.cache
+def _speed(path, settings):
+    try:
+        return requirements.speed(resolve(_load(f"{path}:fedavg"), list(settings))), ""
+    except BadInput as error:
+        return None, str(error)
+
+
+def _costs(cells, speed):
     """The columns runs, seeds, M examples and hours for these cells."""
     once = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
     if not once:
@@ -348,11 +369,10 @@ def _costs(cells):
     trained = [requirements.cost(cell.config) for cell in once]  # on so many examples, one seed
     total = hours = None
     if None not in trained:
-        each = [(n * len(cell.seeds), cell) for n, cell in zip(trained, once, strict=True)]
-        total = sum(n for n, _ in each) / 1e6
-        if all(cell.config.model.name in SPEED for cell in once):
-            hours = sum(n / SPEED[cell.config.model.name] for n, cell in each) / 3600
-    numbers = [formats.number(x, ",.0f") for x in (total, hours)]
+        each = zip(trained, once, strict=True)
+        total = sum(n * len(cell.seeds) for n, cell in each) / 1e6
+        hours = speed and total * 1e6 / speed / 3600
+    numbers = [formats.number(total, ",.0f"), formats.number(hours, ",.1f")]
     return [str(len(once)), str(max(len(cell.seeds) for cell in once)), *numbers]
 
 
@@ -406,7 +426,10 @@ def _parse(argv):
     parser = make_parser("--cells", "--seeds", "--out", "--configs", "--folder")
     parser.add_argument("what", nargs="*")
     parser.add_argument("--dry_run", action="store_true")
+    parser.add_argument("--probe", action="store_true")
     args = parse(parser, argv)
+    if args.probe and args.what != ["list"]:
+        raise BadInput("--probe belongs to `fedjax-lab paper list`")
     cloud.check("--out", args.out)
     check_path("--configs", args.configs)
     check_path("--folder", args.folder)
@@ -416,7 +439,8 @@ def _parse(argv):
             " list` shows all tables"
         )
     folder = folder_of(args.folder) if args.folder else None
-    return args, Request(_configs(args.configs), overrides, parse_seeds(args.seeds), folder)
+    seeds = parse_seeds(args.seeds)
+    return args, Request(_configs(args.configs), overrides, seeds, folder, args.probe)
 
 
 def _configs(wanted):

@@ -97,15 +97,15 @@ def closing_table(summary: dict) -> str:
     return "\n".join(lines)
 
 
-def _privacy(told):
+def _privacy(footnotes):
     """The privacy guarantee of a run, in one line."""
-    if told["epsilon"] is None:
+    if footnotes["epsilon"] is None:
         return "epsilon is infinite: the run has no privacy guarantee"
-    full = sum(told.get("full", {}).values())
+    full = sum(footnotes.get("full", {}).values())
     cohorts = f"; {full} cohorts were full" if full else ""
-    at = f"epsilon {told['epsilon']:.4g} at delta {told['delta']:.3g}"
-    of = f"for each {shown(told['unit'])}, between {shown(told['neighbors'])}"
-    return f"{at} {of}; noise multiplier {told['noise']:.4g}{cohorts}"
+    at = f"epsilon {footnotes['epsilon']:.4g} at delta {footnotes['delta']:.3g}"
+    of = f"for each {shown(footnotes['unit'])}, between {shown(footnotes['neighbors'])}"
+    return f"{at} {of}; noise multiplier {footnotes['noise']:.4g}{cohorts}"
 
 
 def _flat(chosen):
@@ -183,12 +183,12 @@ def report(args) -> str:
     """
     whole, damaged = runs.read_all(runs.find(args.folders))
     names = titles.parse(args.names, [run.config for run in whole])
-    blocks, told = runs.arrange(whole, names)
-    told += [*notes.sweep_notes(whole), *damaged, *notes.data_notes(whole)]
-    told += audit_tables.notes(whole)
+    blocks, footnotes = runs.arrange(whole, names)
+    footnotes += [*notes.sweep_notes(whole), *damaged, *notes.data_notes(whole)]
+    footnotes += audit_tables.notes(whole)
     if args.pivot:
         blocks, left_out = runs.named_alike(blocks, names)
-        told += left_out
+        footnotes += left_out
     choice = tables.Choice(
         way=args.way,
         measure=compare.choose(blocks, args.way, args.measure),
@@ -197,38 +197,38 @@ def report(args) -> str:
         bold=args.bold,
         lower_is_better=runs.lower_is_better(blocks),
     )
-    told += compare.without(blocks, args.way, choice.measure)
+    footnotes += compare.without(blocks, args.way, choice.measure)
     sections = _sections(blocks, choice, args.baseline)
     for block, baseline, _ in sections:
         if baseline is None and len(block.rows) > 1:
-            told.append(f"{block.title}: no baseline; choose one with --baseline=ROW")
+            footnotes.append(f"{block.title}: no baseline; choose one with --baseline=ROW")
     columns = []
     if args.pivot:
         printed, of_printed = _printed(args.published, sections, choice)
         columns = pivot.columns(sections, printed, names)
-        told += [*of_printed, *tables.privacy_notes(sections)]
+        footnotes += [*of_printed, *tables.privacy_notes(sections)]
     if args.format == "csv":  # the format has no place for notes
         print("\n".join(damaged), end="\n" * bool(damaged), file=sys.stderr)
         return pivot.to_csv(columns, choice) if columns else tables.to_csv(sections, choice)
-    return _shown(args, sections, choice, told, columns)
+    return _shown(args, sections, choice, footnotes, columns)
 
 
-def _shown(args, sections, choice, told, columns):
+def _shown(args, sections, choice, footnotes, columns):
     """The comparison in a format for people; columns: those of the pivot table, or empty."""
     pivoted = pivot.table(columns, choice, args.format != "terminal") if columns else None
     results = conclusions.results(sections, choice, columns)
     if args.format == "html":
         from fedjax_lab.analysis import page
 
-        return page.html(sections, choice, results, told, pivoted)
+        return page.html(sections, choice, results, footnotes, pivoted)
     label = args.label or "tab:" + re.sub(r"[^A-Za-z0-9]+", "-", choice.measure)
     if pivoted:
-        return _text([("", [pivoted])], [*results, *told], args.format, label)
+        return _text([("", [pivoted])], [*results, *footnotes], args.format, label)
     sizes = [
         f"{block.title}: {size}" for block, *_ in sections if (size := conclusions.size(block))
     ]
     titled = [(section.block.heading, tables.tables(section, choice)) for section in sections]
-    remarks = [*results, tables.subtitle(sections, choice), *sizes, *told]
+    remarks = [*results, tables.subtitle(sections, choice), *sizes, *footnotes]
     return _text(titled, remarks, args.format, label)
 
 
@@ -263,10 +263,10 @@ def _printed(names, sections, choice):
         {row.name: (row, one) for row in section.block.rows if (one := matching.find(row, printed))}
         for section in sections
     ]
-    told = matching.notes([pair for rows in matches for pair in rows.values()])
+    footnotes = matching.notes([pair for rows in matches for pair in rows.values()])
     if not any(matches):
-        told = [f"{names} has no number for these methods, settings, data and partitions"]
-    return [{name: one.result for name, (_, one) in rows.items()} for rows in matches], told
+        footnotes = [f"{names} has no number for these methods, settings, data and partitions"]
+    return [{name: one.result for name, (_, one) in rows.items()} for rows in matches], footnotes
 
 
 _TEXTS = {  # by format: how to write a table, a remark and a heading

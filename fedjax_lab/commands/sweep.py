@@ -80,7 +80,7 @@ import jax
 import ml_collections
 from tqdm import tqdm
 
-from fedjax_lab.analysis.notes import told
+from fedjax_lab.analysis.notes import search_cost
 from fedjax_lab.commands import command
 from fedjax_lab.commands.arguments import make_parser, parse_seeds, split_overrides
 from fedjax_lab.data.dataset import Dataset
@@ -303,7 +303,7 @@ def _main(argv):
     cells = plan(shared, methods, parse_grid(args.grid))
     chosen = share_of(cells, args.share)
     contenders = sweep_tuning.contenders(cells.values(), shared, search) if search else []
-    own = [each for each in contenders if each.cell.name in chosen]
+    of_share = [each for each in contenders if each.cell.name in chosen]
     with (
         references.trusting(args.trust),
         cloud.staged(args.out) as out,
@@ -321,10 +321,10 @@ def _main(argv):
             return _run_and_show(work, cells, chosen)
         if search.by == "tpe":  # a share makes draws of all cells, and then runs its own ones
             searched = {each.cell.name: each for each in _search(work, contenders)}
-            own = [searched[each.cell.name] for each in own]
-        tuned = _tune(work, own)
+            of_share = [searched[each.cell.name] for each in of_share]
+        tuned = _tune(work, of_share)
         best = as_begun(tuned.values(), out)
-        return _run_and_show(work, best, best) or int(len(tuned) < len(own))
+        return _run_and_show(work, best, best) or int(len(tuned) < len(of_share))
 
 
 def _show_status(argv):
@@ -433,7 +433,7 @@ def _tune(work, contenders):
             print(f"{name}: no draw is chosen, because all {len(each.draws)} draws diverged")
         else:
             best[cell.name] = cell
-            print(f"{cell.name}: the best of {told(cell.note['tuned'])}")
+            print(f"{cell.name}: the best of {search_cost(cell.note['tuned'])}")
     return best
 
 

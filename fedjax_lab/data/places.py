@@ -18,7 +18,7 @@ def fetched(name: str, by_hand: str) -> str:
     return f"{by_hand}; or run `fedjax-lab data get {name}`, which fetches it"
 
 
-def told(name: str) -> str:
+def fetched_by_hand(name: str) -> str:
     """The remedy for missing files of a data set that must be fetched by hand."""
     by_hand = catalog.PUBLISHED[name].by_hand
     return f"{by_hand}; `fedjax-lab data get {name}` prints the full instructions"

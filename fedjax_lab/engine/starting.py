@@ -159,13 +159,13 @@ def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
     """The sums before the first round after an evaluation, one per lane."""
     methods = [stage.method for stage in simulation.stages]
     places = any(method.extra.empty_places for method in methods)
-    own = any(sampling.is_own(method.sample) for method in methods)
+    custom_sample = any(sampling.is_own(method.sample) for method in methods)
     timed = "pace" in simulation.seeds[0].training.traits
     scheduled = simulation.seeds[0].timeline is not None
     occurring = {
         "arrived": timed or simulation.plan.failures.dropout > 0,
         "drawn": scheduled or places,
-        "misdrawn": own,
+        "misdrawn": custom_sample,
         "seconds": timed,
     }
     counts = [name for name, occurs in occurring.items() if occurs]

@@ -93,8 +93,8 @@ def timed(
         return plan, seeds
     rules, scheduled = _rules(config, plan, len(paces[0].compute)), []
     for seed, pace, work in zip(seeds, paces, works, strict=True):
-        own = rules._replace(work=work)
-        timeline = make_schedule(clock, pace, own, sent, seed.number)
+        rules_of_seed = rules._replace(work=work)
+        timeline = make_schedule(clock, pace, rules_of_seed, sent, seed.number)
         scheduled.append(seed._replace(timeline=timeline))
     failures = plan.failures._replace(dropout=0.0, straggler=0.0)  # the schedule has both
     return plan._replace(failures=failures), scheduled

@@ -34,7 +34,7 @@ def load_config(text: str) -> dict:
     path = _find(name)
     module = references.execute(path)
     reference = _reference(path, module, method) if method else ""
-    with references.told(path):
+    with references.errors_with_lines(path):
         config = as_dict(module.get_config(method) if method else module.get_config())
     return _with_method(config, method, reference)
 

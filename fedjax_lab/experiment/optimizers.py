@@ -8,7 +8,7 @@ import optax
 
 from fedjax_lab import optim
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.experiment.registry import NAMED, look_up, told
+from fedjax_lab.experiment.registry import NAMED, look_up, with_named_errors
 from fedjax_lab.simulation import contract
 from fedjax_lab.types import Task
 
@@ -19,7 +19,9 @@ def make_optimizer(local: Mapping) -> optax.GradientTransformation:
     The optimizer's function gets the learning rate and, by name, those keys of the section that it
     has as parameters.
     """
-    function = told("optimizer", local["optimizer"], look_up("optimizer", local["optimizer"]))
+    function = with_named_errors(
+        "optimizer", local["optimizer"], look_up("optimizer", local["optimizer"])
+    )
     _, *settings = inspect.signature(function).parameters
     made = function(local["lr"], **{key: local[key] for key in settings if key in local})
     if not (hasattr(made, "init") and hasattr(made, "update")):
@@ -59,6 +61,6 @@ def check_optimizer(local: Mapping, task: Task) -> None:
 
     params = jax.eval_shape(task.init, jax.random.key(0)).params
     try:
-        jax.eval_shape(told("optimizer", name, step), params)
+        jax.eval_shape(with_named_errors("optimizer", name, step), params)
     except BadInput as error:
         raise BadInput(f"config.local.optimizer={name}: {error}") from error

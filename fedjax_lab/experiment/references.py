@@ -138,7 +138,7 @@ def execute(path: str) -> ModuleType:
     before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module  # dataclasses look there for the types of fields
     try:
-        with told(path):
+        with errors_with_lines(path):
             content = Path(absolute).read_bytes()
             exec(compile(content, absolute, "exec"), vars(module))
     except BaseException:
@@ -151,7 +151,7 @@ def execute(path: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def told(path: str) -> Iterator[None]:
+def errors_with_lines(path: str) -> Iterator[None]:
     """Converts exceptions of a user's code to BadInput, in one line with the line in that file."""
     try:
         yield
@@ -186,7 +186,7 @@ def _imported(name):
     _search(os.getcwd())
     is_new = name.partition(".")[0] not in sys.modules
     try:
-        with told(name):
+        with errors_with_lines(name):
             module = importlib.import_module(name)
     except BadInput as error:
         absent = error.__cause__
@@ -377,7 +377,7 @@ def load_offered(point: Any) -> Callable:
     """The function of an entry point. Raises BadInput if it cannot be loaded."""
     package = point.dist.name if point.dist else "a package"
     is_new = point.module.partition(".")[0] not in sys.modules
-    with told(f"{point.name!r} of {package} ({point.value})"):
+    with errors_with_lines(f"{point.name!r} of {package} ({point.value})"):
         part = point.load()
     if is_new:
         add_part(point.module)

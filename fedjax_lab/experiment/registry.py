@@ -116,8 +116,8 @@ def _modules(kind):
         return named
     folder = FOLDERS[kind]
     files = [file.name for file in pkgutil.iter_modules(folder.__path__) if file.name[0] != "_"]
-    own = {name: f"{folder.__name__}.{name}" for name in files}
-    return {name: module for name, module in own.items() if module not in listed} | named
+    modules = {name: f"{folder.__name__}.{name}" for name in files}
+    return {name: module for name, module in modules.items() if module not in listed} | named
 
 
 # {kind: {name: the module that has the function under this name, or the part itself}}
@@ -264,12 +264,12 @@ def bind(kind: str, section: Mapping, key: str = "name") -> Callable:
     key: the key of the section that holds the name. Keys of the section that are not settings of
     the function are ignored.
     """
-    function = told(kind, section[key], look_up(kind, section[key]))
+    function = with_named_errors(kind, section[key], look_up(kind, section[key]))
     settings = {key: section[key] for key in keyword_defaults(function)}
     return update_wrapper(partial(function, **settings), function) if settings else function
 
 
-def told(kind: str, name: str, function: Callable) -> Callable:
+def with_named_errors(kind: str, name: str, function: Callable) -> Callable:
     """The function with this name, whose errors name it if nothing else of the user's code does.
 
     An error in a file of the user is raised as it is: `errors.place_of` finds the line.
@@ -301,7 +301,7 @@ def make_method(name: str, task: Task, **settings) -> Method | Stages:
     for key in settings:
         if key not in defaults:
             raise BadInput(f"method {name} has no setting {key!r}; {nearest(key, defaults)}")
-    function = ranges.checked("method")(told("method", name, function))
+    function = ranges.checked("method")(with_named_errors("method", name, function))
     if not is_wrapper(function):
         return _method(name, function(task, **settings))
     base, of_wrapper = settings.pop("base", DEFAULT_BASE), keyword_defaults(function)

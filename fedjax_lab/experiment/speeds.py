@@ -185,12 +185,12 @@ def to_read(key: str, path: str) -> str:
 def check_clients(key: str, path: str, clients: Sequence[int], num_clients: int) -> None:
     """Raises BadInput unless a file has each client once."""
     counts = collections.Counter(clients)
-    found = {
+    faults = {
         "does not exist": counts.keys() - range(num_clients),
         "is missing": range(num_clients) - counts.keys(),
         "is repeated": {client for client, count in counts.items() if count > 1},
     }
-    for how, wrong in found.items():
+    for how, wrong in faults.items():
         if wrong:
             raise BadInput(
                 f"config.{key}: client {quoted(min(wrong))} {how} in {path}; the clients of this"

@@ -124,8 +124,8 @@ def distances(stats: PyTree) -> Array:
 
 def weights(d: Array, lam: float | Array) -> Array:
     """Returns w [C, C] of the distances d [C, C]."""
-    own = jnp.eye(len(d))
-    near = (1 - own) / jnp.maximum(d, 1e-12)
+    identity = jnp.eye(len(d))
+    near = (1 - identity) / jnp.maximum(d, 1e-12)
     total = jnp.sum(near, 1, keepdims=True)
-    others = jnp.where(total > 0, near / jnp.where(total > 0, total, 1), own)
-    return lam * own + (1 - lam) * others
+    others = jnp.where(total > 0, near / jnp.where(total > 0, total, 1), identity)
+    return lam * identity + (1 - lam) * others

@@ -57,9 +57,9 @@ def fedcp(task: Task, *, lam: float = 0.1) -> Method:
         return _heads.with_head(w, half), g_i
 
     def predict(w, client, x):
-        own = _heads.with_head(w, client.private)
+        personal = _heads.with_head(w, client.private)
         h = task.apply(w, x).features
-        return separated(own, h, w.params["head"], direction(client.private))
+        return separated(personal, h, w.params["head"], direction(client.private))
 
     return fedavg(task)._replace(
         init=init,

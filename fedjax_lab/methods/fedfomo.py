@@ -115,7 +115,7 @@ def chosen(server: Server, id: Array, models: int, epsilon: float) -> Message:
 
 def with_own(message: Message, id: Array, w_i: Weights) -> Message:
     """Adds the client's own model to those that it has received."""
-    models = jax.tree.map(lambda a, own: jnp.concatenate([a, own[None]]), message.models, w_i)
+    models = jax.tree.map(lambda a, w: jnp.concatenate([a, w[None]]), message.models, w_i)
     return Message(models, jnp.append(message.ids, id))
 
 

@@ -55,9 +55,9 @@ def fedmtl(
         return State(Server(w.params, mean_relation(num_clients)), w)
 
     def local(message, client, work):
-        u_i, own = message
+        u_i, omega_ii = message
         pull = optax.stateless(
-            lambda g, w: jax.tree.map(lambda a, b, c: a + 2 * lam * (own * b + c), g, w, u_i)
+            lambda g, w: jax.tree.map(lambda a, b, c: a + 2 * lam * (omega_ii * b + c), g, w, u_i)
         )
         w = work.train(client.private, risk, optimizer=optax.chain(pull, work.optimizer))
         return w.params, w

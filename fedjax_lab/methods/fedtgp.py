@@ -106,7 +106,7 @@ def margin(Q: Array, exists: Array) -> Array:
 def contrast(C: Array, has: Array, delta: Array, F: PyTree) -> Array:
     """Returns the server's loss for the clients' prototypes C [M, K, D] that exist, has [M, K]."""
     M, K, D = C.shape
-    own = jnp.tile(jnp.eye(K), (M, 1))  # [M K, K]
-    z = -distances(C.reshape(M * K, D), class_prototypes(F)) - delta * own
-    each = optax.losses.softmax_cross_entropy(z, own)
+    one_hot = jnp.tile(jnp.eye(K), (M, 1))  # [M K, K]
+    z = -distances(C.reshape(M * K, D), class_prototypes(F)) - delta * one_hot
+    each = optax.losses.softmax_cross_entropy(z, one_hot)
     return losses.masked_mean(each, has.ravel())

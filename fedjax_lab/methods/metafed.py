@@ -79,7 +79,7 @@ def metafed(
     share_bn: whether BatchNorm layers are passed on as well.
     """
     losses.check_classes(task)
-    risk, own = losses.risk(task), tree.within(() if share_bn else task.batch_norms)
+    risk, is_private = losses.risk(task), tree.within(() if share_bn else task.batch_norms)
 
     def init(key, num_clients):
         w = tree.repeat(task.init(key), num_clients)
@@ -90,12 +90,12 @@ def metafed(
         return (), Private(w, accuracy(task, w, work) > threshold)
 
     def accumulate(server, client, work):
-        w = taught(task, own, lam, server, client.private, work)
+        w = taught(task, is_private, lam, server, client.private, work)
         return w, client.private._replace(w_i=w)
 
     def personalize(server, client, work):
         a_i, a_p = (accuracy(task, w, work) for w in (client.private.w_i, server.w_p))
-        w = taught(task, own, lam * trust(a_i, a_p), server, client.private, work)
+        w = taught(task, is_private, lam * trust(a_i, a_p), server, client.private, work)
         return (), client.private._replace(w_i=w)
 
     of_all = with_own_models(task)
@@ -146,7 +146,7 @@ def updates(server, id, w):
 
 def taught(
     task: Task,
-    own: Callable[[str], bool],
+    is_private: Callable[[str], bool],
     lam: float | Array,
     server: Server,
     private: Private,
@@ -157,7 +157,7 @@ def taught(
     own: the name of a leaf -> whether it is never passed on.
     """
     (w_p, trained), (w_i, keeps) = server, private
-    passed = tree.join(tree.split(own, w_i)[0], tree.split(own, w_p)[1])
+    passed = tree.join(tree.split(is_private, w_i)[0], tree.split(is_private, w_p)[1])
 
     def references(batch):
         return losses.pooled(task.apply(w_p, batch.x).features)

@@ -42,12 +42,12 @@ def pfedsim(task: Task, *, warmup: BelowOne = 0.5) -> Stages:
     def start(key, num_clients, last, facts):
         check_pairs("pfedsim", num_clients)
         w = task.init(key) if last is None else last.server
-        own = tree.repeat(w, num_clients)
-        return State(Server(tree.split(in_head, own)[1], OWN * jnp.eye(num_clients)), own)
+        private = tree.repeat(w, num_clients)
+        return State(Server(tree.split(in_head, private)[1], OWN * jnp.eye(num_clients)), private)
 
     def local(u_i, client, work):
-        own, _ = tree.split(in_head, client.private)
-        w = work.train(tree.join(u_i, own), risk)
+        private, _ = tree.split(in_head, client.private)
+        w = work.train(tree.join(u_i, private), risk)
         return w, w
 
     def aggregate(server, w, cohort):

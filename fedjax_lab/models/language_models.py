@@ -133,14 +133,14 @@ def _hub_model(folder: Path) -> Published:
 
 def _numbers(given: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     """The numbers that a description must have, and two that follow from the others."""
-    found: dict[str, Any] = {size: given.get(key) for size, key in keys.items()}
+    values: dict[str, Any] = {size: given.get(key) for size, key in keys.items()}
     for size in ("width", "heads"):
-        hub_files.check(keys[size], found[size], int)
-    found["kv_heads"] = found["kv_heads"] or found["heads"]
-    found["head_dim"] = found["head_dim"] or found["width"] // found["heads"]
-    for size, value in found.items():
+        hub_files.check(keys[size], values[size], int)
+    values["kv_heads"] = values["kv_heads"] or values["heads"]
+    values["head_dim"] = values["head_dim"] or values["width"] // values["heads"]
+    for size, value in values.items():
         hub_files.check(keys[size], value, int)
-    return found
+    return values
 
 
 def _positions(given, key):

@@ -129,7 +129,7 @@ def init(module: nn.Module, key: Array, x: Array) -> tuple[Any, dict]:
     rngs: Any = key
     if _is_bridge(module):
         rngs = {"params": key, **_streams(jax.random.fold_in(key, 1))}
-    with told(module):
+    with named_errors(module):
         ready, arguments = _in_mode(module, False, None)
         outputs, variables = ready.init_with_output(rngs, x, **arguments)
     return outputs, nn.meta.unbox(variables)
@@ -142,7 +142,7 @@ def apply(
 
     A key means training mode.
     """
-    with told(module):
+    with named_errors(module):
         ready, arguments = _in_mode(module, key is not None, mask)
         if key is None:
             return ready.apply(variables, x, **arguments), {}
@@ -207,8 +207,8 @@ def batch_norms() -> tuple[type, ...]:
 
 def _rows_of(layer, rows, x, *mode, mask=None, **modes):
     """The argument `mask` for a call of a BatchNorm; {} if it needs none. rows: [B]."""
-    own = isinstance(layer.module, layers.BatchNorm)
-    if mask is not None or (not own and _is_frozen(layer.module, *mode, **modes)):
+    is_batch_norm = isinstance(layer.module, layers.BatchNorm)
+    if mask is not None or (not is_batch_norm and _is_frozen(layer.module, *mode, **modes)):
         return {}
     if len(x) != len(rows):
         raise BadInput(
@@ -217,7 +217,7 @@ def _rows_of(layer, rows, x, *mode, mask=None, **modes):
             " the first axis ([B, T, C] instead of [B * T, C] or [T, B, C]), or pass it a `mask`,"
             " made from the argument `mask` [B] of the model's call"
         )
-    if own:
+    if is_batch_norm:
         return {"mask": rows}
     real = (rows > 0) | ~rows.any()  # avoids moments of an empty set
     return {"mask": real.reshape(-1, *(1,) * (x.ndim - 1))}
@@ -240,7 +240,7 @@ def name_of(module: nn.Module) -> str:
 
 
 @contextlib.contextmanager
-def told(module: nn.Module):
+def named_errors(module: nn.Module):
     """Inside the context, errors become BadInput with the model's name and the line of its code."""
     try:
         yield

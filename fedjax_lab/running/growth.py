@@ -154,8 +154,8 @@ def completed(
         return config, [config.run.seed] if seeds is None else list(seeds)
     assert folder is not None  # callers without a config resume a run
     saved = read_config(folder)
-    own = saved.pop("seeds")
-    seeds = own if seeds is None else list(seeds)
+    begun = saved.pop("seeds")
+    seeds = begun if seeds is None else list(seeds)
     return resolve(provenance.recalled(saved, folder), overrides), seeds
 
 

@@ -62,7 +62,7 @@ def _noise_length(experiment, promised):
 
 
 @contextlib.contextmanager
-def told_in_rows(
+def stated_in_rows(
     experiment: Experiment, rounds: Sequence[int]
 ) -> Iterator[Callable[[int], dict[str, Any]]]:
     """Yields a function: number of rounds -> the privacy entries of a metrics row.
@@ -76,8 +76,8 @@ def told_in_rows(
     """
     promised = guarantee(experiment)
     if promised is None:
-        told = {"epsilon": None} if is_private(experiment.config) else {}
-        yield lambda played: told
+        stated = {"epsilon": None} if is_private(experiment.config) else {}
+        yield lambda played: stated
         return
     worker = ThreadPoolExecutor(1)
     ahead = {number: worker.submit(_epsilon, promised, number) for number in rounds}
@@ -100,10 +100,10 @@ def in_summary(experiment: Experiment, rows: Sequence[dict], played: int) -> dic
     """
     if not is_private(experiment.config):
         return {}
-    told: dict[str, Any] = {"epsilon": None, "noise": 0.0}
+    stated: dict[str, Any] = {"epsilon": None, "noise": 0.0}
     promised = guarantee(experiment)
     if promised is not None:
-        told = {
+        stated = {
             "epsilon": _epsilon(promised, played),
             "delta": promised.delta,
             "unit": promised.unit,
@@ -112,7 +112,7 @@ def in_summary(experiment: Experiment, rows: Sequence[dict], played: int) -> dic
         }
     newest = {str(row["seed"]): row.get("recorded", {}) for row in rows}
     full = {seed: of["full_cohorts"] for seed, of in newest.items() if "full_cohorts" in of}
-    return {"privacy": {**told, **({"full": full} if full else {})}}
+    return {"privacy": {**stated, **({"full": full} if full else {})}}
 
 
 def _epsilon(promised: Guarantee, rounds: int) -> float | None:

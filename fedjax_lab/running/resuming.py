@@ -77,10 +77,10 @@ def read(
         engine = _advanced(path, engine, new, saved)
         return engine.snapshot()
 
-    saved, found = checkpoints.newest(snapshot, rounds)
+    saved, restored = checkpoints.newest(snapshot, rounds)
     rows = processes.call_in_first(lambda: metric_rows.verified(metrics, expected, saved))
     if saved:
-        engine.go_on(found, saved)
+        engine.go_on(restored, saved)
         checkpoints.load(saved, engine.kept())
     return engine, rows
 

@@ -174,8 +174,8 @@ class _Part(NamedTuple):
         """This run's part of a snapshot, as if it were executed alone."""
         if self.span == slice(None):
             return whole
-        own = self.span if self.span.stop - self.span.start > 1 else self.span.start
-        states, sums = jax.tree.map(lambda a: a[own], (whole.states, whole.sums))
+        lanes = self.span if self.span.stop - self.span.start > 1 else self.span.start
+        states, sums = jax.tree.map(lambda a: a[lanes], (whole.states, whole.sums))
         return whole._replace(states=states, sums=sums, bytes=whole.bytes[self.span])
 
 
@@ -215,7 +215,7 @@ def _trained(live, bar):
     folder, engine = live.parts[0].folder, live.engine
     evaluations = times(folder and folder.path, live.experiment, engine)
     upcoming = [after for after in evaluations if after > engine.played]
-    with guaranteed.told_in_rows(live.experiment, upcoming) as privacy:
+    with guaranteed.stated_in_rows(live.experiment, upcoming) as privacy:
         live = live._replace(times=evaluations, privacy=privacy)
         rule = _play(live, bar)
         return _finish(live, {"stopped": {"rule": rule, "round": engine.played}} if rule else {})

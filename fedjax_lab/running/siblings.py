@@ -47,10 +47,10 @@ def plan(folder: Path, seeds: Sequence[int]) -> dict[str, list[int]]:
     The keys are endings of the folders' names: "" for `folder`, and such as "-seeds-2" for others.
     Runs that have begun keep their seeds. Raises BadInput if one of them also has other seeds.
     """
-    own = seeds_of(folder)
-    if own is None or not set(own) <= set(seeds):  # the latter is refused when it is resumed
+    begun = seeds_of(folder)
+    if begun is None or not set(begun) <= set(seeds):  # the latter is refused when it is resumed
         return {"": list(seeds)}
-    runs, lacking = {"": own}, set(seeds) - set(own)
+    runs, lacking = {"": begun}, set(seeds) - set(begun)
     for place in folders(folder) if lacking else []:
         with cloud.staged(place, writes=False) as beside:
             try:

@@ -257,16 +257,16 @@ def _done(plan, passes, amount):
 Records = list[tuple[Any, list[Training]]]
 
 
-def _recorded(own, shared, key, done, records: Records):
+def _recorded(private, shared, key, done, records: Records):
     """`Work.train`, which adds an entry to the last of the records in each call. done: see `_done`.
 
     own: the client's examples. shared: `Work.public`; the option `public` has places among them, on
     whose examples the client then trains instead of its own.
     """
-    plan = own.plan
+    plan = private.plan
 
     def train_once(weights, loss, *, epochs=None, steps=None, public=None, **options):
-        examples = own if public is None else shared.at(public)
+        examples = private if public is None else shared.at(public)
         level, trainings = records[-1]
         if get_opaque_trace_state() != level:
             raise BadInput(INSIDE)

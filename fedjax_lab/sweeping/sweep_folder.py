@@ -112,7 +112,7 @@ def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
     cloud.publish(out)
 
 
-def found(folder: Path, rounds: int | None = None) -> tuple[Outcome | None, dict]:
+def last_ending(folder: Path, rounds: int | None = None) -> tuple[Outcome | None, dict]:
     """How a cell has ended last, or None, and its summary.json; {} if there is none.
 
     With `rounds`, a cell that has finished another number of rounds has not ended. Raises
@@ -133,7 +133,7 @@ def ended(folder: Path, rounds: int | None = None) -> Outcome | None:
     A cell with a damaged file must be run, and reports the damage.
     """
     with contextlib.suppress(files.Damaged):
-        outcome, _ = found(folder, rounds)
+        outcome, _ = last_ending(folder, rounds)
         return outcome if outcome and outcome.code in (0, DIVERGED) else None
     return None
 
@@ -192,7 +192,7 @@ def _last_rows(folders):
     rows: list[dict] = []
     for folder in folders:
         try:
-            outcome, summary = found(folder)
+            outcome, summary = last_ending(folder)
         except files.Damaged:
             outcome, summary = failure(folder), {}
         if outcome is None or outcome.code:
@@ -217,7 +217,7 @@ def heading(folders: Iterable[Path]) -> str:
     words: dict[str, None] = {}
     for folder in folders:
         with contextlib.suppress(files.Damaged):
-            _, summary = found(folder)
+            _, summary = last_ending(folder)
             rows = summary.get("last", {}).get("per_seed", {}).values()
             measured = map(metric_rows.headline_measure, rows)
             words |= dict.fromkeys(in_words(metric_of(measure)) for measure in measured if measure)

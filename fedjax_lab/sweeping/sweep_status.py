@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedjax_lab.errors import BadInput, printable
 from fedjax_lab.running.storage import cloud, files, lock
-from fedjax_lab.sweeping.sweep_folder import DIVERGED, found, heading, shown
+from fedjax_lab.sweeping.sweep_folder import DIVERGED, heading, last_ending, shown
 
 # The states of a run, in the order of the table. "stopped": started, not finished, and no command
 # is running it.
@@ -45,7 +45,7 @@ def _status(folder, name, planned):
     """The state of one run; a run with damaged files counts as failed."""
     try:
         held = lock.is_held(folder)  # first: a run that then ends has an outcome
-        outcome, summary = found(folder)
+        outcome, summary = last_ending(folder)
         state, since = _state(folder, held, outcome)
         config = files.read_config(folder / "config.json") or planned
         rows = files.read_rows(folder / "metrics.jsonl", files.EVALUATION)
@@ -120,8 +120,10 @@ def text(
         since = "" if each.since is None else _time(each.since, now)
         rows.append([each.state, each.name, done, since, each.said])
     counts = Counter(each.state for each in statuses)
-    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    return "\n".join([aligned(rows), "", f"{len(statuses)} runs: {told}", _end(statuses, commands)])
+    totals = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    return "\n".join(
+        [aligned(rows), "", f"{len(statuses)} runs: {totals}", _end(statuses, commands)]
+    )
 
 
 def _end(statuses, commands):

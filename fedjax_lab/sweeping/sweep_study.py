@@ -121,9 +121,9 @@ def left(study: Study) -> tuple[list[Any], int]:
     """This share's trials that an interrupt has ended, and the number of those it has to begin."""
     number, count = map(int, study.share.split("/"))
     trials = [each for each in study.trials.trials if each.state.name != "FAIL"]
-    own = _share_trials(study, trials, study.share)
-    new = len(range(number, study.search.draws, count)) - len(own)
-    interrupted = [each for each in own if each.state.name == "RUNNING"]
+    of_share = _share_trials(study, trials, study.share)
+    new = len(range(number, study.search.draws, count)) - len(of_share)
+    interrupted = [each for each in of_share if each.state.name == "RUNNING"]
     return interrupted, max(0, min(new, study.search.draws - len(trials)))
 
 

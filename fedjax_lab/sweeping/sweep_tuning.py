@@ -20,7 +20,7 @@ from fedjax_lab.experiment.aliases import ALIASES
 from fedjax_lab.experiment.registry import is_method, is_wrapper, keyword_defaults, look_up
 from fedjax_lab.ranges import Range
 from fedjax_lab.running.storage import files, metric_rows
-from fedjax_lab.sweeping.sweep_folder import done, found
+from fedjax_lab.sweeping.sweep_folder import done, last_ending
 from fedjax_lab.sweeping.sweep_plan import Cell, Shared, make_cell
 
 BY = ("random", "tpe")  # at random, or by Optuna's tree-structured Parzen estimator
@@ -216,7 +216,7 @@ def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> C
 
 def score_of(draw: Cell, out: Path, search: Search) -> tuple[float, ...] | None:
     """A tuple that is larger for a better draw; None if it has diverged or was ended early."""
-    outcome, summary = found(out / draw.name, draw.config.run.rounds)
+    outcome, summary = last_ending(out / draw.name, draw.config.run.rounds)
     ended_early = summary.get("stopped", {}).get("rule") == "on_evaluation"
     if outcome is None or outcome.code or ended_early:
         return None
@@ -242,7 +242,9 @@ def gain_of(row: dict, on: str) -> float | None:
 
 def spent(contender: Contender, out: Path, search: Search) -> dict:
     """The cost of a search for sweep.json: the number of draws, their rounds and seconds."""
-    outcomes, summaries = zip(*(found(out / draw.name) for draw in contender.draws), strict=True)
+    outcomes, summaries = zip(
+        *(last_ending(out / draw.name) for draw in contender.draws), strict=True
+    )
     return {
         "by": str(search),
         "on": search.on,

@@ -88,8 +88,8 @@ def played_in(metrics: Path) -> int:
     with contextlib.suppress(OSError, ValueError), open(metrics, "rb") as opened:
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
             at = max(text.rfind(b'{"round": '), 0)
-            found = re.match(rb'{"round": (\d+),', text[at : at + 40])
-            return int(found[1]) if found else 0
+            begin = re.match(rb'{"round": (\d+),', text[at : at + 40])
+            return int(begin[1]) if begin else 0
     return 0
 
 

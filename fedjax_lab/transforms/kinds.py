@@ -75,8 +75,8 @@ def joined(methods: Sequence[Method], shapes: Sequence[Shapes]) -> Method:
         return State(states[0].server, EachKind(tuple(state.private for state in states)))
 
     def predict(message, client, x):
-        k, own = client.private.kind, client._replace(private=client.private.state)
-        return methods[k].predict(_like(scored[k], message), own, x)
+        k, of_kind = client.private.kind, client._replace(private=client.private.state)
+        return methods[k].predict(_like(scored[k], message), of_kind, x)
 
     def local(i):
         messages = [each.messages[i] for each in shapes]
@@ -104,8 +104,8 @@ def _by_kind(
     """
 
     def run(message, client, work):
-        k, own = client.private.kind, client._replace(private=client.private.state)
-        value, private = functions[k](_like(messages[k], message), own, work)
+        k, of_kind = client.private.kind, client._replace(private=client.private.state)
+        value, private = functions[k](_like(messages[k], message), of_kind, work)
         return _like(returned, value), OfKind(private, k)
 
     return run

@@ -42,8 +42,8 @@ def computed(cell):
     """The means of the attack's measures."""
     (seed,) = cell.seeds
     built = experiment.build(cell.config, [seed], _data())
-    found = fedjax_lab.audit(untrained(built, None), "inversion", **ATTACK).rows[0]
-    return {seed: {name: found[name] for name in MEASURES}}
+    row = fedjax_lab.audit(untrained(built, None), "inversion", **ATTACK).rows[0]
+    return {seed: {name: row[name] for name in MEASURES}}
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The leaderboard: every method on three federations, each tuned with the same number of draws.
+"""The leaderboard: every method on four federations, each tuned with the same number of draws.
 
 Each method draws its learning rate, and the settings for which its file declares RANGES, three or
 twelve times. The draws are run with seed 0, in one program where the method allows it; then repeat
@@ -67,6 +67,14 @@ FEDERATIONS = {
         target=75.0,
     ),
     "fashion": Federation("Fashion-MNIST", "configs/fmnist_leaderboard.py", [], target=70.0),
+    "mnist": Federation(
+        "MNIST",
+        "configs/fmnist_leaderboard.py",
+        [("data.name", "mnist"), ("data.train_per_class", "500")],
+        target=85.0,
+        draws=12,
+        seeds=(0, 1, 2, 3, 4),
+    ),
     "heart": Federation(
         "Heart disease of four hospitals",
         "configs/heart_disease.py",

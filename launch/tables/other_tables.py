@@ -63,10 +63,10 @@ def _flamby(of_table):
 
 def _printed_and_here(of_table, method, column):
     results = [r for r in published.find("flamby", "1") if (r.method, r.column) == (method, column)]
-    own = [r for r in results if method != "local" or f"trained_on={column}" in r.setting]
-    if not own:
+    matching = [r for r in results if method != "local" or f"trained_on={column}" in r.setting]
+    if not matching:
         return formats.NONE
-    (result,) = own
+    (result,) = matching
     printed, recipe = f"{result.mean:.1f} ({result.std:.1f})", published.recipe(result)
     if recipe.lacks:
         return f"{printed} / {formats.NONE}"

@@ -120,9 +120,10 @@ def test_idx_files_may_be_gzipped_or_not_and_have_any_number_of_classes(fetched)
         check_one_domain(made, made.domains[0], 20, 40)
     assert plain.domains == (folder.name,) and plain.classes == tuple("0123456789")
     assert data.classes[0] == "T-shirt/top" and data.classes[9] == "Ankle boot"
-    few = idx.fashion_mnist(folder=str(folder), train_per_class=1)  # all test images stay
-    assert few.y.tolist() == [*range(10), *LABELS] and few.test.sum() == 20
-    assert np.array_equal(few.x, np.concatenate([images[:10], images]))
+    for release in (idx.fashion_mnist, idx.mnist, idx.kmnist):
+        few = release(folder=str(folder), train_per_class=1)  # all test images stay
+        assert few.y.tolist() == [*range(10), *LABELS] and few.test.sum() == 20
+        assert np.array_equal(few.x, np.concatenate([images[:10], images]))
     message = complaint(idx.fashion_mnist, folder=str(folder), train_per_class=-1)
     assert "data.train_per_class must be at least 0" in message
     (folder / LABEL_FILE).write_bytes(idx_of(46 + LABELS))

@@ -175,8 +175,15 @@ def test_a_new_record_replaces_the_old_one_and_unused_settings_are_dropped(monke
     again = Record("x", 1, digests[1], *facts, {"ood": 12.3456})
     records.add("t", [again], settings[1])
     assert records.read("t") == ([first[0], again], dict(zip(digests, settings, strict=True)))
-    records.add("t", [again._replace(seed=0)], settings[1])
+    records.add("t", [again._replace(seed=0, data="ab")], settings[1])
+    assert records.read("t")[0][-1].data == "ab" and records.read("t")[0][0].data == ""
     assert records.read("t")[1] == {digests[1]: settings[1]}
+
+    digests = {"labels": "1", "partition of seed 0": "2", "partition of seed 1": "3"}
+    (tmp_path / "fingerprint.json").write_text(json.dumps(digests))
+    of_seeds = [records.data_digest(tmp_path, seed) for seed in (0, 1)]
+    assert of_seeds[0] == records.digest({"labels": "1", "partition of seed 0": "2"}) != of_seeds[1]
+    assert records.data_digest(tmp_path / "absent", 0) == ""
 
     def settings_in(out):
         more = {"method.index_of": str(out / "index")}

@@ -54,11 +54,11 @@ def shares(x: np.ndarray, table: np.ndarray, threshold: float) -> dict[str, floa
     """
     true = np.unique(x[x >= 0]).astype(int)
     norms = np.linalg.norm(table, axis=1)
-    told = np.flatnonzero(norms > threshold * norms.max())
-    right = len(np.intersect1d(true, told))
+    claimed = np.flatnonzero(norms > threshold * norms.max())
+    right = len(np.intersect1d(true, claimed))
     return {
         "tokens": len(true),
-        "precision": 100 * right / max(len(told), 1),
+        "precision": 100 * right / max(len(claimed), 1),
         "recall": 100 * right / max(len(true), 1),
     }
 

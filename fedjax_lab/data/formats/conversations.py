@@ -188,10 +188,10 @@ def _alpaca(form, tokenizer):
 
 def _vicuna(form, tokenizer):
     def make(messages):
-        own = messages[0].role == "system"
+        has_system = messages[0].role == "system"
         pieces = [(tokenizer.bos * tokenizer.starts, False)]
-        pieces.append((f"{messages[0].content if own else VICUNA} ", False))
-        for message in messages[own:]:
+        pieces.append((f"{messages[0].content if has_system else VICUNA} ", False))
+        for message in messages[has_system:]:
             if message.role == "assistant":
                 pieces += [("ASSISTANT: ", False), (message.content + tokenizer.eos, True)]
             else:

@@ -189,8 +189,8 @@ def _gguf_tokenizer(file):
     fields = GGUFReader(file).fields
 
     def value(key, default: Any = None):
-        found = fields.get(f"tokenizer.{key}")
-        return default if found is None else found.contents()
+        encoded = fields.get(f"tokenizer.{key}")
+        return default if encoded is None else encoded.contents()
 
     tokens = value("ggml.tokens", [])
     made = _merging(value("ggml.model"), value("ggml.pre"), tokens, value("ggml.merges", []))
@@ -255,8 +255,8 @@ def _made(file, made, special, literal, kind, **facts):
 
     def encode(text):
         with safe.reading(file, OTHER, "failed on a text"):
-            found = made.encode(text, add_special_tokens=False)
-        return found.ids, [end for _, end in found.offsets]
+            encoded = made.encode(text, add_special_tokens=False)
+        return encoded.ids, [end for _, end in encoded.offsets]
 
     names = {tokens[id] for id in special} | {facts["eos"], facts["bos"]} - {""}
     sizes = tuple(_sizes(tokens, special, literal, kind)) if kind else None

@@ -20,7 +20,7 @@ from fedjax_lab.data.dataset import Dataset, first_of_each, pooled
 from fedjax_lab.data.declared import Side, source
 from fedjax_lab.data.formats import matlab, npz, pickles
 from fedjax_lab.data.formats.image_arrays import array_of, labels_of
-from fedjax_lab.data.places import locate, told
+from fedjax_lab.data.places import fetched_by_hand, locate
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources import arrays
 from fedjax_lab.errors import nearest, quoted
@@ -61,7 +61,7 @@ class Sampling(NamedTuple):
 SAMPLINGS = {"fedpick": Sampling(1000, 2, 0, 0), "fedc2i": Sampling(7438, 10, 100, 200)}
 
 
-@source(told("digits_five"))
+@source(fetched_by_hand("digits_five"))
 def digits_five(
     *,
     folder: str = "",

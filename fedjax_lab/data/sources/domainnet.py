@@ -15,7 +15,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats.images import Look, Split, image_dataset, image_source
-from fedjax_lab.data.places import fetched, locate, told
+from fedjax_lab.data.places import fetched, fetched_by_hand, locate
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.data.sources._domain_folders import PARTS, Release, inside, read
 from fedjax_lab.errors import check_range, quoted
@@ -50,7 +50,7 @@ class Line(NamedTuple):
     label: int  # 0..344
 
 
-@image_source(told("domainnet"))
+@image_source(fetched_by_hand("domainnet"))
 def domainnet(*, folder: str = "", size: Side = 256) -> Dataset:
     """DomainNet: images [R, size, size, 3] of ten classes in six domains, as in FedPick.
 

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
-from fedjax_lab.data.places import locate, told
+from fedjax_lab.data.places import fetched_by_hand, locate
 from fedjax_lab.data.safe import Fault
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -25,7 +25,7 @@ TRAIN, SEED = 0.66, 43  # of the split of each hospital
 LEAST = 3  # patients of a class in a hospital whose split keeps the shares of the classes
 
 
-@source(told("heart_disease"))
+@source(fetched_by_hand("heart_disease"))
 def heart_disease(
     *, folder: str = "", by_hospital: bool = True, normalize: str = "none"
 ) -> Dataset:

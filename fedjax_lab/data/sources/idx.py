@@ -68,24 +68,26 @@ IDX_HELP = (
 
 
 @source(remedy_of("mnist"))
-def mnist(*, folder: str = "") -> Dataset:
+def mnist(*, folder: str = "", train_per_class: NotNegative[int] = 0) -> Dataset:
     """MNIST (LeCun et al. 1998): 60,000 training and 10,000 test images [28, 28, 1] of digits.
 
     folder: the folder of the four files, or one with a folder mnist (or torchvision's MNIST/raw)
         that has them; empty: ~/.cache/fedjax_lab and data/ are searched.
+    train_per_class: the number of training images of each class, the first ones; 0: all.
 
     Raises BadInput as `idx` does.
     """
-    return _published(MNIST, folder)
+    return _published(MNIST, folder, train_per_class)
 
 
 @source(remedy_of("kmnist"))
-def kmnist(*, folder: str = "") -> Dataset:
+def kmnist(*, folder: str = "", train_per_class: NotNegative[int] = 0) -> Dataset:
     """KMNIST (Clanuwat et al. 2018): 60,000 + 10,000 images [28, 28, 1] of ten hiragana.
 
     folder: as in `mnist`, with a folder kmnist or torchvision's KMNIST/raw.
+    train_per_class: as in `mnist`.
     """
-    return _published(KMNIST, folder)
+    return _published(KMNIST, folder, train_per_class)
 
 
 @source(remedy_of("fashion_mnist", "run `apt install dataset-fashion-mnist`, or "))
@@ -94,20 +96,20 @@ def fashion_mnist(*, folder: str = "", train_per_class: NotNegative[int] = 0) ->
 
     folder: as in `mnist`, with a folder fashion-mnist or torchvision's FashionMNIST/raw; if it is
         empty, the folder of Debian's package dataset-fashion-mnist is searched, too.
-    train_per_class: the number of training images of each class, the first ones; 0: all.
+    train_per_class: as in `mnist`.
     """
-    dataset = _published(FASHION, folder)
+    return _published(FASHION, folder, train_per_class)
+
+
+def _published(release: Release, folder: str, train_per_class: int) -> Dataset:
+    where = find_folder(release, folder)
+    dataset = as_dataset(where, read(where), release)
     if not train_per_class:
         return dataset
     kept = first_of_each(dataset.y[~dataset.test], train_per_class)  # training images come first
     rows = np.concatenate([kept, np.flatnonzero(dataset.test)])
     arrays = {key: getattr(dataset, key)[rows] for key in ("x", "y", "domain", "test")}
     return dataset._replace(**arrays)
-
-
-def _published(release: Release, folder: str) -> Dataset:
-    where = find_folder(release, folder)
-    return as_dataset(where, read(where), release)
 
 
 def as_dataset(where: Path, pairs: Pairs, release: Release) -> Dataset:

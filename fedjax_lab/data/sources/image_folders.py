@@ -53,7 +53,7 @@ OFFICE_HOME = Published(
 )
 
 
-@image_source(places.told("pacs"))
+@image_source(places.fetched_by_hand("pacs"))
 def pacs(*, folder: str = "", size: Side = 32) -> Dataset:
     """PACS (Li et al. 2017): images [size, size, 3] of 7 classes.
 
@@ -68,7 +68,7 @@ def pacs(*, folder: str = "", size: Side = 32) -> Dataset:
     return _published(PACS, folder, size)
 
 
-@image_source(places.told("vlcs"))
+@image_source(places.fetched_by_hand("vlcs"))
 def vlcs(*, folder: str = "", size: Side = 32) -> Dataset:
     """VLCS (Fang et al. 2013): images [size, size, 3] of 5 classes.
 
@@ -80,7 +80,7 @@ def vlcs(*, folder: str = "", size: Side = 32) -> Dataset:
     return _published(VLCS, folder, size)
 
 
-@image_source(places.told("office_home"))
+@image_source(places.fetched_by_hand("office_home"))
 def office_home(*, folder: str = "", size: Side = 32) -> Dataset:
     """Office-Home (Venkateswara et al. 2017): images [size, size, 3] of 65 classes.
 
@@ -130,8 +130,8 @@ def image_folders(
 
 
 def _published(published: Published, folder: str, size: int) -> Dataset:
-    found = zip(find_domains(published, folder), published.domains, strict=True)
-    holders = [layouts.Holder(folder, {"domain": domain}) for folder, domain in found]
+    folders = zip(find_domains(published, folder), published.domains, strict=True)
+    holders = [layouts.Holder(folder, {"domain": domain}) for folder, domain in folders]
     title = published.folders[0].lower()
     return _read(title, holders, published.domains, Look(size), ENDINGS)
 

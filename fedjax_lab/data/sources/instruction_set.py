@@ -8,7 +8,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.fetching import catalog
 from fedjax_lab.data.formats.conversations import Length, Template, TrainOn
-from fedjax_lab.data.places import fetched, locate, told
+from fedjax_lab.data.places import fetched, fetched_by_hand, locate
 from fedjax_lab.data.sources.instructions import instructions
 from fedjax_lab.ranges import NotNegative, OneOf
 
@@ -81,5 +81,5 @@ def find(dataset: str, folder: str) -> Path:
 def _remedy(dataset):
     """What to do if a file is missing, for messages."""
     if catalog.PUBLISHED[dataset].by_hand:
-        return told(dataset)
+        return fetched_by_hand(dataset)
     return fetched(dataset, "name the folder of the files with --config.data.folder")

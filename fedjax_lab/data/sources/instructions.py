@@ -154,8 +154,8 @@ def _names(fields, client, category, group):
             "config.data.fields must be INSTRUCTION,RESPONSE or INSTRUCTION,INPUT,RESPONSE, got"
             f" {quoted(fields)}"
         )
-    own = [(parts[0], parts[1] if parts[2:] else "", parts[-1])] if parts else FORMS
-    return Names(own, client, category, group)
+    forms = [(parts[0], parts[1] if parts[2:] else "", parts[-1])] if parts else FORMS
+    return Names(forms, client, category, group)
 
 
 def _records(file: Path, names: Names) -> list[Record]:

@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_lab.data.dataset import Dataset, first_of_each
 from fedjax_lab.data.declared import Side
 from fedjax_lab.data.formats.images import image_source
-from fedjax_lab.data.places import told
+from fedjax_lab.data.places import fetched_by_hand
 from fedjax_lab.data.sources._domain_folders import Release, read
 from fedjax_lab.ranges import OneOf
 
@@ -26,7 +26,7 @@ SAMPLINGS = {
 }
 
 
-@image_source(told("office_caltech"))
+@image_source(fetched_by_hand("office_caltech"))
 def office_caltech(
     *, folder: str = "", size: Side = 256, sampling: Annotated[str, OneOf(SAMPLINGS)] = "fedpick"
 ) -> Dataset:

@@ -14,7 +14,7 @@ from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.declared import source
 from fedjax_lab.data.formats import leaf_json
 from fedjax_lab.data.formats.leaf_json import User
-from fedjax_lab.data.places import locate, told
+from fedjax_lab.data.places import fetched_by_hand, locate
 from fedjax_lab.data.safe import Fault
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.ranges import NotNegative, PositiveShare
@@ -27,7 +27,7 @@ FRACTION, SEED = 0.1, 0
 FOLDERS = ("shakespeare/", "shakespeare/data/", "leaf/data/shakespeare/data/")
 
 
-@source(told("shakespeare"))
+@source(fetched_by_hand("shakespeare"))
 def shakespeare(
     *, folder: str = "", fraction: PositiveShare = FRACTION, seed: NotNegative[int] = SEED
 ) -> Dataset:

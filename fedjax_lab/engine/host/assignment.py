@@ -54,7 +54,7 @@ class Owners(NamedTuple):
             lots.append(np.pad(lot, (0, room - len(lot)), mode="edge"))
         return np.concatenate(lots).astype(np.int32)
 
-    def own(self, lined_up: np.ndarray) -> np.ndarray:
+    def share_of_process(self, lined_up: np.ndarray) -> np.ndarray:
         """The part of `line_up`'s result that belongs to this process."""
         return np.split(lined_up, len(self.bounds) - 1)[self.process]
 

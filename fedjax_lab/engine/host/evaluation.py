@@ -41,7 +41,7 @@ class Kind(NamedTuple):
     @property
     def room(self) -> int:
         """The number of places of a piece for the clients of a segment."""
-        return len(self.owners.own(self.clients[0]))
+        return len(self.owners.share_of_process(self.clients[0]))
 
 
 def kinds(method: Method, whole: Federation, owners: Owners, clients: int, rows: int) -> list[Kind]:
@@ -55,10 +55,10 @@ def kinds(method: Method, whole: Federation, owners: Owners, clients: int, rows:
     rows: the number of shared rows in a piece.
     """
     tuned = work_sets(method) if method.tune else ()
-    own = tuple(name for name in ("validation", "test") if getattr(whole, name) is not None)
+    untuned = tuple(name for name in ("validation", "test") if getattr(whole, name) is not None)
     all_pieces = owners.pieces(clients)
-    each = tuple(dict.fromkeys(tuned + own))
-    out = [Kind(each, owners, all_pieces, [{}])] if own else []
+    each = tuple(dict.fromkeys(tuned + untuned))
+    out = [Kind(each, owners, all_pieces, [{}])] if untuned else []
     for name, of_clients in (("unseen", all_pieces), ("global_test", [_average(method, owners)])):
         if (shared := getattr(whole, name)) is not None:
             cut = [{name: some} for some in _cut(shared, rows)]
@@ -143,11 +143,11 @@ class Scorer:
                 yield piece
 
     def _read(self, kind, part, clients, shared):
-        ids, place = kind.owners.own(clients), self._place
+        ids, place = kind.owners.share_of_process(clients), self._place
         held = place.put(clients, compared=False)
         lane = self._lane._replace(federation=place.put_part(part(ids, **shared)), held=held)
         # The message to a new client does not depend on private state, so any client's will do.
-        holders = self._owners.own(self._owners.pieces(1)[0]) if kind.new else ids
+        holders = self._owners.share_of_process(self._owners.pieces(1)[0]) if kind.new else ids
         private = kind_records.in_segment(self._store.read(holders), self._owners)
         private = place.put_segment(private)
         return lane, from_bits(private, self._like.private)

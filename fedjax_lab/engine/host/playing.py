@@ -153,14 +153,14 @@ class Player:
         return None if ids is None else self._read(start, np.unique(jax.device_get(ids)))
 
     def _write(self, block):
-        ids, first = np.unique(self._owners.own(block.clients), return_index=True)
+        ids, first = np.unique(self._owners.share_of_process(block.clients), return_index=True)
         private = jax.tree.map(parallel.local_part, to_bits(block.private))
         private = kind_records.out_of_segment(private, self._owners)
         self._store.write(ids, by_kind.take(private, first))
 
     def _read(self, start, clients):
         clients = self._owners.line_up(clients, self._size.clients)
-        ids = self._owners.own(clients)
+        ids = self._owners.share_of_process(clients)
         federation = self._place.put_part(self._part(ids))
         lane = self._lane._replace(federation=federation, held=self._put(clients))
         private = kind_records.in_segment(self._store.read(ids), self._owners)

@@ -42,7 +42,7 @@ def influence(workdir: Path, seed: int | None) -> tuple[dict[int, np.ndarray], l
     """
     rows = rows_of(workdir, seed)
     seed = rows[0]["seed"] if rows else seed
-    maps = {r: np.array(told["influence"]) for r, told in recorded(rows, "influence").items()}
+    maps = {r: np.array(entry["influence"]) for r, entry in recorded(rows, "influence").items()}
     if not maps:
         raise BadInput(f"{workdir} holds no influence of seed {seed}: is it a run of fedc2i?")
     config = runs.read(workdir).config

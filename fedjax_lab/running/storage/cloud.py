@@ -144,8 +144,8 @@ def fetch(path: Path, whole: bool = False) -> None:
         return
     with copy.using():
         copy.store.invalidate_cache()
-        found = copy.store.find(copy.remote(folder), detail=True)
-        stored = {place[len(copy.base) + 1 :]: info for place, info in found.items()}
+        files = copy.store.find(copy.remote(folder), detail=True)
+        stored = {place[len(copy.base) + 1 :]: info for place, info in files.items()}
         if "" in stored:
             raise BadInput(f"{copy.url} is a file, not a folder")
         torn = {name for name in stored if _is_torn(name, stored)}
