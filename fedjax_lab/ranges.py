@@ -27,7 +27,7 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
 from numbers import Real
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
@@ -133,6 +133,10 @@ def signature(function: Callable) -> inspect.Signature:
 
     Raises BadInput if the function has none.
     """
+    return _known_signature(function) if inspect.isfunction(function) else _signature(function)
+
+
+def _signature(function):
     try:
         return inspect.signature(function, eval_str=True)
     except Exception:  # an annotation names something that only a type checker imports
@@ -141,6 +145,9 @@ def signature(function: Callable) -> inspect.Signature:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:  # written in C
         raise BadInput(f"the arguments of {quoted(function)} cannot be determined") from error
+
+
+_known_signature = lru_cache(maxsize=4096)(_signature)  # a config asks for the same ones many times
 
 
 def limits(function: Callable) -> dict[str, Limit]:

@@ -10,7 +10,7 @@ import optional
 import pytest
 import toys
 from inputs import complaint
-from slow_cases import slow_but
+from slow_cases import exhaustive_but, slow_but
 
 import fedjax_lab
 from fedjax_lab import losses, tree
@@ -102,8 +102,7 @@ def test_without_a_base_nothing_can_be_computed():
     assert np.isnan(task.apply(task.init(KEY), jnp.ones((2, 5))).logits).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", exhaustive_but([8], [16, 8, 4]))
 def test_a_base_of_fewer_bits_gives_nearly_the_same_logits(bits):
     net, x = transformer(10, width=64, depth=2, vocabulary=20), jnp.arange(24.0).reshape(2, 12) % 19
     models = {each: model_of(net, (12,), targets="qkv", bits=each) for each in (32, bits)}

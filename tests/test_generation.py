@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import toys
 from inputs import complaint
+from slow_cases import exhaustive_but
 
 import fedjax_lab
 from fedjax_lab.data.dataset import Dataset
@@ -45,8 +46,10 @@ def test_what_cannot_be_written_is_refused(settings, said):
     assert said in complaint(generation.check, *settings)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("positions", "row", "count"), [(0, 40, 9), (16, 12, 9), (64, 40, 20)])
+@pytest.mark.parametrize(
+    ("positions", "row", "count"),
+    exhaustive_but([16, 64], [(0, 40, 9), (16, 12, 9), (64, 40, 20)]),
+)
 def test_a_cache_is_used_only_within_the_learned_positions(positions, row, count):
     """The table of positions has as many rows as the data, or as `positions`."""
     model = gpt2(9, width=8, depth=1, heads=2, positions=positions)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optional
 import pytest
+from slow_cases import in_ci
 
 import fedjax_lab
 from fedjax_lab import tree
@@ -53,7 +54,7 @@ def test_only_the_adapters_are_sent_and_the_row_has_the_measures_of_text(trained
     assert 0 <= row["accuracy"]["mean"] <= 100
 
 
-@pytest.mark.parametrize("bits", [32, 8, 4])
+@pytest.mark.parametrize("bits", in_ci([4], [32, 8, 4]))
 def test_no_array_of_a_round_has_clients_and_the_base(bits):
     """The clients share the base, quantized or not, in the loop over layers too."""
     sizes = {"model": {"name": "decoder", "width": 64, "heads": 2, "hidden": 192, "depth": 3}}
@@ -196,7 +197,7 @@ def test_questions_need_a_tokenizer():
         run.choose([question])
 
 
-@pytest.mark.parametrize("name", ["flowertune", "openfedllm", "pfl_alpaca"])
+@pytest.mark.parametrize("name", in_ci(["flowertune"], ["flowertune", "openfedllm", "pfl_alpaca"]))
 def test_published_settings_trace_a_round_on_a_small_model(name):
     """All settings but the sizes; building a run with adapters traces its first round."""
     root = Path(__file__).parents[1]

@@ -26,9 +26,12 @@ OTHERS = [*optional.not_of_test(), *optional.WITHOUT_EXTRA]
 OF_TEST = [package for package in optional.EXTRAS if package not in OTHERS]
 
 
-@pytest.mark.parametrize("packages", exhaustive_but([OF_TEST], [OF_TEST, OTHERS]), ids=len)
-def test_all_tests_are_collected_without_any_package_of_an_extra(packages):
-    """README's tests run without the others."""
+AT_ONCE = [",".join(OF_TEST)]
+
+
+@pytest.mark.parametrize("packages", exhaustive_but([AT_ONCE], [AT_ONCE, OF_TEST, OTHERS]), ids=len)
+def test_all_tests_are_collected_without_packages_of_extras(packages):
+    """Without all of them, and without any one; README's tests run without the others."""
     program = Path(__file__).with_name("collect_without.py")
     child = subprocess.run([sys.executable, program, *packages], capture_output=True, text=True)
     assert child.returncode == 0, child.stdout + child.stderr

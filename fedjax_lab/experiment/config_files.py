@@ -52,8 +52,10 @@ def split(text: str) -> tuple[str, str]:
 
 def _find(name):
     """The path itself if there is such a file, otherwise that of the packaged config."""
+    if os.path.isfile(name):
+        return name
     by_name = packaged()
-    if name in by_name and not Path(name).is_file():
+    if name in by_name:
         return str(by_name[name])
     references.check_file(name, "config file", by_name, PLAIN)
     return name

@@ -81,8 +81,8 @@ TRANSFORMS = [
     for name in registry.NAMED[section]
     if name not in ("none", "backdoor")  # backdoor needs images; otherwise it is like others
 ]
-# These are like inner_product, krum and median.
-ALIKE = {"bulyan", "little_is_enough", "multi_krum", "trimmed_mean"}
+# These are like centered_clipping, inner_product, krum and median.
+ALIKE = {"bulyan", "geometric_median", "little_is_enough", "multi_krum", "trimmed_mean"}
 
 
 @pytest.mark.parametrize(("name", "section"), in_ci({*SENT, "top_k"} - ALIKE, TRANSFORMS))

@@ -1,12 +1,14 @@
 """The tables of the documentation, which are measured in several sessions."""
 
 import json
+import shlex
 from pathlib import Path
 
 import measure
 import pytest
 import records
 import toys
+from documented import all_documented
 from inputs import complaint
 from records import Record
 from slow_cases import slow_but
@@ -17,6 +19,7 @@ from fedjax_lab.running.storage import metric_rows
 from fedjax_lab.sweeping.sweep_folder import Outcome
 
 NAMES = sorted(path.stem for path in measure.TABLES.glob("*.py"))
+LARGE = {"hfedf", "leaderboard", "robustness"}
 TABLE = """
 import records
 
@@ -81,7 +84,7 @@ def command(tmp_path, *flags, what=""):
     return measure.main(["toy_table", f"--out={out}", "--commit=abc", *flags])
 
 
-@pytest.mark.parametrize("name", slow_but(set(NAMES) - {"hfedf", "leaderboard"}, NAMES))
+@pytest.mark.parametrize("name", slow_but(set(NAMES) - LARGE, NAMES))
 def test_every_table_has_valid_cells_and_its_page_shows_its_current_numbers(name):
     """It can be made without records; then it names its command, and shows no stale number.
 
@@ -95,8 +98,18 @@ def test_every_table_has_valid_cells_and_its_page_shows_its_current_numbers(name
     assert all(isinstance(each, formats.Table) for each in table.tables([]))
     text = measure.shown(name, table, cells, out)
     assert f"`python launch/measure.py {name}`" in text and "earlier settings" not in text
+    for words in (shlex.split(line, comments=True)[2:] for line in all_documented()):
+        if words[:1] == [name]:
+            measure.left(
+                measure._parse(words), cells
+            )  # raises BadInput for unknown cells and seeds
     page = measure.page(table).read_text()
     assert not records.read(name)[0] or f"<!-- {name} -->\n{text}\n<!-- end {name} -->\n" in page
+
+
+def test_unknown_cells_are_rejected(toy, tmp_path, capsys):
+    assert command(tmp_path, "--cells=no such cell*") == 2
+    assert "no such cell; valid: fedavg, fedprox" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

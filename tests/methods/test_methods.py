@@ -49,7 +49,7 @@ BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(
 # The checks of one compiled program, in which two seeds are vectorized.
 ONE_PROGRAM = (check_repeats, check_resumes, check_learns)
 IN_CI = """
-    central fedbn fedem fedfomo fediir fedproto flora hfedf ifca knn_per scaffold
+    central fedbn fedfomo hfedf ifca scaffold
 """.split()  # the most different ones, beside FedAvg
 OTHERS = [name for name in PLAIN if name != "fedavg"]
 # A second program, of one seed alone, is compiled for one method of each kind: without private
