@@ -100,17 +100,16 @@ def server(cohort: Array, t: Array, left: int) -> Array:
 
 
 def clients(key: Array, t: Array, ids: Array) -> Array:
-    """The streams of clients `ids` [M] in round t, from the stream `local` or `score`."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, t), ids)
+    """The streams of clients `ids` [M], from the stream `local` or `score`.
 
-
-def tasks(key: Array, versions: Array, ids: Array) -> Array:
-    """The streams of clients `ids` [M] that train from versions [M] of the server's state.
-
-    Version t is the state at the beginning of round t: these are the streams of `clients` if all
-    clients start from the same version.
+    t: the number of the round, []; or the version of the server's state from which each client
+    trains, [M]: that at the beginning of round t.
     """
-    return jax.vmap(lambda t, id: jax.random.fold_in(jax.random.fold_in(key, t), id))(versions, ids)
+
+    def one(t, id):
+        return jax.random.fold_in(jax.random.fold_in(key, t), id)
+
+    return jax.vmap(one, (0 if jnp.ndim(t) else None, 0))(t, ids)
 
 
 def exchange(clients: Array, left: int) -> Array:

@@ -263,14 +263,14 @@ def _turn(program, lane, server, t, seconds):
     ids, share = program.strategy.whole(draw(program, lane, server, t))
     number = plan.num_clients or len(lane.population.id)
     clients = program.strategy.take(lane.population, ids)._replace(weight=share)
-    version, work = jnp.full_like(ids, t), work_of(clients.traits.get("settings"))
+    version, work = t, work_of(clients.traits.get("settings"))
     if schedule is not None:
         version, work, seconds = asynchronous.started(schedule, t, work)
     turn = Turn(
         clients=clients,
-        keys=streams.tasks(lane.keys.local, version, clients.id),
+        keys=streams.clients(lane.keys.local, version, clients.id),
         drawn=share > 0 if extra.empty_places else jnp.ones_like(ids, bool),
-        staleness=(t - version).astype(jnp.float32),
+        staleness=jnp.broadcast_to(t - version, ids.shape).astype(jnp.float32),
         work=work,
         arrived=None,
         seconds=seconds,
