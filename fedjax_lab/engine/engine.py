@@ -84,7 +84,7 @@ class Engine:
         self.session = counts.Session()
         self.stage_number = -1
         self._likes: list[Any] = []  # the shapes of the states, one per lane
-        self._states: list[Any] | Future = [None] * len(self.lanes)
+        self._states: Any = [None] * len(self.lanes)  # or a `Future` of the states
         self._folder = folder or Path(tempfile.gettempdir())
         self._hosted: Sequence[Hosted] = ()
         self.compile_seconds = time.perf_counter() - began  # of all work that is done only once

@@ -109,14 +109,16 @@ COUNTS = {
 
 def no_progress(counts: Collection[str] = ()) -> Progress:
     """Returns the sums before the first round. counts: names of `COUNTS`, which the run needs."""
-    zero = np.float32(0)
+    zero: Any = np.float32(0)  # a NumPy number needs no program
+    never: Any = np.int32(-1)
+    begun: dict[str, Any] = {name: COUNTS[name].start for name in counts}
     return Progress(
         train_loss=zero,
         examples=zero,
         steps=zero,
         lane_steps=zero,
-        diverged=np.int32(-1),
-        counts={name: COUNTS[name].start for name in counts},
+        diverged=never,
+        counts=begun,
         history=[],
     )
 
