@@ -146,6 +146,13 @@ def test_other_files_in_the_folder_of_checkpoints_are_ignored(folder, tmp_path, 
     assert newest(folder) == 7
 
 
+def test_a_new_folder_of_checkpoints_does_not_import_orbax(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest(lambda rounds: rounds) == (0, 0)
+    checkpoints.close()
+    assert "_ocp" not in vars(checkpoints)
+
+
 def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatch):
     """Otherwise threads of Orbax and TensorStore would print hundreds of lines about it."""
     checkpoints = Checkpoints(tmp_path / "checkpoints")

@@ -12,6 +12,7 @@ import toys
 from slow_cases import in_ci
 
 from fedjax_lab.engine import parallel
+from fedjax_lab.simulation.strategies import unless_copy
 
 STEPS = np.array([3, 1, 9, 4, 7, 2, 5])
 
@@ -75,6 +76,18 @@ def test_strategies_give_the_results_of_vmap(name, m):
     args = 10, federation, rows, stacked
     toys.same(jax.jit(inner.each(fn))(*args), expected)
     toys.same(jax.jit(inner.everyone(fn, 2))(*args), expected)
+
+
+def test_a_client_that_may_be_a_copy_is_traced_once():
+    traced = []
+
+    def fn(shared, federation, rows, entry):
+        traced.append(entry)
+        return shared * entry
+
+    run = jax.jit(unless_copy(fn))
+    assert [run(2, (), (), (is_copy, 3)) for is_copy in (False, True)] == [6, 0]
+    assert len(traced) == 1
 
 
 def chosen(name="auto", *, cohort=6400, in_turn=False, equal_steps=True, **more):

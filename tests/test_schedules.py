@@ -10,6 +10,7 @@ from inputs import complaint
 from slow_cases import exhaustive_but
 
 from fedjax_lab.commands import descriptions
+from fedjax_lab.engine import views
 from fedjax_lab.engine.engine import Engine
 from fedjax_lab.engine.input import unscheduled
 from fedjax_lab.experiment import experiment, joint, schedules, variants
@@ -173,6 +174,7 @@ def test_each_round_equals_one_of_a_run_with_its_learning_rates(method, toy):
         given = {key.replace(".", "__"): float(curve[t]) for key, curve in rates.items()}
         plain = experiment.build(config_of(toy, method, **METHODS[method], **given)).simulation
         other.simulation = plain._replace(scheduled=unscheduled)
+        other._images = views.unviewed(other.simulation, other.place)  # with the plan's rate
         other.compile()
         for each in (engine, other):
             each.play(1)

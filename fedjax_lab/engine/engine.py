@@ -3,15 +3,17 @@
 import itertools
 import tempfile
 import time
-from collections.abc import Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_lab.engine import counts, flops, programs, starting, views
+from fedjax_lab import defaults
+from fedjax_lab.engine import counts, flops, parallel, processes, programs, starting, views
 from fedjax_lab.engine.host.host_state import HostState
 from fedjax_lab.engine.host.hosted import Hosted
 from fedjax_lab.engine.input import Simulation
@@ -24,6 +26,14 @@ from fedjax_lab.engine.placement import Jit, Placement
 from fedjax_lab.engine.programs import Programs, make_program, shapes_of
 from fedjax_lab.simulation import evaluate, simulate
 from fedjax_lab.types import Stage, State
+
+
+def in_thread(function: Callable[[], Any]) -> Future:
+    """The result of a function that a new thread calls, with JAX's usual settings."""
+    pool = ThreadPoolExecutor(1)
+    result = pool.submit(defaults.restored()(function))
+    pool.shutdown(wait=False)
+    return result
 
 
 class Snapshot(NamedTuple):
@@ -73,16 +83,17 @@ class Engine:
         self.evaluate_seconds = 0.0
         self.session = counts.Session()
         self.stage_number = -1
-        self.states: list[Any] = [None] * len(self.lanes)
+        self._likes: list[Any] = []  # the shapes of the states, one per lane
+        self._states: Any = [None] * len(self.lanes)  # or a `Future` of the states
         self._folder = folder or Path(tempfile.gettempdir())
-        self._hosted: list[Hosted] = []
+        self._hosted: Sequence[Hosted] = ()
         self.compile_seconds = time.perf_counter() - began  # of all work that is done only once
         self.first_facts = self.next_stage(facts)
 
     def _apply_view(self):
         """Sets the lanes and the plan of this stage, as its view of the examples requires."""
         self.lanes, self.plan, self._differing = views.viewed(
-            self.simulation, self.stage_number, self._jit, self._images, self.states
+            self.simulation, self.stage_number, self._jit, self._images, lambda: self.states
         )
 
     def compile(self) -> None:
@@ -93,11 +104,8 @@ class Engine:
         """
         began = time.perf_counter()
         lowered = self.lower()
-        of_round = lowered[self._shapes(0)].of_round
-        with ThreadPoolExecutor(1) as pool:
-            executables = pool.map(programs.compiled, lowered.values())
-            self.round_cost = flops.round_cost(*of_round)  # traced while XLA compiles
-        compiled = dict(zip(lowered, executables, strict=True))
+        self._cost = in_thread(partial(flops.round_cost, *lowered[self._shapes(0)].of_round))
+        compiled = {shapes: programs.compiled(each) for shapes, each in lowered.items()}
         self.programs = [compiled[self._shapes(i)] for i in range(len(self.lanes))]
         for hosted, each in zip(self._hosted, self.programs, strict=False):
             hosted.use(each.play, each.score)
@@ -117,7 +125,7 @@ class Engine:
         return lowered
 
     def _lower(self, i):
-        lanes, state, sums = self.lanes[i], self.states[i], self.sums[i]
+        lanes, state, sums = self.lanes[i], self._likes[i], self.sums[i]
         if self._hosted:
             return programs.make_programs(*self._hosted[i].lower(state.server, sums))
         axes = axes_of(lanes.training, self._differing)
@@ -125,11 +133,23 @@ class Engine:
 
     def _shapes(self, i):
         """The shapes of a lane's state; lanes with the same shapes share their programs."""
-        return shapes_of(self._hosted[i].shapes if self._hosted else self.states[i])
+        return shapes_of(self._hosted[i].shapes if self._hosted else self._likes[i])
 
     def _program(self, settings):
         """The program of this stage for a seed with these settings."""
         return make_program(self.simulation, self.stage_number, self.plan, settings)
+
+    @property
+    def states(self) -> list[Any]:
+        """The state of each lane. Waits for the first states of a stage if they are not ready."""
+        if isinstance(self._states, Future):
+            self._states = jax.block_until_ready(self._states.result())
+        return self._states
+
+    @property
+    def round_cost(self) -> flops.RoundCost | None:
+        """The operations of a round of this stage, which a thread counts meanwhile."""
+        return self._cost.result()
 
     @property
     def stage(self) -> Stage:
@@ -153,7 +173,7 @@ class Engine:
             facts = starting.prepared(
                 self.simulation, self.stage_number, self.place, self._images, self.final_states
             )
-        self.states, self._hosted = starting.begin(
+        start = starting.begin(
             self.simulation,
             self.stage_number,
             self._jit,
@@ -162,14 +182,17 @@ class Engine:
             facts,
             self._folder,
         )
+        self._likes, self._hosted = start.likes, start.hosted
+        # Several processes compute in the same order, and without jit a debugger sees the states.
+        alone = self.place.abstract or processes.count() > 1 or parallel.jit_is_disabled()
+        self._states = start.compute() if alone else in_thread(start.compute)
         if self.stage_number == 0:
-            self.sums = starting.first_sums(self.simulation, self._jit, self.states)
+            self.sums = starting.first_sums(self.simulation, self._jit, lambda: self.states)
         sizes = [
             views.frozen_bytes(self.simulation, self.stage_number, state, self.place.seeds)
-            for state in self.states
+            for state in self._likes
         ]
         self.bytes = self.bytes + [[0, self.place.num_clients * size] for size in sizes]
-        jax.block_until_ready(self.states)
         self.compile_seconds += time.perf_counter() - began
         return facts
 
@@ -257,7 +280,7 @@ class Engine:
 
     def go_on(self, snapshot: Snapshot, played: int) -> None:
         """Restores a snapshot that was taken after `played` rounds, in the same stage."""
-        self.states, self.sums, (self.seconds,), self.bytes = snapshot
+        self._states, self.sums, (self.seconds,), self.bytes = snapshot
         self.played = played
         for hosted in self._hosted:
             hosted.forget()

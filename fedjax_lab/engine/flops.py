@@ -5,6 +5,7 @@ each client and of the server is counted before XLA optimizes it. Therefore the 
 neither on the device nor on the strategy, and padding does not count. Evaluations are not counted.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from jax.interpreters import partial_eval
 from fedjax_lab.simulation import outline, simulate
 from fedjax_lab.simulation.client_work import WorkRows, work_sets
 from fedjax_lab.simulation.simulate import Lane, Program
-from fedjax_lab.types import POOL, ROWS, State
+from fedjax_lab.types import POOL, ROWS, PyTree, State
 
 # Peak rate of one device for dense products in bfloat16 (in float16 on devices without bfloat16),
 # in operations per second, as published by the vendor; by JAX's name of the device. TPUs: from the
@@ -75,7 +76,8 @@ def round_cost(program: Program, lane: Lane, state: State) -> RoundCost | None:
     steps = large.steps - small.steps
     step = (large.operations - small.operations) / steps if steps else 0.0
     fixed = max(small.operations - small.steps * step, 0.0)
-    return RoundCost(clients * fixed + server_operations(program, lane, state, clients), step)
+    of_server = server_operations(program, lane, state, small.uploads, clients)
+    return RoundCost(clients * fixed + of_server, step)
 
 
 def count(program: ClosedJaxpr) -> float:
@@ -109,18 +111,22 @@ class ClientCost(NamedTuple):
 
     operations: float
     steps: float
+    uploads: tuple[PyTree, ...] = ()  # as shapes, one for each exchange
 
 
 def client_cost(program: Program, lane: Lane, state: State, batches: int) -> ClientCost:
     """The cost of a client that holds this number of full batches, in a round; from shapes."""
     plan = program.plan._replace(equal_steps=True)
     federation, rows = _small(program.method, lane.federation, batches * plan.batch_size)
-    total = ClientCost(0.0, 0.0)
+    operations, steps, uploads = 0.0, 0.0, []
     for exchange in program.method.round:
         run = partial(_with_steps, simulate.one_client(exchange, plan))
-        traced = jax.make_jaxpr(run)(state.server, federation, rows, _entry(lane, state))
-        total = ClientCost(total.operations + count(traced), total.steps + _first_output(traced))
-    return total
+        trace = jax.make_jaxpr(run, return_shape=True)
+        traced, shapes = trace(state.server, federation, rows, _entry(lane, state))
+        (_, ((upload, _), _)) = shapes
+        operations, steps = operations + count(traced), steps + _first_output(traced)
+        uploads.append(upload)
+    return ClientCost(operations, steps, tuple(uploads))
 
 
 def _with_steps(run, *args):
@@ -136,18 +142,21 @@ def _first_output(traced):
     return 0.0 if any(needed) else float(jaxpr_as_fun(ClosedJaxpr(jaxpr, traced.consts))()[0])
 
 
-def server_operations(program: Program, lane: Lane, state: State, clients: int) -> float:
-    """The operations of the server in a round with this number of clients; from shapes."""
-    federation, rows = _small(program.method, lane.federation, program.plan.batch_size)
-    entry = _entry(lane, state)
+def server_operations(
+    program: Program, lane: Lane, state: State, uploads: Sequence[PyTree], clients: int
+) -> float:
+    """The operations of the server in a round with this number of clients; from shapes.
+
+    uploads: the shapes of what a client uploads in each exchange.
+    """
+    federation, _ = _small(program.method, lane.federation, program.plan.batch_size)
+    client, *_ = _entry(lane, state)
     extra, total = program.method.extra, 0.0
     times, size = (clients, 1) if extra.one_by_one else (1, clients)
-    for exchange in program.method.round:
-        run = simulate.one_client(exchange, program.plan)
-        (upload, _), _ = jax.eval_shape(run, state.server, federation, rows, entry)
-        uploads, cohort = outline.aggregated(entry[0], upload, size)
+    for exchange, upload in zip(program.method.round, uploads, strict=True):
+        arrived, cohort = outline.aggregated(client, upload, size)
         aggregate = outline.aggregate_with(exchange, program.plan)
-        traced = jax.make_jaxpr(aggregate)(state.server, uploads, cohort, federation)
+        traced = jax.make_jaxpr(aggregate)(state.server, arrived, cohort, federation)
         total += times * count(traced)
     return total
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import sampling, streams
@@ -57,6 +57,14 @@ def prepared(
     return stacked(facts, place.seeds)
 
 
+class Start(NamedTuple):
+    """The states with which a stage starts."""
+
+    likes: list[State]  # their shapes, one per lane
+    compute: Callable[[], list[State]]
+    hosted: Sequence[Hosted] = ()  # the lanes whose private state is on the host, if it is
+
+
 def begin(
     simulation: Simulation,
     number: int,
@@ -65,7 +73,7 @@ def begin(
     last: Sequence[State | None],
     facts: Sequence[dict],
     folder: Path,
-) -> tuple[list[State], list[Hosted]]:
+) -> Start:
     """The states with which the stage with this number starts, one per lane.
 
     Args:
@@ -76,15 +84,15 @@ def begin(
       last: the states of the lanes before the stage.
       facts: those of the stage, one tree per lane.
       folder: where a run with private state on disk creates its file.
-
-    Returns:
-      The states, and the lanes whose private state is on the host instead, if it is.
     """
     given = [seed.start for seed in simulation.seeds if number == 0 and seed.start is not None]
     if simulation.host is not None:
         return _begin_on_host(simulation, number, jit, images, given, folder)
-    states = _first_states(simulation, number, jit, images.lanes, last, facts)
-    return (_from_given(given, jit, states) if given else states), []
+    start = _first_states(simulation, number, jit, images.lanes, last, facts)
+    if given:
+        states = _from_given(given, jit, start.likes)
+        return start._replace(compute=lambda: states)
+    return start
 
 
 def _first_states(simulation, number, jit, lanes, last, facts):
@@ -108,12 +116,15 @@ def _first_states(simulation, number, jit, lanes, last, facts):
         for of_lane, *rest in each
     ]
     axes = axes_of_settings(lanes[0].settings), 0, 0, 0, 0
+    first = jax.jit(first, inline=True)  # traced once, for the shapes and the states
     shapes = jax.eval_shape(jit.wrap(first, axes, None), *args[0])
-    run = jit.runner(first, axes, place.state_shardings(shapes))
+    out = place.state_shardings(shapes)
+    shaped, run = jit.wrap(first, axes, out), jit.runner(first, axes, out)
     if simulation.stages[number].start is None and not place.abstract:
         size = place.num_bytes(shapes)
         parallel.check_memory(size, "the model and the clients' states need")
-    return [run(*of_lane) for of_lane in args]
+    likes = [place.described(jax.eval_shape(shaped, *of_lane), out) for of_lane in args]
+    return Start(likes, lambda: [run(*of_lane) for of_lane in args])
 
 
 def _from_given(given, jit, states):
@@ -147,7 +158,8 @@ def _begin_on_host(simulation, number, jit, images, given, folder):
         _check_given(state, hosted[i].whole_state(State(servers[i], ())))
         hosted[i].keep(state.private)
         servers[i] = jit.place.put(state.server)
-    return [State(server, ()) for server in servers], hosted
+    states = [State(server, ()) for server in servers]
+    return Start(states, lambda: states, hosted)
 
 
 def _check_given(state, like):
@@ -173,16 +185,18 @@ def no_progress(simulation: Simulation, place: Placement) -> list[Progress]:
     def one():  # a separate copy per lane, since their buffers are donated
         none = simulate.no_progress(counts)
         if place.seeds:
-            none = jax.tree.map(lambda a: jnp.stack([a] * place.seeds), none)
+            none = jax.tree.map(lambda a: np.stack([a] * place.seeds), none)
         return place.put(none)
 
     return [one() for _ in range(1 if place.seeds else len(simulation.seeds))]
 
 
-def first_sums(simulation: Simulation, jit: Jit, states: Sequence[State]) -> list[Progress]:
+def first_sums(
+    simulation: Simulation, jit: Jit, states: Callable[[], Sequence[State]]
+) -> list[Progress]:
     """The sums before the first round, one per lane.
 
-    The history of an asynchronous run has the first states of the server.
+    The history of an asynchronous run has the first states of the server, which `states` returns.
     """
     sums = no_progress(simulation, jit.place)
     schedules = [seed.timeline.schedule for seed in simulation.seeds if seed.timeline]
@@ -194,5 +208,5 @@ def first_sums(simulation: Simulation, jit: Jit, states: Sequence[State]) -> lis
         return first_history(method, server, places)
 
     run = jit.runner(first, (0,))
-    pairs = zip(states, sums, strict=True)
+    pairs = zip(states(), sums, strict=True)
     return [of_lane._replace(history=run(state.server)) for state, of_lane in pairs]

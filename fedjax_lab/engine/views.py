@@ -1,6 +1,6 @@
 """What a stage's method gets instead of the examples: `Stage.frozen` and `view`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,11 +38,16 @@ def unviewed(simulation: Simulation, place: Placement) -> Viewed:
 
 
 def viewed(
-    simulation: Simulation, number: int, jit: Jit, images: Viewed, states: Sequence[State]
+    simulation: Simulation,
+    number: int,
+    jit: Jit,
+    images: Viewed,
+    states: Callable[[], Sequence[State]],
 ) -> Viewed:
     """The lanes and the plan of a stage, as its view of the examples requires.
 
-    number: of the stage. images: without a view. states: those with which the stage starts.
+    number: of the stage. images: without a view. states: returns those with which
+    the stage starts.
     """
     stage, (lanes, plan, _) = simulation.stages[number], images
     plan = _reliable(plan) if stage.reliable else plan
@@ -59,7 +64,7 @@ def viewed(
     select = stage.frozen
     if select is not None:
         freeze = jit.runner(lambda state: select(state.server), (0,))
-        lanes = _changed(changed.lanes, [{"frozen": freeze(state)} for state in states])
+        lanes = _changed(changed.lanes, [{"frozen": freeze(state)} for state in states()])
         changed = Viewed(lanes, changed.plan, ("frozen",))
     return changed if stage.view is None else _transformed(simulation, number, changed, jit)
 

@@ -55,11 +55,12 @@ def make_task(
         published = module.published_names() if hasattr(module, "published_names") else ()
         init = pretrained.starting_from(file, published, init, last.path)
     apply: Callable[..., Output] = partial(forward, module, last, survey.gives_features)
+    train = partial(_trained_shapes, apply, survey.weights(last), sample_shape, dtype)
     if not survey.gives_features:
-        _check_features(apply, init, module, sample_shape, dtype)
+        _check_features(module, train(2))
     norms = _typed_paths(kinds, modules.batch_norms())
     if norms:
-        _check_rows(apply, init, sample_shape, dtype)
+        train(UNLIKELY)  # raises BadInput unless each BatchNorm can tell the padded rows of a batch
     if compute_dtype != jnp.float32:
         exact = _typed_paths(kinds, mixed_precision.normalizations())
         apply = mixed_precision.computing_in(compute_dtype, apply, exact)
@@ -92,6 +93,11 @@ class Survey(NamedTuple):
     def gives_features(self) -> bool:
         """Whether the module returns features besides logits."""
         return isinstance(self.outputs, (tuple, list))
+
+    def weights(self, last: Head) -> Weights:
+        """The shapes of the initial weights. last: the module's head."""
+        stats = self.variables.get("batch_stats", {})
+        return Weights(head.named(last, self.variables["params"]), stats)
 
 
 def _survey(module, sample_shape, dtype):
@@ -176,29 +182,20 @@ def _pair(outputs):
     return outputs if isinstance(outputs, (tuple, list)) else (outputs, None)
 
 
-def _check_features(apply, init, module, sample_shape, dtype):
-    """Raises BadInput unless the input of the head in a training pass can be the features."""
+def _trained_shapes(apply, weights, sample_shape, dtype, size):
+    """The shapes of the `Output` of a training pass over `size` examples. weights: as shapes."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    x = jax.ShapeDtypeStruct((size, *sample_shape), dtype)
+    return jax.eval_shape(apply, weights, x, key, jax.ShapeDtypeStruct((size,), dtype))
 
-    def first_output():
-        key, x = jax.random.key(0), jnp.zeros((2, *sample_shape), dtype)
-        return apply(init(key), x, key, jnp.ones(2))
 
-    out = jax.eval_shape(first_output)
+def _check_features(module, out):
+    """Raises BadInput if the input of the head in a training pass cannot be the features."""
     if out.features.ndim != out.logits.ndim:
         raise BadInput(
             f"the input of the last layer of model {modules.name_of(module)} has the shape"
             f" {list(out.features.shape)} for 2 examples, not [2, D]; pool before that layer"
         )
-
-
-def _check_rows(apply, init, sample_shape, dtype):
-    """Raises BadInput unless each BatchNorm can tell the padded rows of a batch."""
-
-    def output():
-        key, x = jax.random.key(0), jnp.zeros((UNLIKELY, *sample_shape), dtype)
-        return apply(init(key), x, key, jnp.ones(UNLIKELY, dtype))
-
-    jax.eval_shape(output)
 
 
 def _dense_types():

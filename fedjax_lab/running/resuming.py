@@ -75,7 +75,7 @@ def read(
             on_host = processes.call_in_first(lambda: checkpoints.has_stores(saved))
             _check_host(path, experiment, on_host)
         engine = _advanced(path, engine, new, saved)
-        return engine.snapshot()
+        return engine.snapshot() if saved else None  # the first states may not be ready
 
     saved, restored = checkpoints.newest(snapshot, rounds)
     rows = processes.call_in_first(lambda: metric_rows.verified(metrics, expected, saved))

@@ -109,14 +109,15 @@ COUNTS = {
 
 def no_progress(counts: Collection[str] = ()) -> Progress:
     """Returns the sums before the first round. counts: names of `COUNTS`, which the run needs."""
-    zero = jnp.zeros(4)
-    begun = {name: jnp.asarray(COUNTS[name].start) for name in counts}
+    zero: Any = np.float32(0)  # a NumPy number needs no program
+    never: Any = np.int32(-1)
+    begun: dict[str, Any] = {name: COUNTS[name].start for name in counts}
     return Progress(
-        train_loss=zero[0],
-        examples=zero[1],
-        steps=zero[2],
-        lane_steps=zero[3],
-        diverged=jnp.int32(-1),
+        train_loss=zero,
+        examples=zero,
+        steps=zero,
+        lane_steps=zero,
+        diverged=never,
         counts=begun,
         history=[],
     )

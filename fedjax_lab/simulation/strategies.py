@@ -140,6 +140,7 @@ def is_rows(a):
 
 def unless_copy(fn: Callable) -> Callable:
     """A version of fn for pairs (flag, entry), which returns zeros if the flag marks a copy."""
+    fn = jax.jit(fn, inline=True)  # the shapes of its results and the branch share one trace
 
     def run(shared, federation, rows, flagged):
         is_copy, entry = flagged

@@ -1,7 +1,7 @@
 """Times local training of each model on a CPU, one by one, in chunks and all at once.
 
     python launch/speed/strategies.py [--models=mlp,char_lstm] [--batch=4,16,64] [--clients=10]
-                                      [--seconds=3] [--cpu]
+                                      [--side=16] [--seconds=3] [--cpu]
 
 One line for each model and batch: the seconds of a step of all clients with each strategy, the
 strategy that `auto` chooses, and by how much it is slower than the best one. The programs of a line
@@ -11,6 +11,7 @@ anywhere. All clients take the same number of steps.
 --models   names of the registry; default: all that are listed in SHAPES
 --batch    examples of a step
 --clients  in a round
+--side     of the images in pixels; default: as listed in SHAPES
 --seconds  that each program runs
 --cpu      seconds of the processor instead of the clock, for a machine that does other work too
 """
@@ -67,6 +68,7 @@ def _parse():
     parser.add_argument("--models", type=lambda s: s.split(","), default=list(SHAPES))
     parser.add_argument("--batch", type=lambda s: [*map(int, s.split(","))], default=[4, 16, 64])
     parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--side", type=int)
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--cpu", action="store_true")
     return parser.parse_args()
@@ -74,7 +76,7 @@ def _parse():
 
 def time_all(model: str, batch: int, args) -> tuple[str, float, dict[str, float]]:
     """The choice of `auto`, its time relative to the best, and {strategy: seconds of a step}."""
-    work = workload(model, batch, args.clients)
+    work = workload(model, batch, args.clients, args.side)
     names = {s: benchmark.build(work, s).strategy.name for s in (*STRATEGIES, "auto")}
     engines = {}
     for strategy, name in names.items():
@@ -89,9 +91,14 @@ def time_all(model: str, batch: int, args) -> tuple[str, float, dict[str, float]
     return chosen, ratio, {s: seconds[names[s]] for s in STRATEGIES}
 
 
-def workload(model: str, batch: int, clients: int) -> Workload:
-    """Random examples for a model, STEPS batches for each of its clients, all of which train."""
+def workload(model: str, batch: int, clients: int, side: int | None = None) -> Workload:
+    """Random examples for a model, STEPS batches for each of its clients, all of which train.
+
+    side: of the images in pixels; None: as listed in SHAPES.
+    """
     shape, classes = SHAPES[model]
+    if side and len(shape) == 3:
+        shape = (side, side, shape[-1])
     rng, count = np.random.default_rng(0), clients * STEPS * batch
     x = rng.standard_normal((count, *shape), np.float32)
     if len(shape) == 1:

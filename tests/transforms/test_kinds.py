@@ -10,7 +10,7 @@ import toys
 import unfit_methods
 from inputs import complaint
 from naive import KEYS
-from slow_cases import exhaustive_but, slow_but
+from slow_cases import exhaustive_but
 
 import fedjax_lab
 from fedjax_lab import tree
@@ -103,7 +103,9 @@ def test_kinds_of_one_model_are_one_kind(name):
     toys.close((sums.steps, sums.train_loss), (sums_of_kinds.steps, sums_of_kinds.train_loss))
 
 
-@pytest.mark.parametrize("name", slow_but(["vectorized"], STRATEGIES))
+@pytest.mark.parametrize(
+    "name", ["vectorized", *exhaustive_but(["on a mesh"], ["sequential", "chunked", "on a mesh"])]
+)
 def test_clients_train_as_among_clients_with_their_net(name):
     """Without a server, a client's model is that of a run in which all have its net."""
     strategy, federation = STRATEGIES[name]()

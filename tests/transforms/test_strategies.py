@@ -23,8 +23,7 @@ PLAN = toys.PLAN._replace(failures=Failures(attackers=0.4, dropout=0.2))
 
 def all_kinds(method):
     """Some clients attack together, all are quantized, and they keep residuals."""
-    method = attacks.sign_flip(downlink.qsgd(method, toys.NORM), toys.NORM)
-    method = attacks.little_is_enough(method, toys.NORM)
+    method = attacks.little_is_enough(downlink.qsgd(method, toys.NORM), toys.NORM)
     method = aggregators.trimmed_mean(method, toys.NORM, trim=0.3)
     return compression.qsgd(method, toys.NORM, bits=4, error_feedback=True)
 

@@ -8,6 +8,7 @@ orbax have no checksums: the number of rounds, and the shape, type and digest of
 
 import contextlib
 import errno
+import functools
 import gc
 import hashlib
 import io
@@ -45,26 +46,50 @@ class Checkpoints:
 
     def __init__(self, folder: Path, read_only: bool = False):
         """read_only: whether to change nothing, so that another process may write to the folder."""
-        import orbax.checkpoint as ocp  # not needed by runs that save nothing
+        self._folder, self._kept = folder, folder.with_name("kept")
+        self._read_only = read_only
+        if not read_only:
+            folder.mkdir(exist_ok=True)
+        if processes.call_in_first(self._has_files):
+            self._manager  # noqa: B018 - all processes open it
+
+    def _has_files(self):
+        return self._folder.exists() and any(self._folder.iterdir())
+
+    @functools.cached_property
+    def _ocp(self):
+        """Orbax; a new run imports it when it first saves, because that takes a while."""
+        import orbax.checkpoint as ocp
 
         for name in ("absl", "asyncio"):  # errors that orbax's threads log are also raised here
             logging.getLogger(name).addFilter(_not_of_orbax)
-        self._ocp, self._folder, self._kept = ocp, folder, folder.with_name("kept")
-        self._arrays, self._json = _array_handler(ocp), ocp.JsonCheckpointHandler()
-        if not read_only:
-            folder.mkdir(exist_ok=True)
-        options = ocp.CheckpointManagerOptions(
+        return ocp
+
+    @functools.cached_property
+    def _arrays(self):
+        return _array_handler(self._ocp)
+
+    @functools.cached_property
+    def _json(self):
+        return self._ocp.JsonCheckpointHandler()
+
+    @functools.cached_property
+    def _manager(self):
+        options = self._ocp.CheckpointManagerOptions(
             max_to_keep=2,
             create=False,
-            cleanup_tmp_directories=not read_only,  # left by killed processes
-            read_only=read_only,
+            cleanup_tmp_directories=not self._read_only,  # left by killed processes
+            read_only=self._read_only,
         )
         with _hushed():
-            self._manager = ocp.CheckpointManager(
-                folder.absolute(),
+            return self._ocp.CheckpointManager(
+                self._folder.absolute(),
                 options=options,
                 item_handlers={"leaves": self._arrays, "digest": self._json},
             )
+
+    def _steps(self):
+        return sorted(self._manager.all_steps()) if self._has_files() else []
 
     def save(self, rounds: int, state: PyTree, stores: Sequence[HostState] = ()) -> None:
         """Saves a checkpoint; returns as soon as the caller may change or donate the state.
@@ -146,8 +171,8 @@ class Checkpoints:
 
     def numbers(self) -> list[int]:
         """The numbers of rounds of the checkpoints, the newest first, without empty folders."""
-        steps = sorted(self._manager.all_steps(), reverse=True)
-        return [rounds for rounds in steps if any((self._folder / str(rounds)).iterdir())]
+        newest_first = reversed(self._steps())
+        return [rounds for rounds in newest_first if any((self._folder / str(rounds)).iterdir())]
 
     def _try_to_read(self, rounds, saved, like):
         """The leaves of a checkpoint and "", or None and the reason why it cannot be read."""
@@ -220,18 +245,20 @@ class Checkpoints:
 
     def forget_after(self, rounds: int) -> None:
         """Removes the checkpoints after more than `rounds` rounds."""
-        for later in processes.call_in_first(lambda: sorted(self._manager.all_steps())):
+        for later in processes.call_in_first(self._steps):
             if later > rounds:
                 self._manager.delete(later)
 
     def wait(self) -> None:
         """Waits until all saved checkpoints are on disk."""
-        self._manager.wait_until_finished()
+        if "_manager" in vars(self):
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits until all saved checkpoints are on disk, and frees the resources of orbax."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        if "_manager" in vars(self):
+            self._manager.wait_until_finished()
+            self._manager.close()
 
 
 def numbers(leaf: Any) -> Array | np.ndarray:
