@@ -341,18 +341,27 @@ def _round_of(simulation):
     return program, simulate.Lane(simulation.seeds[0].federation, population, KEYS), state
 
 
-@pytest.mark.slow
-def test_strategies_and_hosts_give_an_asynchronous_run_the_same_numbers(tmp_path):
+ENGINES = [
+    ("host", (0,), {"state": "host"}),
+    ("sharded", (1, 0), {"state": "sharded"}),
+    ("sharded alone", (0,), {"state": "sharded"}),
+    ("chunked", (0,), {"strategy": "chunked", "chunk": 1}),
+]
+
+
+@pytest.mark.parametrize("name, seeds, engine", exhaustive_but(["host", "sharded"], ENGINES))
+def test_strategies_and_hosts_give_an_asynchronous_run_the_same_numbers(
+    tmp_path, name, seeds, engine
+):
     """Also with private state, under which a client has one task at a time."""
 
-    def accuracies(seeds=(0,), **engine):
+    def losses(seeds=(0,), **engine):
         result = run(built(tmp_path, 9, seeds, "ca2fl", **engine), quiet=True)
         return [row["loss"]["mean"] for row in result.metrics if row["seed"] == 0]
 
-    alone = accuracies(strategy="sequential")
+    alone = losses(strategy="sequential")
     assert alone[-1] < alone[0]
-    np.testing.assert_allclose(accuracies(state="host"), alone, rtol=1e-4)
-    np.testing.assert_allclose(accuracies((1, 0), state="sharded"), alone, rtol=1e-4)
+    np.testing.assert_allclose(losses(seeds, **engine), alone, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

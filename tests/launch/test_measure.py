@@ -99,10 +99,8 @@ def test_every_table_has_valid_cells_and_its_page_shows_its_current_numbers(name
     text = measure.shown(name, table, cells, out)
     assert f"`python launch/measure.py {name}`" in text and "earlier settings" not in text
     for words in (shlex.split(line, comments=True)[2:] for line in all_documented()):
-        if words[:1] == [name]:
-            measure.left(
-                measure._parse(words), cells
-            )  # raises BadInput for unknown cells and seeds
+        if words[:1] == [name]:  # raises BadInput for unknown cells and seeds
+            measure.left(measure._parse(words), cells)
     page = measure.page(table).read_text()
     assert not records.read(name)[0] or f"<!-- {name} -->\n{text}\n<!-- end {name} -->\n" in page
 
