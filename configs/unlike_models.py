@@ -7,9 +7,9 @@ python -m fedjax_lab.main --config=configs/unlike_models.py:local \
 
 The nets are pfllib_cnn, vgg9 (in the place of GoogLeNet, which this package does not have),
 mobilenet_v2, and ResNets with 18, 34, 50, 101 and 152 layers. Their features are pooled to 512
-numbers. Equally many clients have each net. FML's shared model is pfllib_cnn. Compiling all eight
-takes a quarter of an hour of two cores or more (docs/unlike_clients.md), and has never been waited
-for. configs/unlike_digits.py is a small sister.
+numbers. Equally many clients have each net. FML's shared model is pfllib_cnn. A run with all eight
+was stopped after 40 minutes on a busy CPU with two cores, before its rounds were compiled
+(docs/unlike_clients.md). configs/unlike_digits.py is a small sister.
 """
 
 from fedjax_lab.models.resnet import BasicBlock, Bottleneck, ResNet, cifar_stem

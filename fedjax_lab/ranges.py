@@ -24,12 +24,14 @@ own functions declare bounds and ranges in the same way.
 """
 
 import ast
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache, wraps
+from functools import wraps
 from numbers import Real
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
+from weakref import WeakKeyDictionary
 
 from fedjax_lab import defaults
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
@@ -133,21 +135,22 @@ def signature(function: Callable) -> inspect.Signature:
 
     Raises BadInput if the function has none.
     """
-    return _known_signature(function) if inspect.isfunction(function) else _signature(function)
-
-
-def _signature(function):
-    try:
-        return inspect.signature(function, eval_str=True)
-    except Exception:  # an annotation names something that only a type checker imports
-        pass
+    is_function = inspect.isfunction(function)
+    if is_function and function in _signatures:
+        return _signatures[function]
+    with contextlib.suppress(Exception):  # an annotation names what only a type checker imports
+        made = inspect.signature(function, eval_str=True)
+        if is_function:
+            _signatures[function] = made
+        return made
     try:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:  # written in C
         raise BadInput(f"the arguments of {quoted(function)} cannot be determined") from error
 
 
-_known_signature = lru_cache(maxsize=4096)(_signature)  # a config asks for the same ones many times
+# Those of functions that live; a config asks for the same ones many times.
+_signatures: WeakKeyDictionary[Callable, inspect.Signature] = WeakKeyDictionary()
 
 
 def limits(function: Callable) -> dict[str, Limit]:

@@ -191,9 +191,8 @@ def data_digest(folder: Path, seed: int) -> str:
     if not path.exists():
         return ""
     digests = files.read_json(path, {"*": files.TEXT})
-    others = [name for name in digests if name.startswith("partition of seed ")]
-    used = digests.keys() - {*others} | {f"partition of seed {seed}"}
-    return digest({name: digests[name] for name in used if name in digests})
+    of_seed = f"partition of seed {seed}"
+    return digest({k: v for k, v in digests.items() if k == of_seed or " of seed " not in k})
 
 
 def same(old: Settings, today: Settings) -> bool:

@@ -5,12 +5,14 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import toys
 from inputs import complaint
 
+import fedjax_lab
 from fedjax_lab.analysis import requirements, tables
 from fedjax_lab.commands import paper
 from fedjax_lab.commands.arguments import split_overrides
@@ -382,15 +384,22 @@ def test_list_has_every_table(capsys, monkeypatch):
 
 
 def test_a_probe_gives_the_hours_of_the_tables_whose_data_are_here(toy, capsys, monkeypatch):
-    speeds = iter([1000.0])  # one data set and model is here
+    """It trains with the settings of the command, once, and not where hours cannot be known."""
+    probed = []
 
-    def speed(config):
-        assert config.method.name == "fedavg" and config.run.cohort == 3
-        return next(speeds)
+    def run(config, *, seeds, quiet):
+        assert config.method.name == "fedavg" and config.run.cohort == 3 and seeds == [0]
+        assert (config.local.steps, config.run.rounds, config.local.batch_size) == (5, 2, 7)
+        probed.append(config)
+        return SimpleNamespace(summary={"examples_per_second": 1000.0, "evaluate_seconds": 9.0})
 
-    monkeypatch.setattr(requirements, "speed", speed)
+    monkeypatch.setattr(fedjax_lab, "run", run)
+    monkeypatch.setattr(requirements, "cost", lambda config: None)
+    words = ["list", "--probe", toy[2], "--config.local.batch_size=7", "--config.run.rounds=9"]
+    assert paper.main(words) == 0 and not probed
     monkeypatch.setattr(requirements, "cost", lambda config: 3_600_000)
-    assert paper.main(["list", "--probe", toy[2]]) == 0
+    capsys.readouterr()
+    assert paper.main(words) == 0 and len(probed) == 1
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     hours = {line[2]: line[-1] for line in lines if line[:2] == ["fedconcat", "table1"]}
     assert hours == {"cifar10": "4.0", "svhn": "-", "fmnist": "-"}  # two methods, two seeds
@@ -400,7 +409,7 @@ def test_a_probe_gives_the_hours_of_the_tables_whose_data_are_here(toy, capsys, 
 
     monkeypatch.setattr(requirements, "speed", refuse)
     paper._speed.cache_clear()
-    assert paper.main(["list", "--probe", toy[2]]) == 0
+    assert paper.main(words) == 0
     assert "has no speed: too few" in capsys.readouterr().out
     paper._speed.cache_clear()
 

@@ -3,6 +3,7 @@
 import itertools
 import shutil
 import threading
+from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 
@@ -371,7 +372,29 @@ def test_a_stage_with_other_batches_has_no_common_number_of_steps(tmp_path):
         simulation = toys.changed(e, stages=(stage,), plan=plan).simulation
         made = Engine(simulation, abstract=True)
         jit = Jit(made.place, simulation.precision)
-        return views.viewed(simulation, 0, jit, views.Viewed(made.lanes, plan), made.states).plan
+        return views.viewed(simulation, 0, jit, views.Viewed(made.lanes, plan), None).plan
 
     assert plan_of(plan.batch_size) == plan
     assert plan_of(2) == plan._replace(batch_size=2, equal_steps=False)
+
+
+def test_first_states_are_made_in_the_contexts_of_the_caller(tmp_path, monkeypatch):
+    """Contexts of JAX are those of a thread, and the states are computed in another one."""
+    simulation = build(tmp_path).simulation
+
+    def states():
+        return Engine(simulation).states
+
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        made = states()
+        monkeypatch.setattr(engine, "in_thread", finished)
+        toys.same(made, states())
+    with pytest.raises(AssertionError):
+        toys.same(made, states())
+
+
+def finished(function):
+    """The future of a function that was called at once."""
+    result = Future()
+    result.set_result(function())
+    return result

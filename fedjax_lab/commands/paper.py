@@ -328,8 +328,7 @@ def overview(request: Request) -> str:
         for (dataset, model), cells in groups.items():
             name = f"{paper} table{table}"
             here = [cell for cell in cells if not cell.missing]
-            speed, fault = _probed(here) if request.probe else (None, "")
-            costs = _costs(cells, speed)
+            costs, fault = _costs(cells, here, request)
             reasons |= {f"{dataset}: {model} has no speed: {fault}": None} if fault else {}
             lines.append([name, dataset, model, str(len(cells)), str(len(here)), *costs])
             reasons |= {f"{name}: {c.recipe.lacks}": None for c in cells if c.recipe.lacks}
@@ -344,13 +343,33 @@ def overview(request: Request) -> str:
     return "\n".join([formats.terminal(formats.Table(title, header, lines)), "", *reasons])
 
 
-def _probed(cells):
-    """The examples per second of FedAvg in the first of these runs, and why there is no number."""
-    run = next((run for cell in cells for run in cell.runs), None)
-    if run is None:
-        return None, ""
+def _costs(cells, here, request):
+    """The columns runs, seeds, M examples and hours for these cells, and why there is no speed.
+
+    here: the cells that this machine can run.
+    """
+    once = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
+    if not once:
+        return [formats.NONE] * 4, ""
+    trained = [requirements.cost(cell.config) for cell in once]  # on so many examples, one seed
+    total = speed = None
+    fault = ""
+    if None not in trained:
+        total = sum(n * len(cell.seeds) for n, cell in zip(trained, once, strict=True))
+        if request.probe and here:
+            speed, fault = _probed(here[0].runs[0], request)
+    hours = total / speed / 3600 if speed else None
+    numbers = [formats.number(total and total / 1e6, ",.0f"), formats.number(hours, ",.1f")]
+    return [str(len(once)), str(max(len(cell.seeds) for cell in once)), *numbers], fault
+
+
+def _probed(run, request):
+    """The examples per second of FedAvg on the data and model of a run, or why there are none."""
     kinds = "model.", "data.name", "data.folder", "data.size", "partition.num_clients"
-    return _speed(run.path, tuple((k, v) for k, v in run.settings if k.startswith(kinds)))
+    settings = [(key, value) for key, value in run.settings if key.startswith(kinds)]
+    short = "run.", "local.epochs", "local.steps", "method."  # the probe chooses these
+    settings += [(k, v) for k, v in request.overrides if not k.startswith(short)]
+    return _speed(run.path, tuple(dict(settings).items()))
 
 
 @functools.cache
@@ -359,21 +378,6 @@ def _speed(path, settings):
         return requirements.speed(resolve(_load(f"{path}:fedavg"), list(settings))), ""
     except BadInput as error:
         return None, str(error)
-
-
-def _costs(cells, speed):
-    """The columns runs, seeds, M examples and hours for these cells."""
-    once = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
-    if not once:
-        return [formats.NONE] * 4
-    trained = [requirements.cost(cell.config) for cell in once]  # on so many examples, one seed
-    total = hours = None
-    if None not in trained:
-        each = zip(trained, once, strict=True)
-        total = sum(n * len(cell.seeds) for n, cell in each) / 1e6
-        hours = speed and total * 1e6 / speed / 3600
-    numbers = [formats.number(total, ",.0f"), formats.number(hours, ",.1f")]
-    return [str(len(once)), str(max(len(cell.seeds) for cell in once)), *numbers]
 
 
 def command_line(run: Run, out: Path) -> str:

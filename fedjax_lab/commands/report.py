@@ -97,15 +97,15 @@ def closing_table(summary: dict) -> str:
     return "\n".join(lines)
 
 
-def _privacy(footnotes):
+def _privacy(guarantee):
     """The privacy guarantee of a run, in one line."""
-    if footnotes["epsilon"] is None:
+    if guarantee["epsilon"] is None:
         return "epsilon is infinite: the run has no privacy guarantee"
-    full = sum(footnotes.get("full", {}).values())
+    full = sum(guarantee.get("full", {}).values())
     cohorts = f"; {full} cohorts were full" if full else ""
-    at = f"epsilon {footnotes['epsilon']:.4g} at delta {footnotes['delta']:.3g}"
-    of = f"for each {shown(footnotes['unit'])}, between {shown(footnotes['neighbors'])}"
-    return f"{at} {of}; noise multiplier {footnotes['noise']:.4g}{cohorts}"
+    at = f"epsilon {guarantee['epsilon']:.4g} at delta {guarantee['delta']:.3g}"
+    of = f"for each {shown(guarantee['unit'])}, between {shown(guarantee['neighbors'])}"
+    return f"{at} {of}; noise multiplier {guarantee['noise']:.4g}{cohorts}"
 
 
 def _flat(chosen):

@@ -106,6 +106,9 @@ class Engine:
         lowered = self.lower()
         self._cost = in_thread(partial(flops.round_cost, *lowered[self._shapes(0)].of_round))
         compiled = {shapes: programs.compiled(each) for shapes, each in lowered.items()}
+        jax.block_until_ready(self.states)  # they take memory, too
+        for each in compiled.values():
+            programs.check_memory(each)
         self.programs = [compiled[self._shapes(i)] for i in range(len(self.lanes))]
         for hosted, each in zip(self._hosted, self.programs, strict=False):
             hosted.use(each.play, each.score)

@@ -91,7 +91,7 @@ def make_programs(play: Any, score: Any, of_round: tuple[Program, Lane, State]) 
 
 
 def compiled(programs: Programs) -> Programs:
-    """The compiled programs. MemoryError if a round needs more memory than a CPU has free."""
+    """The compiled programs."""
     if parallel.jit_is_disabled():
         return programs
     lowered, structure = jax.tree.flatten((programs.play, programs.score))
@@ -99,9 +99,15 @@ def compiled(programs: Programs) -> Programs:
     with ThreadPoolExecutor(at_once) as pool:  # XLA does much of a compilation in one thread
         made = list(pool.map(lambda each: each.compile(), lowered))
     play, score = jax.tree.unflatten(structure, made)
-    if (sizes := play.memory_analysis()) is not None:
-        parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
     return programs._replace(play=play, score=score)
+
+
+def check_memory(programs: Programs) -> None:
+    """MemoryError if a round of these compiled programs needs more memory than a CPU has free."""
+    if parallel.jit_is_disabled():
+        return
+    if (sizes := programs.play.memory_analysis()) is not None:
+        parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
 
 
 def shapes_of(a: PyTree) -> Hashable:

@@ -124,7 +124,27 @@ def _first_states(simulation, number, jit, lanes, last, facts):
         size = place.num_bytes(shapes)
         parallel.check_memory(size, "the model and the clients' states need")
     likes = [place.described(jax.eval_shape(shaped, *of_lane), out) for of_lane in args]
-    return Start(likes, lambda: [run(*of_lane) for of_lane in args])
+    return Start(likes, _computation(run, args, place))
+
+
+def _computation(run, args, place):
+    """The function that calls the jitted function for each lane.
+
+    It is traced here and not in the thread that computes: contexts of JAX, such as
+    `jax.threefry_partitionable`, are those of a thread.
+    """
+    if place.abstract or parallel.jit_is_disabled():
+        return lambda: [run(*of_lane) for of_lane in args]
+    lowered: dict = {}
+    for of_lane in args:
+        if (shapes := shapes_of(of_lane)) not in lowered:
+            lowered[shapes] = run.lower(*of_lane)
+
+    def compute():
+        compiled = {shapes: each.compile() for shapes, each in lowered.items()}
+        return [compiled[shapes_of(of_lane)](*of_lane) for of_lane in args]
+
+    return compute
 
 
 def _from_given(given, jit, states):
@@ -135,10 +155,10 @@ def _from_given(given, jit, states):
         _check_given(state, jax.eval_shape(place.without_padding, like))
     bits = jax.device_get(to_bits(given))  # they may lie on other devices
 
-    def begin(bits):
+    def restore(bits):
         return place.padded(from_bits(bits, first))
 
-    run = jit.runner(begin, (0,), place.state_shardings(states[0]))
+    run = jit.runner(restore, (0,), place.state_shardings(states[0]))
     return [run(state) for state in stacked(bits, place.seeds)]
 
 

@@ -90,18 +90,18 @@ def frozen_bytes(simulation: Simulation, number: int, state: State, seeds: int) 
     return size + tree.num_bytes(jax.eval_shape(stage.frozen, one_seed(state.server, seeds)))
 
 
-def _transformed(simulation, number, viewed, jit):
+def _transformed(simulation, number, before, jit):
     """Replaces the examples by their transforms: once for the pool, or else in every batch."""
-    plan, lanes = viewed.plan, viewed.lanes
+    plan, lanes = before.plan, before.lanes
     transformed = plan._replace(view=simulation.stages[number].view)
     if plan.augment is not None or plan.feature_skew is not None:  # a skew depends on the client
-        return viewed._replace(plan=transformed)
+        return before._replace(plan=transformed)
 
     def whole(settings, federation):
         program = make_program(simulation, number, transformed, settings)
         return _view_pool(program.plan, simulation.strategy, federation)
 
-    axes = axes_of(lanes[0].scoring, viewed.differing).federation
+    axes = axes_of(lanes[0].scoring, before.differing).federation
     axes, out = (axes_of_settings(lanes[0].settings), axes), jit.place.viewed_pool_sharding
     flat = jit.runner(lambda *of_lane: _flat(whole(*of_lane)), axes, out)
     each = [(of_lane.settings, of_lane.scoring.federation) for of_lane in lanes]

@@ -154,7 +154,7 @@ def taught(
 ) -> Weights:
     """Returns w_i after the local work of stages 2 and 3.
 
-    own: the name of a leaf -> whether it is never passed on.
+    is_private: the name of a leaf -> whether it is never passed on.
     """
     (w_p, trained), (w_i, keeps) = server, private
     passed = tree.join(tree.split(is_private, w_i)[0], tree.split(is_private, w_p)[1])

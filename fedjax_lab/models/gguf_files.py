@@ -30,8 +30,8 @@ def _content(field):
 def factors(file: Path) -> tuple[float, ...]:
     """The divisors of the rotary frequencies; empty if they are all 1."""
     with safe.reading(file, REMEDY, extra="llm"):
-        tensors = [each for each in _reader(file).tensors if each.name == FACTORS]
-        return tuple(_dequantized(tensors[0]).tolist()) if tensors else ()
+        divisors = [each for each in _reader(file).tensors if each.name == FACTORS]
+        return tuple(_dequantized(divisors[0]).tolist()) if divisors else ()
 
 
 def shapes(file: Path) -> dict[str, tuple[int, ...]]:

@@ -257,16 +257,16 @@ def _done(plan, passes, amount):
 Records = list[tuple[Any, list[Training]]]
 
 
-def _recorded(private, shared, key, done, records: Records):
+def _recorded(examples, shared, key, done, records: Records):
     """`Work.train`, which adds an entry to the last of the records in each call. done: see `_done`.
 
-    own: the client's examples. shared: `Work.public`; the option `public` has places among them, on
+    examples: the client's. shared: `Work.public`; the option `public` has places among them, on
     whose examples the client then trains instead of its own.
     """
-    plan = private.plan
+    plan = examples.plan
 
     def train_once(weights, loss, *, epochs=None, steps=None, public=None, **options):
-        examples = private if public is None else shared.at(public)
+        chosen = examples if public is None else shared.at(public)
         level, trainings = records[-1]
         if get_opaque_trace_state() != level:
             raise BadInput(INSIDE)
@@ -276,7 +276,7 @@ def _recorded(private, shared, key, done, records: Records):
             options["total"] = done(plan.steps)
         else:
             options["epochs"] = done(plan.epochs if epochs is None else epochs)
-        weights, training = train(examples, weights=weights, loss=loss, **options)
+        weights, training = train(chosen, weights=weights, loss=loss, **options)
         if public is not None:
             training = training._replace(loss=0 * training.loss, own_steps=0 * training.steps)
         trainings.append(training)

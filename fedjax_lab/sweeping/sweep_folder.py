@@ -128,7 +128,7 @@ def last_ending(folder: Path, rounds: int | None = None) -> tuple[Outcome | None
 
 
 def ended(folder: Path, rounds: int | None = None) -> Outcome | None:
-    """How a cell has ended, if it has finished or diverged; None if it must be run, see `found`.
+    """How a cell has ended, if it has finished or diverged; None if it must be run.
 
     A cell with a damaged file must be run, and reports the damage.
     """

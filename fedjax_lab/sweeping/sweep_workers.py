@@ -88,8 +88,8 @@ def played_in(metrics: Path) -> int:
     with contextlib.suppress(OSError, ValueError), open(metrics, "rb") as opened:
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
             at = max(text.rfind(b'{"round": '), 0)
-            begin = re.match(rb'{"round": (\d+),', text[at : at + 40])
-            return int(begin[1]) if begin else 0
+            match = re.match(rb'{"round": (\d+),', text[at : at + 40])
+            return int(match[1]) if match else 0
     return 0
 
 

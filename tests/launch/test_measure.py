@@ -191,6 +191,7 @@ def test_a_new_record_replaces_the_old_one_and_unused_settings_are_dropped(monke
     assert records.read("t")[1] == {digests[1]: settings[1]}
 
     digests = {"labels": "1", "partition of seed 0": "2", "partition of seed 1": "3"}
+    digests |= {f"{name} of seed {seed}": "4" for name in ("speeds", "start") for seed in (0, 1)}
     (tmp_path / "fingerprint.json").write_text(json.dumps(digests))
     of_seeds = [records.data_digest(tmp_path, seed) for seed in (0, 1)]
     assert of_seeds[0] == records.digest({"labels": "1", "partition of seed 0": "2"}) != of_seeds[1]

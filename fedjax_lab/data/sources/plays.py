@@ -139,14 +139,14 @@ def windows(said: Speeches) -> Dataset:
     texts = {key: numbers([" ".join(each).replace("\n", " ")]) for key, each in said.items()}
     text, parts = np.concatenate(list(texts.values())), []
     begin = 0
-    for (play, role), speeches in texts.items():
-        count = len(speeches) - LENGTH
+    for (play, role), characters in texts.items():
+        count = len(characters) - LENGTH
         cut = max(1, int(TRAINING * count))
         for test, first, end in ((False, 0, min(cut, count)), (True, cut + LENGTH - 1, count)):
             starts = begin + np.arange(first, max(first, end))
             y = text[starts + LENGTH].astype(np.int32)
             parts += [UserRows(f"{play}: {role}", test, starts, y)] if len(y) else []
-        begin += len(speeches)
+        begin += len(characters)
     parts.sort(key=lambda part: part.test)
     starts = np.concatenate([part.x for part in parts])
 
@@ -163,9 +163,9 @@ def sequences(said: Speeches) -> Dataset:
     parts = []
     for (play, role), each in said.items():
         tested = max(1, round(TESTED * len(each)))
-        for test, speeches in ((False, each[:-tested]), (True, each[-tested:])):
+        for test, chosen in ((False, each[:-tested]), (True, each[-tested:])):
             if len(each) > 1:
-                tokens = np.concatenate([tokens_of(speech) for speech in speeches])
+                tokens = np.concatenate([tokens_of(speech) for speech in chosen])
                 y = np.where(tokens[:, 1:] > 0, tokens[:, 1:], IGNORED)
                 parts.append(UserRows(f"{play}: {role}", test, tokens, y))
     if not parts:
