@@ -109,7 +109,7 @@ COUNTS = {
 
 def no_progress(counts: Collection[str] = ()) -> Progress:
     """Returns the sums before the first round. counts: names of `COUNTS`, which the run needs."""
-    zero: Any = np.float32(0)  # a NumPy number needs no program
+    zero: Any = np.zeros((), jnp.result_type(float))  # a NumPy number needs no program
     never: Any = np.int32(-1)
     begun: dict[str, Any] = {name: COUNTS[name].start for name in counts}
     return Progress(
