@@ -191,8 +191,8 @@ def data_digest(folder: Path, seed: int) -> str:
     if not path.exists():
         return ""
     digests = files.read_json(path, {"*": files.TEXT})
-    of_seed = f"partition of seed {seed}"
-    return digest({k: v for k, v in digests.items() if k == of_seed or " of seed " not in k})
+    partition = f"partition of seed {seed}"
+    return digest({k: v for k, v in digests.items() if k == partition or " of seed " not in k})
 
 
 def same(old: Settings, today: Settings) -> bool:

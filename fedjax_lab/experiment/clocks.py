@@ -20,7 +20,7 @@ from fedjax_lab.simulation.simulate import Program
 from fedjax_lab.types import Plan, Stage
 
 ASYNCHRONOUS = "config.clock.concurrency"  # the key with which a run is asynchronous
-ASYNCHRONOUS_NEEDS = (*("plain", "clients", "one_exchange", "all_at_once", "any_clients"),)
+ASYNCHRONOUS_NEEDS = ("plain", "clients", "one_exchange", "all_at_once", "any_clients")
 LATE_NEEDS = ("no_turns",)  # of over-selection and deadlines
 
 
